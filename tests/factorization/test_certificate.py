@@ -1,0 +1,139 @@
+"""The evaluator: sound for any factors and any weights, and its dual weights give the gradient."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import Certificate, certify, factorize
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_sound_for_random_factors_and_weights(p, shift, seed):
+    W = normal(6, 9, seed=seed)
+    truth = factorize(W, p, shift, tol=1e-6).certificate
+    v = normal(6, seed=seed + 1) if shift else None
+    target = W - v[:, None] if shift else W
+    T = normal(6, 6, seed=seed + 2)
+    rough = (T, torch.linalg.solve(T, target)), (T, normal(6, 9, seed=seed + 3)), (normal(6, 2), normal(2, 9))
+    for left, right in rough:
+        weights = normal(6, seed=seed + 4).abs(), normal(9, seed=seed + 5).square()
+        certificate = certify(W, left, right, *weights, p=p, shift=v)
+        assert certificate.lower <= truth.upper and truth.lower <= certificate.upper
+        torch.testing.assert_close(certificate.residual, (target - left @ right).abs().max())
+
+
+def test_a_truncated_factorization_is_charged_for_what_it_misses():
+    """Negative control: without the residual's term the same formula falls below the true value."""
+    W = workloads.prefix(16).dense()
+    result = factorize(W, tol=1e-6)
+    c, P = result.row_weights, result.column_weights
+    U, S, Vh = torch.linalg.svd(c.sqrt()[:, None] * W * P.sqrt(), full_matrices=False)
+    truth = float(result.certificate.lower)
+    for kept in (12, 8, 1):
+        left = W @ (P.sqrt()[:, None] * Vh[:kept].T) * S[:kept].rsqrt()
+        right = S[:kept, None].rsqrt() * (U[:, :kept].T * c.sqrt()) @ W
+        naive = left.norm(dim=1).max() * right.norm(dim=0).max()
+        assert naive < truth * (1 - 1e-4)
+        assert certify(W, left, right, c, P).upper > truth
+
+
+def test_zero_factors_cost_the_whole_matrix():
+    W = normal(4, 5)
+    certificate = certify(W, W.new_zeros(4, 1), W.new_zeros(1, 5), torch.ones(4), torch.ones(5), p=2)
+    torch.testing.assert_close(certificate.upper, W.norm())
+
+
+def test_scale_of_weights_is_free_and_zero_weights_prove_nothing():
+    W, c, P = normal(4, 5), normal(4).abs(), normal(5).abs()
+    one = certify(W, W, torch.eye(5), c, P)
+    other = certify(W, W, torch.eye(5), 1e200 * c, 1e-200 * P)
+    torch.testing.assert_close(one.lower, other.lower)
+    assert certify(W, W, torch.eye(5), 0 * c, P).lower == 0
+
+
+@pytest.mark.parametrize("p", [2.0, 2.001, 400.0, 1e6, math.inf])
+def test_extreme_exponents(p):
+    W = 0.01 * normal(6, 5)
+    certificate = factorize(W, p, tol=1e-3).certificate
+    assert certificate.lower > 0 and 0 <= certificate.gap <= 1e-3
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_extreme_scales(scale):
+    W = normal(4, 3)
+    one = certify(W, W, torch.eye(3), torch.ones(4), torch.ones(3))
+    scaled = certify(scale * W, scale * W, torch.eye(3), torch.ones(4), torch.ones(3))
+    torch.testing.assert_close(scaled.upper / scale, one.upper)
+    torch.testing.assert_close(scaled.lower / scale, one.lower)
+    missed = certify(scale * W, 0 * W, torch.eye(3), torch.ones(4), torch.ones(3))
+    torch.testing.assert_close(missed.upper / scale, W.norm(dim=1).max())
+
+
+def test_float32_is_judged_in_float64():
+    W = normal(6, 8).float()
+    result = factorize(W, tol=1e-5)
+    certificate = result.certificate
+    assert result.left.dtype == result.right.dtype == torch.float32
+    assert certificate.upper.dtype == certificate.lower.dtype == certificate.residual.dtype == torch.float64
+    assert 1e-9 < certificate.residual < 1e-6  # what rounding the factors to float32 has cost
+    again = certify(
+        W.double(), result.left.double(), result.right.double(), result.row_weights, result.column_weights
+    )
+    assert torch.equal(again.upper, certificate.upper) and torch.equal(again.lower, certificate.lower)
+    exact = factorize(W.double(), tol=1e-8).certificate
+    assert certificate.lower <= exact.upper and exact.lower <= certificate.upper
+
+
+def test_gap():
+    zero, one, two = torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2.0)
+    gap = Certificate(torch.stack([two, one, zero, one]), torch.stack([one, one, zero, zero]), zero).gap
+    assert gap.tolist() == [1.0, 0.0, 0.0, math.inf]
+
+
+def test_weights_it_refuses():
+    W, eye = normal(3, 3), torch.eye(3)
+    with pytest.raises(ValueError, match="row_weights must hold no negative"):
+        certify(W, W, eye, -torch.ones(3), torch.ones(3))
+    with pytest.raises(ValueError, match="column_weights holds NaN"):
+        certify(W, W, eye, torch.ones(3), torch.full((3,), math.nan))
+    with pytest.raises(ValueError, match="p must lie"):
+        certify(W, W, eye, torch.ones(3), torch.ones(3), p=1.5)
+
+
+def witness(W, result):
+    """U = diag(c)^{1/2} U_M V_M^T diag(P)^{1/2}, of dual norm at most 1."""
+    c, P = result.row_weights.sqrt()[:, None], result.column_weights.sqrt()
+    left, _, right = torch.linalg.svd(c * W * P, full_matrices=False)
+    return c * (left @ right) * P
+
+
+def test_dual_witness_attains_the_lower_bound():
+    W = normal(5, 7)
+    result = factorize(W, tol=1e-8)
+    U = witness(W, result)
+    torch.testing.assert_close((W * U).sum(), result.certificate.lower, rtol=1e-12, atol=0)
+    for seed in range(20):  # |<X, U>| <= gamma_2(X)
+        X = normal(5, 7, seed=seed)
+        assert (X * U).sum().abs() <= factorize(X).certificate.upper
+
+
+def test_dual_witness_is_the_gradient():
+    """Central differences of gamma_2, h = 1e-3: h^2 curvature (1e-6) and 1e-9 gaps divided by h (3e-6).
+
+    All weights are positive at this W, so that gamma_2 is smooth there.
+    """
+    W, h = normal(5, 5, seed=10), 1e-3
+    U = witness(W, factorize(W, tol=1e-10))
+    steps = h * torch.eye(25, dtype=torch.float64).reshape(25, 5, 5)
+    values = factorize(torch.stack([W + steps, W - steps]), tol=1e-9).certificate.lower  # (2, 25)
+    assert U.abs().max() > 0.05
+    slope = (values[0] - values[1]).reshape(5, 5) / (2 * h)
+    torch.testing.assert_close(slope, U, rtol=0, atol=2e-5)

@@ -1,0 +1,134 @@
+"""Values known in closed form, or certified elsewhere to nine digits."""
+
+import math
+
+import pytest
+import torch
+from scipy.linalg import hadamard
+
+from torchdp import workloads
+from torchdp.factorization import factorize
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+PREFIX = {  # n: (gamma_2, gamma_F / sqrt n)
+    2: (1.154700538, 1.144122806),
+    3: (1.253197265, 1.239336065),
+    4: (1.326122667, 1.310929450),
+    5: (1.384231942, 1.368452806),
+    8: (1.510483562, 1.494413653),
+    16: (1.704480245, 1.689403682),
+    32: (1.905445713, 1.892086339),
+    48: (2.025404455, None),
+    64: (2.111366700, 2.099856472),
+}
+
+
+def brackets(W, value, *, p=math.inf, shift=False, within=1e-5):
+    """Both bounds lie within ``within`` (relative) of the value, on the right sides of it up to 1e-8."""
+    certificate = factorize(W, p, shift, tol=within).certificate
+    upper, lower = float(certificate.upper), float(certificate.lower)
+    assert value * (1 - within) <= lower <= value * (1 + 1e-8)
+    assert value * (1 - 1e-8) <= upper <= value * (1 + within)
+
+
+@pytest.mark.parametrize("n", PREFIX)
+def test_prefix_worst_error(n):
+    brackets(workloads.prefix(n), PREFIX[n][0])
+
+
+@pytest.mark.parametrize("n", [n for n in PREFIX if PREFIX[n][1]])
+def test_prefix_root_mean_squared_error(n):
+    brackets(workloads.prefix(n), PREFIX[n][1] * math.sqrt(n), p=2)
+
+
+def test_prefix_of_two_closed_forms():
+    brackets(workloads.prefix(2), 2 / math.sqrt(3), within=1e-7)
+    brackets(workloads.prefix(2), (1 + math.sqrt(5)) / 2, p=2, within=1e-7)
+
+
+@pytest.mark.parametrize("d, order", [(4, 1), (5, 2), (6, 6), (8, 2)])
+def test_parities_are_the_root_of_their_number(d, order):
+    W = workloads.parities(d, order)
+    brackets(W, math.sqrt(W.shape[0]))
+
+
+@pytest.mark.parametrize("n", [2, 8, 32])
+def test_hadamard(n):
+    brackets(torch.tensor(hadamard(n)), math.sqrt(n))
+
+
+@pytest.mark.parametrize("k", [2, 3, 10, 64])
+def test_unequal(k):
+    brackets(workloads.unequal(k), 2 - 2 / k)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_identity_and_ones(p):
+    brackets(workloads.identity(7), 7 ** (1 / p), p=p)
+    brackets(torch.ones(5, 9), 5 ** (1 / p), p=p)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 33, 64])
+def test_sign_triangular(n):
+    W = 2 * workloads.prefix(n).dense() - 1
+    brackets(W, sum(1 / math.sin((2 * j - 1) * math.pi / (2 * n)) for j in range(1, n + 1)) / n)
+
+
+@pytest.mark.parametrize("n", [5, 12])
+def test_circulant(n):
+    first = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    W = torch.stack([first.roll(i) for i in range(n)])
+    brackets(W, float(torch.fft.fft(first).abs().sum()) / n)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 5])
+def test_kronecker_power_of_the_subset_matrix(d):
+    factor = workloads.prefix(2).factors
+    brackets(workloads.Workload("subsets", factor * d), (2 / math.sqrt(3)) ** d)
+    brackets(workloads.Workload("subsets", factor * d), ((1 + math.sqrt(5)) / 2) ** d, p=2)
+
+
+def test_kronecker_with_a_shift_is_factored_whole():
+    W = workloads.Workload("pair", workloads.prefix(3).factors + workloads.unequal(2).factors)
+    whole = factorize(W.dense(), shift=True, tol=1e-4).certificate
+    pair = factorize(W, shift=True, tol=1e-4).certificate
+    assert torch.equal(pair.upper, whole.upper) and torch.equal(pair.lower, whole.lower)
+
+
+def test_sign_and_its_kronecker_square():
+    brackets(workloads.sign(8), 1.847759065)
+    brackets(workloads.kendall(8, 8), 3.414213562)
+
+
+@pytest.mark.parametrize("k, value", [(2, 1.154700538), (8, 1.636213164), (16, 1.90882735), (32, 2.19454798)])
+def test_all_ranges(k, value):
+    brackets(workloads.all_ranges(k), value, within=1e-5 if k <= 16 else 1e-4)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 6])
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_cube_with_shift(d, p):
+    cube = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * d).reshape(-1, d).T.double()
+    brackets(cube, d ** (1 / 2 + 1 / p) / 2, p=p, shift=True)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_box_with_shift(p):
+    sides = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
+    cube = torch.cartesian_prod(*[torch.tensor([-1.0, 4.0])] * 4).T.double() / 5  # sides of length 1
+    order = 2 * p / (p + 2) if p < math.inf else 2.0
+    brackets(sides[:, None] * cube, float(torch.linalg.vector_norm(sides, ord=order)) / 2, p=p, shift=True)
+
+
+@pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
+def test_points_on_a_line_with_shift(p):
+    """One row and a free shift: half the range."""
+    brackets(torch.tensor([[0.3, -1.0, 2.0, 1.9]], dtype=torch.float64), 1.5, p=p, shift=True)
+
+
+@pytest.mark.slow
+def test_prefix_512_in_one_call():
+    certificate = factorize(workloads.prefix(512), tol=1e-3).certificate
+    assert certificate.gap <= 1e-3
+    assert certificate.lower <= 2.746461 and certificate.upper >= 2.746433

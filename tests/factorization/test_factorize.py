@@ -1,0 +1,203 @@
+"""factorize: invariances, batches, scales, honest warnings, arguments it refuses."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import factorize, signature_form
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def norm(W, p=math.inf, shift=False):
+    certificate = factorize(W, p, shift, tol=1e-6).certificate
+    assert certificate.gap.max() <= 1e-6
+    return certificate.upper
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=3e-6, atol=0)
+
+
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+@pytest.mark.parametrize("shift", [False, True])
+def test_symmetries(p, shift):
+    W = normal(6, 8)
+    value = norm(W, p, shift)
+    rows, columns = torch.randperm(6, generator=torch.Generator().manual_seed(1)), torch.arange(8).flip(0)
+    signs = normal(6, seed=2).sign()[:, None]
+    same(norm(W[rows][:, columns], p, shift), value)
+    same(norm(signs * W, p, shift), value)
+    same(norm(-3.5 * W, p, shift), 3.5 * value)
+    same(norm(torch.cat([W, W[:, :3]], 1), p, shift), value)  # a type twice
+    same(norm(torch.cat([W, W.new_zeros(2, 8)]), p, shift), value)  # a query that is always 0
+    if shift:
+        same(norm(W + normal(6, 1, seed=3), p, shift), value)
+    else:
+        same(norm(W * normal(8, seed=4).sign(), p), value)
+        same(norm(torch.cat([W, W.new_zeros(6, 1)], 1), p), value)
+    if p == math.inf:
+        same(norm(torch.cat([W, W[:2], -W[3:4]]), p, shift), value)  # a query twice
+    if p == 2:
+        orthogonal = torch.linalg.qr(normal(6, 6, seed=5))[0]
+        same(norm(orthogonal @ W, p, shift), value)  # gamma_F depends on W^T W alone
+
+
+def test_transpose():
+    W = normal(5, 9, seed=7)
+    same(norm(W), norm(W.T))
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_order_relations(p):
+    A, B = normal(6, 7, seed=8), normal(6, 7, seed=9)
+    a = norm(A, p)
+    assert norm(A + B, p) <= (a + norm(B, p)) * (1 + 2e-6)
+    assert norm(A[1:], p) <= a * (1 + 2e-6) and norm(A[:, 2:], p) <= a * (1 + 2e-6)
+    assert norm(A, p, True) <= a * (1 + 2e-6)
+    assert norm(A) <= norm(A, p) * (1 + 2e-6) and norm(A, 2) <= a * 6 ** (1 / 2 - 1 / p) * (1 + 2e-6)
+    entries, rows, columns = A.abs().max(), A.norm(dim=1).max(), A.norm(dim=0).max()
+    assert entries <= norm(A) * (1 + 2e-6) and norm(A) <= torch.minimum(rows, columns) * (1 + 2e-6)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+@pytest.mark.parametrize("shift", [False, True])
+def test_factors_reproduce_w_and_are_balanced(p, shift):
+    W = normal(2, 3, 6, 8)
+    result = factorize(W, p, shift, tol=1e-4)
+    centred = W if result.shift is None else W - result.shift[..., None]
+    torch.testing.assert_close(result.left @ result.right, centred, rtol=0, atol=1e-9)
+    rows = torch.linalg.vector_norm(result.left.norm(dim=-1), ord=p, dim=-1)
+    root = result.certificate.upper.sqrt()
+    torch.testing.assert_close(rows, root)
+    torch.testing.assert_close(result.sensitivity, root)
+    assert result.certificate.upper.shape == result.sensitivity.shape == (2, 3)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+@pytest.mark.parametrize("shift", [False, True])
+def test_batch_equals_one_by_one(p, shift):
+    W = torch.stack([normal(5, 4, seed=s) for s in range(6)]).reshape(2, 3, 5, 4)
+    W[0, 1], W[1, 2] = 0.0, W[1, 2, :, :1] * W[1, 2, :1]  # rank 0 and rank 1 inside the batch
+    W[1, 0] *= 1e-200
+    W[0, 2] *= 1e150
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        batch = factorize(W, p, shift, tol=1e-13, max_iterations=30).certificate
+        for i in range(2):
+            for j in range(3):
+                one = factorize(W[i, j], p, shift, tol=1e-13, max_iterations=30).certificate
+                torch.testing.assert_close(batch.upper[i, j], one.upper, rtol=1e-9, atol=0)
+                torch.testing.assert_close(batch.lower[i, j], one.lower, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (300, 3), (3, 300)])
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_thin_shapes(shape, p, shift):
+    W = normal(*shape)
+    result = factorize(W, p, shift)
+    assert result.certificate.gap <= 1e-3
+    assert result.left.shape[0] == shape[0] and result.right.shape[1] == shape[1]
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e200, 1e300])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_scales(scale):
+    W = normal(6, 5)
+    certificate = factorize(scale * W).certificate
+    torch.testing.assert_close(certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0)
+    symmetric = W[:5] + W[:5].T
+    one, scaled = signature_form(symmetric), signature_form(scale * symmetric)
+    torch.testing.assert_close(scaled.certificate.upper / scale, one.certificate.upper, rtol=1e-9, atol=0)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_graded_columns_are_charged_not_forgotten():
+    """Columns of vanishing weight fall below the rank tolerance; the solver counts what that leaves out."""
+    W = normal(6, 5) * torch.tensor([1, 1e-3, 1e-4, 1e-5, 1e-6], dtype=torch.float64)
+    assert factorize(W, tol=1e-5).certificate.gap <= 1e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # 1e-9 is out of reach, but nothing is lost by asking
+        assert factorize(W, tol=1e-9, max_iterations=200).certificate.gap <= 1e-5
+
+
+def test_zero():
+    result = factorize(torch.zeros(3, 4))
+    certificate = result.certificate
+    assert certificate.upper == certificate.lower == certificate.gap == 0
+    assert result.left.shape == (3, 1) and result.right.shape == (1, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_factors_follow_the_dtype(dtype):
+    result = factorize(normal(4, 5).to(dtype), shift=True, tol=0.1)
+    assert result.left.dtype == result.right.dtype == result.shift.dtype == dtype
+    assert result.certificate.upper.dtype == torch.float64
+
+
+def test_integers_become_float64():
+    for W in (torch.eye(3, dtype=torch.int64), torch.eye(3, dtype=torch.bool)):
+        assert factorize(W).left.dtype == torch.float64
+        assert signature_form(workloads.Workload("whole", (W,))).right.dtype == torch.float64
+
+
+def test_leaves_autograd_and_the_global_generator_alone():
+    W = normal(4, 5).requires_grad_()
+    state = torch.get_rng_state()
+    result = factorize(W)
+    assert not result.left.requires_grad and not result.certificate.upper.requires_grad
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("n", [16, 32])
+def test_an_early_stop_is_reported_and_still_true(n):
+    value = {16: 1.704480245, 32: 1.905445713}[n]
+    with pytest.warns(RuntimeWarning, match="certified gap") as record:
+        certificate = factorize(workloads.prefix(n), max_iterations=1).certificate
+    assert record[0].filename == __file__
+    assert certificate.lower <= value <= certificate.upper and certificate.gap > 1e-3
+    symmetric = workloads.absolute_difference(n).dense()
+    with pytest.warns(RuntimeWarning, match="certified gap") as record:
+        early = signature_form(symmetric, max_iterations=1).certificate
+    assert record[0].filename == __file__
+    assert early.lower <= factorize(symmetric).certificate.upper
+    assert early.upper >= factorize(symmetric).certificate.lower
+
+
+BAD = [
+    ({"W": torch.tensor([[math.nan, 1.0]])}, ValueError, "W holds NaN"),
+    ({"W": torch.tensor([[math.inf, 1.0]])}, ValueError, "W holds NaN or inf"),
+    ({"W": torch.empty(0, 3)}, ValueError, "W must be a non-empty"),
+    ({"W": torch.ones(3)}, ValueError, "W must be a non-empty"),
+    ({"W": torch.ones(2, 2, dtype=torch.complex64)}, TypeError, "W must be real"),
+    ({"W": torch.eye(2).to_sparse()}, TypeError, "W must be a dense"),
+    ({"W": [[1.0, 2.0]]}, TypeError, "W must be a torch.Tensor"),
+    ({"p": 1}, ValueError, "p must lie in"),
+    ({"p": math.nan}, ValueError, "p must be"),
+    ({"p": -math.inf}, ValueError, "p must be"),
+    ({"p": "two"}, ValueError, "p must be a number"),
+    ({"p": None}, ValueError, "p must be a number"),
+    ({"tol": 0}, ValueError, "tol must be"),
+    ({"tol": -1e-3}, ValueError, "tol must be"),
+    ({"tol": math.nan}, ValueError, "tol must be"),
+    ({"tol": "small"}, ValueError, "tol must be"),
+    ({"max_iterations": 0}, ValueError, "max_iterations must be"),
+    ({"max_iterations": 1.5}, ValueError, "max_iterations must be"),
+    ({"shift": 1e-3}, TypeError, "shift must be True or False"),
+]
+
+
+@pytest.mark.parametrize("arguments, error, message", BAD)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        factorize(**{"W": torch.eye(2), **arguments})
+    if not {"p", "shift"} & set(arguments):
+        with pytest.raises(error, match=message):
+            signature_form(**{"W": torch.eye(2), **arguments})

@@ -1,0 +1,84 @@
+"""The gradient relaxation: close to optimal, exact factors, sound certificates."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import factorize, gradient
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("n, value", [(16, 1.704480245), (32, 1.905445713)])
+def test_prefix_within_a_thousandth(n, value):
+    result = gradient(workloads.prefix(n).dense())
+    certificate = result.certificate
+    assert value <= certificate.upper * (1 + 1e-9) and certificate.upper <= value * 1.001
+    assert value * 0.999 <= certificate.lower <= value * (1 + 1e-9)
+    assert certificate.residual < 1e-9 and result.iterations == 1000
+
+
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+def test_a_batch_of_random_matrices(p):
+    W = normal(2, 4, 12, 9)
+    W[0, 1], W[0, 2] = 0.0, W[0, 2, :, :3] @ W[0, 2, :3]  # rank 0 and 3 inside the batch
+    W[1, 0, 2], W[1, 1] = 0.0, 1e200 * W[1, 1]
+    result = gradient(W, p)
+    exact = factorize(W, p, tol=1e-5).certificate
+    assert (result.certificate.upper <= exact.lower * 1.003).all()
+    assert (result.certificate.lower <= exact.upper).all() and (exact.lower <= result.certificate.upper).all()
+    assert result.certificate.gap.max() <= 3e-3
+    scale = W.abs().amax((-2, -1)).clamp_min(1.0)
+    assert (result.certificate.residual <= 1e-12 * scale).all()
+    torch.testing.assert_close(result.sensitivity, result.certificate.upper.sqrt())
+
+
+def test_batch_equals_one_by_one():
+    W = normal(3, 5, 4)
+    batch = gradient(W, steps=50).certificate.upper
+    for i in range(3):
+        torch.testing.assert_close(batch[i], gradient(W[i], steps=50).certificate.upper, rtol=1e-9, atol=0)
+
+
+def test_one_step_is_sound():
+    certificate = gradient(workloads.prefix(16).dense(), steps=1).certificate
+    assert certificate.lower <= 1.704480245 <= certificate.upper
+
+
+def test_dtype_grad_mode_and_global_generator():
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        result = gradient(normal(4, 5).float(), steps=10)
+    with torch.inference_mode():
+        gradient(normal(4, 5), steps=3)
+    assert result.left.dtype == torch.float32 and not result.left.requires_grad
+    assert not result.row_weights.requires_grad and torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rank():
+    W = normal(6, 3) @ normal(3, 7)
+    assert gradient(W, steps=5, rank=3).right.shape == (3, 7)
+    with pytest.raises(ValueError, match="rank must be at least the rank of W, 3, not 2"):
+        gradient(W, rank=2)
+
+
+BAD = [
+    ({"W": torch.tensor([[math.nan]])}, ValueError, "W holds NaN"),
+    ({"W": torch.ones(3)}, ValueError, "W must be a non-empty"),
+    ({"W": [[1.0]]}, TypeError, "W must be a torch.Tensor"),
+    ({"p": 1.0}, ValueError, "p must lie"),
+    ({"steps": 0}, ValueError, "steps must be"),
+    ({"learning_rate": 0.0}, ValueError, "learning_rate must be"),
+    ({"rank": 0}, ValueError, "rank must be an integer"),
+]
+
+
+@pytest.mark.parametrize("arguments, error, message", BAD)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        gradient(**{"W": torch.eye(2), **arguments})

@@ -1,0 +1,115 @@
+"""The fixed point against the semidefinite program."""
+
+import builtins
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import factorize, reference
+
+pytest.importorskip("cvxpy")
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+def random_matrix(seed):
+    """One of ten kinds (full, low rank, zero, doubled or opposite rows and columns, signs, sparse, graded ...)."""
+    generator = torch.Generator().manual_seed(seed)
+    m, n = (int(torch.randint(2, 17, (), generator=generator)) for _ in range(2))
+    W = torch.randn(m, n, dtype=torch.float64, generator=generator)
+    match seed % 10:
+        case 1:
+            W = W[:, :2] @ torch.randn(2, n, dtype=torch.float64, generator=generator)
+        case 2:
+            W[0], W[:, -1] = 0, 0
+        case 3:
+            W[1], W[:, 1] = W[0], -W[:, 0]
+        case 4:
+            W = W.sign()
+        case 5:
+            W = W * (torch.rand(m, n, generator=generator) < 0.3)
+        case 6:
+            W = W * torch.logspace(0, -4, n, dtype=torch.float64)
+        case 7:
+            W = (W > 0).double()
+        case 8:
+            W = W.cumsum(0) * 1e6
+        case 9:
+            W = W[:1]
+    return W
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_fifty_random_matrices(seed):
+    W = random_matrix(seed)
+    fast, slow = factorize(W, tol=1e-5).certificate, reference(W).certificate
+    assert slow.gap <= 1e-5
+    torch.testing.assert_close(fast.upper, slow.upper, rtol=1e-4, atol=0)
+    assert fast.lower <= slow.upper and slow.lower <= fast.upper
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, 4.0, 8.0, math.inf])
+@pytest.mark.parametrize("shift", [False, True])
+def test_points_in_five_dimensions(p, shift):
+    W = torch.randn(5, 15, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    fast, slow = factorize(W, p, shift, tol=1e-5), reference(W, p, shift)
+    assert slow.certificate.gap <= 1e-6
+    torch.testing.assert_close(fast.certificate.upper, slow.certificate.upper, rtol=2e-5, atol=0)
+    for result in (fast, slow):
+        centred = W if result.shift is None else W - result.shift[:, None]
+        torch.testing.assert_close(result.left @ result.right, centred, rtol=0, atol=1e-6)
+
+
+def test_the_certificate_is_not_the_solvers_word():
+    """Scale and dtype are handled; the residual left by the solver is charged."""
+    W = workloads.prefix(6, dtype=torch.float32).dense()
+    result = reference(W)
+    assert result.left.dtype == torch.float32 and result.certificate.upper.dtype == torch.float64
+    assert result.certificate.residual > 0 and result.iterations > 0
+    tiny = reference(W.double() * 1e-100).certificate
+    torch.testing.assert_close(tiny.upper * 1e100, result.certificate.upper, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("W", [torch.ones(60, 30), torch.ones(2, 3, 3), torch.ones(3)])
+def test_shapes_it_refuses(W):
+    with pytest.raises(ValueError, match="W must be"):
+        reference(W)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="p must lie"):
+        reference(torch.eye(2), 1.0)
+    with pytest.raises(TypeError, match="shift must be"):
+        reference(torch.eye(2), 2.0, 1e-3)
+
+
+def test_without_cvxpy_it_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def absent(name, *args, **kwargs):
+        if name == "cvxpy":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(ImportError, match=r"pip install torchdp\[reference\]"):
+        reference(torch.eye(2))
+
+
+def test_solver_failure_is_an_error(monkeypatch):
+    import cvxpy
+
+    def fail(self, **_):
+        raise cvxpy.SolverError("no")
+
+    monkeypatch.setattr(cvxpy.Problem, "solve", fail)
+    with pytest.raises(RuntimeError, match="SDP solver failed"):
+        reference(torch.eye(2))
+
+
+def test_importing_the_package_does_not_import_cvxpy():
+    code = "import sys, torchdp.factorization; sys.exit('cvxpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

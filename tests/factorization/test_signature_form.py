@@ -1,0 +1,75 @@
+"""Symmetric matrices as R^T J R."""
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import factorize, signature_form
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+def random_symmetric():
+    W = torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return workloads.Workload("random", (W + W.T,))
+
+
+def low_rank():
+    W = torch.randn(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return workloads.Workload("low rank", (W @ torch.diag(torch.tensor([1.0, -1.0]).double()) @ W.T,))
+
+
+KERNELS = [
+    workloads.unequal(12),
+    workloads.absolute_difference(10),
+    workloads.absolute_difference(10, spacing=1 / 9),
+    workloads.kendall(4, 5),
+    workloads.auc(6),
+    workloads.identity(3),
+    random_symmetric(),
+    low_rank(),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_kernels(kernel):
+    W = kernel.dense()
+    form = signature_form(kernel, tol=1e-5)
+    R, J = form.right, torch.diag(form.signature)
+    torch.testing.assert_close(R.T @ J @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
+    torch.testing.assert_close(form.left @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
+    assert form.signature.abs().eq(1).all()
+    assert R.shape[0] == torch.linalg.matrix_rank(W)
+    torch.testing.assert_close(R.square().sum(0).max(), form.certificate.upper, rtol=1e-8, atol=0)
+    general = factorize(kernel, tol=1e-5).certificate
+    torch.testing.assert_close(form.certificate.upper, general.upper, rtol=3e-5, atol=0)
+    assert form.certificate.lower <= general.upper and general.lower <= form.certificate.upper
+
+
+def test_dense_and_kronecker_agree():
+    kernel = workloads.kendall(3, 4)
+    product, dense = signature_form(kernel, tol=1e-6), signature_form(kernel.dense(), tol=1e-6)
+    torch.testing.assert_close(product.certificate.upper, dense.certificate.upper, rtol=3e-6, atol=0)
+
+
+def test_zero_and_float32():
+    zero = signature_form(torch.zeros(3, 3))
+    assert zero.right.shape == (1, 3) and zero.certificate.upper == 0 and zero.certificate.gap == 0
+    single = signature_form(workloads.unequal(5, dtype=torch.float32))
+    assert single.right.dtype == single.signature.dtype == torch.float32
+    assert single.certificate.lower <= 2 - 2 / 5 + 1e-9 and single.certificate.upper >= 2 - 2 / 5 - 1e-9
+
+
+@pytest.mark.parametrize(
+    "W",
+    [
+        workloads.prefix(3).dense(),
+        workloads.sign(4).dense(),
+        torch.ones(2, 3),
+        torch.eye(2).expand(4, 2, 2),
+        workloads.Workload("odd", workloads.sign(3).factors + workloads.unequal(3).factors),
+    ],
+)
+def test_refuses_what_is_not_one_symmetric_matrix(W):
+    with pytest.raises(ValueError, match=r"W .*symmetric"):
+        signature_form(W)

@@ -1,0 +1,116 @@
+"""Gaussian noise: privacy against 60-digit arithmetic and direct integration; calibration tight on the safe side."""
+
+import math
+from itertools import product
+
+import mpmath
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+
+LOCAL = (Model.LOCAL, Neighbours.REPLACE_ONE)
+EPSILONS = [1e-9, 1e-6, 1e-3, 0.01, 0.1, 0.5, 1, 2, 4, 8, 15, 30]
+DELTAS = [1e-30, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.9, 0.9999]
+
+
+def exact_log_delta(sigma, epsilon, sensitivity=1.0):
+    with mpmath.workdps(60):
+        ratio, epsilon = mpmath.mpf(sensitivity) / mpmath.mpf(sigma), mpmath.mpf(epsilon)
+        below = mpmath.ncdf(ratio / 2 - epsilon / ratio)
+        return mpmath.log(below - mpmath.exp(epsilon) * mpmath.ncdf(-ratio / 2 - epsilon / ratio))
+
+
+@pytest.mark.parametrize("epsilon", [*EPSILONS, 100.0])
+def test_guarantee_gaussian_log_delta_is_exact(epsilon):
+    checked = 0
+    for ratio in (10 ** (i / 5) for i in range(-50, 11)):
+        exact = exact_log_delta(1 / ratio, epsilon)
+        if -690 < exact < -1e-6:
+            assert abs(gaussian_log_delta(1 / ratio, epsilon) - exact) < 1e-12
+            assert gaussian_log_delta(1.01 / ratio, epsilon) < exact - 1e-10  # 1 % more noise is seen
+            checked += 1
+    assert checked >= 4
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [*product(EPSILONS, DELTAS)])
+def test_guarantee_gaussian_sigma_is_private_and_tight(epsilon, delta):
+    sigma = gaussian_sigma(epsilon, delta)
+    with mpmath.workdps(60):
+        assert exact_log_delta(sigma, epsilon) <= mpmath.log(delta)
+        assert exact_log_delta(sigma * (1 - 1e-8), epsilon) > mpmath.log(delta)
+    assert gaussian_sigma(epsilon, delta, 3.0) == pytest.approx(3 * sigma, rel=1e-14)
+
+
+@pytest.mark.parametrize(("epsilon", "sigma"), [(0.1, 3.0), (1.0, 1.0), (4.0, 0.7), (8.0, 0.3)])
+def test_log_delta_matches_the_hockey_stick_integral(epsilon, sigma):
+    def excess(y):
+        return max(0.0, norm.pdf(y, 0, sigma) - math.exp(epsilon) * norm.pdf(y, 1, sigma))
+
+    edge = 0.5 - epsilon * sigma**2  # where the two densities differ by e^epsilon
+    delta = quad(excess, edge - 40 * sigma, edge, epsabs=0, epsrel=1e-11, limit=200)[0]
+    assert gaussian_log_delta(sigma, epsilon) == pytest.approx(math.log(delta), abs=1e-9)
+    assert gaussian_log_delta(1.01 * sigma, epsilon) < math.log(delta) - 1e-4
+
+
+PUBLISHED = [(0.5, 16.1152), (1, 8.44936), (4, 2.38704), (8, 1.30587)]
+
+
+@pytest.mark.parametrize(("epsilon", "sigma"), PUBLISHED)
+def test_published_values(epsilon, sigma):
+    assert gaussian_sigma(epsilon, 1e-6, 2.0) == pytest.approx(sigma, rel=5e-6)
+
+
+def test_the_classical_constant_is_larger_up_to_epsilon_1_and_not_private_beyond():
+    def classical(epsilon, delta):
+        return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+    for epsilon, delta in product([0.01, 0.1, 0.5, 1.0], [1e-12, 1e-6, 1e-3]):
+        assert classical(epsilon, delta) > 1.05 * gaussian_sigma(epsilon, delta)
+    for epsilon, delta in [(10.0, 1e-5), (20.0, 1e-3), (30.0, 1e-5)]:
+        assert exact_log_delta(classical(epsilon, delta), epsilon) > math.log(delta) + 0.01
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [*product([1e-3, 0.1, 1.0, 8.0, 30.0], [1e-15, 1e-6, 0.1])])
+def test_guarantee_gaussian_guarantee_is_exact(epsilon, delta):
+    sigma = gaussian_sigma(epsilon, delta, 2.0)
+    guarantee = gaussian_guarantee(sigma, delta, 2.0, *LOCAL)
+    assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-7)  # inverts the calibration
+    assert (guarantee.delta, guarantee.model, guarantee.neighbours, guarantee.exact) == (delta, *LOCAL, True)
+    assert exact_log_delta(sigma, guarantee.epsilon, 2.0) <= math.log(delta)
+    assert exact_log_delta(sigma, guarantee.epsilon * (1 - 1e-6), 2.0) > math.log(delta)
+    assert gaussian_guarantee(0.99 * sigma, delta, 2.0, *LOCAL).epsilon > 1.001 * epsilon  # 1 % less noise
+
+
+def test_noise_that_hides_everything_at_this_delta_is_refused():
+    with pytest.raises(ValueError, match="sigma"):
+        gaussian_guarantee(100.0, 0.1, 1.0, *LOCAL)
+
+
+def test_limits_stay_finite_or_vanish():
+    assert gaussian_log_delta(1e-200, 1.0) == 0
+    assert gaussian_log_delta(1e300, 1e300) == -math.inf
+    assert gaussian_log_delta(1e5, 1000.0) == pytest.approx(-0.5e16, rel=1e-9)
+
+
+BAD = [0, -1.0, math.nan, math.inf, "1", True, None]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", ["sigma", "epsilon", "delta", "sensitivity"])
+def test_bad_arguments_are_named(name, bad):
+    good = {"sigma": 1.0, "epsilon": 1.0, "delta": 1e-6, "sensitivity": 1.0}
+    for function, names in [
+        (gaussian_log_delta, ("sigma", "epsilon", "sensitivity")),
+        (gaussian_sigma, ("epsilon", "delta", "sensitivity")),
+        (lambda **arguments: gaussian_guarantee(*arguments.values(), *LOCAL), ("sigma", "delta", "sensitivity")),
+    ]:
+        if name in names:
+            with pytest.raises(ValueError, match=name):
+                function(**{key: good[key] for key in names} | {name: bad})
+
+
+def test_delta_of_1_is_refused():
+    with pytest.raises(ValueError, match="delta"):
+        gaussian_sigma(1.0, 1.0)

@@ -1,0 +1,96 @@
+"""Guarantee: validation, text; basic composition against the exact privacy of composed mechanisms."""
+
+import math
+
+import numpy as np
+import pytest
+
+from torchdp.privacy import Guarantee, Model, Neighbours, compose
+
+
+def guarantee(epsilon=1.0, delta=0.0, model=Model.LOCAL, neighbours=Neighbours.REPLACE_ONE, exact=True):
+    return Guarantee(epsilon, delta, model, neighbours, exact, "source")
+
+
+def worst_pair(epsilon, delta):
+    """The pair of output laws that every (epsilon, delta)-DP pair can be obtained from."""
+    p = np.array([delta, (1 - delta) * math.exp(epsilon), 1 - delta, 0.0])
+    p[1:3] /= 1 + math.exp(epsilon)
+    return p, p[::-1]
+
+
+def hockey_stick(p, q, epsilon):
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+@pytest.mark.parametrize(("epsilons", "deltas"), [((0.5, 1.0), (1e-5, 1e-4)), ((2.0, 0.1), (0.0, 0.0))])
+def test_guarantee_compose_adds_epsilons_and_deltas(epsilons, deltas):
+    total = compose([guarantee(e, d) for e, d in zip(epsilons, deltas, strict=True)])
+    assert (total.epsilon, total.delta) == (math.fsum(epsilons), math.fsum(deltas))
+    assert (total.model, total.neighbours, total.exact) == (Model.LOCAL, Neighbours.REPLACE_ONE, False)
+    (p, q), (r, s) = (worst_pair(e, d) for e, d in zip(epsilons, deltas, strict=True))
+    # Adaptive: after outputs 1 and 2 the second mechanism is a different one with the same promise.
+    second = np.stack([r, r, r[[2, 1, 0, 3]], r]), np.stack([s, s, s[[2, 1, 0, 3]], s])
+    for left, right in [(np.stack([r] * 4), np.stack([s] * 4)), second]:
+        joint = p[:, None] * left, q[:, None] * right
+        assert hockey_stick(*joint, total.epsilon) <= total.delta + 1e-15
+        assert hockey_stick(*joint, 0.99 * total.epsilon) > total.delta + 1e-4  # 1 % less would be wrong
+
+
+def test_one_guarantee_composes_to_itself():
+    alone = guarantee(0.3, 1e-6)
+    assert compose([alone]) is alone
+
+
+@pytest.mark.parametrize(
+    "other",
+    [guarantee(model=Model.CENTRAL), guarantee(model=Model.SHUFFLE), guarantee(neighbours=Neighbours.ADD_REMOVE)],
+)
+def test_different_models_or_neighbours_are_refused(other):
+    with pytest.raises(ValueError, match="guarantees"):
+        compose([guarantee(), other])
+
+
+@pytest.mark.parametrize("bad", ["ab", [1.0], [guarantee(), None]])
+def test_other_things_than_guarantees_are_refused(bad):
+    with pytest.raises(TypeError, match="guarantees"):
+        compose(bad)
+
+
+def test_nothing_to_compose_is_refused():
+    with pytest.raises(ValueError, match="guarantees"):
+        compose([])
+
+
+def test_deltas_that_promise_nothing_are_refused():
+    with pytest.raises(ValueError, match="delta"):
+        compose([guarantee(delta=0.6)] * 2)
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, "1", True, None])
+def test_bad_epsilon(epsilon):
+    with pytest.raises(ValueError, match="epsilon"):
+        guarantee(epsilon)
+
+
+@pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan, math.inf, "0", True, None])
+def test_bad_delta(delta):
+    with pytest.raises(ValueError, match="delta"):
+        guarantee(delta=delta)
+
+
+@pytest.mark.parametrize("wrong", [{"model": "local"}, {"neighbours": "replace"}])
+def test_bad_model_or_neighbours(wrong):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        guarantee(**wrong)
+
+
+def test_text():
+    assert str(guarantee()) == "local differential privacy, exactly epsilon = 1"
+    approximate = guarantee(0.5, 1e-6, model=Model.CENTRAL, exact=False)
+    assert str(approximate) == "central differential privacy, at most epsilon = 0.5, delta = 1e-06"
+
+
+def test_a_guarantee_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        guarantee().epsilon = 0.1

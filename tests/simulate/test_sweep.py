@@ -1,0 +1,226 @@
+"""sweep: resuming, order, what may mix and what may not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchdp
+from torchdp.simulate import Row, Trial, block_generator, read, run, sweep
+
+GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
+SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}
+
+
+def make_trial(config: dict[str, Any]) -> Trial:
+    def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64).square() / config["n"]
+
+    return Trial(sample, {"predicted_mse": 1 / config["n"]})
+
+
+def never(config: dict[str, Any]) -> Trial:
+    raise AssertionError(f"nothing was left to run, yet a trial was made for {config}")
+
+
+def results(rows: list[Row]) -> list[tuple]:
+    """Everything but the wall time."""
+    return [(str(row.config), row.moments, str(row.facts), row.seed, row.block_size) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[tuple]:
+    return results(sweep(make_trial, GRID, store=tmp_path_factory.mktemp("whole") / "store.jsonl", **SETTINGS))
+
+
+def test_rows_equal_run_and_come_back_from_the_store(tmp_path, expected):
+    path = tmp_path / "store.jsonl"
+    rows = sweep(make_trial, GRID, store=path, **SETTINGS)
+    assert results(rows) == expected
+    for config, row in zip(GRID, rows, strict=True):
+        assert row.config == config and row.facts == {"predicted_mse": 1 / config["n"]}
+        assert row.moments == run(make_trial(config).sample, 250, 7, config=config, block_size=100).moments
+    assert read(path) == rows
+    before = path.read_bytes()
+    assert sweep(never, GRID, store=path, **SETTINGS) == rows
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("boundary", range(12))
+def test_a_kill_at_every_block_boundary_changes_nothing(tmp_path, expected, boundary):
+    path = tmp_path / "store.jsonl"
+    left = boundary
+
+    def killed(config: dict[str, Any]) -> Trial:
+        trial = make_trial(config)
+
+        def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            return trial.sample(generator, size)
+
+        return Trial(sample, trial.facts)
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(killed, GRID, store=path, **SETTINGS)
+    assert len(path.read_bytes().splitlines()) == boundary
+    assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
+    assert len(path.read_bytes().splitlines()) == 12
+
+
+def test_order_and_division_of_the_work_change_nothing(tmp_path, expected):
+    path, merged = tmp_path / "store.jsonl", tmp_path / "merged.jsonl"
+    backwards = sweep(make_trial, GRID[::-1], store=path, **SETTINGS)
+    assert results(backwards[::-1]) == expected
+    parts = [tmp_path / f"{i}.jsonl" for i in range(3)]
+    for part, configs in zip(parts, (GRID[2:], GRID[:3], GRID[::2]), strict=True):
+        sweep(make_trial, configs, store=part, **SETTINGS)
+    merged.write_bytes(b"".join(part.read_bytes() for part in parts))  # equal duplicates included
+    assert results(sweep(never, GRID, store=merged, **SETTINGS)) == expected
+    assert sorted(results(read(merged))) == sorted(expected)
+
+
+def test_key_order_of_a_config_does_not_matter(tmp_path, expected):
+    path = tmp_path / "store.jsonl"
+    turned = [dict(reversed(config.items())) for config in GRID]
+    assert results(sweep(make_trial, turned, store=path, **SETTINGS)) == expected
+    sweep(never, GRID, store=path, **SETTINGS)
+
+
+def test_real_kill_then_resume(tmp_path, expected):
+    path = tmp_path / "store.jsonl"
+    script = f"""
+import time
+import torch
+from torchdp.simulate import Trial, sweep
+def make_trial(config):
+    def sample(generator, size):
+        time.sleep(0.05)
+        return torch.randn(size, generator=generator, dtype=torch.float64).square() / config["n"]
+    return Trial(sample, {{"predicted_mse": 1 / config["n"]}})
+sweep(make_trial, {GRID!r}, store={str(path)!r}, **{SETTINGS!r})
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], cwd=Path(torchdp.__file__).parents[1])
+    deadline = time.monotonic() + 120
+    while child.poll() is None and time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") >= 3:
+            break
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert 3 <= path.read_bytes().count(b"\n") < 12
+    assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
+
+
+def test_a_torn_record_is_run_again(tmp_path, expected):
+    path = tmp_path / "store.jsonl"
+    sweep(make_trial, GRID, store=path, **SETTINGS)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.warns(RuntimeWarning, match="skipped 1 line"):
+        rows = sweep(make_trial, GRID, store=path, **SETTINGS)
+    assert results(rows) == expected
+
+
+def test_a_damaged_first_record_is_run_again_and_read_in_block_order(tmp_path, expected):
+    path = tmp_path / "store.jsonl"
+    sweep(make_trial, GRID, store=path, **SETTINGS)
+    path.write_bytes(path.read_bytes().replace(b'"block":0', b'"block":9', 1))
+    with pytest.warns(RuntimeWarning, match="skipped 1 line"):
+        assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
+    with pytest.warns(RuntimeWarning, match="skipped 1 line"):
+        assert results(read(path)) == expected  # block 0 now stands last in the file
+
+
+def test_other_runs_in_the_store_never_mix(tmp_path, expected):
+    path = tmp_path / "store.jsonl"
+    sweep(make_trial, GRID, store=path, trials=250, seed=8, block_size=100)
+    sweep(make_trial, GRID, store=path, trials=250, seed=7, block_size=50)
+    sweep(make_trial, [{"n": 10, "name": "c"}], store=path, **SETTINGS)
+    assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
+    rows = read(path)
+    assert len(rows) == 13
+    assert [result for result in results(rows) if result in expected] == expected
+
+
+def test_more_trials_extend_a_sweep(tmp_path):
+    path = tmp_path / "store.jsonl"
+    sweep(make_trial, GRID[:1], store=path, **SETTINGS)
+    longer = sweep(make_trial, GRID[:1], store=path, trials=520, seed=7, block_size=100)
+    fresh = sweep(make_trial, GRID[:1], store=tmp_path / "b.jsonl", trials=520, seed=7, block_size=100)
+    assert results(longer) == results(fresh) == results(read(path))  # the short third block was replaced
+    assert results(sweep(never, GRID[:1], store=path, **SETTINGS))[0][1].count == 250
+
+
+def test_target_stops_each_config_at_the_same_boundary(tmp_path):
+    path = tmp_path / "store.jsonl"
+    target: dict[str, Any] = {"trials": 5000, "seed": 7, "block_size": 100}
+    rows = sweep(make_trial, GRID[:2], store=path, target_relative_ci=0.1, **target)
+    for config, row in zip(GRID, rows, strict=False):
+        alone = run(make_trial(config).sample, 5000, 7, config=config, block_size=100, target_relative_ci=0.1)
+        assert (row.moments, alone.reached_target) == (alone.moments, True)
+        assert row.moments.count < 5000
+    sweep(make_trial, GRID[:2], store=path, **target)  # further blocks in the store
+    assert sweep(never, GRID[:2], store=path, target_relative_ci=0.1, **target) == rows
+
+
+def test_plain_callables_and_changed_configs(tmp_path):
+    def plain(config: dict[str, Any]) -> Any:
+        config["n"] = "changed"  # a copy: must not reach the row
+        return lambda generator, size: torch.rand(size, generator=generator)
+
+    (row,) = sweep(plain, GRID[:1], store=tmp_path / "store.jsonl", **SETTINGS)
+    assert (row.config, row.facts) == (GRID[0], {})
+    with pytest.raises(TypeError, match="Trial or a callable, not int"):
+        sweep(lambda config: 3, GRID[:1], store=tmp_path / "b.jsonl", **SETTINGS)  # type: ignore[arg-type, return-value]
+
+
+def test_duplicate_configs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="twice"):
+        sweep(never, [GRID[0], GRID[1], dict(GRID[0])], store=tmp_path / "store.jsonl", **SETTINGS)
+
+
+def test_changed_facts_are_refused_before_any_work(tmp_path):
+    path = tmp_path / "store.jsonl"
+    sweep(make_trial, GRID[:1], store=path, **SETTINGS)
+    before = path.read_bytes()
+
+    def changed(config: dict[str, Any]) -> Trial:
+        return Trial(make_trial(config).sample, {"predicted_mse": 2.0})
+
+    with pytest.raises(ValueError, match=r"facts of config.*2\.0"):
+        sweep(changed, GRID[:1], store=path, trials=1000, seed=7, block_size=100)
+    assert path.read_bytes() == before
+
+
+def test_a_bad_trial_stores_nothing(tmp_path):
+    path = tmp_path / "store.jsonl"
+    bad = block_generator(7, GRID[0], 1).initial_seed()
+
+    def poisoned(config: dict[str, Any]) -> Any:
+        return lambda g, size: torch.full((size,), float("nan") if g.initial_seed() == bad else 1.0)
+
+    with pytest.raises(ValueError, match="block 1 of seed 7"):
+        sweep(poisoned, GRID, store=path, **SETTINGS)
+    assert len(path.read_bytes().splitlines()) == 1
+
+
+@pytest.mark.parametrize("facts", [{"p": float("nan")}, {"p": torch.tensor(1.0)}])
+def test_bad_facts_are_named(tmp_path, facts):
+    with pytest.raises((TypeError, ValueError), match=r"facts\['p'\]"):
+        sweep(lambda c: Trial(torch.rand, facts), GRID[:1], store=tmp_path / "s", **SETTINGS)  # type: ignore[arg-type]
+
+
+def test_an_unwritable_store_is_refused_before_any_work(tmp_path):
+    with pytest.raises(OSError, match="cannot append to the results store"):
+        sweep(never, GRID, store=tmp_path / "missing" / ".." / os.devnull / "s", **SETTINGS)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read(tmp_path / "absent.jsonl")

@@ -1,0 +1,150 @@
+"""The rooms: who may import whom, what importing costs, and that the kernels are the checkout's own."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOOR = {"checks", "randomness"}
+MAY_IMPORT = {
+    "checks": set(),
+    "randomness": set(),
+    "privacy": FLOOR,
+    "workloads": FLOOR,
+    "kernels": FLOOR,
+    "simulate": FLOOR,
+    "factorization": FLOOR | {"workloads"},
+    "randomizers": FLOOR | {"privacy", "kernels"},
+    "pairwise": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
+    "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
+    "__main__": {"cli"},
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules() -> dict[str, Path]:
+    found = {module_name(path): path for path in (ROOT / "torchdp").rglob("*.py") if "kernels" not in path.parts}
+    for path in (ROOT / "kernels").rglob("*.py"):
+        found["torchdp." + module_name(path)] = path
+    return found
+
+
+def imports(path: Path, known: set[str]) -> set[str]:
+    """Modules of the package that a file imports, at any depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                deeper = f"{node.module}.{alias.name}"
+                found.add(deeper if deeper in known else node.module)
+    return {name for name in found if name.split(".")[0] in ("torchdp", "kernels", "experiments", "tests")}
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def test_every_room_has_a_rule():
+    assert {room(name) for name in modules()} - {""} == set(MAY_IMPORT)
+
+
+def test_no_upward_arrow():
+    known = modules()
+    wrong = []
+    for name, path in known.items():
+        for other in imports(path, set(known)):
+            inside = room(other) == room(name) or room(other) in MAY_IMPORT.get(room(name), set())
+            if other.split(".")[0] != "torchdp" or not inside:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+
+
+def test_no_circle():
+    known = modules()
+    arrows = {name: imports(path, set(known)) - {name} for name, path in known.items()}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above, name))
+        if name not in done:
+            for other in sorted(arrows.get(name, ())):
+                visit(other, (*above, name))
+            done.add(name)
+
+    for name in sorted(arrows):
+        visit(name, ())
+
+
+def test_the_graph_tests_see_a_planted_arrow(tmp_path):
+    path = tmp_path / "planted.py"
+    path.write_text("def f():\n    from torchdp import pairwise\n    import torchdp.simulate.engine\n")
+    assert imports(path, set(modules())) == {"torchdp.pairwise", "torchdp.simulate.engine"}
+
+
+def fresh(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout
+
+
+def test_importing_torchdp_loads_nothing_heavy():
+    heavy = fresh(
+        "import sys, torchdp, torchdp.cli; torchdp.cli.parser();"
+        "print([m for m in ('torch', 'numpy', 'scipy', 'cvxpy', 'triton', 'matplotlib') if m in sys.modules])"
+    )
+    assert heavy.strip() == "[]"
+
+
+def test_importing_every_room_loads_neither_cvxpy_nor_triton():
+    rooms = sorted(set(MAY_IMPORT) - {"__main__"})
+    code = f"""
+import sys
+import torch
+before = set(sys.modules)
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cvxpy", "triton", "matplotlib", "sklearn"):
+            print("tried to load", name)
+sys.meta_path.insert(0, Watch())
+import torchdp, importlib
+for room in {rooms!r}:
+    importlib.import_module("torchdp." + room)
+importlib.import_module("torchdp.cli.estimate"), importlib.import_module("torchdp.cli.sweep")
+print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy", "triton")))
+"""
+    assert fresh(code).strip() == "[]"
+
+
+def test_rooms_load_on_first_use():
+    assert "True" in fresh("import torchdp; print(torchdp.privacy.Model.LOCAL.value == 'local')")
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        importlib.import_module("torchdp").__getattr__("absent")
+
+
+def test_kernels_are_installed_as_torchdp_kernels():
+    import torchdp.kernels.privunitg as op
+
+    assert Path(op.__file__).resolve().parent == ROOT / "kernels" / "privunitg"
+    assert not (ROOT / "kernels" / "__init__.py").exists()  # a top-level package called kernels is somebody else's
+
+
+def test_every_public_name_is_documented():
+    missing = []
+    for name in sorted(set(MAY_IMPORT) - {"cli", "__main__", "kernels"}):
+        module = importlib.import_module(f"torchdp.{name}")
+        for public in getattr(module, "__all__", []):
+            thing = getattr(module, public)
+            if (inspect.isroutine(thing) or inspect.isclass(thing)) and not (thing.__doc__ or "").strip():
+                missing.append(f"torchdp.{name}.{public}")
+    assert not missing

@@ -1,0 +1,162 @@
+"""Workloads against loops, and the pairwise kernels against counts of pairs."""
+
+import itertools
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.workloads import Workload
+
+
+def sgn(x):
+    return (x > 0) - (x < 0)
+
+
+def loop(m, n, entry):
+    return torch.tensor([[float(entry(i, j)) for j in range(n)] for i in range(m)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_one_dimensional_workloads(k):
+    ranges = [(a, b) for a in range(k) for b in range(a, k)]
+    expected = {
+        "identity": (workloads.identity(k), loop(k, k, lambda i, j: i == j)),
+        "prefix": (workloads.prefix(k), loop(k, k, lambda i, j: j <= i)),
+        "sign": (workloads.sign(k), loop(k, k, lambda i, j: sgn(i - j))),
+        "unequal": (workloads.unequal(k), loop(k, k, lambda i, j: i != j)),
+        "absolute difference": (
+            workloads.absolute_difference(k, spacing=0.5),
+            loop(k, k, lambda i, j: abs(i - j) / 2),
+        ),
+        "all ranges": (
+            workloads.all_ranges(k),
+            loop(len(ranges), k, lambda r, j: ranges[r][0] <= j <= ranges[r][1]),
+        ),
+    }
+    for name, (workload, matrix) in expected.items():
+        assert workload.name == name
+        assert torch.equal(workload.dense(), matrix)
+        assert workload.shape == matrix.shape
+
+
+@pytest.mark.parametrize("d, order", [(1, 0), (3, 1), (4, 2), (3, 3), (2, 9)])
+def test_parities(d, order):
+    subsets = [s for s in range(2**d) if bin(s).count("1") <= order]
+    expected = loop(len(subsets), 2**d, lambda i, x: (-1) ** bin(subsets[i] & x).count("1"))
+    assert torch.equal(workloads.parities(d, order).dense(), expected)
+
+
+def test_kendall_and_auc_entries():
+    a, b = 3, 4
+    types = list(itertools.product(range(a), range(b)))
+    expected = loop(12, 12, lambda i, j: sgn(types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1]))
+    assert torch.equal(workloads.kendall(a, b).dense(), expected)
+    types = list(itertools.product(range(2), range(b)))
+    expected = loop(8, 8, lambda i, j: (types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1]) / 2)
+    assert torch.equal(workloads.auc(b).dense(), expected)
+
+
+def histogram(first, second, sizes):
+    return torch.bincount(first * sizes[1] + second, minlength=sizes[0] * sizes[1]).double()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kendall_counts_concordant_minus_discordant_pairs(seed):
+    generator = torch.Generator().manual_seed(seed)
+    y, z = (torch.randint(0, k, (60,), generator=generator) for k in (4, 5))
+    pairs = itertools.combinations(range(60), 2)
+    direct = sum(sgn(int(y[i] - y[j])) * sgn(int(z[i] - z[j])) for i, j in pairs)
+    h = histogram(y, z, (4, 5))
+    assert float(h @ workloads.kendall(4, 5).dense() @ h) == 2 * direct
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auc_counts_pairs_with_ties_one_half(seed):
+    generator = torch.Generator().manual_seed(seed)
+    label, score = (torch.randint(0, k, (60,), generator=generator) for k in (2, 5))
+    positive, negative = score[label == 1], score[label == 0]
+    wins = sum(1.0 if p > q else 0.5 if p == q else 0.0 for p in positive for q in negative)
+    pairs = len(positive) * len(negative)
+    h = histogram(label, score, (2, 5))
+    assert float(h @ workloads.auc(5).dense() @ h) == pytest.approx(pairs * (2 * wins / pairs - 1))
+
+
+def test_ones_on_the_diagonal_are_not_the_kernel_on_ties():
+    """Upper signs with +1 on the diagonal, as in the paper, give f(x, x) = 1 and not 0 where pairs tie."""
+    a, b = 3, 4
+    ones = torch.kron(*(workloads.sign(k).dense() + torch.eye(k, dtype=torch.float64) for k in (a, b)))
+    kernel = workloads.kendall(a, b).dense()
+    assert torch.equal(kernel.diagonal(), torch.zeros(12, dtype=torch.float64))
+    assert torch.equal(ones.diagonal(), torch.ones(12, dtype=torch.float64))
+    tied = torch.kron(1 - workloads.unequal(a).dense(), torch.ones(b, b).double()).bool()
+    tied |= torch.kron(torch.ones(a, a).double(), 1 - workloads.unequal(b).dense()).bool()
+    assert torch.equal(ones[~tied], kernel[~tied]) and (ones[tied] != kernel[tied]).all()
+    assert (kernel[tied] == 0).all()
+
+
+def test_kronecker_order_and_shape():
+    A, B, C = (torch.arange(6.0).reshape(shape) for shape in ((2, 3), (3, 2), (1, 6)))
+    product = Workload("product", (A, B, C))
+    assert product.shape == (6, 36)
+    dense = product.dense()
+    assert dense.shape == (6, 36)
+    assert dense[1 * 3 + 2, (2 * 2 + 1) * 6 + 4] == A[1, 2] * B[2, 1] * C[0, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtype_does_not_change_the_order_of_types(dtype):
+    """300 positions are not distinct in bfloat16; their signs must be all the same."""
+    k = 300
+    assert torch.equal(workloads.sign(k, dtype=dtype).dense().double(), workloads.sign(k).dense())
+    for make in (workloads.identity, workloads.prefix, workloads.unequal, workloads.absolute_difference):
+        assert make(3, dtype=dtype).dense().dtype == dtype
+    assert workloads.kendall(2, 3, dtype=dtype).dense().dtype == workloads.auc(3, dtype=dtype).dense().dtype
+    assert workloads.parities(2, 1, dtype=dtype).dense().dtype == dtype
+    assert workloads.all_ranges(3, dtype=dtype).dense().dtype == dtype
+
+
+def test_from_callable():
+    points = torch.tensor([0.0, 1.0, 3.0])
+    workload = workloads.from_callable(lambda x, y: (x - y).abs(), points)
+    assert torch.equal(workload.dense(), loop(3, 3, lambda i, j: abs(points[i] - points[j])).float())
+    vectors = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    distances = workloads.from_callable(lambda x, y: (x - y).norm(dim=-1), vectors).dense()
+    assert torch.equal(distances, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    counts = workloads.from_callable(lambda x, y: x != y, torch.arange(4)).dense()
+    assert torch.equal(counts, workloads.unequal(4).dense())
+
+
+def test_from_callable_refuses():
+    points = torch.arange(3.0)
+    with pytest.raises(ValueError, match="kernel must return a \\(3, 3\\) tensor"):
+        workloads.from_callable(lambda x, y: x, points)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        workloads.from_callable(lambda x, y: 1 / (x - y), points)
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
+        workloads.from_callable(lambda x, y: 1.0, points)
+    for bad in ([0.0, 1.0], torch.tensor(1.0), torch.empty(0)):
+        with pytest.raises(ValueError, match="points must be a tensor"):
+            workloads.from_callable(lambda x, y: x - y, bad)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, True, "3"])
+@pytest.mark.parametrize("make", [workloads.identity, workloads.prefix, workloads.all_ranges, workloads.sign])
+def test_bad_sizes(make, k):
+    with pytest.raises(ValueError, match="k must be an integer"):
+        make(k)
+
+
+def test_bad_workloads():
+    with pytest.raises(ValueError, match="at least one matrix"):
+        Workload("none", ())
+    with pytest.raises(ValueError, match="factors must be matrices"):
+        Workload("batch", (torch.ones(2, 2, 2),))
+    with pytest.raises(ValueError, match="NaN"):
+        Workload("nan", (torch.tensor([[float("nan")]]),))
+    with pytest.raises(ValueError, match="one dtype"):
+        Workload("mixed", (torch.ones(2, 2), torch.ones(2, 2).double()))
+    with pytest.raises(ValueError, match="order must be"):
+        workloads.parities(2, -1)
+    with pytest.raises(ValueError, match="spacing must be"):
+        workloads.absolute_difference(3, spacing=0.0)

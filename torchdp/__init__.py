@@ -1,0 +1,28 @@
+"""torchdp: differentially private mechanisms as batched tensor programs.
+
+The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothing):
+
+- :mod:`torchdp.privacy`: what is guaranteed, and calibration
+- :mod:`torchdp.workloads`: linear queries and pairwise kernels as matrices
+- :mod:`torchdp.factorization`: certified factorization norms
+- :mod:`torchdp.randomizers`: what one user runs
+- :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
+- :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
+- :mod:`torchdp.kernels`: the inner operations, each with its specification
+"""
+
+import importlib
+from types import ModuleType
+
+__version__ = "0.1.0"
+__all__ = ["factorization", "kernels", "pairwise", "privacy", "randomizers", "simulate", "workloads"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return importlib.import_module(f"torchdp.{name}")
+    raise AttributeError(f"module 'torchdp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,7 @@
+"""``python -m torchdp``."""
+
+import sys
+
+from torchdp.cli import main
+
+sys.exit(main())

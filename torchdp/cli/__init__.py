@@ -1,0 +1,77 @@
+"""The command line: ``torchdp estimate`` and ``torchdp sweep``. Bad input: one line on stderr, exit code 2."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+STATISTICS = ("auc", "gini-diversity", "gini-mean-difference", "kendall")
+PROTOCOLS = ("one-message", "randomized-response", "two-message")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments; imports nothing heavy, so that --help is instant."""
+    top = argparse.ArgumentParser(prog="torchdp", description="Differentially private mechanisms in PyTorch.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    estimate = commands.add_parser(
+        "estimate",
+        help="a pairwise statistic of your own table under local differential privacy",
+        description="Randomizes every row as its user would; prints what the analyst can say from the messages.",
+    )
+    estimate.add_argument("--csv", required=True, metavar="FILE", help="a table with a header; a row is a user")
+    estimate.add_argument("--statistic", required=True, choices=STATISTICS)
+    estimate.add_argument(
+        "--columns", required=True, nargs="+", metavar="NAME",
+        help="auc: SCORE LABEL; kendall: 2 numbers; gini-mean-difference: 1 number; gini-diversity: 1 category",
+    )  # fmt: skip
+    estimate.add_argument("--epsilon", required=True, type=float, help="privacy budget of one user, > 0")
+    estimate.add_argument(
+        "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
+        help="public range of each numeric column, known without looking at the data",
+    )  # fmt: skip
+    estimate.add_argument(
+        "--bounds-from-data", action="store_true",
+        help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
+    )  # fmt: skip
+    estimate.add_argument("--bins", type=int, help="equal bins for each numeric column (default: 32)")
+    estimate.add_argument("--categories", metavar="A,B,...", help="gini-diversity: the public list of categories")
+    estimate.add_argument("--positive", metavar="VALUE", default="1", help="auc: the label that counts as 1")
+    estimate.add_argument("--negative", metavar="VALUE", default="0", help="auc: the label that counts as 0")
+    estimate.add_argument(
+        "--protocol", choices=("auto", *PROTOCOLS), default="auto",
+        help="auto: the least predicted error when all types are equally frequent (blind to the data)",
+    )  # fmt: skip
+    estimate.add_argument("--level", type=float, default=0.95, help="of the confidence interval (default: 0.95)")
+    estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")
+    estimate.add_argument("--json", action="store_true", help="print one JSON object")
+
+    sweep = commands.add_parser(
+        "sweep",
+        help="an experiment's grid: measure, store, draw; resumes where it stopped",
+        description="Runs the grid of a script under experiments/; writes results.jsonl, results.csv and figures.",
+    )
+    sweep.add_argument("experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)")
+    sweep.add_argument("--out", metavar="FOLDER", help="default: results/NAME")
+    sweep.add_argument("--seed", type=int, default=0, help="of the whole run (default: 0)")
+    sweep.add_argument("--trials", type=int, help="for each configuration (default: the script's)")
+    sweep.add_argument("--target-relative-ci", type=float, help="stop a configuration earlier, at this half-width")
+    sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
+    sweep.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        if options.command == "estimate":
+            from torchdp.cli.estimate import estimate as command
+        else:
+            from torchdp.cli.sweep import sweep as command
+        return command(options)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"torchdp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"torchdp {options.command}: interrupted; finished blocks are kept", file=sys.stderr)
+        return 130

@@ -1,0 +1,154 @@
+"""``torchdp estimate``: one pairwise statistic of a table."""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks, pairwise
+from torchdp.cli.table import MOST_BINS, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
+from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
+from torchdp.randomness import keyed_generator, system_generator
+
+PROTOCOLS: dict[str, type[PairwiseProtocol]] = {
+    "one-message": pairwise.OneMessage,
+    "randomized-response": pairwise.RandomizedResponsePlugIn,
+    "two-message": pairwise.TwoMessage,
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the table: the statistic, each user's type, and words about the discretisation."""
+
+    title: str
+    statistic: PairwiseStatistic
+    types: Tensor
+    discretisation: str
+
+
+@dataclass(frozen=True)
+class _Table:
+    options: argparse.Namespace
+    columns: list[str]
+
+    @cached_property
+    def cells(self) -> dict[str, list[str]]:
+        return read_columns(self.options.csv, self.columns)
+
+    @cached_property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        return parse_bounds(self.options.bounds, self.columns)
+
+    def binned(self, name: str) -> tuple[Tensor, Bins]:
+        count = 32 if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
+        if count > MOST_BINS:
+            raise ValueError(f"--bins must be at most {MOST_BINS}, not {count}")
+        if name not in self.bounds and not self.options.bounds_from_data:
+            raise ValueError(
+                f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH; bounds read from the data "
+                "are not private (--bounds-from-data does it all the same)"
+            )
+        values = numbers(name, self.cells[name])
+        low, high = self.bounds.get(name) or (float(values.min()), float(values.max()))
+        if not low < high:
+            raise ValueError(f"column {name!r} is constant: it gives no bounds")
+        bins = Bins(low, high, count)
+        return to_bins(name, values, bins), bins
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Reads, randomizes every row, prints. Nothing printed depends on the data but through the messages."""
+    epsilon = checks.positive("--epsilon", options.epsilon)
+    checks.fraction("--level", options.level)
+    question = ask(options)
+    protocol = choose(options.protocol, question.statistic, epsilon, len(question.types))
+    if options.seed is None:
+        generator = system_generator()
+    else:
+        generator = keyed_generator(f"torchdp estimate\n{checks.integer('--seed', options.seed, 0)}".encode())
+    answer = protocol.estimate(question.types, generator=generator)
+    low, high = answer.interval(options.level)
+    if options.bounds_from_data:
+        print("torchdp estimate: the bounds were read from the data: this run is NOT PRIVATE", file=sys.stderr)
+    if options.seed is not None:
+        print("torchdp estimate: noise from a stated seed can be removed: for trying out only", file=sys.stderr)
+    result = {
+        "statistic": question.title,
+        "users": answer.n,
+        "estimate": float(answer.value),
+        "predicted_rmse": float(answer.standard_error),
+        "level": options.level,
+        "interval": [float(low), float(high)],
+        "protocol": next(name for name, kind in PROTOCOLS.items() if isinstance(protocol, kind)),
+        "bits_per_user": protocol.bits_per_user,
+        "epsilon": protocol.guarantee.epsilon,
+        "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
+        "source": protocol.guarantee.source,
+        "discretisation": question.discretisation,
+    }
+    print(json.dumps(result) if options.json else _table(result))
+    return 0
+
+
+def ask(options: argparse.Namespace) -> Question:
+    """The statistic and the users' types. Raises ValueError, OSError."""
+    wanted = 2 if options.statistic in ("auc", "kendall") else 1
+    if len(options.columns) != wanted:
+        raise ValueError(f"--statistic {options.statistic} takes {wanted} --columns, not {len(options.columns)}")
+    if (options.categories is not None) != (options.statistic == "gini-diversity"):
+        need = "needs" if options.categories is None else "takes no"
+        raise ValueError(f"--statistic {options.statistic} {need} --categories")
+    table = _Table(options, options.columns)
+    first = options.columns[0]
+    if options.statistic == "gini-diversity":
+        categories = [category.strip() for category in options.categories.split(",")]
+        if len(set(categories)) != len(categories) or len(categories) < 2:
+            raise ValueError("--categories must list at least two different values")
+        types = to_categories(first, table.cells[first], categories)
+        title = f"Gini's diversity index of {first}"
+        return Question(title, pairwise.unequal(len(categories)), types, f"{len(categories)} stated categories")
+    if options.statistic == "gini-mean-difference":
+        types, bins = table.binned(first)
+        title = f"Gini's mean difference of {first}"
+        words = f"{bins.count} bins of width {bins.width:g}: each pair's difference is off by at most that width"
+        return Question(title, pairwise.absolute_difference(bins.count, spacing=bins.width), types, words)
+    second = options.columns[1]
+    if options.statistic == "kendall":
+        (y, rows), (z, columns) = table.binned(first), table.binned(second)
+        title = f"Kendall's tau-a of {first} and {second}"
+        words = f"{rows.count} x {columns.count} bins: a pair within one bin counts as a tie (0)"
+        return Question(title, pairwise.kendall(rows.count, columns.count), y * columns.count + z, words)
+    scores, bins = table.binned(first)
+    labels = to_categories(second, table.cells[second], [options.negative, options.positive])
+    title = f"AUC of {first} for {second} = {options.positive}"
+    words = f"{bins.count} bins: a pair within one bin counts one half"
+    return Question(title, pairwise.auc(bins.count), labels * bins.count + scores, words)
+
+
+def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> PairwiseProtocol:
+    """The protocol of that name, or for 'auto' the one that predicts the least error for a flat histogram."""
+    if name != "auto":
+        return PROTOCOLS[name](statistic, epsilon)
+    candidates = [kind(statistic, epsilon) for kind in PROTOCOLS.values()]
+    flat = torch.ones(statistic.types, dtype=torch.float64)
+    return min(candidates, key=lambda protocol: protocol.predicted_mse(flat, n))
+
+
+def _table(result: dict) -> str:
+    low, high = result["interval"]
+    lines = {
+        result["statistic"]: f"{result['users']} users, {result['discretisation']}",
+        "estimate": f"{result['estimate']:.6g}",
+        "predicted RMSE": f"{result['predicted_rmse']:.3g} (privacy noise, computed from the messages)",
+        f"{100 * result['level']:g} % interval": f"[{low:.6g}, {high:.6g}]",
+        "protocol": f"{result['protocol']}, {result['bits_per_user']} bits for each user",
+        "guarantee": result["guarantee"],
+        "source": result["source"],
+    }
+    width = max(len(name) for name in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())

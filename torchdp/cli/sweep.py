@@ -1,0 +1,52 @@
+"""``torchdp sweep``: the grid of an experiment script."""
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from torchdp import checks, simulate
+from torchdp.simulate import Experiment
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Measures what the store lacks, then writes the table and the figures from the store's rows."""
+    experiment = load(options.experiment, options.smoke)
+    folder = Path(options.out or f"results/{experiment.name}")
+    trials = experiment.trials if options.trials is None else checks.integer("--trials", options.trials, 1)
+    store = folder / "results.jsonl"
+    if options.draw_only:
+        rows = simulate.read(store)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = simulate.sweep(
+            experiment.make_trial,
+            experiment.grid,
+            trials=trials,
+            seed=checks.integer("--seed", options.seed, 0),
+            store=store,
+            block_size=experiment.block_size,
+            target_relative_ci=options.target_relative_ci,
+        )
+    table = folder / "results.csv"
+    simulate.write_csv(rows, table)
+    for path in (store, table, *experiment.draw(rows, folder)):
+        print(path)
+    return 0
+
+
+def load(path: str, smoke: bool) -> Experiment:
+    """``experiment(smoke)`` of the script at ``path``. Raises ValueError, OSError."""
+    file = Path(path)
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"{path} is not a Python script; name one under experiments/")
+    spec = importlib.util.spec_from_file_location(f"experiment_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} cannot be loaded as a Python script")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "experiment", None)):
+        raise ValueError(f"{path} defines no experiment(smoke); see experiments/pairwise/error_vs_n.py")
+    made = module.experiment(smoke)
+    if not isinstance(made, Experiment):
+        raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Experiment")
+    return made

@@ -1,0 +1,90 @@
+"""The factorization norm as a semidefinite program: slow, small, and written from the definition."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.certificate import check_exponent
+from torchdp.factorization.factorize import Factorization, finish
+from torchdp.factorization.fixed_point import Solution
+
+LARGEST = 80  # m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
+
+
+def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorization:
+    """The same factorization as :func:`factorize`, from a semidefinite program solved by cvxpy with Clarabel.
+
+    minimise (||diag A||_{p/2} + max diag B) / 2  over  Z = [[A, X], [X^T, B]] >= 0,  X = W, or W - v 1^T with
+    ``shift`` (v free); A = L L^T and B = R^T R, and at the optimum both terms are equal, by scaling.
+    The dual weights are the multipliers of the entries of diag A (p = inf) and diag B; for p < inf the rows'
+    are a^{p/2 - 1} with a = diag A. The certificate is :func:`certify`'s, which charges the residual.
+
+    W: (m, n), real, with m + n <= 80 (seconds at 32 x 32; memory grows like (m + n)^4). It is solved on the CPU;
+    the factors follow W's dtype and device. ``iterations`` counts the solver's.
+
+    Raises ValueError or TypeError on bad arguments, ImportError without cvxpy, RuntimeError where the solver
+    finds no solution.
+
+    Guarantees: certificate.lower <= the norm of W <= certificate.upper.
+    Source: Lee, Shraibman, Spalek (2008) for the program at p = inf; Nikolov, Tang (2023),
+    Definition 2, for p and the shift.
+    """
+    p = check_exponent(p)
+    if not isinstance(shift, bool):
+        raise TypeError(f"shift must be True or False, not {shift!r}")
+    W = checks.matrix("W", W).detach()
+    if W.ndim != 2 or sum(W.shape) > LARGEST:
+        raise ValueError(
+            f"W must be one (m, n) matrix with m + n <= {LARGEST}, not of shape {tuple(W.shape)}; "
+            "factorize takes batches and large matrices"
+        )
+    try:
+        import cvxpy as cp
+    except ImportError as error:
+        raise ImportError("reference needs cvxpy: pip install torchdp[reference]") from error
+
+    m, n = W.shape
+    scale = float(W.double().abs().max()) or 1.0
+    target = (W.double() / scale).cpu().numpy()
+    ones = torch.ones(1, n, dtype=torch.float64).numpy()
+    Z = cp.Variable((m + n, m + n), PSD=True)
+    v = cp.Variable((m, 1))
+    a, b = cp.diag(Z)[:m], cp.diag(Z)[m:]
+    row_bound, column_bound = cp.Variable(), cp.Variable()
+    order: Any = p / 2
+    rows = a <= row_bound if p == math.inf else cp.pnorm(a, order) <= row_bound
+    columns = b <= column_bound
+    cross = Z[:m, m:] == (target - v @ ones if shift else target)
+    problem = cp.Problem(cp.Minimize((row_bound + column_bound) / 2), [rows, columns, cross])
+    try:
+        problem.solve(solver=cp.CLARABEL)
+    except cp.SolverError as error:
+        raise RuntimeError(f"the SDP solver failed on W of shape {tuple(W.shape)}: {error}") from error
+    if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
+        raise RuntimeError(f"the SDP solver stopped on W of shape {tuple(W.shape)} with status {problem.status}")
+
+    def tensor(array: Any) -> Tensor:
+        return torch.tensor(array, dtype=torch.float64, device=W.device)
+
+    eigenvalues, vectors = torch.linalg.eigh(tensor(Z.value))
+    both = math.sqrt(scale) * vectors * eigenvalues.clamp_min(0).sqrt()  # (m + n, r): the rows of L, then R^T
+    column_weights = tensor(columns.dual_value).clamp_min(0)
+    row_weights = tensor(rows.dual_value if p == math.inf else a.value).clamp_min(0)
+    if p < math.inf:
+        row_weights = (row_weights / row_weights.max().clamp_min(1e-300)) ** (p / 2 - 1)
+    return finish(
+        W,
+        Solution(
+            left=both[:m],
+            right=both[m:].mT,
+            shift=scale * tensor(v.value)[:, 0] if shift else None,
+            row_weights=row_weights,
+            column_weights=column_weights,
+            primal_weights=column_weights,
+            iterations=problem.solver_stats.num_iters or 0,
+        ),
+        p,
+    )

@@ -1,0 +1,215 @@
+"""Protocols whose messages are noisy vectors: two messages at half the budget, and one at the full budget."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
+from torchdp.pairwise.statistic import Form, Pairs
+from torchdp.privacy import Guarantee, compose
+from torchdp.randomizers import PrivUnitG
+
+NUMBERS_AT_ONCE = 2**22  # of message coordinates held in memory by the per-user path
+
+
+@dataclass(frozen=True)
+class TwoMessage(AggregateProtocol):
+    """The non-interactive protocol: each user sends its vector twice, each time at epsilon/2.
+
+    With Y, Y' the two noisy copies of u_x and J = diag(weights), the analyst returns (mean Y)^T J (mean Y').
+    One vector for each type serves as both factors (the signature form); with v the message's variance,
+    Var = 2 v ||J mean u||^2 / n + v^2 sum weights^2 / n^2, exactly.
+
+    Guarantees: epsilon-LDP for each user (basic composition of two messages at epsilon/2).
+    Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11.
+    """
+
+    @cached_property
+    def randomizer(self) -> PrivUnitG:
+        """What a user runs for each of the two messages."""
+        half = checks.positive("epsilon", self.epsilon) / 2
+        return PrivUnitG(self.statistic.dim, half, self.statistic.radius)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return compose([self.randomizer.guarantee] * 2)
+
+    @property
+    def bits_per_user(self) -> int:
+        return 2 * self.randomizer.bits
+
+    @property
+    def native_pairs(self) -> Pairs:
+        return Pairs.ALL
+
+    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """(sum of the first messages, sum of the second), each (r,)."""
+        return _accumulate(
+            self,
+            types,
+            lambda u: tuple(
+                self.randomizer.decode_sum(self.randomizer.sample(u, generator=generator)) for _ in range(2)
+            ),
+        )
+
+    def collect_histogram(
+        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> tuple[Tensor, ...]:
+        draw = self.randomizer.sample_sum
+        points = self.statistic.points
+        return tuple(draw(points, counts, generator=generator, sample_shape=sample_shape) for _ in range(2))
+
+    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        first, second = sums
+        return (form.weights * first * second).sum(-1) / n**2 + form.constant
+
+    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
+        n = counts.sum()
+        return self._variance((form.weights * (counts @ self.statistic.points)).square().sum(-1) * 2, n, form)
+
+    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
+        squares = sum((form.weights * total).square().sum(-1) for total in sums) - 2 * noise
+        return self._variance(torch.as_tensor(squares).clamp_min(0), n, form)
+
+    def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
+        """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
+        v = self.randomizer.moments.variance
+        return v * squares / n**3 + v**2 * form.weights.square().sum(-1) / n**2
+
+
+@dataclass(frozen=True)
+class OneMessage(AggregateProtocol):
+    """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
+
+    It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
+    size known, the square of the noise has a known mean and one message carries both sides of the form. With
+    w_x = u_x^T J u_x, s the sum of the u_x over users and C their largest norm,
+    n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + (v/C^2) sum_users (w_x^2 - 4 w_x u_x^T J s), exactly.
+
+    Guarantees: epsilon-LDP for each user.
+    Source: derived here from the exact moments of PrivUnitG (variance v, third -k, fourth 3 + k^2 along u_x);
+    compare Ghazi et al. (2023), Lemma 11, who send two messages at epsilon/2.
+    """
+
+    @cached_property
+    def randomizer(self) -> PrivUnitG:
+        """What a user runs."""
+        return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return replace(self.randomizer.guarantee, exact=False)  # exact for the ball, these are k points of it
+
+    @property
+    def bits_per_user(self) -> int:
+        return self.randomizer.bits
+
+    @property
+    def native_pairs(self) -> Pairs:
+        return Pairs.ALL
+
+    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """(sum of the messages,), (r,)."""
+        return _accumulate(
+            self, types, lambda u: (self.randomizer.decode_sum(self.randomizer.sample(u, generator=generator)),)
+        )
+
+    def collect_histogram(
+        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> tuple[Tensor, ...]:
+        points = self.statistic.points
+        return (self.randomizer.sample_sum(points, counts, generator=generator, sample_shape=sample_shape),)
+
+    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        v = self.randomizer.moments.variance
+        return (form.weights * (sums[0].square() / n**2 - v / n)).sum(-1) + form.constant
+
+    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
+        points, v, n = self.statistic.points, self.randomizer.moments.variance, counts.sum()
+        total = counts @ points
+        own = points.square() @ form.weights  # w_x
+        along = points @ (form.weights * total)  # u_x^T J s
+        kurtosis = counts @ (own**2 - 4 * own * along) * (v / self.statistic.radius**2)
+        return self._variance((form.weights * total).square().sum(-1), n, form) + kurtosis / n**4
+
+    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        """Leaves out the terms of order 1/n^3."""
+        noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
+        return self._variance(((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0), n, form)
+
+    def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
+        v = self.randomizer.moments.variance
+        return 4 * v * squares / n**3 + 2 * v**2 * form.weights.square().sum(-1) / n**2
+
+
+@dataclass(frozen=True)
+class OneMessagePairs(PairwiseProtocol):
+    """One message at the full epsilon; the analyst pairs the messages: sum over i != j of Y_i^T J Y_j / (n (n-1)).
+
+    Unbiased for distinct pairs whatever the kernel's diagonal, but the analyst must see each message (the sum
+    of their coordinates' squares is needed too), so there is no aggregate path.
+    Var = [4 v sum_users ||J (s - u_x)||^2 + 2 n (n-1) v^2 sum weights^2] / (n (n-1))^2, exactly.
+
+    Guarantees: epsilon-LDP for each user.
+    Source: a U-statistic of independent messages with Cov Y = v I; compare Bell, Bellet, Gascon, Kulkarni (2020),
+    Algorithm 1, which is the same estimator for randomized response.
+    """
+
+    @cached_property
+    def randomizer(self) -> PrivUnitG:
+        """What a user runs."""
+        return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return replace(self.randomizer.guarantee, exact=False)  # exact for the ball, these are k points of it
+
+    @property
+    def bits_per_user(self) -> int:
+        return self.randomizer.bits
+
+    @property
+    def native_pairs(self) -> Pairs:
+        return Pairs.DISTINCT
+
+    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """(sum of the messages, sum of the squares of their coordinates), each (r,)."""
+
+        def sums(u: Tensor) -> tuple[Tensor, ...]:
+            messages = self.randomizer.sample(u, generator=generator)
+            return messages.sum(0), messages.square().sum(0)
+
+        return _accumulate(self, types, sums)
+
+    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        total, squares = sums
+        return (form.weights * (total.square() - squares)).sum(-1) / (n * (n - 1)) + form.constant
+
+    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
+        points, n = self.statistic.points, counts.sum()
+        others = form.weights * (counts @ points - points)  # (k, r): J (s - u_x)
+        return self._variance(counts @ others.square().sum(-1), n, form)
+
+    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
+        squares = ((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0)
+        return self._variance(n * squares, n, form)
+
+    def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
+        v, pairs = self.randomizer.moments.variance, n * (n - 1)
+        return 4 * v * squares / pairs**2 + 2 * v**2 * form.weights.square().sum(-1) / pairs
+
+
+def _accumulate(
+    protocol: PairwiseProtocol, types: Tensor, sums: Callable[[Tensor], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """Adds ``sums(vectors of some users)`` over all users, a bounded number of them at a time."""
+    points = protocol.statistic.points
+    at_once = max(1, NUMBERS_AT_ONCE // points.shape[1])
+    parts = [sums(points[some]) for some in types.split(at_once)]
+    return tuple(torch.stack(part).sum(0) for part in zip(*parts, strict=True))

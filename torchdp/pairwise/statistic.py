@@ -1,0 +1,191 @@
+"""Pairwise statistics as quadratic forms in one vector for each type."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from torchdp import checks, workloads
+from torchdp.factorization import signature_form
+from torchdp.workloads import Workload
+
+
+class Pairs(Enum):
+    """Which pairs of users the statistic averages over."""
+
+    DISTINCT = "i != j"  # U-statistic: sum over i != j of f(x_i, x_j), over n (n - 1)
+    ALL = "all i, j"  # V-statistic, the quadratic form h^T W h of the normalised histogram h
+
+
+@dataclass(frozen=True)
+class Form:
+    """f(x, y) = constant + sum_t weights_t u_xt u_yt for vectors u; weights of shape (r,)."""
+
+    weights: Tensor
+    constant: float = 0.0
+
+
+@dataclass(frozen=True)
+class PairwiseStatistic:
+    """mean f over pairs of users, or offset + (mean f) / (mean g) where ``denominator`` g is given.
+
+    points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.
+    form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs are averaged over.
+    A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
+    """
+
+    name: str
+    points: Tensor
+    form: Form
+    denominator: Form | None = None
+    offset: float = 0.0
+    pairs: Pairs = Pairs.DISTINCT
+
+    def __post_init__(self) -> None:
+        if checks.matrix("points", self.points).ndim != 2:
+            raise ValueError(f"points must have shape (types, r), not {tuple(self.points.shape)}")
+        for form in self.forms:
+            if form.weights.shape != (self.points.shape[1],):
+                raise ValueError(f"form weights must have shape ({self.points.shape[1]},)")
+
+    @property
+    def types(self) -> int:
+        """k, the number of types."""
+        return self.points.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """r, the length of a user's vector."""
+        return self.points.shape[1]
+
+    @property
+    def radius(self) -> float:
+        """Largest norm of a user's vector; its square is the form's gamma_2 bound where abs(weights) = 1."""
+        return float(self.points.norm(dim=1).max())
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The form, and the denominator where there is one."""
+        return (self.form,) if self.denominator is None else (self.form, self.denominator)
+
+    def kernel(self, form: Form) -> Tensor:
+        """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
+        return (self.points * form.weights[..., None, :]) @ self.points.mT + form.constant
+
+    def diagonal(self, form: Form) -> Tensor:
+        """f(x, x), (k,)."""
+        return self.points.square() @ form.weights + form.constant
+
+    def common_diagonal(self, form: Form) -> float:
+        """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.
+
+        Only then do the sums over i != j and over all pairs determine each other.
+        """
+        diagonal = self.diagonal(form)
+        if float(diagonal.max() - diagonal.min()) > 1e-9 * max(1.0, float(diagonal.abs().max()), self.radius**2):
+            raise ValueError(
+                f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
+                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
+                "OneMessagePairs for Pairs.DISTINCT and OneMessage for Pairs.ALL"
+            )
+        return float(diagonal.mean())
+
+    def mean(self, counts: Tensor, form: Form) -> Tensor:
+        """Exact, not private: the mean of f over pairs, for counts (*batch, k) of users (real numbers allowed)."""
+        counts = counts.double()
+        n = counts.sum(-1)
+        total = ((counts @ self.points).square() @ form.weights) + form.constant * n**2
+        if self.pairs is Pairs.ALL:
+            return total / n**2
+        return (total - counts @ self.diagonal(form)) / (n * (n - 1))
+
+    def exact(self, counts: Tensor) -> Tensor:
+        """Exact, not private: the statistic of counts (*batch, k)."""
+        value = self.mean(counts, self.form)
+        return value if self.denominator is None else self.offset + value / self.mean(counts, self.denominator)
+
+
+def from_kernel(
+    kernel: Tensor | Workload, *, tol: float = 1e-3, pairs: Pairs = Pairs.DISTINCT, name: str = "kernel"
+) -> PairwiseStatistic:
+    """The statistic of any symmetric kernel matrix f, (k, k), by its certified gamma_2 signature factorization.
+
+    The points are the columns of R in W = R^T J R; radius^2 <= (1 + tol) gamma_2(W).
+    Source: Ghazi et al. (2023), section 3, with the signature form in the place of two factors.
+    """
+    factors = signature_form(kernel, tol)
+    name = kernel.name if isinstance(kernel, Workload) else name
+    return PairwiseStatistic(
+        name, factors.right.mT.double().contiguous(), Form(factors.signature.double()), pairs=pairs
+    )
+
+
+def from_factors(
+    left: Tensor, right: Tensor, *, pairs: Pairs = Pairs.DISTINCT, name: str = "kernel"
+) -> PairwiseStatistic:
+    """The statistic of the kernel (W + W^T)/2, W = left right, from any factors: left (k, r), right (r, k).
+
+    A user's vector is ((L_x + R_x)/2; (L_x - R_x)/2) with weights (+1, -1): the concatenation (L_x; R_x)/sqrt 2
+    turned by 45 degrees, whose squared norm (||L_x||^2 + ||R_x||^2)/2 is at most the larger of the two.
+    """
+    left, right = checks.matrix("left", left).double(), checks.matrix("right", right).double().mT
+    if left.ndim != 2 or left.shape != right.shape:
+        raise ValueError(
+            f"left must be (k, r) and right (r, k), not {tuple(left.shape)} and {tuple(right.mT.shape)}"
+        )
+    ones = torch.ones(left.shape[1], dtype=torch.float64, device=left.device)
+    points = torch.cat([(left + right) / 2, (left - right) / 2], 1)
+    return PairwiseStatistic(name, points, Form(torch.cat([ones, -ones])), pairs=pairs)
+
+
+def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:
+    """Gini's mean difference: mean of spacing * abs(i - j) over pairs of distinct users, types 0, ..., k-1.
+
+    Thresholds: abs(i - j) = (k-1)/2 - 2 <g_i, g_j>, g_i = (+-1/2 for each of the k-1 thresholds). Every vector
+    has squared norm spacing (k-1)/2, half of max f and free of log k.
+    Source: the free shift of a quadratic form; Ghazi et al. (2023), section 5, bound gamma_2 by O(k).
+    """
+    k, spacing = checks.integer("k", k, 2), checks.positive("spacing", spacing)
+    above = torch.arange(k)[:, None] > torch.arange(k - 1)
+    points = (above.double() - 0.5) * math.sqrt(2 * spacing)
+    weights = -torch.ones(k - 1, dtype=torch.float64)
+    return PairwiseStatistic("absolute difference", points, Form(weights, spacing * (k - 1) / 2))
+
+
+def unequal(k: int) -> PairwiseStatistic:
+    """Gini's diversity index: the fraction of pairs of distinct users whose types differ.
+
+    1[i != j] = 1 - 1/k - <e_i - 1/k, e_j - 1/k>: the corners of a simplex, in k - 1 dimensions (Helmert's basis).
+    Source: the free shift; Ghazi et al. (2023), section 5, use W = 1 1^T - I as it is.
+    """
+    k = checks.integer("k", k, 2)
+    t = torch.arange(1, k, dtype=torch.float64)
+    x = torch.arange(k, dtype=torch.float64)[:, None]
+    points = torch.where(x < t, 1.0, torch.where(x == t, -t, 0.0)) / (t * (t + 1)).sqrt()
+    return PairwiseStatistic("unequal", points, Form(-torch.ones(k - 1, dtype=torch.float64), 1 - 1 / k))
+
+
+def kendall(a: int, b: int, *, tol: float = 1e-3) -> PairwiseStatistic:
+    """Kendall's tau-a of pairs on an a x b grid; type (y, z) has index y * b + z; ties count 0."""
+    return from_kernel(workloads.kendall(a, b), tol=tol)
+
+
+def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStatistic:
+    """AUC of scores 0, ..., k-1 under labels 0 and 1, class sizes estimated from the same messages.
+
+    Type (y, s) has index y * k + s. With f = (y - y') sgn(s - s')/2 and g = 1[y != y']/2,
+    AUC = 1/2 + (mean f / mean g)/2; ties in score count one half. f is the signature form of the AUC workload;
+    g = (1 - l l')/4 with l = 2y - 1 is carried by one more coordinate, sqrt(label_weight * radius^2) * l, so the
+    vector's squared norm grows by the factor 1 + label_weight and no budget is split.
+    Source: Ghazi et al. (2023), section 5, who spend half of epsilon on the class sizes.
+    """
+    base = from_kernel(workloads.auc(checks.integer("k", k, 2)), tol=tol)
+    square = checks.positive("label_weight", label_weight) * base.radius**2
+    label = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat_interleave(k) * math.sqrt(square)
+    numerator = torch.cat([base.form.weights / 2, torch.zeros(1, dtype=torch.float64)])
+    denominator = torch.zeros_like(numerator)
+    denominator[-1] = -1 / (4 * square)
+    points = torch.cat([base.points, label[:, None]], 1)
+    return PairwiseStatistic("auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5)

@@ -1,0 +1,14 @@
+"""What is guaranteed, and calibration: float64, no tensors."""
+
+from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy.guarantee import Guarantee, Model, Neighbours, compose
+
+__all__ = [
+    "Guarantee",
+    "Model",
+    "Neighbours",
+    "compose",
+    "gaussian_guarantee",
+    "gaussian_log_delta",
+    "gaussian_sigma",
+]

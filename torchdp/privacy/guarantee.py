@@ -1,0 +1,89 @@
+"""What a mechanism promises: a description, never an algorithm."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from torchdp import checks
+
+
+class Model(Enum):
+    """Who must be trusted."""
+
+    LOCAL = "local"  # nobody: each user's own messages are private
+    SHUFFLE = "shuffle"  # a shuffler: the unordered set of messages is private
+    LINEAR_TRANSFORM = "linear-transform"  # servers that do not all collude: the published sum is private
+    CENTRAL = "central"  # the curator: only the output is private
+
+
+class Neighbours(Enum):
+    """Which data sets must be indistinguishable."""
+
+    REPLACE_ONE = "replace one user's value by any other; the number of users is public"
+    ADD_REMOVE = "add or remove one user"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-differential privacy: P(A) <= e^epsilon P'(A) + delta for every event A.
+
+    model: who is trusted. neighbours: the relation between the two data sets. exact: whether (epsilon, delta)
+    is attained (no smaller epsilon holds at this delta) or an upper bound. source: author, year, theorem.
+
+    It speaks of the mechanism over the real numbers; floating-point output is for simulation and analysis, and
+    is not protected against attacks on its low-order bits (Mironov 2012).
+    """
+
+    epsilon: float
+    delta: float
+    model: Model
+    neighbours: Neighbours
+    exact: bool
+    source: str
+
+    def __post_init__(self) -> None:
+        checks.positive("epsilon", self.epsilon)
+        if self.delta != 0:
+            checks.fraction("delta", self.delta)
+        if not isinstance(self.model, Model) or not isinstance(self.neighbours, Neighbours):
+            raise TypeError("model must be a Model and neighbours a Neighbours")
+
+    def __str__(self) -> str:
+        delta = f", delta = {self.delta:g}" if self.delta else ""
+        kind = "exactly" if self.exact else "at most"
+        return f"{self.model.value} differential privacy, {kind} epsilon = {self.epsilon:g}{delta}"
+
+
+def compose(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """Basic composition: one user's data enters every mechanism; epsilons and deltas add up.
+
+    All must share model and neighbouring relation; other combinations are refused (ValueError), because what
+    they promise together depends on how the mechanisms are joined. The result is an upper bound: the worst
+    pairs of inputs of the parts need not coincide.
+
+    Guarantees: (sum of epsilons, sum of deltas)-DP, also when later mechanisms are chosen adaptively.
+    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006), Theorem 1; Dwork, Roth (2014), Theorem B.1.
+    """
+    if not guarantees:
+        raise ValueError("guarantees must hold at least one Guarantee")
+    for other in guarantees:
+        if not isinstance(other, Guarantee):
+            raise TypeError(f"guarantees must hold Guarantee objects, not {type(other).__name__}")
+    first = guarantees[0]
+    if len(guarantees) == 1:
+        return first
+    for other in guarantees[1:]:
+        if (other.model, other.neighbours) != (first.model, first.neighbours):
+            raise ValueError(
+                "guarantees of different models or neighbouring relations do not compose here: "
+                f"{first.model.value}/{first.neighbours.name} with {other.model.value}/{other.neighbours.name}"
+            )
+    return Guarantee(
+        epsilon=math.fsum(g.epsilon for g in guarantees),
+        delta=math.fsum(g.delta for g in guarantees),
+        model=first.model,
+        neighbours=first.neighbours,
+        exact=False,
+        source="basic composition, Dwork et al. (2006), of: " + "; ".join(g.source for g in guarantees),
+    )

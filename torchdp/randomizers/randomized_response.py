@@ -1,0 +1,150 @@
+"""k-ary randomized response."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.randomizers.base import LocalRandomizer, user_counts
+
+
+@dataclass(frozen=True)
+class FiniteMoments:
+    """Decoded report Y = (e_y - q 1)/(p - q): E Y = e_x and Cov Y = (diag(pi) - pi pi^T)/(p - q)^2.
+
+    pi = q 1 + (p - q) e_x is the law of the report y; p, q: probability of the true and of each other value.
+    """
+
+    k: int
+    p: float
+    q: float
+
+    def covariance(self, x: int) -> Tensor:
+        """Cov(Y | x), (k, k), float64."""
+        if not 0 <= checks.integer("x", x, 0) < self.k:
+            raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
+        pi = torch.full((self.k,), self.q, dtype=torch.float64)
+        pi[x] = self.p
+        return (torch.diag(pi) - torch.outer(pi, pi)) / (self.p - self.q) ** 2
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(LocalRandomizer):
+    """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
+
+    k >= 2; epsilon in (0, 700]. Raises ValueError.
+
+    Guarantees: exactly epsilon-LDP.
+    Source: Warner (1965); Kairouz, Bonawitz, Ramage (2016), section 4.1.
+    """
+
+    k: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", checks.integer("k", self.k, 2))
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        if self.epsilon > 700:
+            raise ValueError(f"epsilon must be at most 700, not {self.epsilon!r}")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=0.0,
+            model=Model.LOCAL,
+            neighbours=Neighbours.REPLACE_ONE,
+            exact=True,
+            source="Warner (1965); p/q = e^epsilon",
+        )
+
+    @property
+    def moments(self) -> FiniteMoments:
+        """Exact moments of the decoded report."""
+        return FiniteMoments(self.k, math.exp(self.epsilon) * self._q, self._q)
+
+    @property
+    def bits(self) -> int:
+        """ceil(log2 k)."""
+        return (self.k - 1).bit_length()
+
+    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        """One report in [0, k) for each user: int64, the shape of ``x`` (integers in [0, k))."""
+        x = checks.indices("x", x, self.k)
+        generator = checks.random_source(generator, x.device)
+        # randint reduces 32 bits modulo k, which favours small values: k/2^53 here against up to k/2^32 there
+        uniform, other = torch.rand((2, *x.shape), dtype=torch.float64, device=x.device, generator=generator)
+        return torch.where(uniform < self._uniform, (other * self.k).long(), x)
+
+    def decode_sum(self, messages: Tensor) -> Tensor:
+        """Sum of (e_y - q 1)/(p - q) over the users: (users,) -> (k,), float64."""
+        reports = checks.indices("messages", messages, self.k)
+        return self.decode_counts(torch.bincount(reports.flatten(), minlength=self.k))
+
+    def decode_counts(self, reports: Tensor) -> Tensor:
+        """The same from the counts of the reports: (*batch, k) -> (*batch, k)."""
+        reports = checks.floating("reports", reports).double()
+        if reports.ndim == 0 or reports.shape[-1] != self.k:
+            raise ValueError(f"reports must have shape (..., {self.k}), not {tuple(reports.shape)}")
+        users = reports.sum(-1, keepdim=True)
+        return (reports - users * self._q) / self._kept
+
+    def sample_reports(
+        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """How many users report each value, where counts[x] users hold x: (*sample_shape, k), int64.
+
+        Exact in law: Binomial(counts_x, k q) users of type x report uniformly, the others x; the reports of the
+        former are drawn by halving [0, k) again and again. O(k) for each repetition, whatever the number of users.
+        """
+        counts = user_counts(counts, self.k)
+        generator = checks.random_source(generator, counts.device)
+        counts = counts.expand(*checks.sample_shape(sample_shape), self.k)
+        uniform = _binomial(counts, torch.full_like(counts, self._uniform, dtype=torch.float64), generator)
+        pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
+        width = 1 << self.bits
+        while width > 1:  # split each pool of `width` values into its two halves
+            half = width // 2
+            starts = torch.arange(pools.shape[-1], device=counts.device) * width
+            left = (self.k - starts).clamp(0, half)  # values below k in each half
+            both = (self.k - starts).clamp(0, width)
+            share = torch.where(both > 0, left.double() / both.clamp_min(1), 1.0)
+            first = _binomial(pools, share.expand(pools.shape), generator)
+            pools = torch.stack([first, pools - first], -1).flatten(-2)
+            width = half
+        return counts - uniform + pools[..., : self.k]
+
+    def sample_sum(
+        self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """Sum of the decoded reports of counts[i] users who hold points[i]: (*sample_shape, k), float64.
+
+        points: (m,) integers in [0, k); counts: (m,). Cost O(m + k) for each repetition.
+        """
+        points = checks.indices("points", points, self.k)
+        if points.ndim != 1:
+            raise ValueError(f"points must have shape (m,), not {tuple(points.shape)}")
+        counts = user_counts(counts, points.shape[0])
+        histogram = torch.zeros(self.k, dtype=torch.int64, device=counts.device).index_add_(0, points, counts)
+        return self.decode_counts(self.sample_reports(histogram, generator=generator, sample_shape=sample_shape))
+
+    @property
+    def _q(self) -> float:
+        return 1 / (math.exp(self.epsilon) + self.k - 1)
+
+    @property
+    def _kept(self) -> float:
+        return math.expm1(self.epsilon) * self._q  # p - q
+
+    @property
+    def _uniform(self) -> float:
+        return self.k * self._q  # 1 - (p - q); kept to full precision where it is tiny
+
+
+def _binomial(counts: Tensor, probability: Tensor, generator: torch.Generator) -> Tensor:
+    drawn = torch.binomial(counts.double(), probability.contiguous(), generator=generator)
+    return drawn.to(torch.int64)

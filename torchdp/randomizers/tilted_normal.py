@@ -1,0 +1,109 @@
+"""The law of tau, the one private number inside a PrivUnitG message, and exact sums of many of them."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.special import log_ndtr, ndtr
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.kernels import privunitg
+from torchdp.randomizers.truncated_sums import sample_truncated_sums
+
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0
+
+
+@dataclass(frozen=True)
+class TiltedNormal:
+    """N(0, 1) reweighted by e^epsilon above a threshold k: density c1 phi on [k, inf), c0 phi below.
+
+    c1 = e^epsilon c0 and c0 = 1/(1 + (e^epsilon - 1) Phibar(k)); the threshold is the fixed point k = E tau,
+    which makes E tau as large as possible and Var tau = 1.
+    epsilon in [1e-6, 50]. Raises ValueError.
+
+    Source: Asi, Feldman, Talwar (2022), PrivUnitG; the fixed point: kernels/privunitg/README.md.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        if not SMALLEST_EPSILON <= self.epsilon <= LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
+                f"not {self.epsilon!r}"
+            )
+
+    @cached_property
+    def threshold(self) -> float:
+        """k, the fixed point of k -> E tau (Newton's method on a concave function: monotone, quadratic)."""
+        k = 0.0
+        while True:
+            log_mean = _log_excess(self.epsilon) - k * k / 2 - math.log(2 * math.pi) / 2
+            mean = math.exp(log_mean - np.logaddexp(0.0, _log_excess(self.epsilon) + log_ndtr(-k)))
+            if mean <= k * (1 + 1e-15):
+                return k
+            k = mean
+
+    @cached_property
+    def survival(self) -> float:
+        """Phibar(k), the standard normal's mass above the threshold."""
+        return float(ndtr(-self.threshold))
+
+    @cached_property
+    def low_density(self) -> float:
+        """c0, the density below the threshold relative to the standard normal."""
+        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
+
+    @cached_property
+    def high_density(self) -> float:
+        """c1 = e^epsilon c0."""
+        return math.exp(self.epsilon) * self.low_density
+
+    @cached_property
+    def upper(self) -> float:
+        """P(tau >= k) = c1 Phibar(k)."""
+        return self.high_density * self.survival
+
+    @property
+    def third_moment(self) -> float:
+        """E (tau - k)^3 = -k."""
+        return -self.threshold
+
+    @property
+    def fourth_moment(self) -> float:
+        """E (tau - k)^4 = 3 + k^2."""
+        return 3 + self.threshold**2
+
+    def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> Tensor:
+        """Independent copies of tau, float64 on the generator's device."""
+        generator = checks.random_source(generator, getattr(generator, "device", torch.device("cpu")))
+        branch, tail = torch.rand((2, *shape), dtype=torch.float64, device=generator.device, generator=generator)
+        return privunitg.tilted_normal(
+            branch, 1 - tail, threshold=self.threshold, upper=self.upper, survival=self.survival
+        )
+
+    def sample_sums(self, counts: Tensor, *, generator: torch.Generator, sample_shape: tuple[int, ...]) -> Tensor:
+        """For each entry n of ``counts`` the sum of n independent copies of tau; (*sample_shape, *counts.shape).
+
+        tau is N(0, 1) with probability c0 and N(0, 1) given >= k otherwise, so the sum is N(0, n - B) plus B
+        truncated normals, B ~ Binomial(n, 1 - c0). The cost does not depend on n.
+        """
+        generator = checks.random_source(generator, counts.device)
+        above = torch.binomial(
+            counts.double().expand(*sample_shape, *counts.shape).contiguous(),
+            torch.full(
+                (*sample_shape, *counts.shape), 1 - self.low_density, dtype=torch.float64, device=counts.device
+            ),
+            generator=generator,
+        )
+        z = torch.randn(above.shape, dtype=torch.float64, device=counts.device, generator=generator)
+        free = (counts - above).sqrt() * z
+        return free + sample_truncated_sums(self.threshold, above.long(), generator=generator)
+
+
+def _log_excess(epsilon: float) -> float:
+    return epsilon + math.log(-math.expm1(-epsilon))  # log(e^epsilon - 1)

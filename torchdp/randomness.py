@@ -1,0 +1,42 @@
+"""Generators filled with as much randomness as they hold.
+
+``torch.Generator().manual_seed(seed)`` on a CPU keeps only the low 32 bits of the seed: among 10^5 generators
+some pair is likely to draw the same numbers, and noise that was drawn for real data could be found by trying all
+seeds. Here the whole state of the Mersenne Twister (19937 bits) is filled; on a GPU the seed has 64 bits.
+"""
+
+import hashlib
+import os
+import sys
+
+import torch
+
+# torch's CPU state: a header of 24 bytes, 624 words of 32 bits stored in 64, then what is left of the last normal.
+_HEADER, _WORDS, _SIZE = 24, 624, 5056
+
+
+def keyed_generator(key: bytes, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator whose stream is a function of ``key`` (by SHAKE-256) and of the kind of device alone."""
+    return _generator(hashlib.shake_256(key).digest(4 * _WORDS), torch.device(device))
+
+
+def system_generator(device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator that nobody can repeat, filled by the operating system.
+
+    The Mersenne Twister is no cipher: its output may be published as noise under a sum, not as a key.
+    """
+    return _generator(os.urandom(4 * _WORDS), torch.device(device))
+
+
+def _generator(material: bytes, device: torch.device) -> torch.Generator:
+    generator = torch.Generator(device)
+    if device.type != "cpu":
+        return generator.manual_seed(int.from_bytes(material[:8], "little", signed=True))
+    state = generator.manual_seed(1).get_state()
+    first_word = int.from_bytes(state[_HEADER : _HEADER + 8].numpy().tobytes(), sys.byteorder)
+    if state.numel() != _SIZE or first_word != 1:  # a fresh state starts with the seed
+        raise RuntimeError(f"torch {torch.__version__} stores its CPU generator in a way that is not known here")
+    words = torch.frombuffer(bytearray(material), dtype=torch.int32).to(torch.int64) & 0xFFFFFFFF
+    state[_HEADER : _HEADER + 8 * _WORDS] = words.view(torch.uint8)
+    state[:8] = words[:2].view(torch.int32)[::2].contiguous().view(torch.uint8)  # what initial_seed() returns
+    return generator.set_state(state)

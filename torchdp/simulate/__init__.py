@@ -1,0 +1,37 @@
+"""Monte Carlo with error bars over any callable, and sweeps that resume.
+
+It knows no mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often squared
+errors. Randomness is a function of the run seed, the configuration and the block index alone.
+
+>>> import torch
+>>> from torchdp.simulate import run
+>>> def squared_error(generator, size):
+...     return torch.randn(size, generator=generator).square()
+>>> run(squared_error, 100_000, seed=1).moments.interval()  # doctest: +SKIP
+"""
+
+from torchdp.simulate.engine import Result, Sampler, run
+from torchdp.simulate.experiment import Experiment
+from torchdp.simulate.moments import Moments, merge
+from torchdp.simulate.plots import error_curves, ratio_strip, write_csv
+from torchdp.simulate.streams import block_generator, canonical, digest
+from torchdp.simulate.sweep import Row, Trial, read, sweep
+
+__all__ = [
+    "Experiment",
+    "Moments",
+    "Result",
+    "Row",
+    "Sampler",
+    "Trial",
+    "block_generator",
+    "canonical",
+    "digest",
+    "error_curves",
+    "merge",
+    "ratio_strip",
+    "read",
+    "run",
+    "sweep",
+    "write_csv",
+]

@@ -1,0 +1,186 @@
+"""Figures and tables of a sweep, from its rows alone."""
+
+import csv
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchdp.simulate.sweep import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito 2008, without the yellow, which vanishes on white
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = "os^Dv"
+_MEASURED = ("trials", "mse", "mse_low", "mse_high", "rmse", "predicted_mse", "ratio", "z", "seconds")
+
+
+def error_curves(
+    rows: Sequence[Row],
+    *,
+    x: str,
+    lines: str,
+    path: str | os.PathLike[str],
+    title: str,
+    ylabel: str = "RMSE",
+    predicted: str = "predicted_mse",
+    panels: str | None = None,
+) -> None:
+    """Root mean squared error against ``config[x]`` on log-log axes, written to ``path`` as PNG at 150 dpi.
+
+    One line per distinct ``config[lines]``. Bars are the square roots of the 95 % interval of the mean
+    squared error; the dashed line is the square root of ``facts[predicted]`` where there is one; the legend
+    holds the least-squares slope of log RMSE on log x.
+
+    Args:
+        rows: their samples are squared errors.
+        x: configuration key with numbers > 0.
+        lines: configuration key whose values name the lines.
+        path: where the picture goes; an existing one is replaced.
+        title: say the privacy unit and the model here.
+        ylabel: with the unit of the error.
+        predicted: key of the predicted mean squared error in the facts.
+        panels: configuration key whose values get a panel each (default: one panel).
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
+            point of one line.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("error_curves draws with matplotlib: pip install torchdp[plot]") from error
+    if panels is None:
+        parts = {title: list(rows)}
+    else:
+        parts = {}
+        for row in rows:
+            parts.setdefault(str(row.config.get(panels)), []).append(row)
+    groups = {name: _grouped(part, x, lines) for name, part in parts.items()}  # refuses before it draws
+    wide = min(2, len(parts))
+    high = -(-len(parts) // wide) if parts else 0
+    figure = Figure(figsize=(7 * wide, 4.5 * high), layout="constrained")
+    for axes, (name, group) in zip(figure.subplots(high, wide, squeeze=False).flat, groups.items(), strict=False):
+        _panel(axes, group, x, lines, predicted)
+        axes.set(xscale="log", yscale="log", xlabel=x, ylabel=ylabel, title=name)
+    for axes in figure.axes[len(parts) :]:
+        axes.set_visible(False)
+    if panels is not None:
+        figure.suptitle(title)
+    figure.savefig(path, format="png", dpi=150)
+
+
+def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+    """One line per row: its configuration, then what was measured and how it compares with the prediction.
+
+    mse = mean of the samples with its 95 % interval mse_low, mse_high; rmse = sqrt(mse);
+    ratio = mse / predicted_mse; z = (mse - predicted_mse) / standard error. Empty cells where there is no
+    prediction.
+
+    Raises:
+        ValueError: a configuration key has the name of a measured column.
+        OSError: ``path`` cannot be written.
+    """
+    keys = list(dict.fromkeys(key for row in rows for key in row.config))
+    if clash := sorted(set(keys) & set(_MEASURED)):
+        raise ValueError(f"config keys {clash} are names of measured columns; rename them")
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*keys, *_MEASURED])
+        writer.writeheader()
+        writer.writerows({**row.config, **_measured(row)} for row in rows)
+
+
+def _measured(row: Row) -> dict[str, object]:
+    mse, prediction = row.moments.mean, row.facts.get("predicted_mse")
+    low, high = row.moments.interval()
+    cells: dict[str, object] = {
+        "trials": row.moments.count,
+        "mse": mse,
+        "mse_low": low,
+        "mse_high": high,
+        "rmse": math.sqrt(mse) if mse >= 0 else math.nan,
+        "seconds": row.seconds,
+    }
+    if prediction is not None:
+        cells["predicted_mse"] = prediction
+        cells["ratio"] = mse / prediction if prediction else math.nan
+        cells["z"] = row.moments.z_score(prediction)
+    return cells
+
+
+def _grouped(rows: Sequence[Row], x: str, lines: str) -> dict[Any, list[Row]]:
+    if not rows:
+        raise ValueError("rows is empty; there is nothing to draw")
+    groups: dict[Any, dict[float, Row]] = {}
+    for row in rows:
+        if missing := {x, lines} - set(row.config):
+            raise ValueError(f"config {row.config} has no key {sorted(missing)}")
+        at, name = row.config[x], str(row.config[lines])
+        if isinstance(at, str | list | None) or not at > 0 or not row.moments.mean > 0:
+            raise ValueError(
+                f"log axes need {x} > 0 and an error > 0, not {x}={at!r} with mean {row.moments.mean!r}"
+            )
+        if at in groups.setdefault(name, {}):
+            raise ValueError(f"two rows at {x}={at!r} on the line {lines}={name}; select the rows first")
+        groups[name][at] = row
+    return {name: [group[at] for at in sorted(group)] for name, group in groups.items()}
+
+
+def _panel(axes: "Axes", groups: dict[Any, list[Row]], x: str, lines: str, predicted: str) -> None:
+    for index, (name, group) in enumerate(groups.items()):
+        marker = _MARKERS[index // len(_COLOURS) % len(_MARKERS)]
+        _draw(axes, group, x, f"{lines}={name}", predicted, _COLOURS[index % len(_COLOURS)], marker)
+    axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
+    dashed = (
+        "; dashed: predicted" if any(predicted in row.facts for group in groups.values() for row in group) else ""
+    )
+    axes.legend(title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small")
+
+
+def _draw(axes: "Axes", group: list[Row], x: str, label: str, predicted: str, colour: str, marker: str) -> None:
+    where = np.array([row.config[x] for row in group], dtype=float)  # (points,)
+    rmse = np.sqrt([row.moments.mean for row in group])
+    ends = np.sqrt(np.maximum([row.moments.interval() for row in group], 0.0))  # (points, 2)
+    if len(group) > 1:
+        slope = np.polyfit(np.log(where), np.log(rmse), 1)[0]
+        label = f"{label}, slope {slope:.2f}"
+    bars = np.abs(ends.T - rmse)  # (2, points): below, above
+    style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1}
+    axes.errorbar(where, rmse, yerr=np.where(np.isfinite(bars), bars, 0.0), label=label, **style)
+    known = [row for row in group if predicted in row.facts]
+    if known:
+        theory = np.sqrt([row.facts[predicted] for row in known])
+        axes.plot([row.config[x] for row in known], theory, "--", color=colour, linewidth=1.5, alpha=0.7)
+
+
+def ratio_strip(rows: Sequence[Row], *, path: str | os.PathLike[str], title: str) -> None:
+    """Measured over predicted mean squared error of each row that has a prediction, with its 95 % interval, as PNG.
+
+    Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: no row has ``facts["predicted_mse"]`` > 0.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("ratio_strip draws with matplotlib: pip install torchdp[plot]") from error
+    known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
+    if not known:
+        raise ValueError("no row has a predicted_mse; there is nothing to compare")
+    predicted = np.array([row.facts["predicted_mse"] for row in known])
+    ratio = np.array([row.moments.mean for row in known]) / predicted
+    ends = np.array([row.moments.interval() for row in known]) / predicted[:, None]  # (rows, 2)
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(1, color="black", linewidth=0.8)
+    bars = np.abs(ends.T - ratio)
+    axes.errorbar(range(len(known)), ratio, yerr=bars, fmt="o", color=_COLOURS[0], markersize=3, linewidth=0.8)
+    axes.set(xlabel="configuration, in the order of results.csv", ylabel="measured / predicted MSE", title=title)
+    figure.savefig(path, format="png", dpi=150)

@@ -1,0 +1,149 @@
+"""Workloads: the matrix W of the linear queries, or of a pairwise kernel, dense or as a Kronecker product.
+
+A workload has one column for each type (what one user may hold). For linear queries the answers are
+``W h``, with h the normalised histogram; for a pairwise kernel f the entry is ``W[x, y] = f(x, y)`` and the
+quadratic form is ``h^T W h``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A matrix W = factors[0] (x) factors[1] (x) ... (Kronecker product; one factor: a dense matrix).
+
+    factors: tensors of shape (m_i, n_i), one dtype and device. Type x of a product is the mixed-radix index
+    of its coordinates, the first factor's coordinate counting most.
+    """
+
+    name: str
+    factors: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        if not self.factors:
+            raise ValueError("factors must hold at least one matrix")
+        for factor in self.factors:
+            if checks.matrix("factors", factor).ndim != 2:
+                raise ValueError(f"factors must be matrices, not of shape {tuple(factor.shape)}")
+        if len({(factor.dtype, factor.device) for factor in self.factors}) > 1:
+            raise ValueError("factors must share one dtype and one device")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(number of queries, number of types)."""
+        return math.prod(f.shape[0] for f in self.factors), math.prod(f.shape[1] for f in self.factors)
+
+    def dense(self) -> Tensor:
+        """W itself, of shape ``self.shape``."""
+        return reduce(torch.kron, self.factors)
+
+
+def _differences(k: int, device: torch.device | str | None) -> Tensor:
+    """i - j for i, j in [0, k), as integers: half precision would round large positions into ties."""
+    x = torch.arange(checks.integer("k", k, 1), device=device)
+    return x[:, None] - x
+
+
+def identity(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+    """The histogram: W = I_k."""
+    return Workload("identity", (torch.eye(checks.integer("k", k, 1), dtype=dtype, device=device),))
+
+
+def prefix(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+    """Prefix sums (continual counting): W[i, j] = 1[j <= i], of shape (k, k)."""
+    k = checks.integer("k", k, 1)
+    return Workload("prefix", (torch.ones(k, k, dtype=dtype, device=device).tril(),))
+
+
+def all_ranges(
+    k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> Workload:
+    """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
+    low, high = torch.triu_indices(checks.integer("k", k, 1), k, device=device)
+    types = torch.arange(k, device=device)
+    return Workload("all ranges", (((low[:, None] <= types) & (types <= high[:, None])).to(dtype),))
+
+
+def sign(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+    """W[i, j] = sgn(i - j), zero on the diagonal: ties count nothing. Of shape (k, k), antisymmetric."""
+    return Workload("sign", (_differences(k, device).sign().to(dtype),))
+
+
+def kendall(
+    a: int, b: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> Workload:
+    """Kendall's tau-a on an a x b grid: W = sign(a) (x) sign(b), f((y, z), (y', z')) = sgn(y - y') sgn(z - z').
+
+    Type (y, z) has index ``y * b + z``. A pair tied in y or in z counts 0. Source: Ghazi, Kamath, Kumar,
+    Manurangsi, Sealfon (2023), section 5, who write the factors with +1 on the diagonal; that matrix is not
+    the kernel on ties (it gives f(x, x) = 1), so the factors here have a zero diagonal.
+    """
+    factors = sign(a, dtype=dtype, device=device).factors + sign(b, dtype=dtype, device=device).factors
+    return Workload("kendall", factors)
+
+
+def auc(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+    """The AUC's kernel on (label, score) types: f((y, s), (y', s')) = (y - y') sgn(s - s') / 2.
+
+    Label y is 0 or 1 and score s in [0, k); type (y, s) has index ``y * k + s``; shape (2k, 2k). The sum over
+    ordered pairs of users is n+ n- (2 AUC - 1), ties in score counting one half in the AUC.
+    Source: Ghazi et al. (2023), section 5 (AUC as Kendall's tau with a binary coordinate).
+    """
+    label = sign(2, dtype=dtype, device=device).factors[0] / 2
+    return Workload("auc", (label, *sign(k, dtype=dtype, device=device).factors))
+
+
+def absolute_difference(
+    k: int,
+    *,
+    spacing: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Workload:
+    """Gini's mean difference: W[i, j] = spacing * abs(i - j), of shape (k, k)."""
+    spacing = checks.positive("spacing", spacing)
+    return Workload("absolute difference", (_differences(k, device).abs().to(dtype) * spacing,))
+
+
+def unequal(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+    """Gini's diversity index: W[i, j] = 1[i != j], of shape (k, k)."""
+    k = checks.integer("k", k, 1)
+    return Workload("unequal", (1 - torch.eye(k, dtype=dtype, device=device),))
+
+
+def parities(
+    d: int, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> Workload:
+    """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
+    d, order = checks.integer("d", d, 1), checks.integer("order", order, 0)
+    types = torch.arange(2**d, device=device)
+    bits = (types[:, None] >> torch.arange(d, device=device)) & 1  # (2^d, d)
+    sets = bits[bits.sum(1) <= order]  # a set of bits, coded like a type
+    overlap = sets.double() @ bits.double().T  # integers have no matrix product on a GPU
+    return Workload("parities", ((1 - 2 * (overlap % 2)).to(dtype),))
+
+
+def from_callable(kernel: Callable[[Tensor, Tensor], Tensor], points: Tensor) -> Workload:
+    """A pairwise kernel on a finite domain: W[i, j] = kernel(points[i], points[j]).
+
+    kernel: called once, with ``points[:, None]`` and ``points[None, :]`` (broadcasting, no loop over pairs).
+    points: (k, ...), the public values of the k types. Raises ValueError where the result is not a finite
+    (k, k) tensor.
+    """
+    if not isinstance(points, Tensor) or points.ndim == 0 or points.shape[0] == 0:
+        raise ValueError("points must be a tensor with one entry for each type")
+    values = checks.floating("kernel(points, points)", kernel(points[:, None], points[None, :]))
+    k = points.shape[0]
+    if values.shape != (k, k):
+        raise ValueError(
+            f"kernel must return a ({k}, {k}) tensor, not {tuple(values.shape)}; write it with broadcasting"
+        )
+    return Workload("callable", (values,))
