@@ -40,17 +40,21 @@ def matrix(name: str, value: Tensor) -> Tensor:
 
 def floating(name: str, value: Tensor) -> Tensor:
     """``value`` as a finite real floating tensor (integers become float64). Raises TypeError, ValueError."""
+    value = real(name, value)
+    if not torch.isfinite(value).all():
+        raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
+    return value
+
+
+def real(name: str, value: Tensor) -> Tensor:
+    """``value`` as a real floating tensor (integers become float64), its entries unread. Raises TypeError."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
     if value.is_complex():
         raise TypeError(f"{name} must be real, not {value.dtype}")
     if value.layout != torch.strided or value.device.type == "meta":
         raise TypeError(f"{name} must be a dense tensor with data; call .to_dense() or materialise it first")
-    if not value.is_floating_point():
-        value = value.to(torch.float64)
-    if not torch.isfinite(value).all():
-        raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
-    return value
+    return value if value.is_floating_point() else value.to(torch.float64)
 
 
 def indices(name: str, value: Tensor, k: int) -> Tensor:

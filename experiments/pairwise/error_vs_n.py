@@ -67,14 +67,15 @@ def users(name: str, types: int, n: int) -> Tensor:
 def make_trial(config: dict[str, Any]) -> Trial:
     """Squared error of one private estimate."""
     question = statistic(config["statistic"], config["types"])
-    protocol = PROTOCOLS[config["protocol"]](question, config["epsilon"])
+    kind = PROTOCOLS[config["protocol"]]
+    protocol = kind(question, config["epsilon"])
     counts = users(config["statistic"], config["types"], config["n"])
     truth = question.exact(counts)
 
     def sample(generator: torch.Generator, size: int) -> Tensor:
-        return (
-            protocol.estimate_histogram(counts, generator=generator, sample_shape=(size,)).value - truth
-        ).square()
+        there = kind(question.to(generator.device), config["epsilon"])
+        drawn = there.estimate_histogram(counts, generator=generator, sample_shape=(size,))
+        return (drawn.value - float(truth)).square()
 
     return Trial(sample, {"predicted_mse": protocol.predicted_mse(counts, config["n"]), "truth": float(truth)})
 

@@ -22,9 +22,8 @@ def message(
 
     points, normals g: (*batch, d); lift g0, tau: (*batch). Points outside the ball are projected onto it.
     """
-    scaled = points / radius
-    norms = scaled.norm(dim=-1, keepdim=True).clamp_min(1)
-    scaled = scaled / norms
-    height = (1 - scaled.square().sum(-1)).clamp_min(0).sqrt()  # the coordinate that lifts x' to the sphere
-    along = tau.to(points.dtype) - (normals * scaled).sum(-1) - lift * height
-    return (normals + along[..., None] * scaled) * (radius / threshold)
+    norms = torch.linalg.vector_norm(points, dim=-1)
+    stretch = norms.clamp_min(radius)  # x' = points / stretch
+    height = (1 - (norms / stretch).square()).clamp_min(0).sqrt()  # the coordinate that lifts x' to the sphere
+    along = tau.to(points.dtype) - (normals * points).sum(-1) / stretch - lift * height
+    return torch.addcmul(normals, (along / stretch)[..., None], points).mul_(radius / threshold)

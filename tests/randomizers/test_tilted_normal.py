@@ -35,7 +35,7 @@ def excess(epsilon, k):
 
 def cdf(law, t):
     low = law.low_density * torch.special.ndtr(t)
-    return torch.where(t < law.threshold, low, 1 - law.high_density * torch.special.ndtr(-t))
+    return torch.where(t < law.threshold, low, 1 - law.high_density * torch.special.log_ndtr(-t).exp())
 
 
 def chi_square(uniform, bins=100):

@@ -86,7 +86,7 @@ def test_few_copies_match_quadrature(threshold, copies):
     assert max(map(abs, errors)) > 1e-4
 
 
-def lattice_law(threshold, step=5e-4, squarings=4):
+def lattice_law(threshold, step, squarings=4):
     """Distribution function of the sum of 16 copies, by squaring the law of one on a lattice four times."""
     edges = np.arange(0, min(13.0, 45 / threshold) + step, step)
     mass = -np.diff(np.exp(stats.norm.logsf(edges + threshold) - stats.norm.logsf(threshold)))
@@ -99,7 +99,7 @@ def lattice_law(threshold, step=5e-4, squarings=4):
 @pytest.mark.parametrize("threshold", [0.004, 0.4, 2.7, 9.0])
 def test_16_copies_match_repeated_convolution(threshold):
     mean, deviation, *_ = standardised_cumulants(threshold)
-    points, distribution = lattice_law(threshold)
+    points, distribution = lattice_law(threshold, deviation / 1000)
     points, distribution = points[::20], distribution[::20]
     inside = (distribution > 1e-9) & (distribution < 1 - 1e-9)
     x = (points[inside] - 16 * mean) / (4 * deviation)
@@ -120,7 +120,7 @@ def test_quantiles_have_the_moments_of_the_sum(threshold, copies):
     *_, skewness, kurtosis = standardised_cumulants(threshold)
     got = [float(weight @ q**power) for power in (1, 2, 3, 4)]
     wanted = [0, 1, skewness / math.sqrt(copies), 3 + kurtosis / copies]
-    assert got == pytest.approx(wanted, abs=3e-7)
+    assert got == pytest.approx(wanted, abs=1e-6)
     assert [float(weight @ (1.01 * q) ** power) for power in (1, 2, 3, 4)] != pytest.approx(wanted, abs=1e-3)
 
 
@@ -131,7 +131,7 @@ def test_quantiles_increase_and_are_smooth_between_the_nodes(threshold, copies):
     q = at(threshold, copies, z)
     assert q.isfinite().all() and (q.diff() >= 0).all()
     mean, deviation, *_ = standardised_cumulants(threshold)
-    assert (copies * mean + math.sqrt(copies) * deviation * q[z.abs() <= 7] > 0).all()  # copies exceed k
+    assert (copies * mean + math.sqrt(copies) * deviation * q[z.abs() <= 6] > 0).all()  # copies exceed k
 
 
 def test_no_copies_add_nothing():
@@ -163,3 +163,32 @@ def test_sums_of_many_copies_are_float64_to_the_last_digits():
     z = (sums - counts.double() * (0.4 + mean)) / (deviation * counts.double().sqrt())
     assert abs(float(z.mean())) < 5 / math.sqrt(1000)
     assert abs(float(z.square().mean()) - 1) < 5 * math.sqrt(2 / 1000)
+
+
+def test_whole_numbers_of_copies_may_be_integers_or_floats():
+    copies = torch.tensor([0, 1, 15, 16, 17, 1000, 10**14])
+    z = torch.linspace(-3, 3, 7, dtype=torch.float64)
+    assert torch.equal(quantile(0.4, copies, z), quantile(0.4, copies.double(), z))
+
+
+@pytest.mark.parametrize("threshold", [0.004, 2.7, 9.0])
+@pytest.mark.parametrize("copies", [15, 16, 17, 23, 60, 1000])
+def test_distribution_function_is_within_1e_8(threshold, copies):
+    """F at the quantiles, by Gil-Pelaez inversion of the characteristic function in 30 digits."""
+    mean, deviation, *_ = standardised_cumulants(threshold)
+    z = torch.tensor([-5.0, -3.2, -1.507, -0.31, 0.01, 0.7, 1.9, 3.1, 4.2], dtype=torch.float64)
+    quantiles = at(threshold, copies, z).tolist()
+    with mpmath.workdps(30):
+        root, step, terms = mpmath.mpf(threshold) / mpmath.sqrt(2), mpmath.mpf(2) * mpmath.pi / 60, []
+        while not terms or abs(terms[-1][1]) > 1e-14:
+            frequency = step * (len(terms) + mpmath.mpf(1) / 2)
+            t = frequency / (math.sqrt(copies) * deviation)
+            shifted = root - 1j * t / mpmath.sqrt(2)
+            one = mpmath.exp(shifted**2 - root**2 - 1j * t * mean) * mpmath.erfc(shifted) / mpmath.erfc(root)
+            terms.append((frequency, one**copies))
+        for scale, close in ((1, True), (1.01, False)):  # 1 % too wide is seen
+            errors = [
+                0.5 - sum((v * mpmath.expj(-w * scale * x)).imag / w for w, v in terms) * step / mpmath.pi - p
+                for x, p in zip(quantiles, ndtr(z.numpy()), strict=True)
+            ]
+            assert (max(map(abs, errors)) < 1e-8) == close

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "--bounds-from-data", action="store_true",
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
-    estimate.add_argument("--bins", type=int, help="equal bins for each numeric column (default: 32)")
+    estimate.add_argument("--bins", type=int, help="equal bins for each numeric column (default: 32; kendall: 16)")
     estimate.add_argument("--categories", metavar="A,B,...", help="gini-diversity: the public list of categories")
     estimate.add_argument("--positive", metavar="VALUE", default="1", help="auc: the label that counts as 1")
     estimate.add_argument("--negative", metavar="VALUE", default="0", help="auc: the label that counts as 0")
@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--seed", type=int, default=0, help="of the whole run (default: 0)")
     sweep.add_argument("--trials", type=int, help="for each configuration (default: the script's)")
     sweep.add_argument("--target-relative-ci", type=float, help="stop a configuration earlier, at this half-width")
+    sweep.add_argument("--device", default="cpu", help="where the trials run, for example cuda (default: cpu)")
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
     sweep.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
     return top
@@ -73,5 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torchdp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"torchdp {options.command}: interrupted; finished blocks are kept", file=sys.stderr)
+        kept = "; finished blocks are kept" if options.command == "sweep" else ""
+        print(f"torchdp {options.command}: interrupted{kept}", file=sys.stderr)
         return 130

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,12 +43,16 @@ class _Table:
 
     @cached_property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        return parse_bounds(self.options.bounds, self.columns)
+        numeric = self.columns[:1] if self.options.statistic == "auc" else self.columns
+        return parse_bounds(self.options.bounds, numeric)
 
     def binned(self, name: str) -> tuple[Tensor, Bins]:
-        count = 32 if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
-        if count > MOST_BINS:
-            raise ValueError(f"--bins must be at most {MOST_BINS}, not {count}")
+        usual = 16 if self.options.statistic == "kendall" else 32  # kendall's types are pairs of bins
+        count = usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
+        # Kendall's grid has bins^2 types.
+        most = math.isqrt(MOST_BINS) if self.options.statistic == "kendall" else MOST_BINS
+        if count > most:
+            raise ValueError(f"--bins must be at most {most}, not {count}")
         if name not in self.bounds and not self.options.bounds_from_data:
             raise ValueError(
                 f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH; bounds read from the data "
@@ -62,7 +67,11 @@ class _Table:
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """Reads, randomizes every row, prints. Nothing printed depends on the data but through the messages."""
+    """Reads, randomizes every row, prints.
+
+    The answer depends on the rows through the messages and their number alone (unless --bounds-from-data is
+    given); an error about a cell names its row, never its value.
+    """
     epsilon = checks.positive("--epsilon", options.epsilon)
     checks.fraction("--level", options.level)
     question = ask(options)
@@ -72,6 +81,8 @@ def estimate(options: argparse.Namespace) -> int:
     else:
         generator = keyed_generator(f"torchdp estimate\n{checks.integer('--seed', options.seed, 0)}".encode())
     answer = protocol.estimate(question.types, generator=generator)
+    if not (math.isfinite(answer.value) and math.isfinite(answer.standard_error)):
+        raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
     low, high = answer.interval(options.level)
     if options.bounds_from_data:
         print("torchdp estimate: the bounds were read from the data: this run is NOT PRIVATE", file=sys.stderr)
@@ -103,6 +114,10 @@ def ask(options: argparse.Namespace) -> Question:
     if (options.categories is not None) != (options.statistic == "gini-diversity"):
         need = "needs" if options.categories is None else "takes no"
         raise ValueError(f"--statistic {options.statistic} {need} --categories")
+    if options.statistic == "gini-diversity" and (options.bounds or options.bounds_from_data or options.bins):
+        raise ValueError("--statistic gini-diversity takes no --bounds and no --bins: its column is a category")
+    if options.statistic == "auc" and options.positive == options.negative:
+        raise ValueError(f"--positive and --negative must differ, not both be {options.positive!r}")
     table = _Table(options, options.columns)
     first = options.columns[0]
     if options.statistic == "gini-diversity":

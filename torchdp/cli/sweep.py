@@ -4,6 +4,8 @@ import argparse
 import importlib.util
 from pathlib import Path
 
+import torch
+
 from torchdp import checks, simulate
 from torchdp.simulate import Experiment
 
@@ -15,7 +17,15 @@ def sweep(options: argparse.Namespace) -> int:
     trials = experiment.trials if options.trials is None else checks.integer("--trials", options.trials, 1)
     store = folder / "results.jsonl"
     if options.draw_only:
-        rows = simulate.read(store)
+        wanted = {simulate.canonical(config) for config in experiment.grid}
+        rows = [
+            row
+            for row in simulate.read(store)
+            if (row.seed, row.block_size) == (options.seed, experiment.block_size)
+            and simulate.canonical(row.config) in wanted
+        ]
+        if not rows:
+            raise ValueError(f"{store} holds no row of this grid and seed; run without --draw-only first")
     else:
         folder.mkdir(parents=True, exist_ok=True)
         rows = simulate.sweep(
@@ -26,12 +36,21 @@ def sweep(options: argparse.Namespace) -> int:
             store=store,
             block_size=experiment.block_size,
             target_relative_ci=options.target_relative_ci,
+            device=_available(options.device),
         )
     table = folder / "results.csv"
     simulate.write_csv(rows, table)
     for path in (store, table, *experiment.draw(rows, folder)):
         print(path)
     return 0
+
+
+def _available(device: str) -> torch.device:
+    """The device of that name. Raises ValueError where this machine has none."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} is not available here") from error
 
 
 def load(path: str, smoke: bool) -> Experiment:

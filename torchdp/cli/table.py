@@ -38,7 +38,8 @@ def read_columns(path: str, names: Sequence[str]) -> dict[str, list[str]]:
             for name in names:
                 if header.count(name) != 1:
                     found = "is missing" if name not in header else "occurs more than once"
-                    raise ValueError(f"column {name!r} {found} in {path}; its columns are {', '.join(header)}")
+                    # Without a header line the first row would be a user's: its cells are not shown.
+                    raise ValueError(f"column {name!r} {found} in the header of {path} ({len(header)} columns)")
             where = [header.index(name) for name in names]
             cells: dict[str, list[str]] = {name: [] for name in names}
             for row in reader:
@@ -111,5 +112,7 @@ def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tupl
             raise ValueError(f"--bounds gives {name!r} twice")
         if not low < high:
             raise ValueError(f"--bounds {text!r}: the lower end must be below the upper one")
+        if not (high - low) / MOST_BINS > 0 or not math.isfinite(high - low):
+            raise ValueError(f"--bounds {text!r}: the width of a bin leaves the range of floating-point numbers")
         bounds[name] = (low, high)
     return bounds

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from torchdp import checks
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
@@ -138,7 +139,7 @@ class OneMessage(AggregateProtocol):
         return self._variance((form.weights * total).square().sum(-1), n, form) + kurtosis / n**4
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        """Leaves out the terms of order 1/n^3."""
+        """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
         noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
         return self._variance(((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0), n, form)
 
@@ -211,5 +212,10 @@ def _accumulate(
     """Adds ``sums(vectors of some users)`` over all users, a bounded number of them at a time."""
     points = protocol.statistic.points
     at_once = max(1, NUMBERS_AT_ONCE // points.shape[1])
-    parts = [sums(points[some]) for some in types.split(at_once)]
-    return tuple(torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+    total: tuple[Tensor, ...] = ()
+    with tqdm(total=len(types), unit="user", unit_scale=True, delay=2, leave=False, disable=None) as bar:
+        for some in types.split(at_once):
+            part = sums(points[some])
+            total = tuple(a + b for a, b in zip(total, part, strict=True)) if total else part
+            bar.update(len(some))
+    return total

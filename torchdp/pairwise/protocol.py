@@ -78,10 +78,14 @@ class PairwiseProtocol(ABC):
         types = checks.indices("types", types, self.statistic.types)
         if types.ndim != 1 or len(types) < 2:
             raise ValueError(f"types must have shape (n,) with n >= 2 users, not {tuple(types.shape)}")
+        types = types.to(self.statistic.points.device)
         return self.analyse(self.collect(types, generator=generator), len(types))
 
     def analyse(self, sums: tuple[Tensor, ...], n: int) -> PairwiseEstimate:
-        """The analyst: from what ``collect`` returned to the estimate and its standard error."""
+        """The analyst: from what ``collect`` returned to the estimate and its standard error.
+
+        Both are NaN where the estimated denominator of a ratio is 0.
+        """
         form, denominator = self.statistic.form, self.statistic.denominator
         m = float(n)  # powers of it leave the range of 64-bit integers
         value = self._convert(self.mean(sums, m, form), m, form)
@@ -89,6 +93,7 @@ class PairwiseProtocol(ABC):
             variance = self.plug_in_variance(sums, m, form) * self._slope(m) ** 2
             return PairwiseEstimate(value, variance.sqrt(), n)
         below = self._convert(self.mean(sums, m, denominator), m, denominator)
+        below = torch.where(below.abs() > self._rounding(denominator), below, torch.nan)
         ratio = value / below
         variance = self.plug_in_variance(sums, m, _difference(form, ratio, denominator)) * self._slope(m) ** 2
         return PairwiseEstimate(self.statistic.offset + ratio, variance.sqrt() / below.abs(), n)
@@ -101,20 +106,25 @@ class PairwiseProtocol(ABC):
         """
         n = checks.integer("n", n, 2)
         k = self.statistic.types
-        histogram = checks.floating("histogram", histogram).double()
+        histogram = checks.floating("histogram", histogram).double().to(self.statistic.points.device)
         if histogram.shape != (k,) or bool((histogram < 0).any()) or float(histogram.sum()) <= 0:
             raise ValueError(f"histogram must be ({k},), non-negative, with a positive sum")
         counts = histogram / histogram.sum() * n
         form, denominator = self.statistic.form, self.statistic.denominator
+        for each in self.statistic.forms:
+            self._convert(counts.new_zeros(()), n, each)  # refuses what `analyse` refuses
         if denominator is None:
-            self._convert(counts.new_zeros(()), n, form)  # refuses what `analyse` refuses
             return float(self.mean_variance(counts, form)) * self._slope(n) ** 2
         below = float(self.statistic.mean(counts, denominator))
-        if below == 0:
+        if abs(below) <= self._rounding(denominator):
             raise ValueError("histogram makes the statistic's denominator 0 (one class is empty)")
         ratio = self.statistic.mean(counts, form) / below
         variance = float(self.mean_variance(counts, _difference(form, ratio, denominator)))
         return variance * self._slope(n) ** 2 / below**2
+
+    def _rounding(self, form: Form) -> float:
+        """What rounding may leave of a mean that is 0."""
+        return 1e-13 * self.statistic.size(form)
 
     def _slope(self, n: float) -> float:
         """Factor of the mean in the conversion between the two kinds of pairs."""
@@ -149,7 +159,7 @@ class AggregateProtocol(PairwiseProtocol):
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> PairwiseEstimate:
         """In law what ``estimate`` returns for counts (k,) users of each type; shape (*sample_shape)."""
-        counts = checks.counts("counts", counts, self.statistic.types)
+        counts = checks.counts("counts", counts, self.statistic.types).to(self.statistic.points.device)
         n = int(counts.sum())
         if n < 2:
             raise ValueError(f"counts must add up to at least 2 users, not {n}")

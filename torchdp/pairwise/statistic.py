@@ -1,7 +1,7 @@
 """Pairwise statistics as quadratic forms in one vector for each type."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -26,6 +26,10 @@ class Form:
     weights: Tensor
     constant: float = 0.0
 
+    def to(self, device: torch.device | str) -> "Form":
+        """The same form with its weights on ``device``."""
+        return Form(self.weights.to(device), self.constant)
+
 
 @dataclass(frozen=True)
 class PairwiseStatistic:
@@ -46,6 +50,9 @@ class PairwiseStatistic:
     def __post_init__(self) -> None:
         if checks.matrix("points", self.points).ndim != 2:
             raise ValueError(f"points must have shape (types, r), not {tuple(self.points.shape)}")
+        for name, tensor in (("points", self.points), *(("form weights", form.weights) for form in self.forms)):
+            if checks.floating(name, tensor).dtype != torch.float64 or tensor.dtype != torch.float64:
+                raise TypeError(f"{name} must be float64, not {tensor.dtype}")
         for form in self.forms:
             if form.weights.shape != (self.points.shape[1],):
                 raise ValueError(f"form weights must have shape ({self.points.shape[1]},)")
@@ -70,6 +77,11 @@ class PairwiseStatistic:
         """The form, and the denominator where there is one."""
         return (self.form,) if self.denominator is None else (self.form, self.denominator)
 
+    def to(self, device: torch.device | str) -> "PairwiseStatistic":
+        """The same statistic with its tensors on ``device``."""
+        denominator = None if self.denominator is None else self.denominator.to(device)
+        return replace(self, points=self.points.to(device), form=self.form.to(device), denominator=denominator)
+
     def kernel(self, form: Form) -> Tensor:
         """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
         return (self.points * form.weights[..., None, :]) @ self.points.mT + form.constant
@@ -78,13 +90,17 @@ class PairwiseStatistic:
         """f(x, x), (k,)."""
         return self.points.square() @ form.weights + form.constant
 
+    def size(self, form: Form) -> float:
+        """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f): what rounding is judged against."""
+        return float((self.points.square() @ form.weights.abs()).max()) + abs(form.constant)
+
     def common_diagonal(self, form: Form) -> float:
         """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.
 
         Only then do the sums over i != j and over all pairs determine each other.
         """
         diagonal = self.diagonal(form)
-        if float(diagonal.max() - diagonal.min()) > 1e-9 * max(1.0, float(diagonal.abs().max()), self.radius**2):
+        if float(diagonal.max() - diagonal.min()) > 1e-9 * self.size(form):
             raise ValueError(
                 f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
                 f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
@@ -115,11 +131,12 @@ def from_kernel(
     The points are the columns of R in W = R^T J R; radius^2 <= (1 + tol) gamma_2(W).
     Source: Ghazi et al. (2023), section 3, with the signature form in the place of two factors.
     """
+    if isinstance(kernel, Workload):
+        name, kernel = kernel.name, replace(kernel, factors=tuple(factor.double() for factor in kernel.factors))
+    else:
+        kernel = checks.matrix("kernel", kernel).double()
     factors = signature_form(kernel, tol)
-    name = kernel.name if isinstance(kernel, Workload) else name
-    return PairwiseStatistic(
-        name, factors.right.mT.double().contiguous(), Form(factors.signature.double()), pairs=pairs
-    )
+    return PairwiseStatistic(name, factors.right.mT.contiguous(), Form(factors.signature), pairs=pairs)
 
 
 def from_factors(

@@ -119,12 +119,15 @@ class PrivUnitG(LocalRandomizer):
         return (along @ scaled + normals @ spread.mT) * (self.radius / self.tau.threshold)
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
-        x = checks.floating(name, x)
+        x = checks.real(name, x)
         if x.ndim == 0 or x.shape[-1] != self.dim:
             raise ValueError(f"{name} must have shape (..., {self.dim}), not {tuple(x.shape)}")
         if x.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{name} must be float32 or float64, not {x.dtype}: the message needs their precision")
-        largest = float(x.double().norm(dim=-1).max()) if x.numel() else 0.0
+        norms = torch.linalg.vector_norm(x, dim=-1)  # one pass over x; NaN and infinity come through
+        if not torch.isfinite(norms).all():
+            raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
+        largest = float(norms.max()) if x.numel() else 0.0
         # Rounding of the norm is let through (such points are projected onto the ball), no more.
         if largest > self.radius * (1 + 4 * math.sqrt(self.dim) * torch.finfo(x.dtype).eps):
             raise ValueError(f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip them")

@@ -1,0 +1,183 @@
+"""Bad input: exit code 2, one line on stderr, nothing on stdout, no value of the table in it."""
+
+import pytest
+
+from torchdp import cli
+
+SECRET = "77.123456"
+ROWS = [("1.5", "0.5", "0", "red"), (SECRET, "0.25", "1", "blue"), ("3.5", "0.75", "1", "red")]
+MEAN = "--statistic gini-mean-difference --columns height --bounds height=0:100"
+TABLES = {
+    "empty": b"",
+    "blank": b"\n\n",
+    "header only": b"height,dose,label,colour\n",
+    "one row": b"height,dose,label,colour\n77.123456,2,0,red\n",
+    "binary": bytes(range(256)) * 4,
+    "nul": b"\x00\x01\x02\x1b[31m77.123456\x00,\x00\n" * 3,
+    "no header": b"77.123456,0.5,0,red\n77.123456,0.5,1,red\n",
+    "twice": b"height,height\n1,77.123456\n2,3\n",
+    "short row": b"height,dose\n1,77.123456\n77.123456\n3,4\n",
+    "long row": b"height,dose\n1,77.123456\n3,4,77.123456\n",
+    "open quote": b'height,dose\n1,"77.123456\n3,4\n',
+    "huge cell": b"height,dose\n1,2\n3," + b"7" * 200_000 + b"\n",
+    "latin": "height,größe\n1,77.123456\n".encode("latin-1"),
+}
+TABLES |= {
+    f"cell {cell!r}": f"height,dose\n77.123456,1\n{cell},1\n3,3\n".encode()
+    for cell in ("nan", "inf", "-inf", "1e999", "", "77.123456 cm", "77,1")
+    if "," not in cell
+}
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(",".join(row) for row in [("height", "dose", "label", "colour"), *ROWS]) + "\n")
+    return str(path)
+
+
+def refuse(capsys, *arguments):
+    assert cli.main(["estimate", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("torchdp estimate: ")
+    assert captured.err.endswith("\n") and captured.err.count("\n") == 1
+    assert "Traceback" not in captured.err and "77.1" not in captured.err and "\x1b" not in captured.err
+    return captured.err
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(name, tmp_path, capsys):
+    path = tmp_path / "table.csv"
+    path.write_bytes(TABLES[name])
+    refuse(capsys, "--csv", str(path), *MEAN.split(), "--epsilon", "1")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("empty", "is empty"), ("header only", "0 rows"), ("one row", "1 rows"), ("binary", "not a UTF-8"),
+        ("no header", "'height' is missing"), ("twice", "more than once"), ("short row", "line 3: 1 cells"),
+        ("long row", "line 3: 3 cells"), ("cell 'nan'", "row 2: not a finite number"), ("latin", "not a UTF-8"),
+    ],
+)  # fmt: skip
+def test_tables_say_what_is_wrong(name, words, tmp_path, capsys):
+    path = tmp_path / "table.csv"
+    path.write_bytes(TABLES[name])
+    assert words in refuse(capsys, "--csv", str(path), *MEAN.split(), "--epsilon", "1")
+
+
+def test_missing_file_and_folder(tmp_path, capsys):
+    for path in (tmp_path / "none.csv", tmp_path):
+        assert str(path) in refuse(capsys, "--csv", str(path), *MEAN.split(), "--epsilon", "1")
+
+
+@pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "inf", "1e9", "-0.0", "1e-300"])
+@pytest.mark.parametrize("protocol", ["auto", "one-message", "two-message", "randomized-response"])
+def test_epsilon(table, epsilon, protocol, capsys):
+    error = refuse(capsys, "--csv", table, *MEAN.split(), "--epsilon", epsilon, "--protocol", protocol)
+    assert "epsilon must" in error or ("1e-300", "randomized-response") == (epsilon, protocol)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (f"{MEAN} --level 0", "--level"),
+        (f"{MEAN} --level 1", "--level"),
+        (f"{MEAN} --level nan", "--level"),
+        (f"{MEAN} --bins 1", "--bins must be an integer >= 2"),
+        (f"{MEAN} --bins 0", "--bins"),
+        (f"{MEAN} --bins -3", "--bins"),
+        (f"{MEAN} --bins 99999", "--bins must be at most 4096"),
+        (f"{MEAN} --seed -1", "--seed"),
+        ("--statistic gini-mean-difference --columns height", "needs public bounds, --bounds height=LOW:HIGH"),
+        (
+            "--statistic gini-mean-difference --columns height --bounds height=0:50",
+            "outside the stated bounds 0:50",
+        ),
+        ("--statistic gini-mean-difference --columns height --bounds height=100:0", "lower end must be below"),
+        ("--statistic gini-mean-difference --columns height --bounds height=5:5", "lower end must be below"),
+        ("--statistic gini-mean-difference --columns height --bounds height=5", "must read NAME=LOW:HIGH"),
+        ("--statistic gini-mean-difference --columns height --bounds height=a:b", "must read NAME=LOW:HIGH"),
+        ("--statistic gini-mean-difference --columns height --bounds height=1:2:3", "must read NAME=LOW:HIGH"),
+        ("--statistic gini-mean-difference --columns height --bounds height=0:inf", "two finite numbers"),
+        ("--statistic gini-mean-difference --columns height --bounds height=nan:1", "two finite numbers"),
+        ("--statistic gini-mean-difference --columns height --bounds 0:100", "must read NAME=LOW:HIGH"),
+        ("--statistic gini-mean-difference --columns height --bounds dose=0:100", "names 'dose'"),
+        (f"{MEAN} height=0:90", "'height' twice"),
+        ("--statistic gini-mean-difference --columns height --bounds height=-1e308:1e308", "width of a bin"),
+        ("--statistic gini-mean-difference --columns height --bounds height=0:5e-324", "width of a bin"),
+        ("--statistic gini-mean-difference --columns age --bounds age=0:1", "'age' is missing"),
+        ("--statistic gini-mean-difference --columns colour --bounds colour=0:1", "row 1: not a finite number"),
+        (f"{MEAN} --columns height dose", "takes 1 --columns, not 2"),
+        ("--statistic kendall --columns height --bounds height=0:100", "takes 2 --columns, not 1"),
+        ("--statistic kendall --columns height height --bounds height=0:100", "a column twice"),
+        ("--statistic kendall --columns height dose --bounds height=0:100", "'dose' needs public bounds"),
+        ("--statistic kendall --columns height dose --bounds height=0:100 dose=0:1 --bins 65", "at most 64"),
+        ("--statistic auc --columns height --bounds height=0:100", "takes 2 --columns, not 1"),
+        ("--statistic auc --columns height colour --bounds height=0:100", "row 1: none of the stated values 0, 1"),
+        ("--statistic auc --columns height label --bounds height=0:100 label=0:1", "names 'label'"),
+        ("--statistic auc --columns height label --bounds height=0:100 --positive 0", "must differ"),
+        ("--statistic gini-diversity --columns colour", "needs --categories"),
+        ("--statistic gini-diversity --columns colour --categories red", "at least two different"),
+        ("--statistic gini-diversity --columns colour --categories red,red,blue", "at least two different"),
+        ("--statistic gini-diversity --columns colour --categories red,green", "row 2: none of the stated values"),
+        ("--statistic gini-diversity --columns colour --categories red,blue --bins 4", "no --bins"),
+        ("--statistic gini-diversity --columns colour --categories red,blue --bounds colour=0:1", "no --bounds"),
+        ("--statistic gini-diversity --columns colour --categories red,blue --bounds-from-data", "no --bounds"),
+        (f"{MEAN} --categories red,blue", "takes no --categories"),
+    ],
+)
+def test_options(table, arguments, words, capsys):
+    error = refuse(capsys, "--csv", table, *arguments.split(), "--epsilon", "1")
+    assert words in error and "blue" not in error.replace("red, blue", "").replace("red,blue", "")
+
+
+def test_constant_column_gives_no_bounds(tmp_path, capsys):
+    path = tmp_path / "constant.csv"
+    path.write_text(f"height\n{SECRET}\n{SECRET}\n")
+    arguments = ["--statistic", "gini-mean-difference", "--columns", "height", "--bounds-from-data"]
+    assert "constant" in refuse(capsys, "--csv", str(path), *arguments, "--epsilon", "1")
+
+
+def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, capsys):
+    # all messages name one class: at a budget this large randomized response changes nothing
+    path = tmp_path / "one_class.csv"
+    path.write_text("height,label\n" + "1,1\n" * 20)
+    arguments = ["--statistic", "auc", "--columns", "height", "label", "--bounds", "height=0:2", "--bins", "2"]
+    error = refuse(capsys, "--csv", str(path), *arguments, "--protocol", "randomized-response", "--epsilon", "700")
+    assert "no finite estimate" in error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "--statistic median",
+        "--epsilon one",
+        "--bins many",
+        "--protocol best",
+        "--level",
+        "--unknown 3",
+        "--seed 1.5",
+    ],
+)
+def test_what_argparse_refuses(table, change, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["estimate", "--csv", table, *MEAN.split(), "--epsilon", "1", *change.split()])
+    assert left.value.code == 2 and "77.1" not in capsys.readouterr().err
+
+
+def test_no_command(capsys):
+    for arguments in ([], ["guess"], ["estimate"], ["sweep"]):
+        with pytest.raises(SystemExit) as left:
+            cli.main(arguments)
+        assert left.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+def test_interruption(monkeypatch, table, capsys):
+    def stop(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchdp.cli.estimate.estimate", stop)
+    assert cli.main(["estimate", "--csv", table, *MEAN.split(), "--epsilon", "1"]) == 130
+    assert capsys.readouterr().err == "torchdp estimate: interrupted\n"

@@ -1,0 +1,222 @@
+"""``torchdp estimate`` on tables whose answers are known."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from torchdp import cli, pairwise
+from torchdp.randomness import keyed_generator
+
+USERS = 3_000
+QUESTIONS = {
+    "auc": "--columns score label --bounds score=-4:4 --bins 8",
+    "kendall": "--columns score dose --bounds score=-4:4 dose=0:12 --bins 4",
+    "gini-mean-difference": "--columns dose --bounds dose=0:12 --bins 16",
+    "gini-diversity": "--columns town --categories Aachen,Bern,Como",
+}
+
+
+def columns(key):
+    generator = keyed_generator(key)
+    label = (torch.rand(USERS, generator=generator) < 0.4).long()
+    score = (torch.randn(USERS, generator=generator).double() + label).clamp(-4, 4)
+    dose = ((score + 4) * torch.rand(USERS, generator=generator)).clamp(0, 12)
+    town = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), USERS, replacement=True, generator=generator)
+    return {
+        "score": score.tolist(),
+        "label": label.tolist(),
+        "dose": dose.tolist(),
+        "town": [["Aachen", "Bern", "Como"][i] for i in town.tolist()],
+    }
+
+
+def write(path, table):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        writer.writerows(zip(*table.values(), strict=True))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory):
+    table = columns(b"users")
+    return write(tmp_path_factory.mktemp("tables") / "users.csv", table), table
+
+
+def binned(values, low, high, bins):
+    return np.minimum(((np.array(values) - low) / ((high - low) / bins)).astype(int), bins - 1)
+
+
+def truth(name, table):
+    """The statistic of the binned columns, by counting all pairs."""
+    if name == "auc":
+        return roc_auc_score(table["label"], binned(table["score"], -4, 4, 8))
+    pairs = USERS * (USERS - 1)
+    if name == "kendall":
+        y, z = binned(table["score"], -4, 4, 4), binned(table["dose"], 0, 12, 4)
+        return (np.sign(y[:, None] - y) * np.sign(z[:, None] - z)).sum() / pairs
+    if name == "gini-mean-difference":
+        x = binned(table["dose"], 0, 12, 16) * 0.75
+        return np.abs(x[:, None] - x).sum() / pairs
+    town = np.array(table["town"])
+    return (town[:, None] != town).sum() / pairs
+
+
+def run(capsys, *arguments):
+    code = cli.main(["estimate", *map(str, arguments)])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured
+
+
+def ask(capsys, path, name, *more):
+    text = run(capsys, "--csv", path, "--statistic", name, *QUESTIONS[name].split(), "--json", *more).out
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("protocol", ["auto", "one-message", "two-message", "randomized-response"])
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_estimate_is_near_the_truth(name, protocol, users, capsys):
+    path, table = users
+    got = ask(capsys, path, name, "--epsilon", 8, "--seed", 1, "--protocol", protocol)
+    assert abs(got["estimate"] - truth(name, table)) < 5 * got["predicted_rmse"] < 0.5 * truth(name, table) + 0.5
+    assert got["users"] == USERS and got["epsilon"] == 8 and got["level"] == 0.95
+    low, high = got["interval"]
+    assert high - low == pytest.approx(2 * 1.959964 * got["predicted_rmse"], rel=1e-6)
+    assert (low + high) / 2 == pytest.approx(got["estimate"])
+    assert "local" in got["guarantee"] and "epsilon = 8" in got["guarantee"] and "replace one" in got["guarantee"]
+    assert got["protocol"] == protocol or protocol == "auto"
+    assert got["bits_per_user"] > 0 and got["source"]
+
+
+def test_auto_is_the_protocol_with_the_least_predicted_error(users, capsys):
+    path, _ = users
+    chosen = ask(capsys, path, "gini-diversity", "--epsilon", 4)["protocol"]
+    statistic, flat = pairwise.unequal(3), torch.ones(3)
+    predicted = {
+        "one-message": pairwise.OneMessage(statistic, 4.0).predicted_mse(flat, USERS),
+        "two-message": pairwise.TwoMessage(statistic, 4.0).predicted_mse(flat, USERS),
+        "randomized-response": pairwise.RandomizedResponsePlugIn(statistic, 4.0).predicted_mse(flat, USERS),
+    }
+    assert chosen == min(predicted, key=predicted.get)
+
+
+def test_seed_repeats_and_no_seed_does_not(users, capsys):
+    path, _ = users
+    one, two, other = (ask(capsys, path, "gini-diversity", "--epsilon", 1, "--seed", seed) for seed in (7, 7, 8))
+    assert one == two and one["estimate"] != other["estimate"]
+    free = [ask(capsys, path, "gini-diversity", "--epsilon", 1)["estimate"] for _ in range(2)]
+    assert free[0] != free[1]
+
+
+def test_text_says_the_same_as_json(users, capsys):
+    path, _ = users
+    arguments = ["--csv", path, "--statistic", "auc", *QUESTIONS["auc"].split(), "--epsilon", "2", "--seed", "3"]
+    data = json.loads(run(capsys, *arguments, "--json").out)
+    captured = run(capsys, *arguments)
+    text = captured.out
+    assert f"{data['estimate']:.6g}" in text and f"[{data['interval'][0]:.6g}, {data['interval'][1]:.6g}]" in text
+    assert "3000 users" in text and data["guarantee"] in text and "95 % interval" in text
+    assert captured.err == "torchdp estimate: noise from a stated seed can be removed: for trying out only\n"
+
+
+def test_level_of_the_interval(users, capsys):
+    path, _ = users
+    wide, narrow = (
+        ask(capsys, path, "auc", "--epsilon", 2, "--seed", 3, "--level", level) for level in (0.99, 0.5)
+    )
+    assert wide["estimate"] == narrow["estimate"]
+    assert wide["interval"][0] < narrow["interval"][0] < narrow["interval"][1] < wide["interval"][1]
+
+
+def test_bounds_from_data_say_that_they_are_not_private(users, capsys):
+    path, table = users
+    arguments = ["--csv", path, "--statistic", "gini-mean-difference", "--columns", "dose", "--epsilon", "8"]
+    captured = run(capsys, *arguments, "--bounds-from-data", "--json")
+    assert captured.err.count("\n") == 1 and "NOT PRIVATE" in captured.err
+    width = (max(table["dose"]) - min(table["dose"])) / 32
+    assert f"width {width:g}" in json.loads(captured.out)["discretisation"]
+    assert run(capsys, *arguments, "--bounds", "dose=0:12").err == ""
+
+
+@pytest.mark.parametrize("protocol", ["one-message", "two-message", "randomized-response"])
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_is_printed_depends_on_the_messages_alone(name, protocol, users, tmp_path, capsys, monkeypatch):
+    kind = (
+        cli.parser
+        and {
+            "one-message": pairwise.OneMessage,
+            "two-message": pairwise.TwoMessage,
+            "randomized-response": pairwise.RandomizedResponsePlugIn,
+        }[protocol]
+    )
+    path, _ = users
+    reversed_table = {key: list(reversed(cells)) for key, cells in columns(b"other users").items()}
+    other = write(tmp_path / "other.csv", reversed_table)
+    collect, messages = kind.collect, []
+
+    def first(self, types, *, generator):
+        messages.append(collect(self, types, generator=generator))
+        return messages[0]
+
+    monkeypatch.setattr(kind, "collect", first)
+    printed = [
+        ask(capsys, table, name, "--epsilon", 1, "--protocol", protocol, "--seed", 5) for table in (path, other)
+    ]
+    assert printed[0] == printed[1]
+    assert not all(torch.equal(a, b) for a, b in zip(*messages, strict=True))  # the users do differ
+
+
+def test_choice_of_the_protocol_does_not_see_the_data(users, tmp_path, capsys):
+    constant = {"town": ["Como"] * USERS}
+    other = write(tmp_path / "constant.csv", constant)
+    for epsilon in (0.5, 3, 8):
+        chosen = {
+            ask(capsys, path, "gini-diversity", "--epsilon", epsilon)["protocol"] for path in (users[0], other)
+        }
+        assert len(chosen) == 1
+
+
+def test_labels_by_name(tmp_path, capsys):
+    table = columns(b"names")
+    table["label"] = ["ill" if value else "well" for value in table["label"]]
+    path = write(tmp_path / "names.csv", table)
+    one = ask(capsys, path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "ill", "--negative", "well")
+    two = ask(capsys, path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "well", "--negative", "ill")
+    assert one["statistic"].endswith("label = ill")
+    assert one["estimate"] == pytest.approx(1 - two["estimate"], abs=5 * 1.5 * one["predicted_rmse"])
+    assert one["estimate"] > 0.6
+
+
+def test_quoted_cells_with_newlines_blank_lines_and_a_byte_order_mark(tmp_path, capsys):
+    path = tmp_path / "quoted.csv"
+    path.write_bytes(
+        b"\xef\xbb\xbf town ,note\r\n"
+        + b'Aachen,"two\nlines, and ""quotes"""\r\n\r\n Bern ,plain\r\n"Como","x"\r\n' * 50
+    )
+    got = ask(capsys, path, "gini-diversity", "--epsilon", 8, "--seed", 1)
+    assert got["users"] == 150 and abs(got["estimate"] - 100 / 149) < 5 * got["predicted_rmse"]
+
+
+def test_values_on_the_bounds_and_at_the_edges_of_bins(tmp_path):
+    from torchdp.cli.table import Bins, to_bins
+
+    values = torch.tensor([0.0, 0.9999, 1.0, 2.5, 3.9999, 4.0], dtype=torch.float64)
+    assert to_bins("x", values, Bins(0.0, 4.0, 4)).tolist() == [0, 0, 1, 2, 3, 3]
+
+
+def test_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "torchdp", "estimate", "--csv", "nowhere.csv", "--statistic", "gini-diversity",
+         "--columns", "town", "--categories", "a,b", "--epsilon", "1"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "nowhere.csv" in done.stderr

@@ -1,0 +1,29 @@
+"""--help is instant: it imports nothing heavy."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import contextlib, io, sys, time
+start = time.process_time()
+from torchdp import cli
+with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+    cli.main(sys.argv[1:])
+seconds = time.process_time() - start
+assert output.getvalue().startswith("usage: torchdp"), output.getvalue()
+print(seconds, *sorted({"torch", "numpy", "scipy", "matplotlib", "cvxpy", "sklearn", "triton"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"], ["sweep", "--help"]])
+def test_help_is_instant(arguments):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    seconds, *heavy = done.stdout.split()
+    assert heavy == [] and float(seconds) < 1
+
+
+def test_help_of_the_module():
+    done = subprocess.run([sys.executable, "-m", "torchdp", "--help"], capture_output=True, text=True, check=True)
+    assert "estimate" in done.stdout and "sweep" in done.stdout and done.stderr == ""

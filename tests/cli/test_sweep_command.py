@@ -1,0 +1,163 @@
+"""``torchdp sweep``: measures, resumes, draws; refuses what it cannot run."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from torchdp import cli
+
+SCRIPT = str(Path(__file__).parents[2] / "experiments" / "pairwise" / "error_vs_n.py")
+TOY = """
+import torch
+from torchdp.simulate import Experiment, Trial
+
+def make_trial(config):
+    def sample(generator, size):
+        return torch.randn(size, generator=generator).square() / config["n"]
+    return Trial(sample, {"predicted_mse": 1 / config["n"]})
+
+def draw(rows, folder):
+    path = folder / "drawn.txt"
+    path.write_text(" ".join(f"{row.config['n']}:{row.seed}:{row.moments.count}" for row in rows))
+    return [path]
+
+def experiment(smoke):
+    sizes = (1, 2) if smoke else (2, 4, 8)
+    return Experiment("toy", [{"n": n} for n in sizes], make_trial, 100, 40, draw)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path):
+    path = tmp_path / "toy.py"
+    path.write_text(TOY)
+    return str(path)
+
+
+def run(*arguments):
+    assert cli.main(["sweep", *map(str, arguments)]) == 0
+
+
+def refuse(capsys, *arguments):
+    assert cli.main(["sweep", *map(str, arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("torchdp sweep: ") and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_smoke_of_the_pairwise_sweep(tmp_path, capsys):
+    run(SCRIPT, "--smoke", "--out", tmp_path)
+    printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert {path.name for path in printed} == {
+        "results.jsonl", "results.csv", "error_vs_n_epsilon_1.png", "ratio.png"
+    }  # fmt: skip
+    for path in printed:
+        assert path.parent == tmp_path
+        if path.suffix == ".png":
+            assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 3 * 2  # statistics, protocols, sizes
+    for row in rows:
+        if row["statistic"] != "auc":
+            assert 0.5 < float(row["ratio"]) < 2 and abs(float(row["z"])) < 5
+        assert float(row["predicted_mse"]) > 0 and row["trials"] == "200"
+
+    stored, table = (tmp_path / "results.jsonl").read_bytes(), (tmp_path / "results.csv").read_bytes()
+    run(SCRIPT, "--smoke", "--out", tmp_path)  # nothing is left to measure
+    assert (tmp_path / "results.jsonl").read_bytes() == stored
+    for path in printed[1:]:
+        path.unlink()
+    run(SCRIPT, "--smoke", "--out", tmp_path, "--draw-only")
+    assert all(path.exists() for path in printed)
+    assert (tmp_path / "results.jsonl").read_bytes() == stored and (tmp_path / "results.csv").read_bytes() == table
+
+
+def test_resumes_with_more_trials(toy, tmp_path):
+    store = tmp_path / "results.jsonl"
+    run(toy, "--out", tmp_path, "--trials", 40)
+    first = store.read_text()
+    run(toy, "--out", tmp_path, "--trials", 120)
+    assert store.read_text().startswith(first)
+    assert len(store.read_text().splitlines()) == 9  # three blocks each, of which one was there
+    run(toy, "--out", tmp_path / "fresh", "--trials", 120)
+    with (tmp_path / "results.csv").open() as one, (tmp_path / "fresh" / "results.csv").open() as two:
+        for a, b in zip(csv.DictReader(one), csv.DictReader(two), strict=True):
+            assert a["mse"] == b["mse"] and a["trials"] == b["trials"] == "120"
+
+
+def test_draws_only_the_grid_that_was_asked_for(toy, tmp_path):
+    # one folder for the smoke run, the full run and another seed, as by default
+    run(toy, "--smoke", "--out", tmp_path)
+    run(toy, "--out", tmp_path)
+    run(toy, "--out", tmp_path, "--seed", 1)
+    run(toy, "--out", tmp_path, "--draw-only")
+    assert (tmp_path / "drawn.txt").read_text() == "2:0:100 4:0:100 8:0:100"
+    run(toy, "--out", tmp_path, "--draw-only", "--seed", 1)
+    assert (tmp_path / "drawn.txt").read_text() == "2:1:100 4:1:100 8:1:100"
+    run(toy, "--out", tmp_path, "--draw-only", "--smoke")
+    assert (tmp_path / "drawn.txt").read_text() == "1:0:100 2:0:100"
+
+
+def test_target_stops_earlier(toy, tmp_path):
+    run(toy, "--out", tmp_path, "--trials", 4000, "--target-relative-ci", 0.3)
+    counts = [json.loads(line)["block"] for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert 0 < max(counts) < 99
+
+
+def test_default_folder(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(toy)
+    assert (tmp_path / "results" / "toy" / "results.csv").exists()
+    assert capsys.readouterr().out.splitlines()[0] == str(Path("results/toy/results.jsonl"))
+
+
+def test_draw_only_without_results(toy, tmp_path, capsys):
+    assert "results.jsonl" in refuse(capsys, toy, "--out", tmp_path, "--draw-only")
+    run(toy, "--out", tmp_path)
+    capsys.readouterr()
+    assert "holds no row of this grid" in refuse(capsys, toy, "--out", tmp_path, "--draw-only", "--seed", 9)
+
+
+@pytest.mark.parametrize("name", ["missing.py", "folder.py", "script.txt", "folder"])
+def test_bad_paths(name, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "script.txt").write_text(TOY)
+    assert "is not a Python script" in refuse(capsys, tmp_path / name, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "defines no experiment(smoke)"),
+        ("experiment = 3", "defines no experiment(smoke)"),
+        ("def experiment(smoke): return 3", "must return a torchdp.simulate.Experiment"),
+        ("import a_package_that_nobody_has", "a_package_that_nobody_has"),
+    ],
+)
+def test_bad_scripts(text, words, tmp_path, capsys):
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    assert words in refuse(capsys, path, "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--trials", "0"], "--trials must be an integer >= 1"),
+        (["--seed", "-1"], "--seed must be an integer >= 0"),
+        (["--target-relative-ci", "0"], "target_relative_ci"),
+        (["--target-relative-ci", "nan"], "target_relative_ci"),
+        (["--device", "abacus"], "--device abacus"),
+    ],
+)
+def test_bad_options(toy, tmp_path, arguments, words, capsys):
+    assert words in refuse(capsys, toy, "--out", tmp_path, *arguments)
+
+
+def test_folder_that_is_a_file(toy, tmp_path, capsys):
+    assert "toy.py" in refuse(capsys, toy, "--out", toy)

@@ -1,0 +1,84 @@
+"""Every script under experiments/ runs with --smoke and prints what its docstring promises."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+RUN_HERE = {
+    "bench/randomizers.py",
+    "pairwise/error_vs_n.py",
+    "pairwise/large_domain.py",
+    "pairwise/demo.py",
+    "factorization/known_values.py",
+}
+
+
+def run(*arguments):
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # small tensors: on a busy machine five times as fast
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=one_thread)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_script_is_forgotten():
+    assert {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py")} == RUN_HERE
+
+
+@pytest.mark.parametrize("name", sorted(RUN_HERE))
+def test_docstrings_say_how_to_run(name):
+    text = (FOLDER / name).read_text()
+    docstring = text.split('"""')[1]
+    assert all(word in docstring for word in ("Command:", "Time:")) and "--smoke" in docstring
+
+
+def test_error_vs_n(tmp_path):
+    printed = run("-m", "torchdp", "sweep", FOLDER / "pairwise/error_vs_n.py", "--smoke", "--out", tmp_path)
+    assert str(tmp_path / "ratio.png") in printed.splitlines()
+    with (tmp_path / "results.csv").open() as file:
+        ratios = [float(row["ratio"]) for row in csv.DictReader(file) if row["statistic"] != "auc"]
+    assert len(ratios) == 18 and sum(ratios) / 18 == pytest.approx(
+        1, abs=0.15
+    )  # 200 trials: 0.03 in standard errors
+
+
+def test_large_domain():
+    printed = run(FOLDER / "pairwise/large_domain.py", "--smoke")
+    predicted, measured, error = map(
+        float, re.search(r"predicted ([\d.]+), measured ([\d.]+) \+- ([\d.]+)", printed).groups()
+    )
+    assert predicted >= 1.8 and abs(measured - predicted) < 3 * error
+    assert "n = 1e+09" in printed and float(re.search(r"in ([\d.]+) s", printed).group(1)) < 5
+
+
+def test_known_values():
+    printed = run(FOLDER / "factorization/known_values.py", "--smoke")
+    lower, upper = map(float, re.search(r"prefix 64x64 +([\d.]+) +([\d.]+)", printed).groups())
+    assert lower <= 2.111367 and abs(lower - 2.111366) < 1e-4 and abs(upper - 2.111366) < 1e-4
+    assert float(re.search(r"within ([\d.e-]+) of the SDP", printed).group(1)) < 1e-4
+
+
+def test_demo(tmp_path):
+    printed = run(FOLDER / "pairwise/demo.py", "--smoke", "--out", tmp_path)
+    table = re.findall(
+        r"^([\w-]+) +one-message +(\S+) +(\S+) +(\S+) +(\S+) \[(\S+), (\S+)\]$", printed, re.MULTILINE
+    )
+    assert [row[0] for row in table] == ["auc", "kendall", "gini-mean-difference"]
+    for _, true, estimate, predicted, measured, *_ in table:
+        assert abs(float(estimate) - float(true)) < 5 * float(predicted)
+        assert float(measured) == pytest.approx(float(predicted), rel=0.4)  # 100 trials
+    assert (tmp_path / "error_vs_n.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert "local differential privacy, at most epsilon = 1" in printed
+
+
+def test_bench():
+    printed = run(FOLDER / "bench/randomizers.py", "--smoke")
+    rate, floor = map(float, re.search(r"PrivUnitG.sample d=256 float64 +(\S+) +(\S+)", printed).groups())
+    assert rate > 1_000 and 0.5 < floor < 50
+    assert float(re.search(r"sample_reports k=1024, 1e9 users +(\S+)", printed).group(1)) > 1e9

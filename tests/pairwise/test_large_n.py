@@ -1,0 +1,71 @@
+"""Many users and large domains."""
+
+import pytest
+import torch
+
+from torchdp import pairwise
+from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
+from torchdp.randomness import keyed_generator
+from torchdp.simulate import Moments
+
+
+def zipf(k, n):
+    weights = 1 / torch.arange(1, k + 1, dtype=torch.float64)
+    return (weights / weights.sum() * n).round().long()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_one_message_beats_two_on_a_large_domain(flat):
+    statistic = pairwise.absolute_difference(1024, spacing=1 / 1023)
+    histogram = torch.ones(1024, dtype=torch.float64) if flat else zipf(1024, 10**6).double()
+    two, one = (kind(statistic, 1.0).predicted_mse(histogram, 10**6) for kind in (TwoMessage, OneMessage))
+    assert 1.8 <= two / one < 4.1
+    # for few users the noise times noise counts: v(1/2)^2 against 2 v(1)^2, a factor near 8
+    two, one = (kind(statistic, 1.0).predicted_mse(histogram, 10**3) for kind in (TwoMessage, OneMessage))
+    assert two / one > 3
+
+
+def test_one_message_beats_two_as_measured():
+    statistic, counts = pairwise.absolute_difference(64, spacing=1 / 63), zipf(64, 10**6)
+    mean, predicted = {}, {}
+    for kind in (TwoMessage, OneMessage):
+        protocol = kind(statistic, 1.0)
+        answer = protocol.estimate_histogram(
+            counts, generator=keyed_generator(kind.__name__.encode()), sample_shape=(10_000,)
+        )
+        mean[kind] = Moments.of((answer.value - statistic.exact(counts)).square())
+        predicted[kind] = protocol.predicted_mse(counts, int(counts.sum()))
+    ratio = mean[TwoMessage].mean / mean[OneMessage].mean
+    assert ratio > 1.8
+    assert ratio == pytest.approx(predicted[TwoMessage] / predicted[OneMessage], rel=0.1)
+
+
+@pytest.mark.parametrize("n", [10**9, 10**10, 10**12])
+@pytest.mark.parametrize("kind", [TwoMessage, OneMessage, RandomizedResponsePlugIn])
+def test_a_billion_users_and_more(kind, n):
+    for statistic in (
+        pairwise.absolute_difference(16),
+        pairwise.unequal(16),
+        pairwise.auc(8),
+        pairwise.kendall(4, 4),
+    ):
+        counts = zipf(16, n).flip(0) if statistic.name == "auc" else zipf(16, n)
+        protocol = kind(statistic, 2.0)
+        total = int(counts.sum())
+        answer = protocol.estimate_histogram(counts, generator=keyed_generator(b"many"), sample_shape=(40,))
+        rmse = protocol.predicted_mse(counts, total) ** 0.5
+        assert answer.n == total and total > 0.99 * n
+        assert 0 < rmse < 1e-3
+        torch.testing.assert_close(answer.standard_error, torch.full_like(answer.value, rmse), rtol=0.1, atol=0)
+        error = (answer.value - statistic.exact(counts)) / rmse
+        assert float(error.abs().max()) < 6 and 0.5 < float(error.square().mean()) < 2
+
+
+def test_error_falls_as_one_over_the_square_root():
+    statistic = pairwise.absolute_difference(16)
+    histogram = zipf(16, 10**6).double()
+    for kind in (TwoMessage, OneMessage, RandomizedResponsePlugIn):
+        many, more = (kind(statistic, 1.0).predicted_mse(histogram, n) for n in (10**10, 10**12))
+        assert many / more == pytest.approx(100, rel=1e-3)
+        few, some = (kind(statistic, 1.0).predicted_mse(histogram, n) for n in (10, 20))
+        assert few / some > 3

@@ -1,0 +1,136 @@
+"""What the protocols promise: the densities of the messages for any two types differ by e^epsilon at most."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from torchdp import pairwise
+from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.privacy import Model, Neighbours
+from torchdp.randomizers import PrivUnitG
+from torchdp.randomness import keyed_generator
+
+STATISTICS = [
+    pairwise.absolute_difference(2),
+    pairwise.absolute_difference(5, spacing=0.3),
+    pairwise.unequal(4),
+    pairwise.kendall(2, 3),
+    pairwise.auc(3),
+    pairwise.from_factors(torch.eye(3), torch.eye(3) * torch.arange(1.0, 4.0)),
+]
+EPSILONS = [0.1, 1.0, 4.0]
+
+
+@dataclass(frozen=True)
+class ForgetsToHalve(TwoMessage):
+    """Two messages, each at the whole budget: what TwoMessage must not be."""
+
+    @cached_property
+    def randomizer(self):
+        return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)
+
+
+def lifted(protocol):
+    """The k points on the sphere of one more dimension, (k, r + 1)."""
+    points = protocol.statistic.points / protocol.statistic.radius
+    return torch.cat([points, (1 - points.square().sum(1, keepdim=True)).clamp_min(0).sqrt()], 1)
+
+
+def outputs(protocol):
+    """Messages in the lifted space: random ones, and those that tell two types apart best."""
+    u, k = lifted(protocol), protocol.randomizer.tau.threshold
+    random = torch.randn(500, u.shape[1], dtype=torch.float64, generator=keyed_generator(b"outputs"))
+    apart = (u[:, None] - u).flatten(0, 1)
+    return torch.cat([random, u * k * (1 + 1e-9), *(apart * scale for scale in (0.01, 1, 100))])
+
+
+def log_density(protocol, z):
+    """Log density of one message at each z for each type, against the standard normal: (outputs, k)."""
+    tau, inside = protocol.randomizer.tau, z @ lifted(protocol).mT
+    low, high = math.log(tau.low_density), math.log(tau.high_density)
+    return low + (high - low) * (inside >= tau.threshold).double()
+
+
+def worst(protocol):
+    """Largest log ratio between two types of one message's density, over the outputs."""
+    density = log_density(protocol, outputs(protocol))
+    return float((density.amax(1) - density.amin(1)).max())
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: f"{each.name}{each.types}")
+def test_guarantee_two_message(statistic, epsilon):
+    protocol = TwoMessage(statistic, epsilon)
+    promised = protocol.guarantee
+    assert promised.epsilon == pytest.approx(epsilon, rel=1e-15) and promised.delta == 0 and not promised.exact
+    assert (promised.model, promised.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
+    assert protocol.randomizer.epsilon == epsilon / 2
+    assert protocol.bits_per_user == 2 * 32 * statistic.dim
+    assert 0 < worst(protocol) <= epsilon / 2 * (1 + 1e-12)
+    # both messages at once: their log densities add up, whatever pair of outputs
+    density = log_density(protocol, outputs(protocol))
+    both = density[:, None] + density[torch.arange(0, len(density), 7)]
+    assert float((both.amax(-1) - both.amin(-1)).max()) <= epsilon * (1 + 1e-12)
+    assert 2 * worst(ForgetsToHalve(statistic, epsilon)) > epsilon * 1.9
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: f"{each.name}{each.types}")
+@pytest.mark.parametrize("kind", [OneMessage, OneMessagePairs])
+def test_guarantee_one_message(kind, statistic, epsilon):
+    protocol = kind(statistic, epsilon)
+    promised = protocol.guarantee
+    assert promised.epsilon == protocol.randomizer.epsilon == epsilon
+    assert promised.delta == 0 and not promised.exact and promised.model is Model.LOCAL
+    assert protocol.bits_per_user == 32 * statistic.dim
+    assert 0.9 * epsilon < worst(protocol) <= epsilon * (1 + 1e-12)
+
+
+def test_guarantee_one_message_as_it_is_drawn():
+    # two antipodal types: the message is +-(radius/k) tau, and tau >= k is the event that tells most
+    statistic, epsilon, users = pairwise.absolute_difference(2), 1.0, 400_000
+    protocol = OneMessage(statistic, epsilon)
+    share = []
+    for x in (0, 1):
+        points = statistic.points[torch.full((users,), x)]
+        messages = protocol.randomizer.sample(points, generator=keyed_generator(f"type {x}".encode()))
+        share.append(float((messages * statistic.points[1] >= statistic.radius**2).double().mean()))
+    error = sum(p * (1 - p) / (users * p * p) for p in share) ** 0.5
+    assert abs(math.log(share[1] / share[0]) - epsilon) < 5 * error < 0.05
+
+
+@pytest.mark.parametrize("kind", [TwoMessage, OneMessage])
+def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
+    protocol = kind(pairwise.unequal(4), 2.0)
+    types = torch.tensor([0, 3, 3, 1])
+    sums = protocol.collect(types, generator=keyed_generator(b"same"))
+    generator = keyed_generator(b"same")
+    for total in sums:
+        messages = protocol.randomizer.sample(protocol.statistic.points[types], generator=generator)
+        torch.testing.assert_close(total, messages.sum(0))
+    assert len(sums) == (2 if kind is TwoMessage else 1)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_randomized_response_plug_in(epsilon):
+    statistic = pairwise.absolute_difference(4)
+    protocol = RandomizedResponsePlugIn(statistic, epsilon)
+    assert protocol.guarantee.epsilon == epsilon and protocol.guarantee.exact
+    assert protocol.guarantee.delta == 0 and protocol.guarantee.model is Model.LOCAL
+    assert protocol.bits_per_user == 2
+    moments = protocol.randomizer.moments
+    channel = torch.full((4, 4), moments.q, dtype=torch.float64).fill_diagonal_(moments.p)  # row: the true type
+    torch.testing.assert_close(channel.sum(1), torch.ones(4, dtype=torch.float64))
+    assert math.log(float((channel.amax(0) / channel.amin(0)).max())) == pytest.approx(epsilon, rel=1e-12)
+    users = 50_000
+    for x in range(4):
+        types = torch.full((users,), x)
+        (reports,) = protocol.collect(types, generator=keyed_generator(f"row {x}".encode()))
+        expected = users * channel[x]
+        assert float(((reports - expected).square() / expected).sum()) < chi2.isf(1e-6, 3)
+        wrong = users * channel[(x + 1) % 4]  # control: the same test knows another row
+        assert float(((reports - wrong).square() / wrong).sum()) > chi2.isf(1e-6, 3)

@@ -1,0 +1,172 @@
+"""predicted_mse is exact: against Monte Carlo, and against sums over all outcomes where these can be done."""
+
+from itertools import product
+
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from torchdp import pairwise
+from torchdp.pairwise import (
+    Form,
+    OneMessage,
+    OneMessagePairs,
+    Pairs,
+    PairwiseStatistic,
+    RandomizedResponsePlugIn,
+    TwoMessage,
+)
+from torchdp.randomness import keyed_generator
+from torchdp.simulate import Moments
+
+KINDS = [TwoMessage, OneMessage, OneMessagePairs, RandomizedResponsePlugIn]
+STATISTICS = [pairwise.absolute_difference(5), pairwise.unequal(4), pairwise.kendall(2, 3)]
+VARIED = pairwise.from_factors(  # its diagonal f(x, x) is 1, 4, -2
+    torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
+)
+EVERY = PairwiseStatistic("every pair", VARIED.points, VARIED.form, pairs=Pairs.ALL)
+STEP = 100_000  # trials at once
+
+
+def counts_of(statistic, n):
+    """Uneven counts of n users, some of them 0 for small n."""
+    weights = 1 / torch.arange(1, statistic.types + 1, dtype=torch.float64)
+    counts = (weights / weights.sum() * n).floor().long()
+    counts[-1] += n - counts.sum()
+    return counts
+
+
+def draw(protocol, counts, trials, generator):
+    """Estimates for these counts; where the protocol needs each message, the messages of all trials at once."""
+    if not isinstance(protocol, OneMessagePairs):
+        return protocol.estimate_histogram(counts, generator=generator, sample_shape=(trials,)).value
+    users = protocol.statistic.points.repeat_interleave(counts, 0).expand(trials, -1, -1)
+    messages = protocol.randomizer.sample(users, generator=generator)
+    return protocol.analyse((messages.sum(1), messages.square().sum(1)), int(counts.sum())).value
+
+
+def errors(protocol, counts, trials):
+    generator = keyed_generator(f"{protocol.statistic.name} {type(protocol)} {protocol.epsilon} {counts}".encode())
+    at_once = min(
+        STEP, max(1, 4_000_000 // int(counts.sum() * 5)) if isinstance(protocol, OneMessagePairs) else STEP
+    )
+    sizes = [at_once] * (trials // at_once) + [trials % at_once] * (trials % at_once > 0)
+    drawn = torch.cat([draw(protocol, counts, size, generator) for size in sizes])
+    return drawn - protocol.statistic.exact(counts)
+
+
+def agrees(moments, predicted):
+    """Whether Monte Carlo and the prediction agree: within 5 standard errors, and these small enough to tell."""
+    return abs(moments.z_score(predicted)) < 5 and abs(moments.mean / predicted - 1) < 0.05
+
+
+def check(protocol, counts, trials):
+    error = errors(protocol, counts, trials)
+    squared = Moments.of(error.square())
+    predicted = protocol.predicted_mse(counts, int(counts.sum()))
+    assert agrees(squared, predicted), (squared.mean / predicted, squared.z_score(predicted))
+    assert squared.standard_error < 0.016 * predicted
+    assert abs(Moments.of(error).z_score(0.0)) < 5
+
+
+@pytest.mark.parametrize("n, trials", [(8, 100_000), (60, 30_000)])
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_monte_carlo_finds_the_predicted_error(kind, statistic, epsilon, n, trials):
+    check(kind(statistic, epsilon), counts_of(statistic, n), trials)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6])
+@pytest.mark.parametrize("statistic", [*STATISTICS, EVERY], ids=lambda each: each.name)
+def test_monte_carlo_one_message_for_very_few_users(statistic, n):
+    check(OneMessage(statistic, 6.0), counts_of(statistic, n), 200_000)
+
+
+def test_monte_carlo_sees_the_third_and_fourth_moments():
+    protocol, counts = OneMessage(EVERY, 6.0), torch.tensor([0, 2, 0])
+    squared, n = Moments.of(errors(protocol, counts, 200_000).square()), counts.sum()
+    assert agrees(squared, protocol.predicted_mse(counts, 2))
+    along = (counts.double() @ EVERY.points * EVERY.form.weights).square().sum()
+    assert not agrees(squared, float(protocol._variance(along, n, EVERY.form)))  # what a normal message would give
+
+
+def test_monte_carlo_pairs_with_a_diagonal_that_depends_on_the_type():
+    for n, trials in ((5, 200_000), (60, 60_000)):
+        check(OneMessagePairs(VARIED, 2.0), counts_of(VARIED, n), trials)
+        check(RandomizedResponsePlugIn(VARIED, 2.0), counts_of(VARIED, n), trials)
+    check(OneMessage(EVERY, 2.0), counts_of(EVERY, 5), 200_000)
+    check(TwoMessage(EVERY, 2.0), counts_of(EVERY, 5), 200_000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prediction_five_per_cent_off_is_rejected(kind):
+    statistic = STATISTICS[0]
+    protocol, counts = kind(statistic, 1.0), counts_of(statistic, 90)
+    squared, predicted = Moments.of(errors(protocol, counts, 60_000).square()), protocol.predicted_mse(counts, 90)
+    assert agrees(squared, predicted)
+    assert not agrees(squared, predicted * 1.055) and not agrees(squared, predicted / 1.055)
+
+
+def central_moments_of_tau(tau):
+    """Variance, third and fourth central moment, by quadrature of the density."""
+
+    def moment(order):
+        def f(t):
+            return (t - mean) ** order * norm.pdf(t)
+
+        return tau.low_density * quad(f, -40, tau.threshold)[0] + tau.high_density * quad(f, tau.threshold, 40)[0]
+
+    mean = 0.0
+    mean = moment(1)
+    assert mean == pytest.approx(tau.threshold, rel=1e-9)
+    return moment(2), moment(3), moment(4)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("counts", [[1, 1, 0], [2, 0, 0], [0, 1, 1], [1, 1, 1], [0, 3, 0], [0, 1, 2]])
+def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
+    # one coordinate: S = sum Y, and Var(w S^2 / n^2) = w^2 (E S^4 - (E S^2)^2) / n^4 by adding up cumulants
+    points = torch.tensor([[1.5], [-0.6], [0.0]], dtype=torch.float64)
+    weight = -0.7
+    statistic = PairwiseStatistic("square", points, Form(torch.tensor([weight], dtype=torch.float64), 0.3))
+    protocol, counts = OneMessage(statistic, epsilon), torch.tensor(counts)
+    tau = protocol.randomizer.tau
+    second, third, fourth = central_moments_of_tau(tau)
+    scale, s, cumulants = statistic.radius / tau.threshold, 0.0, [0.0, 0.0, 0.0]
+    for x in points[:, 0].repeat_interleave(counts).tolist():
+        a = x / statistic.radius  # Y - x = scale (a (tau - k) + sqrt(1 - a^2) z), z normal
+        b = 1 - a * a
+        two = a**2 * second + b
+        four = a**4 * fourth + 6 * a**2 * second * b + 3 * b**2
+        for i, value in enumerate((two, a**3 * third, four - 3 * two**2)):
+            cumulants[i] += scale ** (i + 2) * value
+        s += x
+    two, three, four = cumulants
+    variance = s**4 + 6 * s**2 * two + 4 * s * three + four + 3 * two**2 - (s * s + two) ** 2
+    n = int(counts.sum())
+    got = protocol.mean_variance(counts.double(), statistic.form)
+    assert float(got) == pytest.approx(weight**2 * variance / n**4, rel=1e-8)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+@pytest.mark.parametrize("counts", [[1, 1, 1], [3, 0, 0], [0, 2, 1], [0, 1, 1]])
+@pytest.mark.parametrize(
+    "statistic", [pairwise.absolute_difference(3, spacing=0.5), VARIED], ids=lambda each: each.name
+)
+def test_randomized_response_by_enumeration_of_all_reports(statistic, counts, epsilon):
+    protocol, counts = RandomizedResponsePlugIn(statistic, epsilon), torch.tensor(counts)
+    moments, n = protocol.randomizer.moments, int(counts.sum())
+    users = [x for x in range(3) for _ in range(int(counts[x]))]
+    reports = torch.tensor(list(product(range(3), repeat=n)))
+    p, q = (torch.tensor(value, dtype=torch.float64) for value in (moments.p, moments.q))
+    chance = torch.where(reports == torch.tensor(users), p, q).prod(1)
+    assert float(chance.sum()) == pytest.approx(1, rel=1e-12)
+    sums = torch.nn.functional.one_hot(reports, 3).sum(1)
+    values = protocol.mean((sums,), float(n), statistic.form)
+    mean = chance @ values
+    assert float(mean) == pytest.approx(float(statistic.mean(counts, statistic.form)), rel=1e-10, abs=1e-10)
+    variance = chance @ (values - mean).square()
+    got = protocol.mean_variance(counts.double(), statistic.form)
+    assert float(got) == pytest.approx(float(variance), rel=1e-10)

@@ -1,0 +1,232 @@
+"""Randomized response: the exact channel, decoded moments by enumeration, both paths against the channel."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.privacy import Model, Neighbours
+from torchdp.randomizers import RandomizedResponse
+
+ALPHA = 1e-6
+EPSILONS = [1e-3, 0.01, 0.1, 0.3, 0.5, 1, 2, 4, 6, 8, 12, 20]
+
+
+def generator(seed=0, device="cpu"):
+    return torch.Generator(device).manual_seed(seed)
+
+
+def channel(randomizer):
+    """(k, k): row x is the law of the report of a user who holds x."""
+    p, q = randomizer.moments.p, randomizer.moments.q
+    return torch.full((randomizer.k,) * 2, q, dtype=torch.float64).fill_diagonal_(p)
+
+
+def plausible(observed, expected, variance):
+    z = (observed - expected) / np.sqrt(variance)
+    return float(np.abs(z).max()) < stats.norm.isf(ALPHA / 2 / np.size(z))
+
+
+@pytest.mark.parametrize("k", [2, 3, 8, 64])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_randomized_response_exactly_epsilon_ldp(k, epsilon):
+    randomizer = RandomizedResponse(k, epsilon)
+    law = channel(randomizer)
+    torch.testing.assert_close(law.sum(1), torch.ones(k).double(), rtol=0, atol=1e-13)
+    ratios = law[:, None] / law[None]
+    assert float(ratios.max()) <= math.exp(epsilon) * (1 + 1e-12)
+    assert float(ratios.max()) == pytest.approx(math.exp(epsilon), rel=1e-12)
+    guarantee = randomizer.guarantee
+    assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 0, True)
+    assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
+    assert float((channel(RandomizedResponse(k, 1.01 * epsilon))[0] / law[1]).max()) > math.exp(epsilon) * (
+        1 + 1e-12
+    )
+
+
+@pytest.mark.parametrize(("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0)])
+def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(monkeypatch, k, epsilon):
+    """Deterministic: below k q of the unit interval the report is uniform and free of x, above it is x."""
+    randomizer = RandomizedResponse(k, epsilon)
+    edge = k * randomizer.moments.q
+    first = torch.tensor([0.0, edge * (1 - 1e-9), edge * (1 + 1e-9), 1 - 2**-53], dtype=torch.float64)
+    starts = torch.arange(k, dtype=torch.float64) / k
+    second = torch.cat([starts + 1e-12, starts + 1 / k - 1e-12])
+    uniform = torch.stack(torch.broadcast_tensors(first[:, None], second))
+    monkeypatch.setattr(torch, "rand", lambda *shape, **options: uniform)
+    cells = torch.cat([torch.arange(k), torch.arange(k)])
+    for x in range(k):
+        reports = randomizer.sample(torch.full((4, 2 * k), x), generator=generator())
+        assert torch.equal(reports[:2], cells.expand(2, -1))
+        assert (reports[2:] == x).all()
+
+
+@pytest.mark.parametrize("k", [2, 3, 5, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_decoded_moments_by_enumeration(k, epsilon):
+    randomizer = RandomizedResponse(k, epsilon)
+    law = channel(randomizer)
+    decoded = torch.stack([randomizer.decode_sum(torch.tensor([y])) for y in range(k)])
+    mean = law @ decoded
+    scale = float(decoded.abs().max())
+    torch.testing.assert_close(mean, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-13 * scale)
+    for x in range(k):
+        centred = decoded - torch.eye(k, dtype=torch.float64)[x]
+        covariance = centred.mT @ (law[x][:, None] * centred)
+        stated = randomizer.moments.covariance(x)
+        torch.testing.assert_close(covariance, stated, rtol=3e-12, atol=1e-15 * scale**2)
+        wrong = RandomizedResponse(k, 1.01 * epsilon).moments.covariance(x)
+        assert float(wrong[x, x]) != pytest.approx(float(covariance[x, x]), rel=1e-4)
+
+
+@pytest.mark.parametrize(("k", "epsilon"), [(2, 0.5), (3, 4), (8, 1), (64, 2), (100, 6)])
+def test_reports_follow_the_channel(k, epsilon):
+    randomizer, n = RandomizedResponse(k, epsilon), 1_000_000
+    reports = randomizer.sample(torch.full((n,), k - 1), generator=generator(1))
+    counts = torch.bincount(reports, minlength=k).numpy()
+    expected = channel(randomizer)[k - 1].numpy()
+    assert stats.chisquare(counts, n * expected / expected.sum()).pvalue > ALPHA
+    wrong = channel(RandomizedResponse(k, 1.05 * epsilon))[k - 1].numpy()
+    assert stats.chisquare(counts, n * wrong / wrong.sum()).pvalue < ALPHA
+
+
+def test_reports_do_not_favour_small_values():
+    """32 random bits reduced modulo k would give values below 2^26 here 5 % more than their share."""
+    k = 3 * 2**26
+    reports = RandomizedResponse(k, 0.1).sample(torch.zeros(400_000, dtype=torch.int64), generator=generator(2))
+    thirds = torch.bincount(reports[reports != 0] // 2**26, minlength=3).numpy()
+    assert stats.chisquare(thirds).pvalue > ALPHA
+    biased = torch.randint(2**32, (400_000,), generator=generator(2)) % k // 2**26
+    assert stats.chisquare(torch.bincount(biased, minlength=3).numpy()).pvalue < ALPHA
+
+
+def test_tiny_probabilities_of_another_value_are_not_rounded_away():
+    """p - q is 1 - 1.7e-16 here, which float64 rounds by a third of the difference."""
+    randomizer, n, repeats = RandomizedResponse(2, 37.0), 10**14, 200_000
+    reports = randomizer.sample_reports(torch.tensor([n, 0]), generator=generator(3), sample_shape=(repeats,))
+    expected = n * randomizer.moments.q * repeats
+    assert abs(float(reports[:, 1].sum()) - expected) < 5 * math.sqrt(expected)
+    assert expected > 1000
+
+
+CASES = [(2, [5, 0]), (3, [5, 0, 17]), (5, [0, 1, 3, 17, 40]), (8, [1, 0, 0, 9, 2, 2, 30, 4])]
+
+
+@pytest.mark.parametrize(("k", "counts"), CASES)
+@pytest.mark.parametrize("epsilon", [0.1, 1, 4])
+def test_sample_reports_has_the_law_of_single_reports(k, counts, epsilon):
+    randomizer, repeats = RandomizedResponse(k, epsilon), 20_000
+    users = torch.arange(k).repeat_interleave(torch.tensor(counts))
+    slow = randomizer.sample(users.expand(repeats, -1), generator=generator(4))
+    slow = torch.nn.functional.one_hot(slow, k).sum(1)
+    fast = randomizer.sample_reports(torch.tensor(counts), generator=generator(5), sample_shape=(repeats,))
+    assert fast.dtype == torch.int64 and (fast >= 0).all() and (fast.sum(-1) == sum(counts)).all()
+    index = torch.arange(1, k + 1)
+    for statistic in (lambda r: r[:, 0], lambda r: r[:, -1], lambda r: (r * index).sum(-1) % 13):
+        pair = [torch.bincount(statistic(r), minlength=sum(counts) + 13).numpy() for r in (slow, fast)]
+        table = np.stack(pair)[:, np.sum(pair, 0) > 0]
+        rare = table.sum(0) < 20
+        table = np.c_[table[:, ~rare], table[:, rare].sum(1)] if rare.any() else table
+        table = table[:, table.sum(0) > 0]
+        if table.shape[1] > 1:
+            assert stats.chi2_contingency(table).pvalue > ALPHA
+    law = channel(randomizer)
+    weights = torch.tensor(counts).double()
+    expected = (weights @ law).numpy()
+    variance = (weights @ (law * (1 - law))).numpy() / repeats
+    assert plausible(slow.double().mean(0).numpy(), expected, variance)
+    assert plausible(fast.double().mean(0).numpy(), expected, variance)
+    wrong = (weights @ channel(RandomizedResponse(k, 1.1 * epsilon))).numpy()
+    assert epsilon < 1 or not plausible(fast.double().mean(0).numpy(), wrong, variance)
+
+
+@pytest.mark.parametrize("k", [2, 3, 13, 100])
+@pytest.mark.parametrize("users", [10**6, 10**9, 10**12, 9 * 10**13])
+def test_cells_of_very_many_users_have_exact_means_and_covariances(k, users):
+    randomizer, repeats = RandomizedResponse(k, 2.0), 4000
+    counts = torch.zeros(k, dtype=torch.int64)
+    counts[0], counts[k - 1] = users, users // 9
+    reports = randomizer.sample_reports(counts, generator=generator(6), sample_shape=(repeats,))
+    assert (reports.sum(-1) == counts.sum()).all()
+    law, weights = channel(randomizer), counts.double()
+    covariance = torch.diag(weights @ law) - law.mT @ (weights[:, None] * law)
+    error = (reports - weights @ law).numpy()
+    deviation = covariance.diagonal().sqrt().numpy()
+    assert plausible(error.mean(0), 0.0, deviation**2 / repeats)
+    z = error / deviation
+    correlation = covariance[0].numpy() / deviation[0] / deviation
+    assert plausible((z[:, :1] * z).mean(0)[1:], correlation[1:], 2 / repeats)
+    assert plausible((z**2).mean(0), 1.0, 2 / repeats)
+    assert not plausible((z**2).mean(0), 1.2, 2 / repeats)
+    # A wrong epsilon shows at once in so many users.
+    wrong = (weights @ channel(RandomizedResponse(k, 2.02)) - weights @ law).numpy()
+    assert not plausible(error.mean(0), wrong, deviation**2 / repeats)
+
+
+def test_sample_sum_is_unbiased_with_the_stated_covariance():
+    randomizer, repeats = RandomizedResponse(5, 1.0), 20_000
+    points, counts = torch.tensor([4, 1, 4]), torch.tensor([10**12, 3 * 10**11, 7])
+    sums = randomizer.sample_sum(points, counts, generator=generator(7), sample_shape=(repeats,))
+    held = torch.zeros(5, dtype=torch.float64).index_add_(0, points, counts.double())
+    covariance = sum(held[x] * randomizer.moments.covariance(x) for x in range(5)).numpy()
+    error = (sums - held).numpy()
+    assert plausible(error.mean(0), 0.0, covariance.diagonal() / repeats)
+    empirical = error.T @ error / repeats
+    spread = (np.outer(covariance.diagonal(), covariance.diagonal()) + covariance**2) / repeats
+    assert plausible(empirical, covariance, spread)
+    assert not plausible(empirical, 1.06 * covariance, spread)
+    torch.testing.assert_close(sums.sum(-1), held.sum().expand(repeats), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("n", [5, 30, 200, 10**5])
+@pytest.mark.parametrize("p", [1e-3, 0.3, 0.7])
+def test_torch_binomial_has_the_law_it_is_used_for(n, p):
+    shape, repeats = (400_000,), 400_000
+    options = {"dtype": torch.float64}
+    drawn = torch.binomial(
+        torch.full(shape, n, **options), torch.full(shape, p, **options), generator=generator(8)
+    )
+    center, reach = n * p, 5 * math.sqrt(n * p * (1 - p)) + 5
+    edges = np.unique(np.round(np.linspace(max(-1, center - reach), min(n, center + reach), 60))) + 0.5
+    expected = repeats * np.diff(stats.binom.cdf(np.r_[-1, edges, n], n, p))
+    counts = np.histogram(drawn.numpy(), np.r_[-1, edges, n + 1])[0]
+    keep = expected > 10
+    assert (
+        stats.chisquare(
+            np.r_[counts[keep], counts[~keep].sum() + 10], np.r_[expected[keep], expected[~keep].sum() + 10]
+        ).pvalue
+        > ALPHA
+    )
+    wrong = repeats * np.diff(stats.binom.cdf(np.r_[-1, edges, n], n, 1.03 * p))[keep]
+    assert ((counts[keep] - wrong) ** 2 / wrong).sum() > stats.chi2.isf(ALPHA, keep.sum()) or n * p < 1
+
+
+@pytest.mark.parametrize("k", [2, 3, 8, 100])
+def test_edges(k):
+    randomizer = RandomizedResponse(k, 1.0)
+    none = torch.zeros(0, dtype=torch.int64)
+    assert randomizer.sample(none, generator=generator()).shape == (0,)
+    assert (randomizer.decode_sum(none) == 0).all()
+    assert randomizer.sample(torch.tensor(1), generator=generator()).shape == ()
+    assert (randomizer.sample_reports(torch.zeros(k), generator=generator()) == 0).all()
+    for shape in ((), (0,), (2, 0), (1,), (2, 3)):
+        sums = randomizer.sample_sum(none, none, generator=generator(), sample_shape=shape)
+        assert sums.shape == (*shape, k) and (sums == 0).all()
+    assert randomizer.bits == math.ceil(math.log2(k)) == RandomizedResponse(np.int64(k), 1.0).bits
+
+
+@pytest.mark.gpu
+def test_law_on_a_gpu():
+    randomizer, n = RandomizedResponse(7, 1.0), 1_000_000
+    x = torch.full((n,), 3, device="cuda")
+    counts = torch.bincount(randomizer.sample(x, generator=generator(1, "cuda")), minlength=7).cpu().numpy()
+    expected = channel(randomizer)[3].numpy()
+    assert stats.chisquare(counts, n * expected).pvalue > ALPHA
+    held = torch.full((7,), 10**9, device="cuda")
+    reports = randomizer.sample_reports(held, generator=generator(2, "cuda"), sample_shape=(4000,)).cpu()
+    variance = 1e9 * (expected * (1 - expected)).sum()
+    z = (reports.double().numpy() - 1e9) / math.sqrt(variance)
+    assert plausible(z.mean(0), 0.0, 1 / 4000) and plausible((z**2).mean(0), 1.0, 2 / 4000)
+    assert (reports.sum(-1) == 7 * 10**9).all()
