@@ -1,6 +1,7 @@
 """Argument checks: every message names the argument, what it is, and what would be right."""
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -25,9 +26,13 @@ def fraction(name: str, value: float) -> float:
 
 def integer(name: str, value: int, least: int) -> int:
     """``value`` as an int >= ``least``. Raises ValueError."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
+        number = None
+    if number is None or number < least:
         raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
-    return int(value)
+    return number
 
 
 def matrix(name: str, value: Tensor) -> Tensor:
@@ -99,6 +104,8 @@ def random_source(generator: torch.Generator, device: torch.device) -> torch.Gen
 
 def sample_shape(value: Sequence[int]) -> tuple[int, ...]:
     """The leading shape of independent repetitions. Raises ValueError."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"sample_shape must be a tuple of integers, such as (1000,) or (), not {value!r}")
     return tuple(integer("sample_shape", size, 0) for size in value)
 
 

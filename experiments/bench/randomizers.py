@@ -1,10 +1,11 @@
 """Speed of the randomizers beside the floor of drawing their normals, in one run.
 
 Command:  python experiments/bench/randomizers.py
-Floor: a per-user PrivUnitG message of dimension d needs d + 1 normals and writes d numbers, so the floor is torch.randn
-    of that many; the aggregate path needs d normals and one eigendecomposition whatever the number of users.
-Output: medians by torch.utils.benchmark, as a table and as experiments/bench/<device>.json. Machines are noisy:
-    compare ratios, not seconds.
+Floor: a per-user PrivUnitG message of dimension d needs d + 1 normals, so the floor is torch.randn of that many;
+    randomized response needs two uniforms for each user. The aggregate path needs d normals and one
+    eigendecomposition whatever the number of users.
+Output: medians by torch.utils.benchmark, as a table and as randomizers_<device>.json beside this file. Machines are
+    noisy: compare ratios, not seconds.
 Time: about 30 s; --smoke in seconds (writes nothing).
 """
 
@@ -53,7 +54,7 @@ def main() -> None:
     response = RandomizedResponse(1024, EPSILON)
     types = torch.randint(1024, (USERS * 50,), device=device, generator=generator)
     floor = median(
-        lambda: torch.rand(len(types), dtype=torch.float64, device=device, generator=generator), seconds
+        lambda: torch.rand(2, len(types), dtype=torch.float64, device=device, generator=generator), seconds
     )
     ours = median(lambda: response.sample(types, generator=generator), seconds)
     rows.append(("RandomizedResponse.sample k=1024", len(types) / ours, ours / floor))

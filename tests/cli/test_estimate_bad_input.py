@@ -24,8 +24,7 @@ TABLES = {
 }
 TABLES |= {
     f"cell {cell!r}": f"height,dose\n77.123456,1\n{cell},1\n3,3\n".encode()
-    for cell in ("nan", "inf", "-inf", "1e999", "", "77.123456 cm", "77,1")
-    if "," not in cell
+    for cell in ("nan", "inf", "-inf", "1e999", "", "77.123456 cm")
 }
 
 

@@ -14,6 +14,11 @@ from torchdp import cli, pairwise
 from torchdp.randomness import keyed_generator
 
 USERS = 3_000
+KINDS = {
+    "one-message": pairwise.OneMessage,
+    "two-message": pairwise.TwoMessage,
+    "randomized-response": pairwise.RandomizedResponsePlugIn,
+}
 QUESTIONS = {
     "auc": "--columns score label --bounds score=-4:4 --bins 8",
     "kendall": "--columns score dose --bounds score=-4:4 dose=0:12 --bins 4",
@@ -81,7 +86,7 @@ def ask(capsys, path, name, *more):
     return json.loads(text)
 
 
-@pytest.mark.parametrize("protocol", ["auto", "one-message", "two-message", "randomized-response"])
+@pytest.mark.parametrize("protocol", ["auto", *KINDS])
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_estimate_is_near_the_truth(name, protocol, users, capsys):
     path, table = users
@@ -100,11 +105,7 @@ def test_auto_is_the_protocol_with_the_least_predicted_error(users, capsys):
     path, _ = users
     chosen = ask(capsys, path, "gini-diversity", "--epsilon", 4)["protocol"]
     statistic, flat = pairwise.unequal(3), torch.ones(3)
-    predicted = {
-        "one-message": pairwise.OneMessage(statistic, 4.0).predicted_mse(flat, USERS),
-        "two-message": pairwise.TwoMessage(statistic, 4.0).predicted_mse(flat, USERS),
-        "randomized-response": pairwise.RandomizedResponsePlugIn(statistic, 4.0).predicted_mse(flat, USERS),
-    }
+    predicted = {each: kind(statistic, 4.0).predicted_mse(flat, USERS) for each, kind in KINDS.items()}
     assert chosen == min(predicted, key=predicted.get)
 
 
@@ -146,17 +147,10 @@ def test_bounds_from_data_say_that_they_are_not_private(users, capsys):
     assert run(capsys, *arguments, "--bounds", "dose=0:12").err == ""
 
 
-@pytest.mark.parametrize("protocol", ["one-message", "two-message", "randomized-response"])
+@pytest.mark.parametrize("protocol", KINDS)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_what_is_printed_depends_on_the_messages_alone(name, protocol, users, tmp_path, capsys, monkeypatch):
-    kind = (
-        cli.parser
-        and {
-            "one-message": pairwise.OneMessage,
-            "two-message": pairwise.TwoMessage,
-            "randomized-response": pairwise.RandomizedResponsePlugIn,
-        }[protocol]
-    )
+    kind = KINDS[protocol]
     path, _ = users
     reversed_table = {key: list(reversed(cells)) for key, cells in columns(b"other users").items()}
     other = write(tmp_path / "other.csv", reversed_table)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, pairwise
-from torchdp.cli.table import MOST_BINS, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
+from torchdp.cli.table import MOST_TYPES, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
 from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
 from torchdp.randomness import keyed_generator, system_generator
 
@@ -49,8 +49,7 @@ class _Table:
     def binned(self, name: str) -> tuple[Tensor, Bins]:
         usual = 16 if self.options.statistic == "kendall" else 32  # kendall's types are pairs of bins
         count = usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
-        # Kendall's grid has bins^2 types.
-        most = math.isqrt(MOST_BINS) if self.options.statistic == "kendall" else MOST_BINS
+        most = {"kendall": math.isqrt(MOST_TYPES), "auc": MOST_TYPES // 2}.get(self.options.statistic, MOST_TYPES)
         if count > most:
             raise ValueError(f"--bins must be at most {most}, not {count}")
         if name not in self.bounds and not self.options.bounds_from_data:

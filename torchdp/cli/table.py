@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST_BINS = 4096
+MOST_TYPES = 4096
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tupl
             raise ValueError(f"--bounds gives {name!r} twice")
         if not low < high:
             raise ValueError(f"--bounds {text!r}: the lower end must be below the upper one")
-        if not (high - low) / MOST_BINS > 0 or not math.isfinite(high - low):
+        if not (high - low) / MOST_TYPES > 0 or not math.isfinite(high - low):
             raise ValueError(f"--bounds {text!r}: the width of a bin leaves the range of floating-point numbers")
         bounds[name] = (low, high)
     return bounds

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchdp import checks
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
@@ -32,8 +31,7 @@ class TwoMessage(AggregateProtocol):
     @cached_property
     def randomizer(self) -> PrivUnitG:
         """What a user runs for each of the two messages."""
-        half = checks.positive("epsilon", self.epsilon) / 2
-        return PrivUnitG(self.statistic.dim, half, self.statistic.radius)
+        return PrivUnitG(self.statistic.dim, self.epsilon / 2, self.statistic.radius)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -84,18 +82,8 @@ class TwoMessage(AggregateProtocol):
 
 
 @dataclass(frozen=True)
-class OneMessage(AggregateProtocol):
-    """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
-
-    It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
-    size known, the square of the noise has a known mean and one message carries both sides of the form. With
-    w_x = u_x^T J u_x, s the sum of the u_x over users and C their largest norm,
-    n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + (v/C^2) sum_users (w_x^2 - 4 w_x u_x^T J s), exactly.
-
-    Guarantees: epsilon-LDP for each user.
-    Source: derived here from the exact moments of PrivUnitG (variance v, third -k, fourth 3 + k^2 along u_x);
-    compare Ghazi et al. (2023), Lemma 11, who send two messages at epsilon/2.
-    """
+class SingleMessage(PairwiseProtocol):
+    """Protocols in which each user sends its vector once, at the full epsilon."""
 
     @cached_property
     def randomizer(self) -> PrivUnitG:
@@ -109,6 +97,21 @@ class OneMessage(AggregateProtocol):
     @property
     def bits_per_user(self) -> int:
         return self.randomizer.bits
+
+
+@dataclass(frozen=True)
+class OneMessage(SingleMessage, AggregateProtocol):
+    """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
+
+    It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
+    size known, the square of the noise has a known mean and one message carries both sides of the form. With
+    w_x = u_x^T J u_x, s the sum of the u_x over users and C their largest norm,
+    n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + (v/C^2) sum_users (w_x^2 - 4 w_x u_x^T J s), exactly.
+
+    Guarantees: epsilon-LDP for each user.
+    Source: derived here from the exact moments of PrivUnitG (variance v, third -k, fourth 3 + k^2 along u_x);
+    compare Ghazi et al. (2023), Lemma 11, who send two messages at epsilon/2.
+    """
 
     @property
     def native_pairs(self) -> Pairs:
@@ -149,7 +152,7 @@ class OneMessage(AggregateProtocol):
 
 
 @dataclass(frozen=True)
-class OneMessagePairs(PairwiseProtocol):
+class OneMessagePairs(SingleMessage):
     """One message at the full epsilon; the analyst pairs the messages: sum over i != j of Y_i^T J Y_j / (n (n-1)).
 
     Unbiased for distinct pairs whatever the kernel's diagonal, but the analyst must see each message (the sum
@@ -160,19 +163,6 @@ class OneMessagePairs(PairwiseProtocol):
     Source: a U-statistic of independent messages with Cov Y = v I; compare Bell, Bellet, Gascon, Kulkarni (2020),
     Algorithm 1, which is the same estimator for randomized response.
     """
-
-    @cached_property
-    def randomizer(self) -> PrivUnitG:
-        """What a user runs."""
-        return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return replace(self.randomizer.guarantee, exact=False)  # exact for the ball, these are k points of it
-
-    @property
-    def bits_per_user(self) -> int:
-        return self.randomizer.bits
 
     @property
     def native_pairs(self) -> Pairs:

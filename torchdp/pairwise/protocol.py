@@ -42,6 +42,12 @@ class PairwiseProtocol(ABC):
     statistic: PairwiseStatistic
     epsilon: float
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.statistic, PairwiseStatistic):
+            raise TypeError(f"statistic must be a PairwiseStatistic, not {type(self.statistic).__name__}")
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        _ = self.guarantee  # builds the randomizer, which refuses an epsilon out of its range
+
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:

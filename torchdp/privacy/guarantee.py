@@ -1,7 +1,7 @@
 """What a mechanism promises: a description, never an algorithm."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,6 +48,8 @@ class Guarantee:
             checks.fraction("delta", self.delta)
         if not isinstance(self.model, Model) or not isinstance(self.neighbours, Neighbours):
             raise TypeError("model must be a Model and neighbours a Neighbours")
+        if not isinstance(self.exact, bool) or not isinstance(self.source, str):
+            raise TypeError("exact must be a bool and source a str")
 
     def __str__(self) -> str:
         delta = f", delta = {self.delta:g}" if self.delta else ""
@@ -55,7 +57,7 @@ class Guarantee:
         return f"{self.model.value} differential privacy, {kind} epsilon = {self.epsilon:g}{delta}"
 
 
-def compose(guarantees: Sequence[Guarantee]) -> Guarantee:
+def compose(guarantees: Iterable[Guarantee]) -> Guarantee:
     """Basic composition: one user's data enters every mechanism; epsilons and deltas add up.
 
     All must share model and neighbouring relation; other combinations are refused (ValueError), because what
@@ -65,6 +67,7 @@ def compose(guarantees: Sequence[Guarantee]) -> Guarantee:
     Guarantees: (sum of epsilons, sum of deltas)-DP, also when later mechanisms are chosen adaptively.
     Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006), Theorem 1; Dwork, Roth (2014), Theorem B.1.
     """
+    guarantees = list(guarantees)
     if not guarantees:
         raise ValueError("guarantees must hold at least one Guarantee")
     for other in guarantees:

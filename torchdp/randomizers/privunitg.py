@@ -69,8 +69,8 @@ class PrivUnitG(LocalRandomizer):
 
     @property
     def bits(self) -> int:
-        """dim float32 numbers."""
-        return 32 * self.dim
+        """dim float64 numbers (float32 points give messages of half that length)."""
+        return 64 * self.dim
 
     def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
         """One message for each point: x of shape (*batch, dim), the result alike, in x's dtype.
