@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy import Guarantee
+from torchdp.privacy import Guarantee, Model, Neighbours
 
 # torch.binomial, in float64, keeps its law up to about this many users (at 1e15 its variance is 1 % off).
 MOST_USERS = 10**14
@@ -43,6 +43,11 @@ class LocalRandomizer(ABC):
         self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
         """``decode_sum`` of the messages of ``counts[x]`` users who hold ``points[x]``, for every x."""
+
+
+def exact_local(epsilon: float, source: str) -> Guarantee:
+    """Exactly epsilon-LDP: any two values of one user."""
+    return Guarantee(epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, exact=True, source=source)
 
 
 def user_counts(value: Tensor, k: int) -> Tensor:

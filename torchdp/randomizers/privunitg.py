@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.kernels import privunitg
-from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.randomizers.base import LocalRandomizer, user_counts
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.base import LocalRandomizer, exact_local, user_counts
 from torchdp.randomizers.tilted_normal import TiltedNormal
 
 
@@ -52,14 +52,7 @@ class PrivUnitG(LocalRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(
-            epsilon=self.epsilon,
-            delta=0.0,
-            model=Model.LOCAL,
-            neighbours=Neighbours.REPLACE_ONE,
-            exact=True,
-            source="Asi, Feldman, Talwar (2022), PrivUnitG; density ratio c1/c0 = e^epsilon",
-        )
+        return exact_local(self.epsilon, "Asi, Feldman, Talwar (2022), PrivUnitG; density ratio c1/c0 = e^epsilon")
 
     @property
     def moments(self) -> IsotropicMoments:

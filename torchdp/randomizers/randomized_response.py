@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.randomizers.base import LocalRandomizer, user_counts
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.base import LocalRandomizer, exact_local, user_counts
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,7 @@ class RandomizedResponse(LocalRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(
-            epsilon=self.epsilon,
-            delta=0.0,
-            model=Model.LOCAL,
-            neighbours=Neighbours.REPLACE_ONE,
-            exact=True,
-            source="Warner (1965); p/q = e^epsilon",
-        )
+        return exact_local(self.epsilon, "Warner (1965); p/q = e^epsilon")
 
     @property
     def moments(self) -> FiniteMoments:

@@ -1,10 +1,10 @@
-"""Small matrices: more threads only wait for each other, and on a busy machine four times as long."""
+"""One thread: the tests' tensors are small, and on busy cores more threads only wait for each other."""
 
 import pytest
 import torch
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
