@@ -88,12 +88,12 @@ def test_batch_equals_one_by_one(p, shift):
     W[0, 2] *= 1e150
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        batch = factorize(W, p, shift, tol=1e-13, max_iterations=30).certificate
+        batch = factorize(W, p, shift, tol=1e-8, max_iterations=2000).certificate
         for i in range(2):
             for j in range(3):
-                one = factorize(W[i, j], p, shift, tol=1e-13, max_iterations=30).certificate
-                torch.testing.assert_close(batch.upper[i, j], one.upper, rtol=1e-9, atol=0)
-                torch.testing.assert_close(batch.lower[i, j], one.lower, rtol=1e-9, atol=0)
+                one = factorize(W[i, j], p, shift, tol=1e-8, max_iterations=2000).certificate
+                torch.testing.assert_close(batch.upper[i, j], one.upper, rtol=2e-8, atol=0)
+                torch.testing.assert_close(batch.lower[i, j], one.lower, rtol=2e-8, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (300, 3), (3, 300)])

@@ -12,6 +12,11 @@ from torch import Tensor
 FLOOR = 0.1
 SMALLEST_WEIGHT = 1e-12
 RANK_TOLERANCE = 1e-14
+# Eigenvalues of a Gram matrix are squares: below this share of the largest they are mostly rounding.
+SQUARE_TOLERANCE = 1e-10
+ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
+STEP = 1.8  # exponent of the plain update; 1 never lets the lower bound fall, near 2 needs half the iterations
+RIDGE = 1e-8  # of Anderson's least squares, relative
 
 
 @dataclass(frozen=True)
@@ -39,25 +44,29 @@ def solve(
     shift: bool = False,
     tol: float = 1e-3,
     max_iterations: int = 10_000,
-    step: float = 1.8,
+    memory: int = 10,
 ) -> Solution:
-    """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights.
+    """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights, accelerated.
 
-    With c on the rows (||c||_{p/(p-2)} = 1), P on the columns (sum 1), X = W - W P 1^T (with shift) or W, and
-    diag(c)^{1/2} X diag(P)^{1/2} = U S V^T:
-        left = X diag(P)^{1/2} V S^{-1/2},  right = S^{-1/2} U^T diag(c)^{1/2} X,  left right = X,
+    With s on the rows and P on the columns (each sums to 1), c = s^{(p-2)/p}, X = W - W P 1^T (with shift) or W,
+    and diag(c)^{1/2} X diag(P)^{1/2} = U S V^T:
+        left = X diag(P)^{1/2} V S^{-1/2},  right = S^{1/2} V^T diag(P)^{-1/2},  left right = X,
         a_i = ||left_i||^2,  b_j = ||right_j||^2,
-        P_j <- P_j (b_j / tr S)^step,  c_i <- c_i (a_i / tr S)^step (p = inf) or (c_i a_i / sum)^{(p-2)/p},
-    each normalised. At a fixed point a and b are constant on the supports of c and P, and the value of the
-    factors equals tr S, which is a lower bound at every iterate. The best of both bounds is kept.
+        P_j <- P_j (b_j / tr S)^STEP,  s_i <- s_i (a_i / tr S)^STEP (p = inf) or c_i a_i (p < inf),
+    each normalised. At a fixed point a and b are constant on the supports of s and P, and the value of the
+    factors equals tr S, which is a lower bound at every iterate. The best of both bounds is kept; what
+    the rounding of small singular values loses is put back into the factors at the end.
     Where tr S falls, that problem's step moves halfway to 1, or to 1/2 with shift (two points on a line: at step
-    1 the weights swap places for ever). Singular values below RANK_TOLERANCE are cut off, so left right may miss
-    X by a little; the norm of what is missing is added to the value.
+    1 the weights swap places for ever).
+
+    Acceleration: the next logarithms of the weights are Anderson's combination of the last ``memory`` updates,
+    the differences weighed by the square roots of the weights; where tr S falls after such a move, the problem
+    goes back, takes the plain update and forgets its history. memory = 0 is the plain iteration.
 
     W: (*batch, m, n) float64, of any scale; one call solves the batch and stops when each problem's gap is
-    below ``tol``.
+    below ``tol``. Memory O(memory (m + n)) beside W's.
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, and Nikolov, Tang (2023), Theorem 26; the
-    update is the multiplicative one of optimal design (Silvey, Titterington, Torsney 1978).
+    update is the multiplicative one of optimal design (Silvey, Titterington, Torsney 1978); Anderson (1965).
     """
     *batch, m, n = W.shape
     scale = W.abs().amax((-2, -1), keepdim=True)  # (*batch, 1, 1)
@@ -65,55 +74,171 @@ def solve(
     W = W / scale
     floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / max(m, n)), 0.1 / max(m, n))
     slowest = 0.5 if shift else 1.0
-    inner_exponent = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # 1/q, with ||c||_q = 1
-    c = W.new_full((*batch, m), float(m) ** -inner_exponent)
-    P = W.new_full((*batch, n), 1 / n)
-    steps = W.new_full(batch, step)
+    exponent = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # ||c||_q = 1 for q = 1 / exponent
+    tiny = torch.finfo(W.dtype).tiny
+    weights = torch.cat([W.new_full((*batch, m), 1 / m), W.new_full((*batch, n), 1 / n)], -1)
+    steps = W.new_full(batch, STEP)
+    history = _History(memory)
+    spectrum = _Spectrum()
     lower = previous = W.new_zeros(batch)
     upper = W.new_full(batch, math.inf)
-    best_left, best_right, best_shift = W[..., : min(m, n)], W[..., : min(m, n), :], W[..., 0]
-    dual_c, dual_P, primal_P = c, P, P
+    primal: tuple[Tensor, ...] = ()  # maps, weights and mean behind `upper`
+    dual: tuple[Tensor, ...] = ()  # weights behind `lower`
     iterations = 0
     while iterations < max_iterations:
         iterations += 1
-        mean = (W @ P[..., None])[..., 0]  # (*batch, m)
+        s, P = weights.split([m, n], -1)
+        c = s**exponent
+        mean = (W @ P[..., None])[..., 0] if shift else torch.zeros_like(s)  # (*batch, m)
         X = W - mean[..., None] if shift else W
-        U, S, Vh = torch.linalg.svd(c.sqrt()[..., None] * X * P.sqrt()[..., None, :], full_matrices=False)
-        trace = S.sum(-1)
-        root = torch.where(S > RANK_TOLERANCE * S[..., :1], S.rsqrt(), 0.0)  # (*batch, r)
-        left = X @ (P.sqrt()[..., None] * Vh.mT * root[..., None, :])  # (*batch, m, r)
-        right = (root[..., None] * U.mT * c.sqrt()[..., None, :]) @ X  # (*batch, r, n)
-        a, b = left.square().sum(-1), right.square().sum(-2)
-        missing = (X - left @ right).square().sum(-1).sqrt()  # (*batch, m)
+        maps, a, b, trace, missing = spectrum.step(X, c, P)
         value = power_norm(a.sqrt(), p) * b.amax(-1).sqrt() + power_norm(missing, p)
 
         better, tighter = value < upper, trace > lower
         upper, lower = torch.minimum(upper, value), torch.maximum(lower, trace)
-        best_left, best_right = _pick(better, left, best_left), _pick(better, right, best_right)
-        best_shift, primal_P = _pick(better, mean, best_shift), _pick(better, P, primal_P)
-        dual_c, dual_P = _pick(tighter, c, dual_c), _pick(tighter, P, dual_P)
-        if bool((upper <= lower * (1 + tol)).all()):
+        primal = _pick_each(better, (*maps, P, mean), primal)
+        dual = _pick_each(tighter, (c, P), dual)
+        if bool((upper <= lower * (1 + tol) + ROUNDING).all()):
             break
-        steps = torch.where(trace < previous * (1 - 1e-12), (steps + slowest) / 2, steps)
-        previous = trace
-        unit = trace.clamp_min(torch.finfo(W.dtype).tiny)[..., None]
-        P = _simplex(P * (b / unit) ** steps[..., None], floor)
+        fell = trace < previous * (1 - 1e-12)
+        back = fell & history.extrapolated
+        steps = torch.where(fell & ~back, (steps + slowest) / 2, steps)
+        previous = torch.where(back, 0.0, trace)
+        unit = trace.clamp_min(tiny)[..., None]
         if p == math.inf:
-            c = _simplex(c * (a / unit) ** steps[..., None], floor)
-        elif p > 2:
-            c = _simplex(c * a, floor) ** inner_exponent
-    used = (best_right != 0).any(-1).reshape(-1, best_right.shape[-2]).any(0)  # drop what no problem uses
+            rows = steps[..., None] * _log(a / unit)
+        else:
+            share = c * a / (c * a).sum(-1, keepdim=True).clamp_min(tiny)
+            rows = torch.zeros_like(s) if p == 2 else _log(share) - s.log()
+        update = torch.cat([rows, steps[..., None] * _log(b / unit)], -1)
+        update = torch.where((weights <= 2 * floor) & (update < 0), 0.0, update)  # at the floor: nowhere to fall
+        logarithms = history.next(weights, update, back)
+        weights = torch.cat([_simplex(part, floor) for part in logarithms.split([m, n], -1)], -1)
+
+    inner, across, primal_weights, mean = primal
+    left, right = _complete(W - mean[..., None] if shift else W, inner, across)
+    used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
     used[0] = True
     half = scale.sqrt()
     return Solution(
-        half * best_left[..., used],
-        half * best_right[..., used, :],
-        scale[..., 0] * best_shift if shift else None,
-        dual_c,
-        dual_P,
-        primal_P,
-        iterations,
+        left=half * left[..., used],
+        right=half * right[..., used, :],
+        shift=scale[..., 0] * mean if shift else None,
+        row_weights=dual[0],
+        column_weights=dual[1],
+        primal_weights=primal_weights,
+        iterations=iterations,
     )
+
+
+def _factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+    """left (*batch, m, r) and right (*batch, r, n) with left right = X.
+
+    The short side's factor is ``across`` = V S^{1/2} diag(short)^{-1/2}, the long side's X times ``inner`` =
+    diag(short)^{1/2} V S^{-1/2}: their product is X whatever the rounding of the singular values.
+    """
+    if X.shape[-2] >= X.shape[-1]:
+        return X @ inner, across.mT
+    return across, (X.mT @ inner).mT
+
+
+def _complete(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors, and beside them, where singular values were cut off, the factors U S^{1/2}, S^{1/2} V^T of the rest.
+
+    The squared norms of rows and columns grow by at most the rest's largest singular value.
+    """
+    left, right = _factors(X, inner, across)
+    rest = X - left @ right
+    if float(rest.abs().max()) <= ROUNDING * max(X.shape[-2:]):
+        return left, right
+    U, S, Vh = torch.linalg.svd(rest, full_matrices=False)
+    root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
+    return torch.cat([left, U * root[..., None, :]], -1), torch.cat([right, root[..., None] * Vh], -2)
+
+
+class _Spectrum:
+    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD."""
+
+    def __init__(self) -> None:
+        self.precise = False
+
+    def step(
+        self, X: Tensor, c: Tensor, P: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor, Tensor]:
+        """What one iteration needs, with r = min(m, n) the short side of X (*batch, m, n).
+
+        Returns the maps (inner, across), both (*batch, r, r), from which :func:`_factors` makes left and right;
+        a (*batch, m) and b (*batch, n), the squared row norms of left and column norms of right; the trace norm
+        (*batch); the row norms of X - left right (*batch, m).
+        """
+        tall = X.shape[-2] >= X.shape[-1]
+        long, short = (c, P) if tall else (P, c)
+        Y = X if tall else X.mT  # (*batch, long, short)
+        S, V = self._right(Y, long, short)
+        kept = S > RANK_TOLERANCE * S[..., :1]
+        inverse = torch.where(kept, S.rsqrt(), 0.0)[..., None, :]
+        inner = short.sqrt()[..., None] * V * inverse
+        across = V * torch.where(kept, S, 0.0).sqrt()[..., None, :] / short.sqrt()[..., None]
+        along = (Y @ inner).square_().sum(-1)
+        a, b = (along, across.square().sum(-1)) if tall else (across.square().sum(-1), along)
+        missing = torch.zeros_like(c)
+        if not bool(kept.all()):
+            left, right = _factors(X, inner, across)
+            missing = (X - left @ right).square().sum(-1).sqrt()
+        return (inner, across), a, b, S.sum(-1), missing
+
+    def _right(self, Y: Tensor, long: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
+        """Singular values, descending, and right singular vectors of diag(long)^{1/2} Y diag(short)^{1/2}."""
+        scale = short.sqrt()[..., None, :]
+        if not self.precise:
+            gram = scale.mT * ((long[..., None] * Y).mT @ Y) * scale
+            values, V = torch.linalg.eigh(gram)
+            if bool((values[..., 0] > SQUARE_TOLERANCE * values[..., -1]).all()):
+                return values.flip(-1).sqrt(), V.flip(-1)
+            self.precise = True
+        M = long.sqrt()[..., None] * Y * scale
+        triangle = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
+        _, S, Vh = torch.linalg.svd(triangle, full_matrices=False)
+        return S, Vh.mT
+
+
+class _History:
+    """Anderson acceleration of weights -> weights e^update, problem by problem."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self.points: list[Tensor] = []  # differences of the logarithms, and of the updates, (*batch, m + n)
+        self.updates: list[Tensor] = []
+        self.last: tuple[Tensor, Tensor] | None = None
+        self.extrapolated = torch.zeros((), dtype=torch.bool)
+
+    def next(self, weights: Tensor, update: Tensor, back: Tensor) -> Tensor:
+        """Logarithms of the next weights; problems marked ``back`` return to the last point's plain update."""
+        x = weights.log()
+        self.extrapolated = torch.zeros_like(back)
+        if self.memory == 0:
+            return x + update
+        if self.last is not None:
+            x, update = _pick(back, self.last[0], x), _pick(back, self.last[1], update)
+            self.points = [_pick(back, torch.zeros_like(x), d) for d in self.points]
+            self.updates = [_pick(back, torch.zeros_like(x), d) for d in self.updates]
+            self.points.append(x - self.last[0])
+            self.updates.append(update - self.last[1])
+            del self.points[: -self.memory], self.updates[: -self.memory]
+        self.last = (x, update)
+        if not self.points:
+            return x + update
+        measure = weights.sqrt()
+        differences = torch.stack(self.updates, -1)
+        weighed = measure[..., None] * differences  # (*batch, m + n, memory)
+        size = torch.linalg.matrix_norm(weighed)[..., None, None]
+        ridge = torch.where(size > 0, RIDGE * size, 1.0) * torch.eye(len(self.updates)).to(weighed)
+        target = torch.cat([measure * update, update.new_zeros((*update.shape[:-1], len(self.updates)))], -1)
+        mixture = torch.linalg.lstsq(torch.cat([weighed, ridge], -2), target[..., None]).solution
+        mixture = torch.where(mixture.isfinite().all(-2, keepdim=True), mixture, 0.0)
+        self.extrapolated = ~back & (mixture != 0).any(-1).any(-1)
+        moved = (torch.stack(self.points, -1) + differences) @ mixture
+        return x + update - moved[..., 0]
 
 
 def power_norm(values: Tensor, p: float) -> Tensor:
@@ -123,9 +248,17 @@ def power_norm(values: Tensor, p: float) -> Tensor:
     return torch.linalg.vector_norm(values / top, ord=p, dim=-1) * top[..., 0]
 
 
-def _simplex(weights: Tensor, floor: float) -> Tensor:
-    weights = weights.clamp_min(floor)
+def _log(values: Tensor) -> Tensor:
+    return values.clamp_min(1e-20).log()  # a zero row or column has no logarithm
+
+
+def _simplex(logarithms: Tensor, floor: float) -> Tensor:
+    weights = logarithms.softmax(-1).clamp_min(floor)
     return weights / weights.sum(-1, keepdim=True)
+
+
+def _pick_each(mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(_pick(mask, a, b) for a, b in zip(new, old, strict=True)) if old else new
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

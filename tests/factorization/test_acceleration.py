@@ -1,0 +1,100 @@
+"""The accelerated fixed point against its plain form: fewer iterations, the same certified values."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import certify, factorize
+from torchdp.factorization.fixed_point import solve
+from torchdp.randomness import keyed_generator
+
+
+def certified(W, *, p=math.inf, shift=False, **settings):
+    found = solve(W, p=p, shift=shift, **settings)
+    certificate = certify(
+        W, found.left, found.right, found.row_weights, found.column_weights, p=p, shift=found.shift
+    )
+    return certificate, found.iterations
+
+
+def test_prefix_256_in_half_the_iterations():
+    W = workloads.prefix(256).dense()
+    (fast, few), (plain, many) = (certified(W, tol=1e-6, memory=memory) for memory in (10, 0))
+    assert fast.gap <= 1.01e-6 and plain.gap <= 1.01e-6
+    assert 2 * few <= many
+    assert max(fast.lower, plain.lower) <= 2.5327186 and min(fast.upper, plain.upper) >= 2.5327161
+
+
+def test_all_ranges_64_in_400_iterations():
+    """The hard case: hundreds of rows carry weight, and the plain iteration needs thousands of steps."""
+    certificate, iterations = certified(workloads.all_ranges(64).dense(), tol=1e-6)
+    assert iterations <= 400 and certificate.gap <= 1.01e-6
+    assert certificate.lower <= 2.4886332 and certificate.upper >= 2.4886307
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+@pytest.mark.parametrize("shift", [False, True])
+def test_points_in_the_plane(p, shift):
+    """Few points with a free shift: weights at the floor must not steer the acceleration (they once stopped it)."""
+    W = torch.tensor([[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]).double()
+    (fast, few), (plain, _) = (certified(W, p=p, shift=shift, tol=1e-6, memory=memory) for memory in (10, 0))
+    assert few <= 60 and fast.gap <= 1.01e-6
+    assert fast.lower <= plain.upper and plain.lower <= fast.upper
+
+
+@pytest.mark.parametrize(
+    "kind", ["full rank", "low rank", "zero row and column", "duplicates", "scales", "graded"]
+)
+def test_random_matrices_to_a_small_gap(kind):
+    generator = keyed_generator(kind.encode())
+    counts = []
+    for p, shift in ((math.inf, False), (2.0, False), (3.0, True), (math.inf, True)):
+        for _ in range(6):
+            m, n = torch.randint(2, 17, (2,), generator=generator).tolist()
+            W = torch.randn(m, n, dtype=torch.float64, generator=generator)
+            if kind == "low rank":
+                W = W[:, :1] @ W[:1] + W[:, -1:] @ W[-1:]
+            elif kind == "zero row and column":
+                W[0], W[:, -1] = 0, 0
+            elif kind == "duplicates":
+                W = torch.cat([W, W[:, :1], W[:, :1]], 1)
+            elif kind == "scales":
+                W = W * 10.0 ** float(torch.randint(-12, 13, (1,), generator=generator))
+            elif kind == "graded":
+                W = W * 10 ** -torch.linspace(0, 4, n, dtype=torch.float64)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                counts.append(factorize(W, p, shift, tol=1e-5, max_iterations=1000).iterations)
+    assert sum(counts) / len(counts) < 60
+
+
+def test_a_norm_of_zero_is_reached_without_a_warning():
+    W = torch.randn(5, 1, dtype=torch.float64, generator=keyed_generator(b"one point")).expand(5, 4).clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = factorize(W, shift=True)
+    assert found.certificate.upper <= 1e-14
+    torch.testing.assert_close(found.shift, W[:, 0])
+
+
+def test_ill_conditioned_matrices_take_the_svd():
+    """Singular values over nine decades are lost in a Gram matrix; the certificate must not notice."""
+    generator = keyed_generator(b"ill-conditioned")
+    U, V = (torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64, generator=generator)).Q for _ in range(2))
+    W = U * 10 ** -torch.linspace(0, 9, 12, dtype=torch.float64) @ V
+    certificate, _ = certified(W, tol=1e-6)
+    assert certificate.gap <= 1.01e-6 and certificate.residual <= 1e-12
+
+
+def test_batch_of_different_difficulty():
+    """Each problem of a batch keeps its own step, history and best bounds."""
+    generator = keyed_generator(b"batch")
+    easy = torch.randn(8, 8, dtype=torch.float64, generator=generator)
+    W = torch.stack([easy, workloads.prefix(8).dense(), torch.zeros(8, 8).double(), workloads.sign(8).dense()])
+    certificate, _ = certified(W, tol=1e-7)
+    for i, value in ((1, 1.510483562), (3, 1.847759065)):
+        assert abs(certificate.upper[i] - value) < 1e-6 and abs(certificate.lower[i] - value) < 1e-6
+    assert certificate.upper[2] == 0 and (certificate.gap <= 1.01e-7).all()
