@@ -94,14 +94,14 @@ def show(problem: str, name: str, W: Tensor, run: Callable[[], tuple]) -> None:
     try:
         left, right, c, P, iterations = run()
     except ImportError as error:
-        print(f"{problem:<18}{name:<30}missing: {error.name}", flush=True)
+        print(f"{problem:<18}{name:<34}missing: {error.name}", flush=True)
         return
     seconds = time.process_time() - start
     certificate = certify(W, left, right, c, P)
     bounds = f"[{float(certificate.lower):.7f}, {float(certificate.upper):.7f}]"
     count = "" if iterations is None else iterations
     print(
-        f"{problem:<18}{name:<30}{count!s:>7}{seconds:>9.2f} s{float(certificate.gap):>11.1e}  {bounds}",
+        f"{problem:<18}{name:<34}{count!s:>7}{seconds:>9.2f} s{float(certificate.gap):>11.1e}  {bounds}",
         flush=True,
     )
 
@@ -111,7 +111,7 @@ def main() -> None:
     arguments.add_argument("--smoke", action="store_true")
     smoke = arguments.parse_args().smoke
     torch.set_num_threads(1)
-    print(f"{'problem':<18}{'solver':<30}{'iter.':>7}{'CPU time':>11}{'gap':>11}  certified bounds")
+    print(f"{'problem':<18}{'solver':<34}{'iter.':>7}{'CPU time':>11}{'gap':>11}  certified bounds")
     problems = [
         ("prefix 64", workloads.prefix(64), 1e-6, 10_000),
         ("prefix 256", workloads.prefix(256), 1e-6, 1_000),

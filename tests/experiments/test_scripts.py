@@ -17,6 +17,8 @@ RUN_HERE = {
     "pairwise/large_domain.py",
     "pairwise/demo.py",
     "factorization/known_values.py",
+    "factorization/prefix_constant.py",
+    "factorization/solvers.py",
 }
 
 
@@ -61,6 +63,25 @@ def test_large_domain():
 def test_label_weight():
     printed = run(FOLDER / "pairwise/label_weight.py")
     assert max(float(line.split()[-1]) for line in printed.splitlines()[2:]) <= 1.08
+
+
+def test_prefix_constant(tmp_path):
+    arguments = (FOLDER / "factorization/prefix_constant.py", "--smoke", "--out", tmp_path)
+    first, again = run(*arguments), run(*arguments)
+    assert first == again  # the second run reads what the first one wrote
+    n, lower, upper, low, high = map(float, first.splitlines()[-2].split()[:5])
+    assert n == 64 and lower <= 2.111367 <= upper + 1e-6 and low <= 0.78755 + 1e-4 <= high + 2e-4
+    assert (tmp_path / "prefix_constant.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_solvers():
+    rows = [line for line in run(FOLDER / "factorization/solvers.py", "--smoke").splitlines() if "[" in line]
+    counted = [re.match(r"prefix 16 +(.*?) +(\d+) +[\d.]+ s", line) for line in rows]
+    iterations = {match.group(1): int(match.group(2)) for match in counted if match}
+    assert 2 * iterations["fixed point, to 1e-06"] <= iterations["without acceleration"]
+    for line in rows:
+        lower, upper = map(float, line[line.index("[") + 1 : line.index("]")].split(","))
+        assert lower <= 1.7044803 and upper >= 1.7044802, line
 
 
 def test_known_values():

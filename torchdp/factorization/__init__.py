@@ -19,6 +19,7 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 from torchdp.factorization.certificate import Certificate, certify
 from torchdp.factorization.factorize import Factorization, SignatureFactorization, factorize, signature_form
 from torchdp.factorization.gradient import gradient
+from torchdp.factorization.norm import gamma, gamma2, witness
 from torchdp.factorization.reference import reference
 
 __all__ = [
@@ -27,7 +28,10 @@ __all__ = [
     "SignatureFactorization",
     "certify",
     "factorize",
+    "gamma",
+    "gamma2",
     "gradient",
     "reference",
     "signature_form",
+    "witness",
 ]

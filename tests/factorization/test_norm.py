@@ -1,0 +1,86 @@
+"""The norms as losses: values, gradients, and a training loop that finds a known optimum."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import factorize, gamma, gamma2, witness
+from torchdp.randomness import keyed_generator
+
+CASES = [(math.inf, False), (math.inf, True), (2.0, False), (2.0, True), (4.0, False), (4.0, True)]
+
+
+def normal(*shape, name=b"norm"):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+
+
+@pytest.mark.parametrize(("p", "shift"), CASES)
+def test_gradcheck(p, shift):
+    """Finite differences of width 1e-4 against the witness; the values are good to 1e-9."""
+    W = normal(4, 5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda M: gamma(M, p, shift, tol=1e-9), (W,), eps=1e-4, atol=2e-5, rtol=0)
+    wrong = gamma(W, p, shift) * 1.01
+    (gradient,) = torch.autograd.grad(wrong, W)
+    with torch.no_grad():
+        step = 1e-4 * torch.sign(gradient)
+        slope = (gamma(W + step, p, shift, tol=1e-9) - gamma(W - step, p, shift, tol=1e-9)) / 2
+        assert abs(slope - (gradient * step).sum()) > 5e-3 * abs(slope)  # 1 % off is seen
+
+
+@pytest.mark.parametrize(("p", "shift"), CASES)
+def test_guarantee_witness_bounds_every_other_matrix(p, shift):
+    found = factorize(normal(5, 6), p, shift, tol=1e-7)
+    U = witness(normal(5, 6), found.row_weights, found.column_weights, shift=shift)
+    torch.testing.assert_close((normal(5, 6) * U).sum(), found.certificate.lower)
+    for i in range(10):
+        other = normal(5, 6, name=str(i).encode())
+        assert (other * U).sum() <= factorize(other, p, shift).certificate.upper * (1 + 1e-12)
+        if shift:
+            torch.testing.assert_close(((other + 3) * U).sum(), (other * U).sum())
+    if not shift:  # so does W itself, a hair above its norm
+        assert ((1 + 1e-3) * normal(5, 6) * U).sum() > found.certificate.upper
+
+
+def test_values_and_batches():
+    W = torch.stack([workloads.prefix(4).dense(), workloads.unequal(4).dense()])
+    assert torch.equal(gamma2(W), gamma(W, math.inf))
+    torch.testing.assert_close(gamma(W), torch.tensor([1.326122667, 1.5]).double(), rtol=2e-6, atol=0)
+    W = normal(2, 3, 4, 5).requires_grad_()
+    value = gamma(W, tol=1e-8)
+    assert value.shape == (2, 3)
+    value.sum().backward()
+    single = W.detach()[1, 2].clone().requires_grad_()
+    gamma(single, tol=1e-8).backward()
+    torch.testing.assert_close(W.grad[1, 2], single.grad, rtol=0, atol=1e-3)
+
+
+def test_float32_in_float32_out():
+    W = normal(3, 4).float().requires_grad_()
+    value = gamma(W, tol=1e-4)
+    value.backward()
+    assert value.dtype == W.grad.dtype == torch.float32
+
+
+def test_as_a_loss_it_finds_the_free_constant():
+    """min over c of gamma_2(|i - j| - c) is (k - 1)/2, at c = (k - 1)/2: an ordinary loop of torch.optim."""
+    k = 8
+    W = workloads.absolute_difference(k).dense()
+    c = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([c], lr=0.3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = gamma(W - c, tol=1e-4)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    assert abs(float(c.detach()) - 3.5) < 0.1 and abs(float(loss.detach()) - 3.5) < 0.05
+
+
+def test_zero_has_gradient_zero():
+    W = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    value = gamma(W)
+    value.backward()
+    assert value == 0 and torch.equal(W.grad, torch.zeros(3, 4).double())

@@ -1,0 +1,62 @@
+"""The norms as differentiable functions of W."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchdp.factorization.factorize import factorize
+
+
+def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bool = False) -> Tensor:
+    """The dual witness U of weights c, P: <W, U> is their lower bound, and U its gradient in W.
+
+    U = diag(c)^{1/2} A diag(P)^{1/2}, where diag(c)^{1/2} W diag(P)^{1/2} = A H, A a partial isometry and H >= 0 (polar
+    decomposition). With shift W - W P 1^T takes W's place and U becomes U - U 1 P^T, whose rows sum to 0.
+
+    W: (*batch, m, n); row_weights: (*batch, m); column_weights: (*batch, n), as in :class:`Factorization`.
+    Guarantees: <W', U> <= the norm of W' for every W' (gamma_2*(U) <= 1 for p = inf).
+    Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13.
+    """
+    c, P = row_weights.sqrt()[..., None], column_weights[..., None, :]
+    centred = W - W @ P.mT if shift else W
+    A, S, Bh = torch.linalg.svd(c * centred * P.sqrt(), full_matrices=False)
+    kept = S > 1e-12 * S[..., :1]
+    U = c * ((A * kept[..., None, :]) @ Bh) * P.sqrt()
+    return U - U.sum(-1, keepdim=True) * P if shift else U
+
+
+def gamma(W: Tensor, p: float = math.inf, shift: bool = False, *, tol: float = 1e-6) -> Tensor:
+    """gamma_(p)(W), or min_v gamma_(p)(W + v 1^T) with ``shift``, differentiable in W; p = inf is gamma_2.
+
+    Returns the certified lower bound, within ``tol`` (relative) of the norm, of shape (*batch). Its gradient is the
+    witness U of the weights found: a subgradient of the norm up to ``tol``, and the gradient where the optimum is
+    unique. First order only.
+
+    W: (*batch, m, n), real. Warns and raises like :func:`factorize`.
+    Guarantees: the value is a lower bound on the norm; gamma(W') >= <W', U> up to ``tol`` for every W'.
+    Source: the envelope theorem on the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12.
+    """
+    return _Gamma.apply(W, p, shift, tol)
+
+
+def gamma2(W: Tensor, *, tol: float = 1e-6) -> Tensor:
+    """gamma_2(W) = :func:`gamma` (W, inf), differentiable: a loss for training factorized queries."""
+    return gamma(W, tol=tol)
+
+
+class _Gamma(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, p: float, shift: bool, tol: float) -> Tensor:
+        found = factorize(W, p, shift, tol)
+        U = witness(W.detach().double(), found.row_weights, found.column_weights, shift=shift)
+        ctx.save_for_backward(U.to(W.dtype))
+        return found.certificate.lower.to(W.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (U,) = ctx.saved_tensors
+        return gradients[0][..., None, None] * U, None, None, None
