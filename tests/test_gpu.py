@@ -1,0 +1,54 @@
+"""The same code on a CUDA device: values agree with the CPU's, laws with the predictions."""
+
+import pytest
+import torch
+
+from torchdp import pairwise, simulate, workloads
+from torchdp.factorization import factorize, gamma2, gradient, signature_form
+from torchdp.randomness import keyed_generator
+
+pytestmark = pytest.mark.gpu
+
+
+def cuda_normal(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(b"gpu")).cuda()
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("p", [2.0, 3.0, float("inf")])
+def test_factorize_agrees_with_the_cpu(p, shift):
+    W = cuda_normal(2, 9, 12)
+    there, here = (factorize(M, p, shift, tol=1e-6).certificate for M in (W, W.cpu()))
+    assert there.upper.is_cuda and there.gap.max() <= 1e-6
+    torch.testing.assert_close(there.upper.cpu(), here.upper, rtol=3e-6, atol=0)
+
+
+def test_prefix_signature_gradient_and_gamma2():
+    certificate = factorize(workloads.prefix(64, device="cuda"), tol=1e-5).certificate
+    assert certificate.lower <= 2.1113687 and certificate.upper >= 2.1113667
+    assert signature_form(workloads.kendall(8, 8, device="cuda")).certificate.gap <= 1e-3
+    assert gradient(workloads.prefix(16, device="cuda").dense(), steps=300).certificate.gap <= 0.05
+    W = cuda_normal(5, 5).requires_grad_()
+    gamma2(W).backward()
+    assert W.grad.is_cuda and torch.isfinite(W.grad).all()
+
+
+@pytest.mark.parametrize(
+    "kind", [pairwise.OneMessage, pairwise.TwoMessage, pairwise.RandomizedResponsePlugIn, pairwise.OneMessagePairs]
+)
+def test_pairwise_protocols(kind):
+    statistic = pairwise.absolute_difference(8).to("cuda")
+    protocol, counts = kind(statistic, 1.0), torch.tensor([50, 0, 10, 300, 20, 5, 100, 15], device="cuda")
+    truth, types = float(statistic.exact(counts)), torch.repeat_interleave(torch.arange(8, device="cuda"), counts)
+
+    def squared_error(generator, size):
+        if isinstance(protocol, pairwise.AggregateProtocol):
+            drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(size,)).value
+        else:
+            drawn = torch.stack([protocol.estimate(types, generator=generator).value for _ in range(size)])
+        return (drawn - truth).square()
+
+    trials = 20_000 if isinstance(protocol, pairwise.AggregateProtocol) else 500
+    moments = simulate.run(squared_error, trials, 0, device="cuda", block_size=trials // 2).moments
+    assert abs(moments.z_score(protocol.predicted_mse(counts, 500))) < 5
+    assert protocol.estimate(types, generator=keyed_generator(b"types", "cuda")).value.is_cuda
