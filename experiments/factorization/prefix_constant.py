@@ -32,7 +32,8 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     axes.errorbar(sizes, middle, yerr=half, fmt="o-", color="#0072B2", capsize=3, label="certified bracket")
     for value, word in zip(LITERATURE, ("proved lower", "proved upper"), strict=True):
         axes.axhline(value, color="#D55E00", linestyle="--", linewidth=1)
-        axes.annotate(f"{word} bound on the limit, {value}", (sizes[0], value), va="bottom", fontsize="small")
+        place = {"ha": "right", "va": "bottom", "fontsize": "small"}
+        axes.annotate(f"{word} bound on the limit, {value}", (sizes[-1], value), **place)
     axes.set(
         xscale="log", xlabel="n", ylabel="gamma_2 - ln n / pi", title="Prefix sums: the constant beside ln n / pi"
     )

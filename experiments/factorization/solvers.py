@@ -22,6 +22,8 @@ from torchdp import workloads
 from torchdp.factorization import certify, gradient
 from torchdp.factorization.fixed_point import solve
 
+MEMORY = 8  # updates that the acceleration combines: the solver's default
+
 
 def plain(W: Tensor, tol: float, step: float, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """The unaccelerated iteration in its simplest form: one SVD of the whole matrix each time."""
@@ -85,7 +87,7 @@ def by_jax_privacy(W: Tensor, reduction: str) -> tuple[Tensor, Tensor, Tensor, T
     reductions = {"mean": jnp.mean, "max": jnp.max, "p-norm 128": p_norm}
     strategy = dense.optimize(W.shape[1], A=jnp.asarray(W.numpy()), reduction_fn=reductions[reduction])
     C = torch.from_numpy(np.array(strategy)).double()
-    _, _, c, P, _ = fixed_point(W, 1e-6, 10)
+    _, _, c, P, _ = fixed_point(W, 1e-6, MEMORY)
     return W @ torch.linalg.pinv(C), C, c, P, None
 
 
@@ -123,7 +125,7 @@ def main() -> None:
         problems = [("prefix 16", workloads.prefix(16), 1e-6, 1_000)]
     for name, workload, tol, most in problems:
         W, small = workload.dense(), workload.shape[0] <= 64
-        show(name, f"fixed point, to {tol:g}", W, lambda W=W, tol=tol: fixed_point(W, tol, 10))
+        show(name, f"fixed point, to {tol:g}", W, lambda W=W, tol=tol: fixed_point(W, tol, MEMORY))
         show(name, "  without acceleration", W, lambda W=W, tol=tol: fixed_point(W, tol, 0))
         for step in (1.8, 1.0):
             run = lambda W=W, tol=tol, step=step, most=most: plain(W, tol, step, most)  # noqa: E731

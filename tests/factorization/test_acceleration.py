@@ -22,7 +22,7 @@ def certified(W, *, p=math.inf, shift=False, **settings):
 
 def test_prefix_256_in_half_the_iterations():
     W = workloads.prefix(256).dense()
-    (fast, few), (plain, many) = (certified(W, tol=1e-6, memory=memory) for memory in (10, 0))
+    (fast, few), (plain, many) = (certified(W, tol=1e-6, memory=memory) for memory in (8, 0))
     assert fast.gap <= 1.01e-6 and plain.gap <= 1.01e-6
     assert 2 * few <= many
     assert max(fast.lower, plain.lower) <= 2.5327186 and min(fast.upper, plain.upper) >= 2.5327161
@@ -40,7 +40,7 @@ def test_all_ranges_64_in_400_iterations():
 def test_points_in_the_plane(p, shift):
     """Few points with a free shift: weights at the floor must not steer the acceleration (they once stopped it)."""
     W = torch.tensor([[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]).double()
-    (fast, few), (plain, _) = (certified(W, p=p, shift=shift, tol=1e-6, memory=memory) for memory in (10, 0))
+    (fast, few), (plain, _) = (certified(W, p=p, shift=shift, tol=1e-6, memory=memory) for memory in (8, 0))
     assert few <= 60 and fast.gap <= 1.01e-6
     assert fast.lower <= plain.upper and plain.lower <= fast.upper
 

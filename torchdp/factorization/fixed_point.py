@@ -44,7 +44,7 @@ def solve(
     shift: bool = False,
     tol: float = 1e-3,
     max_iterations: int = 10_000,
-    memory: int = 10,
+    memory: int = 8,
 ) -> Solution:
     """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights, accelerated.
 
