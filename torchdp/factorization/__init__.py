@@ -17,6 +17,7 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 """
 
 from torchdp.factorization.certificate import Certificate, certify
+from torchdp.factorization.constant import FreeConstant, free_constant
 from torchdp.factorization.factorize import Factorization, SignatureFactorization, factorize, signature_form
 from torchdp.factorization.gradient import gradient
 from torchdp.factorization.norm import gamma, gamma2, witness
@@ -25,9 +26,11 @@ from torchdp.factorization.reference import reference
 __all__ = [
     "Certificate",
     "Factorization",
+    "FreeConstant",
     "SignatureFactorization",
     "certify",
     "factorize",
+    "free_constant",
     "gamma",
     "gamma2",
     "gradient",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, workloads
-from torchdp.factorization import signature_form
+from torchdp.factorization import free_constant, signature_form
 from torchdp.workloads import Workload
 
 
@@ -128,15 +128,22 @@ def from_kernel(
 ) -> PairwiseStatistic:
     """The statistic of any symmetric kernel matrix f, (k, k), by its certified gamma_2 signature factorization.
 
-    The points are the columns of R in W = R^T J R; radius^2 <= (1 + tol) gamma_2(W).
+    The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes gamma_2 least, so
+    radius^2 is at most that least value, up to ``tol``. Kronecker products are factored factor by factor, at c = 0
+    (the best constant of Kendall's tau).
     Source: Ghazi et al. (2023), section 3, with the signature form in the place of two factors.
     """
     if isinstance(kernel, Workload):
         name, kernel = kernel.name, replace(kernel, factors=tuple(factor.double() for factor in kernel.factors))
+        kernel = kernel.factors[0] if len(kernel.factors) == 1 else kernel
     else:
         kernel = checks.matrix("kernel", kernel).double()
+    constant = 0.0
+    if not isinstance(kernel, Workload):
+        constant = free_constant(kernel, tol=tol).constant
+        kernel = kernel + constant
     factors = signature_form(kernel, tol)
-    return PairwiseStatistic(name, factors.right.mT.contiguous(), Form(factors.signature), pairs=pairs)
+    return PairwiseStatistic(name, factors.right.mT.contiguous(), Form(factors.signature, -constant), pairs=pairs)
 
 
 def from_factors(
