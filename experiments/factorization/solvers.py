@@ -7,7 +7,7 @@ Expected: the accelerated fixed point reaches gap 1e-6 on prefix sums 256 in at 
 Every row is judged by factorization.certify; CPU seconds of one thread, from call to return (compilation included).
 Peers that are not installed are named as missing: cvxpy (SCS, Clarabel), jax-privacy (dense.optimize, whose strategy C
     is completed to L = W C^+; the lower bound is then the accelerated solver's).
-Time: about 8 minutes on one core; --smoke in seconds.
+Time: about 11 minutes on one core; --smoke in seconds.
 """
 
 import argparse
