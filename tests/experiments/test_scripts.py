@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 RUN_HERE = {
     "bench/randomizers.py",
     "pairwise/error_vs_n.py",
+    "pairwise/free_constant.py",
     "pairwise/label_weight.py",
     "pairwise/large_domain.py",
     "pairwise/demo.py",
@@ -58,6 +59,14 @@ def test_large_domain():
     )
     assert predicted >= 1.8 and abs(measured - predicted) < 3 * error
     assert "n = 1e+09: estimate" in printed
+
+
+def test_free_constant():
+    rows = run(FOLDER / "pairwise/free_constant.py", "--smoke").splitlines()[2:]
+    values = {row[:22].strip(): [float(cell) for cell in row[22:].split()] for row in rows}
+    for plain, least, _, gain in values.values():
+        assert least <= plain * (1 + 2e-3) and gain > 0.99
+    assert values["Gaussian"][3] > 2 and abs(values["absolute difference"][1] - 0.5) < 1e-3
 
 
 def test_label_weight():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import Certificate, certify, factorize
+from torchdp.factorization import Certificate, certify, factorize, witness
 
 
 def normal(*shape, seed=0):
@@ -16,7 +16,7 @@ def normal(*shape, seed=0):
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_sound_for_random_factors_and_weights(p, shift, seed):
+def test_guarantee_certify_is_sound_for_random_factors_and_weights(p, shift, seed):
     W = normal(6, 9, seed=seed)
     truth = factorize(W, p, shift, tol=1e-6).certificate
     v = normal(6, seed=seed + 1) if shift else None
@@ -108,17 +108,10 @@ def test_weights_it_refuses():
         certify(W, W, eye, torch.ones(3), torch.ones(3), p=1.5)
 
 
-def witness(W, result):
-    """U = diag(c)^{1/2} U_M V_M^T diag(P)^{1/2}, of dual norm at most 1."""
-    c, P = result.row_weights.sqrt()[:, None], result.column_weights.sqrt()
-    left, _, right = torch.linalg.svd(c * W * P, full_matrices=False)
-    return c * (left @ right) * P
-
-
 def test_dual_witness_attains_the_lower_bound():
     W = normal(5, 7)
     result = factorize(W, tol=1e-8)
-    U = witness(W, result)
+    U = witness(W, result.row_weights, result.column_weights)
     torch.testing.assert_close((W * U).sum(), result.certificate.lower, rtol=1e-12, atol=0)
     for seed in range(20):  # |<X, U>| <= gamma_2(X)
         X = normal(5, 7, seed=seed)
@@ -131,7 +124,8 @@ def test_dual_witness_is_the_gradient():
     All weights are positive at this W, so that gamma_2 is smooth there.
     """
     W, h = normal(5, 5, seed=10), 1e-3
-    U = witness(W, factorize(W, tol=1e-10))
+    result = factorize(W, tol=1e-10)
+    U = witness(W, result.row_weights, result.column_weights)
     steps = h * torch.eye(25, dtype=torch.float64).reshape(25, 5, 5)
     values = factorize(torch.stack([W + steps, W - steps]), tol=1e-9).certificate.lower  # (2, 25)
     assert U.abs().max() > 0.05

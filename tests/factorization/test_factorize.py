@@ -157,7 +157,7 @@ def test_leaves_autograd_and_the_global_generator_alone():
 
 
 @pytest.mark.parametrize("n", [16, 32])
-def test_an_early_stop_is_reported_and_still_true(n):
+def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
     value = {16: 1.704480245, 32: 1.905445713}[n]
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
         certificate = factorize(workloads.prefix(n), max_iterations=1).certificate

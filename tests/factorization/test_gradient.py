@@ -44,7 +44,7 @@ def test_batch_equals_one_by_one():
         torch.testing.assert_close(batch[i], gradient(W[i], steps=50).certificate.upper, rtol=1e-9, atol=0)
 
 
-def test_one_step_is_sound():
+def test_guarantee_gradient_is_sound_after_one_step():
     certificate = gradient(workloads.prefix(16).dense(), steps=1).certificate
     assert certificate.lower <= 1.704480245 <= certificate.upper
 

@@ -43,10 +43,14 @@ def test_guarantee_witness_bounds_every_other_matrix(p, shift):
         assert ((1 + 1e-3) * normal(5, 6) * U).sum() > found.certificate.upper
 
 
-def test_values_and_batches():
+def test_guarantee_gamma_is_a_lower_bound_and_close():
     W = torch.stack([workloads.prefix(4).dense(), workloads.unequal(4).dense()])
+    assert (gamma(W, tol=1e-3) <= torch.tensor([1.326122668, 1.5 + 1e-12])).all()
     assert torch.equal(gamma2(W), gamma(W, math.inf))
     torch.testing.assert_close(gamma(W), torch.tensor([1.326122667, 1.5]).double(), rtol=2e-6, atol=0)
+
+
+def test_batches():
     W = normal(2, 3, 4, 5).requires_grad_()
     value = gamma(W, tol=1e-8)
     assert value.shape == (2, 3)

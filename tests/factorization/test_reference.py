@@ -75,7 +75,7 @@ def test_points_in_five_dimensions(p, shift):
         torch.testing.assert_close(result.left @ result.right, centred, rtol=0, atol=1e-6)
 
 
-def test_the_certificate_is_not_the_solvers_word():
+def test_guarantee_reference_does_not_take_the_solvers_word():
     """Scale and dtype are handled; the residual left by the solver is charged."""
     W = workloads.prefix(6, dtype=torch.float32).dense()
     result = reference(W)

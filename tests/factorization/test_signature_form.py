@@ -32,7 +32,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_kernels(kernel):
+def test_guarantee_signature_form_of_kernels(kernel):
     W = kernel.dense()
     form = signature_form(kernel, tol=1e-5)
     R, J = form.right, torch.diag(form.signature)

@@ -50,7 +50,8 @@ def free_constant(W: Tensor, *, tol: float = 1e-3, most: int = 60) -> FreeConsta
         else:
             rising = line
         if falling is None or rising is None:
-            lower = max(lower, line[1] + c * line[2]) if line[2] == 0 else lower
+            if line[2] == 0:
+                lower = max(lower, line[1])
             c += width if rising is None else -width
             width *= 2
         else:

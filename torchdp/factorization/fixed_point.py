@@ -15,7 +15,7 @@ RANK_TOLERANCE = 1e-14
 # Eigenvalues of a Gram matrix are squares: below this share of the largest they are mostly rounding.
 SQUARE_TOLERANCE = 1e-10
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
-STEP = 1.8  # exponent of the plain update; 1 never lets the lower bound fall, near 2 needs half the iterations
+STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
 RIDGE = 1e-8  # of Anderson's least squares, relative
 
 
@@ -49,7 +49,7 @@ def solve(
     """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights, accelerated.
 
     With s on the rows and P on the columns (each sums to 1), c = s^{(p-2)/p}, X = W - W P 1^T (with shift) or W,
-    and diag(c)^{1/2} X diag(P)^{1/2} = U S V^T:
+    and diag(c)^{1/2} X diag(P)^{1/2} = U S V^T (for m >= n; rows and columns trade places for m < n):
         left = X diag(P)^{1/2} V S^{-1/2},  right = S^{1/2} V^T diag(P)^{-1/2},  left right = X,
         a_i = ||left_i||^2,  b_j = ||right_j||^2,
         P_j <- P_j (b_j / tr S)^STEP,  s_i <- s_i (a_i / tr S)^STEP (p = inf) or c_i a_i (p < inf),
