@@ -1,6 +1,7 @@
 """Workloads against loops, and the pairwise kernels against counts of pairs."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -45,6 +46,33 @@ def test_parities(d, order):
     subsets = [s for s in range(2**d) if bin(s).count("1") <= order]
     expected = loop(len(subsets), 2**d, lambda i, x: (-1) ** bin(subsets[i] & x).count("1"))
     assert torch.equal(workloads.parities(d, order).dense(), expected)
+
+
+@pytest.mark.parametrize("d, order", [(1, 0), (1, 1), (3, 2), (4, 9), (5, 2)])
+def test_marginals(d, order):
+    """Row by row from the definition: the product of the bits in a set of at most ``order``."""
+    sets = [S for S in range(2**d) if S.bit_count() <= order]
+    expected = torch.tensor([[float(x & S == S) for x in range(2**d)] for S in sets]).double()
+    W = workloads.marginals(d, order)
+    assert W.shape == (sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d)
+    assert torch.equal(W.dense(), expected)
+
+
+def test_marginals_of_ten_bits_have_176_rows():
+    assert workloads.marginals(10, 3).shape == (176, 1024)
+
+
+@pytest.mark.parametrize("d, order", [(1, 1), (3, 1), (3, 2), (4, 3), (4, 4)])
+def test_marginal_tables(d, order):
+    W = workloads.marginal_tables(d, order)
+    assert W.shape == (math.comb(d, order) * 2**order, 2**d)
+    rows = [
+        [float(all(x >> j & 1 == y >> k & 1 for k, j in enumerate(S))) for x in range(2**d)]
+        for S in itertools.combinations(range(d), order)
+        for y in range(2**order)
+    ]
+    assert torch.equal(W.dense(), torch.tensor(rows).double())
+    assert (W.dense().sum(0) == math.comb(d, order)).all()  # each type lies in one cell of each table
 
 
 def test_kendall_and_auc_entries():
@@ -113,6 +141,8 @@ def test_dtype_does_not_change_the_order_of_types(dtype):
         assert make(3, dtype=dtype).dense().dtype == dtype
     assert workloads.kendall(2, 3, dtype=dtype).dense().dtype == workloads.auc(3, dtype=dtype).dense().dtype
     assert workloads.parities(2, 1, dtype=dtype).dense().dtype == dtype
+    assert workloads.marginals(2, 1, dtype=dtype).dense().dtype == dtype
+    assert workloads.marginal_tables(2, 1, dtype=dtype).dense().dtype == dtype
     assert workloads.all_ranges(3, dtype=dtype).dense().dtype == dtype
 
 
@@ -158,5 +188,11 @@ def test_bad_workloads():
         Workload("mixed", (torch.ones(2, 2), torch.ones(2, 2).double()))
     with pytest.raises(ValueError, match="order must be"):
         workloads.parities(2, -1)
+    with pytest.raises(ValueError, match="order must be an integer >= 0"):
+        workloads.marginals(2, -1)
+    with pytest.raises(ValueError, match="order must be an integer >= 1"):
+        workloads.marginal_tables(2, 0)
+    with pytest.raises(ValueError, match="order must be at most d = 2, not 3"):
+        workloads.marginal_tables(2, 3)
     with pytest.raises(ValueError, match="spacing must be"):
         workloads.absolute_difference(3, spacing=0.0)

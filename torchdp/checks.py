@@ -16,6 +16,14 @@ def positive(name: str, value: float) -> float:
     return number
 
 
+def non_negative(name: str, value: float) -> float:
+    """``value`` as a finite float >= 0. Raises ValueError."""
+    number = _number(name, value)
+    if not (number >= 0 and math.isfinite(number)):
+        raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
+    return number
+
+
 def fraction(name: str, value: float) -> float:
     """``value`` as a float in (0, 1). Raises ValueError."""
     number = _number(name, value)

@@ -124,11 +124,50 @@ def parities(
 ) -> Workload:
     """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
     d, order = checks.integer("d", d, 1), checks.integer("order", order, 0)
-    types = torch.arange(2**d, device=device)
-    bits = (types[:, None] >> torch.arange(d, device=device)) & 1  # (2^d, d)
+    bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]  # a set of bits, coded like a type
-    overlap = sets.double() @ bits.double().T  # integers have no matrix product on a GPU
-    return Workload("parities", ((1 - 2 * (overlap % 2)).to(dtype),))
+    return Workload("parities", ((1 - 2 * (sets @ bits.T % 2)).to(dtype),))
+
+
+def marginals(
+    d: int, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> Workload:
+    """Monotone conjunctions of at most ``order`` of d bits: W[S, x] = 1[x_j = 1 for all j in S], of shape (sets, 2^d).
+
+    The empty set's query is 1; there are sum_{i <= order} C(d, i) of them. Bit j of type x is (x >> j) & 1.
+    All cells of the marginal tables: :func:`marginal_tables`.
+    Source: Edmonds, Nikolov, Ullman (2020), Corollary 6, who call them marginal queries.
+    """
+    d, order = checks.integer("d", d, 1), checks.integer("order", order, 0)
+    bits = _bits(d, device)
+    sets = bits[bits.sum(1) <= order]
+    return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).to(dtype),))
+
+
+def marginal_tables(
+    d: int, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> Workload:
+    """All cells of all ``order``-way marginal tables of d bits: W[(S, y), x] = 1[x_j = y_j for all j in S].
+
+    Of shape (C(d, order) 2^order, 2^d), the tables of the sets S of ``order`` bits one after the other. Bit j of type x
+    is (x >> j) & 1.
+    Raises ValueError where order > d.
+    Source: Nikolov, Tang (2023), Theorem 7, without their repetitions.
+    """
+    d, order = checks.integer("d", d, 1), checks.integer("order", order, 1)
+    if order > d:
+        raise ValueError(f"order must be at most d = {d}, not {order}")
+    sets = torch.combinations(torch.arange(d, device=device), order)
+    place = 2 ** torch.arange(order, device=device)
+    cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T  # (sets, 2^d): where x lies in the table of S
+    cells = cell[:, None] == torch.arange(2**order, device=device)[:, None]  # (sets, 2^order, 2^d)
+    return Workload("marginal tables", (cells.flatten(0, 1).to(dtype),))
+
+
+def _bits(d: int, device: torch.device | str | None) -> Tensor:
+    """The bits of the types, (2^d, d), as floats: integers have no matrix product on a GPU."""
+    types = torch.arange(2**d, device=device)
+    return ((types[:, None] >> torch.arange(d, device=device)) & 1).double()
 
 
 def from_callable(kernel: Callable[[Tensor, Tensor], Tensor], points: Tensor) -> Workload:

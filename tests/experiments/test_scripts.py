@@ -17,9 +17,13 @@ RUN_HERE = {
     "pairwise/label_weight.py",
     "pairwise/large_domain.py",
     "pairwise/demo.py",
+    "factorization/approximate.py",
     "factorization/known_values.py",
+    "factorization/lower_bounds.py",
     "factorization/prefix_constant.py",
+    "factorization/rank.py",
     "factorization/solvers.py",
+    "factorization/structured.py",
 }
 
 
@@ -91,6 +95,38 @@ def test_solvers():
     for line in rows:
         lower, upper = map(float, line[line.index("[") + 1 : line.index("]")].split(","))
         assert lower <= 1.7044803 and upper >= 1.7044802, line
+
+
+def test_approximate(tmp_path):
+    curves, table = run(FOLDER / "factorization/approximate.py", "--smoke", "--out", tmp_path).split("\n\n")
+    assert all(float(row.split()[-4]) <= 1e-3 for row in curves.splitlines()[1:-1])
+    _, exact, best, least, _ = map(float, table.splitlines()[-1].split())
+    assert least <= best <= exact * 1.001
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_lower_bounds():
+    local, central = run(FOLDER / "factorization/lower_bounds.py", "--smoke").split("\n\n")
+    for row in local.splitlines()[2:]:
+        alpha, needed, enough, ratio = map(float, row.split()[-5:-1])
+        assert needed <= enough and (alpha > 0.001 or ratio < 2)
+    assert all(2 < float(row.split()[-1]) < 5 for row in central.splitlines()[2:])
+
+
+def test_structured():
+    rows = [line.split() for line in run(FOLDER / "factorization/structured.py", "--smoke").splitlines()]
+    ratios = [[float(cell) for cell in row[-5:]] for row in rows if row and row[0] in ("16", "32", "64")]
+    ratios += [[float(cell) for cell in row[-5:]] for row in rows if row[:3] in (["worst", "error", "16"],)]
+    assert len(ratios) >= 4 and all(1 <= ratio < 4 for row in ratios for ratio in row)
+    assert [row[-3:-1] for row in rows if "256" in row] == 4 * [["5.23044250", "5.23044250"]]
+
+
+def test_rank():
+    prefix, kernel = run(FOLDER / "factorization/rank.py", "--smoke").split("\n\n")
+    norms = {line[6:33].strip(): float(line.split()[-1]) for line in prefix.splitlines()[2:]}
+    assert norms["trained, same distortion"] < norms["truncation, dual weights"] < norms["projection"]
+    errors = [float(line.split()[-1]) for line in kernel.splitlines()[2:]]
+    assert errors == sorted(errors, reverse=True)  # each step pays
 
 
 def test_known_values():

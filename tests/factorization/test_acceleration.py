@@ -98,3 +98,37 @@ def test_batch_of_different_difficulty():
     for i, value in ((1, 1.510483562), (3, 1.847759065)):
         assert abs(certificate.upper[i] - value) < 1e-6 and abs(certificate.lower[i] - value) < 1e-6
     assert certificate.upper[2] == 0 and (certificate.gap <= 1.01e-7).all()
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("kind", ["tall", "dependent columns", "zero column", "ill-conditioned", "zero", "batch"])
+def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
+    """Both ways to its square root, Cholesky and QR: the same certified norm as that of the triangle of W = Q T."""
+    generator = keyed_generator(kind.encode())
+    W = torch.randn(40, 6, dtype=torch.float64, generator=generator)
+    if kind == "dependent columns":
+        W[:, 5] = W[:, 0] - 2 * W[:, 1]
+    elif kind == "zero column":
+        W[:, 2] = 0
+    elif kind == "ill-conditioned":
+        W = W @ torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=generator)).Q
+        W = W * 10 ** -torch.linspace(0, 9, 6, dtype=torch.float64) @ torch.linalg.qr(W[:6]).Q
+    elif kind == "zero":
+        W = torch.zeros_like(W)
+    elif kind == "batch":
+        W = torch.stack([W, 0 * W, 1e100 * W.square(), W[:, :1] * torch.ones(6)])
+    found = factorize(W, 2, shift, tol=1e-6)
+    certificate = found.certificate
+    rounding = 1e-13 * W.abs().amax((-2, -1))
+    assert (certificate.upper <= certificate.lower * (1 + 1e-6) + rounding).all()
+    assert (certificate.residual <= rounding).all()
+    square = factorize(torch.linalg.qr(W, mode="r").R, 2, shift, tol=1e-6).certificate
+    assert (certificate.lower <= square.upper + rounding).all()
+    assert (square.lower <= certificate.upper + rounding).all()
+    assert found.row_weights.shape == W.shape[:-1] and found.left.shape[-2] == 40
+
+
+def test_all_ranges_at_p_2_in_8_iterations():
+    certificate, iterations = certified(workloads.all_ranges(64).dense(), p=2.0, tol=1e-8)
+    assert iterations <= 8 and certificate.gap <= 1.01e-8
+    assert abs(float(certificate.upper) / math.sqrt(2080) - 2.302212722) < 1e-7

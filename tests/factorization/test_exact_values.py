@@ -53,6 +53,26 @@ def test_parities_are_the_root_of_their_number(d, order):
     brackets(W, math.sqrt(W.shape[0]))
 
 
+@pytest.mark.parametrize("d, order", [(1, 1), (4, 1), (5, 2), (6, 3), (4, 4)])
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_marginal_tables(d, order, p):
+    """Flipping a bit and renaming bits move every row and column, so uniform weights are optimal: a trace norm."""
+    W = workloads.marginal_tables(d, order)
+    squares = [
+        math.comb(d - t, order - t) for t in range(order + 1)
+    ]  # of the singular values, times 2^(d - order)
+    trace = sum(math.comb(d, t) * math.sqrt(square) for t, square in enumerate(squares))
+    brackets(W, W.shape[0] ** (1 / p) * trace / (2**order * math.sqrt(math.comb(d, order))), p=p)
+
+
+def test_marginals_of_ten_bits():
+    """Monotone conjunctions of at most 3 of 10 bits; the marginal tables are another workload, of another norm."""
+    certificate = factorize(workloads.marginals(10, 3), tol=1e-5).certificate
+    assert certificate.gap <= 1e-5
+    assert certificate.lower <= 3.68505846 and certificate.upper >= 3.68505836
+    assert abs(factorize(workloads.marginal_tables(10, 3)).certificate.upper / 3.685 - 1) > 0.01
+
+
 @pytest.mark.parametrize("n", [2, 8, 32])
 def test_hadamard(n):
     brackets(torch.tensor(hadamard(n)), math.sqrt(n))

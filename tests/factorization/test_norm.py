@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import factorize, gamma, gamma2, witness
+from torchdp.factorization import factorize, gamma, gamma2, gamma_F, witness
 from torchdp.randomness import keyed_generator
 
 CASES = [(math.inf, False), (math.inf, True), (2.0, False), (2.0, True), (4.0, False), (4.0, True)]
@@ -88,3 +88,37 @@ def test_zero_has_gradient_zero():
     value = gamma(W)
     value.backward()
     assert value == 0 and torch.equal(W.grad, torch.zeros(3, 4).double())
+
+
+@pytest.mark.parametrize("n, value", [(2, 1.144122806), (8, 1.494413653), (16, 1.689403682)])
+def test_gamma_f_is_the_root_mean_square_of_edmonds_nikolov_ullman(n, value):
+    """Theirs is divided by sqrt(m), Nikolov and Tang's Gamma_2 of the columns and their negatives is not."""
+    W = workloads.prefix(n).dense()
+    torch.testing.assert_close(gamma_F(W), torch.tensor(value).double(), rtol=2e-6, atol=0)
+    torch.testing.assert_close(math.sqrt(n) * gamma_F(W), gamma(W, 2))
+    torch.testing.assert_close(gamma(torch.cat([W, -W], 1), 2, shift=True), gamma(W, 2), rtol=2e-6, atol=0)
+    tall = torch.cat([W, W])  # the same mean, twice the sum
+    torch.testing.assert_close(gamma_F(tall), gamma_F(W), rtol=2e-6, atol=0)
+    torch.testing.assert_close(gamma(tall, 2), math.sqrt(2) * gamma(W, 2), rtol=2e-6, atol=0)
+
+
+def test_guarantee_gamma_f_is_a_lower_bound_and_differentiable():
+    W = normal(2, 5, 4).requires_grad_()
+    value = gamma_F(W, tol=1e-3)
+    assert value.shape == (2,)
+    assert (value <= factorize(W, 2, tol=1e-7).certificate.upper / math.sqrt(5)).all()
+    assert (value <= gamma2(W, tol=1e-7) * (1 + 1e-7)).all()
+    value.sum().backward()
+    torch.testing.assert_close((W.grad * W).sum((-2, -1)), value, rtol=1e-9, atol=0)  # homogeneous of degree 1
+
+
+def test_gamma_of_integers_is_not_rounded():
+    W = torch.ones(2, 2, dtype=torch.int64).tril()
+    torch.testing.assert_close(gamma(W), torch.tensor(2 / math.sqrt(3)).double(), rtol=2e-6, atol=0)
+
+
+def test_witness_refuses_weights_that_do_not_fit():
+    with pytest.raises(ValueError, match="row_weights must be of shape"):
+        witness(torch.eye(3), torch.ones(1), torch.ones(3))
+    with pytest.raises(ValueError, match="column_weights must be of shape"):
+        witness(torch.eye(3), torch.ones(3), torch.ones(4))

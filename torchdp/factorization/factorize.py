@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import Certificate, certify, check_exponent
-from torchdp.factorization.fixed_point import RANK_TOLERANCE, Solution, power_norm, solve
+from torchdp.factorization import combine
+from torchdp.factorization.certificate import Certificate, certify, check_error_weights, check_exponent
+from torchdp.factorization.fixed_point import Solution, power_norm, solve
+from torchdp.factorization.signature import root, signature
 from torchdp.workloads import Workload
 
 
@@ -20,7 +23,8 @@ class Factorization:
 
     left: (*batch, m, r), the decoder; right: (*batch, r, n), column x is what a user of type x is mapped to;
     shift: (*batch, m), or None where none was asked for. Balanced: the l_p norm of left's row norms equals the
-    largest column norm of right, and both equal sqrt(certificate.upper) up to the residual.
+    largest column norm of right, and both equal sqrt(certificate.upper) up to the residual. With error weights w left
+    and the certificate are those of the weighted norm: diag(w) left is what is balanced.
     row_weights (*batch, m), column_weights (*batch, n): the dual weights behind ``certificate.lower``.
     """
 
@@ -61,16 +65,20 @@ def factorize(
     shift: bool = False,
     tol: float = 1e-3,
     *,
+    error_weights: Tensor | None = None,
     max_iterations: int = 10_000,
 ) -> Factorization:
     """The factorization W = L R (or W - v 1^T = L R, v free, with ``shift``) of least norm, with its certificate.
 
-    Minimises (sum_i ||L_i||^p)^{1/p} * max_j ||R_j||: p = inf is gamma_2 (worst query), p = 2 is gamma_F
-    (root of the summed squared error; Edmonds et al. divide it by sqrt(m), here it is not divided).
+    Minimises (sum_i (w_i ||L_i||)^p)^{1/p} * max_j ||R_j||, w = ``error_weights`` or 1. p = inf is gamma_2 (the
+    worst query), p = 2 the root of the summed squared errors, sqrt(m) times gamma_F.
 
-    W: (*batch, m, n), real, or a :class:`Workload`; Kronecker products are factored factor by factor.
-    p: in [2, inf]. tol: relative gap at which it stops. The factors follow W's dtype (integers: float64) and
-    device; the solver and the certificate run in float64, without gradients.
+    W: (*batch, m, n), real, or a :class:`Workload`; a Kronecker product is factored factor by factor, but whole with
+    ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the workload).
+    p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, what an error
+    in query i counts (1 / target_i: errors relative to their targets); with them the certificate is of the weighted
+    norm, that of diag(w) W, and ``certify(..., error_weights=w)`` judges it again. The factors follow W's dtype
+    (integers: float64) and device; the solver and the certificate run in float64, without gradients.
 
     Warns (RuntimeWarning) where the certified gap exceeds ``tol`` after ``max_iterations``; the result is
     still feasible and its certificate true. Raises ValueError or TypeError on bad arguments.
@@ -79,21 +87,31 @@ def factorize(
     Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2, Theorems 23 and 26,
     and Lemma 62 (Kronecker products).
     """
-    p = check_exponent(p)
-    tol = checks.positive("tol", tol)
-    max_iterations = checks.integer("max_iterations", max_iterations, 1)
     if not isinstance(shift, bool):
         raise TypeError(f"shift must be True or False, not {shift!r}")
-    matrices = _matrices(W)
-    if shift:  # the norm with a free shift is not multiplicative
-        matrices = [reduce(torch.kron, matrices)] if len(matrices) > 1 else matrices
-    share = (1 + tol) ** (1 / len(matrices)) - 1
-    solutions = [solve(f.double(), p=p, shift=shift, tol=share, max_iterations=max_iterations) for f in matrices]
-    solution = reduce(_kron, solutions)
-    dense = reduce(torch.kron, matrices) if len(matrices) > 1 else matrices[0]
-    result = finish(dense, solution, p)
-    _warn(dense, result.certificate, tol, result.iterations)
+    matrices = matrices_of(W)
+    if shift or error_weights is not None:  # neither norm is multiplicative
+        matrices = [reduce(torch.kron, matrices)]
+    if error_weights is not None:
+        target, w = matrices[0], check_error_weights(error_weights, matrices[0])
+        matrices = [checks.floating("error_weights times W", w[..., None] * target)]
+    parts = factors(matrices, p, shift, tol, max_iterations)
+    result = kronecker(parts) if len(parts) > 1 else parts[0]
+    if error_weights is not None:
+        result = _unweighted(target, w, result, p)
+    warn(matrices, result.certificate, tol, result.iterations)
     return result
+
+
+def factors(
+    matrices: Sequence[Tensor], p: float, shift: bool, tol: float, max_iterations: int
+) -> tuple[Factorization, ...]:
+    """A factorization of each matrix; the relative gap ``tol`` of their product is shared out."""
+    p, tol = check_exponent(p), checks.positive("tol", tol)
+    max_iterations = checks.integer("max_iterations", max_iterations, 1)
+    share = math.expm1(math.log1p(tol) / len(matrices))
+    solutions = [solve(f.double(), p=p, shift=shift, tol=share, max_iterations=max_iterations) for f in matrices]
+    return tuple(finish(f, solution, p) for f, solution in zip(matrices, solutions, strict=True))
 
 
 def signature_form(
@@ -103,7 +121,7 @@ def signature_form(
 
     With equal weights w on rows and columns, diag(w)^{1/2} W diag(w)^{1/2} = V Lambda V^T and
     R = |Lambda|^{-1/2} sign(Lambda) V^T diag(w)^{1/2} W, which has rank(W) rows and largest squared column norm
-    gamma_2(W) at the optimal w.
+    gamma_2(W) at the optimal w. A Kronecker product is put together from its factors' roots, and certified by them.
 
     W: (n, n) symmetric, or a :class:`Workload` whose product is symmetric and whose factors are each symmetric
     or antisymmetric. Warns and raises like :func:`factorize`.
@@ -114,7 +132,7 @@ def signature_form(
     """
     tol = checks.positive("tol", tol)
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
-    matrices = _matrices(W)
+    matrices = matrices_of(W)
     dtype = reduce(torch.promote_types, [f.dtype for f in matrices])
     matrices = [f.double() for f in matrices]
     for f in matrices:
@@ -123,27 +141,22 @@ def signature_form(
                 f"W of shape {tuple(f.shape)} must be one square matrix, symmetric or antisymmetric; "
                 "a quadratic form is unchanged by W -> (W + W^T) / 2"
             )
-    dense = reduce(torch.kron, matrices)
-    if not _same(dense, dense.mT):
+    if not all(f.any() for f in matrices):
+        matrices = [torch.zeros_like(f) for f in matrices]  # zero is symmetric, whatever the other factors are
+    if sum(not _same(f, f.mT) for f in matrices) % 2:
         raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
-    share = (1 + tol) ** (1 / len(matrices)) - 1
+    share = math.expm1(math.log1p(tol) / len(matrices))
     parts = [solve(f, tol=share, max_iterations=max_iterations) for f in matrices]
-    scale = reduce(torch.kron, [part.primal_weights for part in parts]).sqrt()
-    size = dense.abs().max()
-    size = torch.where(size > 0, size, 1.0)
-    eigenvalues, vectors = torch.linalg.eigh(scale[:, None] * (dense / size) * scale)
-    kept = eigenvalues.abs() > RANK_TOLERANCE * eigenvalues.abs().max()
-    kept[0] |= ~kept.any()  # W = 0 keeps one zero row
-    eigenvalues, vectors = eigenvalues[kept], vectors[:, kept]
-    signature = torch.where(eigenvalues < 0, -1.0, 1.0).double()
-    root = eigenvalues.abs().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
-    right = size.sqrt() * (signature * root)[:, None] * ((vectors.mT * scale) @ (dense / size))
-
-    right, signature = right.to(dtype), signature.to(dtype)
-    weights = reduce(torch.kron, [part.column_weights for part in parts])
-    certificate = certify(dense, right.mT * signature, right, weights, weights)
-    _warn(dense, certificate, tol, max(part.iterations for part in parts))
-    return SignatureFactorization(right, signature, certificate)
+    roots = [root(f, part.primal_weights).to(dtype) for f, part in zip(matrices, parts, strict=True)]
+    certificates = [
+        certify(f, r.left, r.right, part.column_weights, part.column_weights)
+        for f, r, part in zip(matrices, roots, parts, strict=True)
+    ]
+    right, signs = signature(roots)
+    certificate = combine.kronecker(certificates)
+    certificate = combine.rounded(certificate, right.shape[-1], _rounding(len(roots), dtype))
+    warn([f.to(dtype) for f in matrices], certificate, tol, max(part.iterations for part in parts))
+    return SignatureFactorization(right, signs, certificate)
 
 
 def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
@@ -158,31 +171,54 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     return Factorization(left, right, shift, *weights, certificate, solution.iterations)
 
 
-def _matrices(W: Tensor | Workload) -> list[Tensor]:
+def matrices_of(W: Tensor | Workload) -> list[Tensor]:
     """W's Kronecker factors, without their autograd history."""
     return [checks.matrix("W", f).detach() for f in (W.factors if isinstance(W, Workload) else (W,))]
 
 
-def _kron(a: Solution, b: Solution) -> Solution:
-    return replace(
-        a,
-        left=torch.kron(a.left, b.left),
-        right=torch.kron(a.right, b.right),
-        row_weights=torch.kron(a.row_weights, b.row_weights),
-        column_weights=torch.kron(a.column_weights, b.column_weights),
-        primal_weights=torch.kron(a.primal_weights, b.primal_weights),
-        iterations=max(a.iterations, b.iterations),
+def kronecker(parts: Sequence[Factorization]) -> Factorization:
+    """The dense factorization of the Kronecker product of the parts' matrices, certified by the parts' certificates."""
+    left, right, row_weights, column_weights = (
+        reduce(torch.kron, [getattr(part, name) for part in parts])
+        for name in ("left", "right", "row_weights", "column_weights")
     )
+    certificate = combine.kronecker([part.certificate for part in parts])
+    certificate = combine.rounded(certificate, right.shape[-1], _rounding(len(parts), right.dtype))
+    return replace(
+        parts[0],
+        left=left,
+        right=right,
+        row_weights=row_weights,
+        column_weights=column_weights,
+        certificate=certificate,
+        iterations=max(part.iterations for part in parts),
+    )
+
+
+def _unweighted(W: Tensor, w: Tensor, weighted: Factorization, p: float) -> Factorization:
+    """The factorization of W from that of diag(w) W, judged in W's dtype."""
+    left, right = (weighted.left / w[..., None]).to(W.dtype), weighted.right.to(W.dtype)
+    shift = None if weighted.shift is None else (weighted.shift / w).to(W.dtype)
+    weights = weighted.row_weights, weighted.column_weights
+    certificate = certify(W, left, right, *weights, p=p, shift=shift, error_weights=w)
+    return replace(weighted, left=left, right=right, shift=shift, certificate=certificate)
+
+
+def _rounding(parts: int, dtype: torch.dtype) -> float:
+    """Relative error of a product of ``parts`` numbers in ``dtype``, with room for the signature form's rotation."""
+    return 4 * (parts - 1) * torch.finfo(dtype).eps
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=1e-12 * float(a.abs().max()))
 
 
-def _warn(W: Tensor, certificate: Certificate, tol: float, iterations: int) -> None:
+def warn(matrices: Sequence[Tensor], certificate: Certificate, tol: float, iterations: int) -> None:
+    """RuntimeWarning, at the caller's caller, where the certified gap of the matrices' product exceeds ``tol``."""
     gap = float(certificate.gap.max())
     # A norm that is 0 but for rounding (a single point and a free shift) has no relative gap.
-    rounding = 16 * torch.finfo(W.dtype).eps * W.double().abs().amax((-2, -1))
+    size = reduce(torch.mul, [f.double().abs().amax((-2, -1)) for f in matrices])
+    rounding = 16 * torch.finfo(matrices[0].dtype).eps * size
     if not bool((certificate.upper <= certificate.lower * (1 + tol) + rounding).all()):
         warnings.warn(
             f"stopped after {iterations} iterations at a certified gap of {gap:.2e}, above tol = {tol:.2e}; "

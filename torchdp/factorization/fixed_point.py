@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdp.factorization.acceleration import History, pick
+
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
 # a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
 # loses small columns.
@@ -16,7 +18,6 @@ RANK_TOLERANCE = 1e-14
 SQUARE_TOLERANCE = 1e-10
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
 STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
-RIDGE = 1e-8  # of Anderson's least squares, relative
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def solve(
     Where tr S falls, that problem's step moves halfway to 1, or to 1/2 with shift (two points on a line: at step
     1 the weights swap places for ever).
 
+    For p = 2 the norm depends on W^T W alone, and the iteration runs on a square root of it where m > n.
+
     Acceleration: the next logarithms of the weights are Anderson's combination of the last ``memory`` updates,
     the differences weighed by the square roots of the weights; where tr S falls after such a move, the problem
     goes back, takes the plain update and forgets its history. memory = 0 is the plain iteration.
@@ -68,35 +71,36 @@ def solve(
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, and Nikolov, Tang (2023), Theorem 26; the
     update is the multiplicative one of optimal design (Silvey, Titterington, Torsney 1978); Anderson (1965).
     """
-    *batch, m, n = W.shape
-    scale = W.abs().amax((-2, -1), keepdim=True)  # (*batch, 1, 1)
+    low, high = W.flatten(-2).aminmax(dim=-1)
+    scale = torch.maximum(-low, high)[..., None, None]  # (*batch, 1, 1)
     scale = torch.where(scale > 0, scale, 1.0)
-    W = W / scale
+    whole = W / scale
+    W = _triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
+    *batch, m, n = W.shape
     floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / max(m, n)), 0.1 / max(m, n))
     slowest = 0.5 if shift else 1.0
     exponent = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # ||c||_q = 1 for q = 1 / exponent
     tiny = torch.finfo(W.dtype).tiny
     weights = torch.cat([W.new_full((*batch, m), 1 / m), W.new_full((*batch, n), 1 / n)], -1)
     steps = W.new_full(batch, STEP)
-    history = _History(memory)
+    history = History(memory)
     spectrum = _Spectrum()
     lower = previous = W.new_zeros(batch)
     upper = W.new_full(batch, math.inf)
-    primal: tuple[Tensor, ...] = ()  # maps, weights and mean behind `upper`
+    primal: tuple[Tensor, ...] = ()  # maps and weights behind `upper`
     dual: tuple[Tensor, ...] = ()  # weights behind `lower`
     iterations = 0
     while iterations < max_iterations:
         iterations += 1
         s, P = weights.split([m, n], -1)
         c = s**exponent
-        mean = (W @ P[..., None])[..., 0] if shift else torch.zeros_like(s)  # (*batch, m)
-        X = W - mean[..., None] if shift else W
+        X = _centred(W, P, shift)
         maps, a, b, trace, missing = spectrum.step(X, c, P)
         value = power_norm(a.sqrt(), p) * b.amax(-1).sqrt() + power_norm(missing, p)
 
         better, tighter = value < upper, trace > lower
         upper, lower = torch.minimum(upper, value), torch.maximum(lower, trace)
-        primal = _pick_each(better, (*maps, P, mean), primal)
+        primal = _pick_each(better, (*maps, P), primal)
         dual = _pick_each(tighter, (c, P), dual)
         if bool((upper <= lower * (1 + tol) + ROUNDING).all()):
             break
@@ -115,20 +119,40 @@ def solve(
         logarithms = history.next(weights, update, back)
         weights = torch.cat([_simplex(part, floor) for part in logarithms.split([m, n], -1)], -1)
 
-    inner, across, primal_weights, mean = primal
-    left, right = _complete(W - mean[..., None] if shift else W, inner, across)
+    inner, across, P = primal
+    X = _centred(whole, P, shift)
+    left, right = _factors(X, inner, across)
+    Y = X if W is whole else _centred(W, P, shift)
+    if float((Y - _factors(Y, inner, across)[0] @ right).abs().max()) > ROUNDING * max(m, n):
+        left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
     used[0] = True
+    if not bool(used.all()):
+        left, right = left[..., used], right[..., used, :]
     half = scale.sqrt()
     return Solution(
-        left=half * left[..., used],
-        right=half * right[..., used, :],
-        shift=scale[..., 0] * mean if shift else None,
-        row_weights=dual[0],
+        left=left.mul_(half),
+        right=half * right,
+        shift=(scale * (whole @ P[..., None]))[..., 0] if shift else None,
+        row_weights=dual[0] if W is whole else torch.ones_like(whole[..., 0]),
         column_weights=dual[1],
-        primal_weights=primal_weights,
+        primal_weights=P,
         iterations=iterations,
     )
+
+
+def _triangle(W: Tensor) -> Tensor:
+    """Square T with T^T T = W^T W: Cholesky's while its pivots are accurate, else that of the QR decomposition."""
+    gram = W.mT @ W
+    T, failed = torch.linalg.cholesky_ex(gram, upper=True)
+    pivots, lengths = (M.diagonal(dim1=-2, dim2=-1) for M in (T, gram))
+    if not failed.any() and bool((pivots.square() > SQUARE_TOLERANCE * lengths).all()):
+        return T
+    return torch.linalg.qr(W, mode="r").R
+
+
+def _centred(W: Tensor, P: Tensor, shift: bool) -> Tensor:
+    return W - W @ P[..., None] if shift else W
 
 
 def _factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,16 +166,12 @@ def _factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
     return across, (X.mT @ inner).mT
 
 
-def _complete(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors, and beside them, where singular values were cut off, the factors U S^{1/2}, S^{1/2} V^T of the rest.
+def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors, and beside them the factors U S^{1/2}, S^{1/2} V^T of what cut singular values left out of X.
 
     The squared norms of rows and columns grow by at most the rest's largest singular value.
     """
-    left, right = _factors(X, inner, across)
-    rest = X - left @ right
-    if float(rest.abs().max()) <= ROUNDING * max(X.shape[-2:]):
-        return left, right
-    U, S, Vh = torch.linalg.svd(rest, full_matrices=False)
+    U, S, Vh = torch.linalg.svd(X - left @ right, full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
     return torch.cat([left, U * root[..., None, :]], -1), torch.cat([right, root[..., None] * Vh], -2)
 
@@ -202,45 +222,6 @@ class _Spectrum:
         return S, Vh.mT
 
 
-class _History:
-    """Anderson acceleration of weights -> weights e^update, problem by problem."""
-
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
-        self.points: list[Tensor] = []  # differences of the logarithms, and of the updates, (*batch, m + n)
-        self.updates: list[Tensor] = []
-        self.last: tuple[Tensor, Tensor] | None = None
-        self.extrapolated = torch.zeros((), dtype=torch.bool)
-
-    def next(self, weights: Tensor, update: Tensor, back: Tensor) -> Tensor:
-        """Logarithms of the next weights; problems marked ``back`` return to the last point's plain update."""
-        x = weights.log()
-        self.extrapolated = torch.zeros_like(back)
-        if self.memory == 0:
-            return x + update
-        if self.last is not None:
-            x, update = _pick(back, self.last[0], x), _pick(back, self.last[1], update)
-            self.points = [_pick(back, torch.zeros_like(x), d) for d in self.points]
-            self.updates = [_pick(back, torch.zeros_like(x), d) for d in self.updates]
-            self.points.append(x - self.last[0])
-            self.updates.append(update - self.last[1])
-            del self.points[: -self.memory], self.updates[: -self.memory]
-        self.last = (x, update)
-        if not self.points:
-            return x + update
-        measure = weights.sqrt()
-        differences = torch.stack(self.updates, -1)
-        weighed = measure[..., None] * differences  # (*batch, m + n, memory)
-        size = torch.linalg.matrix_norm(weighed)[..., None, None]
-        ridge = torch.where(size > 0, RIDGE * size, 1.0) * torch.eye(len(self.updates)).to(weighed)
-        target = torch.cat([measure * update, update.new_zeros((*update.shape[:-1], len(self.updates)))], -1)
-        mixture = torch.linalg.lstsq(torch.cat([weighed, ridge], -2), target[..., None]).solution
-        mixture = torch.where(mixture.isfinite().all(-2, keepdim=True), mixture, 0.0)
-        self.extrapolated = ~back & (mixture != 0).any(-1).any(-1)
-        moved = (torch.stack(self.points, -1) + differences) @ mixture
-        return x + update - moved[..., 0]
-
-
 def power_norm(values: Tensor, p: float) -> Tensor:
     """l_p norm over the last dimension; large p neither overflows nor underflows."""
     top = values.amax(-1, keepdim=True)
@@ -258,8 +239,6 @@ def _simplex(logarithms: Tensor, floor: float) -> Tensor:
 
 
 def _pick_each(mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(_pick(mask, a, b) for a, b in zip(new, old, strict=True)) if old else new
-
-
-def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)
+    if not old or bool(mask.all()):
+        return new
+    return tuple(pick(mask, a, b) for a, b in zip(new, old, strict=True)) if bool(mask.any()) else old

@@ -1,16 +1,26 @@
-"""Factorization by gradient descent: the first of the relaxations, and batched."""
+"""Factorization by gradient descent on the relaxations: exact at any p, and approximate under a rank cap."""
 
 import math
+import warnings
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.factorization.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.fixed_point import Solution, power_norm
+from torchdp.factorization.rank import LowRankFactorization, measure
+from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, smooth_log_norm
 
 SHARPNESS = 4.0, 4000.0  # of the smoothed maximum, first and last step
+STIFFNESS = 10.0, 3000.0  # of the bound on the distortion, over the number of entries, first and last step
+MULTIPLIER_EVERY = 10  # steps of Adam between two updates of the multipliers
+# Their sum at most. It is what missing alpha by one alpha costs, in units of the starting norm; where the rank does not
+# bind, gamma_2(W; alpha) is convex in alpha and ends at 0, so the true sum is at most gamma_2(W) over that norm.
+MOST_MULTIPLIERS = 10.0
+MARGIN = 0.995  # share of alpha aimed at, because a penalty ends a little outside
 
 
 def gradient(
@@ -23,16 +33,14 @@ def gradient(
 ) -> Factorization:
     """A factorization W = L R of small norm, by Adam on a smoothed objective, with its certificate.
 
-    With W = U S V^T (of rank r), L = U S^{1/2} T^{-1} and R = T S^{1/2} V^T, where T (r x r) starts at the
-    identity; so L R = W at every step. a_i = ||L_i||^2, b_j = ||R_j||^2, and T minimises
-        log ||a||_s + log ||b||_t,   t from 4 to 4000 geometrically, s = min(t, p/2):
-    ||.||_t is the log-sum-exp smoothing of the maximum on the scale of log b, at temperature 1/t. The learning
-    rate falls like a cosine. The dual weights a^{s-1} and b^{t-1} are the objective's gradient in a and b, and
-    cost nothing; the T of least norm is kept, with the weights of the last one.
+    Trains :class:`Relaxation` at alpha = 0, so L R = W at every step, on :func:`smooth_log_norm`, whose sharpness t
+    grows from 4 to 4000 geometrically, s = min(t, p/2). The learning rate falls like a cosine. With a_i = ||L_i||^2 and
+    b_j = ||R_j||^2 the dual weights a^{s-1} and b^{t-1} are the objective's gradient in a and b, and cost nothing;
+    the factors of least norm are kept, with the weights of the last ones.
 
     W: (*batch, m, n), real; each problem of the batch goes its own way. p: in [2, inf]. rank: the largest
-    number of rows of R allowed; less than rank(W) is refused. The factors follow W's dtype and device, the
-    work is in float64. It draws nothing at random and promises no gap: read ``certificate.gap``.
+    number of rows of R allowed; less than rank(W) is refused (:func:`low_rank` takes it). The factors follow W's
+    dtype and device, the work is in float64. It draws nothing at random and promises no gap: read ``certificate.gap``.
 
     Raises ValueError or TypeError on bad arguments.
 
@@ -43,26 +51,26 @@ def gradient(
     steps = checks.integer("steps", steps, 1)
     learning_rate = checks.positive("learning_rate", learning_rate)
     W = checks.matrix("W", W).detach()
-    scale = W.double().abs().amax((-2, -1), keepdim=True)
-    scale = torch.where(scale > 0, scale, 1.0)
-    U, S, Vh = torch.linalg.svd(W.double() / scale, full_matrices=False)
-    S = torch.where(S > max(W.shape[-2:]) * torch.finfo(S.dtype).eps * S[..., :1], S, 0.0)
-    q = max(1, int((S > 0).sum(-1).max()))
-    if rank is not None and checks.integer("rank", rank, 1) < q:
-        raise ValueError(
-            f"rank must be at least the rank of W, {q}, not {rank}: below it no exact factorization exists"
-        )
-    root = S[..., :q].sqrt()
     with torch.inference_mode(False), torch.enable_grad():
-        left = U[..., :q] * root[..., None, :]  # (*batch, m, q)
-        right = root[..., None] * Vh[..., :q, :]  # (*batch, q, n)
-        T, row_weights, column_weights = _descend(left, right, p, steps, learning_rate)
-    half = scale.sqrt()
+        module = Relaxation(W.double().clone())
+        q = module.T.shape[-1]
+        if rank is not None and checks.integer("rank", rank, 1) < q:
+            raise ValueError(
+                f"rank must be at least the rank of W, {q}, not {rank}: below it no exact factorization exists"
+            )
+
+        def loss(left: Tensor, right: Tensor, step: int) -> Tensor:
+            return smooth_log_norm(left, right, _between(SHARPNESS, step / steps), p)
+
+        left, right = _descend(module, loss, lambda left, right: _norm(left, right, p), steps, learning_rate)
+        last_left, last_right = (factor.detach() for factor in module())
+    row_weights = _weights(last_left.square().sum(-1), min(SHARPNESS[1], p / 2))
+    column_weights = _weights(last_right.square().sum(-2), SHARPNESS[1])
     return finish(
         W,
         Solution(
-            left=half * _divide(left, T),
-            right=half * (T @ right),
+            left=left,
+            right=right,
             shift=None,
             row_weights=row_weights,
             column_weights=column_weights,
@@ -73,41 +81,112 @@ def gradient(
     )
 
 
-def _descend(
-    left: Tensor, right: Tensor, p: float, steps: int, learning_rate: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The best T (*batch, q, q) seen, and the last row and column weights."""
-    q = left.shape[-1]
-    best = torch.eye(q, dtype=left.dtype, device=left.device).expand(*left.shape[:-2], q, q)
-    least = left.new_full(left.shape[:-2], math.inf)
-    T = best.clone().requires_grad_()
-    optimizer = torch.optim.Adam([T], lr=learning_rate, betas=(0.9, 0.99))
-    first, last = SHARPNESS
-    for step in range(steps + 1):
-        done = step / steps
-        t = first * (last / first) ** done
-        s = min(t, p / 2)
-        a = _divide(left, T).square().sum(-1).clamp_min(1e-200)  # a zero row has no logarithm
-        b = (T @ right).square().sum(-2).clamp_min(1e-200)
+def low_rank(
+    W: Tensor,
+    rank: int,
+    alpha: float,
+    *,
+    steps: int = 1000,
+    learning_rate: float = 0.01,
+) -> LowRankFactorization:
+    """An approximate factorization of small norm and rank at most ``rank``: abs(W - L R) <= alpha where it gets there.
+
+    Trains :class:`LowRankRelaxation` as :func:`gradient` does, on the smoothed norm over its starting value plus the
+    augmented Lagrangian of the bounds -alpha <= (W - L R)_ij <= alpha,
+        rho/2 sum_ij dist^2((W - L R)_ij / alpha + y_ij / rho, [-1, 1]),
+    the multipliers y moved every 10 steps and kept to sum abs(y) <= 10, rho growing. Kept are, of the factors within
+    alpha, those of least norm; where there are none, those of least distortion, and it warns.
+
+    W: (*batch, m, n), real. rank: at least 1. alpha: a number > 0, in W's units, the same for the whole batch.
+    The factors follow W's dtype and device, the work is in float64; nothing is drawn at random. Below full rank the
+    problem is not convex: the norm is an upper bound, with no claim that it is least.
+
+    Warns (RuntimeWarning) where the distortion stays above alpha. Raises ValueError or TypeError on bad arguments.
+
+    Guarantees: distortion = max abs(W - L R) and norm are recomputed in float64 from the factors returned.
+    Source: Ghazi et al. (2023), Lemma 12, for the problem; Rockafellar (1974) for the augmented Lagrangian.
+    """
+    alpha = checks.positive("alpha", alpha)
+    steps = checks.integer("steps", steps, 1)
+    learning_rate = checks.positive("learning_rate", learning_rate)
+    W = checks.matrix("W", W).detach()
+    with torch.inference_mode(False), torch.enable_grad():
+        exact = W.double().clone()
+        multipliers = torch.zeros_like(exact)
+
+        def loss(left: Tensor, right: Tensor, step: int) -> Tensor:
+            rho = _between(STIFFNESS, step / steps) / (W.shape[-2] * W.shape[-1])
+            aim = (exact - left @ right) / (MARGIN * alpha) + multipliers / rho
+            outside = aim - aim.clamp(-1, 1)
+            if step % MULTIPLIER_EVERY == 0:
+                y = rho * outside.detach()
+                total = y.abs().sum((-2, -1), keepdim=True)
+                multipliers.copy_(y * (MOST_MULTIPLIERS / total.clamp_min(MOST_MULTIPLIERS)))
+            norm = smooth_log_norm(left, right, _between(SHARPNESS, step / steps)) - start
+            return norm.exp() + rho / 2 * outside.square().sum((-2, -1))
+
+        def score(left: Tensor, right: Tensor) -> Tensor:
+            distortion = (exact - left @ right).abs().amax((-2, -1))
+            return torch.where(distortion <= alpha, -1 / _norm(left, right, math.inf), distortion)
+
+        module = LowRankRelaxation(exact, rank)
         with torch.no_grad():
-            value = power_norm(a, p / 2) * b.amax(-1)
-            better = value < least
-            least = torch.where(better, value, least)
-            best = torch.where(better[..., None, None], T, best)
-        if step == steps:
-            break
-        loss = (s * a.log()).logsumexp(-1) / s + (t * b.log()).logsumexp(-1) / t
-        optimizer.zero_grad()
-        loss.sum().backward()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * (1 + math.cos(math.pi * done)) / 2
-        optimizer.step()
-    return best, _weights(a.detach(), s), _weights(b.detach(), t)
+            left, right = module()
+            start = smooth_log_norm(left, right, SHARPNESS[1])
+        left, right = _descend(module, loss, score, steps, learning_rate)
+    found = measure(W, left.to(W.dtype), right.to(W.dtype))
+    rounding = 16 * torch.finfo(W.dtype).eps * W.double().abs().amax((-2, -1))
+    if bool((found.distortion > alpha + rounding).any()):
+        warnings.warn(
+            f"rank {rank} came within {float(found.distortion.max()):.3g} of W, not within alpha = {alpha:.3g}; "
+            "raise rank, alpha or steps",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return found
 
 
-def _divide(left: Tensor, T: Tensor) -> Tensor:
-    return torch.linalg.solve(T, left, left=False)
+def _descend(
+    module: nn.Module,
+    loss: Callable[[Tensor, Tensor, int], Tensor],
+    score: Callable[[Tensor, Tensor], Tensor],
+    steps: int,
+    learning_rate: float,
+) -> tuple[Tensor, Tensor]:
+    """The factors of lowest score that Adam meets, each problem of a batch on its own; loss and score are (*batch)."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    best: tuple[Tensor, ...] = ()
+    for step in range(steps + 1):
+        left, right = module()
+        with torch.no_grad():
+            value = score(left, right)
+            if not best:
+                best = value, left.clone(), right.clone()
+            better = value < best[0]
+            each = better[..., None, None]
+            best = (
+                torch.where(better, value, best[0]),
+                torch.where(each, left, best[1]),
+                torch.where(each, right, best[2]),
+            )
+        if step < steps:
+            optimizer.zero_grad()
+            loss(left, right, step).sum().backward()
+            optimizer.step()
+            schedule.step()
+    return best[1], best[2]
+
+
+def _between(ends: tuple[float, float], done: float) -> float:
+    """From the first end to the last, geometrically."""
+    return ends[0] * (ends[1] / ends[0]) ** done
+
+
+def _norm(left: Tensor, right: Tensor, p: float) -> Tensor:
+    return power_norm(left.norm(dim=-1), p) * right.norm(dim=-2).amax(-1)
 
 
 def _weights(values: Tensor, exponent: float) -> Tensor:
-    return (values / values.amax(-1, keepdim=True)) ** (exponent - 1)
+    top = values.amax(-1, keepdim=True)
+    return (values / torch.where(top > 0, top, 1.0)) ** (exponent - 1)

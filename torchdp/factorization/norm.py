@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchdp import checks
+from torchdp.factorization.certificate import fitting
 from torchdp.factorization.factorize import factorize
 
 
@@ -16,16 +18,21 @@ def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bo
     U = diag(c)^{1/2} A diag(P)^{1/2}, where diag(c)^{1/2} W diag(P)^{1/2} = A H, A a partial isometry and H >= 0 (polar
     decomposition). With shift W - W P 1^T takes W's place and U becomes U - U 1 P^T, whose rows sum to 0.
 
-    W: (*batch, m, n); row_weights: (*batch, m); column_weights: (*batch, n), as in :class:`Factorization`.
+    W: (*batch, m, n); row_weights: (*batch, m); column_weights: (*batch, n), not negative and of norm 1, as in
+    :class:`Factorization`. U has W's dtype. Raises ValueError or TypeError on other shapes and on entries that are not
+    finite.
     Guarantees: <W', U> <= the norm of W' for every W' (gamma_2*(U) <= 1 for p = inf).
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13.
     """
-    c, P = row_weights.sqrt()[..., None], column_weights[..., None, :]
-    centred = W - W @ P.mT if shift else W
+    W = checks.matrix("W", W)
+    m, n = W.shape[-2:]
+    c = fitting("row_weights", row_weights, W, (m,)).sqrt()[..., None]
+    P = fitting("column_weights", column_weights, W, (n,))[..., None, :]
+    centred = W - W.double() @ P.mT if shift else W
     A, S, Bh = torch.linalg.svd(c * centred * P.sqrt(), full_matrices=False)
     kept = S > 1e-12 * S[..., :1]
     U = c * ((A * kept[..., None, :]) @ Bh) * P.sqrt()
-    return U - U.sum(-1, keepdim=True) * P if shift else U
+    return (U - U.sum(-1, keepdim=True) * P if shift else U).to(W.dtype)
 
 
 def gamma(W: Tensor, p: float = math.inf, shift: bool = False, *, tol: float = 1e-6) -> Tensor:
@@ -35,16 +42,31 @@ def gamma(W: Tensor, p: float = math.inf, shift: bool = False, *, tol: float = 1
     witness U of the weights found: a subgradient of the norm up to ``tol``, and the gradient where the optimum is
     unique. First order only.
 
+    For the weighted norm of :func:`factorize`: gamma(error_weights[:, None] * W).
+
     W: (*batch, m, n), real. Warns and raises like :func:`factorize`.
     Guarantees: the value is a lower bound on the norm; gamma(W') >= <W', U> up to ``tol`` for every W'.
     Source: the envelope theorem on the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
-    return _Gamma.apply(W, p, shift, tol)
+    return _Gamma.apply(checks.matrix("W", W), p, shift, tol)
 
 
 def gamma2(W: Tensor, *, tol: float = 1e-6) -> Tensor:
     """gamma_2(W) = :func:`gamma` (W, inf), differentiable: a loss for training factorized queries."""
     return gamma(W, tol=tol)
+
+
+def gamma_F(W: Tensor, *, tol: float = 1e-6) -> Tensor:
+    """gamma_F(W) = :func:`gamma` (W, 2) / sqrt(m), differentiable: the root mean squared error of the m queries.
+
+    min ||L||_F max_j ||R_j|| / sqrt(m) over W = L R, so gamma_F <= gamma_2. Nikolov and Tang's norms, Gamma_p, are not
+    divided: Gamma_2 of the points +-w_1, ..., +-w_n, the columns of W, is gamma(W, 2) = sqrt(m) gamma_F(W).
+
+    W, shape and errors as in :func:`gamma`.
+    Guarantees: the value is a lower bound on gamma_F.
+    Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2 and Theorem 23.
+    """
+    return gamma(W, 2, tol=tol) / math.sqrt(W.shape[-2])
 
 
 class _Gamma(torch.autograd.Function):

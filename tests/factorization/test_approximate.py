@@ -1,0 +1,224 @@
+"""gamma_2(W; alpha), zeta and the least total error: against the SDP, closed forms, and attacks on the certificates."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import (
+    approximate,
+    certify_approximate,
+    certify_zeta,
+    factorize,
+    gamma2,
+    least_error,
+    priced,
+    witness,
+    zeta,
+)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def semidefinite(W, alpha=None, price=None):
+    """The same values from cvxpy, written from the definition."""
+    cp = pytest.importorskip("cvxpy")
+    m, n = W.shape
+    Z, t, error = cp.Variable((m + n, m + n), PSD=True), cp.Variable(), cp.Variable()
+    limits = [cp.diag(Z) <= t, cp.abs(Z[:m, m:] - W.numpy()) <= error]
+    limits += [] if alpha is None else [error == alpha]
+    problem = cp.Problem(cp.Minimize(t + (price or 0) * error), limits)
+    problem.solve(solver=cp.CLARABEL)
+    return float(t.value if price is None else problem.value)
+
+
+SMALL = [normal(6, 4, seed=1), normal(4, 6, seed=2), workloads.prefix(6).dense(), workloads.all_ranges(3).dense()]
+
+
+@pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
+def test_agrees_with_the_semidefinite_program(W, share):
+    alpha = share * float(W.abs().max())
+    found = approximate(W, alpha, tol=1e-4)
+    value = semidefinite(W, alpha)
+    assert found.certificate.lower * (1 - 1e-5) <= value <= found.certificate.upper * (1 + 1e-5)
+    assert found.certificate.gap <= 1e-4
+
+
+@pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
+@pytest.mark.parametrize("price", [0.5, 2.0, 5.0])
+def test_priced_agrees_with_the_semidefinite_program(W, price):
+    found = priced(W, price, tol=1e-4)
+    value = semidefinite(W, price=price)
+    assert found.certificate.lower * (1 - 1e-5) <= value <= found.certificate.upper * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_guarantee_certify_approximate_is_sound_for_any_factors_and_witness(seed):
+    W, alpha = normal(5, 7, seed=seed), 0.3
+    truth = approximate(W, alpha, tol=1e-4).certificate
+    weights = normal(5, seed=seed + 1).abs(), normal(7, seed=seed + 2).square()
+    good = approximate(W, alpha, tol=1e-4)
+    for left, right in ((good.left, good.right), (normal(5, 3, seed=seed), normal(3, 7, seed=seed + 3))):
+        for U in (good.witness, 3 * good.witness, normal(5, 7, seed=seed + 4), witness(W, *weights)):
+            for c, P in (weights, (good.row_weights, good.column_weights)):
+                found = certify_approximate(W, alpha, left, right, U, c, P)
+                assert found.lower <= truth.upper * (1 + 1e-12) and truth.lower <= found.upper * (1 + 1e-12)
+
+
+def test_half_the_price_of_alpha_would_prove_too_much():
+    """Negative control: with alpha / 2 in the dual (as in one paper's definition) the 'lower bound' passes the norm."""
+    W, alpha = workloads.prefix(16).dense(), 0.3
+    found = approximate(W, alpha)
+    wrong = (W * found.witness).sum() - alpha / 2 * found.witness.abs().sum()
+    assert wrong > found.certificate.upper * 1.05
+
+
+def test_factors_that_miss_more_than_alpha_are_charged():
+    W, alpha = workloads.prefix(16).dense(), 0.1
+    good, loose = approximate(W, alpha), approximate(W, 0.3)
+    proof = good.witness, good.row_weights, good.column_weights
+    naive = loose.norm
+    charged = certify_approximate(W, alpha, loose.left, loose.right, *proof)
+    assert naive < good.certificate.lower * 0.9  # what an evaluator without the residual would report
+    assert charged.upper > good.certificate.lower and abs(float(charged.residual) - 0.3) < 1e-9
+
+
+def test_weights_of_zero_prove_nothing_about_their_rows():
+    W = normal(4, 4, seed=3)
+    good = approximate(W, 0.2)
+    certificate = certify_approximate(
+        W, 0.2, good.left, good.right, 100 * good.witness, torch.zeros(4), good.column_weights
+    )
+    assert certificate.lower == 0
+
+
+def test_hadamard_and_parities_shrink():
+    for W in (workloads.parities(3, 3).dense(), workloads.parities(5, 2).dense()):
+        alpha = torch.tensor([0.0, 0.25, 0.5, 0.75])
+        found = approximate(W, alpha, tol=1e-6)
+        expected = math.sqrt(W.shape[0]) * (1 - alpha.double())
+        assert (found.certificate.lower <= expected * (1 + 1e-9)).all()
+        assert (expected <= found.certificate.upper * (1 + 1e-9)).all()
+
+
+def test_prefix_sums_beyond_one_half_cost_what_one_entry_costs():
+    alpha = torch.tensor([0.5, 0.6, 0.7, 0.85])
+    found = approximate(workloads.prefix(12), alpha)
+    torch.testing.assert_close(found.certificate.upper, 1 - alpha.double(), rtol=1e-3, atol=0)
+
+
+def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
+    W = workloads.all_ranges(6).dense()
+    alpha = torch.linspace(0, 1.2, 13, dtype=torch.float64)
+    found = approximate(W, alpha)
+    lower, upper = found.certificate.lower, found.certificate.upper
+    assert (lower <= upper).all() and (found.certificate.gap <= 1e-3).all()
+    assert (found.certificate.residual <= alpha + 1e-14).all()
+    assert (lower[1:] <= upper[:-1]).all()  # falls
+    assert (lower[1:-1] <= (upper[2:] + upper[:-2]) / 2 + 1e-15).all()  # convex
+    exact = factorize(W, tol=1e-4).certificate
+    assert lower[0] <= exact.upper and exact.lower <= upper[0]
+    assert upper[-2:].eq(0).all() and found.left[-1].eq(0).all()
+    again = certify_approximate(
+        W, alpha, found.left, found.right, found.witness, found.row_weights, found.column_weights
+    )
+    assert torch.equal(again.upper, upper) and torch.equal(again.lower, lower)
+
+
+def test_the_slope_in_alpha_is_the_size_of_the_witness():
+    W, h = workloads.prefix(10).dense(), 1e-3
+    low, middle, high = (approximate(W, a, tol=1e-7, max_iterations=20_000) for a in (0.2 - h, 0.2, 0.2 + h))
+    slope = (high.certificate.upper - low.certificate.upper) / (2 * h)
+    torch.testing.assert_close(-middle.witness.abs().sum(), slope, rtol=2e-3, atol=0)
+
+
+def test_batches_scales_and_transposes_agree():
+    W = normal(3, 6, 4, seed=5)
+    alpha = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
+    together = approximate(W, alpha).certificate
+    for scale in (1e-12, 1e12):
+        scaled = approximate(scale * W, scale * alpha).certificate
+        torch.testing.assert_close(scaled.upper / scale, together.upper, rtol=1e-3, atol=0)
+    turned = approximate(W.mT, alpha).certificate
+    for i in range(3):
+        alone = approximate(W[i], float(alpha[i])).certificate
+        for other in (turned, together):
+            assert alone.lower <= other.upper[i] * (1 + 1e-12) and other.lower[i] <= alone.upper * (1 + 1e-12)
+
+
+def test_float32_and_gradients_do_not_leak_in():
+    W = normal(5, 5, seed=7).float().requires_grad_()
+    found = approximate(W, 0.2)
+    assert found.left.dtype == torch.float32 and not found.left.requires_grad
+    assert found.certificate.upper.dtype == torch.float64 and found.certificate.gap <= 1.1e-3
+
+
+@pytest.mark.parametrize("W", [torch.zeros(2, 3), torch.tensor([[3.0]]), torch.zeros(1, 1)])
+def test_small_and_zero_matrices(W):
+    size = float(W.abs().max())
+    found = approximate(W, 1.0)
+    torch.testing.assert_close(float(found.certificate.upper), max(0.0, size - 1.0))
+    assert float(priced(W, 0.5).certificate.upper) == pytest.approx(0.5 * size)
+    assert least_error(W, 1.0).upper == pytest.approx(size**2 / 2, rel=3e-3)
+
+
+def test_guarantee_priced_and_certify_zeta_bound_every_alpha():
+    W, price = workloads.prefix(12).dense(), 1.7
+    found = priced(W, price)
+    curve = approximate(W, torch.linspace(0, 1, 21))
+    values = curve.certificate.upper + price * curve.alpha.double()
+    assert found.certificate.lower <= values.min() and found.certificate.upper <= values.min() * (1 + 2e-3)
+    for U in (10 * found.witness, normal(12, 12), curve.witness[1]):
+        wild = certify_zeta(
+            W, price, found.left, found.right, U, torch.ones(12), torch.ones(12)
+        )  # weights that prove little
+        assert wild.lower <= found.certificate.upper
+
+
+def test_guarantee_zeta_is_the_norm_itself_where_errors_are_dear():
+    W = workloads.prefix(10)
+    dear = zeta(W, 10**6, 1.0)
+    assert dear.certificate.lower <= gamma2(W.dense()) * (1 + 1e-3) and dear.certificate.residual < 1e-12
+    cheap = zeta(W, 4, 0.1)  # price 0.2: answering 0 is best
+    torch.testing.assert_close(float(cheap.certificate.upper), 0.2, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("variance", [1e-5, 0.01, 0.2, 5.0])
+def test_guarantee_least_error_is_least_over_alpha(variance):
+    W = workloads.prefix(12).dense()
+    found = least_error(W, variance)
+    curve = approximate(W, torch.linspace(0, 1, 41), tol=1e-4)
+    values = variance * curve.norm**2 + curve.certificate.residual**2
+    assert found.lower <= values.min() and found.upper <= values.min() * (1 + 3e-3)
+    assert found.upper <= found.lower * (1 + 3e-3)
+    attained = variance * found.factorization.norm**2 + found.factorization.certificate.residual**2
+    assert float(attained) == pytest.approx(found.upper, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda W: approximate(W, -0.1), "alpha must be a finite number >= 0"),
+        (lambda W: approximate(W, torch.tensor([-0.1, 1.0])), "alpha must hold no negative"),
+        (lambda W: approximate(W, math.nan), "alpha must be a finite number"),
+        (lambda W: approximate(W.expand(2, 4, 4), torch.ones(3)), "alpha of shape .* must broadcast"),
+        (lambda W: approximate(W * math.inf, 0.1), "W holds NaN or infinite"),
+        (lambda W: priced(W, 0.0), "price must be > 0"),
+        (lambda W: zeta(W, 0, 1.0), "n must be an integer >= 1"),
+        (lambda W: least_error(W, 0.0), "variance must be a finite number > 0"),
+        (lambda W: least_error(W.expand(2, 4, 4), 1.0), "W must be one matrix"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.eye(4))
+
+
+def test_a_gap_that_is_not_reached_is_reported():
+    with pytest.warns(RuntimeWarning, match="certified gap"):
+        found = approximate(workloads.all_ranges(8), 0.3, tol=1e-6, max_iterations=10)
+    assert found.certificate.lower <= found.certificate.upper and found.certificate.gap > 1e-6

@@ -1,0 +1,261 @@
+"""The evaluator under attack: bad factors, bad weights, bad shapes; no gap below the true one, no raw traceback."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import (
+    certify,
+    factorize,
+    free_constant,
+    gamma,
+    gamma2,
+    gamma_F,
+    gradient,
+    reference,
+    signature_form,
+    witness,
+)
+from torchdp.randomness import keyed_generator
+
+CASES = [(p, shift) for p in (2.0, 3.0, math.inf) for shift in (False, True)]
+
+
+def normal(*shape, name=b"attacks"):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+
+
+def judge(found, W, p=math.inf, **changes):
+    arguments = {
+        name: getattr(found, name) for name in ("left", "right", "row_weights", "column_weights", "shift")
+    }
+    return certify(W, **{**arguments, **changes}, p=p)
+
+
+@pytest.mark.parametrize(("p", "shift"), CASES)
+@pytest.mark.parametrize("size", [1e-12, 1e-8, 1e-4, 1e-2, 1.0])
+def test_guarantee_no_gap_below_the_true_one_for_perturbed_factors(p, shift, size):
+    W = normal(6, 9)
+    best = factorize(W, p, shift, tol=1e-8)
+    truth = best.certificate
+    for i in range(4):
+        noise = [size * normal(*M.shape, name=f"{i} {k}".encode()) for k, M in enumerate((best.left, best.right))]
+        changes = [
+            {"left": best.left + noise[0]},
+            {"right": best.right + noise[1]},
+            {"left": best.left + noise[0], "right": best.right + noise[1]},
+            {"left": best.left * (1 - size / 2)},  # smaller factors that miss W
+        ]
+        if shift:
+            changes.append({"shift": best.shift + noise[0][:, 0]})
+        for change in changes:
+            certificate = judge(best, W, p, **change)
+            assert truth.lower <= certificate.upper * (1 + 1e-13)
+            assert certificate.upper / truth.upper - 1 <= certificate.gap + 1e-13  # the distance is no larger
+            assert certificate.residual >= 1e-3 * size
+
+
+@pytest.mark.parametrize(("p", "shift"), CASES)
+def test_guarantee_no_weights_prove_too_much(p, shift):
+    W = normal(6, 9)
+    best = factorize(W, p, shift, tol=1e-8)
+    other = factorize(normal(6, 9, name=b"another matrix"), p, shift)
+    one_row, one_column = torch.eye(6).double()[0], torch.eye(9).double()[0]
+    graded = 10.0 ** -torch.arange(0, 300, 34).double()  # nine weights over 272 decades
+    for c, P in [
+        (torch.ones(6), torch.ones(9)),
+        (one_row, torch.ones(9)),
+        (torch.ones(6), one_column),
+        (one_row, one_column),
+        (other.row_weights, other.column_weights),
+        (best.row_weights, graded),
+        (graded[:6], best.column_weights),
+        (best.row_weights.float(), best.column_weights.half()),
+        (1e-320 * best.row_weights, 1e300 * best.column_weights),
+    ]:
+        certificate = judge(best, W, p, row_weights=c, column_weights=P)
+        assert 0 <= certificate.lower <= best.certificate.upper
+        assert certificate.gap >= 0
+
+
+def test_subnormal_weights_keep_their_ratios():
+    """Divided by an l_3 norm that is subnormal, 4 grains for 4.14, they would prove 1.7 % too much."""
+    W = torch.eye(5, dtype=torch.float64)
+    grains = torch.tensor([1.0, 2.0, 2.0, 3.0, 3.0]).double()
+    lower = [certify(W, W, W, scale * grains, grains, p=3).lower for scale in (1.0, 5e-324)]
+    torch.testing.assert_close(lower[1], lower[0], rtol=1e-14, atol=0)
+
+
+def test_one_weight_is_not_spread_over_all():
+    """Weights of a wrong length once broadcast unscaled: a lower bound of 3 on the norm of I_3, which is 1."""
+    eye = torch.eye(3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"row_weights must be of shape \(\*batch, 3\)"):
+        certify(eye, eye, eye, torch.ones(1), torch.ones(3))
+    with pytest.raises(ValueError, match=r"column_weights must be of shape \(\*batch, 3\)"):
+        certify(eye, eye, eye, torch.ones(3), torch.ones(1))
+
+
+def test_low_precision_factors_are_charged_for_their_rounding():
+    W = normal(6, 8)
+    best = factorize(W, tol=1e-7)
+    for dtype, least in ((torch.float32, 1e-9), (torch.float16, 1e-5), (torch.bfloat16, 1e-4)):
+        certificate = judge(best, W, left=best.left.to(dtype), right=best.right.to(dtype))
+        assert certificate.residual > least and certificate.upper > best.certificate.upper
+        assert certificate.upper.dtype == torch.float64
+
+
+def test_dropped_singular_values_are_charged_at_every_exponent():
+    W = workloads.prefix(12).dense()
+    for p in (2.0, 3.0, math.inf):
+        best = factorize(W, p, tol=1e-7)
+        for kept in (9, 4):
+            U, S, Vh = torch.linalg.svd(best.right, full_matrices=False)
+            right = (U[:, :kept] * S[:kept]) @ Vh[:kept]
+            naive = torch.linalg.vector_norm(best.left.norm(dim=1), ord=p) * right.norm(dim=0).max()
+            assert naive < best.certificate.lower  # what an evaluator without the residual would report
+            assert judge(best, W, p, right=right).upper >= best.certificate.lower
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e150, 1e300])
+def test_factors_of_any_scale(scale):
+    W = normal(4, 5)
+    best = factorize(W, tol=1e-6)
+    certificate = judge(best, W, left=scale * best.left, right=best.right / scale)
+    torch.testing.assert_close(certificate.upper, best.certificate.upper)
+    large = certify(scale * W, scale * best.left, best.right, best.row_weights, best.column_weights)
+    torch.testing.assert_close(large.upper / scale, best.certificate.upper)
+    torch.testing.assert_close(large.lower / scale, best.certificate.lower)
+
+
+def test_the_largest_numbers():
+    W = torch.tensor([[1.7e308, -1.7e308], [1.7e308, 1.7e308]], dtype=torch.float64)
+    eye, half = torch.eye(2).double(), torch.ones(2)
+    shifted = certify(W / 2, W / 2, eye, half, half, shift=torch.zeros(2))
+    assert 0 < shifted.lower <= shifted.upper < math.inf
+
+
+def test_factors_that_overflow_prove_nothing_above():
+    W, huge = normal(3, 4), torch.full((3, 3), 1e200, dtype=torch.float64)
+    for p in (2.0, 3.0, math.inf):
+        for sign in (huge, torch.tensor([1.0, -1.0, 1.0]).double() * huge):  # inf, and inf - inf
+            certificate = certify(W, sign, 1e200 * torch.ones(3, 4).double(), torch.ones(3), torch.ones(4), p=p)
+            assert certificate.upper == certificate.gap == certificate.residual == math.inf
+            assert 0 < certificate.lower < math.inf
+
+
+def test_strides_do_not_matter():
+    W = normal(6, 9)
+    best = factorize(W, shift=True, tol=1e-6)
+    again = certify(
+        W.T.contiguous().T,
+        torch.stack([best.left, best.left], -1)[..., 1],
+        best.right.flip(0).flip(0),
+        torch.stack([best.row_weights] * 2, -1)[:, 0],
+        best.column_weights.repeat_interleave(2)[::2],
+        shift=best.shift,
+    )
+    torch.testing.assert_close(again.upper, best.certificate.upper, rtol=1e-14, atol=0)
+    torch.testing.assert_close(again.lower, best.certificate.lower, rtol=1e-14, atol=0)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    spread = certify(one.expand(3, 4), one.expand(3, 1), one.expand(1, 4), torch.ones(1).expand(3), torch.ones(4))
+    torch.testing.assert_close(spread.upper, one[0, 0])
+
+
+def test_batches_broadcast_to_w_s():
+    W = normal(2, 3, 4, 5)
+    right, c, P, v = normal(4, 5, name=b"r"), torch.ones(3, 4), torch.ones(2, 1, 5), normal(4, name=b"v")
+    w = normal(3, 4, name=b"w").abs()
+    left = (W - v[:, None]) @ torch.linalg.pinv(right)
+    batch = certify(W, left, right, c, P, p=3, shift=v, error_weights=w)
+    assert batch.upper.shape == batch.lower.shape == batch.residual.shape == batch.gap.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            one = certify(W[i, j], left[i, j], right, c[j], P[i, 0], p=3, shift=v, error_weights=w[j])
+            for name in ("upper", "lower", "residual"):
+                torch.testing.assert_close(getattr(batch, name)[i, j], getattr(one, name))
+    with pytest.raises(ValueError, match="left must be of shape"):
+        certify(W[0, 0], left, right, c[0], P[0, 0])
+
+
+def test_it_leaves_autograd_alone():
+    W, left, weights = (
+        normal(3, 3).requires_grad_(),
+        normal(3, 3).requires_grad_(),
+        torch.ones(3, requires_grad=True),
+    )
+    certificate = certify(W, left, torch.eye(3), weights, weights, shift=weights, error_weights=weights)
+    assert not any(getattr(certificate, name).requires_grad for name in ("upper", "lower", "residual"))
+
+
+SHAPES = {
+    "W": [torch.ones(3), torch.ones(0, 4), torch.ones(2, 0, 3, 4)],
+    "left": [torch.ones(4, 2), torch.ones(3), torch.ones(3, 0), torch.ones(2, 3, 2), torch.ones(3, 5)],
+    "right": [torch.ones(3, 4), torch.ones(2, 3), torch.ones(4), torch.ones(2, 1)],
+    "row_weights": [torch.ones(4), torch.ones(1), torch.tensor(1.0), torch.ones(2, 3), torch.ones(0)],
+    "column_weights": [torch.ones(3), torch.ones(1), torch.tensor(1.0), torch.ones(5, 4)],
+    "shift": [torch.ones(4), torch.ones(1), torch.tensor(1.0)],
+    "error_weights": [torch.ones(4), torch.ones(1)],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_wrong_arguments_are_named(name):
+    good = {
+        "W": torch.ones(3, 4),
+        "left": torch.ones(3, 2),
+        "right": torch.ones(2, 4),
+        "row_weights": torch.ones(3),
+        "column_weights": torch.ones(4),
+        "shift": torch.ones(3),
+        "error_weights": torch.ones(3),
+    }
+    certify(**good)
+    for value in SHAPES[name]:
+        with pytest.raises(ValueError, match="right must be of shape" if value.shape == (3, 5) else name):
+            certify(**{**good, name: value})
+    for entry in (math.nan, math.inf, -math.inf):
+        value = good[name].clone()
+        value.view(-1)[0] = entry
+        with pytest.raises(ValueError, match=f"{name} holds NaN or infinite"):
+            certify(**{**good, name: value})
+    for value in ([1.0], good[name].to(torch.complex64), good[name].to_sparse(), good[name].to("meta")):
+        with pytest.raises(TypeError, match=name):
+            certify(**{**good, name: value})
+
+
+def row_and_column(W):
+    return torch.ones(W.shape[0]) / max(1, W.shape[0]), torch.ones(W.shape[1]) / max(1, W.shape[1])
+
+
+FUNCTIONS = {
+    "factorize": lambda W: factorize(W).certificate.upper,
+    "factorize, shift": lambda W: factorize(W, 2, True).certificate.upper,
+    "signature_form": lambda W: signature_form(W).certificate.upper,
+    "gamma": gamma,
+    "gamma2": gamma2,
+    "gamma_F": gamma_F,
+    "gradient": lambda W: gradient(W, steps=3).certificate.upper,
+    "reference": lambda W: reference(W).certificate.upper,
+    "free_constant": lambda W: torch.tensor(free_constant(W).upper),
+    "witness": lambda W: (W * witness(W, *row_and_column(W))).sum(),
+    "certify": lambda W: certify(W, W, torch.eye(W.shape[-1]), *row_and_column(W)).upper,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_answers_or_refuses_edge_matrices(name):
+    function = FUNCTIONS[name]
+    assert abs(float(function(torch.zeros(3, 3)))) < 1e-9
+    shifted = name in ("factorize, shift", "free_constant")
+    for entry in (2.0, -2.0):
+        assert float(function(torch.tensor([[entry]]))) == pytest.approx(0 if shifted else 2, abs=1e-6)
+    integers, floats = function(torch.eye(3, dtype=torch.int64)), function(torch.eye(3, dtype=torch.float64))
+    assert float(integers) == pytest.approx(float(floats), abs=1e-9)
+    for W in (torch.tensor([[math.nan, 1.0], [1.0, 0.0]]), torch.tensor([[math.inf, 1.0], [1.0, 0.0]])):
+        with pytest.raises(ValueError, match="W holds NaN or infinite"):
+            function(W)
+    for W in (torch.zeros(0, 3), torch.zeros(3, 0)):
+        with pytest.raises(ValueError, match="W must be a non-empty"):
+            function(W)

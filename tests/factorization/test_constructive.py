@@ -1,0 +1,197 @@
+"""Explicit factorizations: exact, above the certified optimum, within the bounds their authors prove."""
+
+import math
+
+import pytest
+import torch
+from scipy.linalg import hadamard
+
+from torchdp import workloads
+from torchdp.factorization import (
+    best_decoder,
+    binary_tree,
+    factorize,
+    gamma_sign_triangular,
+    group_algebra,
+    hadamard_strategy,
+    identity_strategy,
+    lipschitz_tree,
+    normalised_square_root,
+    square_root,
+    workload_strategy,
+)
+
+EXPONENTS = [2.0, 3.0, math.inf]
+PREFIX = [binary_tree, square_root, normalised_square_root, group_algebra]
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def honaker(k, p=math.inf):
+    return best_decoder(workloads.prefix(k).dense(), binary_tree(k).right, p)
+
+
+def exact_and_above(found, W, p=math.inf):
+    """left right = W, and the optimum lies between the certified bounds."""
+    torch.testing.assert_close(found.left @ found.right, W, rtol=0, atol=1e-12 * float(W.abs().max()))
+    optimum = factorize(W, p, tol=1e-4).certificate
+    assert found.certificate.lower <= optimum.upper * (1 + 1e-9)
+    assert optimum.lower <= found.certificate.upper * (1 + 1e-9)
+    return float(found.certificate.upper), optimum
+
+
+@pytest.mark.parametrize("build", [*PREFIX, honaker], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 8, 9, 20])
+def test_prefix_sums_are_exact_and_above_the_optimum(build, k):
+    for p in EXPONENTS:
+        exact_and_above(build(k, p), workloads.prefix(k).dense(), p)
+
+
+def root_bound(k):
+    return 1 + (math.log(k) + 0.5773) / math.pi
+
+
+@pytest.mark.parametrize("k", [2, 5, 16, 31, 64, 100, 256])
+def test_prefix_sums_are_within_the_published_bounds(k):
+    h = (k - 1).bit_length()
+    tree, root, normalised, group = (float(build(k).certificate.upper) for build in PREFIX)
+    assert tree <= math.sqrt((h + 1) * max(h, 1)) * (1 + 1e-12)
+    if k == 2**h:
+        assert tree == pytest.approx(math.sqrt((h + 1) * h))  # attained, so a smaller bound is false
+    assert float(honaker(k).certificate.upper) <= tree * (1 + 1e-12)
+    exact = sum((math.comb(2 * j, j) / 4**j) ** 2 for j in range(k))
+    assert root == pytest.approx(exact, rel=1e-12) and exact <= root_bound(k) and exact > root_bound(k) - 0.2
+    assert group == pytest.approx((gamma_sign_triangular(k) + 1) / 2, rel=1e-12)
+    if k >= 5:
+        assert normalised < group < root
+
+
+@pytest.mark.parametrize("k, worst, mean", [(64, 2.21177, 2.12770), (256, 2.64496, 2.55726)])
+def test_normalised_square_root_has_the_published_values(k, worst, mean):
+    assert float(normalised_square_root(k).certificate.upper) == pytest.approx(worst, abs=1e-5)
+    assert float(normalised_square_root(k, 2).certificate.upper) / math.sqrt(k) == pytest.approx(mean, abs=1e-5)
+
+
+def test_asymptotic_constants():
+    constants = [float(normalised_square_root(k).certificate.upper) - math.log(k) / math.pi for k in (16, 64, 256)]
+    assert constants == sorted(constants, reverse=True) and 0.846 < constants[-1] < 0.88  # 0.846 + o(1)
+    k = 512
+    assert float(square_root(k).certificate.upper) - math.log(k) / math.pi == pytest.approx(1.0663, abs=1e-3)
+    assert float(group_algebra(k).certificate.upper) - math.log(k) / math.pi == pytest.approx(0.9813, abs=1e-3)
+
+
+def test_best_decoder_has_the_shortest_rows():
+    tree = binary_tree(16)
+    best = best_decoder(workloads.prefix(16).dense(), tree.right)
+    norms = best.left.norm(dim=1) * best.sensitivity, tree.left.norm(dim=1) * tree.sensitivity
+    assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all()) and bool((norms[0] < 0.99 * norms[1]).any())
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+def test_trivial_strategies(p):
+    W = normal(2, 4, 6)
+    rows, columns = W.norm(dim=-1), W.norm(dim=-2)
+    for found, value in (
+        (identity_strategy(W, p), torch.linalg.vector_norm(rows, ord=p, dim=-1)),
+        (hadamard_strategy(W, p), torch.linalg.vector_norm(rows, ord=p, dim=-1)),
+        (workload_strategy(W, p), columns.amax(-1) * 4 ** (1 / p)),
+    ):
+        torch.testing.assert_close(found.certificate.upper, value, rtol=1e-12, atol=0)
+        for b in range(2):
+            torch.testing.assert_close(found.left[b] @ found.right[b], W[b], rtol=0, atol=1e-13)
+            assert factorize(W[b], p, tol=1e-4).certificate.lower <= found.certificate.upper[b]
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_hadamard_strategy_is_flat_and_optimal_for_hadamard_matrices(n):
+    found = hadamard_strategy(normal(3, n))
+    size = found.right.abs()
+    torch.testing.assert_close(size, size.max().expand_as(size))
+    H = torch.tensor(hadamard(8)).double()
+    assert float(hadamard_strategy(H).certificate.upper) == pytest.approx(math.sqrt(8))
+    assert hadamard_strategy(H).certificate.gap <= 1e-12
+    assert workload_strategy(H[:3]).certificate.gap <= 1e-12 < 0.5 < hadamard_strategy(H[:3]).certificate.gap
+
+
+def lipschitz(n, seed=0):
+    """Rows that move by 1 from column to column, up or down at random, through 0 at column n // 2; G = 1, B = 0."""
+    steps = normal(40, n - 1, seed=seed).sign()
+    walk = torch.cat([torch.zeros(40, 1, dtype=torch.float64), steps.cumsum(1)], 1)
+    return walk - walk[:, n // 2 : n // 2 + 1]
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 7, 8, 33, 64])
+def test_lipschitz_tree_is_exact_and_within_its_bound(n):
+    monotone = workloads.absolute_difference(n).dense()
+    for W in (monotone, monotone - n / 4, lipschitz(n)) if n > 1 else (monotone + 1,):
+        value, _ = exact_and_above(lipschitz_tree(W), W)
+        B = float(W[:, n // 2].abs().max())
+        assert value <= math.sqrt(36 / 11 * (B**2 + 9 / 14 * 4 ** n.bit_length()))
+        for p in (2.0, 3.0):
+            exact_and_above(lipschitz_tree(W, p, decay=0.7), W, p)
+
+
+def test_lipschitz_tree_needs_its_decay_and_lipschitz_rows():
+    """Per column the norm stays bounded at 5/6; without decay, and on rows that jump, it grows."""
+    sides = [31, 127, 511]
+    ratio = [float(lipschitz_tree(workloads.absolute_difference(n).dense()).certificate.upper) / n for n in sides]
+    bound = math.sqrt(36 / 11 * (1 / 4 + 9 / 14))  # B = n / 2 and 4^q = n^2, but for rounding up
+    assert 0.95 * bound < max(ratio) < bound and ratio[2] - ratio[1] < 0.6 * (ratio[1] - ratio[0])
+    for wrong in (0.999, 0.6):
+        grows = [
+            float(lipschitz_tree(workloads.absolute_difference(n).dense(), decay=wrong).certificate.upper) / n
+            for n in sides
+        ]
+        assert grows[2] - grows[1] > 0.8 * (grows[1] - grows[0]) and grows[2] > ratio[2]
+    n, jumps = 63, normal(40, 63).sign()
+    assert float(lipschitz_tree(jumps).certificate.upper) > math.sqrt(
+        36 / 11 * (1 + 9 / 14 * (2 / n) ** 2 * 64**2)
+    )
+
+
+def test_lipschitz_tree_takes_batches():
+    W = torch.stack([lipschitz(9), lipschitz(9, seed=1)])
+    both = lipschitz_tree(W)
+    torch.testing.assert_close(both.left @ both.right, W, rtol=0, atol=1e-12)
+    one = lipschitz_tree(W[1]).certificate
+    torch.testing.assert_close(both.certificate.upper[1], one.upper)
+    torch.testing.assert_close(both.certificate.lower[1], one.lower)
+
+
+def test_factors_follow_the_dtype():
+    for build in PREFIX:
+        assert build(5, dtype=torch.float32).right.dtype == torch.float32
+    for build in (identity_strategy, workload_strategy, hadamard_strategy, lipschitz_tree):
+        found = build(normal(3, 4).float().requires_grad_())
+        assert found.left.dtype == torch.float32 and not found.left.requires_grad
+    whole = identity_strategy(torch.eye(2, dtype=torch.int64))
+    assert whole.left.dtype == torch.float64
+
+
+def test_what_the_decoder_cannot_reach_is_charged():
+    W = workloads.prefix(4).dense()
+    found = best_decoder(W, W[:2])
+    assert found.certificate.residual > 0.1 and found.certificate.upper >= factorize(W).certificate.lower
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: binary_tree(0), "k must be"),
+        (lambda: square_root(2.5), "k must be"),
+        (lambda: normalised_square_root(-1), "k must be"),
+        (lambda: group_algebra(0), "k must be"),
+        (lambda: square_root(4, p=1), "p must lie"),
+        (lambda: lipschitz_tree(torch.eye(3), decay=1), "decay must lie"),
+        (lambda: lipschitz_tree(torch.ones(3)), "W must be"),
+        (lambda: identity_strategy(torch.ones(3)), "W must be"),
+        (lambda: workload_strategy(torch.tensor([[math.nan]])), "W holds NaN"),
+        (lambda: hadamard_strategy(torch.empty(0, 2)), "W must be"),
+        (lambda: best_decoder(torch.eye(3), torch.eye(4)), "right must have W's 3 columns"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,141 @@
+"""Queries that count differently: the norm of diag(w) W, with the factors of W."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import certify, factorize, gamma
+from torchdp.randomness import keyed_generator
+
+CASES = [(p, shift) for p in (2.0, 3.0, math.inf) for shift in (False, True)]
+
+
+def normal(*shape, name=b"error weights"):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+
+
+@pytest.mark.parametrize(("p", "shift"), CASES)
+def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
+    W, w = normal(6, 8), normal(6, name=b"w").abs() + 0.1
+    found = factorize(W, p, shift, tol=1e-6, error_weights=w)
+    product = found.left @ found.right if found.shift is None else found.left @ found.right + found.shift[:, None]
+    torch.testing.assert_close(product, W, rtol=0, atol=1e-9)
+    rows = torch.linalg.vector_norm(w * found.left.norm(dim=1), ord=p)
+    torch.testing.assert_close(rows * found.sensitivity, found.certificate.upper)
+    torch.testing.assert_close(rows, found.sensitivity)  # balanced in the weighted norm
+    torch.testing.assert_close(found.certificate.lower, gamma(w[:, None] * W, p, shift), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize(("p", "shift"), CASES)
+def test_guarantee_weighted_certificate_is_certify_s(p, shift):
+    W, w = normal(6, 8), normal(6, name=b"w").abs() + 0.1
+    found = factorize(W, p, shift, error_weights=w)
+    factors = W, found.left, found.right, found.row_weights, found.column_weights
+    again = certify(*factors, p=p, shift=found.shift, error_weights=w)
+    by_hand = certify(
+        w[:, None] * W,
+        w[:, None] * found.left,
+        *factors[2:],
+        p=p,
+        shift=None if found.shift is None else w * found.shift,
+    )
+    for name in ("upper", "lower", "residual"):
+        assert torch.equal(getattr(again, name), getattr(found.certificate, name))
+        assert torch.equal(getattr(again, name), getattr(by_hand, name))
+    truth = factorize(w[:, None] * W, p, shift, tol=1e-6).certificate
+    assert again.lower <= truth.upper and truth.lower <= again.upper
+    unweighted = certify(*factors, p=p, shift=found.shift)  # negative control: another number
+    assert abs(unweighted.upper / again.upper - 1) > 1e-2
+
+
+def test_equal_weights_change_only_the_unit():
+    W = workloads.prefix(8)
+    found, plain = factorize(W, tol=1e-6, error_weights=torch.full((8,), 2.5)), factorize(W, tol=1e-6)
+    torch.testing.assert_close(found.certificate.upper, 2.5 * plain.certificate.upper)
+    torch.testing.assert_close(found.left @ found.right, W.dense())
+
+
+def test_a_query_that_counts_little_may_err_more():
+    """Weighted and plain optimum of prefix sums: each is the better one in its own norm."""
+    W, w = workloads.prefix(16).dense(), torch.ones(16, dtype=torch.float64)
+    w[:8] = 0.1
+    weighted, plain = factorize(W, tol=1e-5, error_weights=w), factorize(W, tol=1e-5)
+    errors = [found.left.norm(dim=1) * found.sensitivity for found in (weighted, plain)]
+    assert (w * errors[0]).max() < 0.97 * (w * errors[1]).max()
+    assert errors[0].max() > 1.1 * errors[1].max()
+
+
+def test_a_weight_that_vanishes_leaves_the_other_queries():
+    W = normal(5, 7)
+    w = torch.ones(5, dtype=torch.float64)
+    w[0] = 1e-9
+    value, without = factorize(W, tol=1e-6, error_weights=w).certificate, factorize(W[1:], tol=1e-6).certificate
+    torch.testing.assert_close(value.upper, without.upper, rtol=1e-5, atol=0)
+
+
+def test_diagonal_case_in_closed_form():
+    """gamma_(p)(diag(w)) = ||w||_p: W = I and any weights."""
+    w = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+    for p in (2.0, 3.0, math.inf):
+        found = factorize(torch.eye(3, dtype=torch.float64), p, tol=1e-6, error_weights=w).certificate
+        torch.testing.assert_close(found.upper, torch.linalg.vector_norm(w, ord=p), rtol=2e-6, atol=0)
+
+
+def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weights_are_a_product():
+    W = workloads.Workload("pair", workloads.prefix(3).factors + workloads.unequal(2).factors)
+    a, b = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.5, 1.0]).double()
+    whole = factorize(W, tol=1e-6, error_weights=torch.kron(a, b))
+    factors = tuple(w[:, None] * f for w, f in zip((a, b), W.factors, strict=True))
+    parts = factorize(workloads.Workload("weighed", factors), tol=1e-6)
+    torch.testing.assert_close(whole.certificate.upper, parts.certificate.upper, rtol=2e-6, atol=0)
+    torch.testing.assert_close(whole.left @ whole.right, W.dense())
+
+
+def test_batches_and_dtypes():
+    W, w = normal(2, 3, 4, 5), normal(3, 4, name=b"w").abs() + 0.1
+    found = factorize(W.float(), tol=1e-4, error_weights=w)
+    assert found.left.dtype == found.right.dtype == torch.float32
+    assert found.certificate.upper.shape == (2, 3) and 1e-9 < found.certificate.residual.max() < 1e-5
+    for i in range(2):
+        for j in range(3):
+            one = factorize(w[j, :, None] * W[i, j], tol=1e-6).certificate
+            assert one.lower <= found.certificate.upper[i, j] and found.certificate.lower[i, j] <= one.upper * (
+                1 + 1e-6
+            )
+
+
+def test_warns_at_an_early_stop():
+    with pytest.warns(RuntimeWarning, match="certified gap") as record:
+        factorize(workloads.prefix(16), max_iterations=1, error_weights=torch.ones(16))
+    assert record[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        factorize(workloads.prefix(16), error_weights=torch.ones(16))
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        (torch.tensor([1.0, 0.0, 1.0]), ValueError, "error_weights must be positive: .* drop its row"),
+        (torch.tensor([1.0, -1.0, 1.0]), ValueError, "error_weights must be positive"),
+        (torch.ones(4), ValueError, "error_weights must be of shape"),
+        (torch.ones(2, 3), ValueError, "error_weights must be of shape"),
+        (torch.tensor(1.0), ValueError, "error_weights must be of shape"),
+        (torch.tensor([1.0, math.nan, 1.0]), ValueError, "error_weights holds NaN"),
+        (
+            torch.tensor([1e308, 1.0, 1.0], dtype=torch.float64),
+            ValueError,
+            "error_weights times W holds NaN or inf",
+        ),
+        ([1.0, 1.0, 1.0], TypeError, "error_weights must be a torch.Tensor"),
+    ],
+)
+def test_weights_it_refuses(weights, error, message):
+    W = torch.full((3, 3), 10.0, dtype=torch.float64)
+    with pytest.raises(error, match=message):
+        factorize(W, error_weights=weights)
+    with pytest.raises(error, match=message):
+        certify(W, W, torch.eye(3), torch.ones(3), torch.ones(3), error_weights=weights)

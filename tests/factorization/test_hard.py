@@ -1,0 +1,294 @@
+"""Sample lower bounds: exact against every channel of a small alphabet, and against mechanisms that exist."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.optimize import linprog
+from scipy.stats import binom
+
+from torchdp import workloads
+from torchdp.factorization import (
+    HardInstance,
+    approximate,
+    factorize,
+    hard_instance,
+    sample_upper_bound,
+    witness,
+)
+from torchdp.factorization.hard import _mean_inverse
+from torchdp.randomizers import PrivUnitG
+from torchdp.randomness import keyed_generator
+
+EPSILONS = (0.1, math.log(2), 1.0, 2.0, 5.0)
+COIN = torch.tensor([[1.0, -1.0]])  # one query, the mean of a bit: randomized response is optimal
+
+
+def normal(*shape, name=b"hard"):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+
+
+SMALL = {
+    "coin": COIN.double(),
+    "prefix": workloads.prefix(6).dense(),
+    "histogram": torch.eye(7, dtype=torch.float64),
+    "ranges": workloads.all_ranges(5).dense(),
+    "parities": workloads.parities(3, 2).dense(),
+    "normal": normal(5, 8),
+    "duplicates": normal(4, 3)[:, [0, 1, 1, 2, 0]][[0, 0, 1, 2, 3]],
+    "with a zero row": torch.cat([normal(3, 6), torch.zeros(1, 6).double()]),
+}
+
+
+def most_information(instance: HardInstance, epsilon: float) -> float:
+    """The largest sum_v c_v sum_y (M_v A(y))^2 / P A(y) over all epsilon-LDP channels A: an exact linear program.
+
+    The ratio is convex and homogeneous in A(y|.), so the best messages are extreme rays of the cone of vectors whose
+    entries differ by factors of at most e^epsilon: two-valued vectors, one for each subset of the types.
+    """
+    P, c, M = (t.numpy() for t in (instance.type_weights, instance.query_weights, instance.directions))
+    subsets = np.array(list(itertools.product((0.0, 1.0), repeat=len(P))))
+    A = 1 + (math.exp(epsilon) - 1) * subsets
+    gain = (c * (A @ M.T) ** 2).sum(1) / (A @ P)
+    return -linprog(-gain, A_eq=A.T, b_eq=np.ones(len(P)), method="highs").fun
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_guarantee_information_bounds_every_channel(name):
+    instance = hard_instance(SMALL[name])
+    for epsilon in EPSILONS:
+        assert most_information(instance, epsilon) <= instance.information(epsilon) * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_guarantee_information_bounds_every_channel_for_any_witness(seed):
+    W = normal(4, 7)
+    instance = hard_instance(W, normal(4, 7, name=bytes([seed])) + 0.3 * W)
+    for epsilon in EPSILONS:
+        assert most_information(instance, epsilon) <= instance.information(epsilon) * (1 + 1e-7)
+
+
+def test_information_is_attained():
+    """Randomized response attains tanh^2, and on 1 + e^epsilon types sinh^2: no smaller constant holds."""
+    for epsilon in EPSILONS:
+        coin = hard_instance(COIN)
+        assert math.isclose(coin.information(epsilon), math.tanh(epsilon / 2) ** 2, rel_tol=1e-9)
+        assert most_information(coin, epsilon) > 0.9999 * coin.information(epsilon)
+    for k in (3, 4, 6):
+        epsilon, histogram = math.log(k - 1), hard_instance(torch.eye(k))
+        response = (torch.eye(k).double() * (math.exp(epsilon) - 1) + 1) / (math.exp(epsilon) + k - 1)
+        signal = (histogram.directions @ response.T).square() / (response @ histogram.type_weights)
+        attained = float((histogram.query_weights[:, None] * signal).sum())
+        assert math.isclose(attained, histogram.information(epsilon), rel_tol=1e-3)
+        norm = float(factorize(torch.eye(k), shift=True, tol=1e-6).certificate.upper)
+        sinh = math.sinh(epsilon / 2) ** 2 / norm**2
+        assert math.isclose(histogram.information(epsilon), sinh, rel_tol=1e-3)
+
+
+def test_information_of_a_large_epsilon_is_that_of_the_types():
+    instance = hard_instance(SMALL["normal"])
+    everything = float((instance.query_weights @ (instance.directions.square() / instance.type_weights)).sum())
+    assert math.isclose(instance.information(60.0), everything, rel_tol=1e-12)
+    assert instance.information(1e4) <= everything * (1 + 1e-12)
+    values = [instance.information(e) for e in (0.01, 0.1, 1, 2, 4, 8, 16)]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("reach", [1e-3, 0.1, 0.7, 20.0])
+def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(name, reach):
+    W, instance = SMALL[name], hard_instance(SMALL[name])
+    laws, half = instance.distributions(reach)
+    used = instance.query_weights > 0
+    ends = [laws + sign * half[:, None] * instance.directions for sign in (-1, 1)]
+    for law in (laws, *ends):
+        assert (law >= -1e-12).all()
+        torch.testing.assert_close(law.sum(-1), torch.ones_like(half))
+    moved = ((ends[1] - ends[0]) * W).sum(-1)
+    torch.testing.assert_close(moved[used], 2 * half[used], rtol=1e-9, atol=0)
+    assert used.any() and ((ends[1] - ends[0])[~used] == 0).all()
+    assert abs(float(instance.query_weights.sum()) - 1) < 1e-14
+    assert float(instance.directions.sum(-1).abs().max()) < 1e-12
+    torch.testing.assert_close((W * instance.directions).sum(-1), used.double())
+
+
+def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
+    """Least mean squared and mean absolute error of the coin's mean from n randomized responses, under the prior."""
+    t = (np.arange(1500) + 0.5) / 1500 * 2 - 1
+    prior = np.cos(math.pi * t / 2) ** 2
+    t, prior = half * t, prior / prior.sum()
+    joint = prior * binom.pmf(np.arange(n + 1)[:, None], n, (1 + math.tanh(epsilon / 2) * t) / 2)
+    posterior = joint / joint.sum(1, keepdims=True)
+    mean = posterior @ t
+    median = t[(posterior.cumsum(1) >= 0.5).argmax(1)]
+    return (joint * (t - mean[:, None]) ** 2).sum(), (joint * abs(t - median[:, None])).sum()
+
+
+@pytest.mark.parametrize("n", [1, 5, 40, 400])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, epsilon):
+    """Exact enumeration of the Bayes risks under the proof's prior: no estimate of n responses beats the bound."""
+    coin, slope, worst = hard_instance(COIN), math.tanh(epsilon / 2), np.zeros(2)
+    for half in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        square, absolute = bayes_risk(n, epsilon, half)
+        allowed = n * slope**2 * float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
+        prior = (math.pi / half) ** 2
+        assert 1 / square <= (allowed + prior) * (1 + 1e-6)
+        assert math.pi / (2 * math.e) / absolute**2 <= (allowed + prior) * (1 + 1e-6)
+        assert n > 40 or 1 / square > allowed + 0.3 * prior  # negative control: wrong without the prior's share
+        worst = np.maximum(worst, (math.sqrt(square), absolute))
+    assert coin.samples(worst[0], epsilon) <= n
+    assert coin.samples_absolute(worst[1], epsilon) <= n
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("alpha", [0.05, 0.003])
+def test_guarantee_samples_are_below_randomized_response(alpha, epsilon):
+    """coth^2(epsilon/2) / alpha^2 responses suffice for a bit's mean: a constant 3 % larger contradicts them."""
+    enough = 1 / (math.tanh(epsilon / 2) * alpha) ** 2
+    needed = hard_instance(COIN).samples(alpha, epsilon)
+    assert needed <= enough
+    assert needed > (0.98 if alpha < 0.01 else 0.85) * enough
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_guarantee_samples_absolute_are_below_randomized_response(epsilon):
+    """Its mean absolute error, exactly, at the worst mean: the bound for root mean squared error would be wrong."""
+    n, coin, slope = 3000, hard_instance(COIN), math.tanh(epsilon / 2)
+    ones = np.arange(n + 1)
+    worst = max(
+        (binom.pmf(ones, n, (1 + slope * mean) / 2) * abs((2 * ones / n - 1) / slope - mean)).sum()
+        for mean in np.linspace(0, 1, 21)
+    )
+    assert 0.8 * n < coin.samples_absolute(worst, epsilon) <= n
+    assert coin.samples(worst, epsilon) > 1.3 * n  # negative control
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("name", [*SMALL, "larger prefix"])
+def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
+    W = workloads.prefix(40).dense() if name == "larger prefix" else SMALL[name]
+    found = factorize(W, shift=True, tol=1e-4)
+    variance = PrivUnitG(found.right.shape[0], epsilon).moments.variance
+    spread = float((W.amax(1) - W.amin(1)).max())
+    instance = hard_instance(W)
+    others = hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])  # a bad witness, a part of the queries
+    for alpha in (spread, 0.1, 0.02, 0.001):
+        enough = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=spread)
+        assert all(each.samples(alpha, epsilon) <= enough for each in (instance, *others))
+    if epsilon <= 1 and name != "with a zero row":
+        assert enough < 2.6 * instance.samples(0.001, epsilon)
+
+
+def test_the_bound_tends_to_the_norm():
+    """samples alpha^2 -> gamma_2^2 / sinh^2(epsilon/2), gamma_2 with the free shift, as alpha -> 0."""
+    for W in (workloads.prefix(32).dense(), workloads.parities(6, 2).dense(), normal(20, 30)):
+        norm = float(factorize(W, shift=True, tol=1e-5).certificate.lower)
+        for epsilon in (0.2, 1.0):
+            limit = hard_instance(W).samples(1e-5, epsilon) * 1e-10
+            assert 0.98 < limit * (math.sinh(epsilon / 2) / norm) ** 2 <= 1 + 1e-6
+
+
+def test_a_workload_with_its_negative_has_the_norm_without_shift():
+    W = workloads.prefix(16).dense()
+    both = torch.cat([W, -W], 1)
+    unshifted = factorize(W, tol=1e-6)
+    U = witness(W, unshifted.row_weights, unshifted.column_weights)
+    symmetric = hard_instance(both, torch.cat([U, -U], 1) / 2)
+    expected = float(unshifted.certificate.lower)
+    assert math.isclose(symmetric.information(1.0), math.sinh(0.5) ** 2 / expected**2, rel_tol=1e-3)
+    assert math.isclose(symmetric.information(1.0), hard_instance(both).information(1.0), rel_tol=1e-2)
+    assert torch.equal(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
+    assert symmetric.samples(0.01, 1.0) > hard_instance(W).samples(0.01, 1.0)
+    coarse = approximate(W, 0.1).witness  # a witness of gamma_2(W; 0.1) proves less for small errors
+    assert (
+        0 < hard_instance(both, torch.cat([coarse, -coarse], 1)).samples(0.01, 1.0) <= symmetric.samples(0.01, 1.0)
+    )
+
+
+def test_what_does_not_change_the_bound():
+    W = workloads.prefix(12).dense()
+    found = factorize(W, shift=True)
+    U, P = witness(W, found.row_weights, found.column_weights, shift=True), found.column_weights
+    value = hard_instance(W).samples(0.02, 1.0)
+    for other in (
+        hard_instance(W, 7 * U, 3 * P),
+        hard_instance(W, U + 2 * P, P),  # centred again
+        hard_instance(W + torch.arange(12.0)[:, None], U, P),
+        hard_instance(workloads.prefix(12)),
+        hard_instance(W.flip(0).flip(1), U.flip(0).flip(1), P.flip(0)),
+    ):
+        assert math.isclose(other.samples(0.02, 1.0), value, rel_tol=1e-9)
+    assert math.isclose(hard_instance(3 * W, U, P).samples(0.06, 1.0), value, rel_tol=1e-9)
+    assert math.isclose(hard_instance(W, U).samples(0.02, 1.0), value, rel_tol=1e-2)  # P from gamma2_dual
+    assert math.isclose(hard_instance(W.float().requires_grad_()).samples(0.02, 1.0), value, rel_tol=1e-4)
+
+
+def test_nothing_to_learn_needs_no_users():
+    for W in (torch.zeros(3, 4), torch.ones(1, 1), torch.arange(3.0)[:, None].expand(3, 5)):
+        assert hard_instance(W).samples(0.01, 1.0) == 0
+    instance = hard_instance(SMALL["prefix"])
+    assert instance.samples(0.2, 1.0) == 0 < instance.samples(0.15, 1.0)  # beyond 1/(2 pi) this bound is silent
+    backwards = hard_instance(SMALL["prefix"], -hard_instance(SMALL["prefix"]).directions)
+    assert backwards.samples(0.01, 1.0) == 0
+    U = instance.query_weights[:, None] * instance.directions
+    without = hard_instance(SMALL["prefix"], U, instance.type_weights * (torch.arange(6) != 2))
+    assert (
+        without.type_weights[2] == 0 and (without.directions[:, 2] == 0).all() and without.samples(0.01, 1.0) > 0
+    )
+
+
+def test_sample_upper_bound():
+    assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1), 1200)
+    assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1, spread=1.0), 1225)
+    assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1, spread=1.0, bias=0.05), 1225 / 0.75)
+    for wrong in ({"bias": 0.1}, {"spread": -1.0}, {"bias": math.nan}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            sample_upper_bound(2.0, 3.0, 0.1, **wrong)
+
+
+def test_guarantee_that_many_users_are_enough():
+    """The mechanism's exact worst error over all laws on the types, from its exact covariance: attained to 1 %."""
+    W, epsilon, alpha = workloads.prefix(8).dense(), 1.0, 0.05
+    found = factorize(W, shift=True, tol=1e-6)
+    variance = PrivUnitG(8, epsilon).moments.variance
+    n = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=1.0)
+    noise = found.left.square().sum(-1) * variance * found.sensitivity**2
+    sampling = (W.amax(1) - W.amin(1)).square() / 4  # two types, half of the users each
+    worst = float(((noise + sampling).amax() / n).sqrt())
+    assert 0.99 * alpha < worst <= alpha
+
+
+@pytest.mark.parametrize("b", [0.0, 0.3, 0.9, 0.999, 1.0])
+def test_the_quadrature_of_the_prior_errs_upwards(b):
+    exact = quad(lambda s: math.cos(math.pi * s / 2) ** 2 / (1 - (b * s) ** 2), -1, 1, epsabs=1e-13)[0]
+    assert exact <= float(_mean_inverse(torch.tensor(b, dtype=torch.float64))) <= exact * (1 + 2e-8)
+
+
+def test_bad_input():
+    W = SMALL["prefix"]
+    with pytest.raises(ValueError, match="one matrix"):
+        hard_instance(W[None])
+    with pytest.raises(ValueError, match="U must have W's shape"):
+        hard_instance(W, W[:3])
+    for weights in (torch.zeros(6), torch.ones(5), -torch.ones(6)):
+        with pytest.raises(ValueError, match="column_weights"):
+            hard_instance(W, W, weights)
+    instance = hard_instance(W)
+    with pytest.raises(ValueError, match="alpha"):
+        instance.samples(0.0, 1.0)
+    with pytest.raises(ValueError, match="epsilon"):
+        instance.samples_absolute(0.1, -1.0)
+    with pytest.raises(ValueError, match="reach"):
+        instance.distributions(0.0)
+
+
+@pytest.mark.gpu
+def test_hard_instance_on_a_gpu():
+    W = workloads.prefix(16).dense()
+    instance = hard_instance(W.cuda())
+    assert instance.directions.device.type == "cuda"
+    assert math.isclose(instance.samples(0.02, 1.0), hard_instance(W).samples(0.02, 1.0), rel_tol=1e-4)

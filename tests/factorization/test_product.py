@@ -1,0 +1,269 @@
+"""Kronecker products and block-diagonal matrices: factored, certified and used part by part."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import (
+    ProductFactorization,
+    certify,
+    combine,
+    factorize,
+    factorize_blocks,
+    factorize_product,
+    gamma_sign,
+    signature_form,
+)
+from torchdp.factorization.certificate import Certificate
+from torchdp.factorization.signature import root, signature
+from torchdp.workloads import Workload
+
+EXPONENTS = [2.0, 3.0, math.inf]
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def three(p=math.inf, tol=1e-5):
+    """A product whose factors differ in everything: sizes, rank, shape."""
+    low_rank = normal(3, 1, seed=1) @ normal(1, 4, seed=2)
+    W = Workload("three", (normal(4, 3), low_rank, workloads.prefix(3).dense()))
+    return W, factorize_product(W, p, tol)
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+def test_guarantee_factorize_product_brackets_the_norm_of_the_dense_product(p):
+    W, product = three(p)
+    whole = factorize(W.dense(), p, tol=1e-5).certificate
+    certificate = product.certificate
+    assert certificate.gap <= 1e-5
+    assert certificate.lower <= whole.upper and whole.lower <= certificate.upper
+    dense = product.dense()
+    torch.testing.assert_close(dense.left @ dense.right, W.dense(), rtol=0, atol=1e-12)
+    weights = dense.row_weights, dense.column_weights
+    again = certify(W.dense(), dense.left, dense.right, *weights, p=p)
+    torch.testing.assert_close(again.upper, dense.certificate.upper, rtol=1e-11, atol=0)
+    torch.testing.assert_close(again.lower, dense.certificate.lower, rtol=1e-11, atol=0)
+    assert again.residual <= dense.certificate.residual
+
+
+def test_columns_encode_and_decode_are_the_dense_products():
+    W, product = three()
+    dense = product.dense()
+    m, r, n = product.shape
+    assert (m, r) == tuple(dense.left.shape) and n == dense.right.shape[1] == W.shape[1]
+    h, y = normal(2, 5, n, seed=3), normal(2, 5, r, seed=4)
+    torch.testing.assert_close(product.encode(h), h @ dense.right.mT)
+    torch.testing.assert_close(product.decode(y), y @ dense.left.mT)
+    torch.testing.assert_close(product.decode(product.encode(h)), h @ W.dense().mT)
+    types = torch.tensor([0, n - 1, 5, 5, 17])
+    torch.testing.assert_close(product.columns(types), dense.right[:, types].mT)
+    assert product.columns(types[:0]).shape == (0, r)
+    torch.testing.assert_close(product.sensitivity, dense.sensitivity)
+    swapped = ProductFactorization(product.factors[::-1])  # the order of the factors matters
+    assert not torch.allclose(swapped.encode(h), product.encode(h))
+
+
+def test_quarter_of_a_million_types_without_their_matrix():
+    product = factorize_product(workloads.kendall(512, 512))
+    assert float(product.certificate.upper) == pytest.approx(gamma_sign(512) ** 2, rel=1e-9)
+    assert product.certificate.gap <= 1e-9 and product.shape == (2**18, 2**18, 2**18)
+    x, y = 5 * 512 + 400, 300 * 512 + 3  # sgn(5 - 300) sgn(400 - 3) = -1
+    held = product.columns(torch.tensor([x, y]))
+    assert held.norm(dim=1).max() <= product.sensitivity * (1 + 1e-12)
+    answers = product.decode(held[1])
+    assert abs(answers[x] + 1) < 1e-9 and abs(answers[y]) < 1e-9
+
+
+def test_product_follows_dtype_and_charges_for_it():
+    factors = tuple(normal(5, 6, seed=s).float() for s in (1, 2, 3))
+    W = Workload("single", factors)
+    product = factorize_product(W, tol=1e-3)
+    dense = product.dense()
+    assert dense.left.dtype == product.encode(torch.ones(216)).dtype == torch.float32
+    exact = Workload("double", tuple(f.double() for f in factors)).dense()
+    missing = (exact - dense.left.double() @ dense.right.double()).abs().max()
+    assert 0 < missing <= dense.certificate.residual <= 1e-2
+    assert product.certificate.upper < dense.certificate.upper < product.certificate.upper * (1 + 1e-4)
+
+
+def test_guarantee_kronecker_certificate_charges_factors_that_miss():
+    """I (x) I from left = I / 2: the factors' value is 1/4, and what is missing makes up for it."""
+    eye, weights = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    half = certify(eye, eye / 2, eye, weights, weights)
+    product = combine.kronecker([half, half])
+    value = (eye / 2).norm(dim=1).max() ** 2
+    assert value < 1 <= product.upper  # without the charge it would certify nonsense
+    assert product.lower == pytest.approx(1)
+    dense = certify(
+        torch.kron(eye, eye), torch.kron(eye, eye) / 4, torch.kron(eye, eye), *[torch.ones(9).double()] * 2
+    )
+    assert 0 < dense.residual <= product.residual
+    assert product.residual > 2 * half.residual * half.residual  # the product of the residuals is not a bound
+    infinite = Certificate(torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf))
+    assert combine.kronecker([infinite, half]).upper == combine.kronecker([half, infinite]).residual == math.inf
+    blocks = combine.block_diagonal([infinite, half], 3)
+    assert blocks.upper == blocks.residual == math.inf and float(blocks.lower) == pytest.approx(2 ** (1 / 3))
+
+
+def test_rounding_of_a_dense_product_is_charged():
+    left, right = normal(6, 6).float(), normal(6, 6, seed=1).float()
+    W, weights = left.double() @ right.double(), torch.ones(6, dtype=torch.float64)
+    part = certify(W, left, right, weights, weights)
+    unrounded = combine.kronecker([part, part])
+    rounded = combine.rounded(unrounded, 36, 4 * torch.finfo(torch.float32).eps)
+    dense = torch.kron(left, left).double() @ torch.kron(right, right).double()
+    missing = (torch.kron(W, W) - dense).abs().max()
+    assert unrounded.residual < missing <= rounded.residual
+    assert unrounded.upper < rounded.upper
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_roots_of_symmetric_and_antisymmetric_matrices(n):
+    weights = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) + 0.1
+    for sign in (1, -1):
+        W = normal(n, n) + sign * normal(n, n).mT
+        part = root(W, weights)
+        assert part.right.shape[0] == max(1, torch.linalg.matrix_rank(W))
+        K = torch.zeros(len(part.sign), len(part.sign), dtype=torch.float64)
+        K[torch.arange(len(K)), part.partner] = part.sign
+        torch.testing.assert_close(K @ K.mT, torch.eye(len(K), dtype=torch.float64))
+        torch.testing.assert_close(part.right.mT @ K, part.left)
+        torch.testing.assert_close(part.left @ part.right, W, rtol=0, atol=1e-12)
+        d = weights.sqrt()
+        magnitude = torch.linalg.svd(d[:, None] * W * d)
+        size = magnitude.Vh.mT @ (magnitude.S[:, None] * magnitude.Vh) / d / d[:, None]
+        torch.testing.assert_close(part.right.mT @ part.right, size, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kinds", ["aa", "asa", "sasa", "ss", "aaaa"])
+def test_signature_of_products_in_any_order(kinds):
+    squares = [normal(n, n, seed=n) for n in (3, 2, 4, 2)]
+    W = Workload(
+        kinds, tuple(A - A.mT if kind == "a" else A + A.mT for A, kind in zip(squares, kinds, strict=False))
+    )
+    form = signature_form(W, tol=1e-4)
+    torch.testing.assert_close(form.left @ form.right, W.dense(), rtol=0, atol=1e-9 * float(W.dense().abs().max()))
+    assert form.signature.abs().eq(1).all() and len(form.signature) == torch.linalg.matrix_rank(W.dense())
+    dense = certify(W.dense(), form.left, form.right, *[torch.ones(W.shape[0]).double()] * 2)
+    torch.testing.assert_close(dense.upper, form.certificate.upper, rtol=1e-10, atol=0)
+    assert dense.residual <= form.certificate.residual
+    whole = signature_form(W.dense(), tol=1e-4).certificate
+    assert form.certificate.lower <= whole.upper and whole.lower <= form.certificate.upper
+
+
+def test_signature_turns_pairs_without_stretching_columns():
+    part = root(workloads.sign(4).dense(), torch.full((4,), 0.25, dtype=torch.float64))
+    right, signs = signature([part, part])
+    expected = torch.kron(part.right.norm(dim=0), part.right.norm(dim=0))
+    torch.testing.assert_close(right.norm(dim=0), expected)
+    assert signs.sum() == 0  # as many +1 as -1: the product of two antisymmetric matrices
+
+
+def test_signature_of_a_product_with_a_zero_factor_and_in_float32():
+    zero = Workload("zero", (workloads.sign(3).dense(), torch.zeros(2, 2, dtype=torch.float64)))
+    form = signature_form(zero)
+    assert form.right.shape == (1, 6) and form.certificate.upper == form.certificate.gap == 0
+    single = signature_form(workloads.kendall(5, 4, dtype=torch.float32))
+    assert single.right.dtype == torch.float32
+    missing = (single.left.double() @ single.right.double() - workloads.kendall(5, 4).dense()).abs().max()
+    assert 0 < missing <= single.certificate.residual < 1e-4
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_large_signature_form_comes_from_its_factors():
+    kernel = workloads.kendall(40, 40)
+    form = signature_form(kernel)
+    assert form.right.shape == (1600, 1600) and form.certificate.gap <= 1e-3
+    x = torch.arange(0, 1600, 97)
+    torch.testing.assert_close(form.left[x] @ form.right[:, x], kernel.dense()[x][:, x], rtol=0, atol=1e-10)
+    # the squared column norms are the upper bound
+    torch.testing.assert_close(form.right.square().sum(0).max(), form.certificate.upper, rtol=1e-9, atol=0)
+
+
+BLOCKS = (
+    normal(3, 4),
+    0.2 * normal(5, 2, seed=1),
+    torch.zeros(1, 2, dtype=torch.float64),
+    workloads.prefix(4).dense(),
+)
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_guarantee_factorize_blocks_brackets_the_norm_of_the_dense_matrix(p):
+    W = torch.block_diag(*BLOCKS)
+    found = factorize_blocks(BLOCKS, p, tol=1e-5)
+    torch.testing.assert_close(found.left @ found.right, W, rtol=0, atol=1e-12)
+    whole = factorize(W, p, tol=1e-5).certificate
+    assert found.certificate.gap <= 1e-5
+    assert found.certificate.lower <= whole.upper and whole.lower <= found.certificate.upper
+    again = certify(W, found.left, found.right, found.row_weights, found.column_weights, p=p)
+    torch.testing.assert_close(again.upper, found.certificate.upper, rtol=1e-11, atol=0)
+    torch.testing.assert_close(again.lower, found.certificate.lower, rtol=1e-11, atol=0)
+    assert again.residual <= found.certificate.residual
+    rows = torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
+    torch.testing.assert_close(rows, found.sensitivity)  # balanced
+    assert float(found.column_weights.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+def test_guarantee_block_diagonal_certificate_and_no_other_exponent(p):
+    blocks = [normal(3, 3), normal(3, 4, seed=1)]
+    parts = [factorize(block, p, tol=1e-7).certificate for block in blocks]
+    combined = combine.block_diagonal(parts, p)
+    whole = factorize(torch.block_diag(*blocks), p, tol=1e-6).certificate
+    assert combined.lower <= whole.upper and whole.lower <= combined.upper
+    for wrong in {2.0, 3.0, math.inf} - {p}:
+        other = torch.linalg.vector_norm(torch.stack([part.upper for part in parts]), ord=wrong)
+        assert not whole.lower * (1 - 1e-6) <= other <= whole.upper * (1 + 1e-6)
+
+
+def test_blocks_that_are_all_zero_and_in_float32():
+    zero = factorize_blocks([torch.zeros(2, 2), torch.zeros(1, 3)])
+    assert zero.certificate.upper == zero.certificate.gap == 0 and zero.left.shape[0] == 3
+    single = factorize_blocks([normal(3, 3).float(), normal(2, 2).float()])
+    assert single.left.dtype == single.right.dtype == torch.float32
+    missing = (
+        (torch.block_diag(normal(3, 3).float(), normal(2, 2).float()) - single.left @ single.right).abs().max()
+    )
+    assert missing <= single.certificate.residual + 1e-6
+
+
+def test_early_stops_are_reported_where_they_are_called():
+    with pytest.warns(RuntimeWarning, match="certified gap") as record:
+        factorize_product(Workload("pair", workloads.prefix(16).factors * 2), max_iterations=1)
+    assert record[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match="certified gap") as record:
+        factorize_blocks([workloads.prefix(16).dense()], max_iterations=1)
+    assert record[0].filename == __file__
+
+
+def test_bad_arguments():
+    product = factorize_product(workloads.kendall(2, 3))
+    shifted = factorize(normal(3, 3), shift=True)
+    batched = factorize(normal(2, 3, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call, error, message in [
+            (lambda: factorize_product(torch.eye(2)), TypeError, "W must be a Workload"),
+            (lambda: factorize_product(workloads.sign(2), tol=0), ValueError, "tol must be"),
+            (lambda: factorize_product(workloads.sign(2), p=1), ValueError, "p must lie"),
+            (lambda: ProductFactorization(()), ValueError, "factors must hold"),
+            (lambda: ProductFactorization((shifted,)), ValueError, "without a shift"),
+            (lambda: ProductFactorization((batched,)), ValueError, "single matrices"),
+            (lambda: product.columns(torch.tensor([6])), ValueError, "types must lie"),
+            (lambda: product.columns(torch.tensor([[1]])), ValueError, "types must be one-dim"),
+            (lambda: product.encode(torch.ones(5)), ValueError, "histogram must have shape"),
+            (lambda: product.decode(torch.tensor(1.0)), ValueError, "y must have shape"),
+            (lambda: factorize_blocks([]), ValueError, "blocks must hold"),
+            (lambda: factorize_blocks([normal(2, 2, 2)]), ValueError, "blocks must hold"),
+            (lambda: factorize_blocks([torch.eye(2), torch.eye(2).double()]), ValueError, "blocks must share"),
+            (lambda: factorize_blocks([torch.eye(2)], p=1), ValueError, "p must lie"),
+        ]:
+            with pytest.raises(error, match=message):
+                call()

@@ -1,0 +1,307 @@
+"""The relaxations as torch modules: what they promise at every parameter, how they travel, training end to end."""
+
+import copy
+import io
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+
+from torchdp import pairwise, workloads
+from torchdp.factorization import (
+    LowRankRelaxation,
+    Relaxation,
+    SignatureRelaxation,
+    factorize,
+    low_rank,
+    measure,
+    smooth_log_norm,
+    truncate,
+)
+from torchdp.randomness import keyed_generator
+
+
+def normal(*shape, name=b"relaxation"):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+
+
+def symmetric(*shape):
+    W = normal(*shape)
+    return W + W.mT
+
+
+MODULES = [
+    lambda: Relaxation(normal(4, 3)),
+    lambda: Relaxation(normal(2, 3, 5), alpha=0.1),
+    lambda: LowRankRelaxation(normal(4, 5), 2),
+    lambda: SignatureRelaxation(symmetric(5, 5), 3),
+]
+
+
+def shake(module, size=0.3):
+    """The module at other values of its parameters."""
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            step = normal(*parameter.shape, name=str(i).encode())
+            parameter.add_(size * step.to(parameter))
+    return module
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 1), (2, 3, 7, 4), (3, 4, 7)])
+@pytest.mark.parametrize("alpha", [0.0, 0.05, 2.0])
+def test_guarantee_relaxation_is_within_alpha_at_every_parameter(shape, alpha):
+    W = normal(*shape)
+    module = Relaxation(W, alpha=alpha)
+    torch.testing.assert_close(torch.matmul(*module()), W, rtol=0, atol=1e-12)  # it starts at W
+    left, right = shake(module)()
+    error = (left @ right - W).abs().max()
+    assert error <= alpha + 1e-9
+    assert alpha == 0 or error > 0.1 * alpha  # and it does move
+    assert left.shape == (*shape[:-1], right.shape[-2]) and right.shape[-1] == shape[-1]
+
+
+def test_relaxation_of_low_rank_and_of_zero():
+    W = torch.stack([normal(6, 2) @ normal(2, 5), torch.zeros(6, 5).double(), normal(6, 5)[:, :1].expand(6, 5)])
+    left, right = shake(Relaxation(W))()
+    assert left.shape == (3, 6, 2)
+    torch.testing.assert_close(left @ right, W, rtol=0, atol=1e-12)
+    left, right = shake(Relaxation(W, alpha=0.1))()
+    assert (left @ right - W).abs().max() <= 0.1 + 1e-12
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1.0, 1e100])
+def test_units_of_W_do_not_change_the_parameters(scale):
+    for make in (lambda W: Relaxation(W, alpha=0.1 * float(W.abs().max())), lambda W: LowRankRelaxation(W, 2)):
+        one, other = make(normal(4, 5)), make(normal(4, 5) * scale)
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(torch.matmul(*other()) / scale, torch.matmul(*one()), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, 50])
+def test_low_rank_modules_start_at_the_truncated_svd(rank):
+    W = normal(2, 6, 5)
+    U, S, Vh = torch.linalg.svd(W)
+    kept = min(rank, 5)
+    left, right = LowRankRelaxation(W, rank)()
+    torch.testing.assert_close(left @ right, U[..., :kept] * S[..., None, :kept] @ Vh[..., :kept, :])
+    assert right.shape == (2, kept, 5)
+    square = symmetric(2, 5, 5)
+    values, V = torch.linalg.eigh(square)
+    order = values.abs().argsort(-1, descending=True)[..., :kept]
+    V = V.take_along_dim(order[..., None, :], -1)
+    module = SignatureRelaxation(square, rank)
+    left, right = module()
+    torch.testing.assert_close(left @ right, V * values.gather(-1, order)[..., None, :] @ V.mT)
+    torch.testing.assert_close(left, right.mT * module.weights[..., None, :])
+    torch.testing.assert_close(module.weights.abs(), torch.ones(2, kept).double())
+
+
+def test_directions_that_start_at_zero_can_still_grow():
+    """A zero singular value leaves one factor non-zero, so the other has a gradient."""
+    W = normal(5, 1) @ normal(1, 4)
+    for module in (LowRankRelaxation(W, 2), SignatureRelaxation(W[:4] @ W[:4].T, 2)):
+        left, right = module()
+        gradients = torch.autograd.grad(
+            (left @ right - torch.eye(left.shape[0], 4)).square().sum(), [*module.parameters()]
+        )
+        assert all(float(g.abs().max()) > 1e-4 for g in gradients)
+        assert any(float(g[..., -1].abs().max()) > 1e-4 for g in gradients)
+
+
+@pytest.mark.parametrize("make", MODULES)
+def test_state_dict_deepcopy_and_pickle(make):
+    module, fresh = shake(make()), make()
+    state = module.state_dict()
+    assert all("." not in name for name in state)  # no wrapper in front of the names
+    assert {name for name, _ in module.named_parameters()} <= set(state)
+    stored = io.BytesIO()
+    torch.save(state, stored)
+    stored.seek(0)
+    fresh.load_state_dict(torch.load(stored, weights_only=True))
+    for other in (fresh, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        for a, b in zip(other(), module(), strict=True):
+            assert torch.equal(a, b) and a.requires_grad
+    left, right = copy.deepcopy(module).to(torch.float32)()
+    assert left.dtype == right.dtype == torch.float32
+    torch.testing.assert_close((left @ right).double(), torch.matmul(*module()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", MODULES)
+def test_gradients_of_the_factors(make):
+    module = shake(make(), 0.1)
+    names, values = zip(*module.named_parameters(), strict=True)
+    assert torch.autograd.gradcheck(
+        lambda *p: torch.func.functional_call(module, dict(zip(names, p, strict=True)), ()),
+        [v.detach().requires_grad_() for v in values],
+    )
+
+
+@pytest.mark.parametrize("make", MODULES)
+def test_a_module_keeps_its_own_copy_of_W_and_follows_its_dtype(make):
+    assert all(p.dtype == torch.float64 for p in make().parameters())
+    W = symmetric(4, 4).float().requires_grad_()
+    for module in (Relaxation(W, alpha=0.1), LowRankRelaxation(W, 2), SignatureRelaxation(W, 2)):
+        assert all(t.dtype == torch.float32 and not t.requires_grad for t in module.buffers())
+        assert all(p.dtype == torch.float32 for p in module.parameters())
+        kept = module.W.clone()
+        with torch.no_grad():
+            W.mul_(2)
+        assert torch.equal(module.W, kept)
+
+
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+def test_guarantee_smooth_log_norm_is_never_below_the_norm(p):
+    left, right = normal(3, 6, 4), normal(3, 4, 7, name=b"right")
+    rows = left.norm(dim=-1)
+    exact = (torch.linalg.vector_norm(rows, ord=p, dim=-1) * right.norm(dim=-2).amax(-1)).log()
+    values = [smooth_log_norm(left, right, t, p) for t in (1.0, 4.0, 100.0, 1e4)]
+    assert all((value >= exact - 1e-12).all() for value in values)
+    assert all((a >= b - 1e-12).all() for a, b in itertools.pairwise(values))
+    torch.testing.assert_close(values[-1], exact, rtol=0, atol=1e-3)
+    assert smooth_log_norm(torch.zeros(2, 3), torch.zeros(3, 2), 4.0).isfinite()
+
+
+def train(module, loss, steps, learning_rate=0.03):
+    """An ordinary loop; ``loss`` gets (left, right) and the sharpness of this step."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(*module(), 4 * 1000 ** (step / steps)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    return module
+
+
+def test_training_within_alpha_reaches_the_approximate_norm():
+    """Prefix sums 16 within 0.1: gamma_2 falls from 1.7045 to 1.4531, and a batch trains as one by one."""
+    W = workloads.prefix(16).dense()
+    batch = torch.stack([W, -2 * W])
+    module = train(Relaxation(batch[:1], alpha=0.1), smooth_log_norm, 600)
+    both = train(Relaxation(batch, alpha=0.1), smooth_log_norm, 600)
+    found = measure(batch, *both())
+    assert (found.distortion <= 0.1 + 1e-12).all()
+    assert 1.4530 <= found.norm[0] <= 1.4531 * 1.005
+    torch.testing.assert_close(measure(batch[:1], *module()).norm, found.norm[:1], rtol=1e-6, atol=0)
+    assert found.norm[1] > 2 * found.norm[0]  # the same alpha is worth less of a larger W
+
+
+def test_guarantee_low_rank_reports_what_it_attains_and_beats_truncation():
+    """Prefix sums 16 at rank 8: the norm falls by a third at the truncation's own error."""
+    W = workloads.prefix(16).dense()
+    cut = truncate(factorize(W, tol=1e-6), 8)
+    found = low_rank(W, 8, float(cut.distortion), steps=500)
+    assert torch.linalg.matrix_rank(found.left @ found.right) == 8
+    exact = measure(W, found.left, found.right)
+    assert exact.distortion == found.distortion <= cut.distortion and exact.norm == found.norm
+    assert not found.norm.requires_grad and not found.left.requires_grad
+    assert found.norm < 0.67 * cut.norm
+    smaller = low_rank(W, 8, 0.7 * float(cut.distortion), steps=500)
+    assert smaller.distortion <= 0.7 * cut.distortion and smaller.norm < cut.norm
+
+
+def test_low_rank_at_full_rank_is_the_approximate_norm():
+    """Prefix sums 16 within 0.1, alone and in a batch with its negative."""
+    W = workloads.prefix(16).dense()
+    found = low_rank(torch.stack([W, -W]), 16, 0.1)
+    assert (found.distortion <= 0.1).all() and (found.norm >= 1.4530).all()
+    assert (found.norm <= 1.4531 * 1.01).all()
+
+
+def test_low_rank_says_when_it_did_not_get_there():
+    W = workloads.prefix(8).dense()
+    with pytest.warns(RuntimeWarning, match="rank 2 came within .* not within alpha = 0.01; raise rank, alpha"):
+        found = low_rank(W, 2, 0.01, steps=50)
+    assert found.distortion == measure(W, found.left, found.right).distortion > 0.01
+
+
+def test_low_rank_of_zero_of_small_and_in_float32():
+    assert low_rank(torch.zeros(3, 4), 1, 0.1, steps=5).norm == 0
+    with torch.inference_mode():
+        found = low_rank(0.01 * normal(4, 5).float(), 2, 1.0, steps=300)
+    assert found.left.dtype == torch.float32 and not found.left.requires_grad
+    assert found.norm < 1e-3 and found.distortion <= 1  # alpha above all of W: nothing needs saying
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda W: Relaxation(W, alpha=-1.0), ValueError, "alpha must be"),
+        (lambda W: Relaxation(W[0]), ValueError, "W must be a non-empty"),
+        (lambda W: Relaxation(workloads.prefix(3)), TypeError, "W must be a torch.Tensor"),
+        (lambda W: LowRankRelaxation(W, 0), ValueError, "rank must be"),
+        (lambda W: SignatureRelaxation(W, 1), ValueError, "W must be symmetric"),
+        (lambda W: SignatureRelaxation(W[:1], 1), ValueError, "W must be symmetric"),
+        (lambda W: low_rank(W, 1, 0.0), ValueError, "alpha must be"),
+        (lambda W: low_rank(W, 0, 0.1), ValueError, "rank must be"),
+        (lambda W: low_rank(W, 1, 0.1, steps=0), ValueError, "steps must be"),
+        (lambda W: low_rank(W, 1, 0.1, learning_rate=0.0), ValueError, "learning_rate must be"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call(workloads.prefix(3).dense())
+
+
+# End to end: the whole protocol's predicted error as the loss.
+
+TYPES, USERS, EPSILON = 24, 1000, 0.5
+POSITION = torch.linspace(0, 1, TYPES, dtype=torch.float64)
+KERNEL = torch.exp(-(POSITION[:, None] - POSITION).square() / (2 * 0.15**2))  # smooth: its spectrum falls fast
+PEAKED = torch.exp(-((POSITION - 0.3) / 0.12).square() / 2)
+HISTOGRAMS = torch.stack([PEAKED / PEAKED.sum(), torch.full_like(PEAKED, 1 / TYPES)])
+
+
+def one_message_variance(right, weights, threshold):
+    """OneMessage.predicted_mse for points right^T at each of HISTOGRAMS, differentiable."""
+    points = right.mT
+    radius2 = points.square().sum(1).max()
+    v = radius2 / threshold**2
+    total = USERS * HISTOGRAMS @ points
+    own = points.square() @ weights
+    along = (weights * total) @ right
+    kurtosis = (USERS * HISTOGRAMS * (own.square() - 4 * own * along)).sum(1) * v / radius2
+    first = 4 * v * (weights * total).square().sum(1) / USERS**3
+    return first + 2 * v**2 * weights.square().sum() / USERS**2 + kurtosis / USERS**4
+
+
+def statistic(right, weights, constant):
+    points = right.detach().mT.contiguous()
+    return pairwise.PairwiseStatistic(
+        "trained", points, pairwise.Form(weights.detach(), constant), pairs=pairwise.Pairs.ALL
+    )
+
+
+def test_minimising_a_protocols_predicted_error_end_to_end():
+    """OneMessage on a smooth kernel, rank 6 of 24: less error than from_kernel at a peaked and at the flat histogram.
+
+    The bias counts at its worst over all histograms, max abs(kernel - f), squared: no histogram can be worse.
+    """
+    base = pairwise.from_kernel(KERNEL, pairs=pairwise.Pairs.ALL)
+    protocol = pairwise.OneMessage(base, EPSILON)
+    before = torch.tensor([protocol.predicted_mse(h, USERS) for h in HISTOGRAMS], dtype=torch.float64)
+    threshold = protocol.randomizer.tau.threshold
+    W = KERNEL - base.form.constant
+    module = SignatureRelaxation(W, 6)
+
+    def loss(left, right, sharpness):
+        miss = (W - left @ right).abs().clamp_min(1e-9).log()
+        worst = ((sharpness * miss).flatten().logsumexp(0) / sharpness).exp()
+        return (one_message_variance(right, module.weights, threshold).mean() + worst.square()).log()
+
+    train(module, loss, 300, 0.02)
+    trained = statistic(module()[1], module.weights, base.form.constant)
+    after = torch.tensor(
+        [pairwise.OneMessage(trained, EPSILON).predicted_mse(h, USERS) for h in HISTOGRAMS], dtype=torch.float64
+    )
+    torch.testing.assert_close(after, one_message_variance(module()[1], module.weights, threshold).detach())
+    bias = float((trained.kernel(trained.form) - KERNEL).abs().max())
+    bound = after + bias**2
+    assert trained.dim == 6 and base.dim > 12
+    assert bound[0] < 0.75 * before[0] and bound[1] < 0.5 * before[1]
+    cut = SignatureRelaxation(W, 6)  # untrained: the truncated spectrum alone
+    missed = (W - torch.matmul(*cut())).abs().max()
+    assert (bound < one_message_variance(cut()[1], cut.weights, threshold) + missed.square()).all()

@@ -1,0 +1,192 @@
+"""Approximate factorizations: gamma_2(W; alpha), and zeta, the price of an entry's error."""
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.approximate_certificate import certify_approximate, certify_zeta
+from torchdp.factorization.certificate import Certificate
+from torchdp.factorization.factorize import factorize
+from torchdp.factorization.norm import witness
+from torchdp.factorization.splitting import Best, Bound, Price, conic, weighted
+from torchdp.workloads import Workload
+
+LARGEST_CONE = 2048  # m + n up to which the semidefinite program is worth its eigendecompositions
+
+
+@dataclass(frozen=True)
+class ApproximateFactorization:
+    """W = left right up to ``residual`` <= alpha in every entry, with a certificate of how close to optimal it is.
+
+    left: (*batch, m, r), the decoder; right: (*batch, r, n); balanced: the largest row norm of left is the largest
+    column norm of right. alpha: (*batch), the largest error of an entry that was allowed, or that was found best.
+    witness U (*batch, m, n), row_weights (*batch, m), column_weights (*batch, n): what proves ``certificate.lower``;
+    the weights prove gamma_2*(U) <= 1. certificate: of gamma_2(W; alpha), or of what the function that made it
+    minimises; certificate.residual = max abs(W - left right).
+    """
+
+    left: Tensor
+    right: Tensor
+    alpha: Tensor
+    witness: Tensor
+    row_weights: Tensor
+    column_weights: Tensor
+    certificate: Certificate
+    iterations: int
+
+    @property
+    def norm(self) -> Tensor:
+        """Largest row norm of left * largest column norm of right, (*batch)."""
+        return self.left.norm(dim=-1).amax(-1) * self.right.norm(dim=-2).amax(-1)
+
+
+def approximate(
+    W: Tensor | Workload, alpha: Tensor | float, *, tol: float = 1e-3, max_iterations: int = 5_000
+) -> ApproximateFactorization:
+    """The factorization of least gamma_2 whose product is within ``alpha`` of W in every entry, with its certificate.
+
+    W: (*batch, m, n), real, or a :class:`Workload` (made dense). alpha: a number >= 0, or a tensor that broadcasts
+    with (*batch): a whole curve gamma_2(W; alpha) is one call. tol: relative gap at which each problem stops. The
+    factors follow W's dtype and device; the work is in float64.
+
+    Two splittings: :func:`~torchdp.factorization.splitting.weighted` costs an eigendecomposition of side min(m, n) an
+    iteration; where the weights vanish on rows that still bind, :func:`~torchdp.factorization.splitting.conic` (side
+    m + n, up to 2048) finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true
+    all the same. Raises ValueError, TypeError.
+
+    Guarantees: certificate.lower <= gamma_2(W; alpha) <= certificate.upper, and certificate.residual <= alpha up to
+    rounding.
+    Source: Ghazi et al. (2023), section 1; Edmonds, Nikolov, Ullman (2020), Lemma 12; the alternating directions by
+    Glowinski, Marroco (1975) and Gabay, Mercier (1976).
+    """
+    given, dense, batch, tol, max_iterations = prepare(W, tol, max_iterations)
+    alpha = _amounts("alpha", alpha, dense)
+    batch = torch.broadcast_shapes(batch, alpha.shape)
+    alpha = alpha.expand(batch)
+    size = _size(dense)
+    found = _solve(dense, batch, Bound((alpha / size).reshape(-1, 1, 1)), tol, max_iterations)
+    left, right = found.left.to(given.dtype), found.right.to(given.dtype)
+    certificate = certify_approximate(dense, alpha, left, right, *found.proof)
+    _warn(certificate, tol, found.iterations, given)
+    return ApproximateFactorization(left, right, alpha, *found.proof, certificate, found.iterations)
+
+
+def priced(
+    W: Tensor | Workload, price: Tensor | float, *, tol: float = 1e-3, max_iterations: int = 5_000
+) -> ApproximateFactorization:
+    """The factorization that minimises gamma_2 + price * (largest error of an entry), with its certificate.
+
+    W: (*batch, m, n) or a :class:`Workload`; price: > 0, a number or a tensor that broadcasts with (*batch).
+    The result's ``alpha`` is the error found best. Warns and raises like :func:`approximate`.
+
+    Guarantees: certificate.lower <= min over alpha of gamma_2(W; alpha) + price alpha <= certificate.upper.
+    Source: as :func:`zeta`.
+    """
+    given, dense, batch, tol, max_iterations = prepare(W, tol, max_iterations)
+    price = _amounts("price", price, dense)
+    if bool((price == 0).any()):
+        raise ValueError("price must be > 0: at 0 every matrix is approximated by 0")
+    batch = torch.broadcast_shapes(batch, price.shape)
+    price = price.expand(batch)
+    found = _solve(dense, batch, Price(price.reshape(-1, 1, 1)), tol, max_iterations)
+    left, right = found.left.to(given.dtype), found.right.to(given.dtype)
+    certificate = certify_zeta(dense, price, left, right, *found.proof)
+    _warn(certificate, tol, found.iterations, given)
+    return ApproximateFactorization(left, right, certificate.residual, *found.proof, certificate, found.iterations)
+
+
+def zeta(
+    W: Tensor | Workload, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations: int = 5_000
+) -> ApproximateFactorization:
+    """zeta(W, n, epsilon) = min over alpha >= 0 of gamma_2(W; alpha) + alpha epsilon sqrt(n), by :func:`priced`.
+
+    n: users; epsilon: of local privacy. certificate.lower and .upper bound zeta.
+
+    Guarantees: certificate.lower <= zeta(W, n, epsilon) <= certificate.upper.
+    Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 1.
+    """
+    price = checks.positive("epsilon", epsilon) * math.sqrt(checks.integer("n", n, 1))
+    return priced(W, price, tol=tol, max_iterations=max_iterations)
+
+
+@dataclass(frozen=True)
+class _Found:
+    left: Tensor
+    right: Tensor
+    proof: tuple[Tensor, Tensor, Tensor]  # witness, row weights, column weights
+    iterations: int
+
+
+def _solve(W: Tensor, batch: torch.Size, h: Bound | Price, tol: float, max_iterations: int) -> _Found:
+    """Both phases on W scaled to largest entry 1, its longer side first, in a flat batch; h in that scale."""
+    m, n = W.shape[-2:]
+    size = _size(W)
+    scaled = (W / size[..., None, None]).expand(*batch, m, n).reshape(-1, m, n)
+    tall = m >= n
+    Y = scaled if tall else scaled.mT
+    exact = factorize(Y, tol=tol)
+    best = Best(Y, (exact.left, exact.right))
+    everything = torch.arange(Y.shape[0], device=W.device)
+    proof = exact.row_weights, exact.column_weights
+    best.raise_(everything, Y, h, witness(Y, *proof), *proof)
+    best.cut(everything, Y, h, Y.new_zeros(*Y.shape[:-1], 1), Y.new_zeros(Y.shape[0], 1, Y.shape[-1]))
+    iterations, state = weighted(Y, h, best, tol, max_iterations)
+    left_over = (best.gap() > tol).nonzero()[:, 0]
+    if len(left_over) and m + n <= LARGEST_CONE and iterations < max_iterations:
+        start = tuple(part[left_over] for part in state)
+        iterations += conic(
+            Y[left_over], h.pick(left_over), best, left_over, start, tol, max_iterations - iterations
+        )
+    left, right, U, c, P = best.left, best.right, best.witness, best.row_weights, best.column_weights
+    if not tall:
+        left, right, U, c, P = right.mT, left.mT, U.mT, P, c
+    half = size.expand(batch).sqrt()[..., None, None]
+
+    def shaped(x: Tensor) -> Tensor:
+        return x.reshape(*batch, *x.shape[1:])
+
+    return _Found(half * shaped(left), half * shaped(right), (shaped(U), shaped(c), shaped(P)), iterations)
+
+
+def prepare(
+    W: Tensor | Workload, tol: float, max_iterations: int
+) -> tuple[Tensor, Tensor, torch.Size, float, int]:
+    given = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach()
+    tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
+    return given, given.double(), given.shape[:-2], tol, max_iterations
+
+
+def _amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
+    """A number, or a tensor of numbers for the batch, in float64 on W's device."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64)
+    value = checks.floating(name, value).detach().to(W.device, torch.float64)
+    if bool((value < 0).any()):
+        raise ValueError(f"{name} must hold no negative numbers")
+    try:
+        torch.broadcast_shapes(value.shape, W.shape[:-2])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
+        ) from error
+    return value
+
+
+def _size(W: Tensor) -> Tensor:
+    size = W.abs().amax((-2, -1))
+    return torch.where(size > 0, size, 1.0)
+
+
+def _warn(certificate: Certificate, tol: float, iterations: int, W: Tensor) -> None:
+    rounding = 16 * torch.finfo(W.dtype).eps * W.double().abs().amax((-2, -1))
+    if not bool((certificate.upper <= certificate.lower * (1 + tol) + rounding).all()):
+        warnings.warn(
+            f"stopped after {iterations} iterations at a certified gap of {float(certificate.gap.max()):.2e}, above "
+            f"tol = {tol:.2e}; raise max_iterations or tol (float32 inputs stop near 1e-6)",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,71 @@
+"""Certificates of structured matrices from the certificates of their parts: nothing dense is formed."""
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from torchdp.factorization.certificate import Certificate, check_exponent
+
+
+def kronecker(certificates: Sequence[Certificate]) -> Certificate:
+    """The certificate of W_1 (x) W_2 (x) ... with the Kronecker products of the factors' lefts and rights.
+
+    upper = prod upper_i and lower = prod lower_i. What is missing is every product with at least one E_i, where
+    W_i = left_i right_i + E_i; prod upper_i, multiplied out, holds a factorization of each of them, so all are charged.
+    As max abs(W_i) <= gamma_(p)(W_i) <= upper_i, with e_i = residual_i,
+        residual = prod (upper_i + e_i) - prod upper_i, summed without cancellation, bounds what is missing entrywise.
+
+    Guarantees: lower <= gamma_(p)(W_1 (x) W_2 (x) ...) <= upper for the p of the parts, none with a shift.
+    Source: Nikolov, Tang (2023), Lemma 62; both inequalities hold for any factors and any weights.
+    """
+    upper, lower = (reduce(torch.mul, [getattr(c, side) for c in certificates]) for side in ("upper", "lower"))
+    residual, above = torch.zeros_like(upper), torch.ones_like(upper)  # above: prod (upper_i + e_i)
+    for certificate in certificates:
+        residual = residual * certificate.upper + above * certificate.residual
+        above = above * (certificate.upper + certificate.residual)
+    return Certificate(_or_infinite(upper), lower, _or_infinite(residual))
+
+
+def block_diagonal(certificates: Sequence[Certificate], p: float) -> Certificate:
+    """The certificate of diag(W_1, W_2, ...), with the factors' blocks scaled to one largest column norm each.
+
+    upper = ||(upper_1, upper_2, ...)||_p, lower = ||(lower_1, lower_2, ...)||_p: the largest for gamma_2, the root of
+    the summed squares for gamma_F.
+    With row weights alpha_i c_i and column weights beta_i P_i the trace norm is sum_i sqrt(alpha_i beta_i) lower_i;
+    its maximum over sum beta_i = 1, ||alpha||_{p/(p-2)} = 1 is ||lower||_p (Cauchy-Schwarz, then Hoelder).
+
+    Guarantees: lower <= gamma_(p)(diag(W_1, W_2, ...)) <= upper.
+    Source: derived here from weak duality; Nikolov, Tang (2023), Theorem 26.
+    """
+    p = check_exponent(p)
+    upper = torch.stack([c.upper for c in certificates], -1)
+    top = upper.amax(-1, keepdim=True)
+    top = torch.where((top > 0) & top.isfinite(), top, 1.0)  # scaled, so that no power overflows
+    lower = torch.stack([c.lower for c in certificates], -1)
+    return Certificate(
+        upper=_or_infinite(torch.linalg.vector_norm(upper / top, ord=p, dim=-1) * top[..., 0]),
+        lower=torch.linalg.vector_norm(lower / top, ord=p, dim=-1) * top[..., 0],
+        residual=torch.stack([c.residual for c in certificates], -1).amax(-1),
+    )
+
+
+def rounded(certificate: Certificate, columns: int, relative: float) -> Certificate:
+    """The certificate once left's rows and right's columns have each moved by at most ``relative`` of their norms.
+
+    An entry of left right moves by at most d = (1 + relative)^2 - 1 times ||left_i|| ||right_j||: the residual grows by
+    at most d upper, and what is missing has rows of norm at most d sqrt(n) ||left_i|| max_j ||right_j||, which
+    charges d sqrt(n) upper; n = ``columns``. Underflow apart.
+    """
+    moved = math.expm1(2 * math.log1p(relative)) * certificate.upper
+    return Certificate(
+        upper=_or_infinite(certificate.upper + math.sqrt(columns) * moved),
+        lower=certificate.lower,
+        residual=_or_infinite(certificate.residual + moved),
+    )
+
+
+def _or_infinite(bound: Tensor) -> Tensor:
+    return torch.where(bound.isfinite(), bound, math.inf)  # infinity times 0 is not a number, nor a bound

@@ -1,0 +1,173 @@
+"""Explicit factorizations from the literature, each with a certificate: what the optimum is compared with.
+
+Their lower bounds are at uniform weights, so the certified gap is the most by which they can miss the optimum;
+:func:`factorize` finds the optimum itself.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp import checks, workloads
+from torchdp.factorization.closed_forms import at_uniform_weights, skew_circulant
+from torchdp.factorization.factorize import Factorization
+
+Device = torch.device | str | None
+
+
+def identity_strategy(W: Tensor, p: float = math.inf) -> Factorization:
+    """left = W, right = I: users randomise their types, and the histogram answers the queries.
+
+    Norm: the l_p norm of W's row norms. W: (*batch, m, n). Raises ValueError, TypeError.
+    Source: the identity strategy of Li, Hay, Rastogi, Miklau, McGregor (2010).
+    """
+    W = checks.matrix("W", W).detach()
+    return at_uniform_weights(W, W.double(), _eye(W, W.shape[-1]), p)
+
+
+def workload_strategy(W: Tensor, p: float = math.inf) -> Factorization:
+    """left = I, right = W: users randomise their answers, query by query.
+
+    Norm: m^{1/p} times W's largest column norm; optimal for orthogonal rows of +-1, such as parities.
+    W: (*batch, m, n). Raises ValueError, TypeError.
+    Source: Dwork, McSherry, Nissim, Smith (2006), noise on the answers themselves.
+    """
+    W = checks.matrix("W", W).detach()
+    return at_uniform_weights(W, _eye(W, W.shape[-2]), W.double(), p)
+
+
+def hadamard_strategy(W: Tensor, p: float = math.inf) -> Factorization:
+    """right = the first n columns of H / sqrt K, with H the Hadamard matrix of order K = 2^d >= n; left = W right^T.
+
+    right has orthonormal columns, so the norm is that of :func:`identity_strategy`; every entry a user holds is
+    +-1/sqrt K. Optimal for W = H.
+    W: (*batch, m, n). Raises ValueError, TypeError.
+    Source: the matrix of the Hadamard response, Acharya, Sun, Zhang (2019).
+    """
+    W = checks.matrix("W", W).detach()
+    n = W.shape[-1]
+    d = max(1, (n - 1).bit_length())
+    H = workloads.parities(d, d, device=W.device).dense()
+    right = (H[:, :n] / math.sqrt(2**d)).expand(*W.shape[:-2], 2**d, n)
+    return at_uniform_weights(W, W.double() @ right.mT, right, p)
+
+
+def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization:
+    """left = W right^+: for given right, each row of left has the least norm, so left is best for every p.
+
+    W: (*batch, m, n); right: (*batch, r, n), whose row space holds W's rows (what it misses is charged to ``upper``).
+    With the binary tree it is Honaker's. Raises ValueError, TypeError.
+    Source: Hay, Rastogi, Miklau, Suciu (2010), consistency by least squares; Honaker (2015).
+    """
+    W, right = checks.matrix("W", W).detach(), checks.matrix("right", right).detach().double()
+    if W.shape[-1] != right.shape[-1]:
+        raise ValueError(f"right must have W's {W.shape[-1]} columns, not {right.shape[-1]}")
+    return at_uniform_weights(W, W.double() @ torch.linalg.pinv(right), right, p)
+
+
+def binary_tree(
+    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
+) -> Factorization:
+    """Prefix sums from a binary tree: right counts every dyadic interval, left adds the few that make a prefix.
+
+    With 2^h >= k the least such power, a type lies in h + 1 intervals and a prefix is made of at most max(h, 1):
+    gamma_2's upper bound is at most sqrt((h + 1) max(h, 1)). Raises ValueError.
+    Source: Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011).
+    """
+    W = workloads.prefix(k, dtype=dtype, device=device).dense()
+    types, length = torch.arange(k, device=W.device), torch.arange(1, k + 1, device=W.device)
+    left, right = [], []
+    for level in range((k - 1).bit_length() + 1):
+        block = torch.arange(((k - 1) >> level) + 1, device=W.device)  # intervals of 2^level types
+        right.append(types >> level == block[:, None])
+        ends = length >> level  # an odd number of such intervals fits: the last of them is used
+        left.append((ends % 2 == 1)[:, None] & (ends[:, None] - 1 == block))
+    return at_uniform_weights(W, torch.cat(left, 1).double(), torch.cat(right).double(), p)
+
+
+def square_root(
+    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
+) -> Factorization:
+    """Prefix sums as A A, A the lower triangular Toeplitz matrix of the coefficients f_j of (1 - x)^{-1/2}.
+
+    f_j = binom(2j, j) / 4^j; gamma_2's upper bound is sum_{j<k} f_j^2 <= 1 + (ln k + 0.5773) / pi, and
+    ln k / pi + 1.0663 as k grows. Raises ValueError.
+    Source: Fichtenberger, Henzinger, Upadhyay (2023); the bound by f_j^2 <= 1 / (pi j) (Wallis).
+    """
+    W = workloads.prefix(k, dtype=dtype, device=device).dense()
+    A = _root(W)
+    return at_uniform_weights(W, A, A, p)
+
+
+def normalised_square_root(
+    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
+) -> Factorization:
+    """Prefix sums with right = A D^{-1}, the square root A with its columns scaled to norm 1; left = A A D A^{-1}.
+
+    gamma_2's upper bound is ln k / pi + 0.846 + o(1). Raises ValueError.
+    Source: Henzinger, Kalinin, Upadhyay (2025, arXiv 2509.14334).
+    """
+    W = workloads.prefix(k, dtype=dtype, device=device).dense()
+    A = _root(W)
+    right = A / A.norm(dim=0)
+    left = torch.linalg.solve_triangular(right, W.double(), upper=False, left=False)
+    return at_uniform_weights(W, left, right, p)
+
+
+def group_algebra(
+    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
+) -> Factorization:
+    """Prefix sums as (S + 1 1^T) / 2, S with +1 on and below the diagonal and -1 above: S is skew-circulant.
+
+    gamma_2's upper bound is (gamma_2(S) + 1) / 2 (:func:`gamma_sign_triangular`), ln k / pi + 0.981 as k grows.
+    Raises ValueError.
+    Source: Mathias (1993) for the bound; Henzinger, Upadhyay (2025) for the factorization.
+    """
+    W = workloads.prefix(k, dtype=dtype, device=device).dense()
+    S = skew_circulant(torch.ones(k, dtype=torch.float64, device=W.device))
+    one = torch.ones(k, 1, dtype=torch.float64, device=W.device)
+    left, right = torch.cat([S.left, one], 1), torch.cat([S.right, one.mT])
+    return at_uniform_weights(W, left / math.sqrt(2), right / math.sqrt(2), p)
+
+
+def lipschitz_tree(W: Tensor, p: float = math.inf, *, decay: float = 5 / 6) -> Factorization:
+    """Any W from a balanced binary search tree over its columns, made for rows that change slowly along the columns.
+
+    Each column t is a node, of depth d_t, the middle of the interval of columns that is its subtree:
+        right_tj = decay^{d_t} [j in t's subtree],   left_it = decay^{-d_t} (W_it - W_i,parent(t)),
+    where the root's parent counts 0: the path from the root to j adds up to W_ij.
+    Where abs(W_ij - W_ij') <= G abs(j - j') and abs(W_i,root) <= B, with 2^{q-1} <= n < 2^q, decay = 5/6 and p = inf,
+        upper^2 <= 36/11 (B^2 + 9/14 G^2 4^q),
+    since there are at most 2^d nodes of depth d, each within 2^{q-1-d} of its parent: O(G n), free of log n.
+
+    W: (*batch, m, n), real. decay: in (0, 1). Raises ValueError, TypeError.
+    Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 17; the constants are derived here.
+    """
+    W, decay = checks.matrix("W", W).detach(), checks.fraction("decay", decay)
+    n = W.shape[-1]
+    types, values = torch.arange(n, device=W.device), W.double()
+    low, high, above = types[:1], types[:1] + n, torch.zeros_like(values[..., :1])  # above: the parent's column
+    left, right = [], []
+    for depth in range(n.bit_length()):
+        middle = (low + high) // 2
+        here = values[..., middle]
+        left.append((here - above) / decay**depth)
+        right.append(((types >= low[:, None]) & (types < high[:, None])).double() * decay**depth)
+        low, high = torch.cat([low, middle + 1]), torch.cat([middle, high])
+        above = torch.cat([here, here], -1)[..., low < high]
+        low, high = low[low < high], high[low < high]
+    nodes = torch.cat(right).expand(*W.shape[:-2], n, n)
+    return at_uniform_weights(W, torch.cat(left, -1), nodes, p)
+
+
+def _eye(W: Tensor, side: int) -> Tensor:
+    return torch.eye(side, dtype=torch.float64, device=W.device).expand(*W.shape[:-2], side, side)
+
+
+def _root(W: Tensor) -> Tensor:
+    """The square root of the prefix matrix of W's side, (k, k) float64."""
+    place = torch.arange(W.shape[0], device=W.device)
+    j = place[1:].double()
+    f = torch.cat([torch.ones_like(place[:1]).double(), ((2 * j - 1) / (2 * j)).cumprod(0)])
+    return f[(place[:, None] - place).clamp_min(0)].tril()

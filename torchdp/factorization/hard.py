@@ -1,0 +1,202 @@
+"""How many users a locally private protocol needs: hard distributions from a dual witness, with every constant.
+
+The claim. W (m x n) are linear queries on n types. Users hold independent types of an unknown law mu, and each sends
+one epsilon-LDP message (non-interactive: no message depends on another; users may differ, public coins are allowed).
+If every answer (W mu)_v is estimated with root mean squared error at most alpha whatever mu is, then at least
+``HardInstance.samples`` users spoke.
+
+Its proof. Take a distribution c on queries, P on types, and directions M_v with sum_x M_vx = 0, <W_v, M_v> = 1. For
+each v the types have law lambda_v + t M_v, t unknown in [-B_v, B_v], where B_v |M_v| <= lambda_v: the answer to query
+v is a constant + t. A message has density A(y|x) and mean density q(y) = sum_x P_x A(y|x). Write E = e^epsilon.
+1. rho_y = A(y|.) / q(y) has mean 1 under P, and its values differ by factors of at most E. With
+   K = diag(c)^{1/2} M diag(P)^{-1/2}, h_y = diag(P)^{1/2} (rho_y - 1) and H = sum_y q(y) h_y h_y^T,
+       sum_v c_v sum_y (M_v A(y))^2 / q(y) = tr K H K^T.
+2. tr H <= (E - 1)^2 / 4E = sinh^2(epsilon/2), the largest variance of a density ratio with values in [a, E a] (Bhatia,
+   Davis 2000), and H <= tanh^2(epsilon/2) I, the contraction of chi^2 by an epsilon-LDP message (Asoodeh, Zhang 2022).
+   So the trace is at most tanh^2(epsilon/2) times the sum of the cosh^2(epsilon/2) largest squared singular values of
+   K (a fraction of the last counts in part): ``HardInstance.information``.
+3. In I_v, the Fisher information about t averaged over a symmetric prior, lambda_v + t M_v stands where q has P. That
+   costs theta_v with lambda_v A >= theta_v P A, and a_v >= E 1 / (1 - s^2) with |s| <= (|t| / B_v) tanh(epsilon/2) g_v,
+   g_v = max_x B_v |M_v| / lambda_v: so sum_v c_v (theta_v / a_v) I_v <= information.
+4. van Trees (Gill, Levit 1995) with the prior cos^2(pi t / 2 B_v) / B_v, whose Fisher information is pi^2 / B_v^2:
+   1 / alpha^2 <= n I_v + pi^2 / B_v^2 for each v. Average over v with the weights of step 3.
+At the witness of min over u of gamma_2(W - u 1^T) all singular values of K are 1 / gamma_2: for small alpha the bound
+is gamma_2^2 / (sinh^2(epsilon/2) alpha^2) where K has rank at least cosh^2(epsilon/2).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.dual import gamma2_dual
+from torchdp.factorization.factorize import factorize
+from torchdp.factorization.norm import witness
+from torchdp.workloads import Workload
+
+NEGLIGIBLE = 1e-12  # of <W, U>: a query whose share is mostly rounding
+WIDTHS = 64  # prior widths tried for each query
+NODES, MASSES = np.polynomial.legendre.leggauss(96)
+QUADRATURE_ERROR = 1e-8  # relative, of these nodes
+
+
+@dataclass(frozen=True)
+class HardInstance:
+    """For each query v a line of distributions along which its answer moves and the law of a message hardly does.
+
+    query_weights c: (m,) and type_weights P: (n,), probability vectors; directions M: (m, n), rows that sum to 0 and
+    have <W_v, M_v> = 1 (0 where c_v = 0). All float64.
+    """
+
+    query_weights: Tensor
+    type_weights: Tensor
+    directions: Tensor
+
+    def distributions(self, reach: float) -> tuple[Tensor, Tensor]:
+        """(lambda, B): laws (m, n) and half-widths (m,) such that lambda_v + t M_v is a distribution for |t| <= B_v.
+
+        lambda_v = max(P, reach |M_v|) / Z_v with Z_v its sum, and B_v = reach / Z_v. Raises ValueError on reach <= 0.
+        Guarantees: both ends are distributions, and their answers to query v differ by 2 B_v.
+        """
+        reach = checks.positive("reach", reach)
+        laws = torch.maximum(self.type_weights, reach * self.directions.abs())
+        size = laws.sum(-1)
+        return laws / size[:, None], reach / size
+
+    def information(self, epsilon: float) -> float:
+        """Most that one epsilon-LDP message tells about t, in the mean over v ~ c.
+
+        tanh^2(epsilon/2) * (sum of the cosh^2(epsilon/2) largest squared singular values of K); at most
+        sinh^2(epsilon/2) ||K||_op^2, and as epsilon grows ||K||_F^2, the information of the type itself.
+
+        Guarantees: sum_v c_v sum_y (sum_x M_vx A(y|x))^2 / (sum_x P_x A(y|x)) <= information for every epsilon-LDP A.
+        Source: steps 1 and 2 of this file's proof; it stands where Edmonds, Nikolov, Ullman (2020), Lemma 11, has
+        O(epsilon^2) times a squared norm from l_inf to L_2(c).
+        """
+        half = checks.positive("epsilon", epsilon) / 2
+        count = math.cosh(min(half, 50.0)) ** 2
+        parts = (count - torch.arange(len(self._spectrum), device=self._spectrum.device)).clamp(0, 1)
+        return math.tanh(half) ** 2 * float((parts * self._spectrum).sum())
+
+    def samples(self, alpha: float, epsilon: float) -> float:
+        """Users needed for root mean squared error at most ``alpha`` on every query, whatever the users' law.
+
+        (1 / information) sum_v c_v max over B of (theta_v / a_v) (1 / alpha^2 - pi^2 / B_v^2), not below 0.
+        A protocol whose error on every data set of n users is at most alpha errs by at most
+        alpha + (max - min of a query) / (2 sqrt n) on their law. At large epsilon fewer queries may need more users in
+        this bound: that of ``hard_instance(W[rows])`` holds for W too.
+
+        alpha: in the units of W. Raises ValueError.
+        Guarantees: no non-interactive epsilon-LDP protocol with fewer users has that error.
+        Source: after Edmonds, Nikolov, Ullman (2020), Theorems 22 and 23, with Fisher information in place of the KL
+        divergence; that spares the factor 4 of Lemma 15 and the factor log(1/alpha) of Lemma 20.
+        """
+        alpha, epsilon = checks.positive("alpha", alpha), checks.positive("epsilon", epsilon)
+        information = self.information(epsilon)
+        lengths = self.directions.abs().sum(-1)
+        if information == 0 or not bool((lengths > 0).any()):
+            return 0.0
+        narrow, wide = math.pi * alpha, 30 / float(lengths[lengths > 0].min())
+        best = torch.zeros_like(self.query_weights)
+        for reach in np.geomspace(narrow, wide, WIDTHS).tolist() if wide > narrow else ():
+            laws, half = self.distributions(reach)
+            size = reach / half  # lambda = (P + rest) / size, and rest A >= e^-epsilon P A (size - 1)
+            theta = (1 + (size - 1) * math.exp(-epsilon)) / size
+            g = (half[:, None] * self.directions.abs() / laws.clamp_min(1e-300)).amax(-1).clamp(max=1)
+            gain = theta / _mean_inverse(math.tanh(epsilon / 2) * g)
+            best = torch.maximum(best, gain * (alpha**-2 - (math.pi / half) ** 2))
+        return float((self.query_weights * best).sum()) / information
+
+    def samples_absolute(self, alpha: float, epsilon: float) -> float:
+        """Users needed for mean absolute error at most ``alpha`` on every query; so also for the mean largest error.
+
+        samples(alpha sqrt(2 e / pi)): an error of mean absolute value alpha has entropy power at most 2 e alpha^2 / pi
+        (the Laplace law's), and van Trees' inequality bounds the entropy power too.
+
+        Guarantees: no non-interactive epsilon-LDP protocol with fewer users has that error.
+        Source: Efroimovich (1980), from Stam's inequality. The error is that of Edmonds, Nikolov, Ullman (2020).
+        """
+        return self.samples(checks.positive("alpha", alpha) * math.sqrt(2 * math.e / math.pi), epsilon)
+
+    @cached_property
+    def _spectrum(self) -> Tensor:
+        """Squared singular values of K, descending."""
+        used = self.type_weights > 0
+        scale = torch.where(used, torch.where(used, self.type_weights, 1.0).rsqrt(), 0.0)
+        return torch.linalg.svdvals(self.query_weights.sqrt()[:, None] * self.directions * scale).square()
+
+
+def hard_instance(
+    W: Tensor | Workload, U: Tensor | None = None, column_weights: Tensor | None = None
+) -> HardInstance:
+    """Hard distributions for the queries W from any dual witness U, good or bad.
+
+    With P = column_weights (those of gamma2_dual(U) where None) U becomes U - U 1 P^T, whose rows sum to 0;
+    then c_v is proportional to <W_v, U_v>, and M_v = U_v / <W_v, U_v>. Queries with <W_v, U_v> <= 0 are left out.
+
+    W: (m, n), real, or a :class:`Workload`; U: (m, n), None for the witness of min over u of gamma_2(W - u 1^T), the
+    best as alpha -> 0 (column_weights are then its own); column_weights: (n,), non-negative. Where every type also has
+    its negative, as in W and -W side by side, that least norm is gamma_2(W), and U and -U side by side its witness.
+    Warns like :func:`factorize`. Raises ValueError, TypeError.
+
+    Guarantees: the rows of the directions sum to 0 and move their query's answer at rate 1.
+    Source: Edmonds, Nikolov, Ullman (2020), Lemmas 17 to 21, without their symmetrization.
+    """
+    W = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach().double()
+    if W.ndim != 2:
+        raise ValueError(f"W must be one matrix, not of shape {tuple(W.shape)}")
+    if U is None:
+        found = factorize(W, shift=True)
+        column_weights = found.column_weights
+        U = witness(W, found.row_weights, column_weights, shift=True)
+    U = checks.matrix("U", U).detach().double()
+    if U.shape != W.shape:
+        raise ValueError(f"U must have W's shape {tuple(W.shape)}, not {tuple(U.shape)}")
+    if column_weights is None:
+        column_weights = gamma2_dual(U).column_weights
+    P = checks.floating("column_weights", column_weights).detach().double()
+    if P.shape != W.shape[1:] or (P < 0).any() or not (P > 0).any():
+        raise ValueError(f"column_weights must be {W.shape[1]} non-negative numbers, not all 0")
+    P = P / P.sum()
+    U = torch.where(P > 0, U, 0.0)
+    U = U - U.sum(-1, keepdim=True) * P
+    share = (W * U).sum(-1)
+    share = torch.where(share > NEGLIGIBLE * share.clamp_min(0).sum(), share, 0.0)
+    used = share > 0
+    directions = torch.where(used[:, None], U / torch.where(used, share, 1.0)[:, None], 0.0)
+    total = share.sum()
+    return HardInstance(share / torch.where(total > 0, total, 1.0), P, directions)
+
+
+def sample_upper_bound(
+    norm: float, variance: float, alpha: float, *, spread: float = 0.0, bias: float = 0.0
+) -> float:
+    """Users with whom the local factorization mechanism has root mean squared error ``alpha`` on every query.
+
+    (norm^2 variance + spread^2 / 4) / (alpha^2 - bias^2): each user of type x sends an unbiased message of R_x with
+    covariance ``variance`` * (largest ||R_x||)^2 * I, and query v is read off the mean as <L_v, .> (plus the shift).
+
+    norm: largest row norm of L * largest column norm of R, gamma_2 or its upper bound; variance: of the randomizer on
+    the unit ball, ``PrivUnitG(dim, epsilon).moments.variance``; bias: largest abs(W - L R - shift); spread: largest
+    max - min of a row of L R where the users are a sample of the law whose answers are wanted, 0 for the
+    users' own. Raises ValueError.
+    Guarantees: that many users are enough.
+    Source: after Edmonds, Nikolov, Ullman (2020), Theorem 10, for the error of one query in place of the largest.
+    """
+    norm, spread = checks.non_negative("norm", norm), checks.non_negative("spread", spread)
+    variance, alpha = checks.positive("variance", variance), checks.positive("alpha", alpha)
+    bias = checks.non_negative("bias", bias)
+    if bias >= alpha:
+        raise ValueError(f"bias must be below alpha = {alpha:g}, not {bias!r}: more users do not reduce it")
+    return (norm**2 * variance + spread**2 / 4) / (alpha**2 - bias**2)
+
+
+def _mean_inverse(b: Tensor) -> Tensor:
+    """E 1 / (1 - b^2 s^2) for s of density cos^2(pi s / 2) on [-1, 1], rounded up; b in [0, 1]."""
+    nodes = torch.as_tensor(NODES, dtype=b.dtype, device=b.device)
+    masses = torch.as_tensor(MASSES, dtype=b.dtype, device=b.device) * torch.cos(math.pi / 2 * nodes) ** 2
+    return (masses / (1 - (b[..., None] * nodes) ** 2)).sum(-1) * (1 + QUADRATURE_ERROR)

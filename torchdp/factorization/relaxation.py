@@ -1,0 +1,156 @@
+"""The gradient relaxation: factors as nn.Modules, to be trained on any loss in an ordinary torch loop.
+
+A module's forward() returns (left, right), differentiable in its parameters. It starts from a decomposition of W and
+draws nothing at random. Parameters and buffers are plain tensors in W's dtype and on its device, for W scaled to a
+largest entry of 1, so that one learning rate serves W of any size; ``unit`` is the square root of that scale.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchdp import checks
+
+FAINT = 1e-3  # singular values below it start with their weight on one factor: two zero factors have no gradient
+
+
+class Relaxation(nn.Module):
+    """left right = W + alpha tanh(E): within alpha of W, entry by entry, at every value of the parameters T and E.
+
+    With W = U S V^T, L0 = U S^{1/2} and R0 = S^{1/2} V^T (m >= n; a wide W is transposed, and its factors with it),
+        right = T R0,  left = (L0 + alpha tanh(E) R0^{-1}) T^{-1}.
+    T (q x q) starts at the identity and E (m x n) at 0. alpha = 0: there is no E, and q is the rank of W (the largest
+    of a batch). alpha > 0: q = min(m, n), and the singular values in R0 are raised to alpha sqrt(max(m, n)) at least.
+
+    W: (*batch, m, n), real; each problem of the batch has its own T and E. alpha: a number >= 0, in W's units.
+    Raises ValueError, TypeError.
+    Guarantees: abs(left right - W) <= alpha in every entry, up to rounding.
+    """
+
+    W: Tensor
+    unit: Tensor
+    alpha: Tensor
+    start_left: Tensor
+    start_right: Tensor
+    inverse: Tensor | None
+
+    def __init__(self, W: Tensor, *, alpha: float = 0.0) -> None:
+        super().__init__()
+        alpha = 0.0 if alpha == 0 else checks.positive("alpha", alpha)
+        W, scale, tall = _prepare(self, W)
+        wide = W.shape[-2] < W.shape[-1]
+        U, S, Vh = torch.linalg.svd(tall.mT if wide else tall, full_matrices=False)
+        S = torch.where(S > max(W.shape[-2:]) * torch.finfo(S.dtype).eps * S[..., :1], S, 0.0)
+        relative = alpha / scale  # (*batch, 1, 1)
+        if alpha == 0:
+            q = max(1, int((S > 0).sum(-1).max()))
+            U, S, Vh = U[..., :q], S[..., :q], Vh[..., :q, :]
+            root = divisor = S.sqrt()
+        else:
+            root = torch.maximum(S, relative[..., 0] * math.sqrt(max(W.shape[-2:]))).sqrt()
+            divisor = S / root
+        self.register_buffer("alpha", relative.to(W))
+        self.register_buffer("start_left", (U * divisor[..., None, :]).to(W))
+        self.register_buffer("start_right", (root[..., None] * Vh).to(W))
+        self.register_buffer("inverse", (Vh.mT / root[..., None, :]).to(W) if alpha > 0 else None)
+        eye = torch.eye(root.shape[-1], dtype=W.dtype, device=W.device)
+        self.T = nn.Parameter(eye.expand(*W.shape[:-2], *eye.shape).clone())
+        self.E = nn.Parameter(torch.zeros_like(W)) if alpha > 0 else None
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(left, right), of shapes (*batch, m, q) and (*batch, q, n)."""
+        wide = self.W.shape[-2] < self.W.shape[-1]
+        left = self.start_left
+        if self.E is not None and self.inverse is not None:
+            moved = self.alpha * self.E.tanh()
+            left = left + (moved.mT if wide else moved) @ self.inverse
+        left = self.unit * torch.linalg.solve(self.T, left, left=False)
+        right = self.unit * (self.T @ self.start_right)
+        return (right.mT, left.mT) if wide else (left, right)
+
+
+class LowRankRelaxation(nn.Module):
+    """left right of rank at most ``rank``, near W: both factors are parameters and start at the truncated SVD of W.
+
+    Nothing keeps the product near W but the loss, and no rank below W's can reach it.
+
+    W: (*batch, m, n), real. rank: at least 1; min(m, n) serves for more. Raises ValueError, TypeError.
+    """
+
+    W: Tensor
+    unit: Tensor
+
+    def __init__(self, W: Tensor, rank: int) -> None:
+        super().__init__()
+        W, _, scaled = _prepare(self, W)
+        rank = checks.integer("rank", rank, 1)
+        U, S, Vh = torch.linalg.svd(scaled, full_matrices=False)
+        U, S, Vh = U[..., :rank], S[..., :rank], Vh[..., :rank, :]
+        root = S.clamp_min(FAINT).sqrt()
+        self.left = nn.Parameter((U * (S / root)[..., None, :]).to(W))
+        self.right = nn.Parameter((root[..., None] * Vh).to(W))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(left, right), of shapes (*batch, m, rank) and (*batch, rank, n)."""
+        return self.unit * self.left, self.unit * self.right
+
+
+class SignatureRelaxation(nn.Module):
+    """right^T diag(weights) right of rank at most ``rank``, near a symmetric W: one vector for each type.
+
+    Parameters: ``right`` (*batch, rank, n) and ``weights`` (*batch, rank), which start at the eigenvectors of the
+    eigenvalues of largest size and at their signs. Nothing keeps the product near W but the loss.
+
+    W: (*batch, n, n), real, symmetric. rank: at least 1; n serves for more. Raises ValueError, TypeError.
+    """
+
+    W: Tensor
+    unit: Tensor
+
+    def __init__(self, W: Tensor, rank: int) -> None:
+        super().__init__()
+        W, _, scaled = _prepare(self, W)
+        rank = checks.integer("rank", rank, 1)
+        if W.shape[-1] != W.shape[-2] or not torch.allclose(scaled, scaled.mT, rtol=0, atol=1e-6):
+            raise ValueError(
+                "W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2, and "
+                "LowRankRelaxation takes any matrix"
+            )
+        values, vectors = torch.linalg.eigh(scaled)
+        order = values.abs().argsort(-1, descending=True)[..., :rank]
+        values, vectors = values.gather(-1, order), vectors.take_along_dim(order[..., None, :], -1)
+        size = values.abs().clamp_min(FAINT)
+        self.right = nn.Parameter((size.sqrt()[..., None] * vectors.mT).to(W))
+        self.weights = nn.Parameter((values / size).to(W))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(left, right), left = right^T diag(weights), of shapes (*batch, n, rank) and (*batch, rank, n)."""
+        right = self.unit * self.right
+        return right.mT * self.weights[..., None, :], right
+
+
+def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = math.inf) -> Tensor:
+    """The logarithm of a factorization's norm, smoothed: (*batch), differentiable.
+
+    (log ||a||_s + log ||b||_t) / 2 with a_i = ||left_i||^2, b_j = ||right_j||^2, t = ``sharpness`` and s = min(t, p/2):
+    ||.||_t is the log-sum-exp smoothing of the maximum on the scale of log b, at temperature 1/t.
+    Guarantees: at least the logarithm of the l_p norm of left's row norms * the largest column norm of right.
+    """
+    rows = _log_norm(left.square().sum(-1), min(sharpness, p / 2))
+    return (rows + _log_norm(right.square().sum(-2), sharpness)) / 2
+
+
+def _log_norm(values: Tensor, order: float) -> Tensor:
+    values = values.clamp_min(torch.finfo(values.dtype).tiny)  # a zero row or column has no logarithm
+    return (order * values.log()).logsumexp(-1) / order
+
+
+def _prepare(module: nn.Module, W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """W as the module keeps it, its scale max abs(W), (*batch, 1, 1), and W / scale, both float64."""
+    W = checks.matrix("W", W).detach().clone()
+    scale = W.double().abs().amax((-2, -1), keepdim=True)
+    scale = torch.where(scale > 0, scale, 1.0)
+    module.register_buffer("W", W)
+    module.register_buffer("unit", scale.sqrt().to(W))
+    return W, scale, W.double() / scale
