@@ -17,12 +17,13 @@ def blocks(language):
 
 
 def test_python_blocks(tmp_path):
-    code = blocks("python")
-    assert code
-    for block in code:
+    printed = []
+    for block in blocks("python"):
         done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert "local differential privacy, at most epsilon = 1" in done.stdout
+        printed.append(done.stdout)
+    assert "local differential privacy, at most epsilon = 1" in printed[0]
+    assert "tensor(2.1114, dtype=torch.float64)" in printed[1]
 
 
 def test_estimate_command(tmp_path, monkeypatch, capsys):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.factorization import certify, gradient
+from torchdp.factorization import Certificate, certify, gradient
 from torchdp.factorization.fixed_point import solve
 from torchdp.randomness import keyed_generator
 
@@ -63,8 +63,8 @@ def fixed_point(W: Tensor, tol: float, memory: int = MEMORY, p: float = math.inf
     return found.left, found.right, found.row_weights, found.column_weights, found.iterations
 
 
-def by_gradient(W: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    found = gradient(W)
+def by_gradient(W: Tensor, steps: int = 1000) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    found = gradient(W, steps=steps)
     return found.left, found.right, found.row_weights, found.column_weights, found.iterations
 
 
@@ -82,7 +82,7 @@ def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple[Tensor, Tensor,
     return root[:m], root[m:].T, weights[:m], weights[m:], None
 
 
-def by_jax_privacy(W: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
+def by_jax_privacy(W: Tensor, reduction: str, steps: int = 10_000) -> tuple[Tensor, Tensor]:
     jax = import_jax()
     import jax.numpy as jnp
     import numpy as np
@@ -93,7 +93,8 @@ def by_jax_privacy(W: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
         return top * jnp.mean((errors / top) ** p) ** (1 / p)
 
     reductions = {"mean": jnp.mean, "max": jnp.max, "p-norm 128": p_norm}
-    strategy = dense.optimize(W.shape[1], A=jnp.asarray(W.numpy()), reduction_fn=reductions[reduction])
+    A, reduction_fn = jnp.asarray(W.numpy()), reductions[reduction]
+    strategy = dense.optimize(W.shape[1], A=A, reduction_fn=reduction_fn, max_optimizer_steps=steps)
     return completed(W, torch.from_numpy(np.array(strategy)).double())
 
 
@@ -129,13 +130,17 @@ def completed(W: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     return W @ torch.linalg.pinv(C), C
 
 
-def show(problem: str, name: str, W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float) -> None:
-    """One row of the table; ``weights`` are for solvers that return none."""
+def available(run: Run) -> ImportError | None:
+    """What is missing; a first call on a small problem, which is not timed."""
     try:
         run(workloads.prefix(4).dense())
     except ImportError as error:
-        print(f"{problem:<18}{name:<34}missing: {error.name}", flush=True)
-        return
+        return error
+    return None
+
+
+def judged(W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float) -> tuple[float, Certificate, int | None]:
+    """CPU seconds, certificate and iterations; ``weights`` are for solvers that return none."""
     seconds, spent = math.inf, 0.0
     while spent < SHORTEST:  # the quickest of several short runs
         start = time.process_time()
@@ -143,7 +148,15 @@ def show(problem: str, name: str, W: Tensor, run: Run, weights: tuple[Tensor, Te
         last = time.process_time() - start
         seconds, spent = min(seconds, last), spent + last
     c, P, iterations = rest or (*weights, None)
-    certificate = certify(W, left, right, c, P, p=p)
+    return seconds, certify(W, left, right, c, P, p=p), iterations
+
+
+def show(problem: str, name: str, W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float) -> None:
+    """One row of the table."""
+    if missing := available(run):
+        print(f"{problem:<18}{name:<34}missing: {missing.name}", flush=True)
+        return
+    seconds, certificate, iterations = judged(W, run, weights, p)
     bounds = f"[{float(certificate.lower):.7f}, {float(certificate.upper):.7f}]"
     count = "" if iterations is None else iterations
     print(

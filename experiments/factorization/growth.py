@@ -1,0 +1,135 @@
+"""How gamma_2 grows with the number of types: certified brackets and a figure.
+
+Papers: Edmonds, Nikolov, Ullman (2020), section 1 (thresholds); Ghazi et al. (2023), section 5 (abs(i - j), Kendall).
+Command:  python experiments/factorization/growth.py
+Expected: prefix sums ln k / pi + 0.755 at k = 1024; all ranges within 0.01 of 0.43 ln k + 0.70 for k from 32 to 256;
+    Kendall's tau on a grid of sqrt k x sqrt k within 1 % of (2/pi)^2 (ln(sqrt k) + 0.819)^2 from k = 64 on, a squared
+    logarithm; abs(i - j)/(k - 1) exactly 1, and 1/2 with its free constant; random signs within 1 % of 8 sqrt(k)/(3 pi)
+    from k = 64 on.
+Output: results/growth/growth.csv and .png; points already in the CSV are not computed again, drawing only reads it.
+Time: about a minute on one CPU core; --smoke in 3 s.
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import factorize, factorize_product, free_constant
+from torchdp.randomness import keyed_generator
+
+FIELDS = ("workload", "k", "lower", "upper")
+Bounds = tuple[float, float]
+SIZES = {
+    "all ranges": (4, 8, 16, 32, 64, 128, 256),
+    "Kendall": (4, 16, 64, 256, 1024, 4096, 16384, 65536),
+    "abs(i - j), free constant": (4, 8, 16, 32, 64, 128, 256),
+}
+OTHER_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+EXPECTED: dict[str, Callable[[float], float]] = {  # dashed in the figure
+    "prefix": lambda k: math.log(k) / math.pi + 0.75,
+    "Kendall": lambda k: (2 / math.pi * (math.log(k) / 2 + 0.819)) ** 2,
+    "random signs": lambda k: 8 * math.sqrt(k) / (3 * math.pi),
+    "abs(i - j)": lambda k: 1.0,
+    "abs(i - j), free constant": lambda k: 0.5,
+}
+
+
+def of(workload: workloads.Workload) -> Bounds:
+    tol = 1e-3 if workload.shape[0] > 10_000 else 1e-4
+    certificate = factorize(workload, tol=tol).certificate
+    return float(certificate.lower), float(certificate.upper)
+
+
+def kendall(k: int) -> Bounds:
+    certificate = factorize_product(workloads.kendall(math.isqrt(k), math.isqrt(k))).certificate
+    return float(certificate.lower), float(certificate.upper)
+
+
+def absolute_difference(k: int) -> workloads.Workload:
+    return workloads.absolute_difference(k, spacing=1 / (k - 1))
+
+
+def with_constant(k: int) -> Bounds:
+    found = free_constant(absolute_difference(k).dense())
+    return found.lower, found.upper
+
+
+def random_signs(k: int) -> workloads.Workload:
+    signs = torch.randint(0, 2, (k, k), generator=keyed_generator(f"signs {k}".encode())).double() * 2 - 1
+    return workloads.Workload("random signs", (signs,))
+
+
+MEASURES: dict[str, Callable[[int], Bounds]] = {
+    "prefix": lambda k: of(workloads.prefix(k)),
+    "all ranges": lambda k: of(workloads.all_ranges(k)),
+    "Kendall": kendall,
+    "abs(i - j)": lambda k: of(absolute_difference(k)),
+    "abs(i - j), free constant": with_constant,
+    "random signs": lambda k: of(random_signs(k)),
+}
+
+
+def draw(rows: list[dict[str, str]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    panels = figure.subplots(1, 3)
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+    for name, colour in zip(MEASURES, colours, strict=True):
+        axes = panels[{"Kendall": 1, "random signs": 2}.get(name, 0)]
+        points = [
+            (int(row["k"]), float(row["lower"]), float(row["upper"])) for row in rows if row["workload"] == name
+        ]
+        sizes, lower, upper = zip(*sorted(points), strict=True)
+        middle = [(a + b) / 2 for a, b in zip(lower, upper, strict=True)]
+        half = [max(0.0, b - a) / 2 for a, b in zip(lower, upper, strict=True)]
+        style = {"color": colour, "capsize": 3, "markersize": 4, "linewidth": 1}
+        axes.errorbar(sizes, middle, yerr=half, fmt="o-", label=name, **style)
+        if name in EXPECTED:
+            axes.plot(sizes, [EXPECTED[name](k) for k in sizes], "--", color=colour, linewidth=2, alpha=0.5)
+    panels[0].set(xscale="log", ylim=(0, 4.4), title="One dimension: a logarithm, or a constant")
+    panels[1].set(xscale="log", title="Kendall on a square grid: a squared logarithm")
+    panels[2].set(xscale="log", yscale="log", title="Random signs: a square root")
+    for axes in panels:
+        axes.set(xlabel="number of types k", ylabel="gamma_2")
+        axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
+        axes.legend(title="bars: certified bracket; dashed: formula", fontsize="small", title_fontsize="small")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--out", type=Path, default=Path("results/growth"))
+    arguments.add_argument("--smoke", action="store_true")
+    options = arguments.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "growth.csv"
+    rows: list[dict[str, str]] = []
+    if path.exists():
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    known = {(row["workload"], int(row["k"])): row for row in rows}
+    print(f"{'workload':<28}{'k':>7}{'lower':>13}{'upper':>13}")
+    for name, measure in MEASURES.items():
+        for k in SIZES.get(name, OTHER_SIZES)[: 3 if options.smoke else None]:
+            if (name, k) not in known:
+                lower, upper = measure(k)
+                known[name, k] = {"workload": name, "k": str(k), "lower": repr(lower), "upper": repr(upper)}
+                with path.open("w", newline="") as file:  # after each point: a killed run loses nothing
+                    writer = csv.DictWriter(file, FIELDS)
+                    writer.writeheader()
+                    writer.writerows(known.values())
+            row = known[name, k]
+            print(f"{name:<28}{k:>7}{float(row['lower']):>13.7f}{float(row['upper']):>13.7f}", flush=True)
+    with path.open(newline="") as file:
+        draw(list(csv.DictReader(file)), options.out / "growth.png")
+    print(path.resolve())
+
+
+if __name__ == "__main__":
+    main()
