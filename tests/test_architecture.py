@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels"},
+    "queries": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},

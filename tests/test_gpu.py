@@ -4,7 +4,20 @@ import pytest
 import torch
 
 from torchdp import pairwise, simulate, workloads
-from torchdp.factorization import factorize, gamma2, gradient, signature_form
+from torchdp.factorization import (
+    approximate,
+    circulant,
+    factorize,
+    factorize_product,
+    gamma2,
+    gamma2_dual,
+    gradient,
+    hard_instance,
+    lipschitz_tree,
+    low_rank,
+    priced,
+    signature_form,
+)
 from torchdp.randomness import keyed_generator
 
 pytestmark = pytest.mark.gpu
@@ -31,6 +44,21 @@ def test_prefix_signature_gradient_and_gamma2():
     W = cuda_normal(5, 5).requires_grad_()
     gamma2(W).backward()
     assert W.grad.is_cuda and torch.isfinite(W.grad).all()
+
+
+def test_approximate_norms_duals_and_structure():
+    W = workloads.prefix(16, device="cuda")
+    found = approximate(W, torch.tensor([0.1, 0.6], device="cuda"))  # the second needs the semidefinite program
+    assert found.left.is_cuda and found.certificate.gap.max() <= 1e-3
+    assert priced(W, 2.0).certificate.gap <= 1e-3
+    assert gamma2_dual(found.witness[0]).gap <= 1e-5
+    assert hard_instance(W).samples(0.01, 1.0) == pytest.approx(
+        hard_instance(workloads.prefix(16)).samples(0.01, 1.0)
+    )
+    assert low_rank(W.dense(), 8, 0.34).distortion <= 0.34
+    assert factorize_product(workloads.kendall(8, 8, device="cuda")).certificate.gap <= 1e-3
+    assert circulant(cuda_normal(8)).certificate.gap <= 1e-10
+    assert lipschitz_tree(torch.eye(5, dtype=torch.float64, device="cuda")).left.is_cuda
 
 
 @pytest.mark.parametrize(

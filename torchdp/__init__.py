@@ -6,6 +6,7 @@ The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothi
 - :mod:`torchdp.workloads`: linear queries and pairwise kernels as matrices
 - :mod:`torchdp.factorization`: certified factorization norms
 - :mod:`torchdp.randomizers`: what one user runs
+- :mod:`torchdp.queries`: linear queries, local and central; agnostic learning
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
@@ -15,7 +16,7 @@ import importlib
 from types import ModuleType
 
 __version__ = "0.1.0"
-__all__ = ["factorization", "kernels", "pairwise", "privacy", "randomizers", "simulate", "workloads"]
+__all__ = ["factorization", "kernels", "pairwise", "privacy", "queries", "randomizers", "simulate", "workloads"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -11,6 +11,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 RUN_HERE = {
+    "enu/choose.py",
+    "enu/learner.py",
     "bench/randomizers.py",
     "pairwise/error_vs_n.py",
     "pairwise/free_constant.py",
@@ -18,12 +20,15 @@ RUN_HERE = {
     "pairwise/large_domain.py",
     "pairwise/demo.py",
     "factorization/approximate.py",
+    "factorization/gap_against_time.py",
+    "factorization/growth.py",
     "factorization/known_values.py",
     "factorization/lower_bounds.py",
     "factorization/prefix_constant.py",
     "factorization/rank.py",
     "factorization/solvers.py",
     "factorization/structured.py",
+    "factorization/table.py",
 }
 
 
@@ -111,6 +116,44 @@ def test_lower_bounds():
         alpha, needed, enough, ratio = map(float, row.split()[-5:-1])
         assert needed <= enough and (alpha > 0.001 or ratio < 2)
     assert all(2 < float(row.split()[-1]) < 5 for row in central.splitlines()[2:])
+
+
+def test_table(tmp_path):
+    arguments = (FOLDER / "factorization/table.py", "--smoke", "--out", tmp_path)
+    first, again = run(*arguments), run(*arguments)
+    assert first == again  # the second run reads what the first one wrote
+    with (tmp_path / "factorization_table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 20 and all(float(row["lower"]) <= float(row["upper"]) * (1 + 1e-12) for row in rows)
+
+
+def test_growth(tmp_path):
+    printed = run(FOLDER / "factorization/growth.py", "--smoke", "--out", tmp_path)
+    assert re.search(r"Kendall +64 +3.4142136 +3.4142136", printed)
+    assert (tmp_path / "growth.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_gap_against_time(tmp_path):
+    printed = run(FOLDER / "factorization/gap_against_time.py", "--smoke", "--out", tmp_path)
+    rows = [line.split() for line in printed.splitlines() if line.startswith("prefix 8          fixed point")]
+    assert len(rows) == 3 and all(float(row[-1]) <= float(row[4]) for row in rows)
+    assert (tmp_path / "gap_against_time.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_choose(tmp_path):
+    printed = run(FOLDER / "enu/choose.py", "--smoke", "--out", tmp_path)
+    assert float(re.search(r"better by: (-?[\d.]+) standard errors", printed).group(1)) < 4
+    with (tmp_path / "choose.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert abs(float(row["measured_ratio"]) - 1) < 5 * float(row["standard_error"])
+
+
+def test_learner(tmp_path):
+    printed = run(FOLDER / "enu/learner.py", "--smoke", "--out", tmp_path)
+    with (tmp_path / "learner.csv").open(newline="") as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    assert len(rows) == 4 and all(row["least"] <= row["loss"] < 0.6 for row in rows)
+    assert "300 stumps" in printed and (tmp_path / "learner.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_structured():

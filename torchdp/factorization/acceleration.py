@@ -7,7 +7,7 @@ RIDGE = 1e-8  # of the least squares, relative
 
 
 class History:
-    """Anderson acceleration of weights -> weights e^update, problem by problem."""
+    """The last updates of weights -> weights e^update."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
@@ -47,4 +47,5 @@ class History:
 
 
 def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """``new`` for the problems of the batch in ``mask``, ``old`` for the others."""
     return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)

@@ -15,7 +15,7 @@ from torchdp.factorization.norm import witness
 from torchdp.factorization.splitting import Best, Bound, Price, conic, weighted
 from torchdp.workloads import Workload
 
-LARGEST_CONE = 2048  # m + n up to which the semidefinite program is worth its eigendecompositions
+LARGEST_CONE = 1024  # m + n up to which the semidefinite program is worth its eigendecompositions
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def approximate(
 
     Two splittings: :func:`~torchdp.factorization.splitting.weighted` costs an eigendecomposition of side min(m, n) an
     iteration; where the weights vanish on rows that still bind, :func:`~torchdp.factorization.splitting.conic` (side
-    m + n, up to 2048) finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true
+    m + n, up to 1024) finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true
     all the same. Raises ValueError, TypeError.
 
     Guarantees: certificate.lower <= gamma_2(W; alpha) <= certificate.upper, and certificate.residual <= alpha up to

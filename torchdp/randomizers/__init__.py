@@ -1,15 +1,39 @@
 """What one user runs: messages with an exact privacy guarantee, exact moments, and exact sums over users."""
 
+from torchdp.randomizers.ball import BallMoments, BallRandomizer
 from torchdp.randomizers.base import LocalRandomizer
-from torchdp.randomizers.privunitg import IsotropicMoments, PrivUnitG
+from torchdp.randomizers.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
+from torchdp.randomizers.frequency import FrequencyOracle
+from torchdp.randomizers.gaussian_vector import GaussianVector
+from torchdp.randomizers.hadamard_response import HadamardResponse
+from torchdp.randomizers.privunit import PrivUnit
+from torchdp.randomizers.privunitg import PrivUnitG
+from torchdp.randomizers.projunit import ProjUnit
 from torchdp.randomizers.randomized_response import FiniteMoments, RandomizedResponse
+from torchdp.randomizers.sign_rounding import DuchiJordanWainwright, PointRelease
+from torchdp.randomizers.strategy import StrategyMatrix
+from torchdp.randomizers.subgaussian import SubGaussian
+from torchdp.randomizers.subset_selection import SubsetSelection
 from torchdp.randomizers.tilted_normal import TiltedNormal
 
 __all__ = [
+    "BallMoments",
+    "BallRandomizer",
+    "DuchiJordanWainwright",
     "FiniteMoments",
-    "IsotropicMoments",
+    "FrequencyOracle",
+    "GaussianVector",
+    "HadamardResponse",
     "LocalRandomizer",
+    "OptimizedUnaryEncoding",
+    "PointRelease",
+    "PrivUnit",
     "PrivUnitG",
+    "ProjUnit",
     "RandomizedResponse",
+    "StrategyMatrix",
+    "SubGaussian",
+    "SubsetSelection",
+    "SymmetricUnaryEncoding",
     "TiltedNormal",
 ]

@@ -17,7 +17,8 @@ class LocalRandomizer(ABC):
     """What one user runs: a private message whose decoded value is unbiased.
 
     Two paths, one law: ``sample`` gives each user's own message; ``sample_sum`` gives the sum of the decoded
-    messages of all users, drawn exactly at a cost that does not grow with their number.
+    messages of all users, drawn exactly and without making them, mostly at a cost that does not grow with their
+    number.
     """
 
     @property

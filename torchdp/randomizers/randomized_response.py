@@ -9,7 +9,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import LocalRandomizer, exact_local, user_counts
+from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.draws import binomial
+from torchdp.randomizers.frequency import FrequencyOracle, alphabet, budget, spread
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class FiniteMoments:
 
 
 @dataclass(frozen=True)
-class RandomizedResponse(LocalRandomizer):
+class RandomizedResponse(FrequencyOracle):
     """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
 
     k >= 2; epsilon in (0, 700]. Raises ValueError.
@@ -46,10 +48,8 @@ class RandomizedResponse(LocalRandomizer):
     epsilon: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", checks.integer("k", self.k, 2))
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        if self.epsilon > 700:
-            raise ValueError(f"epsilon must be at most 700, not {self.epsilon!r}")
+        object.__setattr__(self, "k", alphabet(self.k))
+        object.__setattr__(self, "epsilon", budget(self.epsilon))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -73,16 +73,30 @@ class RandomizedResponse(LocalRandomizer):
         uniform, other = torch.rand((2, *x.shape), dtype=torch.float64, device=x.device, generator=generator)
         return torch.where(uniform < self._uniform, (other * self.k).long(), x)
 
-    def decode_sum(self, messages: Tensor) -> Tensor:
-        """Sum of (e_y - q 1)/(p - q) over the users: (users,) -> (k,), float64."""
-        reports = checks.indices("messages", messages, self.k)
-        return self.decode_counts(torch.bincount(reports.flatten(), minlength=self.k))
+    @property
+    def tallies(self) -> int:
+        """k: how many users report each value."""
+        return self.k
+
+    @property
+    def _words(self) -> int:
+        return 1
+
+    def covariance(self, x: int) -> Tensor:
+        return self.moments.covariance(x)
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2. O(m k)."""
+        d, S = spread(self._workload(W))
+        return (self._q / self._kept * S + self._uniform * d.square()) / self._kept
+
+    def tally(self, messages: Tensor) -> Tensor:
+        """How many messages are each value: (k,), int64. messages: integers in [0, k)."""
+        return torch.bincount(checks.indices("messages", messages, self.k).flatten(), minlength=self.k)
 
     def decode_counts(self, reports: Tensor) -> Tensor:
-        """The same from the counts of the reports: (*batch, k) -> (*batch, k)."""
-        reports = checks.floating("reports", reports).double()
-        if reports.ndim == 0 or reports.shape[-1] != self.k:
-            raise ValueError(f"reports must have shape (..., {self.k}), not {tuple(reports.shape)}")
+        """Sum of (e_y - q 1)/(p - q) over the users, from the counts of their reports: (*batch, k) -> (*batch, k)."""
+        reports = self._tallied(reports)
         users = reports.sum(-1, keepdim=True)
         return (reports - users * self._q) / self._kept
 
@@ -97,7 +111,7 @@ class RandomizedResponse(LocalRandomizer):
         counts = user_counts(counts, self.k)
         generator = checks.random_source(generator, counts.device)
         counts = counts.expand(*checks.sample_shape(sample_shape), self.k)
-        uniform = _binomial(counts, torch.full_like(counts, self._uniform, dtype=torch.float64), generator)
+        uniform = binomial(counts, torch.full_like(counts, self._uniform, dtype=torch.float64), generator)
         pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
         width = 1 << self.bits
         while width > 1:  # split each pool of `width` values into its two halves
@@ -106,24 +120,10 @@ class RandomizedResponse(LocalRandomizer):
             left = (self.k - starts).clamp(0, half)  # values below k in each half
             both = (self.k - starts).clamp(0, width)
             share = torch.where(both > 0, left.double() / both.clamp_min(1), 1.0)
-            first = _binomial(pools, share.expand(pools.shape), generator)
+            first = binomial(pools, share, generator)
             pools = torch.stack([first, pools - first], -1).flatten(-2)
             width = half
         return counts - uniform + pools[..., : self.k]
-
-    def sample_sum(
-        self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        """Sum of the decoded reports of counts[i] users who hold points[i]: (*sample_shape, k), float64.
-
-        points: (m,) integers in [0, k); counts: (m,). Cost O(m + k) for each repetition.
-        """
-        points = checks.indices("points", points, self.k)
-        if points.ndim != 1:
-            raise ValueError(f"points must have shape (m,), not {tuple(points.shape)}")
-        counts = user_counts(counts, points.shape[0])
-        histogram = torch.zeros(self.k, dtype=torch.int64, device=counts.device).index_add_(0, points, counts)
-        return self.decode_counts(self.sample_reports(histogram, generator=generator, sample_shape=sample_shape))
 
     @property
     def _q(self) -> float:
@@ -136,8 +136,3 @@ class RandomizedResponse(LocalRandomizer):
     @property
     def _uniform(self) -> float:
         return self.k * self._q  # 1 - (p - q); kept to full precision where it is tiny
-
-
-def _binomial(counts: Tensor, probability: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = torch.binomial(counts.double(), probability.contiguous(), generator=generator)
-    return drawn.to(torch.int64)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.kernels import privunitg
+from torchdp.randomizers.logit_beta import panel_rule
 from torchdp.randomizers.truncated_sums import sample_truncated_sums
 
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0
@@ -85,6 +86,14 @@ class TiltedNormal:
         return privunitg.tilted_normal(
             branch, 1 - tail, threshold=self.threshold, upper=self.upper, survival=self.survival
         )
+
+    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes and weights for expectations under this law, with an edge at k."""
+        grid, weights = panel_rule(48)
+        reach = 38.0  # the normal density underflows there
+        t = np.concatenate([self.threshold - reach * grid, self.threshold + reach * grid])
+        density = np.repeat([self.low_density, self.high_density], len(grid)) * np.exp(-t * t / 2)
+        return t, np.tile(weights, 2) * reach * density / math.sqrt(2 * math.pi)
 
     def sample_sums(self, counts: Tensor, *, generator: torch.Generator, sample_shape: tuple[int, ...]) -> Tensor:
         """For each entry n of ``counts`` the sum of n independent copies of tau; (*sample_shape, *counts.shape).

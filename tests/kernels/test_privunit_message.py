@@ -1,0 +1,104 @@
+"""The message formula against the theorem's own construction in d + 1 dimensions, from the same random numbers."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.kernels import privunit
+
+MEAN, RADIUS = 0.7, 2.5
+
+
+def inputs(batch, dim, norm, dtype=torch.float64, seed=0):
+    """(points of norm ``norm * RADIUS``, g, g0, T, sqrt(1 - T^2))."""
+    options = {"dtype": torch.float64, "generator": torch.Generator().manual_seed(seed)}
+    points = torch.randn((*batch, dim), **options)
+    points *= norm * RADIUS / points.norm(dim=-1, keepdim=True)
+    normals, lift = torch.randn((*batch, dim), **options), torch.randn(batch, **options)
+    angles = math.pi * torch.rand(batch, **options)
+    return tuple(t.to(dtype) for t in (points, normals, lift, angles.cos(), angles.sin()))
+
+
+def direct(points, normals, lift, along, across):
+    """T u + sqrt(1 - T^2) w on the sphere of R^{d+1}, w the direction of (I - u u^T) g; the last coordinate dropped."""
+    scaled = points / RADIUS
+    height = (1 - scaled.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
+    u, g = torch.cat([scaled, height], -1), torch.cat([normals, lift[..., None]], -1)
+    projection = torch.eye(u.shape[-1], dtype=u.dtype) - u[..., :, None] * u[..., None, :]
+    w = (projection @ g[..., None])[..., 0]
+    y = along[..., None] * u + across[..., None] * w / w.norm(dim=-1, keepdim=True)
+    return RADIUS * y[..., :-1] / MEAN
+
+
+def message(*arguments):
+    return privunit.message(*arguments, radius=RADIUS, mean=MEAN)
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.3, 0.999999, 1.0])
+@pytest.mark.parametrize("shape", [((), 1), ((1,), 1), ((63,), 2), ((1000,), 7), ((3, 5), 63)])
+def test_the_message_is_the_theorem_with_a_coordinate_dropped(shape, norm):
+    arguments = inputs(*shape, norm)
+    # On the sphere the height is the root of a rounding error; it moves the result by as little.
+    tolerance = 1e-9 if norm < 0.9 else 1e-4
+    torch.testing.assert_close(message(*arguments), direct(*arguments), rtol=tolerance, atol=tolerance)
+    points, normals, lift, along, across = arguments
+    off = message(points, normals, lift, along, 1.01 * across)
+    assert shape[1] == 1 or not torch.allclose(off, direct(*arguments), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [2, 5, 64])
+def test_messages_for_points_of_the_sphere_have_one_length(dim):
+    """There the dropped coordinate of u is 0, and with g0 = 0 nothing is lost: ||Y|| = radius/mean."""
+    points, normals, lift, along, across = inputs((500,), dim, 1.0)
+    lengths = message(points, normals, torch.zeros_like(lift), along, across).norm(dim=-1)
+    torch.testing.assert_close(lengths, torch.full_like(lengths, RADIUS / MEAN), rtol=1e-12, atol=0)
+    longer = message(points, normals, torch.zeros_like(lift), 1.01 * along, across).norm(dim=-1)
+    assert (longer > RADIUS / MEAN * 1.001).any()
+
+
+@pytest.mark.parametrize("size", [1, 63, 1000])
+def test_strided_inputs_give_the_same_message(size):
+    plain = inputs((size,), 5, 0.8)
+    strided = [torch.stack([t, t + 9], -1)[..., 0] for t in plain]
+    transposed = [t.mT.contiguous().mT if t.ndim > 1 else t for t in plain]
+    assert not any(t.is_contiguous() for t in strided if t.numel() > 1)
+    for other in (strided, transposed):  # sums may run in another order
+        torch.testing.assert_close(message(*other), message(*plain), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1, 63, 1000])
+@pytest.mark.parametrize("norm", [0.0, 0.3, 0.8])
+def test_float32_stays_within_its_rounding(size, norm):
+    dim = 16
+    points, normals, lift, along, across = inputs((size,), dim, norm, torch.float32)
+    single = message(points, normals, lift, along.double(), across.double())
+    double = message(*(t.double() for t in (points, normals, lift, along, across)))
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
+    # Forward error: dim + 16 roundings of numbers as long as the normals, against what is left of them across u.
+    scaled, g, g0 = points.double() / RADIUS, normals.double(), lift.double()
+    whole = g.square().sum(-1) + g0.square()
+    dot = (g * scaled).sum(-1) + g0 * (1 - scaled.square().sum(-1)).sqrt()
+    bound = 2 * (dim + 16) * 2**-24 * RADIUS / MEAN * (1 + (whole / (whole - dot.square())).sqrt())
+    assert ((single - double).abs().amax(-1) <= bound).all()
+    assert not torch.equal(single.double(), double)
+
+
+def test_points_outside_are_projected_onto_the_ball():
+    points, *rest = inputs((100,), 4, 1.0)
+    torch.testing.assert_close(message(1.5 * points, *rest), message(points, *rest), rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(message(0.99 * points, *rest), message(points, *rest), rtol=1e-3, atol=1e-3)
+
+
+def test_a_vanishing_remainder_stays_finite():
+    """Normals exactly along u leave no direction across it: no NaN, what is left is T u."""
+    points, _, lift, along, across = inputs((10,), 3, 1.0)
+    still = message(points, torch.zeros_like(points), torch.zeros_like(lift), along, across)
+    torch.testing.assert_close(still, along[:, None] * points / MEAN)
+
+
+def test_inputs_are_left_alone():
+    arguments = inputs((10,), 3, 1.0)
+    copies = [t.clone() for t in arguments]
+    message(*arguments)
+    assert all(torch.equal(a, b) for a, b in zip(arguments, copies, strict=True))

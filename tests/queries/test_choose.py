@@ -1,0 +1,124 @@
+"""Frequency oracles as query mechanisms, and the choice by predicted error."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import simulate, workloads
+from torchdp.queries import LocalOracle, Objective, choose, choose_central
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.randomness import keyed_generator
+
+W = workloads.all_ranges(4).dense()
+COUNTS = torch.tensor([30, 0, 5, 25])
+ORACLES = [RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection, HadamardResponse]
+
+
+def two_answers():
+    """A strategy that tells only types 0, 1 from types 2, 3: of rank 2."""
+    keep = math.e / (1 + math.e)
+    row = torch.tensor([keep, keep, 1 - keep, 1 - keep], dtype=torch.float64)
+    return StrategyMatrix(torch.stack([row, 1 - row]))
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+def test_both_paths_have_the_predicted_error(kind):
+    mechanism = LocalOracle(W, kind(4, 1.0))
+    truth = W @ COUNTS.double() / 60
+    predicted = float(mechanism.predicted_mse(COUNTS).mean())
+    types = torch.repeat_interleave(torch.arange(4), COUNTS)
+
+    def histogram(generator, size):
+        drawn = mechanism.answer_histogram(COUNTS, generator=generator, sample_shape=(size,))
+        return (drawn.value - truth).square().mean(-1)
+
+    def messages(generator, size):
+        drawn = torch.stack([mechanism.answer(types, generator=generator).value for _ in range(size)])
+        return (drawn - truth).square().mean(-1)
+
+    for path, trials in ((histogram, 4000), (messages, 400)):
+        moments = simulate.run(path, trials, 3, block_size=trials).moments
+        assert abs(moments.z_score(predicted)) < 5
+    assert mechanism.guarantee == mechanism.oracle.guarantee
+
+
+def test_guarantee_of_an_oracle_mechanism_is_its_oracles():
+    assert LocalOracle(W, SubsetSelection(4, 0.9)).guarantee.epsilon == 0.9
+
+
+def test_a_strategy_of_low_rank_answers_what_it_can():
+    queries = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 2.0]], dtype=torch.float64)
+    mechanism = LocalOracle(queries, two_answers())
+    drawn = mechanism.answer_histogram(COUNTS, generator=keyed_generator(b"low rank"), sample_shape=(4000,))
+    truth = queries @ COUNTS.double() / 60
+    variance = mechanism.predicted_mse(COUNTS)
+    z = (drawn.value.mean(0) - truth) / (variance / 4000).sqrt()
+    assert z.abs().max() < 5
+    assert ((drawn.value - truth).square().mean(0) / variance - 1).abs().max() < 0.15
+    assert (drawn.standard_error[0] >= variance.sqrt() * (1 - 1e-9)).all()
+    with pytest.raises(ValueError, match="row space"):
+        LocalOracle(W, two_answers()).errors  # noqa: B018
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_the_best_candidate_has_the_least_predicted_error(objective):
+    choice = choose(W, 500, 1.0, objective)
+    errors = [candidate.error for candidate in choice.candidates]
+    assert errors == sorted(errors) and len(errors) >= 14
+    for candidate in choice.candidates:
+        assert candidate.error == candidate.mechanism.worst_error(500, objective)
+    assert choice.best is choice.candidates[0].mechanism and choice.best.guarantee.epsilon <= 1.0
+    assert str(choice).splitlines()[0].startswith(choice.candidates[0].name)
+
+
+def test_an_optimised_strategy_beats_everything_else_on_thresholds():
+    choice = choose(workloads.prefix(16), 1000, 1.0, Objective.AVERAGE_QUERY)
+    named = {candidate.name: candidate.error for candidate in choice.candidates}
+    others = min(error for name, error in named.items() if name != "optimised strategy")
+    assert choice.candidates[0].name == "optimised strategy" and named["optimised strategy"] < 0.95 * others
+
+
+def test_a_prior_moves_the_choice():
+    prior = torch.tensor([0.97, 0.01, 0.01, 0.01])
+    choice = choose(W, 500, 3.0, Objective.AVERAGE_QUERY, prior=prior)
+    mse = choice.best.errors.mse(500 * prior.double(), 500)
+    assert choice.candidates[0].error == pytest.approx(float(mse.mean()) ** 0.5)
+    assert choice.candidates[0].error <= choose(W, 500, 3.0, Objective.AVERAGE_QUERY).candidates[0].error
+
+
+def test_central_choices():
+    choice = choose_central(workloads.prefix(32), 1000, 1.0, 1e-6)
+    named = {candidate.name: candidate.error for candidate in choice.candidates}
+    assert choice.candidates[0].name == "gamma_2"
+    assert named["gamma_2"] < named["binary tree"] < named["plain"] < named["identity"]
+    average = choose_central(workloads.prefix(32), 1000, 1.0, 1e-6, Objective.AVERAGE_QUERY)
+    assert average.candidates[0].name == "gamma_F"
+
+
+@pytest.mark.parametrize("workload", [torch.ones(2, 3), torch.eye(1), torch.tensor([[1.0, -1.0]])])
+def test_degenerate_workloads_are_answered(workload):
+    choice = choose(workload, 100, 1.0)
+    assert math.isfinite(choice.candidates[0].error)
+    counts = torch.tensor([100, *[0] * (workload.shape[1] - 1)])
+    assert choice.best.answer_histogram(counts, generator=keyed_generator(b"d")).value.isfinite().all()
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="prior must hold 4 probabilities"):
+        choose(W, 10, 1.0, prior=torch.ones(4))
+    with pytest.raises(TypeError, match="objective must be an Objective"):
+        choose(W, 10, 1.0, "worst")
+    with pytest.raises(ValueError, match="n must be"):
+        choose(W, 0, 1.0)
+    with pytest.raises(ValueError, match="delta must"):
+        choose_central(W, 10, 1.0, 0.0)
+    with pytest.raises(ValueError, match="oracle has k = 5"):
+        LocalOracle(W, RandomizedResponse(5, 1.0))

@@ -1,0 +1,114 @@
+"""Agnostic learning: concept classes, exact errors of the losses, the promised probability."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.factorization import factorize
+from torchdp.queries import ConceptClass, PrivateLearner, conjunctions, parities, stumps, thresholds
+from torchdp.randomizers import PrivUnit, PrivUnitG
+from torchdp.randomness import keyed_generator
+
+CLASSES = [thresholds(9), parities(4, 2), conjunctions(4, 3), stumps([3, 5, 2])]
+
+
+def data(concepts, n, seed=b"data"):
+    generator = keyed_generator(seed)
+    sizes = [table.shape[1] for table in concepts.tables]
+    x = torch.stack([torch.randint(k, (n,), generator=generator) for k in sizes], 1)
+    y = concepts.predict(x, 1)  # concept 1, with a tenth of the labels wrong
+    wrong = torch.rand(n, dtype=torch.float64, generator=generator) < 0.1
+    return x, torch.where(wrong, -y, y)
+
+
+@pytest.mark.parametrize("concepts", CLASSES, ids=["thresholds", "parities", "conjunctions", "stumps"])
+def test_codes_and_readers_are_the_concepts(concepts):
+    x, y = data(concepts, 200)
+    every = concepts.predict(x, torch.arange(len(concepts)))
+    assert every.abs().eq(1).all()
+    torch.testing.assert_close(concepts.encode(x) @ concepts.readers.mT, every, rtol=0, atol=1e-9)
+    torch.testing.assert_close(concepts.losses(x, y), (every != y[:, None]).double().mean(0))
+    assert concepts.encode(x).norm(dim=1).max() <= concepts.radius * (1 + 1e-12)
+
+
+def test_names_say_what_the_concepts_do():
+    c = thresholds(4)
+    assert c.names[2] == "x >= 2" and c.predict(torch.arange(4)[:, None], 2).tolist() == [-1, -1, 1, 1]
+    assert c.names[4] == "x < 1" and c.predict(torch.arange(4)[:, None], 4).tolist() == [1, -1, -1, -1]
+    c = conjunctions(3, 2)
+    i = c.names.index("bit 0 and bit 2")
+    assert c.predict(torch.arange(8)[:, None], i).tolist() == [-1, -1, -1, -1, -1, 1, -1, 1]
+    c = stumps([2, 3], ["a", "b"])
+    i = c.names.index("b < 2")
+    assert c.predict(torch.tensor([[0, 0], [1, 1], [0, 2]]), i).tolist() == [1, 1, -1]
+
+
+def test_norms():
+    assert parities(5, 2).norm == pytest.approx(4.0, rel=1e-3)  # sqrt of 16 concepts
+    one, all_three = stumps([4]), stumps([4, 4, 4])
+    assert all_three.norm == pytest.approx(math.sqrt(3) * one.norm, rel=2e-3)
+    # The class on the whole product domain, 64 types, has a norm that is little smaller: codes of features are enough.
+    grid = torch.cartesian_prod(*(torch.arange(4),) * 3)
+    table = all_three.predict(grid, torch.arange(len(all_three))).mT
+    whole = factorize(table).certificate
+    assert whole.lower <= all_three.norm * (1 + 1e-9) and all_three.norm <= 1.03 * whole.upper
+
+
+@pytest.mark.parametrize("randomizer", [PrivUnit, PrivUnitG])
+def test_losses_are_unbiased_with_the_predicted_variance(randomizer):
+    concepts = stumps([3, 4])
+    learner = PrivateLearner(concepts, 1.0, randomizer)
+    x, y = data(concepts, 40)
+    generator, trials = keyed_generator(b"losses"), 3000
+    drawn = torch.stack([learner.learn(x, y, generator=generator).losses for _ in range(trials)])
+    error = drawn - concepts.losses(x, y)
+    variance = learner.variance / 40
+    assert (error.mean(0).abs() <= 5 * (variance / trials).sqrt()).all()
+    ratio = error.square().mean(0) / variance  # of nearly normal errors: standard error sqrt(2 / trials)
+    assert (ratio - 1).abs().max() < 6 * math.sqrt(2 / trials)
+    assert (1.2 * ratio - 1).abs().min() > 0.05  # a variance that is 20 % off would be seen
+
+
+def test_guarantee_learner_spends_epsilon_once_on_record_and_label():
+    learner = PrivateLearner(stumps([3, 4]), 0.8)
+    assert learner.guarantee.epsilon == 0.8 and learner.guarantee.delta == 0
+    x = torch.cartesian_prod(torch.arange(3), torch.arange(4))
+    codes = torch.cat([learner.concepts.encode(x), -learner.concepts.encode(x)])  # every record with every label
+    assert codes.norm(dim=1).max() <= learner.message.radius
+
+
+def test_guarantee_samples_learn_with_the_stated_probability():
+    concepts = thresholds(8)
+    learner = PrivateLearner(concepts, 3.0)
+    n = learner.samples(0.3, 0.1)
+    good, generator = 0, keyed_generator(b"pac")
+    for trial in range(40):
+        x, y = data(concepts, n, b"sample %d" % trial)
+        found = learner.learn(x, y, generator=generator)
+        law = (1 - 0.8 * (concepts.tables[0] @ concepts.tables[0][1]) / 8) / 2  # losses on the law of the data
+        good += bool(law[found.concept] <= law.min() + 0.3 and abs(found.loss - law[found.concept]) <= 0.15)
+    assert good >= 36
+    assert 0.14 < found.half_width(0.1, population=True) <= 0.15 + 1e-9
+    assert found.half_width(0.1) < found.half_width(0.1, population=True)
+
+
+def test_samples_grow_as_the_square_of_the_norm_over_epsilon():
+    few, many = (PrivateLearner(parities(5, order), 0.1).samples(0.05) for order in (1, 2))
+    assert many / few == pytest.approx(16 / 6 * math.log(64 / 0.05) / math.log(24 / 0.05), rel=0.05)
+    near, far = (PrivateLearner(thresholds(8), epsilon).samples(0.05) for epsilon in (0.1, 0.05))
+    assert far / near == pytest.approx(4, rel=0.05)
+
+
+def test_bad_input_is_named():
+    learner, generator = PrivateLearner(stumps([3, 4]), 1.0), keyed_generator(b"bad")
+    with pytest.raises(ValueError, match="records must be integers of shape"):
+        learner.learn(torch.zeros(3, 3, dtype=torch.int64), torch.ones(3), generator=generator)
+    with pytest.raises(ValueError, match="records must lie in"):
+        learner.learn(torch.full((3, 2), 3), torch.ones(3), generator=generator)
+    with pytest.raises(ValueError, match=r"labels must be \+1 or -1"):
+        learner.learn(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3), generator=generator)
+    with pytest.raises(ValueError, match="matrices of"):
+        ConceptClass(("a",), (torch.zeros(1, 3),))
+    with pytest.raises(ValueError, match="names must hold 2 names"):
+        ConceptClass(("a",), (torch.ones(2, 3),))

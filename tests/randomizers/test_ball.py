@@ -1,0 +1,311 @@
+"""What every randomizer of the ball promises: mean, covariance, two paths of one law, edges, refused input."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.randomizers import (
+    BallRandomizer,
+    DuchiJordanWainwright,
+    GaussianVector,
+    PointRelease,
+    PrivUnit,
+    PrivUnitG,
+    ProjUnit,
+)
+
+ALPHA, RADIUS = 1e-6, 2.5
+MAKE = {
+    "PrivUnitG": PrivUnitG,
+    "PrivUnit": PrivUnit,
+    "ProjUnit": lambda dim, epsilon, radius=1.0: ProjUnit(dim, epsilon, radius, k=2),
+    "hemisphere": DuchiJordanWainwright,
+    "point release": PointRelease,
+    "Gaussian": lambda dim, epsilon, radius=1.0: GaussianVector(dim, epsilon, radius, delta=1e-6),
+}
+every = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE.keys())
+
+
+def generator(seed=0, device="cpu"):
+    return torch.Generator(device).manual_seed(seed)
+
+
+def at(norm, dim, radius=RADIUS):
+    x = torch.arange(1, dim + 1, dtype=torch.float64) * torch.tensor([1.0, -1.0]).double().repeat(dim)[:dim]
+    return x / x.norm() * norm * radius
+
+
+def whitened(noise, covariance):
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), noise.mT, upper=False).mT
+
+
+def moment_scores(z):
+    """Largest |z-score| over means and second moments of samples that should be white, and how many there were."""
+    n, d = z.shape
+    pairs = torch.ones(d, d).triu().flatten() == 1
+    products = (z[:, :, None] * z[:, None, :]).flatten(1)[:, pairs]
+    wanted = torch.eye(d, dtype=z.dtype).flatten()[pairs]
+    scores = torch.cat([z.mean(0) / z.std(0), (products.mean(0) - wanted) / products.std(0)]) * math.sqrt(n)
+    return float(scores.abs().max()), scores.numel()
+
+
+def plausible(scores):
+    worst, number = scores
+    return worst < stats.norm.isf(ALPHA / 2 / number)
+
+
+def test_the_moments_are_a_covariance():
+    x = torch.stack([at(0.3, 4), at(1.0, 4)])
+    for make in MAKE.values():
+        randomizer = make(4, 2.0, RADIUS)
+        covariance = randomizer.moments.covariance(x)
+        along = torch.einsum("bi,bij,bj->b", x, covariance, x) / x.square().sum(-1)
+        m = randomizer.moments
+        torch.testing.assert_close(along, m.variance + m.outer * x.square().sum(-1))
+        for point, matrix in zip(x, covariance, strict=True):
+            assert float(matrix.trace()) == pytest.approx(randomizer.squared_error(float(point.norm())), rel=1e-12)
+        assert torch.linalg.eigvalsh(covariance).min() > 0
+
+
+@every
+@pytest.mark.parametrize("epsilon", [0.5, 20])
+def test_mean_and_covariance(make, epsilon):
+    randomizer = make(3, epsilon, RADIUS)
+    for norm in (0.0, 0.6, 1.0):
+        x = at(norm, 3)
+        noise = randomizer.sample(x.expand(60_000, 3), generator=generator(1)) - x
+        covariance = randomizer.moments.covariance(x)
+        z = whitened(noise, covariance)
+        assert plausible(moment_scores(z))
+        if epsilon < 20:  # there a rare large deviation may carry the variance
+            assert not plausible(moment_scores(whitened(noise, 1.06 * covariance)))
+        if norm == 1:
+            shifted = whitened(noise + 0.03 * math.sqrt(randomizer.moments.variance), covariance)
+            assert not plausible(moment_scores(shifted))
+
+
+@every
+@pytest.mark.parametrize("epsilon", [0.5, 2.5])
+def test_standardised_third_and_fourth_moment_along_the_point(make, epsilon):
+    randomizer, x, n = make(4, epsilon, RADIUS), at(1.0, 4), 200_000
+    m = randomizer.moments
+    noise = (randomizer.sample(x.expand(n, 4), generator=generator(2)) - x) @ x / RADIUS
+    z = noise / math.sqrt(m.variance + m.outer * RADIUS**2)
+    for power, moment in ((3, m.third), (4, m.fourth)):
+        error = float(z.pow(power).std()) / math.sqrt(n)
+        assert abs(float(z.pow(power).mean()) - moment) < 5.2 * error
+    assert abs(float(z.pow(4).mean()) - 1.1 * m.fourth) > 5.2 * error
+
+
+@every
+def test_float32_and_float64_have_one_law(make):
+    x, randomizer = at(0.6, 3, 1.0), make(3, 2.5)
+    single, double = (
+        randomizer.sample(x.to(dtype).expand(60_000, 3), generator=generator(seed))
+        for seed, dtype in ((4, torch.float32), (5, torch.float64))
+    )
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
+    deviation = math.sqrt(randomizer.moments.variance)
+    for direction in torch.eye(3, dtype=torch.float64):
+        pair = (single.double() @ direction).numpy(), (double @ direction).numpy()
+        assert stats.ks_2samp(*pair).pvalue > ALPHA
+        assert stats.ks_2samp(pair[0], pair[1] + 0.1 * deviation).pvalue < ALPHA
+
+
+@every
+def test_float32_sums_stay_close_to_float64_sums(make):
+    messages = make(16, 1.0).sample(torch.zeros(20_000, 16), generator=generator(6))
+    sums = make(16, 1.0).decode_sum(messages), messages.double().sum(0)
+    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-8)
+
+
+COUNTS = torch.tensor([0, 1, 3, 17, 40])
+
+
+def types(dim):
+    """The centre, points inside, points on the sphere; nobody holds the first."""
+    signs = torch.tensor([[1.0, 1], [1, 1], [1, -1], [-1, 1], [1, 1]], dtype=torch.float64).repeat(1, dim)[:, :dim]
+    return torch.stack([at(norm, dim) for norm in (1.0, 0.0, 0.3, 0.8, 1.0)]) * signs
+
+
+def projections(sums, center):
+    along = center / center.norm()
+    across = torch.linalg.svd(along[None])[2][-1]
+    found = [sums @ along, sums @ across, sums.sum(-1), (sums - center).square().sum(-1)]
+    return [part.mul(1e9).round() for part in found]  # on the line some laws are discrete: equal sums must be equal
+
+
+@every
+@pytest.mark.parametrize("epsilon", [0.5, 20])
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_sample_sum_has_the_law_of_summed_messages(make, dim, epsilon):
+    if make is MAKE["ProjUnit"] and dim == 1:
+        return  # refused: test_projunit.py
+    randomizer, repeats, points = make(dim, epsilon, RADIUS), 2500, types(dim)
+    users, center = points.repeat_interleave(COUNTS, 0), COUNTS.double() @ points
+    slow = randomizer.decode_sum(randomizer.sample(users.expand(repeats, *users.shape), generator=generator(7)))
+    fast = randomizer.sample_sum(points, COUNTS, generator=generator(8), sample_shape=(repeats,))
+    pairs = list(zip(projections(slow, center), projections(fast, center), strict=True))
+    assert all(stats.ks_2samp(a.numpy(), b.numpy()).pvalue > ALPHA for a, b in pairs)
+    if epsilon == 20 and make in (PrivUnitG, PrivUnit):  # one user more is seen
+        off = randomizer.sample_sum(
+            points, COUNTS + torch.tensor([0, 0, 0, 0, 1]), generator=generator(9), sample_shape=(repeats,)
+        )
+        seen = [
+            stats.ks_2samp(a.numpy(), b.numpy()).pvalue
+            for a, b in zip(projections(slow, center), projections(off, center), strict=True)
+        ]
+        assert min(seen) < ALPHA
+    wider = [projections(center + 1.3 * (fast - center), center)[i] for i in (0, -1)]
+    assert min(stats.ks_2samp(pairs[i][0].numpy(), w.numpy()).pvalue for i, w in zip((0, -1), wider, strict=True)) < ALPHA
+
+
+@every
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_sums_of_a_few_users_keep_the_law_of_the_messages(make, count):
+    randomizer, x = make(3, 2.0), at(1.0, 3, 1.0)
+    messages = randomizer.sample(x.expand(10_000, count, 3), generator=generator(10)).sum(1)
+    sums = randomizer.sample_sum(x[None], torch.tensor([count]), generator=generator(11), sample_shape=(10_000,))
+    for a, b in zip(projections(messages, count * x), projections(sums, count * x), strict=True):
+        assert stats.ks_2samp(a.numpy(), b.numpy()).pvalue > ALPHA
+    other = randomizer.sample_sum(-x[None], torch.tensor([count]), generator=generator(11), sample_shape=(10_000,))
+    assert stats.ks_2samp(projections(messages, x)[0].numpy(), projections(other, x)[0].numpy()).pvalue < ALPHA
+
+
+@every
+def test_sums_over_many_users_have_the_predicted_size(make):
+    """||sum - n x||^2 over its mean, for more users than are drawn at once."""
+    randomizer, dim, repeats = make(24, 1.0, RADIUS), 24, 30
+    points, counts = torch.stack([at(1.0, dim), -at(0.5, dim)]), torch.tensor([20_000, 3])
+    sums = randomizer.sample_sum(points, counts, generator=generator(12), sample_shape=(repeats,))
+    covariance = torch.einsum("m,mij->ij", counts.double(), randomizer.moments.covariance(points))
+    error = whitened(sums - counts.double() @ points, covariance).square().sum()
+    assert stats.chi2.isf(1 - ALPHA / 2, dim * repeats) < float(error) < stats.chi2.isf(ALPHA / 2, dim * repeats)
+    assert float(error) * 1.3**2 > stats.chi2.isf(ALPHA / 2, dim * repeats)
+
+
+@every
+def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
+    randomizer = make(50, 1.0)
+    x = torch.nn.functional.normalize(torch.randn(500, 50, generator=generator(13)), dim=-1)
+    assert (x.double().norm(dim=-1) > 1).any()
+    near, same = (randomizer.sample(points, generator=generator(14)) for points in (x * (1 + 4e-7), x))
+    torch.testing.assert_close(near, same, rtol=3e-3, atol=3e-3)
+    ulp = torch.tensor([[1 + 2**-52], [1.0], [1 - 2**-53]], dtype=torch.float64)
+    if make is not MAKE["ProjUnit"]:
+        near = make(1, 1.0).sample(ulp, generator=generator(15))
+        assert near.isfinite().all()
+    for points in (1.0001 * x, 1.0001 * x.double()):
+        with pytest.raises(ValueError, match="x holds points outside"):
+            randomizer.sample(points, generator=generator(14))
+        with pytest.raises(ValueError, match="points holds points outside"):
+            randomizer.sample_sum(points, torch.ones(500), generator=generator(14))
+
+
+@every
+@pytest.mark.parametrize("epsilon", [0.01, 20])
+@pytest.mark.parametrize("dim", [1, 2, 4])
+def test_edges(make, dim, epsilon):
+    if make is MAKE["ProjUnit"] and dim == 1:
+        return  # refused: test_projunit.py
+    randomizer, none, zero = make(dim, epsilon), torch.zeros(0, dim), torch.zeros(5, dtype=torch.int64)
+    assert randomizer.sample(none, generator=generator()).shape == (0, dim)
+    assert (randomizer.decode_sum(none) == 0).all() and randomizer.decode_sum(torch.zeros(2, 0, dim)).shape == (2, dim)
+    assert randomizer.sample(torch.zeros(dim), generator=generator()).shape == (dim,)
+    for x in (torch.zeros(2, 3, dim), torch.full((7, dim), 1e-40), at(1.0, dim, 1.0).expand(7, dim)):
+        messages = randomizer.sample(x, generator=generator())
+        assert messages.shape == x.shape and messages.isfinite().all()
+    for points in (torch.zeros(5, dim), torch.full((5, dim), 1e-310, dtype=torch.float64)):
+        assert (randomizer.sample_sum(points, zero, generator=generator()) == 0).all()
+        for shape in ((), (0,), (2, 0), (1,), (2, 3)):
+            sums = randomizer.sample_sum(points, zero + 2, generator=generator(), sample_shape=shape)
+            assert sums.shape == (*shape, dim) and sums.isfinite().all()
+        assert randomizer.sample_sum(points, zero.double() + 2.0, generator=generator()).dtype == torch.float64
+    assert (randomizer.sample_sum(torch.zeros(0, dim), zero[:0], generator=generator()) == 0).all()
+
+
+@every
+def test_draws_are_a_function_of_the_generator_alone(make):
+    randomizer, points, counts = make(3, 1.0), types(3) / RADIUS, COUNTS
+    for draw in (
+        lambda g: randomizer.sample(points, generator=g),
+        lambda g: randomizer.sample(points.float(), generator=g),
+        lambda g: randomizer.sample_sum(points, counts, generator=g, sample_shape=(5,)),
+    ):
+        shared = generator(3)
+        torch.manual_seed(1)
+        state = torch.random.get_rng_state()
+        first, second = draw(shared), draw(shared)
+        torch.manual_seed(1)
+        assert torch.equal(state, torch.random.get_rng_state())
+        torch.set_default_dtype(torch.float64)
+        try:
+            torch.manual_seed(2)
+            assert torch.equal(first, draw(generator(3))) and not torch.equal(first, second)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+@every
+def test_messages_carry_no_gradient_and_leave_their_input_alone(make):
+    x = at(0.5, 4, 1.0).expand(10, 4).clone().requires_grad_()
+    before = x.detach().clone()
+    assert not make(4, 1.0).sample(x, generator=generator()).requires_grad
+    assert not make(4, 1.0).sample_sum(x, torch.ones(10), generator=generator()).requires_grad
+    assert torch.equal(x.detach(), before)
+
+
+NUMBERS = [0, -1.0, math.nan, math.inf, "1", True, None, [1.0]]
+
+
+@every
+def test_bad_parameters_are_refused_by_name(make):
+    for bad in [*NUMBERS, 1e-7, 51.0]:
+        with pytest.raises(ValueError, match="epsilon"):
+            make(3, bad)
+    for bad in NUMBERS:
+        with pytest.raises(ValueError, match="radius"):
+            make(3, 1.0, bad)
+    for bad in [0, -1, 2.5, "3", True, None]:
+        with pytest.raises(ValueError, match="dim"):
+            make(bad, 1.0)
+
+
+@every
+def test_bad_input_is_refused_by_name(make):
+    randomizer, one = make(3, 1.0, 2.0), torch.tensor([1])
+    for bad in (torch.zeros(4), torch.tensor(1.0), torch.full((3,), math.nan), torch.full((3,), 1.2)):
+        with pytest.raises(ValueError, match=r"^x "):
+            randomizer.sample(bad, generator=generator())
+        with pytest.raises(ValueError, match=r"^points "):
+            randomizer.sample_sum(bad, one, generator=generator())
+    for bad in (None, [0.0] * 3, torch.zeros(3, dtype=torch.float16), torch.zeros(3, dtype=torch.complex64)):
+        with pytest.raises(TypeError, match=r"^x "):
+            randomizer.sample(bad, generator=generator())
+    with pytest.raises(ValueError, match=r"^counts "):
+        randomizer.sample_sum(torch.zeros(2, 3), one, generator=generator())
+    with pytest.raises(TypeError, match=r"^generator "):
+        randomizer.sample(torch.zeros(3), generator=None)
+    for bad in (torch.zeros(3), torch.zeros(2, 4), torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)):
+        with pytest.raises(ValueError, match=r"^messages "):
+            randomizer.decode_sum(bad)
+
+
+def test_the_base_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        BallRandomizer(3, 1.0)
+
+
+@pytest.mark.gpu
+@every
+def test_laws_on_a_gpu(make):
+    randomizer, x = make(3, 2.5, RADIUS), at(0.6, 3).cuda()
+    noise = randomizer.sample(x.expand(200_000, 3), generator=generator(1, "cuda")) - x
+    covariance = randomizer.moments.covariance(x).cpu()
+    assert plausible(moment_scores(whitened(noise.cpu(), covariance)))
+    counts = torch.tensor([5], device="cuda")
+    sums = randomizer.sample_sum(x[None], counts, generator=generator(2, "cuda"), sample_shape=(100_000,))
+    assert plausible(moment_scores(whitened((sums - 5 * x).cpu(), 5 * covariance)))
+    assert not plausible(moment_scores(whitened((sums - 5 * x).cpu(), 5.3 * covariance)))

@@ -1,0 +1,182 @@
+"""PrivUnit's coordinate T: its constants against 60-digit arithmetic, its moments by quadrature, its draws."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy.special import betainc
+from scipy.stats import chi2
+
+from torchdp.randomizers.sphere import CapLaw, coordinate_size, mean_coordinate, uniform_coordinate
+
+EPSILONS = [1e-6, 0.01, 1, 8, 20, 50]
+# gamma for dim 256, and variances, as published here and there; the second argument is dim.
+GAMMA = {(0.5, 256): 0.012466962, (1, 256): 0.024861862, (4, 256): 0.094606970, (8, 256): 0.170344762}
+VARIANCE = {(1, 16): 6.10472, (1, 256): 6.31574, (1, 4096): 6.32915, (8, 16): 0.100582, (8, 4096): 0.132774}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def cap(dim, g):
+    """(s, w) for threshold g to 60 digits."""
+    half = mpmath.mpf(dim - 1) / 2
+    area = mpmath.beta(mpmath.mpf(1) / 2, half)
+    share = mpmath.betainc(half, mpmath.mpf(1) / 2, 0, 1 - g * g, regularized=True) / 2
+    return share, (1 - g * g) ** half / ((dim - 1) * area)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("dim", [2, 3, 17, 2000])
+def test_threshold_is_the_fixed_point(dim, epsilon):
+    law = CapLaw(dim, epsilon)
+    with mpmath.workdps(60):
+        g, tilt = mpmath.tanh(mpmath.mpf(law.rapidity)), mpmath.expm1(mpmath.mpf(epsilon))
+        for _ in range(3):  # Newton's method for (e^epsilon - 1) w = g (1 + (e^epsilon - 1) s)
+            s, w = cap(dim, g)
+            g += (tilt * w - g * (1 + tilt * s)) / (1 + tilt * s)
+        s, w = cap(dim, g)
+        # Relative to what is small: gamma when it is, 1 - gamma when that is.
+        assert abs(mpmath.sinh(mpmath.mpf(law.rapidity)) / (g / mpmath.sqrt(1 - g * g)) - 1) < 2e-14
+        assert abs(law.survival / s - 1) < 1e-13
+        assert abs(law.variance * dim * g * g / (1 - g * g) - 1) < 4e-14
+
+        def mean(g):
+            s, w = cap(dim, g)
+            return tilt * w / (1 + tilt * s)
+
+        assert all(mean(g) > mean(other) for other in (g * mpmath.mpf("0.99"), g + (1 - g) / 100))
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1, 20])
+def test_a_hundred_thousand_dimensions_have_the_constants_of_quadrature(epsilon):
+    """betainc loses eleven digits here; a sum of the density with 30 digits does not."""
+    law, dim = CapLaw(100_001, epsilon), 100_001
+    with mpmath.workdps(30):
+        g, root = mpmath.tanh(mpmath.mpf(law.rapidity)), mpmath.sqrt(dim)
+        area = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dim - 1) / 2)
+        s = mpmath.quad(lambda t: (1 - t * t) ** (mpmath.mpf(dim - 3) / 2), mpmath.linspace(g, g + 15 / root, 6)) / area
+        w, tilt = (1 - g * g) ** (mpmath.mpf(dim - 1) / 2) / ((dim - 1) * area), mpmath.expm1(epsilon)
+        assert abs(law.survival / s - 1) < 1e-13
+        assert abs(tilt * w / (1 + tilt * s) / g - 1) < 1e-13
+
+
+def test_published_constants():
+    for (epsilon, dim), value in GAMMA.items():
+        assert CapLaw(dim, epsilon).threshold == pytest.approx(value, rel=5e-8)
+    for (epsilon, dim), value in VARIANCE.items():
+        assert CapLaw(dim, epsilon).variance == pytest.approx(value, rel=5e-6)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("dim", [2, 3, 17, 257, 100_001])
+def test_densities_differ_by_e_to_the_epsilon_and_integrate_to_1(dim, epsilon):
+    law = CapLaw(dim, epsilon)
+    assert abs(math.log(law.high_density) - math.log(law.low_density) - epsilon) < 1e-12 * max(1, epsilon)
+    assert abs(law.low_density * (1 - law.survival) + law.upper - 1) < 1e-13
+    assert abs(law.low_density * (1 - law.survival) + 1.01 * law.upper - 1) > 1e-3  # a density 1 % off
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 4, 20])
+@pytest.mark.parametrize("dim", [2, 4, 65])
+def test_moments_match_quadrature_of_the_density(dim, epsilon):
+    """In the polar angle the density is sin^(dim - 2), times c1 up to arccos(gamma) and c0 beyond."""
+    law = CapLaw(dim, epsilon)
+    with mpmath.workdps(30):
+        edge = 2 * mpmath.atan(mpmath.exp(-mpmath.mpf(law.rapidity)))
+        area = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dim - 1) / 2)
+        deviation = mpmath.sqrt(law.variance) * law.threshold
+
+        def expectation(function, scale=1.0):
+            def piece(a):
+                return function(mpmath.cos(a)) * mpmath.sin(a) ** (dim - 2) / area
+
+            middle = [edge + (mpmath.pi - edge) * i / 6 for i in range(7)]
+            return law.low_density * mpmath.quad(piece, middle) + scale * law.high_density * mpmath.quad(
+                piece, [0, edge / 2, edge]
+            )
+
+        assert abs(expectation(lambda t: 1) - 1) < 1e-12
+        assert abs(expectation(lambda t: t) / law.threshold - 1) < 1e-11
+        assert abs(expectation(lambda t: ((t - law.threshold) / deviation) ** 2) - 1) < 1e-9
+        third = expectation(lambda t: ((t - law.threshold) / deviation) ** 3)
+        fourth = expectation(lambda t: ((t - law.threshold) / deviation) ** 4)
+        assert abs(third / law.third_moment - 1) < 1e-8 and abs(fourth / law.fourth_moment - 1) < 1e-8
+        # Across u: E[1 - T^2]/(dim - 1), the same. That is isotropy.
+        across = expectation(lambda t: 1 - t * t) / (dim - 1)
+        assert abs(across / deviation**2 - 1) < 1e-9
+        off = expectation(lambda t: 1 - t * t, scale=1.01) / (dim - 1)
+        assert abs(off / deviation**2 - 1) > 1e-5  # a high density 1 % off breaks it
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("dim", [2, 3, 17, 257])
+def test_quadrature_has_the_mass_mean_and_variance(dim, epsilon):
+    law = CapLaw(dim, epsilon)
+    w, mass = law.quadrature()
+    y, c = w / 2, law.rapidity
+    noise = np.sinh(y - c) / (np.cosh(y) * np.sinh(c))
+    assert (mass >= 0).all() and mass.sum() == pytest.approx(1, abs=1e-12)
+    assert mass @ noise == pytest.approx(0, abs=1e-9 * math.sqrt(law.variance) + 1e-14)
+    assert mass @ noise**2 / law.variance == pytest.approx(1, rel=1e-8)
+
+
+def cdf(law, t):
+    """Exact distribution function of T by the incomplete Beta function."""
+    half = 0.5 * betainc((law.dim - 1) / 2, 0.5, 1 - t * t)
+    survival = np.where(t >= 0, half, 1 - half)
+    low = law.low_density * (1 - survival)
+    return np.where(t < law.threshold, low, 1 - law.high_density * survival)
+
+
+def chi_square(uniform, bins=100):
+    counts = np.histogram(uniform, bins, (0, 1))[0]
+    return ((counts - uniform.size / bins) ** 2 / (uniform.size / bins)).sum()
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 4])
+@pytest.mark.parametrize("dim", [2, 3, 17, 100_001])
+def test_sampler_follows_the_exact_distribution_function(dim, epsilon):
+    law = CapLaw(dim, epsilon)
+    t, across = law.sample((300_000,), generator=generator(1))
+    torch.testing.assert_close(t.square() + across.square(), torch.ones_like(t), rtol=0, atol=1e-15)
+    critical = chi2.isf(1e-6, 99)
+    assert chi_square(cdf(law, t.numpy())) < critical
+    if epsilon == 4:
+        assert chi_square(cdf(CapLaw(dim, 1.03 * epsilon), t.numpy())) > critical
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 4, 20, 50])
+@pytest.mark.parametrize("dim", [2, 3, 257])
+def test_extreme_uniforms_stay_on_their_side(monkeypatch, dim, epsilon):
+    """Deterministic: the branch decides between the cap and its complement, whatever the second uniform."""
+    law, tiny = CapLaw(dim, epsilon), 2.0**-53
+    branch = torch.tensor([0.0, law.upper - tiny, law.upper, 1 - tiny], dtype=torch.float64)[:, None]
+    tail = torch.tensor([0.0, tiny, 0.5, 1 - 1e-9, 1 - tiny], dtype=torch.float64)
+    uniform = torch.stack(torch.broadcast_tensors(branch, tail))
+    monkeypatch.setattr(torch, "rand", lambda *shape, **options: uniform)
+    t, across = law.sample((4, 5), generator=generator())
+    assert t.isfinite().all() and (across >= 0).all() and (t.abs() <= 1).all()
+    inside = (branch < law.upper).expand_as(t)
+    # Across the edge by rounding only: in the angle, where 1 - gamma keeps its digits.
+    angle, edge = torch.atan2(across, t), 2 * math.atan(math.exp(-law.rapidity))
+    assert (angle[inside] <= edge * (1 + 1e-9)).all() and (angle[~inside] >= edge * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 17, 257, 100_001])
+def test_uniform_coordinate(dim):
+    z = torch.randn(200_000, dtype=torch.float64, generator=generator(2))
+    t, across = uniform_coordinate(dim, z)
+    torch.testing.assert_close(t.square() + across.square(), torch.ones_like(t), rtol=0, atol=1e-15)
+    assert torch.equal(t < 0, z < 0)
+    error = float(t.square().std()) / math.sqrt(len(t)) + 1e-15
+    assert abs(float(t.square().mean()) - 1 / dim) < 5 * error
+    size, mass = coordinate_size(dim)
+    with mpmath.workdps(30):
+        exact = float(mpmath.gamma(mpmath.mpf(dim) / 2) / mpmath.gamma(mpmath.mpf(dim + 1) / 2) / mpmath.sqrt(mpmath.pi))
+    assert mean_coordinate(dim) == pytest.approx(exact, rel=1e-14)
+    assert mass @ size == pytest.approx(exact, rel=1e-11)
+    assert mass @ size**2 == pytest.approx(1 / dim, rel=1e-11)

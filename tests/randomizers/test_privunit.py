@@ -1,0 +1,187 @@
+"""PrivUnit on the ball: its exact privacy, its mean and covariance from the density, and its law by rejection."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.privacy import Model, Neighbours
+from torchdp.randomizers import PrivUnit, PrivUnitG
+from torchdp.randomizers.sphere import uniform_coordinate
+
+EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def lifted(x):
+    """x' in the ball of R^d -> u on the sphere of R^{d+1}."""
+    return np.concatenate([x, np.sqrt(np.maximum(0, 1 - np.square(x).sum(-1, keepdims=True)))], -1)
+
+
+def log_density(v, u, cap, high=1.0):
+    """log of the density of V at v relative to the uniform law; ``high`` scales c1."""
+    inside = (v * u).sum(-1) >= cap.threshold
+    return np.where(inside, math.log(high * cap.high_density), math.log(cap.low_density))
+
+
+def random_ball(rng, count, dim):
+    directions = rng.standard_normal((count, dim))
+    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
+    return directions * rng.random((count, 1)) ** rng.choice([0, 1 / dim, 3], (count, 1))
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("dim", [1, 2, 5, 64])
+def test_guarantee_privunit_exactly_epsilon_ldp(epsilon, dim):
+    """On the sphere every ratio of densities is e^-epsilon, 1 or e^epsilon; what is dropped is post-processing."""
+    cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(dim)
+    x, other = random_ball(rng, 500, dim), random_ball(rng, 500, dim)
+    other[::4], other[1::4], other[2::4] = -x[::4], x[1::4] * (1 - 1e-15), 0  # adversarial pairs
+    u, v = lifted(x), lifted(other)
+    worst, wrong = 0.0, 0.0
+    outputs = [u, v, -u, u - v + 1e-9, rng.standard_normal(u.shape), u + 0.3 * rng.standard_normal(u.shape)]
+    for y in outputs:
+        y = y / np.linalg.norm(y, axis=-1, keepdims=True)
+        worst = max(worst, float(np.abs(log_density(y, u, cap) - log_density(y, v, cap)).max()))
+        wrong = max(wrong, float((log_density(y, u, cap, 1.01) - log_density(y, v, cap, 1.01)).max()))
+    assert worst == pytest.approx(epsilon, rel=1e-12)  # attained, and never more
+    assert wrong > epsilon + 5e-3  # a high density 1 % off would break it
+    mass = cap.low_density * (1 - cap.survival) + cap.high_density * cap.survival
+    assert mass == pytest.approx(1, abs=1e-13)
+    guarantee = PrivUnit(dim, epsilon).guarantee
+    assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 0, True)
+    assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1, 20])
+@pytest.mark.parametrize("dim", [1, 2, 64, 100_000])
+def test_guarantee_privunit_exactly_epsilon_ldp_as_it_is_drawn(epsilon, dim):
+    """T is the quantile function of a normal z with density c1 phi or c0 phi: on the sphere that is c1 or c0.
+
+    The log density of T from a standard normal z, less the exact one, is what the table adds to any log ratio: less
+    than 1e-12 (test_logit_beta.py), here seen through the rounding of T itself.
+    """
+    z = torch.linspace(-8.5, 8.5, 5001, dtype=torch.float64, requires_grad=True)
+    t, across = uniform_coordinate(dim + 1, z)
+    rapidity = torch.asinh(t / across)
+    (slope,) = torch.autograd.grad(rapidity.sum(), z)
+    log_cosh = torch.log1p(2 * torch.sinh(rapidity / 2).square())
+    drawn = (-z.square() / 2 - slope.log() + dim * log_cosh).detach()  # density over sech^dim, the uniform one
+    inner = drawn[z.detach().abs() < 6]  # beyond, the inverse of tanh that this test takes loses digits
+    assert float((inner - inner.mean()).abs().max()) < 2e-11
+    wrong = (drawn + 1e-3 * log_cosh.detach() * dim)[z.detach().abs() < 6]
+    assert float((wrong - wrong.mean()).abs().max()) > 1e-4
+
+
+def circle(randomizer, x, high=1.0):
+    """Mass, mean and variance of a message in one dimension: V on the circle, the density by Gauss-Legendre panels."""
+    cap = randomizer.cap
+    u, edge = math.acos(x), 2 * math.atan(math.exp(-cap.rapidity))
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    pieces = [(u - edge, u + edge, high * cap.high_density), (u + edge, u - edge + 2 * math.pi, cap.low_density)]
+    total = np.zeros(3)
+    for start, stop, density in pieces:
+        for a, b in zip(*(np.linspace(start, stop, 9)[s] for s in (slice(-1), slice(1, None))), strict=True):
+            angles = (a + b) / 2 + (b - a) / 2 * nodes
+            y = randomizer.radius * np.cos(angles) / cap.threshold
+            mass = density * (b - a) / 2 * weights / (2 * math.pi)
+            total += [mass.sum(), mass @ y, mass @ (y - randomizer.radius * x) ** 2]
+    return total
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 4, 8])
+@pytest.mark.parametrize("x", [0.0, 0.3, -0.9, 1.0])
+def test_mass_1_mean_x_and_variance_v_on_the_circle(epsilon, x):
+    randomizer = PrivUnit(1, epsilon, 3.0)
+    mass, mean, variance = circle(randomizer, x)
+    assert mass == pytest.approx(1, abs=1e-12)
+    assert mean == pytest.approx(3 * x, abs=1e-10 / epsilon)
+    assert variance == pytest.approx(randomizer.moments.variance, rel=1e-9)
+    assert abs(circle(randomizer, x, 1.01)[0] - 1) > 1e-3
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 4, 20])
+@pytest.mark.parametrize("x", [(0.0, 0.0), (0.3, -0.4), (0.6, 0.8)])
+def test_mean_x_and_covariance_v_on_the_sphere(epsilon, x):
+    """On the sphere in R^3 a coordinate is uniform: V = T u + sqrt(1 - T^2)(cos a e1 + sin a e2), T flat by pieces."""
+    randomizer = PrivUnit(2, epsilon, 3.0)
+    cap, (u,) = randomizer.cap, lifted(np.array([x]))
+    e1, e2 = np.linalg.svd(u[None])[2][1:]
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    angles = np.arange(8) * math.pi / 4
+    moments = []
+    for high in (1.0, 1.01):
+        mass, mean, square = 0.0, np.zeros(2), np.zeros((2, 2))
+        for start, stop, density in ((-1, cap.threshold, cap.low_density), (cap.threshold, 1, high * cap.high_density)):
+            t, p = (start + stop) / 2 + (stop - start) / 2 * nodes, density * (stop - start) / 4 * weights
+            ring = np.cos(angles)[:, None] * e1 + np.sin(angles)[:, None] * e2
+            v = t[:, None, None] * u + np.sqrt(1 - t**2)[:, None, None] * ring
+            noise = randomizer.radius * (v[..., :2] / cap.threshold - x)
+            p = np.repeat(p[:, None] / 8, 8, 1)
+            mass += p.sum()
+            mean += np.einsum("ta,tai->i", p, noise)
+            square += np.einsum("ta,tai,taj->ij", p, noise, noise)
+        moments.append((mass, mean, square / randomizer.moments.variance))
+    (mass, mean, square), wrong = moments
+    scale = math.sqrt(randomizer.moments.variance)
+    assert mass == pytest.approx(1, abs=1e-12) and np.abs(mean).max() < 1e-10 * scale
+    assert np.abs(square - np.eye(2)).max() < 1e-9
+    assert abs(wrong[0] - 1) > 1e-3
+
+
+def rejected(dim, epsilon, x, number, seed):
+    """Messages by the definition: uniform points of the sphere, kept with probability density / c1."""
+    cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(seed)
+    found = []
+    while sum(map(len, found)) < number:
+        v = rng.standard_normal((200_000, dim + 1))
+        v /= np.linalg.norm(v, axis=-1, keepdims=True)
+        inside = v @ lifted(x[None])[0] >= cap.threshold
+        found.append(v[rng.random(len(v)) < np.where(inside, 1, math.exp(-epsilon))])
+    return np.concatenate(found)[:number, :-1] / cap.threshold
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16])
+@pytest.mark.parametrize("norm", [0.0, 0.7, 1.0])
+def test_messages_have_the_law_of_rejection_sampling(dim, norm):
+    epsilon, x = 3.0, np.arange(1.0, dim + 1)
+    x *= norm / np.linalg.norm(x)
+    slow = rejected(dim, epsilon, x, 30_000, 1)
+    fast, off = (
+        PrivUnit(dim, e).sample(torch.from_numpy(x).expand(30_000, dim), generator=generator(2)).numpy()
+        for e in (epsilon, 1.25 * epsilon)
+    )
+    views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]
+    assert min(stats.ks_2samp(view(slow), view(fast)).pvalue for view in views) > 1e-6
+    assert min(stats.ks_2samp(view(slow), view(off)).pvalue for view in views) < 1e-6
+
+
+def test_direction_across_the_point_is_uniform_and_independent_of_the_coordinate_along_it():
+    dim, x = 5, torch.zeros(5, dtype=torch.float64)
+    x[0] = 1
+    y = PrivUnit(dim, 4.0).sample(x.expand(100_000, dim), generator=generator(3))
+    along, across = y[:, 0], torch.nn.functional.normalize(y[:, 1:], dim=-1)
+    uniform = stats.beta(1.5, 1.5, -1, 2)  # a coordinate on the sphere of R^4
+    for i in range(4):
+        assert stats.kstest(across[:, i].numpy(), uniform.cdf).pvalue > 1e-6
+        assert abs(stats.spearmanr(along.numpy(), across[:, i].numpy()).statistic) < 5.2 / math.sqrt(1e5)
+    assert stats.kstest(across[:, 0].numpy(), stats.beta(1.6, 1.6, -1, 2).cdf).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1, 4, 8, 20])
+def test_less_noise_than_privunitg_and_as_much_in_the_limit(epsilon):
+    gains = [PrivUnitG(d, epsilon).moments.variance / PrivUnit(d, epsilon).moments.variance for d in (1, 16, 256, 10**5)]
+    assert gains == sorted(gains, reverse=True) and gains[-1] > 1
+    assert gains[-1] == pytest.approx(1, abs=1e-3)
+    limits = PrivUnitG(3, epsilon).moments, PrivUnit(10**6, epsilon).moments
+    assert limits[1].third == pytest.approx(limits[0].third, rel=1e-4)
+    assert limits[1].fourth == pytest.approx(limits[0].fourth, rel=1e-4)
+
+
+def test_bits():
+    assert PrivUnit(7, 1.0).bits == 448

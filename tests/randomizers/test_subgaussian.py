@@ -1,0 +1,233 @@
+"""Sub-Gaussian constants: the defining inequalities in every direction, by laws computed without the code's quadrature."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import betainc, betaln, erf, ndtr, roots_jacobi
+
+from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRelease, PrivUnit, PrivUnitG, ProjUnit
+from torchdp.randomizers.subgaussian import constants, gauss_rule
+
+DIRECTIONS = [-1.0, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.0]  # cosine of the angle with (the lifted) x
+RATES = np.concatenate([-np.geomspace(0.02, 5, 40), np.geomspace(0.02, 5, 40)])  # times a standard deviation
+
+
+def square_bound(z, weights, psi2):
+    """E exp(Z^2/psi2^2), at most 2."""
+    return float(weights @ np.exp(np.minimum((z / psi2) ** 2, 700)))
+
+
+def rate_bound(z, weights, proxy):
+    """max over rates of log E exp(l Z)/(l^2 proxy/2), at most 1."""
+    rates = RATES / math.sqrt(proxy)
+    exponents = rates[:, None] * z
+    top = exponents.max(1)
+    return float(((top + np.log(np.exp(exponents - top[:, None]) @ weights)) / (rates**2 * proxy / 2)).max())
+
+
+def sphere(dim, edges=()):
+    """Nodes X and weights for a coordinate of a uniform point of the sphere in R^dim, panels refined at ``edges``."""
+    if dim == 1:
+        return np.array([-1.0, 1.0]), np.array([0.5, 0.5])
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    wide = min(math.pi / 2, 22 / math.sqrt(dim))
+    fine = [e + d for e in edges for d in (-0.1, -0.03, -0.01, -0.003, -0.001, 0, 0.001, 0.003, 0.01, 0.03, 0.1)]
+    ends = np.unique([*np.linspace(-wide, wide, 25), *(e for e in fine if abs(e) < wide)])
+    half = np.diff(ends)[:, None] / 2
+    angle = ((ends[1:] + ends[:-1])[:, None] / 2 + half * nodes).ravel()
+    log = (dim - 2) * np.log(np.cos(angle)) - betaln(0.5, (dim - 1) / 2)
+    return np.sin(angle), (half * weights).ravel() * np.exp(log)
+
+
+def beyond(t, dim):
+    """P(W >= t) for a coordinate W of a uniform point of the sphere in R^dim."""
+    if dim == 1:
+        return np.where(t <= -1, 1.0, np.where(t <= 1, 0.5, 0.0))
+    t = np.clip(t, -1, 1)
+    half = 0.5 * betainc((dim - 1) / 2, 0.5, 1 - t * t)
+    return np.where(t >= 0, half, 1 - half)
+
+
+def seen_from(direction, dim, threshold, low, high):
+    """<V, theta> for V uniform, times c1 where <V, u> >= threshold and c0 elsewhere; cos(theta, u) = direction."""
+    polar, edge = math.acos(direction), math.acos(threshold)
+    ends = [math.pi / 2 - abs(polar + s * edge) for s in (1, -1)]
+    x, weights = sphere(dim, [e if abs(e) <= math.pi / 2 else math.copysign(math.pi, e) - e for e in ends])
+    reach = math.sqrt(1 - direction**2) * np.sqrt(1 - x * x)
+    if abs(direction) == 1:
+        inside = (direction * x >= threshold).astype(float)
+    else:
+        inside = beyond((threshold - direction * x) / np.maximum(reach, 1e-300), dim - 1)
+    return x, weights * (low + (high - low) * inside)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 4, 8])
+@pytest.mark.parametrize("dim", [1, 2, 4, 16, 256])
+def test_privunit_holds_in_every_direction_and_is_attained(dim, epsilon):
+    randomizer = PrivUnit(dim, epsilon, 2.0)
+    cap, bound = randomizer.cap, randomizer.subgaussian
+    squares, rates = [], []
+    for direction in DIRECTIONS:
+        x, weights = seen_from(direction, dim + 1, cap.threshold, cap.low_density, cap.high_density)
+        z = 2.0 * (x / cap.threshold - direction)
+        squares.append(square_bound(z, weights, bound.psi2))
+        rates.append(rate_bound(z, weights, bound.proxy))
+    assert max(squares) == pytest.approx(2, rel=1e-6) and max(rates) < 1 + 1e-7
+    assert max(rates) > 0.98  # on a grid of rates
+    assert square_bound(z, weights, 0.99 * bound.psi2) > 2.005  # in the last direction, along x
+    assert bound.proxy >= randomizer.moments.variance
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1, 4, 8, 20])
+def test_privunitg_in_closed_form(epsilon):
+    """E exp(y Z^2) and log E exp(l Z) for Z = a (tau - k) + sqrt(1 - a^2) g, derived in kernels/privunitg."""
+    randomizer = PrivUnitG(3, epsilon)
+    tau, bound, k = randomizer.tau, randomizer.subgaussian, randomizer.tau.threshold
+    jump = tau.high_density - tau.low_density
+
+    def square(psi2, direction):
+        q = (psi2 * k) ** 2 - 2 * (1 - direction**2)
+        y, rest = direction**2 / q, q / (psi2 * k) ** 2
+        inner = math.exp(y * k * k / (1 - 2 * y)) * (tau.low_density + jump * ndtr(-k / math.sqrt(1 - 2 * y)))
+        return inner / math.sqrt(1 - 2 * y) / math.sqrt(rest)
+
+    values = [square(bound.psi2, a) for a in DIRECTIONS]
+    assert values[0] == pytest.approx(2, rel=1e-9) and max(values) <= 2 + 1e-9
+    assert square(0.99 * bound.psi2, 1.0) > 2.02
+
+    def log_mgf(rate):  # along u, in units of 1/k
+        return rate**2 / 2 + np.log(tau.low_density + jump * ndtr(rate - k)) - rate * k
+
+    grid = np.concatenate([-np.geomspace(0.05, 12, 4000), np.geomspace(0.05, 12, 4000)])
+    best = (2 * log_mgf(grid) / grid**2).max()
+    assert bound.proxy * k * k == pytest.approx(max(1, best), rel=1e-5)
+
+
+def test_published_constants_of_privunitg():
+    psi2 = {0.5: 2.701, 1: 2.793, 2: 3.079, 4: 3.826, 8: 5.499, 20: 10.36}
+    proxy = {0.01: 1.0016, 0.5: 1.0836, 1: 1.172, 2: 1.362, 4: 1.775, 8: 2.641, 20: 5.095}
+    for epsilon, value in psi2.items():
+        bound = PrivUnitG(2, epsilon)
+        assert (bound.subgaussian.psi2 * bound.tau.threshold) ** 2 == pytest.approx(value, rel=3e-4)
+    for epsilon, value in proxy.items():
+        bound = PrivUnitG(2, epsilon)
+        assert bound.subgaussian.proxy * bound.tau.threshold**2 == pytest.approx(value, rel=3e-4)
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 0.1, 1, 3, 8, 20, 50])
+def test_the_constant_behind_the_pairwise_bounds(epsilon):
+    """Ghazi et al. (2023), Theorem 9, wants sigma = O(C/epsilon): with PrivUnitG at most 2.05 C coth(epsilon/2)."""
+    assert PrivUnitG(2, epsilon, 3.0).subgaussian.psi2 < 2.05 * 3 / math.tanh(epsilon / 2)
+    assert PrivUnitG(2, 1e-6).subgaussian.psi2 > 2.04 / math.tanh(5e-7)  # which is nearly reached
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4, 20])
+@pytest.mark.parametrize("dim", [1, 2, 3, 5, 17, 256])
+def test_hemisphere_holds_at_every_norm_in_every_direction_and_is_attained(dim, epsilon):
+    randomizer = DuchiJordanWainwright(dim, epsilon)
+    bound, bias = randomizer.subgaussian, math.tanh(epsilon / 2)
+    scale = math.sqrt(randomizer.moments.variance * dim)
+    squares, rates = [], []
+    for direction in [-1.0, 0.0] if dim == 1 else [-1.0, -0.7, -0.3, 0.0]:
+        for norm in np.linspace(0, 1, 11):
+            if dim == 1:
+                x, weights = np.array([-1.0, 1.0]), (1 + bias * norm * np.array([1.0, -1.0])) / 2
+                z = scale * x + norm  # seen from direction -1
+            else:
+                x, weights = seen_from(direction, dim, 0.0, 1 - bias * norm, 1 + bias * norm)
+                z = scale * x - direction * norm
+            if float(weights @ z**2) > 1e-6:
+                squares.append(square_bound(z, weights, bound.psi2))
+                rates.append(rate_bound(z, weights, bound.proxy))
+    assert 1.998 < max(squares) < 2 + 1e-7
+    assert 0.97 < max(rates) < 1 + 1e-7
+    if dim >= 5:  # with the signs symmetric at x = 0 (or across x): the length over the root of the dimension
+        uncentred = {5: 1.961383, 17: 2.306764, 256: 2.624444}[dim]
+        assert bound.psi2**2 / randomizer.moments.variance == pytest.approx(uncentred, rel=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 8, 20])
+def test_point_release_in_closed_form(epsilon):
+    """Along x (cosine a, mean of the sign q) what the normal does not have is a factor 1 + q erf: psi2 is the normal's."""
+    randomizer = PointRelease(3, epsilon, 2.0)
+    bound, bias = randomizer.subgaussian, math.tanh(epsilon / 2)
+    scale = 2.0 * math.sqrt(math.pi / 2) / bias
+    assert bound.psi2 == pytest.approx(scale * math.sqrt(8 / 3), rel=1e-9)
+    y = np.linspace(0, 3 / 8, 200)[1:]  # a^2/(psi2^2/scale^2 - 2 (1 - a^2)): 3/8 along x
+    for q in np.linspace(0, bias, 20):
+        b = q * math.sqrt(2 / math.pi)
+        gain = y * b * b / (1 - 2 * y) + np.log(1 - q * erf(math.sqrt(2) * y * b / np.sqrt(1 - 2 * y)))
+        assert gain.max() <= 1e-12  # no direction between is worse than across x
+    rates, signs = np.linspace(0.02, 8, 1000)[:, None], np.linspace(0, bias, 400)
+    grid = 1 + 2 / rates**2 * (np.log1p(-signs * erf(rates / math.sqrt(2))) + rates * signs * math.sqrt(2 / math.pi))
+    assert bound.proxy / scale**2 == pytest.approx(grid.max(), rel=1e-4)
+
+
+def test_published_proxies_of_point_release():
+    """At ||x|| = radius up to epsilon = 1; beyond, a point inside the ball becomes the worst one."""
+    for epsilon, value in {0.5: 1.0683, 1: 1.1097, 4: 1.1296, 20: 1.1296}.items():
+        randomizer = PointRelease(2, epsilon)
+        assert randomizer.subgaussian.proxy / randomizer.moments.variance == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4, 8])
+@pytest.mark.parametrize(("dim", "k"), [(4, 2), (8, 4), (64, 16)])
+def test_projunit_holds_in_every_direction_and_is_attained(dim, k, epsilon):
+    randomizer = ProjUnit(dim, epsilon, k=k)
+    cap, bound, lifted = randomizer.cap, randomizer.subgaussian, dim + 1
+    t, p = seen_from(1.0, k, cap.threshold, cap.low_density, cap.high_density)
+    keep = p > 1e-25
+    roots, q = roots_jacobi(20, (lifted - k) / 2 - 1, k / 2 - 1)
+    along = np.multiply.outer(np.sqrt((1 + roots) / 2), t[keep]).ravel()
+    mass = np.multiply.outer(q / q.sum(), p[keep]).ravel()
+    w, r = roots_jacobi(40, (lifted - 4) / 2, (lifted - 4) / 2)
+    squares, rates = [], []
+    nodes, share = gauss_rule(along, mass, 30)  # the same integrals with fewer nodes
+    for direction in (-1.0, -0.8, -0.4, 0.0, 0.6, 1.0):
+        across = np.multiply.outer(math.sqrt(1 - direction**2) * np.sqrt(1 - nodes**2), w)
+        z = (direction * nodes[:, None] + across) / (randomizer.mean_length * cap.threshold) - direction
+        weights = np.multiply.outer(share, r / r.sum())
+        squares.append(square_bound(z.ravel(), weights.ravel(), bound.psi2))
+        rates.append(rate_bound(z.ravel(), weights.ravel(), bound.proxy))
+    assert max(squares) == pytest.approx(2, rel=1e-3)
+    assert 0.97 < max(rates) < 1 + 1e-3
+
+
+def test_gaussian_vector():
+    randomizer = GaussianVector(3, 1.0, delta=1e-6)
+    bound = randomizer.subgaussian
+    assert (1 - 2 * randomizer.sigma**2 / bound.psi2**2) ** -0.5 == pytest.approx(2, rel=1e-12)
+    assert bound.proxy == randomizer.sigma**2
+
+
+def test_constants_of_known_laws():
+    """A fair coin: 1/log 2 and 1. A biased one: Kearns and Saul (1998). A normal: 8/3 and 1."""
+    coin = constants((np.array([-1.0, 1.0]), np.array([0.5, 0.5])))
+    assert (coin.psi2**2, coin.proxy) == (pytest.approx(1 / math.log(2), rel=1e-12), pytest.approx(1, rel=1e-12))
+    for p in (0.01, 0.2, 0.4, 0.9):
+        biased = constants((np.array([1 - p, -p]), np.array([p, 1 - p])))
+        assert biased.proxy == pytest.approx((1 - 2 * p) / (2 * math.log((1 - p) / p)), rel=1e-9)
+        square = p * math.exp(((1 - p) / biased.psi2) ** 2) + (1 - p) * math.exp((p / biased.psi2) ** 2)
+        assert square == pytest.approx(2, rel=1e-12)
+    t = np.linspace(-30, 30, 60_001)
+    normal = constants((t, np.exp(-t * t / 2) / math.sqrt(2 * math.pi) * 1e-3))
+    assert (normal.psi2**2, normal.proxy) == (pytest.approx(8 / 3, rel=1e-9), pytest.approx(1, rel=1e-9))
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 4, 20])
+@pytest.mark.parametrize("make", [PrivUnitG, PrivUnit, DuchiJordanWainwright, PointRelease])
+def test_constants_grow_with_the_radius(make, epsilon):
+    one, two = make(6, epsilon).subgaussian, make(6, epsilon, 2.0).subgaussian
+    assert two.psi2 == pytest.approx(2 * one.psi2, rel=1e-9) and two.proxy == pytest.approx(4 * one.proxy, rel=1e-9)
+    assert one.proxy >= make(6, epsilon).moments.variance * (1 - 1e-12) or make is DuchiJordanWainwright
+
+
+def test_gauss_rule_keeps_polynomials():
+    rng = np.random.default_rng(0)
+    values, weights = rng.random(500), rng.random(500) + 0.1
+    nodes, fewer = gauss_rule(values, weights, 8)
+    assert (fewer > 0).all() and len(nodes) == 8
+    for power in range(16):
+        assert fewer @ nodes**power == pytest.approx(weights @ values**power, rel=1e-11)
+    assert fewer @ nodes**40 != pytest.approx(weights @ values**40, rel=1e-9)

@@ -1,0 +1,193 @@
+"""Which mechanism answers a workload best: every candidate's exact predicted error, and the table of them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization import factorize, least_error
+from torchdp.queries.central import CentralFactorization
+from torchdp.queries.factored import FactoredQueries, dense, factored, identity, plain
+from torchdp.queries.local import local_factorization
+from torchdp.queries.mechanism import Objective, QueryMechanism, check_objective
+from torchdp.queries.oracle import LocalOracle
+from torchdp.randomizers import (
+    BallRandomizer,
+    FrequencyOracle,
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    PrivUnit,
+    PrivUnitG,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.randomizers.optimize_strategy import LARGEST_EPSILON as MOST_EPSILON
+from torchdp.randomizers.optimize_strategy import Objective as StrategyObjective
+from torchdp.randomizers.optimize_strategy import optimize_strategy
+from torchdp.randomness import keyed_generator
+from torchdp.workloads import Workload
+
+BALL: tuple[Callable[[int, float, float], BallRandomizer], ...] = (PrivUnit, PrivUnitG)
+ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
+    RandomizedResponse,
+    SubsetSelection,
+    OptimizedUnaryEncoding,
+    SymmetricUnaryEncoding,
+    HadamardResponse,
+)
+LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
+LARGEST_LOSSY = 512  # m + n up to which it is tried
+LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mechanism and its predicted error: the root of the mean squared error that the objective names."""
+
+    name: str
+    mechanism: QueryMechanism
+    error: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates, least predicted error first; printing it shows the table that the choice was made from."""
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> QueryMechanism:
+        """The mechanism of least predicted error."""
+        return self.candidates[0].mechanism
+
+    def __str__(self) -> str:
+        width = max(len(candidate.name) for candidate in self.candidates)
+        return "\n".join(f"{c.name:<{width}}  {c.error:.6g}" for c in self.candidates)
+
+
+def choose(
+    workload: Tensor | Workload,
+    n: int,
+    epsilon: float,
+    objective: Objective = Objective.WORST_QUERY,
+    *,
+    prior: Tensor | None = None,
+    tol: float = 1e-3,
+) -> Choice:
+    """The local mechanism of least predicted error for n users, among all that this package has.
+
+    Candidates: factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within the alpha of least error where
+    that may pay, the identity and the plain answers, each with PrivUnit and PrivUnitG; randomized response, subset
+    selection, OUE, SUE and Hadamard response; up to 64 types a strategy matrix optimised for the workload.
+
+    workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
+    data or, with ``prior`` (k,), a public histogram, on data like that. tol: relative gap of the factorizations.
+    Strategies are optimised for the mean over queries, and for the mean over types where there is a prior.
+    Raises TypeError, ValueError.
+
+    Guarantees: the best's own; nothing is read from data.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
+    """
+    W, epsilon, objective = dense(workload), checks.positive("epsilon", epsilon), check_objective(objective)
+    n, prior = checks.integer("n", n, 1), _histogram(prior, W)
+    mechanisms: list[tuple[str, QueryMechanism]] = []
+    for name, queries in (*_factors(W, tol), *_lossy(W, n, epsilon, tol)):
+        mechanisms += [(f"{name}, {kind.__name__}", local_factorization(queries, epsilon, kind)) for kind in BALL]
+    k = W.shape[1]
+    if k > 1:
+        mechanisms += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
+    if 1 < k <= LARGEST_STRATEGY and epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
+        mechanisms.append(("optimised strategy", LocalOracle(W, _strategy(W, epsilon, prior is None))))
+    return _ranked(mechanisms, n, objective, prior)
+
+
+def choose_central(
+    workload: Tensor | Workload,
+    n: int,
+    epsilon: float,
+    delta: float,
+    objective: Objective = Objective.WORST_QUERY,
+    *,
+    prior: Tensor | None = None,
+    tol: float = 1e-3,
+) -> Choice:
+    """The central Gaussian mechanism of least predicted error: gamma_2, gamma_F, identity, binary tree or plain.
+
+    Arguments as in :func:`choose`; delta in (0, 1). Raises TypeError, ValueError.
+    Guarantees: the best's own; nothing is read from data.
+    Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010).
+    """
+    W, objective = dense(workload), check_objective(objective)
+    n, prior = checks.integer("n", n, 1), _histogram(prior, W)
+    factors = (*_factors(W, tol), ("binary tree", _tree(W)))
+    mechanisms: list[tuple[str, QueryMechanism]] = []
+    mechanisms += [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
+    return _ranked(mechanisms, n, objective, prior)
+
+
+def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
+    return (
+        ("gamma_2", factored(W, factorize(W, math.inf, shift=True, tol=tol))),
+        ("gamma_F", factored(W, factorize(W, 2.0, shift=True, tol=tol))),
+        ("identity", identity(W)),
+        ("plain", plain(W)),
+    )
+
+
+def _tree(W: Tensor) -> FactoredQueries:
+    """right counts the dyadic intervals of the ordered types, left = W right^+ (Honaker 2015)."""
+    k = W.shape[1]
+    types = torch.arange(k, device=W.device)
+    levels = [
+        types >> level == torch.arange(((k - 1) >> level) + 1, device=W.device)[:, None]
+        for level in range((k - 1).bit_length() + 1)
+    ]
+    right = torch.cat(levels).to(W.dtype)
+    return FactoredQueries(W, W @ torch.linalg.pinv(right), right, W.new_zeros(W.shape[0]))
+
+
+def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
+    """gamma_2 within the alpha of least worst error, where the exact error is large enough for an alpha to pay."""
+    if sum(W.shape) > LARGEST_LOSSY:
+        return ()
+    exact = factorize(W, math.inf, shift=True, tol=tol)
+    shift = W.new_zeros(W.shape[0]) if exact.shift is None else exact.shift
+    centred = W - shift[:, None]
+    variance = PrivUnit(min(W.shape), epsilon).moments.variance / n
+    if math.sqrt(variance) * float(exact.certificate.upper) < LOSSY * float(centred.abs().max()):
+        return ()
+    found = least_error(centred, variance, tol=max(tol, 1e-3)).factorization
+    return (("gamma_2 within alpha", factored(W, found, shift)),)
+
+
+def _strategy(W: Tensor, epsilon: float, worst_type: bool) -> StrategyMatrix:
+    objective = StrategyObjective.WORST if worst_type else StrategyObjective.AVERAGE
+    centred = W - W.mean(1, keepdim=True)
+    return optimize_strategy(centred, epsilon, objective, generator=keyed_generator(b"choose", W.device))
+
+
+def _histogram(prior: Tensor | None, W: Tensor) -> Tensor | None:
+    if prior is None:
+        return None
+    prior = checks.floating("prior", prior).double()
+    if prior.shape != W.shape[1:] or bool((prior < 0).any()) or abs(float(prior.sum()) - 1) > 1e-6:
+        raise ValueError(f"prior must hold {W.shape[1]} probabilities that sum to 1")
+    return prior
+
+
+def _ranked(
+    mechanisms: list[tuple[str, QueryMechanism]], n: int, objective: Objective, prior: Tensor | None
+) -> Choice:
+    def error(mechanism: QueryMechanism) -> float:
+        if prior is None:
+            return mechanism.worst_error(n, objective)
+        mse = mechanism.errors.mse(prior * n, n)
+        return math.sqrt(float(mse.max() if objective is Objective.WORST_QUERY else mse.mean()))
+
+    candidates = [Candidate(name, mechanism, error(mechanism)) for name, mechanism in mechanisms]
+    return Choice(tuple(sorted(candidates, key=lambda candidate: candidate.error)))

@@ -1,0 +1,76 @@
+"""Answers made consistent: the nearest answers that some histogram gives. Biased, and often closer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Consistent:
+    """Answers W h of a histogram h >= 0 with sum 1: value (*batch, m), histogram (*batch, k), gap of the search.
+
+    gap (*batch): squared distance to the given answers, less that of the best histogram, is at most 2 gap.
+    The answers are biased, whatever the mechanism: no standard error comes with them.
+    """
+
+    value: Tensor
+    histogram: Tensor
+    gap: Tensor
+
+
+def consistent(
+    workload: Tensor | Workload, answers: Tensor, *, tol: float = 1e-9, max_iterations: int = 5_000
+) -> Consistent:
+    """argmin over histograms h (h >= 0, sum 1) of ||W h - answers||^2: post-processing, it costs no privacy.
+
+    Accelerated projected gradient with restarts, in the Gram matrix W^T W; stops where the Frank-Wolfe gap
+    max over h' of <gradient, h - h'> (at least f(h) - f(best), f = ||W h - answers||^2 / 2) is below ``tol`` times
+    max abs(W)^2 m, or after ``max_iterations``.
+
+    workload: (m, k); answers: (*batch, m). Raises TypeError, ValueError.
+    Guarantees: W h is never farther from any answers that a histogram gives than ``answers`` are, up to the gap.
+    Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4; Beck, Teboulle (2009).
+    """
+    W = (
+        checks.matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)
+        .detach()
+        .double()
+    )
+    answers = checks.floating("answers", answers).detach().double()
+    if W.ndim != 2 or answers.ndim == 0 or answers.shape[-1] != W.shape[0]:
+        raise ValueError(
+            f"answers must have shape (..., {W.shape[-2]}), one for each query, not {tuple(answers.shape)}"
+        )
+    tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
+    centred = W - W.mean(1, keepdim=True)  # on the simplex a shift of a row is a constant
+    gram = centred.mT @ centred
+    pull = (answers - W.mean(1)) @ centred  # (*batch, k)
+    step = 1 / torch.linalg.matrix_norm(gram, 2).clamp_min(1e-300)
+    limit = tol * W.abs().max() ** 2 * W.shape[0]
+    k = W.shape[1]
+    h = torch.full_like(pull, 1 / k)
+    momentum, t = h, torch.ones_like(h[..., :1])
+    for iteration in range(max_iterations):
+        new = _simplex(momentum - step * (momentum @ gram - pull))
+        back = ((momentum - new) * (new - h)).sum(-1, keepdim=True) > 0  # uphill: forget the momentum
+        grown = (1 + (1 + 4 * t.square()).sqrt()) / 2
+        share, t = torch.where(back, 0.0, (t - 1) / grown), torch.where(back, 1.0, grown)
+        h, momentum = new, new + share * (new - h)
+        if iteration % 10 == 9:
+            slope = h @ gram - pull
+            if bool(((slope * h).sum(-1) - slope.amin(-1) <= limit).all()):
+                break
+    slope = h @ gram - pull
+    return Consistent(h @ W.mT, h, (slope * h).sum(-1) - slope.amin(-1))
+
+
+def _simplex(values: Tensor) -> Tensor:
+    """The nearest histogram: values less a level, cut off at 0."""
+    ordered = values.sort(-1, descending=True).values
+    ranks = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
+    level = ((ordered.cumsum(-1) - 1) / ranks).amax(-1, keepdim=True)
+    return (values - level).clamp_min(0)

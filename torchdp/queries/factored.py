@@ -1,0 +1,89 @@
+"""Workload = decoder x encoder + shift, the part that local and central factorization mechanisms share."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization import ApproximateFactorization, Factorization
+from torchdp.workloads import Workload
+
+
+@dataclass(frozen=True)
+class FactoredQueries:
+    """W = left right + shift 1^T + (what is left out), all float64: user x is encoded as column x of ``right``.
+
+    workload W: (m, k); left: (m, r); right: (r, k); shift: (m,). A histogram sums to 1, so the shift is added to the
+    answers and costs no noise.
+    """
+
+    workload: Tensor
+    left: Tensor
+    right: Tensor
+    shift: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("workload", "left", "right"):
+            value = checks.matrix(name, getattr(self, name))
+            if value.ndim != 2:
+                raise ValueError(f"{name} must be one matrix, not of shape {tuple(value.shape)}")
+            object.__setattr__(self, name, value.detach().double())
+        (m, k), r = self.workload.shape, self.left.shape[1]
+        object.__setattr__(self, "shift", checks.floating("shift", self.shift).detach().double())
+        if self.left.shape != (m, r) or self.right.shape != (r, k) or self.shift.shape != (m,):
+            raise ValueError(
+                f"left, right, shift must have shapes ({m}, r), (r, {k}), ({m},) for a workload of shape {(m, k)}, not "
+                f"{tuple(self.left.shape)}, {tuple(self.right.shape)}, {tuple(self.shift.shape)}"
+            )
+
+    @property
+    def radius(self) -> float:
+        """Largest norm of a column of ``right``."""
+        return float(self.right.norm(dim=0).max())
+
+    @property
+    def diameter(self) -> float:
+        """Largest distance of two columns of ``right``: what replacing one user's value moves the sum by."""
+        return float(torch.cdist(self.right.mT, self.right.mT, compute_mode="donot_use_mm_for_euclid_dist").max())
+
+    @property
+    def bias(self) -> Tensor:
+        """left right + shift 1^T - W, (m, k)."""
+        return self.left @ self.right + self.shift[:, None] - self.workload
+
+
+def dense(workload: Tensor | Workload) -> Tensor:
+    """The workload as one (m, k) float64 matrix. Raises TypeError, ValueError."""
+    W = checks.matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)
+    if W.ndim != 2:
+        raise ValueError(f"workload must be one matrix, not of shape {tuple(W.shape)}")
+    return W.detach().double()
+
+
+def factored(
+    workload: Tensor | Workload,
+    factorization: Factorization | ApproximateFactorization,
+    shift: Tensor | None = None,
+) -> FactoredQueries:
+    """A factorization of W, or of W - shift 1^T, as encoder and decoder of the queries W."""
+    W = dense(workload)
+    given = shift if shift is not None else getattr(factorization, "shift", None)
+    given = W.new_zeros(W.shape[0]) if given is None else given
+    return FactoredQueries(W, factorization.left, factorization.right, given)
+
+
+def identity(workload: Tensor | Workload) -> FactoredQueries:
+    """left = W, right = I - 1 1^T / k: every user sends its (centred) indicator; the histogram, then the queries."""
+    W = dense(workload)
+    k = W.shape[1]
+    right = torch.eye(k, dtype=W.dtype, device=W.device) - 1 / k
+    return FactoredQueries(W, W, right, W.mean(1))
+
+
+def plain(workload: Tensor | Workload) -> FactoredQueries:
+    """left = I, right = W less the middle of each row: every user sends its answers to all queries."""
+    W = dense(workload)
+    middle = (W.amax(1) + W.amin(1)) / 2
+    eye = torch.eye(W.shape[0], dtype=W.dtype, device=W.device)
+    return FactoredQueries(W, eye, W - middle[:, None], middle)

@@ -1,0 +1,162 @@
+"""Randomizers for vectors of a Euclidean ball: what they have in common."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.randomizers.base import LocalRandomizer, user_counts
+from torchdp.randomizers.subgaussian import SubGaussian
+from torchdp.randomizers.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
+
+# Messages are made this many bytes at a time: on a CPU what its cache holds (all at once takes twice the time).
+CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**30
+
+
+@dataclass(frozen=True)
+class BallMoments:
+    """E Y = x and Cov(Y | x) = variance I + outer x x^T, exactly, at every point x of the ball.
+
+    third, fourth: E Z^3 and E Z^4 of the standardised noise along x, Z = <Y - x, x>/(||x|| sd), for x on the sphere of
+    the ball. outer = 0: the noise is the same in every direction and at every x.
+    """
+
+    variance: float
+    third: float
+    fourth: float
+    outer: float = 0.0
+
+    def covariance(self, x: Tensor) -> Tensor:
+        """Cov(Y | x): (*batch, dim) -> (*batch, dim, dim), float64."""
+        x = checks.floating("x", x).double()
+        identity = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
+        return self.variance * identity + self.outer * x[..., :, None] * x[..., None, :]
+
+
+@dataclass(frozen=True)
+class BallRandomizer(LocalRandomizer):
+    """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
+
+    dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
+    """
+
+    dim: int
+    epsilon: float
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", checks.integer("dim", self.dim, 1))
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "radius", checks.positive("radius", self.radius))
+        if not SMALLEST_EPSILON <= self.epsilon <= LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
+                f"not {self.epsilon!r}"
+            )
+
+    @property
+    @abstractmethod
+    def moments(self) -> BallMoments:
+        """Exact moments of one message."""
+
+    @property
+    @abstractmethod
+    def subgaussian(self) -> SubGaussian:
+        """Exact sub-Gaussian constants of the noise Y - x."""
+
+    def squared_error(self, norm: float) -> float:
+        """E ||Y - x||^2 for ||x|| = norm."""
+        return self.dim * self.moments.variance + self.moments.outer * norm**2
+
+    @property
+    def bits(self) -> int:
+        """dim float64 numbers (float32 points give messages of half that length)."""
+        return 64 * self.dim
+
+    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        """One message for each point: x of shape (*batch, dim), the result alike, in x's dtype, without gradient.
+
+        Raises ValueError for points outside the ball.
+        """
+        x = self._inside("x", x)
+        generator = checks.random_source(generator, x.device)
+        users = x.detach().reshape(-1, self.dim)
+        messages = users.new_empty(users.shape)
+        rows = _rows(x, self.dim)
+        for some, out in zip(users.split(rows), messages.split(rows), strict=True):
+            out.copy_(self._messages(some, generator))
+        return messages.reshape(x.shape)
+
+    def decode_sum(self, messages: Tensor) -> Tensor:
+        """Sum over the last batch dimension, in float64: (*batch, users, dim) -> (*batch, dim)."""
+        messages = checks.real("messages", messages)
+        if messages.ndim < 2 or messages.shape[-1] != self.dim:
+            raise ValueError(f"messages must have shape (..., users, {self.dim}), not {tuple(messages.shape)}")
+        total = messages.new_zeros((*messages.shape[:-2], self.dim), dtype=torch.float64)
+        for some in messages.split(_rows(messages, total.numel()), -2):
+            total += some.sum(-2, dtype=torch.float64)
+        return checks.floating("messages", total)  # NaN and infinity come through
+
+    def sample_sum(
+        self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """Sum of the messages of counts[x] users at points[x], exactly in law, without making the messages.
+
+        points: (m, dim); counts: (m,) whole numbers. Returns (*sample_shape, dim), float64: independent
+        repetitions for the same counts. Each randomizer states the cost. Raises ValueError, TypeError.
+        """
+        points = self._inside("points", points).detach().double()
+        if points.ndim != 2:
+            raise ValueError(f"points must have shape (types, {self.dim}), not {tuple(points.shape)}")
+        counts = user_counts(counts, points.shape[0]).to(points.device)
+        generator = checks.random_source(generator, points.device)
+        scaled = points / self.radius
+        scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
+        return self.radius * self._sums(scaled, counts, checks.sample_shape(sample_shape), generator)
+
+    @abstractmethod
+    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
+        """One message for each row of ``users`` (n, dim)."""
+
+    @abstractmethod
+    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Sums of messages for points (m, dim) of the unit ball, radius 1: (*shape, dim)."""
+
+    def _inside(self, name: str, x: Tensor) -> Tensor:
+        x = checks.real(name, x)
+        if x.ndim == 0 or x.shape[-1] != self.dim:
+            raise ValueError(f"{name} must have shape (..., {self.dim}), not {tuple(x.shape)}")
+        if x.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{name} must be float32 or float64, not {x.dtype}: the message needs their precision")
+        norms = torch.linalg.vector_norm(x, dim=-1)  # one pass over x; NaN and infinity come through
+        if not torch.isfinite(norms).all():
+            raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
+        largest = float(norms.detach().max()) if x.numel() else 0.0
+        # Rounding of the norm is let through (such points are projected onto the ball), no more.
+        if largest > self.radius * (1 + 4 * math.sqrt(self.dim) * torch.finfo(x.dtype).eps):
+            raise ValueError(f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip them")
+        return x
+
+
+def _rows(x: Tensor, width: int) -> int:
+    """How many rows of this many numbers to take at a time."""
+    block = CPU_BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
+    return max(1, block // (x.element_size() * max(1, width)))
+
+
+def gaussian_sums(
+    axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator
+) -> Tensor:
+    """The sum over users of tau a + N(0, I - a a^T): sum_x along_x a_x + N(0, n I - sum_x counts_x a_x a_x^T).
+
+    along_x: the sum of tau over the counts_x users with axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); along:
+    (*shape, m). Cost: O(dim^3 + m dim^2) once, O(m dim) for each repetition.
+    """
+    eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
+    spread = (counts.sum() - eigenvalues).clamp_min(0).sqrt() * vectors
+    normals = torch.randn((*shape, axes.shape[-1]), dtype=torch.float64, device=axes.device, generator=generator)
+    return along @ axes + normals @ spread.mT

@@ -1,0 +1,193 @@
+"""Oracles whose message is a set of values, one bit for each: optimised and symmetric unary encoding."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.draws import WORD, bernoulli_words, binomial, column_counts, words_for
+from torchdp.randomizers.frequency import FrequencyOracle, alphabet, budget
+
+
+@dataclass(frozen=True)
+class BitVectorOracle(FrequencyOracle):
+    """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other value.
+
+    Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v is bit v % 64 of the int64 word v // 64, so a message
+    is ceil(k/64) words. A tally holds, for each value, the users whose bit is set, and at its end the users.
+    k >= 2; epsilon in (0, 700]. Raises ValueError.
+    """
+
+    k: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", alphabet(self.k))
+        object.__setattr__(self, "epsilon", budget(self.epsilon))
+
+    @property
+    @abstractmethod
+    def off(self) -> float:
+        """q."""
+
+    @property
+    @abstractmethod
+    def gap(self) -> float:
+        """p - q."""
+
+    @property
+    def tallies(self) -> int:
+        """k + 1: the users whose bit v is set, for each v, and the users."""
+        return self.k + 1
+
+    @property
+    def _words(self) -> int:
+        return words_for(self.k)
+
+    def tally(self, messages: Tensor) -> Tensor:
+        """(k + 1,), int64, from packed messages of shape (..., ceil(k/64)), int64. Raises TypeError, ValueError."""
+        if not isinstance(messages, Tensor) or messages.dtype != torch.int64:
+            raise TypeError("messages must be an int64 tensor of packed bits, as sample returns")
+        if messages.ndim == 0 or messages.shape[-1] != self._words:
+            raise ValueError(f"messages must have shape (..., {self._words}), not {tuple(messages.shape)}")
+        rows = messages.reshape(-1, self._words)
+        return torch.cat([column_counts(rows)[: self.k], rows.new_tensor([len(rows)])])
+
+    def decode_counts(self, reports: Tensor) -> Tensor:
+        """Sum of Y from the tally: (*batch, k + 1) -> (*batch, k), float64."""
+        reports = self._tallied(reports)
+        return (reports[..., :-1] - reports[..., -1:] * self.off) / self.gap
+
+    def _packed(self, x: Tensor, generator: torch.Generator, own: float, other: float) -> Tensor:
+        """Independent bits: 1 with probability ``own`` for the value x, ``other`` elsewhere; (n,) -> (n, words)."""
+        words = bernoulli_words((len(x), self._words), other, generator)
+        if self.k % WORD:
+            words[:, -1] &= (1 << self.k % WORD) - 1
+        bit = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator) < own
+        put_bit(words, x, bit)
+        return words
+
+
+@dataclass(frozen=True)
+class UnaryEncoding(BitVectorOracle):
+    """A bit vector whose k bits are independent."""
+
+    @property
+    @abstractmethod
+    def on(self) -> float:
+        """p."""
+
+    @property
+    def bits(self) -> int:
+        """k."""
+        return self.k
+
+    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        """One packed message for each user: int64 (*x.shape, ceil(k/64)); x: integers in [0, k)."""
+        x = checks.indices("x", x, self.k)
+        generator = checks.random_source(generator, x.device)
+        return self._packed(x.flatten(), generator, self.on, self.off).view(*x.shape, self._words)
+
+    def sample_reports(
+        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each repetition."""
+        counts = user_counts(counts, self.k)
+        generator = checks.random_source(generator, counts.device)
+        shape, total = checks.sample_shape(sample_shape), counts.sum()
+        both = torch.stack([counts, total - counts]).expand(*shape, 2, self.k)
+        chance = torch.tensor([[self.on], [self.off]], dtype=torch.float64, device=counts.device)
+        drawn = binomial(both, chance, generator).sum(-2)
+        return torch.cat([drawn, total.expand(*shape, 1)], -1)
+
+
+@dataclass(frozen=True)
+class OptimizedUnaryEncoding(UnaryEncoding):
+    """Unary encoding with p = 1/2, q = 1/(e^epsilon + 1): Cov(Y | x) = I / sinh^2(epsilon/2) + e_x e_x^T.
+
+    k >= 2; epsilon in (0, 700]. Raises ValueError.
+
+    Guarantees: exactly epsilon-LDP.
+    Source: Wang, Blocki, Li, Jha (2017), section 4.2 (OUE).
+    """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return exact_local(self.epsilon, "Wang, Blocki, Li, Jha (2017), OUE; p (1 - q)/(q (1 - p)) = e^epsilon")
+
+    @property
+    def on(self) -> float:
+        """p = 1/2."""
+        return 0.5
+
+    @property
+    def off(self) -> float:
+        """q = 1/(e^epsilon + 1)."""
+        return 1 / (math.exp(self.epsilon) + 1)
+
+    @property
+    def gap(self) -> float:
+        """p - q = tanh(epsilon/2)/2."""
+        return math.tanh(self.epsilon / 2) / 2
+
+    def covariance(self, x: int) -> Tensor:
+        covariance = torch.eye(self.k, dtype=torch.float64) / math.sinh(self.epsilon / 2) ** 2
+        covariance[self._type(x), x] += 1
+        return covariance
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """sum_v W_iv^2 / sinh^2(epsilon/2) + W_ix^2. O(m k)."""
+        squares = self._workload(W).square()
+        return squares.sum(-1, keepdim=True) / math.sinh(self.epsilon / 2) ** 2 + squares
+
+
+@dataclass(frozen=True)
+class SymmetricUnaryEncoding(UnaryEncoding):
+    """Unary encoding with p = 1 - q = e^{epsilon/2}/(e^{epsilon/2} + 1): Cov(Y | x) = I / (4 sinh^2(epsilon/4)).
+
+    One-time RAPPOR without a Bloom filter. k >= 2; epsilon in (0, 700]. Raises ValueError.
+
+    Guarantees: exactly epsilon-LDP.
+    Source: Erlingsson, Pihur, Korolova (2014), basic one-time RAPPOR; Wang, Blocki, Li, Jha (2017), section 4.2 (SUE).
+    """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return exact_local(self.epsilon, "Erlingsson, Pihur, Korolova (2014); (p/(1 - p))^2 = e^epsilon")
+
+    @property
+    def on(self) -> float:
+        """p = 1 - q."""
+        return 1 - self.off
+
+    @property
+    def off(self) -> float:
+        """q = 1/(e^{epsilon/2} + 1)."""
+        return 1 / (math.exp(self.epsilon / 2) + 1)
+
+    @property
+    def gap(self) -> float:
+        """p - q = tanh(epsilon/4)."""
+        return math.tanh(self.epsilon / 4)
+
+    def covariance(self, x: int) -> Tensor:
+        self._type(x)
+        return torch.eye(self.k, dtype=torch.float64) / (2 * math.sinh(self.epsilon / 4)) ** 2
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """sum_v W_iv^2 / (4 sinh^2(epsilon/4)), the same for every x. O(m k)."""
+        squares = self._workload(W).square()
+        return (squares.sum(-1, keepdim=True) / (2 * math.sinh(self.epsilon / 4)) ** 2).expand_as(squares)
+
+
+def put_bit(words: Tensor, x: Tensor, bit: Tensor) -> None:
+    """Set bit x of each row of packed words (n, words) to ``bit``, in place; x, bit: (n,)."""
+    where, place = (x // WORD)[:, None], (x % WORD)[:, None]
+    cleared = words.gather(1, where) & ~(torch.ones_like(place) << place)
+    words.scatter_(1, where, cleared | (bit.long()[:, None] << place))

@@ -1,0 +1,151 @@
+"""Exact draws from finite laws, many at a time: packed bits, binomial splits, subsets of a crowd."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+WORD = 64  # bits of an int64; bit j of a packed message is bit j % 64 of its word j // 64
+WHOLE_ROUNDS = 7  # digits of the probability that every word sees; later ones only words still undecided
+DRAWS_AT_ONCE = 2**24  # binomials held in memory by one split of a crowd
+
+
+def words_for(bits: int) -> int:
+    """Words that hold this many bits."""
+    return -(-bits // WORD)
+
+
+def random_words(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """int64 words of 64 fair bits."""
+    return torch.empty(shape, dtype=torch.int64, device=generator.device).random_(-(2**63), None, generator=generator)
+
+
+def bernoulli_words(shape: tuple[int, ...], probability: float, generator: torch.Generator) -> Tensor:
+    """int64 words whose 64 bits are independent, each 1 with this probability, exactly (a float is a dyadic number).
+
+    A bit is 1 where a uniform number lies below the probability; their binary digits are compared from the first on,
+    64 numbers in one word, until every pair differs: about 8 random words for each word returned.
+    """
+    numerator, denominator = probability.as_integer_ratio()
+    length = denominator.bit_length() - 1
+    if numerator == denominator:
+        return torch.full(shape, -1, dtype=torch.int64, device=generator.device)
+    result = torch.zeros(shape, dtype=torch.int64, device=generator.device).flatten()
+    words, open_bits = result, torch.full_like(result, -1)
+    where = None  # of the words still at work
+    for place in range(length - 1, -1, -1):
+        fresh = random_words(tuple(words.shape), generator)  # 1: the uniform number's digit is 0
+        if (numerator >> place) & 1:
+            fresh &= open_bits
+            words |= fresh
+            open_bits ^= fresh
+        else:
+            open_bits &= fresh
+        if length - place >= WHOLE_ROUNDS:
+            left = open_bits.nonzero()[:, 0]
+            if where is not None:
+                result[where] = words
+            where = left if where is None else where[left]
+            if not len(where):
+                break
+            words, open_bits = result[where], open_bits[left]
+    if where is not None and len(where):
+        result[where] = words
+    return result.view(shape)
+
+
+def column_counts(words: Tensor) -> Tensor:
+    """How many rows have each bit set: (n, words) packed -> (64 * words,), int64.
+
+    The rows are added in pairs, bit-sliced: plane j holds digit j of 64 counts in each word.
+    """
+    if not len(words):
+        return words.new_zeros(WORD * words.shape[-1])
+    planes = [words]
+    while len(planes[0]) > 1:
+        if len(planes[0]) % 2:
+            planes = [torch.nn.functional.pad(plane, (0, 0, 0, 1)) for plane in planes]
+        half = len(planes[0]) // 2
+        carry, added = torch.zeros_like(planes[0][:half]), []
+        for plane in planes:
+            x, y = plane[:half], plane[half:]
+            differ = x ^ y
+            added.append(differ ^ carry)
+            carry = (x & y) | (differ & carry)
+        planes = [*added, carry]
+    bits = torch.stack([unpack(plane[0]) for plane in planes])  # (digits, 64 * words)
+    return (bits << torch.arange(len(planes), device=words.device)[:, None]).sum(0)
+
+
+def unpack(words: Tensor) -> Tensor:
+    """(..., words) packed -> (..., 64 * words), int64 zeros and ones."""
+    return ((words[..., None] >> torch.arange(WORD, device=words.device)) & 1).flatten(-2)
+
+
+def popcount(words: Tensor) -> Tensor:
+    """Number of set bits of each word."""
+    words = words - ((words >> 1) & 0x5555555555555555)
+    words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return (words * 0x0101010101010101) >> 56
+
+
+def binomial(counts: Tensor, probability: Tensor, generator: torch.Generator) -> Tensor:
+    """Binomial(counts, probability), int64; the two broadcast."""
+    counts, probability = torch.broadcast_tensors(counts.double(), probability.double())
+    drawn = torch.binomial(counts.contiguous(), probability.contiguous(), generator=generator)
+    return drawn.to(torch.int64)
+
+
+def multinomial(counts: Tensor, laws: Tensor, generator: torch.Generator) -> Tensor:
+    """Outcomes of counts[..., x] draws from laws[x], summed over x: (*batch, k), (k, m) -> (*batch, m), int64.
+
+    Each crowd is split into the two halves of its outcomes again and again. O(k m) binomials, whatever the counts.
+    """
+    m, held = laws.shape[-1], counts.flatten(0, -2).any(0) if counts.ndim > 1 else counts > 0
+    counts, laws = counts[..., held], laws[held]
+    levels = [torch.nn.functional.pad(laws.double(), (0, (1 << (m - 1).bit_length()) - m))]
+    while levels[-1].shape[-1] > 1:
+        levels.append(levels[-1].unflatten(-1, (-1, 2)).sum(-1))
+    flat = counts.reshape(-1, laws.shape[0])
+    result = torch.zeros(len(flat), m, dtype=torch.int64, device=counts.device)
+    for rows in _parts(len(flat), levels[0].numel()):
+        crowds = flat[rows][..., None]  # (rows, k, 1)
+        for level in reversed(levels[:-1]):
+            left, right = level[..., 0::2], level[..., 1::2]
+            share = torch.where(right > 0, left / (left + right), 1.0)
+            first = binomial(crowds, share, generator)
+            crowds = torch.stack([first, crowds - first], -1).flatten(-2)
+        result[rows] = crowds[..., :m].sum(-2)
+    return result.reshape(*counts.shape[:-1], m)
+
+
+def without_replacement(crowds: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
+    """How many of each crowd are among ``sizes`` people picked from all crowds without replacement.
+
+    crowds: (*batch, s), sizes: (*batch,), int64; returns (*batch, s). Binomial picks miss the size by about its
+    root; the miss is made good in the same way, by picks from those left out or from those picked, and the last
+    few one by one. A uniform subset of a uniform subset, or of the rest, is uniform: the law is exact.
+    """
+    picked = torch.zeros_like(crowds)
+    while True:
+        missing = sizes - picked.sum(-1)
+        if not missing.any():
+            return picked
+        source = torch.where((missing > 0)[..., None], crowds - picked, picked)
+        total = source.sum(-1)
+        many = missing.abs() > 4
+        share = torch.where(many, missing.abs() / total.clamp_min(1).double(), 0.0)
+        some = binomial(source, share[..., None], generator)
+        uniform = torch.rand(total.shape, dtype=torch.float64, device=total.device, generator=generator)
+        person = torch.minimum((uniform * total).long(), total - 1)
+        crowd = torch.searchsorted(source.cumsum(-1), person[..., None], right=True)
+        single = torch.zeros_like(source).scatter_(-1, crowd, 1)
+        some = torch.where(many[..., None], some, single * (missing != 0)[..., None])
+        picked = picked + missing.sign()[..., None] * some
+
+
+def _parts(rows: int, numbers: int) -> Iterator[slice]:
+    step = max(1, DRAWS_AT_ONCE // max(1, numbers))
+    for start in range(0, rows, step):
+        yield slice(start, start + step)

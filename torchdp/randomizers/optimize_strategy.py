@@ -1,0 +1,230 @@
+"""Strategy matrices of small variance for a given workload."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.randomizers.draws import popcount
+from torchdp.randomizers.strategy import StrategyMatrix
+from torchdp.randomizers.strategy_design import Design, Worth, reweigh, uniform_design, worsen, worth
+
+LEARNING_RATE = 0.1
+SLACK = 1e-6  # share of epsilon left to the rounding of the column sums
+BALANCED = 1e-10  # largest error of a column sum at which a design counts
+LARGEST_EPSILON = 30.0
+FLOOR = 1e-8  # weight of the histogram beside the workload: directions that W does not ask for keep a finite variance
+
+
+class Objective(Enum):
+    """What is to be small: the variance of the workload's answers for one user, as a mean over the queries, ..."""
+
+    AVERAGE = "... and over the types"
+    WORST = "... for the worst type"
+
+    def of(self, variance: Tensor) -> Tensor:
+        """The objective from the variance of each query and type: (*batch, m, k) -> (*batch,)."""
+        types = variance.mean(-2)
+        return types.mean(-1) if self is Objective.AVERAGE else types.amax(-1)
+
+
+def optimize_strategy(
+    W: Tensor,
+    epsilon: float,
+    objective: Objective = Objective.AVERAGE,
+    *,
+    generator: torch.Generator,
+    outputs: int | None = None,
+    steps: int = 500,
+    exchanges: int = 50,
+    restarts: int = 1,
+) -> StrategyMatrix:
+    """A strategy matrix of small variance for W among all epsilon-LDP ones; see :func:`optimize_strategies`."""
+    return optimize_strategies(
+        W,
+        [epsilon],
+        objective,
+        generator=generator,
+        outputs=outputs,
+        steps=steps,
+        exchanges=exchanges,
+        restarts=restarts,
+    )[0]
+
+
+def optimize_strategies(
+    W: Tensor,
+    epsilons: Sequence[float],
+    objective: Objective = Objective.AVERAGE,
+    *,
+    generator: torch.Generator,
+    outputs: int | None = None,
+    steps: int = 500,
+    exchanges: int = 50,
+    restarts: int = 1,
+) -> list[StrategyMatrix]:
+    """For each epsilon a strategy matrix Q of small variance for the workload W, all in one batch.
+
+    With v_y the rows of Q scaled to [e^-epsilon, 1], the variance under a prior is tr(W M^{-1} W^T) - sum_x prior_x
+    ||W e_x||^2, M = sum_y weight_y v_y v_y^T/<prior, v_y>. It is convex in the weights, and M is convex in each v_y, so
+    the best rows are extreme: v_y in {e^-epsilon, 1}^k. Two starts (noisy copies of randomized response, random
+    subsets) descend on the logits of v by Adam, the weights being made optimal for the decoder in every step; then the
+    rows are rounded, and ``exchanges`` times each row's best single flip competes with all rows for the ``outputs``
+    places. Randomized response and Hadamard response stand as candidates: the result is never worse than they are.
+    For the worst case the prior moves towards the least favourable one all the while.
+
+    W: (m, k), real, not zero, k >= 2. epsilons: each in (0, 30]. outputs: at most so many rows, at least 2k (None: 4k;
+    more rows, less variance). steps, exchanges: of descent and of exchange. restarts: repetitions of the two
+    starts. The result is on W's device, in float64; the problem is not convex in the rows and no gap is promised: compare
+    with :func:`strategy_lower_bound`. O(outputs k^2) for each step. Raises TypeError, ValueError.
+
+    Guarantees: each result is at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014), Theorem 2, for the
+    extreme rows; Kingma, Ba (2015).
+    """
+    W = checks.matrix("W", W).detach().double()
+    if W.ndim != 2 or W.shape[1] < 2:
+        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
+    if not W.any():
+        raise ValueError("W must not be zero: every strategy answers it without error")
+    if not isinstance(objective, Objective):
+        raise TypeError(f"objective must be an Objective, not {objective!r}")
+    values = [checks.positive("epsilons", epsilon) for epsilon in epsilons]
+    if not values or max(values) > LARGEST_EPSILON:
+        raise ValueError(f"epsilons must be a non-empty sequence of numbers in (0, {LARGEST_EPSILON:g}]")
+    k = W.shape[1]
+    outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
+    steps, exchanges = checks.integer("steps", steps, 0), checks.integer("exchanges", exchanges, 0)
+    restarts = checks.integer("restarts", restarts, 1)
+    generator = checks.random_source(generator, W.device)
+
+    W = W / W.abs().max()
+    if W.shape[0] > k:
+        W = torch.linalg.qr(W, mode="r").R * math.sqrt(k / W.shape[0])  # the same Gram matrix, less queries
+    gram = W.mT @ W
+    gram.diagonal().add_(FLOOR * gram.diagonal().mean())
+    low = torch.exp(-(1 - SLACK) * torch.tensor(values, dtype=torch.float64)).to(W.device)
+    low = low[:, None, None]
+    logits = torch.cat([_starts(k, outputs, epsilon, restarts, W.device, generator) for epsilon in values])
+    design = _descend(gram, logits, low.repeat_interleave(2 * restarts, 0), objective, steps)
+    design, cost = _settle(gram, design, objective, 20)
+    if bool(cost.isinf().any()):  # no weights balance these rows; with randomized response among them some always do
+        single = (low + (1 - low) * torch.eye(k, dtype=low.dtype, device=low.device)).repeat_interleave(2 * restarts, 0)
+        heaviest = design.select(design.weights.topk(outputs - k, -1).indices).rows
+        repaired, again = _settle(gram, uniform_design(torch.cat([heaviest, single], -2)), objective, 40)
+        design, cost = design.where(cost.isfinite(), repaired), torch.where(cost.isfinite(), cost, again)
+    best = cost.view(len(values), -1).argmin(1) + 2 * restarts * torch.arange(len(values), device=W.device)
+    design = _exchange(gram, design.pick(best), low, objective, exchanges, generator)
+    found = []
+    for i, epsilon in enumerate(values):
+        candidates = [*_finish(design, i), *_known(k, outputs, low[i])]
+        fitting = [candidate for candidate in candidates if candidate.epsilon <= epsilon]
+        found.append(min(fitting, key=lambda candidate: float(objective.of(candidate.workload_variance(W)))))
+    return found
+
+
+def _starts(
+    k: int, outputs: int, epsilon: float, restarts: int, device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """Logits of the first rows, (2 restarts, outputs, k)."""
+    settings = {"dtype": torch.float64, "device": device, "generator": generator}
+    noise = torch.randn(restarts, 2, outputs, k, **settings)
+    single = torch.eye(k, dtype=torch.float64, device=device).repeat(-(-outputs // k), 1)[:outputs]
+    size = max(1, round(k / (math.exp(epsilon) + 1)))
+    subset = torch.rand(restarts, outputs, k, **settings).argsort(-1) < size
+    return torch.stack([6 * single - 3 + noise[:, 0], 3 * subset - 1.5 + 0.3 * noise[:, 1]], 1).flatten(0, 1)
+
+
+def _descend(gram: Tensor, logits: Tensor, low: Tensor, objective: Objective, steps: int) -> Design:
+    """Adam on the logits of the rows against their price, the weights following; the rows at the end are extreme."""
+    first, second = torch.zeros_like(logits), torch.zeros_like(logits)
+    design = uniform_design(low + (1 - low) * logits.sigmoid())
+    for step in range(1, steps + 1):
+        share = logits.sigmoid()
+        design = replace(design, rows=low + (1 - low) * share)
+        value = worth(gram, design)
+        design = _move(design, value, objective, newton=20 if step == 1 else 1)
+        gain = 2 * value.image / value.mean[..., None] - design.prices[..., None, :]
+        gain -= (value.score / value.mean.square())[..., None] * design.prior[..., None, :]
+        slope = gain * share * (1 - share) / design.prices.abs().mean(-1)[..., None, None]
+        first = 0.9 * first + 0.1 * slope
+        second = 0.99 * second + 0.01 * slope.square()
+        rate = LEARNING_RATE / (1 - 0.9**step) * math.sqrt(1 - 0.99**step)
+        logits = (logits + rate * first / (second.sqrt() + 1e-12)).clamp(-10, 10)
+    return replace(design, rows=torch.where(logits > 0, 1.0, low), residual=torch.full_like(design.residual, torch.inf))
+
+
+def _exchange(
+    gram: Tensor, design: Design, low: Tensor, objective: Objective, rounds: int, generator: torch.Generator
+) -> Design:
+    """In each round the best flips of half of the rows join, all are reweighed, and the heaviest rows stay."""
+    m = design.rows.shape[-2]
+    best, least = _settle(gram, design, objective, 0)
+    for _ in range(rounds):
+        rows, share = _flip(design, worth(gram, design), low)
+        half = torch.rand(share.shape, device=share.device, generator=generator) < 0.5
+        design = design.extend(rows, torch.where(half, share, 1e-9))
+        for _ in range(6):
+            design = _move(design, worth(gram, design), objective, newton=3)
+        design, cost = _settle(gram, design.select(design.weights.topk(m, -1).indices), objective, 4)
+        better = cost < least
+        best, least = design.where(better, best), torch.where(better, cost, least)
+        design = design.where(cost.isfinite(), best)
+    return _settle(gram, best, objective, 100)[0]
+
+
+def _settle(gram: Tensor, design: Design, objective: Objective, moves: int) -> tuple[Design, Tensor]:
+    """The best of so many moves of the weights at fixed rows, and its cost: infinite where no move was balanced."""
+    best, least = design, torch.full_like(design.residual, torch.inf)
+    for _ in range(moves + 1):
+        value = worth(gram, design)
+        cost = value.variance.amax(-1) if objective is Objective.WORST else value.variance.mean(-1)
+        better = (design.residual < BALANCED) & (value.defect < SLACK) & (cost < least)
+        best, least = design.where(better, best), torch.where(better, cost, least)
+        design = _move(design, value, objective, newton=3)
+    return best, least
+
+
+def _move(design: Design, value: Worth, objective: Objective, newton: int) -> Design:
+    if objective is Objective.WORST:
+        return worsen(reweigh(design, value, newton), value.variance)
+    return reweigh(design, value, newton)
+
+
+def _flip(design: Design, value: Worth, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row with that entry flipped which then is worth most against its price, and its share of the mean weight."""
+    rows, prior, prices = design.rows, design.prior[..., None, :], design.prices[..., None, :]
+    change = torch.where(rows > (1 + low) / 2, low - 1, 1 - low)
+    score = value.score[..., None] + change * (2 * value.image + change * value.curvature.diagonal(0, -2, -1)[..., None, :])
+    old = (rows @ design.prices[..., None])
+    gain = score / (value.mean[..., None] + change * prior) - change * prices - old
+    most, index = gain.max(-1, keepdim=True)
+    share = torch.where(most[..., 0] > 0, 0.3, 1e-9)
+    return rows.scatter_add(-1, index, change.gather(-1, index)), share
+
+
+def _finish(design: Design, index: int) -> list[StrategyMatrix]:
+    """One design of the batch, if sound, as a matrix: equal rows are one output, rows without weight none."""
+    rows, weights = design.rows[index], design.weights[index]
+    if not bool(weights.isfinite().all()) or float(design.residual[index]) > BALANCED:
+        return []
+    rows, inverse = torch.unique(rows, dim=0, return_inverse=True)
+    weights = torch.zeros(len(rows), dtype=weights.dtype, device=weights.device).index_add_(0, inverse, weights)
+    kept = weights > 0
+    Q = rows[kept] * weights[kept][:, None]
+    return [StrategyMatrix(Q / Q.sum(0), design.prior[index])]
+
+
+def _known(k: int, outputs: int, low: Tensor) -> list[StrategyMatrix]:
+    """Randomized response and, where it has few enough outputs, Hadamard response."""
+    types = torch.arange(k, device=low.device)
+    held = [types[:, None] == types]
+    size = 1 << k.bit_length()
+    if size <= outputs:
+        held.append((popcount(torch.arange(size, device=low.device)[:, None] & (types + 1)) & 1) == 0)
+    matrices = [torch.where(pattern, 1.0, low) for pattern in held]
+    return [StrategyMatrix(matrix / matrix.sum(0)) for matrix in matrices]

@@ -1,0 +1,156 @@
+"""Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder for a workload."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.draws import multinomial
+from torchdp.randomizers.frequency import FrequencyOracle
+
+COLUMN_TOLERANCE = 1e-9  # a column sum further from 1 is taken for a mistake
+ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
+
+
+@dataclass(frozen=True)
+class StrategyMatrix(FrequencyOracle):
+    """A user of type x reports output y with probability Q[y, x]; epsilon = log max_y (max_x Q[y, x]/min_x Q[y, x]).
+
+    For a workload W the decoder V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased, V Q = W, and has
+    the least variance of all unbiased ones under the prior, each query on its own. ``answer`` and
+    ``workload_variance`` need W in the row space of Q only; what belongs to a single type (``decode_counts``,
+    ``covariance``, ``sample_sum``) is the case W = I and needs Q of rank k.
+
+    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-9; rescaled here, kept in float64); prior: (k,),
+    positive, scaled to 1, or None for the uniform one. Raises TypeError, ValueError.
+
+    Guarantees: exactly epsilon-LDP, epsilon computed from the matrix.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), Proposition 3.2 for the privacy, Theorem 3.10 for the decoder.
+    """
+
+    matrix: Tensor
+    prior: Tensor | None = None
+    k: int = field(init=False)
+    epsilon: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        Q = checks.matrix("matrix", self.matrix).detach().double()
+        if Q.ndim != 2 or Q.shape[1] < 2:
+            raise ValueError(f"matrix must have shape (outputs, types) with types >= 2, not {tuple(Q.shape)}")
+        if (Q <= 0).any():
+            raise ValueError("matrix must be positive: with a zero no finite epsilon holds; drop outputs that never occur")
+        sums = Q.sum(0)
+        if float((sums - 1).abs().max()) > COLUMN_TOLERANCE:
+            raise ValueError("matrix must have columns that add up to 1: column x is the law of the output of type x")
+        Q = Q / sums
+        epsilon = math.log(float((Q.amax(1) / Q.amin(1)).max()))
+        if epsilon <= 0:
+            raise ValueError("matrix must have two different columns; this one says nothing about the type")
+        k = Q.shape[1]
+        prior = torch.ones(k, dtype=torch.float64, device=Q.device) if self.prior is None else self.prior
+        prior = checks.floating("prior", prior).detach().double()
+        if prior.shape != (k,) or not (prior > 0).all() or prior.device != Q.device:
+            raise ValueError(f"prior must be ({k},), positive, and on the device of matrix")
+        for name, value in (("matrix", Q), ("prior", prior / prior.sum()), ("k", k), ("epsilon", epsilon)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return exact_local(self.epsilon, "McKenna et al. (2020), Proposition 3.2; largest ratio within a row")
+
+    @property
+    def outputs(self) -> int:
+        """m."""
+        return self.matrix.shape[0]
+
+    @property
+    def tallies(self) -> int:
+        """m: how many users report each output."""
+        return self.outputs
+
+    @property
+    def bits(self) -> int:
+        """ceil(log2 m)."""
+        return (self.outputs - 1).bit_length()
+
+    @property
+    def _words(self) -> int:
+        return 1
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """(Q^T D^{-1} Q)^+ Q^T D^{-1}, (k, m), by the singular values of D^{-1/2} Q."""
+        root = (self.matrix @ self.prior).sqrt()
+        return torch.linalg.pinv(self.matrix / root[:, None]) / root
+
+    @cached_property
+    def _cumulative(self) -> Tensor:
+        """(k, power of two): the law of the output of each type, summed up; infinite beyond m - 1."""
+        sums = self.matrix.mT.cumsum(-1)[:, :-1]
+        return torch.nn.functional.pad(sums, (0, (1 << self.bits) - sums.shape[-1]), value=math.inf)
+
+    def decoder(self, W: Tensor) -> Tensor:
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the row space of Q."""
+        W = self._workload(W)
+        V = W @ self._inverse
+        largest = W.abs().amax()
+        if float((V @ self.matrix - W).abs().amax()) > ROW_SPACE_TOLERANCE * float(largest):
+            raise ValueError(
+                f"W holds queries outside the row space of the matrix, which has {self.outputs} outputs and "
+                f"{self.k} types; no unbiased answer exists. Ask for rows of W within it, or take another matrix"
+            )
+        return V
+
+    def answer(self, reports: Tensor, W: Tensor) -> Tensor:
+        """Unbiased estimate of W c, c the users' counts of types: (*batch, m), (q, k) -> (*batch, q)."""
+        return self._tallied(reports) @ self.decoder(W).mT
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """sum_y V_iy^2 Q[y, x] - W_ix^2: the variance of <V_i, e_y> for each query and type. O(q m k)."""
+        V = self.decoder(W)
+        return V.square() @ self.matrix - (V @ self.matrix).square()
+
+    def covariance(self, x: int) -> Tensor:
+        V, law = self._full_decoder(), self.matrix[:, self._type(x)]
+        centred = V - (V @ law)[:, None]
+        return (centred * law) @ centred.mT
+
+    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        """One output in [0, m) for each user: int64, the shape of ``x`` (integers in [0, k))."""
+        x = checks.indices("x", x, self.k)
+        generator = checks.random_source(generator, x.device)
+        uniform = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator)
+        width = self._cumulative.shape[-1]
+        table, start = self._cumulative.flatten(), x * width
+        found = torch.zeros_like(x)
+        while width > 1:  # binary search in the row of each user's type
+            width //= 2
+            found += width * (uniform >= table[start + found + (width - 1)])
+        return found
+
+    def tally(self, messages: Tensor) -> Tensor:
+        """How many messages are each output: (m,), int64. messages: integers in [0, m)."""
+        messages = checks.indices("messages", messages, self.outputs)
+        return torch.bincount(messages.flatten(), minlength=self.outputs)
+
+    def decode_counts(self, reports: Tensor) -> Tensor:
+        """Sum of Y from the tally: (*batch, m) -> (*batch, k), float64. Raises ValueError for rank below k."""
+        return self._tallied(reports) @ self._full_decoder().mT
+
+    def sample_reports(
+        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """One multinomial for each type that is held: O(m k) binomials for each repetition, whatever the users."""
+        counts = user_counts(counts, self.k)
+        generator = checks.random_source(generator, counts.device)
+        shape = checks.sample_shape(sample_shape)
+        return multinomial(counts.expand(*shape, self.k), self.matrix.mT, generator)
+
+    def _full_decoder(self) -> Tensor:
+        return self.decoder(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))

@@ -1,0 +1,92 @@
+"""How heavy the tails of a randomizer's noise are: two sub-Gaussian constants, by quadrature of its exact law."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred law, and their weights
+
+
+@dataclass(frozen=True)
+class SubGaussian:
+    """The smallest constants that hold for Z = <theta, Y - x> at every unit theta and every point x of the ball.
+
+    psi2: E exp(Z^2/psi2^2) <= 2, the length that Ghazi et al. (2023) call sigma. proxy: E exp(l Z) <= exp(l^2 proxy/2)
+    for every real l, a variance: the mean of n users' messages has proxy/n.
+    """
+
+    psi2: float
+    proxy: float
+
+
+def constants(law: Law) -> SubGaussian:
+    """Both constants of one centred law."""
+    return SubGaussian(psi2(law), proxy(law))
+
+
+def widest(laws: Callable[[float], Law], top: float) -> SubGaussian:
+    """The largest of each constant over a family of laws with a parameter in [0, top]."""
+    return SubGaussian(
+        _maximum(lambda q: psi2(laws(q)), 0.0, top, 9),
+        _maximum(lambda q: proxy(laws(q)), 0.0, top, 9),
+    )
+
+
+def psi2(law: Law) -> float:
+    """The root s of E exp(Z^2/s^2) = 2."""
+    z, weights = law
+    squares = z * z
+
+    def excess(log_square: float) -> float:
+        return float(weights @ np.expm1(np.minimum(squares * math.exp(-log_square), 700))) - 1
+
+    # Var <= s^2 <= max Z^2/log 2, because exp(t) >= 1 + t.
+    low, high = math.log(float(weights @ squares)), math.log(float(squares.max()) / math.log(2))
+    return math.exp(brentq(excess, low - 1e-9, high + 1e-9, xtol=1e-14, rtol=1e-15) / 2)
+
+
+def proxy(law: Law) -> float:
+    """The largest value of 2 log E exp(l Z)/l^2 over real l; its limit at l = 0 is the variance."""
+    z, weights = law
+    variance, reach = float(weights @ (z * z)), float(np.abs(z).max())
+    low = math.log(min(1e-2 / math.sqrt(variance), 0.1 / reach))
+    high = math.log(min(8 / math.sqrt(variance), 600 / reach))
+
+    def ratio(rate: float) -> float:
+        return 2 * math.log1p(float(weights @ _exponential_excess(rate * z))) / rate**2
+
+    above = _maximum(lambda x: ratio(math.exp(x)), low, high, 33)
+    return max(variance, above, _maximum(lambda x: ratio(-math.exp(x)), low, high, 33))
+
+
+def gauss_rule(values: np.ndarray, weights: np.ndarray, nodes: int) -> Law:
+    """So many nodes, positive weights, the same integrals of polynomials below degree 2 nodes (Lanczos's method)."""
+    basis = np.zeros((nodes + 1, len(values)))
+    basis[0] = np.sqrt(weights / weights.sum())
+    for i in range(nodes):
+        step = values * basis[i]
+        for _ in range(2):  # twice is enough for orthogonality to rounding
+            step -= basis[: i + 1].T @ (basis[: i + 1] @ step)
+        basis[i + 1] = step / np.linalg.norm(step)
+    jacobi = (basis[:nodes] * values) @ basis[:nodes].T
+    found, vectors = np.linalg.eigh(jacobi)
+    return found, weights.sum() * vectors[0] ** 2
+
+
+def _maximum(function: Callable[[float], float], low: float, high: float, points: int) -> float:
+    """The largest value on [low, high]: a grid, then Brent's method around its best point."""
+    grid = np.linspace(low, high, points)
+    values = [function(float(x)) for x in grid]
+    at = int(np.argmax(values))
+    around = grid[max(at - 1, 0)], grid[min(at + 1, points - 1)]
+    found = minimize_scalar(lambda x: -function(x), bounds=around, method="bounded", options={"xatol": 1e-6})
+    return max(values[at], -float(found.fun))
+
+
+def _exponential_excess(x: np.ndarray) -> np.ndarray:
+    """e^x - 1 - x; near 0 by its series, where the difference would lose digits."""
+    series = x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7 * (1 + x / 8))))))
+    return np.where(np.abs(x) < 0.05, series, np.expm1(x) - x)
