@@ -6,17 +6,19 @@ Command:  python experiments/bench/randomizers.py --projunit PATH
 Per user: each of 1e5 users draws a message of dimension 256, and the messages are added up. Floor: torch.randn of
     the 257 normals that a message needs; randomized response needs two uniforms for each user.
 Aggregate: the sum over 1e9 users drawn at once (for PrivUnit, whose cost grows with the users, over 1e6).
-Output: medians by torch.utils.benchmark on one thread, as a table and as randomizers_<device>.json beside this file.
-    Machines are noisy: compare ratios, not seconds.
-Time: about 2 minutes; --smoke in seconds (few users, writes nothing).
+Output: medians over rounds in which every operation runs once (torch.utils.benchmark, one thread), so that a slow
+    minute slows them all; as a table and as randomizers_<device>.json beside this file. Compare ratios, not seconds.
+Time: about 2 minutes; --smoke in seconds (few users, one round, writes nothing).
 """
 
 import argparse
 import json
-import math
 import platform
+import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +38,32 @@ from torchdp.randomizers import (
 )
 from torchdp.randomness import keyed_generator
 
-DIM, USERS, EPSILON, AT_ONCE = 256, 100_000, 1.0, 4096
-Row = tuple[str, float, float | None]  # operation, users per second, time over the floor's
+DIM, USERS, EPSILON, AT_ONCE, ROUNDS = 256, 100_000, 1.0, 4096, 9
 
 
-def median(run: Callable[[], object], seconds: float) -> float:
-    """Median seconds of one call."""
-    return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=seconds).median
+@dataclass(frozen=True)
+class Operation:
+    """What is timed: a name, the number of users it serves, a call, and the name of its floor."""
+
+    name: str
+    users: int
+    run: Callable[[], object]
+    floor: str | None = None
+
+
+def measure(operations: list[Operation], rounds: int) -> list[tuple[str, float, float | None]]:
+    """(name, users per second, time for each user over its floor's) from medians over the rounds."""
+    times: dict[str, list[float]] = {operation.name: [] for operation in operations}
+    for operation in operations:
+        operation.run()  # tables and caches
+    for _ in range(rounds):
+        for operation in operations:
+            timer = Timer("run()", globals={"run": operation.run}, num_threads=1)
+            times[operation.name].append(timer.timeit(1).median)
+    cost = {operation.name: statistics.median(times[operation.name]) / operation.users for operation in operations}
+    return [
+        (o.name, 1 / cost[o.name], None if o.floor is None else cost[o.name] / cost[o.floor]) for o in operations
+    ]
 
 
 def randomise_and_sum(randomizer: BallRandomizer, points: Tensor, generator: torch.Generator) -> Tensor:
@@ -66,73 +87,65 @@ def plain_numpy(randomizer: PrivUnitG, points: np.ndarray, rng: np.random.Genera
 
 
 def published(path: Path | None, points: np.ndarray) -> Callable[[], object] | None:
-    """PrivUnitG of ml-projunit for these users, and their sum; None where it cannot be loaded."""
-    if path is None or not (path / "PrivUnitAlgs.py").exists():
+    """PrivUnitG of ml-projunit for these users, and their sum; None without a checkout. It takes unit vectors only."""
+    if path is None:
         return None
     sys.path.insert(0, str(path))
-    try:
-        import PrivUnitAlgs as peer
-    except ImportError as error:
-        print(f"ml-projunit does not load: {error}")
-        return None
+    import PrivUnitAlgs as peer
+
     p = peer.priv_unit_G_get_p(EPSILON)
     gamma, sigma = peer.get_gamma_sigma(p, EPSILON)
-    unit = points / np.linalg.norm(points, axis=1, keepdims=True)  # it takes unit vectors only
+    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
     return lambda: sum(peer.PrivUnitG(x, EPSILON, p, gamma, sigma) for x in unit)
 
 
-def vectors(options: argparse.Namespace, generator: torch.Generator, seconds: float) -> list[Row]:
+def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Operation]:
     """Messages of dimension 256."""
-    rows: list[Row] = []
-    users = 5_000 if options.smoke else USERS
-    device = torch.device(options.device)
-    kinds = [PrivUnitG(DIM, EPSILON), PrivUnit(DIM, EPSILON), ProjUnit(DIM, EPSILON, k=64)]
-    kinds += [DuchiJordanWainwright(DIM, EPSILON), PointRelease(DIM, EPSILON)]
+    operations = []
+    users, device = 2_000 if options.smoke else USERS, torch.device(options.device)
+    best, exact, projected = PrivUnitG(DIM, EPSILON), PrivUnit(DIM, EPSILON), ProjUnit(DIM, EPSILON, k=64)
+    hemisphere, release = DuchiJordanWainwright(DIM, EPSILON), PointRelease(DIM, EPSILON)
     for dtype in (torch.float32, torch.float64):
-        name = str(dtype)[6:]
-        points = torch.randn(users, DIM, dtype=dtype, device=device, generator=generator)
+        name, like = str(dtype)[6:], {"dtype": dtype, "device": device, "generator": generator}
+        points = torch.randn(users, DIM, **like)
         points /= points.norm(dim=1, keepdim=True) * 1.01
-        floor = median(
-            lambda d=dtype: torch.randn(users, DIM + 1, dtype=d, device=device, generator=generator), seconds
-        )
-        rows.append((f"drawing the normals, {name}", users / floor, 1.0))
-        ours = median(lambda p=points: kinds[0].sample(p, generator=generator), seconds)
-        rows.append((f"PrivUnitG.sample d={DIM} {name}", users / ours, ours / floor))
-        for kind in kinds:
-            ours = median(lambda k=kind, p=points: randomise_and_sum(k, p, generator), seconds)
-            rows.append((f"{type(kind).__name__} randomise and sum, {name}", users / ours, ours / floor))
+        floor = f"torch.randn d={DIM} {name}"
+        operations.append(Operation(floor, users, partial(torch.randn, users, DIM + 1, **like), floor))
+        sample = partial(best.sample, points, generator=generator)
+        operations.append(Operation(f"PrivUnitG.sample d={DIM} {name}", users, sample, floor))
+        for kind in (best, exact, projected, hemisphere, release):
+            run = partial(randomise_and_sum, kind, points, generator)
+            operations.append(Operation(f"{type(kind).__name__} randomise and sum, {name}", users, run, floor))
     if device.type == "cpu":
-        plain, rng = points.numpy(), np.random.default_rng(0)
-        theirs = median(lambda: plain_numpy(kinds[0], plain, rng), seconds)
-        rows.append(("PrivUnitG in plain numpy, float64", users / theirs, theirs / floor))
-        few = plain[:500]
-        run = published(options.projunit, few)
-        if run is None:
-            rows.append(("ml-projunit PrivUnitG: not found (--projunit PATH)", math.nan, None))
-        else:
-            theirs = median(run, seconds)
-            rows.append(("ml-projunit PrivUnitG, float64", len(few) / theirs, theirs / len(few) / (floor / users)))
-
-    points, counts = points[:DIM].double(), torch.full((DIM,), 10**9 // DIM, device=device)
-    for kind, n in ((kinds[0], 10**9), (kinds[4], 10**9), (kinds[1], 10**6), (kinds[3], 10**6), (kinds[2], 10**6)):
+        run = partial(plain_numpy, best, points.numpy(), np.random.default_rng(0))
+        operations.append(Operation("PrivUnitG in plain numpy, float64", users, run, floor))
+        peer = published(options.projunit, points[:500].numpy())
+        if peer is not None:
+            operations.append(Operation("ml-projunit PrivUnitG, float64", 500, peer, floor))
+    for kind, n in ((best, 10**9), (release, 10**9), (exact, 10**6), (hemisphere, 10**6), (projected, 10**6)):
         counts = torch.full((DIM,), n // DIM, device=device)
-        ours = median(lambda k=kind, c=counts: k.sample_sum(points, c, generator=generator), seconds)
-        rows.append((f"{type(kind).__name__}.sample_sum d={DIM}, {n:.0e} users", float(counts.sum()) / ours, None))
-    return rows
+        run = partial(kind.sample_sum, points[:DIM], counts, generator=generator)
+        operations.append(
+            Operation(f"{type(kind).__name__}.sample_sum d={DIM}, {n:.0e} users", int(counts.sum()), run)
+        )
+    return operations
 
 
-def values(options: argparse.Namespace, generator: torch.Generator, seconds: float) -> list[Row]:
+def values(options: argparse.Namespace, generator: torch.Generator) -> list[Operation]:
     """Reports of one value in 1024."""
     device, users = torch.device(options.device), 50_000 if options.smoke else 10**6
     response = RandomizedResponse(1024, EPSILON)
     types = torch.randint(1024, (users,), device=device, generator=generator)
-    floor = median(lambda: torch.rand(2, users, dtype=torch.float64, device=device, generator=generator), seconds)
-    ours = median(lambda: response.sample(types, generator=generator), seconds)
+    uniforms = partial(torch.rand, 2, users, dtype=torch.float64, device=device, generator=generator)
     counts = torch.full((1024,), 10**9 // 1024, device=device)
-    sums = median(lambda: response.sample_reports(counts, generator=generator), seconds)
+    reports = partial(response.sample_reports, counts, generator=generator)
+    floor = "torch.rand of 2 float64"
     return [
-        ("RandomizedResponse.sample k=1024", users / ours, ours / floor),
-        ("RandomizedResponse.sample_reports k=1024, 1e9 users", float(counts.sum()) / sums, None),
+        Operation(floor, users, uniforms, floor),
+        Operation(
+            "RandomizedResponse.sample k=1024", users, partial(response.sample, types, generator=generator), floor
+        ),
+        Operation("RandomizedResponse.sample_reports k=1024, 1e9 users", int(counts.sum()), reports),
     ]
 
 
@@ -143,20 +156,20 @@ def main() -> None:
     arguments.add_argument("--smoke", action="store_true")
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    device, seconds = torch.device(options.device), 0.05 if options.smoke else 2.0
+    device = torch.device(options.device)
     generator = keyed_generator(b"bench", device)
-    rows = vectors(options, generator, seconds) + values(options, generator, seconds)
+    operations = vectors(options, generator) + values(options, generator)
+    rows = measure(operations, 1 if options.smoke else ROUNDS)
 
     print(f"{'operation':<54}{'users/s':>12}{'time / floor':>14}")
     for name, rate, ratio in rows:
         print(f"{name:<54}{rate:>12.3g}{'' if ratio is None else format(ratio, '.2f'):>14}")
+    if options.projunit is None:
+        print("ml-projunit PrivUnitG: not measured; give --projunit PATH")
     if not options.smoke:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
         facts = {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
-        result = [
-            {"operation": n, "users_per_second": None if math.isnan(r) else r, "time_over_floor": q}
-            for n, r, q in rows
-        ]
+        result = [{"operation": n, "users_per_second": r, "time_over_floor": q} for n, r, q in rows]
         path = Path(__file__).parent / f"randomizers_{device.type}.json"
         path.write_text(json.dumps({**facts, "results": result}, indent=1) + "\n")
 
