@@ -23,7 +23,8 @@ def test_python_blocks(tmp_path):
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert "local differential privacy, at most epsilon = 1" in printed[0]
-    assert "tensor(2.1114, dtype=torch.float64)" in printed[1]
+    assert printed[1].startswith("optimised strategy") and "local differential privacy, exactly" in printed[1]
+    assert "tensor(2.1114, dtype=torch.float64)" in printed[2]
 
 
 def test_estimate_command(tmp_path, monkeypatch, capsys):

@@ -36,6 +36,7 @@ from torchdp.randomizers import (
     ProjUnit,
     RandomizedResponse,
 )
+from torchdp.randomizers.normals import normals_like
 from torchdp.randomness import keyed_generator
 
 DIM, USERS, EPSILON, AT_ONCE, ROUNDS = 256, 100_000, 1.0, 4096, 9
@@ -111,6 +112,9 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
         points /= points.norm(dim=1, keepdim=True) * 1.01
         floor = f"torch.randn d={DIM} {name}"
         operations.append(Operation(floor, users, partial(torch.randn, users, DIM + 1, **like), floor))
+        operations.append(
+            Operation(f"normals_like d={DIM} {name}", users, partial(normals_like, points, generator), floor)
+        )
         sample = partial(best.sample, points, generator=generator)
         operations.append(Operation(f"PrivUnitG.sample d={DIM} {name}", users, sample, floor))
         for kind in (best, exact, projected, hemisphere, release):

@@ -12,7 +12,9 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "experiments"
 RUN_HERE = {
     "enu/choose.py",
+    "enu/error_vs_types.py",
     "enu/learner.py",
+    "enu/relative_variance.py",
     "bench/randomizers.py",
     "pairwise/error_vs_n.py",
     "pairwise/free_constant.py",
@@ -146,6 +148,15 @@ def test_choose(tmp_path):
     with (tmp_path / "choose.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert abs(float(row["measured_ratio"]) - 1) < 5 * float(row["standard_error"])
+
+
+def test_error_vs_types(tmp_path):
+    run(FOLDER / "enu/error_vs_types.py", "--smoke", "--out", tmp_path)
+    with (tmp_path / "error_vs_types.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    z = [(float(r["measured"]) - float(r["predicted"])) / float(r["standard_error"]) for r in rows]
+    assert len(rows) == 14 and max(map(abs, z)) < 5
+    assert (tmp_path / "error_vs_types.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_learner(tmp_path):

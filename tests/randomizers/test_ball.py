@@ -130,11 +130,15 @@ def types(dim):
     return torch.stack([at(norm, dim) for norm in (1.0, 0.0, 0.3, 0.8, 1.0)]) * signs
 
 
-def projections(sums, center):
+def projections(randomizer, sums, center):
+    """Along the mean, across it, over all coordinates, squared distance: in deviations of one message."""
     along = center / center.norm()
     across = torch.linalg.svd(along[None])[2][-1]
+    sums, center = (part / math.sqrt(randomizer.moments.variance) for part in (sums, center))
     found = [sums @ along, sums @ across, sums.sum(-1), (sums - center).square().sum(-1)]
-    return [part.mul(1e9).round() for part in found]  # on the line some laws are discrete: equal sums must be equal
+    return [
+        part.mul(1e8).round() for part in found
+    ]  # on the line some laws are discrete: equal sums must be equal
 
 
 @every
@@ -147,7 +151,7 @@ def test_sample_sum_has_the_law_of_summed_messages(make, dim, epsilon):
     users, center = points.repeat_interleave(COUNTS, 0), COUNTS.double() @ points
     slow = randomizer.decode_sum(randomizer.sample(users.expand(repeats, *users.shape), generator=generator(7)))
     fast = randomizer.sample_sum(points, COUNTS, generator=generator(8), sample_shape=(repeats,))
-    pairs = list(zip(projections(slow, center), projections(fast, center), strict=True))
+    pairs = list(zip(projections(randomizer, slow, center), projections(randomizer, fast, center), strict=True))
     assert all(stats.ks_2samp(a.numpy(), b.numpy()).pvalue > ALPHA for a, b in pairs)
     if epsilon == 20 and make in (PrivUnitG, PrivUnit):  # one user more is seen
         off = randomizer.sample_sum(
@@ -155,11 +159,39 @@ def test_sample_sum_has_the_law_of_summed_messages(make, dim, epsilon):
         )
         seen = [
             stats.ks_2samp(a.numpy(), b.numpy()).pvalue
-            for a, b in zip(projections(slow, center), projections(off, center), strict=True)
+            for a, b in zip(
+                projections(randomizer, slow, center), projections(randomizer, off, center), strict=True
+            )
         ]
         assert min(seen) < ALPHA
-    wider = [projections(center + 1.3 * (fast - center), center)[i] for i in (0, -1)]
-    assert min(stats.ks_2samp(pairs[i][0].numpy(), w.numpy()).pvalue for i, w in zip((0, -1), wider, strict=True)) < ALPHA
+    wider = [projections(randomizer, center + 1.3 * (fast - center), center)[i] for i in (0, -1)]
+    assert (
+        min(stats.ks_2samp(pairs[i][0].numpy(), w.numpy()).pvalue for i, w in zip((0, -1), wider, strict=True))
+        < ALPHA
+    )
+
+
+@pytest.mark.slow
+@every
+@pytest.mark.parametrize("epsilon", [0.01, 1, 4, 20])
+@pytest.mark.parametrize("dim", [1, 2, 3, 17])
+def test_sample_sum_has_the_law_of_summed_messages_in_many_draws(make, dim, epsilon):
+    if make is MAKE["ProjUnit"] and dim == 1:
+        return  # refused: test_projunit.py
+    randomizer, points, slow = make(dim, epsilon, RADIUS), types(dim), []
+    users, center = points.repeat_interleave(COUNTS, 0), COUNTS.double() @ points
+    source = generator(16)
+    for _ in range(10):
+        slow.append(randomizer.decode_sum(randomizer.sample(users.expand(4000, *users.shape), generator=source)))
+    fast = randomizer.sample_sum(points, COUNTS, generator=source, sample_shape=(40_000,))
+    for a, b in zip(
+        projections(randomizer, torch.cat(slow), center), projections(randomizer, fast, center), strict=True
+    ):
+        assert stats.ks_2samp(a.numpy(), b.numpy()).pvalue > ALPHA
+    wider = projections(randomizer, center + 1.08 * (fast - center), center)[-1]
+    assert (
+        stats.ks_2samp(projections(randomizer, torch.cat(slow), center)[-1].numpy(), wider.numpy()).pvalue < ALPHA
+    )
 
 
 @every
@@ -168,10 +200,17 @@ def test_sums_of_a_few_users_keep_the_law_of_the_messages(make, count):
     randomizer, x = make(3, 2.0), at(1.0, 3, 1.0)
     messages = randomizer.sample(x.expand(10_000, count, 3), generator=generator(10)).sum(1)
     sums = randomizer.sample_sum(x[None], torch.tensor([count]), generator=generator(11), sample_shape=(10_000,))
-    for a, b in zip(projections(messages, count * x), projections(sums, count * x), strict=True):
+    for a, b in zip(
+        projections(randomizer, messages, count * x), projections(randomizer, sums, count * x), strict=True
+    ):
         assert stats.ks_2samp(a.numpy(), b.numpy()).pvalue > ALPHA
     other = randomizer.sample_sum(-x[None], torch.tensor([count]), generator=generator(11), sample_shape=(10_000,))
-    assert stats.ks_2samp(projections(messages, x)[0].numpy(), projections(other, x)[0].numpy()).pvalue < ALPHA
+    assert (
+        stats.ks_2samp(
+            projections(randomizer, messages, x)[0].numpy(), projections(randomizer, other, x)[0].numpy()
+        ).pvalue
+        < ALPHA
+    )
 
 
 @every
@@ -212,7 +251,10 @@ def test_edges(make, dim, epsilon):
         return  # refused: test_projunit.py
     randomizer, none, zero = make(dim, epsilon), torch.zeros(0, dim), torch.zeros(5, dtype=torch.int64)
     assert randomizer.sample(none, generator=generator()).shape == (0, dim)
-    assert (randomizer.decode_sum(none) == 0).all() and randomizer.decode_sum(torch.zeros(2, 0, dim)).shape == (2, dim)
+    assert (randomizer.decode_sum(none) == 0).all() and randomizer.decode_sum(torch.zeros(2, 0, dim)).shape == (
+        2,
+        dim,
+    )
     assert randomizer.sample(torch.zeros(dim), generator=generator()).shape == (dim,)
     for x in (torch.zeros(2, 3, dim), torch.full((7, dim), 1e-40), at(1.0, dim, 1.0).expand(7, dim)):
         messages = randomizer.sample(x, generator=generator())

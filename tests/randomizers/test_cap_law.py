@@ -58,7 +58,10 @@ def test_a_hundred_thousand_dimensions_have_the_constants_of_quadrature(epsilon)
     with mpmath.workdps(30):
         g, root = mpmath.tanh(mpmath.mpf(law.rapidity)), mpmath.sqrt(dim)
         area = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dim - 1) / 2)
-        s = mpmath.quad(lambda t: (1 - t * t) ** (mpmath.mpf(dim - 3) / 2), mpmath.linspace(g, g + 15 / root, 6)) / area
+        s = (
+            mpmath.quad(lambda t: (1 - t * t) ** (mpmath.mpf(dim - 3) / 2), mpmath.linspace(g, g + 15 / root, 6))
+            / area
+        )
         w, tilt = (1 - g * g) ** (mpmath.mpf(dim - 1) / 2) / ((dim - 1) * area), mpmath.expm1(epsilon)
         assert abs(law.survival / s - 1) < 1e-13
         assert abs(tilt * w / (1 + tilt * s) / g - 1) < 1e-13
@@ -176,7 +179,9 @@ def test_uniform_coordinate(dim):
     assert abs(float(t.square().mean()) - 1 / dim) < 5 * error
     size, mass = coordinate_size(dim)
     with mpmath.workdps(30):
-        exact = float(mpmath.gamma(mpmath.mpf(dim) / 2) / mpmath.gamma(mpmath.mpf(dim + 1) / 2) / mpmath.sqrt(mpmath.pi))
+        exact = float(
+            mpmath.gamma(mpmath.mpf(dim) / 2) / mpmath.gamma(mpmath.mpf(dim + 1) / 2) / mpmath.sqrt(mpmath.pi)
+        )
     assert mean_coordinate(dim) == pytest.approx(exact, rel=1e-14)
     assert mass @ size == pytest.approx(exact, rel=1e-11)
     assert mass @ size**2 == pytest.approx(1 / dim, rel=1e-11)

@@ -92,5 +92,7 @@ def test_log_survival(p, q):
     for step in (0, 1, 5):
         w = law.mode + step * (1 / p + 1 / q) ** 0.5  # deviations of the logit, roughly
         if p + q < 1000:
-            assert float(law.log_survival(np.array(w))) == pytest.approx(float(mpmath.log(upper(p, q, w))), abs=1e-13)
+            assert float(law.log_survival(np.array(w))) == pytest.approx(
+                float(mpmath.log(upper(p, q, w))), abs=1e-13
+            )
         assert law.log_survival(np.array(w)) > law.log_survival(np.array(w + 1e-6))

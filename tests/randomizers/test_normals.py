@@ -48,7 +48,9 @@ def test_extreme_uniforms_stay_finite(monkeypatch):
     assert x.isfinite().all() and (x[0] == 0) and float(x.abs().max()) < 9
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (2, 0, 4), (2 * normals.BLOCK - 1,), (4 * normals.BLOCK + 3,)])
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (1,), (3, 5), (2, 0, 4), (2 * normals.BLOCK - 1,), (4 * normals.BLOCK + 3,)]
+)
 def test_shapes(shape):
     x = draw(*shape)
     assert x.shape == shape and x.isfinite().all()

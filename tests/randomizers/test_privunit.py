@@ -117,7 +117,10 @@ def test_mean_x_and_covariance_v_on_the_sphere(epsilon, x):
     moments = []
     for high in (1.0, 1.01):
         mass, mean, square = 0.0, np.zeros(2), np.zeros((2, 2))
-        for start, stop, density in ((-1, cap.threshold, cap.low_density), (cap.threshold, 1, high * cap.high_density)):
+        for start, stop, density in (
+            (-1, cap.threshold, cap.low_density),
+            (cap.threshold, 1, high * cap.high_density),
+        ):
             t, p = (start + stop) / 2 + (stop - start) / 2 * nodes, density * (stop - start) / 4 * weights
             ring = np.cos(angles)[:, None] * e1 + np.sin(angles)[:, None] * e2
             v = t[:, None, None] * u + np.sqrt(1 - t**2)[:, None, None] * ring
@@ -175,7 +178,9 @@ def test_direction_across_the_point_is_uniform_and_independent_of_the_coordinate
 
 @pytest.mark.parametrize("epsilon", [0.5, 1, 4, 8, 20])
 def test_less_noise_than_privunitg_and_as_much_in_the_limit(epsilon):
-    gains = [PrivUnitG(d, epsilon).moments.variance / PrivUnit(d, epsilon).moments.variance for d in (1, 16, 256, 10**5)]
+    gains = [
+        PrivUnitG(d, epsilon).moments.variance / PrivUnit(d, epsilon).moments.variance for d in (1, 16, 256, 10**5)
+    ]
     assert gains == sorted(gains, reverse=True) and gains[-1] > 1
     assert gains[-1] == pytest.approx(1, abs=1e-3)
     limits = PrivUnitG(3, epsilon).moments, PrivUnit(10**6, epsilon).moments

@@ -24,7 +24,9 @@ def by_definition(randomizer, x, number, seed):
     q *= np.sign(np.einsum("nii->ni", r))[:, None]  # Haar, not merely orthogonal
     image = np.einsum("nik,i->nk", q, u)
     direction = image / np.linalg.norm(image, axis=-1, keepdims=True)
-    t, across = (part.numpy() for part in CapLaw(k, randomizer.epsilon).sample((number,), generator=generator(seed)))
+    t, across = (
+        part.numpy() for part in CapLaw(k, randomizer.epsilon).sample((number,), generator=generator(seed))
+    )
     g = rng.standard_normal((number, k))
     g -= (g * direction).sum(-1, keepdims=True) * direction
     z = t[:, None] * direction + across[:, None] * g / np.linalg.norm(g, axis=-1, keepdims=True)

@@ -66,7 +66,9 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(monkeypatch,
         uniform = torch.tensor([0.0, edge * (1 - 1e-9), edge * (1 + 1e-9), 0.9, 1 - 2**-53], dtype=torch.float64)
 
         def planted(*shape, uniform=uniform, **options):
-            return uniform if shape == (5,) else draw(*shape, **options)  # one for each user; the rest makes normals
+            return (
+                uniform if shape == (5,) else draw(*shape, **options)
+            )  # one for each user; the rest makes normals
 
         monkeypatch.setattr(torch, "rand", planted)
         for seed in range(20):
@@ -132,8 +134,12 @@ def test_mean_and_covariance_from_the_density(kind, epsilon, x):
 def test_messages_of_the_hemisphere_have_one_length_and_the_published_constant(dim):
     randomizer = DuchiJordanWainwright(dim, 1.0, 2.0)
     y = randomizer.sample(torch.zeros(50, dim, dtype=torch.float64), generator=generator())
-    half = math.lgamma((dim - 1) / 2 + 1) - math.lgamma(dim / 2 + 1) if dim > 1 else math.log(2 / math.sqrt(math.pi))
-    length = 2.0 / math.tanh(0.5) * math.sqrt(math.pi) / 2 * dim * math.exp(half)  # Duchi, Jordan, Wainwright (2018)
+    half = (
+        math.lgamma((dim - 1) / 2 + 1) - math.lgamma(dim / 2 + 1) if dim > 1 else math.log(2 / math.sqrt(math.pi))
+    )
+    length = (
+        2.0 / math.tanh(0.5) * math.sqrt(math.pi) / 2 * dim * math.exp(half)
+    )  # Duchi, Jordan, Wainwright (2018)
     torch.testing.assert_close(y.norm(dim=-1), torch.full((50,), length, dtype=torch.float64), rtol=1e-10, atol=0)
     assert dim * randomizer.moments.variance == pytest.approx(length**2, rel=1e-10)
     if dim == 1:  # a biased coin with two ends

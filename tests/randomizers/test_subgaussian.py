@@ -1,4 +1,4 @@
-"""Sub-Gaussian constants: the defining inequalities in every direction, by laws computed without the code's quadrature."""
+"""Sub-Gaussian constants: the defining inequalities in every direction, from laws computed another way."""
 
 import math
 
@@ -149,7 +149,7 @@ def test_hemisphere_holds_at_every_norm_in_every_direction_and_is_attained(dim, 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 8, 20])
 def test_point_release_in_closed_form(epsilon):
-    """Along x (cosine a, mean of the sign q) what the normal does not have is a factor 1 + q erf: psi2 is the normal's."""
+    """Along x a normal is only narrowed by the sign (factor 1 + q erf, q its mean): psi2 is that of the normal."""
     randomizer = PointRelease(3, epsilon, 2.0)
     bound, bias = randomizer.subgaussian, math.tanh(epsilon / 2)
     scale = 2.0 * math.sqrt(math.pi / 2) / bias
@@ -160,7 +160,9 @@ def test_point_release_in_closed_form(epsilon):
         gain = y * b * b / (1 - 2 * y) + np.log(1 - q * erf(math.sqrt(2) * y * b / np.sqrt(1 - 2 * y)))
         assert gain.max() <= 1e-12  # no direction between is worse than across x
     rates, signs = np.linspace(0.02, 8, 1000)[:, None], np.linspace(0, bias, 400)
-    grid = 1 + 2 / rates**2 * (np.log1p(-signs * erf(rates / math.sqrt(2))) + rates * signs * math.sqrt(2 / math.pi))
+    grid = 1 + 2 / rates**2 * (
+        np.log1p(-signs * erf(rates / math.sqrt(2))) + rates * signs * math.sqrt(2 / math.pi)
+    )
     assert bound.proxy / scale**2 == pytest.approx(grid.max(), rel=1e-4)
 
 
@@ -219,7 +221,9 @@ def test_constants_of_known_laws():
 @pytest.mark.parametrize("make", [PrivUnitG, PrivUnit, DuchiJordanWainwright, PointRelease])
 def test_constants_grow_with_the_radius(make, epsilon):
     one, two = make(6, epsilon).subgaussian, make(6, epsilon, 2.0).subgaussian
-    assert two.psi2 == pytest.approx(2 * one.psi2, rel=1e-9) and two.proxy == pytest.approx(4 * one.proxy, rel=1e-9)
+    assert two.psi2 == pytest.approx(2 * one.psi2, rel=1e-9) and two.proxy == pytest.approx(
+        4 * one.proxy, rel=1e-9
+    )
     assert one.proxy >= make(6, epsilon).moments.variance * (1 - 1e-12) or make is DuchiJordanWainwright
 
 

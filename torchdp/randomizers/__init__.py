@@ -6,12 +6,14 @@ from torchdp.randomizers.bit_vectors import OptimizedUnaryEncoding, SymmetricUna
 from torchdp.randomizers.frequency import FrequencyOracle
 from torchdp.randomizers.gaussian_vector import GaussianVector
 from torchdp.randomizers.hadamard_response import HadamardResponse
+from torchdp.randomizers.optimize_strategy import Objective, optimize_strategies, optimize_strategy
 from torchdp.randomizers.privunit import PrivUnit
 from torchdp.randomizers.privunitg import PrivUnitG
 from torchdp.randomizers.projunit import ProjUnit
 from torchdp.randomizers.randomized_response import FiniteMoments, RandomizedResponse
 from torchdp.randomizers.sign_rounding import DuchiJordanWainwright, PointRelease
 from torchdp.randomizers.strategy import StrategyMatrix
+from torchdp.randomizers.strategy_bound import VarianceWitness, certify_variance, strategy_lower_bound
 from torchdp.randomizers.subgaussian import SubGaussian
 from torchdp.randomizers.subset_selection import SubsetSelection
 from torchdp.randomizers.tilted_normal import TiltedNormal
@@ -25,6 +27,7 @@ __all__ = [
     "GaussianVector",
     "HadamardResponse",
     "LocalRandomizer",
+    "Objective",
     "OptimizedUnaryEncoding",
     "PointRelease",
     "PrivUnit",
@@ -36,4 +39,9 @@ __all__ = [
     "SubsetSelection",
     "SymmetricUnaryEncoding",
     "TiltedNormal",
+    "VarianceWitness",
+    "certify_variance",
+    "optimize_strategies",
+    "optimize_strategy",
+    "strategy_lower_bound",
 ]

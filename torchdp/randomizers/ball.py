@@ -13,8 +13,8 @@ from torchdp.randomizers.base import LocalRandomizer, user_counts
 from torchdp.randomizers.subgaussian import SubGaussian
 from torchdp.randomizers.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
 
-# Messages are made this many bytes at a time: on a CPU what its cache holds (all at once takes twice the time).
-CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**30
+# Messages are made this many bytes at a time: on a CPU what its caches hold.
+CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class BallRandomizer(LocalRandomizer):
 
     def squared_error(self, norm: float) -> float:
         """E ||Y - x||^2 for ||x|| = norm."""
-        return self.dim * self.moments.variance + self.moments.outer * norm**2
+        return self.dim * self.moments.variance + self.moments.outer * checks.non_negative("norm", norm) ** 2
 
     @property
     def bits(self) -> int:

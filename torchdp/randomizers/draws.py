@@ -17,7 +17,9 @@ def words_for(bits: int) -> int:
 
 def random_words(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """int64 words of 64 fair bits."""
-    return torch.empty(shape, dtype=torch.int64, device=generator.device).random_(-(2**63), None, generator=generator)
+    return torch.empty(shape, dtype=torch.int64, device=generator.device).random_(
+        -(2**63), None, generator=generator
+    )
 
 
 def bernoulli_words(shape: tuple[int, ...], probability: float, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum
 
 import torch
@@ -16,8 +15,10 @@ from torchdp.randomizers.strategy_design import Design, Worth, reweigh, uniform_
 LEARNING_RATE = 0.1
 SLACK = 1e-6  # share of epsilon left to the rounding of the column sums
 BALANCED = 1e-10  # largest error of a column sum at which a design counts
-LARGEST_EPSILON = 30.0
-FLOOR = 1e-8  # weight of the histogram beside the workload: directions that W does not ask for keep a finite variance
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 30.0
+FLOOR = (
+    1e-8  # weight of the histogram beside the workload: directions that W does not ask for keep a finite variance
+)
 
 
 class Objective(Enum):
@@ -73,14 +74,14 @@ def optimize_strategies(
     ||W e_x||^2, M = sum_y weight_y v_y v_y^T/<prior, v_y>. It is convex in the weights, and M is convex in each v_y, so
     the best rows are extreme: v_y in {e^-epsilon, 1}^k. Two starts (noisy copies of randomized response, random
     subsets) descend on the logits of v by Adam, the weights being made optimal for the decoder in every step; then the
-    rows are rounded, and ``exchanges`` times each row's best single flip competes with all rows for the ``outputs``
-    places. Randomized response and Hadamard response stand as candidates: the result is never worse than they are.
-    For the worst case the prior moves towards the least favourable one all the while.
+    rows are rounded, and ``exchanges`` times the best single flips of half of the rows compete with all rows for the
+    ``outputs`` places. Randomized and Hadamard response stand as candidates beside the outcome. For the worst case the
+    prior moves towards the least favourable one all the while, and is the result's.
 
-    W: (m, k), real, not zero, k >= 2. epsilons: each in (0, 30]. outputs: at most so many rows, at least 2k (None: 4k;
-    more rows, less variance). steps, exchanges: of descent and of exchange. restarts: repetitions of the two
-    starts. The result is on W's device, in float64; the problem is not convex in the rows and no gap is promised: compare
-    with :func:`strategy_lower_bound`. O(outputs k^2) for each step. Raises TypeError, ValueError.
+    W: (m, k), real, not zero, k >= 2. epsilons: each in [0.001, 30]. outputs: most rows allowed, at least 2k (None:
+    4k; more rows, less variance). steps, exchanges: how many. restarts: repetitions of the two starts.
+    The results are on W's device, in float64. The problem is not convex in the rows and no gap is promised: compare
+    with :func:`strategy_lower_bound`. O(outputs k^2) for each step and start. Raises TypeError, ValueError.
 
     Guarantees: each result is at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014), Theorem 2, for the
@@ -94,8 +95,10 @@ def optimize_strategies(
     if not isinstance(objective, Objective):
         raise TypeError(f"objective must be an Objective, not {objective!r}")
     values = [checks.positive("epsilons", epsilon) for epsilon in epsilons]
-    if not values or max(values) > LARGEST_EPSILON:
-        raise ValueError(f"epsilons must be a non-empty sequence of numbers in (0, {LARGEST_EPSILON:g}]")
+    if not values or not SMALLEST_EPSILON <= min(values) <= max(values) <= LARGEST_EPSILON:
+        raise ValueError(
+            f"epsilons must hold numbers in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], at least one"
+        )
     k = W.shape[1]
     outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
     steps, exchanges = checks.integer("steps", steps, 0), checks.integer("exchanges", exchanges, 0)
@@ -107,18 +110,11 @@ def optimize_strategies(
         W = torch.linalg.qr(W, mode="r").R * math.sqrt(k / W.shape[0])  # the same Gram matrix, less queries
     gram = W.mT @ W
     gram.diagonal().add_(FLOOR * gram.diagonal().mean())
-    low = torch.exp(-(1 - SLACK) * torch.tensor(values, dtype=torch.float64)).to(W.device)
-    low = low[:, None, None]
+    low = torch.exp(-(1 - SLACK) * torch.tensor(values, dtype=torch.float64)).to(W.device)[:, None, None]
     logits = torch.cat([_starts(k, outputs, epsilon, restarts, W.device, generator) for epsilon in values])
-    design = _descend(gram, logits, low.repeat_interleave(2 * restarts, 0), objective, steps)
-    design, cost = _settle(gram, design, objective, 20)
-    if bool(cost.isinf().any()):  # no weights balance these rows; with randomized response among them some always do
-        single = (low + (1 - low) * torch.eye(k, dtype=low.dtype, device=low.device)).repeat_interleave(2 * restarts, 0)
-        heaviest = design.select(design.weights.topk(outputs - k, -1).indices).rows
-        repaired, again = _settle(gram, uniform_design(torch.cat([heaviest, single], -2)), objective, 40)
-        design, cost = design.where(cost.isfinite(), repaired), torch.where(cost.isfinite(), cost, again)
+    design, cost = _descend(gram, logits, low.repeat_interleave(2 * restarts, 0), objective, steps)
     best = cost.view(len(values), -1).argmin(1) + 2 * restarts * torch.arange(len(values), device=W.device)
-    design = _exchange(gram, design.pick(best), low, objective, exchanges, generator)
+    design = _exchange(gram, design.pick(best), cost[best], low, objective, exchanges, generator)
     found = []
     for i, epsilon in enumerate(values):
         candidates = [*_finish(design, i), *_known(k, outputs, low[i])]
@@ -131,21 +127,21 @@ def _starts(
     k: int, outputs: int, epsilon: float, restarts: int, device: torch.device, generator: torch.Generator
 ) -> Tensor:
     """Logits of the first rows, (2 restarts, outputs, k)."""
-    settings = {"dtype": torch.float64, "device": device, "generator": generator}
-    noise = torch.randn(restarts, 2, outputs, k, **settings)
+    noise = torch.randn(restarts, 2, outputs, k, dtype=torch.float64, device=device, generator=generator)
     single = torch.eye(k, dtype=torch.float64, device=device).repeat(-(-outputs // k), 1)[:outputs]
     size = max(1, round(k / (math.exp(epsilon) + 1)))
-    subset = torch.rand(restarts, outputs, k, **settings).argsort(-1) < size
-    return torch.stack([6 * single - 3 + noise[:, 0], 3 * subset - 1.5 + 0.3 * noise[:, 1]], 1).flatten(0, 1)
+    order = torch.rand(restarts, outputs, k, dtype=torch.float64, device=device, generator=generator).argsort(-1)
+    responses, subsets = 6 * single - 3 + noise[:, 0], 3 * (order < size) - 1.5 + 0.3 * noise[:, 1]
+    return torch.stack([responses, subsets], 1).flatten(0, 1)
 
 
-def _descend(gram: Tensor, logits: Tensor, low: Tensor, objective: Objective, steps: int) -> Design:
-    """Adam on the logits of the rows against their price, the weights following; the rows at the end are extreme."""
+def _descend(gram: Tensor, logits: Tensor, low: Tensor, objective: Objective, steps: int) -> tuple[Design, Tensor]:
+    """Adam on the logits of the rows against their price, the weights following; then extreme rows, and their cost."""
     first, second = torch.zeros_like(logits), torch.zeros_like(logits)
     design = uniform_design(low + (1 - low) * logits.sigmoid())
     for step in range(1, steps + 1):
         share = logits.sigmoid()
-        design = replace(design, rows=low + (1 - low) * share)
+        design = design.with_rows(low + (1 - low) * share, design.weights)
         value = worth(gram, design)
         design = _move(design, value, objective, newton=20 if step == 1 else 1)
         gain = 2 * value.image / value.mean[..., None] - design.prices[..., None, :]
@@ -155,15 +151,31 @@ def _descend(gram: Tensor, logits: Tensor, low: Tensor, objective: Objective, st
         second = 0.99 * second + 0.01 * slope.square()
         rate = LEARNING_RATE / (1 - 0.9**step) * math.sqrt(1 - 0.99**step)
         logits = (logits + rate * first / (second.sqrt() + 1e-12)).clamp(-10, 10)
-    return replace(design, rows=torch.where(logits > 0, 1.0, low), residual=torch.full_like(design.residual, torch.inf))
+    rows = torch.where(logits > 0, 1.0, low)
+    design, cost = _settle(gram, design.with_rows(rows, design.weights), objective, 20)
+    if bool(cost.isfinite().all()):
+        return design, cost
+    # No weights balance these rows; with randomized response among them some always do.
+    m, k = logits.shape[-2:]
+    single = torch.eye(k, dtype=low.dtype, device=low.device)
+    heaviest = design.select(design.weights.topk(m - k, -1).indices).rows
+    rows = torch.cat([heaviest, low + (1 - low) * single], -2)
+    repaired, again = _settle(gram, uniform_design(rows), objective, 40)
+    return design.where(cost.isfinite(), repaired), torch.where(cost.isfinite(), cost, again)
 
 
 def _exchange(
-    gram: Tensor, design: Design, low: Tensor, objective: Objective, rounds: int, generator: torch.Generator
+    gram: Tensor,
+    design: Design,
+    least: Tensor,
+    low: Tensor,
+    objective: Objective,
+    rounds: int,
+    generator: torch.Generator,
 ) -> Design:
     """In each round the best flips of half of the rows join, all are reweighed, and the heaviest rows stay."""
     m = design.rows.shape[-2]
-    best, least = _settle(gram, design, objective, 0)
+    best = design
     for _ in range(rounds):
         rows, share = _flip(design, worth(gram, design), low)
         half = torch.rand(share.shape, device=share.device, generator=generator) < 0.5
@@ -199,12 +211,12 @@ def _flip(design: Design, value: Worth, low: Tensor) -> tuple[Tensor, Tensor]:
     """Each row with that entry flipped which then is worth most against its price, and its share of the mean weight."""
     rows, prior, prices = design.rows, design.prior[..., None, :], design.prices[..., None, :]
     change = torch.where(rows > (1 + low) / 2, low - 1, 1 - low)
-    score = value.score[..., None] + change * (2 * value.image + change * value.curvature.diagonal(0, -2, -1)[..., None, :])
-    old = (rows @ design.prices[..., None])
-    gain = score / (value.mean[..., None] + change * prior) - change * prices - old
-    most, index = gain.max(-1, keepdim=True)
-    share = torch.where(most[..., 0] > 0, 0.3, 1e-9)
-    return rows.scatter_add(-1, index, change.gather(-1, index)), share
+    diagonal = value.curvature.diagonal(dim1=-2, dim2=-1)[..., None, :]
+    score = value.score[..., None] + change * (2 * value.image + change * diagonal)
+    cost = rows @ design.prices[..., None] + change * prices
+    gain, index = (score / (value.mean[..., None] + change * prior) - cost).max(-1, keepdim=True)
+    flipped = rows.scatter_add(-1, index, change.gather(-1, index))
+    return flipped, torch.where(gain[..., 0] > 0, 0.3, 1e-9)
 
 
 def _finish(design: Design, index: int) -> list[StrategyMatrix]:

@@ -1,4 +1,4 @@
-"""PrivUnit at its exact optimum, lifted to the ball: the least variance that pure local privacy allows a direction."""
+"""PrivUnit at its exact optimum, lifted to the ball: the same noise at every point and in every direction."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +27,7 @@ class PrivUnit(BallRandomizer):
     Compared with PrivUnitG: less noise, by a fraction of order 1/dim (more at large epsilon), at a little more work.
     dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_sum`` draws two numbers for each user, whatever dim, and dim + 1 normals for each type; its time grows
+    ``sample_sum`` draws three numbers for each user, whatever dim, and dim + 1 normals for each type; its time grows
     with the number of users (PrivUnitG's does not).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.

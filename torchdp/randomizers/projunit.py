@@ -31,7 +31,7 @@ class ProjUnit(BallRandomizer):
     uniform direction across u: ``sample`` draws the decoded Y from these two numbers, without P.
     dim >= 2; 2 <= k <= dim (keyword); epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_sum`` draws three numbers for each user, whatever dim and k, and dim + 1 normals for each type.
+    ``sample_sum`` draws four numbers for each user, whatever dim and k, and dim + 1 normals for each type.
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball, P being public.
     Source: Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; the unbiased scale 1/E||P u|| and moments: here.

@@ -94,7 +94,8 @@ class DuchiJordanWainwright(SignRounding):
     (B^2/dim) I - x x^T, exactly, since E Y Y^T does not depend on signs. As epsilon grows B falls to radius/E|T|
     only: for dim > 1 some noise stays. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_sum`` draws two numbers for each user, whatever dim, and dim normals for each type.
+    ``sample_sum`` draws three numbers for each user, whatever dim, and dim normals for each type; its time grows with
+    the number of users (PointRelease's does not).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
     Source: Duchi, Jordan, Wainwright (2018), the mechanism for the l_2 ball.

@@ -1,4 +1,4 @@
-"""Sums of random points of the sphere, each symmetric about its own axis, from two numbers for each of them."""
+"""Sums of random points of the sphere, each symmetric about its own axis, without making the points."""
 
 import math
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def sphere_sums(
     A u + rho w and A' u + rho' w' add up to one with A + A' and (rho^2 + rho'^2 + 2 rho rho' t)^(1/2), t = <w, w'>
     a coordinate of a uniform point of the sphere in R^{D-1}: the pairs (A, rho) are added along a binary tree.
 
-    axes u: (m, D), unit vectors; counts: (m,). Returns (*shape, D), float64. Cost: two random numbers for each
-    user whatever D, and D normals for each type that has users.
+    axes u: (m, D), unit vectors; counts: (m,). Returns (*shape, D), float64. Cost: one normal besides the draw of T
+    for each user, whatever D, and D normals for each type that has users.
     """
     held = (counts > 0).nonzero()[:, 0]
     axes, left, repeats = axes[held], counts[held], math.prod(shape)
@@ -61,8 +61,8 @@ def _tree(dim: int, sizes: Tensor, users: Sums, generator: torch.Generator) -> S
         others = along[:, second] * paired, across[:, second] * paired
         along, across = _add(dim, (along[:, first], across[:, first]), others, generator)
         sizes = pairs
-    empty = torch.zeros((along.shape[0], len(sizes)), dtype=torch.float64, device=along.device)
-    return tuple(empty.masked_scatter(sizes > 0, part) for part in (along, across))  # type: ignore[return-value]
+    empty, held = torch.zeros((along.shape[0], len(sizes)), dtype=torch.float64, device=along.device), sizes > 0
+    return empty.masked_scatter(held, along), empty.masked_scatter(held, across)
 
 
 def _add(dim: int, first: Sums, second: Sums, generator: torch.Generator) -> Sums:

@@ -31,23 +31,28 @@ class StrategyMatrix(FrequencyOracle):
     positive, scaled to 1, or None for the uniform one. Raises TypeError, ValueError.
 
     Guarantees: exactly epsilon-LDP, epsilon computed from the matrix.
-    Source: McKenna, Maity, Mazumdar, Miklau (2020), Proposition 3.2 for the privacy, Theorem 3.10 for the decoder.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), strategy matrix and optimal reconstruction.
     """
 
     matrix: Tensor
     prior: Tensor | None = None
     k: int = field(init=False)
     epsilon: float = field(init=False)
+    law: Tensor = field(init=False, repr=False)  # of the output under the prior, (m,)
 
     def __post_init__(self) -> None:
         Q = checks.matrix("matrix", self.matrix).detach().double()
         if Q.ndim != 2 or Q.shape[1] < 2:
             raise ValueError(f"matrix must have shape (outputs, types) with types >= 2, not {tuple(Q.shape)}")
         if (Q <= 0).any():
-            raise ValueError("matrix must be positive: with a zero no finite epsilon holds; drop outputs that never occur")
+            raise ValueError(
+                "matrix must be positive: with a zero no finite epsilon holds; drop outputs that never occur"
+            )
         sums = Q.sum(0)
         if float((sums - 1).abs().max()) > COLUMN_TOLERANCE:
-            raise ValueError("matrix must have columns that add up to 1: column x is the law of the output of type x")
+            raise ValueError(
+                "matrix must have columns that add up to 1: column x is the law of the output of type x"
+            )
         Q = Q / sums
         epsilon = math.log(float((Q.amax(1) / Q.amin(1)).max()))
         if epsilon <= 0:
@@ -57,12 +62,13 @@ class StrategyMatrix(FrequencyOracle):
         prior = checks.floating("prior", prior).detach().double()
         if prior.shape != (k,) or not (prior > 0).all() or prior.device != Q.device:
             raise ValueError(f"prior must be ({k},), positive, and on the device of matrix")
-        for name, value in (("matrix", Q), ("prior", prior / prior.sum()), ("k", k), ("epsilon", epsilon)):
+        prior = prior / prior.sum()
+        for name, value in (("matrix", Q), ("prior", prior), ("k", k), ("epsilon", epsilon), ("law", Q @ prior)):
             object.__setattr__(self, name, value)
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "McKenna et al. (2020), Proposition 3.2; largest ratio within a row")
+        return exact_local(self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row")
 
     @property
     def outputs(self) -> int:
@@ -86,7 +92,7 @@ class StrategyMatrix(FrequencyOracle):
     @cached_property
     def _inverse(self) -> Tensor:
         """(Q^T D^{-1} Q)^+ Q^T D^{-1}, (k, m), by the singular values of D^{-1/2} Q."""
-        root = (self.matrix @ self.prior).sqrt()
+        root = self.law.sqrt()
         return torch.linalg.pinv(self.matrix / root[:, None]) / root
 
     @cached_property

@@ -1,6 +1,7 @@
 """A certified lower bound on the variance of every epsilon-LDP report of a workload."""
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -8,105 +9,124 @@ from torch import Tensor
 
 from torchdp import checks
 
-ROUNDING = 1e-13  # of the largest entry, for each dimension: what eigvalsh may be off by
+LARGEST_EPSILON = 30.0
+INTERIOR_POINT = 24  # types up to which Clarabel solves the program; beyond, SCS
+ROUNDING = 1e-14  # of the largest entry, for each dimension: what eigvalsh may be off by
 
 
 @dataclass(frozen=True)
 class VarianceWitness:
-    """Z (k, k), prices (k,), and the multipliers (k, k) of the products of (u - low) and (1 - u): see ``certify``."""
+    """What proves a bound: Z (m, k), prices (k,), and the multipliers (k, k) of the products of t and 1 - t.
+
+    ones: of t_x t_y; zeros: of (1 - t_x)(1 - t_y); mixed: of t_x (1 - t_y). See :func:`certify_variance`.
+    """
 
     Z: Tensor
     prices: Tensor
-    both_low: Tensor
-    both_high: Tensor
+    ones: Tensor
+    zeros: Tensor
     mixed: Tensor
 
 
 def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None) -> float:
-    """No epsilon-LDP report lets W be answered with less variance: a bound on the mean over queries and prior types.
+    """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and prior-weighted types.
 
-    It holds for every local randomizer, whatever its outputs, with any unbiased estimate V(y) of W e_x from one report:
-    sum_x prior_x mean_i Var(V_i | x) >= the value returned. An upper bound on the optimum is what
-    :func:`optimize_strategy` reaches, so the two together say how far it is from the best. With the strategy's own
-    prior it bounds the worst type's variance too, which is no less than any mean over types.
+    For every local randomizer, whatever its outputs, and every unbiased estimate V(y) of W e_x from one report y,
+    sum_x prior_x mean_i Var(V_i | x) is at least the value returned. :func:`optimize_strategy` bounds the least such
+    variance from above, so the two together say how far a strategy is from the best. The worst type's variance is
+    no less than any mean over types: there, take the prior of the strategy.
 
-    W: (m, k), real, not zero; epsilon in (0, 30]; prior: (k,), positive (None: uniform). Solves a semidefinite program
-    with cvxpy, seconds up to k = 32; what the solver says is not believed but evaluated by :func:`certify_variance`.
-    Raises TypeError, ValueError, and ImportError without cvxpy.
+    W: (m, k), real, not zero; epsilon in (0, 30]; prior: (k,), positive (None: uniform). A semidefinite program solved
+    by cvxpy on the CPU, in about a second at k = 16 and a minute at k = 64; its solution is only a proposal, which
+    :func:`certify_variance` turns into a bound. From epsilon = 6 on its rounding makes the bound weak.
+    Raises TypeError, ValueError, ImportError without cvxpy, RuntimeError where the solver finds nothing.
 
-    Guarantees: at most the least variance, up to the rounding that is allowed for.
-    Source: weak duality for the optimal design problem of McKenna, Maity, Mazumdar, Miklau (2020), its extreme rows
-    (Kairouz, Oh, Viswanath 2014) relaxed as in Sherali, Adams (1990).
+    Guarantees: at most the least variance.
+    Source: weak duality for the problem of McKenna, Maity, Mazumdar, Miklau (2020) over its extreme rows (Kairouz, Oh,
+    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990).
     """
-    import cvxpy as cp
+    try:
+        import cvxpy as cp
+    except ImportError as error:
+        raise ImportError("strategy_lower_bound needs cvxpy: pip install torchdp[reference]") from error
 
     W, low, prior = _problem(W, epsilon, prior)
-    k, scale = W.shape[1], float(W.abs().max())
-    root = (W if W.shape[0] <= k else torch.linalg.qr(W, mode="r").R) / scale
-    first, second = (side.numpy() for side in _sides(k, low))
-    Z, prices = cp.Variable(tuple(root.shape)), cp.Variable(k)
-    low_low, high_high = (cp.Variable((k, k), symmetric=True) for _ in range(2))
+    k = W.shape[1]
+    centred = W - (W @ prior)[:, None]  # a constant added to a query changes no variance
+    scale = float(centred.abs().max())
+    if scale <= 1e-12 * float(W.abs().max()):
+        return 0.0
+    root = (centred if len(W) <= k else torch.linalg.qr(centred, mode="r").R) / scale
+    first, second, lift = (each.numpy() for each in _forms(k, low))
+    Y, prices = cp.Variable(tuple(root.shape)), cp.Variable(k)  # Y = (1 - low) Z, with Z 1 = 0
+    ones, zeros = (cp.Variable((k, k), symmetric=True) for _ in range(2))
     mixed = cp.Variable((k, k))
-    lifted = torch.cat([torch.zeros(1, k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)]).numpy()
-    product = (lifted @ prior.numpy()[:, None]) @ cp.reshape(prices, (1, k), order="C") @ lifted.T
-    slack = product - first @ low_low @ first.T - second @ high_high @ second.T - first @ mixed @ second.T
-    slack = (slack + slack.T) / 2
+    slack = (lift.T @ prior.numpy()[:, None]) @ (cp.reshape(prices, (1, k), order="C") @ lift)
+    slack = slack - first @ ones @ first.T - second @ zeros @ second.T - first @ mixed @ second.T
+    block = cp.bmat([[(slack + slack.T) / 2, first @ Y.T], [Y @ first.T, torch.eye(len(root)).double().numpy()]])
     off = 1 - torch.eye(k, dtype=torch.float64).numpy()
-    block = cp.bmat([[slack, lifted @ Z.T], [Z @ lifted.T, torch.eye(len(root), dtype=torch.float64).numpy()]])
-    constraints = [block >> 0, low_low >= 0, high_high >= 0, cp.multiply(off, mixed) >= 0]
-    problem = cp.Problem(cp.Maximize(2 * cp.trace(Z @ root.numpy().T) - cp.sum(prices)), constraints)
-    if k <= 24:
-        problem.solve(solver=cp.CLARABEL)
-    else:
-        problem.solve(solver=cp.SCS, eps=1e-7, max_iters=50_000)
-    found = [torch.from_numpy(v.value).double() for v in (Z, prices, low_low, high_high, mixed)]
-    return certify_variance(root, epsilon, VarianceWitness(*found), prior) * scale**2 * len(root) / len(W)
+    constraints = [block >> 0, ones >= 0, zeros >= 0, cp.multiply(off, mixed) >= 0, cp.sum(Y, axis=1) == 0]
+    problem = cp.Problem(cp.Maximize(2 * cp.trace(Y @ root.numpy().T) - cp.sum(prices)), constraints)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an inaccurate solution is charged for below
+        if k <= INTERIOR_POINT:
+            problem.solve(solver=cp.CLARABEL)
+        else:
+            problem.solve(solver=cp.SCS, eps=1e-7, max_iters=50_000)
+    if Y.value is None:
+        raise RuntimeError(f"the solver found no solution ({problem.status}); try a smaller epsilon")
+    found = [torch.from_numpy(variable.value).double() for variable in (Y, prices, ones, zeros, mixed)]
+    Z = found[0] - found[0].mean(1, keepdim=True)
+    witness = VarianceWitness(Z / (1 - low), *found[1:])
+    return certify_variance(root, epsilon, witness, prior) * scale**2 * len(root) / len(W)
 
 
 def certify_variance(W: Tensor, epsilon: float, witness: VarianceWitness, prior: Tensor | None = None) -> float:
-    """The bound that a witness proves, in float64, by linear algebra alone.
+    """The bound that a witness proves, by linear algebra in float64.
 
     For a row r of any strategy and its decoder V_r, <prior, r> ||V_r||^2 >= 2 <V_r, Z r> - ||Z r||^2/<prior, r>. If
-    ||Z u||^2 <= <prior, u> <nu, u> for all u in {low, 1}^k, low = e^-epsilon, then by convexity for all rows, and the
-    sum is at least 2 tr(Z^T W) - sum nu, at best (tr Z^T W)^2/sum nu when Z is rescaled. The condition holds if
-    <prior, u> <nu, u> - ||Z u||^2 less non-negative multiples of (u_x - low)(u_y - low), (1 - u_x)(1 - u_y) and
-    (u_x - low)(1 - u_y), any multiples at x = y in the last, is a quadratic in (1, u) that is positive semidefinite;
-    nu is raised by what its smallest eigenvalue lacks.
+    ||Z u||^2 <= <prior, u> <prices, u> for all u in {low, 1}^k, low = e^-epsilon, then by convexity for all rows, and
+    the sum of the second moments is at least 2 tr(Z^T W) - sum prices; at the best multiple of Z that is
+    (tr Z^T W)^2/sum prices. With u = low + (1 - low) t the condition holds if <prior, u> <prices, u> - ||Z u||^2, less
+    multiples of t_x t_y, (1 - t_x)(1 - t_y) and t_x (1 - t_y), non-negative but for the last at x = y (where it is 0),
+    is a positive semidefinite form in (1, t). What its smallest eigenvalue lacks is made up for by larger prices.
     """
     W, low, prior = _problem(W, epsilon, prior)
     k = W.shape[1]
-    first, second = _sides(k, low)
-    off = 1 - torch.eye(k, dtype=torch.float64)
-    mixed = witness.mixed * (1 - off) + (witness.mixed * off).clamp_min(0)
-    slack = torch.zeros(k + 1, k + 1, dtype=torch.float64)
-    slack[1:, 1:] = torch.outer(prior, witness.prices) - witness.Z.mT @ witness.Z
-    slack -= first @ witness.both_low.clamp_min(0) @ first.mT + second @ witness.both_high.clamp_min(0) @ second.mT
+    first, second, lift = _forms(k, low)
+    W = W - (W @ prior)[:, None]
+    mixed = torch.where(torch.eye(k, dtype=torch.bool), witness.mixed, witness.mixed.clamp_min(0))
+    image = witness.Z @ lift
+    slack = torch.outer(prior @ lift, witness.prices @ lift) - image.mT @ image
+    slack -= first @ witness.ones.clamp_min(0) @ first.mT + second @ witness.zeros.clamp_min(0) @ second.mT
     slack -= first @ mixed @ second.mT
     slack = (slack + slack.mT) / 2
     lacking = max(0.0, -float(torch.linalg.eigvalsh(slack)[0])) + ROUNDING * (k + 1) * float(slack.abs().max())
-    # ||(1, u)||^2 <= 1 + sum u <= (1 + 1/(k low)) sum u, and <prior, u> >= low.
-    prices = float(witness.prices.sum()) + k * lacking * (1 + 1 / (k * low)) / low
+    # ||(1, t)||^2 = 1 + sum t =: 1 + T, <1, u> = k low + (1 - low) T, and <prior, u> >= low + (1 - low) T min prior.
+    T = torch.arange(k + 1, dtype=torch.float64)
+    share = (1 + T) / ((low + (1 - low) * T * prior.min()) * (k * low + (1 - low) * T))
+    prices = float(witness.prices.sum()) + k * lacking * float(share.max())
     gain = float((witness.Z * W).sum())
-    least = gain * abs(gain) / prices if prices > 0 else -math.inf
-    return (least - float((W.square() @ prior).sum())) / len(W)
+    least = gain**2 / prices if gain > 0 and prices > 0 else 0.0
+    return max(0.0, least - float((W.square() @ prior).sum())) / len(W)
 
 
 def _problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, float, Tensor]:
     W = checks.matrix("W", W).detach().double().cpu()
-    if W.ndim != 2 or W.shape[1] < 2 or not W.any():
-        raise ValueError(f"W must be (queries, types), types >= 2, and not zero; its shape is {tuple(W.shape)}")
+    if W.ndim != 2 or W.shape[1] < 2:
+        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
     epsilon, k = checks.positive("epsilon", epsilon), W.shape[1]
-    if epsilon > 30:
-        raise ValueError(f"epsilon must be at most 30, not {epsilon!r}")
+    if epsilon > LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, not {epsilon!r}")
     if prior is None:
         return W, math.exp(-epsilon), torch.full((k,), 1 / k, dtype=torch.float64)
     prior = checks.floating("prior", prior).detach().double().cpu()
     if prior.shape != (k,) or not (prior > 0).all():
-        raise ValueError(f"prior must be ({k},) and positive")
+        raise ValueError(f"prior must have shape ({k},) and be positive")
     return W, math.exp(-epsilon), prior / prior.sum()
 
 
-def _sides(k: int, low: float) -> tuple[Tensor, Tensor]:
-    """The linear forms u_x - low and 1 - u_x in (1, u): (k + 1, k) each, one column for each x."""
+def _forms(k: int, low: float) -> tuple[Tensor, Tensor, Tensor]:
+    """In (1, t): the forms t_x and 1 - t_x, columns of (k + 1, k) each, and u = low + (1 - low) t, (k, k + 1)."""
     one, eye = torch.ones(1, k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)
-    return torch.cat([-low * one, eye]), torch.cat([one, -eye])
+    return torch.cat([0 * one, eye]), torch.cat([one, -eye]), torch.cat([low * one, (1 - low) * eye]).mT

@@ -33,20 +33,26 @@ class Design:
         """The problems of the batch at index."""
         return Design(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
+    def with_rows(self, rows: Tensor, weights: Tensor) -> "Design":
+        """Other rows and weights, not balanced yet."""
+        return replace(self, rows=rows, weights=weights, residual=torch.full_like(self.residual, torch.inf))
+
     def select(self, index: Tensor) -> "Design":
         """The rows at index (*batch, m')."""
         rows = self.rows.gather(-2, index[..., None].expand(*index.shape, self.rows.shape[-1]))
-        return replace(self, rows=rows, weights=self.weights.gather(-1, index))
+        return self.with_rows(rows, self.weights.gather(-1, index))
 
     def extend(self, rows: Tensor, share: Tensor) -> "Design":
         """With more rows, each at its share (*batch, m') of the mean weight."""
         extra = share * self.weights.mean(-1, keepdim=True)
-        return replace(self, rows=torch.cat([self.rows, rows], -2), weights=torch.cat([self.weights, extra], -1))
+        return self.with_rows(torch.cat([self.rows, rows], -2), torch.cat([self.weights, extra], -1))
 
     def where(self, better: Tensor, other: "Design") -> "Design":
         """Own entries where ``better`` (*batch,), the other's elsewhere."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
-        return Design(*(torch.where(better.view(better.shape + (1,) * (a.ndim - better.ndim)), a, b) for a, b in pairs))
+        return Design(
+            *(torch.where(better.view(better.shape + (1,) * (a.ndim - better.ndim)), a, b) for a, b in pairs)
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ def reweigh(design: Design, value: Worth, newton: int = 2) -> Design:
     """The best weights for the decoder that belongs to the present ones: weight_y = sqrt(a_y/<prices, v_y>).
 
     Decoder and weights minimise one jointly convex function, sum_y a_y/weight_y with a_y the decoder's part, so taking
-    turns never increases it. The prices solve the concave dual, 2 sum_y sqrt(a_y <prices, v_y>) - sum prices, by Newton.
+    turns never increases it. The prices maximise the concave dual 2 sum_y sqrt(a_y <prices, v_y>) - sum prices, by
+    Newton's method.
     """
     rows = design.rows
     a = (design.weights.square() * value.score / value.mean).clamp_min(0)

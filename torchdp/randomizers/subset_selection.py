@@ -62,15 +62,17 @@ class SubsetSelection(BitVectorOracle):
 
     def covariance(self, x: int) -> Tensor:
         (p, q, gap), w = self._chances(self.subset), self.subset
-        covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64).fill_diagonal_(q - q * q)
+        covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64).fill_diagonal_(
+            q - q * q
+        )
         covariance[self._type(x)] = covariance[:, x] = p * (w - 1) / (self.k - 1) - p * q
         covariance[x, x] = p - p * p
         return covariance / gap**2
 
     def workload_variance(self, W: Tensor) -> Tensor:
-        """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum d^2. O(m k).
+        """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
 
-        Y adds up to 1, so a row may be shifted to vanish at x, and only the other values' symmetric law is left.
+        O(m k). Y adds up to 1, so a row may be shifted to vanish at x: only the symmetric law of the others is left.
         """
         q, gap, k = self.off, self.gap, self.k
         d, S = spread(self._workload(W))

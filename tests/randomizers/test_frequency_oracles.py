@@ -1,0 +1,283 @@
+"""Frequency oracles against their laws written out: privacy, moments, and both ways of drawing reports."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.linalg import hadamard
+
+from torchdp.privacy import Model, Neighbours
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.randomizers.draws import unpack
+
+ALPHA = 1e-6
+EPSILONS = [0.01, 0.5, 1, 2, 4, 8]
+ORACLES = [
+    RandomizedResponse,
+    OptimizedUnaryEncoding,
+    SymmetricUnaryEncoding,
+    SubsetSelection,
+    HadamardResponse,
+]
+
+
+def generator(seed=0, device="cpu"):
+    return torch.Generator(device).manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def packed(sets, k):
+    """One word for each set of values (k <= 8)."""
+    return torch.tensor([[sum(1 << v for v in members)] for members in sets])
+
+
+def written_out(kind, k, epsilon):
+    """All messages, and the probability of each for each type, (k, messages), from the definitions."""
+    e = math.exp(epsilon)
+    if kind is RandomizedResponse:
+        law = np.full((k, k), 1 / (e + k - 1)) + np.eye(k) * (e - 1) / (e + k - 1)
+        return torch.arange(k)[:, None], law
+    if kind is HadamardResponse:
+        size = 2 ** math.ceil(math.log2(k + 1))
+        return torch.arange(size)[:, None], np.where(hadamard(size)[1 : k + 1] > 0, e, 1.0) * 2 / size / (e + 1)
+    if kind is SubsetSelection:
+        w = kind(k, epsilon).subset
+        sets = list(itertools.combinations(range(k), w))
+        likely = w * e / (w * e + k - w) / math.comb(k - 1, w - 1)
+        other = (k - w) / (w * e + k - w) / math.comb(k - 1, w)
+        return packed(sets, k), np.array([[likely if x in s else other for s in sets] for x in range(k)])
+    p, q = (0.5, 1 / (e + 1)) if kind is OptimizedUnaryEncoding else (1 - 1 / (e**0.5 + 1), 1 / (e**0.5 + 1))
+    sets = [s for r in range(k + 1) for s in itertools.combinations(range(k), r)]
+
+    def chance(x, members):
+        one = [p if v == x else q for v in range(k)]
+        return math.prod(one[v] if v in members else 1 - one[v] for v in range(k))
+
+    return packed(sets, k), np.array([[chance(x, s) for s in sets] for x in range(k)])
+
+
+def check_guarantee(kind, k, epsilon):
+    _, law = written_out(kind, k, epsilon)
+    np.testing.assert_allclose(law.sum(1), 1, rtol=1e-12)
+    largest = math.log((law.max(0) / law.min(0)).max())
+    assert largest == pytest.approx(epsilon, rel=1e-12, abs=1e-12)
+    wrong = written_out(kind, k, 1.01 * epsilon)[1] if kind is not SubsetSelection else None
+    assert wrong is None or math.log((wrong.max(0) / wrong.min(0)).max()) > epsilon * 1.009
+    guarantee = kind(k, epsilon).guarantee
+    assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 0, True)
+    assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_optimized_unary_encoding_exactly_epsilon_ldp(k, epsilon):
+    check_guarantee(OptimizedUnaryEncoding, k, epsilon)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_symmetric_unary_encoding_exactly_epsilon_ldp(k, epsilon):
+    check_guarantee(SymmetricUnaryEncoding, k, epsilon)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_subset_selection_exactly_epsilon_ldp(k, epsilon):
+    check_guarantee(SubsetSelection, k, epsilon)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_hadamard_response_exactly_epsilon_ldp(k, epsilon):
+    check_guarantee(HadamardResponse, k, epsilon)
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+@pytest.mark.parametrize("k", [2, 3, 5, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_decoded_moments_by_enumeration(kind, k, epsilon):
+    oracle = kind(k, epsilon)
+    messages, law = written_out(kind, k, epsilon)
+    law = torch.from_numpy(law)
+    decoded = torch.stack([oracle.decode_sum(message) for message in messages])
+    scale = float(decoded.abs().max())
+    torch.testing.assert_close(law @ decoded, torch.eye(k).double(), rtol=0, atol=1e-12 * scale)
+    W = normal(3, k)
+    stated = oracle.workload_variance(W)
+    for x in range(k):
+        centred = decoded - torch.eye(k).double()[x]
+        covariance = centred.mT @ (law[x][:, None] * centred)
+        torch.testing.assert_close(oracle.covariance(x), covariance, rtol=1e-11, atol=1e-14 * scale**2)
+        torch.testing.assert_close(stated[:, x], ((W @ covariance) * W).sum(1), rtol=1e-10, atol=1e-14 * scale**2)
+        wrong = kind(k, 1.01 * epsilon).covariance(x)
+        assert float(wrong[x, x]) != pytest.approx(float(covariance[x, x]), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+def test_workload_variance_is_the_covariance_seen_by_each_query_in_every_batch(kind):
+    oracle, W = kind(37, 1.3), normal(2, 5, 37)
+    covariances = torch.stack([oracle.covariance(x) for x in range(37)])
+    wanted = torch.einsum("bia,xac,bic->bix", W, covariances, W)
+    torch.testing.assert_close(oracle.workload_variance(W), wanted, rtol=1e-11, atol=0)
+
+
+def test_subset_selection_takes_the_size_of_least_error():
+    for k, epsilon in ((8, 0.5), (20, 1.0), (64, 2.0), (64, 4.0), (5, 8.0)):
+        oracle = SubsetSelection(k, epsilon)
+        errors = [oracle._error(w) for w in range(1, k)]
+        assert oracle.subset == 1 + int(np.argmin(errors))
+        assert oracle._error(oracle.subset) == pytest.approx(float(oracle.covariance(0).trace()), rel=1e-10)
+    assert SubsetSelection(64, 8.0).covariance(3).allclose(RandomizedResponse(64, 8.0).covariance(3))
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+@pytest.mark.parametrize("epsilon", [0.5, 3])
+def test_messages_follow_the_law(kind, epsilon):
+    k, n = 4, 200_000
+    messages, law = written_out(kind, k, epsilon)
+    drawn = kind(k, epsilon).sample(torch.full((n,), 2), generator=generator(1)).reshape(n, -1)[:, 0]
+    counts = np.array([int((drawn == message).sum()) for message in messages])
+    assert counts.sum() == n
+    assert stats.chisquare(counts, n * law[2] / law[2].sum()).pvalue > ALPHA
+    wrong = law[1]
+    assert stats.chisquare(counts, n * wrong / wrong.sum()).pvalue < ALPHA
+    if kind is not SubsetSelection:
+        wrong = written_out(kind, k, 1.05 * epsilon)[1][2]
+        assert stats.chisquare(counts, n * wrong / wrong.sum()).pvalue < ALPHA
+
+
+@pytest.mark.parametrize("kind", [OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection])
+@pytest.mark.parametrize("k", [3, 64, 65, 130])
+def test_packed_messages_hold_the_bits_of_the_alphabet_and_no_others(kind, k):
+    oracle = kind(k, 1.0)
+    x = torch.arange(6).reshape(2, 3) % k
+    messages = oracle.sample(x, generator=generator(2))
+    assert messages.shape == (2, 3, -(-k // 64)) and messages.dtype == torch.int64
+    bits = unpack(messages)
+    assert not bits[..., k:].any()
+    assert kind is not SubsetSelection or (bits.sum(-1) == oracle.subset).all()
+    assert torch.equal(oracle.tally(messages), torch.cat([bits[..., :k].sum((0, 1)), torch.tensor([6])]))
+
+
+COUNTS = torch.tensor([0, 1, 3, 17, 40])
+
+
+def make(kind, epsilon):
+    if kind is StrategyMatrix:
+        scaled = 1 + math.expm1(epsilon) * (normal(9, 5, seed=3) > 0).double()
+        _, positive = np.linalg.eigh(np.eye(2))  # rows in the positive orthant need weights: take both halves instead
+        return StrategyMatrix(torch.cat([scaled, 1 + math.exp(epsilon) - scaled]) / (9 * (2 + math.expm1(epsilon))))
+    return kind(5, epsilon)
+
+
+def same_law(first, second):
+    """Smallest p-value of two-sample tests on some coordinates and a mixture of all."""
+    index = torch.arange(1, first.shape[1] + 1)
+    pvalues = []
+    for statistic in (lambda r: r[:, 0], lambda r: r[:, 2], lambda r: r[:, 4], lambda r: (r * index).sum(1) % 13):
+        pair = [torch.bincount(statistic(r), minlength=200).numpy() for r in (first, second)]
+        table = np.stack(pair)[:, np.sum(pair, 0) > 0]
+        rare = table.sum(0) < 20
+        table = np.c_[table[:, ~rare], table[:, rare].sum(1)] if rare.any() else table
+        table = table[:, table.sum(0) > 0]
+        pvalues.append(stats.chi2_contingency(table).pvalue if table.shape[1] > 1 else 1.0)
+    return min(pvalues)
+
+
+@pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
+@pytest.mark.parametrize("epsilon", [0.5, 2])
+def test_aggregate_reports_have_the_law_of_single_messages(kind, epsilon):
+    """Counts 0, 1 and 3 among them; a fifth more epsilon is noticed."""
+    oracle, repeats = make(kind, epsilon), 3000
+    users = torch.arange(5).repeat_interleave(COUNTS)
+    messages = oracle.sample(users.expand(repeats, -1), generator=generator(4))
+    single = torch.stack([oracle.tally(message) for message in messages])
+    together = oracle.sample_reports(COUNTS, generator=generator(5), sample_shape=(repeats,))
+    assert together.dtype == single.dtype == torch.int64 and together.shape == single.shape
+    assert same_law(single, together) > ALPHA
+    other = make(kind, 1.3 * epsilon).sample_reports(COUNTS, generator=generator(6), sample_shape=(20 * repeats,))
+    assert same_law(single, other) < ALPHA
+
+
+@pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
+@pytest.mark.parametrize("users", [20, 10**12])
+def test_sums_have_the_stated_mean_and_covariance_at_any_number_of_users(kind, users):
+    oracle, repeats = make(kind, 1.0), 20_000
+    points, counts = torch.tensor([4, 1, 4]), torch.tensor([users, users // 3, 7])
+    sums = oracle.sample_sum(points, counts, generator=generator(7), sample_shape=(repeats,))
+    held = torch.zeros(5, dtype=torch.float64).index_add_(0, points, counts.double())
+    covariance = sum(held[x] * oracle.covariance(x) for x in range(5))
+    z = (sums - held).double() @ torch.linalg.inv(torch.linalg.cholesky(covariance + 1e-13 * covariance.trace())).mT
+    deviation = covariance.diagonal().sqrt()
+    error = (sums - held) / deviation
+    critical = stats.norm.isf(ALPHA / 40)
+    assert float(error.mean(0).abs().max()) * math.sqrt(repeats) < critical
+    correlation = covariance / torch.outer(deviation, deviation)
+    spread = ((1 + correlation**2) / repeats).sqrt() * 1.15  # kurtosis of a few dozen bits
+    assert float(((error.mT @ error / repeats - correlation) / spread).abs().max()) < critical
+    assert float(((error.mT @ error / repeats - 1.1 * correlation) / spread).abs().max()) > critical
+    assert z.shape == sums.shape
+
+
+@pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
+def test_collecting_part_by_part_is_the_tally_of_all_messages(kind, monkeypatch):
+    oracle = make(kind, 1.0)
+    x = torch.randint(5, (10_000,), generator=generator(8))
+    monkeypatch.setattr("torchdp.randomizers.frequency.WORDS_AT_ONCE", 700)
+    total = oracle.collect(x, generator=generator(9))
+    assert total.shape == (oracle.tallies,) and total.dtype == torch.int64
+    W, held = normal(2, 5), torch.bincount(x, minlength=5).double()
+    error = oracle.answer(total, W) - W @ held
+    assert float((error / (oracle.workload_variance(W) @ held).sqrt()).abs().max()) < 5.2
+    torch.testing.assert_close(oracle.decode_counts(total) @ W.mT, oracle.answer(total, W), rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
+def test_tallies_add_up_and_empty_groups_count_nothing(kind):
+    oracle = make(kind, 1.0)
+    none = torch.zeros(0, dtype=torch.int64)
+    assert not oracle.tally(oracle.sample(none, generator=generator())).any()
+    assert not oracle.collect(none, generator=generator()).any()
+    assert not oracle.sample_reports(torch.zeros(5), generator=generator()).any()
+    messages = oracle.sample(torch.arange(5), generator=generator())
+    assert torch.equal(oracle.tally(messages[:2]) + oracle.tally(messages[2:]), oracle.tally(messages))
+    assert oracle.sample_reports(COUNTS, generator=generator(), sample_shape=(2, 3)).shape == (2, 3, oracle.tallies)
+    assert oracle.sample_reports(COUNTS, generator=generator(), sample_shape=(0,)).shape == (0, oracle.tallies)
+
+
+def test_bits():
+    assert [kind(100, 1.0).bits for kind in ORACLES] == [
+        7,
+        100,
+        100,
+        math.ceil(math.log2(math.comb(100, SubsetSelection(100, 1.0).subset))),
+        7,
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ORACLES)
+def test_oracles_on_a_gpu(kind):
+    oracle, n = kind(70, 1.0), 200_000
+    x = torch.randint(70, (n,), device="cuda", generator=generator(1, "cuda"))
+    held, W = torch.bincount(x, minlength=70), normal(3, 70).cuda()
+    deviation = (oracle.workload_variance(W) @ held.double()).sqrt()
+    for reports in (
+        oracle.collect(x, generator=generator(2, "cuda")),
+        oracle.sample_reports(held, generator=generator(3, "cuda")),
+    ):
+        assert reports.is_cuda
+        assert float(((oracle.answer(reports, W) - W @ held.double()) / deviation).abs().max()) < 5.5
