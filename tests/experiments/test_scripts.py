@@ -159,6 +159,13 @@ def test_error_vs_types(tmp_path):
     assert (tmp_path / "error_vs_types.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_relative_variance():
+    printed = run(FOLDER / "enu/relative_variance.py", "--smoke")
+    assert float(re.search(r"largest z-score: ([\d.]+)", printed).group(1)) < 5
+    row = next(line for line in printed.splitlines() if line.startswith("PrivUnitG"))
+    assert [float(x) for x in re.findall(r"(\d\.\d{4}) \(", row)] == [1.0330, 1.0369, 1.1106, 1.3214]
+
+
 def test_learner(tmp_path):
     printed = run(FOLDER / "enu/learner.py", "--smoke", "--out", tmp_path)
     with (tmp_path / "learner.csv").open(newline="") as file:
