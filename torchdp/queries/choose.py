@@ -87,7 +87,7 @@ def choose(
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that. tol: relative gap of the factorizations.
-    Strategies are optimised for the mean over queries, and for the mean over types where there is a prior.
+    Strategies are optimised for the mean over queries and the worst type; with a prior also for the mean over types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -102,7 +102,10 @@ def choose(
     if k > 1:
         mechanisms += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
     if 1 < k <= LARGEST_STRATEGY and epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
-        mechanisms.append(("optimised strategy", LocalOracle(W, _strategy(W, epsilon, prior is None))))
+        mechanisms.append(("optimised strategy", LocalOracle(W, _strategy(W, epsilon, StrategyObjective.WORST))))
+        if prior is not None:
+            average = LocalOracle(W, _strategy(W, epsilon, StrategyObjective.AVERAGE))
+            mechanisms.append(("optimised strategy, average type", average))
     return _ranked(mechanisms, n, objective, prior)
 
 
@@ -165,8 +168,7 @@ def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, Fa
     return (("gamma_2 within alpha", factored(W, found, shift)),)
 
 
-def _strategy(W: Tensor, epsilon: float, worst_type: bool) -> StrategyMatrix:
-    objective = StrategyObjective.WORST if worst_type else StrategyObjective.AVERAGE
+def _strategy(W: Tensor, epsilon: float, objective: StrategyObjective) -> StrategyMatrix:
     centred = W - W.mean(1, keepdim=True)
     return optimize_strategy(centred, epsilon, objective, generator=keyed_generator(b"choose", W.device))
 
