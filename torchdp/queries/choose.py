@@ -25,10 +25,11 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
+    optimize_strategy,
 )
-from torchdp.randomizers.optimize_strategy import LARGEST_EPSILON as MOST_EPSILON
-from torchdp.randomizers.optimize_strategy import Objective as StrategyObjective
-from torchdp.randomizers.optimize_strategy import optimize_strategy
+from torchdp.randomizers import Objective as StrategyObjective
+from torchdp.randomizers.strategy_search import LARGEST_EPSILON as MOST_EPSILON
+from torchdp.randomizers.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 
@@ -101,7 +102,7 @@ def choose(
     k = W.shape[1]
     if k > 1:
         mechanisms += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
-    if 1 < k <= LARGEST_STRATEGY and epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
+    if 1 < k <= LARGEST_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
         mechanisms.append(("optimised strategy", LocalOracle(W, _strategy(W, epsilon, StrategyObjective.WORST))))
         if prior is not None:
             average = LocalOracle(W, _strategy(W, epsilon, StrategyObjective.AVERAGE))

@@ -6,7 +6,6 @@ from torchdp.randomizers.bit_vectors import OptimizedUnaryEncoding, SymmetricUna
 from torchdp.randomizers.frequency import FrequencyOracle
 from torchdp.randomizers.gaussian_vector import GaussianVector
 from torchdp.randomizers.hadamard_response import HadamardResponse
-from torchdp.randomizers.optimize_strategy import Objective, optimize_strategies, optimize_strategy
 from torchdp.randomizers.privunit import PrivUnit
 from torchdp.randomizers.privunitg import PrivUnitG
 from torchdp.randomizers.projunit import ProjUnit
@@ -14,6 +13,7 @@ from torchdp.randomizers.randomized_response import FiniteMoments, RandomizedRes
 from torchdp.randomizers.sign_rounding import DuchiJordanWainwright, PointRelease
 from torchdp.randomizers.strategy import StrategyMatrix
 from torchdp.randomizers.strategy_bound import VarianceWitness, certify_variance, strategy_lower_bound
+from torchdp.randomizers.strategy_search import Objective, optimize_strategies, optimize_strategy
 from torchdp.randomizers.subgaussian import SubGaussian
 from torchdp.randomizers.subset_selection import SubsetSelection
 from torchdp.randomizers.tilted_normal import TiltedNormal

@@ -1,5 +1,6 @@
 """Exact draws from finite laws, many at a time: packed bits, binomial splits, subsets of a crowd."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -109,7 +110,7 @@ def multinomial(counts: Tensor, laws: Tensor, generator: torch.Generator) -> Ten
     levels = [torch.nn.functional.pad(laws.double(), (0, (1 << (m - 1).bit_length()) - m))]
     while levels[-1].shape[-1] > 1:
         levels.append(levels[-1].unflatten(-1, (-1, 2)).sum(-1))
-    flat = counts.reshape(-1, laws.shape[0])
+    flat = counts.reshape(math.prod(counts.shape[:-1]), laws.shape[0])
     result = torch.zeros(len(flat), m, dtype=torch.int64, device=counts.device)
     for rows in _parts(len(flat), levels[0].numel()):
         crowds = flat[rows][..., None]  # (rows, k, 1)

@@ -103,8 +103,8 @@ class HadamardResponse(FrequencyOracle):
         generator = checks.random_source(generator, counts.device)
         row = torch.arange(1, self.k + 1, device=counts.device)[:, None]
         odd = popcount(row & torch.arange(self.tallies, device=counts.device)) & 1
-        likely = 2 / self.tallies / (1 + math.exp(-self.epsilon))
-        laws = torch.where(odd == 0, likely, likely * math.exp(-self.epsilon)).double()
+        unlikely = 2 / self.tallies / (1 + math.exp(self.epsilon))
+        laws = unlikely * (1 + math.expm1(self.epsilon) * (1 - odd.double()))
         return multinomial(counts.expand(*checks.sample_shape(sample_shape), self.k), laws, generator)
 
 

@@ -14,7 +14,7 @@ from torchdp.randomizers.base import exact_local, user_counts
 from torchdp.randomizers.draws import multinomial
 from torchdp.randomizers.frequency import FrequencyOracle
 
-COLUMN_TOLERANCE = 1e-9  # a column sum further from 1 is taken for a mistake
+COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
 
 
@@ -27,7 +27,7 @@ class StrategyMatrix(FrequencyOracle):
     ``workload_variance`` need W in the row space of Q only; what belongs to a single type (``decode_counts``,
     ``covariance``, ``sample_sum``) is the case W = I and needs Q of rank k.
 
-    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-9; rescaled here, kept in float64); prior: (k,),
+    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6; rescaled here, kept in float64); prior: (k,),
     positive, scaled to 1, or None for the uniform one. Raises TypeError, ValueError.
 
     Guarantees: exactly epsilon-LDP, epsilon computed from the matrix.
@@ -105,8 +105,8 @@ class StrategyMatrix(FrequencyOracle):
         """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the row space of Q."""
         W = self._workload(W)
         V = W @ self._inverse
-        largest = W.abs().amax()
-        if float((V @ self.matrix - W).abs().amax()) > ROW_SPACE_TOLERANCE * float(largest):
+        missed = (V @ self.matrix - W).detach().abs().amax()
+        if bool(missed > ROW_SPACE_TOLERANCE * W.detach().abs().amax()):
             raise ValueError(
                 f"W holds queries outside the row space of the matrix, which has {self.outputs} outputs and "
                 f"{self.k} types; no unbiased answer exists. Ask for rows of W within it, or take another matrix"
@@ -123,7 +123,7 @@ class StrategyMatrix(FrequencyOracle):
         return V.square() @ self.matrix - (V @ self.matrix).square()
 
     def covariance(self, x: int) -> Tensor:
-        V, law = self._full_decoder(), self.matrix[:, self._type(x)]
+        law, V = self.matrix[:, self._type(x)], self._full_decoder()
         centred = V - (V @ law)[:, None]
         return (centred * law) @ centred.mT
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 RIDGE = 1e-13  # of the mean diagonal: keeps a singular M apart from rounding
 PRIOR_STEP = 0.5  # exponent of the update of the least favourable prior
+ENOUGH = 1e-12  # error of a column sum that Newton's method need not improve
 LIGHTEST = 1e-5  # about the least weight of a row, as a share of the largest
 STEP_LENGTHS = (1.0, 0.5, 0.25, 0.125, 0.0625, 0.03, 0.015, 0.004, 0.001)
 
@@ -108,9 +109,12 @@ def reweigh(design: Design, value: Worth, newton: int = 2) -> Design:
     a = a + LIGHTEST**2 * a.amax(-1, keepdim=True)  # a weight that vanished could not come back
     prices, q = _dual_point(rows, a, design.prices)
     lengths = torch.tensor(STEP_LENGTHS, dtype=rows.dtype, device=rows.device)
-    for _ in range(newton):
+    for iteration in range(newton + 1):
         weights = (a / q).sqrt()
         excess = (rows.mT @ weights[..., None])[..., 0] - 1
+        residual = excess.abs().amax(-1)
+        if iteration == newton or bool((residual < ENOUGH).all()):
+            break
         hessian = (rows * (weights / q)[..., None]).mT @ rows
         ridge = RIDGE * hessian.diagonal(dim1=-2, dim2=-1).mean(-1)
         hessian.diagonal(dim1=-2, dim2=-1).add_(ridge[..., None])
@@ -122,8 +126,6 @@ def reweigh(design: Design, value: Worth, newton: int = 2) -> Design:
         length = torch.where(dual.amax(-1) > -torch.inf, lengths[dual.argmax(-1)], 0.0)
         prices = prices + length[..., None] * step[..., 0]
         q = (rows @ prices[..., None])[..., 0]
-    weights = (a / q).sqrt()
-    residual = ((rows.mT @ weights[..., None])[..., 0] - 1).abs().amax(-1)
     return replace(design, weights=weights, prices=prices, residual=residual)
 
 
@@ -136,10 +138,10 @@ def worsen(design: Design, variance: Tensor) -> Design:
 
 
 def _dual_point(rows: Tensor, a: Tensor, prices: Tensor) -> tuple[Tensor, Tensor]:
-    """The last prices, or equal ones where those no longer serve, at their best scale; and <prices, v>."""
-    q = (rows @ prices[..., None])[..., 0]
-    usable = (q > 1e-9 * prices.abs().sum(-1, keepdim=True)).all(-1, keepdim=True)
-    prices = torch.where(usable, prices, 1.0)
-    q = torch.where(usable, q, rows.sum(-1))
+    """The last prices, raised until every <prices, v_y> is positive, at their best scale; and <prices, v>."""
+    q, sums = (rows @ prices[..., None])[..., 0], rows.sum(-1)
+    least = 1e-3 * q.abs().mean(-1, keepdim=True)
+    raised = ((least - q) / sums).amax(-1, keepdim=True).clamp_min(0)
+    prices, q = prices + raised, q + raised * sums
     scale = ((a * q).sqrt().sum(-1) / prices.sum(-1)).square()[..., None]
     return prices * scale, q * scale

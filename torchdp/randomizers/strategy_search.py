@@ -178,7 +178,7 @@ def _exchange(
     best = design
     for _ in range(rounds):
         rows, share = _flip(design, worth(gram, design), low)
-        half = torch.rand(share.shape, device=share.device, generator=generator) < 0.5
+        half = torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator) < 0.5
         design = design.extend(rows, torch.where(half, share, 1e-9))
         for _ in range(6):
             design = _move(design, worth(gram, design), objective, newton=3)
@@ -216,7 +216,7 @@ def _flip(design: Design, value: Worth, low: Tensor) -> tuple[Tensor, Tensor]:
     cost = rows @ design.prices[..., None] + change * prices
     gain, index = (score / (value.mean[..., None] + change * prior) - cost).max(-1, keepdim=True)
     flipped = rows.scatter_add(-1, index, change.gather(-1, index))
-    return flipped, torch.where(gain[..., 0] > 0, 0.3, 1e-9)
+    return flipped, 0.3 * (gain[..., 0] > 0).to(rows.dtype) + 1e-9
 
 
 def _finish(design: Design, index: int) -> list[StrategyMatrix]:

@@ -1,0 +1,216 @@
+"""Strategy matrices: measured epsilon, optimal unbiased decoders, rank-deficient matrices."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.randomizers import HadamardResponse, RandomizedResponse, StrategyMatrix
+
+ALPHA = 1e-6
+
+
+def generator(seed=0, device="cpu"):
+    return torch.Generator(device).manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def response(k, epsilon):
+    e = math.exp(epsilon)
+    return (torch.ones(k, k, dtype=torch.float64) + (e - 1) * torch.eye(k).double()) / (e + k - 1)
+
+
+def random_matrix(outputs=12, k=5, seed=0):
+    rows = normal(outputs, k, seed=seed).exp()
+    return rows / rows.sum(0)
+
+
+def deficient():
+    """Four outputs, five types, rank 3: the last two types look alike, and so do the first two."""
+    Q = random_matrix(4, 3, seed=2)
+    return Q[:, [0, 0, 1, 2, 2]]
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1, 5, 20])
+def test_guarantee_strategy_matrix_exactly_epsilon_ldp(epsilon):
+    strategy = StrategyMatrix(response(4, epsilon))
+    assert strategy.epsilon == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
+    Q = random_matrix()
+    strategy = StrategyMatrix(Q)
+    ratio = max(float(Q[y, a] / Q[y, b]) for y in range(12) for a in range(5) for b in range(5))
+    assert strategy.epsilon == pytest.approx(math.log(ratio), rel=1e-12)
+    assert (strategy.guarantee.epsilon, strategy.guarantee.exact) == (strategy.epsilon, True)
+    # One entry with a little more weight on one type is seen.
+    y, x = divmod(int((Q / Q.amin(1, keepdim=True)).argmax()), 5)
+    Q[y, x] *= 1.001
+    assert StrategyMatrix(Q / Q.sum(0)).epsilon > strategy.epsilon + 1e-4
+
+
+def test_randomized_response_as_a_matrix_is_randomized_response():
+    strategy, oracle = StrategyMatrix(response(6, 1.3)), RandomizedResponse(6, 1.3)
+    W = normal(4, 6)
+    torch.testing.assert_close(strategy.workload_variance(W), oracle.workload_variance(W), rtol=1e-11, atol=0)
+    torch.testing.assert_close(strategy.covariance(2), oracle.covariance(2), rtol=1e-10, atol=1e-12)
+    reports = torch.tensor([5, 0, 3, 9, 1, 1])
+    torch.testing.assert_close(
+        strategy.decode_counts(reports), oracle.decode_counts(reports), rtol=1e-11, atol=1e-11
+    )
+    assert (strategy.bits, strategy.tallies, strategy.outputs) == (3, 6, 6)
+
+
+@pytest.mark.parametrize("prior", [None, [0.1, 0.2, 0.3, 0.3, 0.1], [5.0, 1.0, 1.0, 1.0, 1.0]])
+def test_decoder_is_unbiased_and_of_least_variance_under_the_prior(prior):
+    prior = None if prior is None else torch.tensor(prior, dtype=torch.float64)
+    strategy, W = StrategyMatrix(random_matrix(), prior), normal(3, 5)
+    V, Q = strategy.decoder(W), strategy.matrix
+    torch.testing.assert_close(V @ Q, W, rtol=0, atol=1e-11)
+    by_hand = V.square() @ Q - W.square()
+    torch.testing.assert_close(strategy.workload_variance(W), by_hand, rtol=1e-9, atol=1e-11)
+    least = strategy.workload_variance(W) @ strategy.prior
+    _, _, vectors = torch.linalg.svd(Q.mT)
+    free = vectors[5:]  # N Q = 0: another unbiased decoder
+    torch.testing.assert_close(free @ Q, torch.zeros(7, 5).double(), rtol=0, atol=1e-12)
+    for seed in range(20):
+        other = V + 0.1 * normal(3, 7, seed=seed) @ free
+        assert ((other.square() @ Q - W.square()) @ strategy.prior >= least).all()
+    law = (Q @ strategy.prior)[:, None]  # the normal equations: V diag(law) is in the row space's image
+    torch.testing.assert_close((V * law.mT) @ free.mT, torch.zeros(3, 7).double(), rtol=0, atol=1e-11)
+
+
+def test_hadamard_response_decodes_no_worse_as_a_matrix():
+    oracle = HadamardResponse(6, 1.0)
+    rows = torch.eye(6, dtype=torch.float64)
+    H = oracle.decode_counts(torch.eye(8)) / oracle._scale  # signs of each output for each type
+    Q = torch.where(H > 0, math.e, 1.0).double() / (4 * (math.e + 1))
+    strategy = StrategyMatrix(Q)
+    assert (strategy.workload_variance(rows).mean(1) <= oracle.workload_variance(rows).mean(1) + 1e-12).all()
+    assert strategy.epsilon == pytest.approx(1, rel=1e-6)  # the matrix was given in float32
+
+
+def test_covariance_is_that_of_the_decoded_report_by_enumeration():
+    strategy = StrategyMatrix(random_matrix())
+    Y = strategy.decode_counts(torch.eye(12))  # (outputs, k)
+    for x in range(5):
+        law = strategy.matrix[:, x]
+        centred = Y - torch.eye(5).double()[x]
+        torch.testing.assert_close(law @ centred, torch.zeros(5).double(), rtol=0, atol=1e-11)
+        torch.testing.assert_close(
+            strategy.covariance(x), centred.mT @ (law[:, None] * centred), rtol=1e-9, atol=1e-10
+        )
+    W = normal(2, 3, 5)
+    wanted = torch.stack([((W @ strategy.covariance(x)) * W).sum(-1) for x in range(5)], -1)
+    torch.testing.assert_close(strategy.workload_variance(W), wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_a_matrix_of_low_rank_answers_what_is_in_its_row_space_and_refuses_the_rest():
+    strategy = StrategyMatrix(deficient())
+    inside = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 0, 2, 2], [1, 1, 1, 1, 1]], dtype=torch.float64)
+    V = strategy.decoder(inside)
+    torch.testing.assert_close(V @ strategy.matrix, inside, rtol=0, atol=1e-11)
+    variance = strategy.workload_variance(inside)
+    assert (variance[:2] > 0).all() and float(variance[2].abs().max()) < 1e-11
+    counts = torch.tensor([10**6, 0, 3 * 10**6, 500, 7])
+    reports = strategy.sample_reports(counts, generator=generator(), sample_shape=(4000,))
+    answers = strategy.answer(reports, inside)
+    error = (answers - inside @ counts.double())[:, :2] / (variance[:2] @ counts.double()).sqrt()
+    assert float(error.mean(0).abs().max()) < 5.2 / math.sqrt(4000)
+    assert float((error.square().mean(0) - 1).abs().max()) < 6 * math.sqrt(2 / 4000)
+    outside = torch.eye(5, dtype=torch.float64)[:1]
+    for call in (
+        lambda: strategy.decoder(outside),
+        lambda: strategy.workload_variance(outside),
+        lambda: strategy.answer(reports, outside),
+        lambda: strategy.decode_counts(reports),
+        lambda: strategy.covariance(0),
+        lambda: strategy.sample_sum(torch.tensor([0]), torch.tensor([5]), generator=generator()),
+    ):
+        with pytest.raises(ValueError, match=r"^W .*row space"):
+            call()
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 12, 33])
+def test_reports_follow_the_columns(outputs):
+    Q = random_matrix(outputs, 3, seed=5)
+    strategy, n = StrategyMatrix(Q), 300_000
+    for x in (0, 2):
+        drawn = strategy.sample(torch.full((n,), x), generator=generator(6))
+        counts = torch.bincount(drawn, minlength=outputs).numpy()
+        assert stats.chisquare(counts, n * strategy.matrix[:, x].numpy()).pvalue > ALPHA
+        assert stats.chisquare(counts, n * strategy.matrix[:, 1].numpy()).pvalue < ALPHA
+
+
+def test_matrix_is_kept_in_float64_and_rescaled():
+    strategy = StrategyMatrix(response(4, 1.0).float() * (1 + 1e-10))
+    assert strategy.matrix.dtype == torch.float64
+    torch.testing.assert_close(strategy.matrix.sum(0), torch.ones(4).double(), rtol=0, atol=1e-15)
+    assert strategy.prior.tolist() == [0.25] * 4
+    with torch.enable_grad():
+        assert not StrategyMatrix(response(4, 1.0).requires_grad_()).workload_variance(torch.eye(4)).requires_grad
+
+
+BAD_MATRICES = [
+    (torch.zeros(3), "shape"),
+    (torch.ones(2, 1) / 2, "shape"),
+    (torch.full((2, 2, 2), 0.5), "shape"),
+    (torch.tensor([[1.0, 0.5], [0.0, 0.5]]), "positive"),
+    (torch.tensor([[1.2, 0.5], [-0.2, 0.5]]), "positive"),
+    (torch.tensor([[0.6, 0.5], [0.5, 0.5]]), "add up to 1"),
+    (torch.full((4, 3), 0.25), "different columns"),
+    (torch.tensor([[math.nan, 0.5], [0.5, 0.5]]), "NaN"),
+]
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_MATRICES)
+def test_bad_matrices_are_refused_by_name(bad, reason):
+    with pytest.raises(ValueError, match=rf"^matrix .*{reason}"):
+        StrategyMatrix(bad)
+
+
+@pytest.mark.parametrize("bad", [torch.ones(3), torch.tensor([0.5, 0.5, 0.0, 0.0]), torch.full((4,), math.inf)])
+def test_bad_priors_are_refused_by_name(bad):
+    with pytest.raises(ValueError, match=r"^prior "):
+        StrategyMatrix(response(4, 1.0), bad)
+
+
+def test_bad_arguments_of_the_methods_are_refused_by_name():
+    strategy = StrategyMatrix(response(4, 1.0))
+    for name, call in [
+        ("W", lambda: strategy.decoder(torch.ones(2, 3))),
+        ("W", lambda: strategy.workload_variance(torch.ones(4))),
+        ("x", lambda: strategy.covariance(4)),
+        ("x", lambda: strategy.sample(torch.tensor([4]), generator=generator())),
+        ("messages", lambda: strategy.tally(torch.tensor([4]))),
+        ("reports", lambda: strategy.decode_counts(torch.ones(3))),
+        ("reports", lambda: strategy.answer(torch.ones(3), torch.eye(4))),
+        ("counts", lambda: strategy.sample_reports(torch.ones(3), generator=generator())),
+        (
+            "sample_shape",
+            lambda: strategy.sample_reports(torch.ones(4), generator=generator(), sample_shape=(-1,)),
+        ),
+        ("points", lambda: strategy.sample_sum(torch.tensor([[0]]), torch.tensor([1]), generator=generator())),
+    ]:
+        with pytest.raises(ValueError, match=rf"^{name} "):
+            call()
+    for call in (strategy.sample, lambda x, generator: strategy.sample_reports(x, generator=generator)):
+        with pytest.raises(TypeError, match=r"^generator "):
+            call(torch.tensor([1, 1, 1, 1]), generator=None)
+    with pytest.raises(TypeError, match="matrix"):
+        StrategyMatrix(np.ones((2, 2)) / 2)
+
+
+@pytest.mark.gpu
+def test_strategy_on_a_gpu():
+    strategy = StrategyMatrix(random_matrix(40, 8).cuda())
+    W, x = normal(3, 8).cuda(), torch.randint(8, (100_000,), device="cuda", generator=generator(1, "cuda"))
+    held = torch.bincount(x, minlength=8)
+    deviation = (strategy.workload_variance(W) @ held.double()).sqrt()
+    for reports in (
+        strategy.collect(x, generator=generator(2, "cuda")),
+        strategy.sample_reports(held, generator=generator(3, "cuda")),
+    ):
+        assert float(((strategy.answer(reports, W) - W @ held.double()) / deviation).abs().max()) < 5.5
