@@ -15,6 +15,7 @@ RUN_HERE = {
     "enu/error_vs_types.py",
     "enu/learner.py",
     "enu/relative_variance.py",
+    "enu/strategies.py",
     "bench/randomizers.py",
     "pairwise/error_vs_n.py",
     "pairwise/free_constant.py",
@@ -157,6 +158,12 @@ def test_error_vs_types(tmp_path):
     z = [(float(r["measured"]) - float(r["predicted"])) / float(r["standard_error"]) for r in rows]
     assert len(rows) == 14 and max(map(abs, z)) < 5
     assert (tmp_path / "error_vs_types.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_strategies():
+    row = run(FOLDER / "enu/strategies.py", "--smoke").splitlines()[1].split()
+    least, found, factorization, oracle = (float(row[i]) for i in (3, 4, 6, 7))
+    assert least <= found < 0.8 * min(factorization, oracle)
 
 
 def test_relative_variance():
