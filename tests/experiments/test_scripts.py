@@ -11,6 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 RUN_HERE = {
+    "bench/frequency_oracles.py",
     "enu/choose.py",
     "enu/error_vs_types.py",
     "enu/learner.py",
@@ -215,6 +216,12 @@ def test_demo(tmp_path):
         assert float(measured) == pytest.approx(float(predicted), rel=0.4)  # 100 trials
     assert (tmp_path / "error_vs_n.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "local differential privacy, at most epsilon = 1" in printed
+
+
+def test_frequency_oracles_bench():
+    printed = run(FOLDER / "bench/frequency_oracles.py", "--smoke")
+    rates = {line[:46].strip(): float(line.split()[-2]) for line in printed.splitlines()[1:7]}
+    assert len(rates) == 6 and all(rate > 1_000 for rate in rates.values())
 
 
 def test_bench():
