@@ -12,7 +12,6 @@ from torch import Tensor
 
 RIDGE = 1e-13  # of the mean diagonal: keeps a singular M apart from rounding
 PRIOR_STEP = 0.5  # exponent of the update of the least favourable prior
-ENOUGH = 1e-12  # error of a column sum that Newton's method need not improve
 LIGHTEST = 1e-5  # about the least weight of a row, as a share of the largest
 STEP_LENGTHS = (1.0, 0.5, 0.25, 0.125, 0.0625, 0.03, 0.015, 0.004, 0.001)
 
@@ -97,12 +96,12 @@ def worth(gram: Tensor, design: Design) -> Worth:
     return Worth(curvature, image, score, mean, second - gram.diagonal(dim1=-2, dim2=-1), defect)
 
 
-def reweigh(design: Design, value: Worth, newton: int = 2) -> Design:
+def reweigh(design: Design, value: Worth, newton: int, enough: float) -> Design:
     """The best weights for the decoder that belongs to the present ones: weight_y = sqrt(a_y/<prices, v_y>).
 
     Decoder and weights minimise one jointly convex function, sum_y a_y/weight_y with a_y the decoder's part, so taking
     turns never increases it. The prices maximise the concave dual 2 sum_y sqrt(a_y <prices, v_y>) - sum prices, by
-    Newton's method.
+    Newton's method: ``newton`` iterations, or until the residual is below ``enough`` all over the batch.
     """
     rows = design.rows
     a = (design.weights.square() * value.score / value.mean).clamp_min(0)
@@ -113,7 +112,7 @@ def reweigh(design: Design, value: Worth, newton: int = 2) -> Design:
         weights = (a / q).sqrt()
         excess = (rows.mT @ weights[..., None])[..., 0] - 1
         residual = excess.abs().amax(-1)
-        if iteration == newton or bool((residual < ENOUGH).all()):
+        if iteration == newton or bool((residual < enough).all()):
             break
         hessian = (rows * (weights / q)[..., None]).mT @ rows
         ridge = RIDGE * hessian.diagonal(dim1=-2, dim2=-1).mean(-1)

@@ -15,6 +15,7 @@ from torchdp.randomizers.strategy_design import Design, Worth, reweigh, uniform_
 LEARNING_RATE = 0.1
 SLACK = 1e-6  # share of epsilon left to the rounding of the column sums
 BALANCED = 1e-10  # largest error of a column sum at which a design counts
+NEARLY = 1e-3  # largest error of a column sum on the way
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 30.0
 FLOOR = (
     1e-8  # weight of the histogram beside the workload: directions that W does not ask for keep a finite variance
@@ -143,7 +144,7 @@ def _descend(gram: Tensor, logits: Tensor, low: Tensor, objective: Objective, st
         share = logits.sigmoid()
         design = design.with_rows(low + (1 - low) * share, design.weights)
         value = worth(gram, design)
-        design = _move(design, value, objective, newton=20 if step == 1 else 1)
+        design = _move(design, value, objective, 20 if step == 1 else 3, NEARLY)
         gain = 2 * value.image / value.mean[..., None] - design.prices[..., None, :]
         gain -= (value.score / value.mean.square())[..., None] * design.prior[..., None, :]
         slope = gain * share * (1 - share) / design.prices.abs().mean(-1)[..., None, None]
@@ -181,7 +182,7 @@ def _exchange(
         half = torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator) < 0.5
         design = design.extend(rows, torch.where(half, share, 1e-9))
         for _ in range(6):
-            design = _move(design, worth(gram, design), objective, newton=3)
+            design = _move(design, worth(gram, design), objective, 10, NEARLY)
         design, cost = _settle(gram, design.select(design.weights.topk(m, -1).indices), objective, 4)
         better = cost < least
         best, least = design.where(better, best), torch.where(better, cost, least)
@@ -197,14 +198,14 @@ def _settle(gram: Tensor, design: Design, objective: Objective, moves: int) -> t
         cost = value.variance.amax(-1) if objective is Objective.WORST else value.variance.mean(-1)
         better = (design.residual < BALANCED) & (value.defect < SLACK) & (cost < least)
         best, least = design.where(better, best), torch.where(better, cost, least)
-        design = _move(design, value, objective, newton=3)
+        design = _move(design, value, objective, 10, BALANCED / 2)
     return best, least
 
 
-def _move(design: Design, value: Worth, objective: Objective, newton: int) -> Design:
+def _move(design: Design, value: Worth, objective: Objective, newton: int, enough: float) -> Design:
     if objective is Objective.WORST:
-        return worsen(reweigh(design, value, newton), value.variance)
-    return reweigh(design, value, newton)
+        return worsen(reweigh(design, value, newton, enough), value.variance)
+    return reweigh(design, value, newton, enough)
 
 
 def _flip(design: Design, value: Worth, low: Tensor) -> tuple[Tensor, Tensor]:
