@@ -157,7 +157,9 @@ def test_float32_and_gradients_do_not_leak_in():
     assert found.certificate.upper.dtype == torch.float64 and found.certificate.gap <= 1.1e-3
 
 
-@pytest.mark.parametrize("W", [torch.zeros(2, 3), torch.tensor([[3.0]]), torch.zeros(1, 1)])
+@pytest.mark.parametrize(
+    "W", [torch.zeros(2, 3), torch.zeros(3, 3), torch.zeros(5, 4), torch.tensor([[3.0]]), torch.zeros(1, 1)]
+)
 def test_small_and_zero_matrices(W):
     size = float(W.abs().max())
     found = approximate(W, 1.0)

@@ -150,7 +150,7 @@ def weighted(
     X, V = W.clone(), torch.zeros_like(W)
     spectrum = torch.linalg.svdvals(W / math.sqrt(m * n))
     rho = 3 * (spectrum > 1e-9 * spectrum[:, :1]).sum(-1) / spectrum.sum(-1).clamp_min(TINY)
-    rho = rho[:, None, None]
+    rho = torch.where(rho > 0, rho, 1.0)[:, None, None]  # W = 0 has no scale
     mark, marked = math.inf, 0
     floor = FLOOR * tol
     iteration = 0
