@@ -21,7 +21,7 @@ from torchdp.randomizers import (
 from torchdp.randomizers.draws import unpack
 
 ALPHA = 1e-6
-EPSILONS = [0.01, 0.5, 1, 2, 4, 8]
+EPSILONS = [0.01, 1, 4, 8]
 ORACLES = [
     RandomizedResponse,
     OptimizedUnaryEncoding,
@@ -215,7 +215,7 @@ def same_law(first, second):
 @pytest.mark.parametrize("epsilon", [0.5, 2])
 def test_aggregate_reports_have_the_law_of_single_messages(kind, epsilon):
     """Counts 0, 1 and 3 among them; another epsilon is noticed."""
-    oracle, repeats = make(kind, epsilon), 1500
+    oracle, repeats = make(kind, epsilon), 1000
     users = torch.arange(5).repeat_interleave(COUNTS)
     messages = oracle.sample(users.expand(repeats, -1), generator=generator(4))
     single = torch.stack([oracle.tally(message) for message in messages])

@@ -23,10 +23,10 @@ FLOOR = (
 
 
 class Objective(Enum):
-    """What is to be small: the variance of the workload's answers for one user, as a mean over the queries, ..."""
+    """Which variance of one user's answers is to be small, in the mean over the queries."""
 
-    AVERAGE = "... and over the types"
-    WORST = "... for the worst type"
+    AVERAGE = "in the mean over the types"
+    WORST = "for the worst type"
 
     def of(self, variance: Tensor) -> Tensor:
         """The objective from the variance of each query and type: (*batch, m, k) -> (*batch,)."""
@@ -85,8 +85,8 @@ def optimize_strategies(
     with :func:`strategy_lower_bound`. O(outputs k^2) for each step and start. Raises TypeError, ValueError.
 
     Guarantees: each result is at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
-    Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014), Theorem 2, for the
-    extreme rows; Kingma, Ba (2015).
+    Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014) for the
+    extreme rows (staircase mechanisms); Kingma, Ba (2015) for Adam.
     """
     W = checks.matrix("W", W).detach().double()
     if W.ndim != 2 or W.shape[1] < 2:
