@@ -6,7 +6,7 @@ Command:  python experiments/enu/strategies.py
 Expected: variance of one user's answers, mean over queries, worst type. On thresholds strategies are 11 % or more below
     the authors' values, at epsilon = 1 at most 0.65 times the factorization mechanism and, at k = 16, within 2 % of
     the certified lower bound (10 % at epsilon = 4); on the histogram subset selection is as good.
-Time: two minutes on one core; --smoke in seconds.
+Time: ten minutes on one core, most of it k = 512; --smoke in seconds.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
     sizes = (
         {"prefix": (8,)}
         if smoke
-        else {"prefix": (16, 64, 128, 256), "histogram": (16, 64), "abs(i - j)/k": (16, 64)}
+        else {"prefix": (16, 64, 128, 256, 512), "histogram": (16, 64), "abs(i - j)/k": (16, 64)}
     )
     print(
         f"{'workload':<14}{'k':>5}{'epsilon':>9}{'at least':>10}{'optimised':>11}{'authors':>9}{'gamma_F':>9}"

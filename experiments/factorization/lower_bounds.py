@@ -25,13 +25,6 @@ EPSILONS = (0.5, 1.0, 2.0)
 DELTA = 1e-6
 
 
-def marginals(d: int, order: int) -> Tensor:
-    """W[S, x] = 1 where all bits of S are set in x, for the sets S of at most ``order`` of d bits; (sets, 2^d)."""
-    bits = (torch.arange(2**d)[:, None] >> torch.arange(d)) & 1
-    sets = bits[bits.sum(1) <= order]
-    return (sets.double() @ (1 - bits.double()).T == 0).double()
-
-
 def problems(smoke: bool) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     sizes = (16,) if smoke else (16, 64, 256)
@@ -40,7 +33,7 @@ def problems(smoke: bool) -> dict[str, Tensor]:
     thresholds = {f"thresholds {k}": workloads.prefix(k).dense() for k in sizes}
     return thresholds | {
         f"parities {d} bits, <= 2": workloads.parities(d, 2).dense(),
-        f"marginals {d} bits, <= 2": marginals(d, 2),
+        f"marginals {d} bits, <= 2": workloads.marginals(d, 2).dense(),
         f"random signs {len(signs)}": signs,
     }
 

@@ -1,6 +1,7 @@
 """Randomized response: the exact channel, decoded moments by enumeration, both paths against the channel."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -46,21 +47,38 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp(k, epsilon):
     )
 
 
-@pytest.mark.parametrize(("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0)])
+@pytest.mark.parametrize(("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)])
 def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(monkeypatch, k, epsilon):
-    """Deterministic: below k q of the unit interval the report is uniform and free of x, above it is x."""
+    """How many of the 2^63 integers that a user may draw lead to each report: found by bisection, compared exactly."""
     randomizer = RandomizedResponse(k, epsilon)
-    edge = k * randomizer.moments.q
-    first = torch.tensor([0.0, edge * (1 - 1e-9), edge * (1 + 1e-9), 1 - 2**-53], dtype=torch.float64)
-    starts = torch.arange(k, dtype=torch.float64) / k
-    second = torch.cat([starts + 1e-12, starts + 1 / k - 1e-12])
-    uniform = torch.stack(torch.broadcast_tensors(first[:, None], second))
-    monkeypatch.setattr(torch, "rand", lambda *shape, **options: uniform)
-    cells = torch.cat([torch.arange(k), torch.arange(k)])
-    for x in range(k):
-        reports = randomizer.sample(torch.full((4, 2 * k), x), generator=generator())
-        assert torch.equal(reports[:2], cells.expand(2, -1))
-        assert (reports[2:] == x).all()
+    drawn = torch.empty(0, dtype=torch.int64)
+    monkeypatch.setattr(torch.Tensor, "random_", lambda self, generator: self.copy_(drawn.expand_as(self)))
+
+    def report(number, x):
+        nonlocal drawn
+        drawn = torch.tensor(number)
+        return int(randomizer.sample(torch.tensor([x]), generator=generator())[0])
+
+    def first(condition):  # least integer in [0, 2^63] with the condition, which stays true once it is
+        low, high = 0, 2**63
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if condition(middle) else (middle + 1, high)
+        return low
+
+    x = k - 1  # the reports below x come first, each on an interval
+    edges = [first(lambda number, y=y: report(number, x) >= y) for y in (0, 1, k - 1)]
+    other, others = edges[1], edges[2]
+    assert edges[0] == 0 and others == (k - 1) * other  # every other report has as many
+    kept = 2**63 - others
+    assert {report(number, x) for number in (others, others + other, 2**63 - 1)} == {x}
+    ratio = Fraction(kept, other)
+    assert ratio <= Fraction(math.exp(epsilon)) * (1 + Fraction(1, 10**14))
+    if epsilon < 30:
+        assert ratio >= Fraction(math.exp(epsilon)) * (1 - Fraction(1, 10**6))
+    for y in {0, k // 2, k - 1}:  # the same integers for every type
+        assert [report(number, y) for number in (0, other - 1, other)] == [0, 0, 1]
+        assert report(k * other, y) == y
 
 
 @pytest.mark.parametrize("k", [2, 3, 5, 8])

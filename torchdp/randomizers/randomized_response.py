@@ -69,9 +69,10 @@ class RandomizedResponse(FrequencyOracle):
         """One report in [0, k) for each user: int64, the shape of ``x`` (integers in [0, k))."""
         x = checks.indices("x", x, self.k)
         generator = checks.random_source(generator, x.device)
-        # randint reduces 32 bits modulo k, which favours small values: k/2^53 here against up to k/2^32 there
-        uniform, other = torch.rand((2, *x.shape), dtype=torch.float64, device=x.device, generator=generator)
-        return torch.where(uniform < self._uniform, (other * self.k).long(), x)
+        # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
+        step = math.ceil(self._q * (1 + 2**-50) * 2.0**63)  # q to float64, on the private side
+        value = torch.empty_like(x).random_(generator=generator).div_(step, rounding_mode="floor")
+        return torch.where(value < self.k, value, x)
 
     @property
     def tallies(self) -> int:
