@@ -22,6 +22,9 @@ MAY_IMPORT = {
     "randomizers": FLOOR | {"privacy", "kernels"},
     "queries": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
+    "shuffle": FLOOR | {"privacy"},
+    "density": FLOOR | {"privacy", "randomizers", "shuffle"},
+    "sketching": FLOOR | {"privacy"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},
 }
@@ -115,7 +118,7 @@ import torch
 before = set(sys.modules)
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("cvxpy", "triton", "matplotlib", "sklearn"):
+        if name.split(".")[0] in ("cvxpy", "triton", "matplotlib", "sklearn", "dp_accounting"):
             print("tried to load", name)
 sys.meta_path.insert(0, Watch())
 import torchdp, importlib

@@ -8,6 +8,9 @@ The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothi
 - :mod:`torchdp.randomizers`: what one user runs
 - :mod:`torchdp.queries`: linear queries, local and central; agnostic learning
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
+- :mod:`torchdp.shuffle`: sums of bits through a shuffler, and their exact accounting
+- :mod:`torchdp.density`: kernel densities through a shuffler, and learning from them
+- :mod:`torchdp.sketching`: sums and sketches through servers that see shares only
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
 """
@@ -16,7 +19,19 @@ import importlib
 from types import ModuleType
 
 __version__ = "0.1.0"
-__all__ = ["factorization", "kernels", "pairwise", "privacy", "queries", "randomizers", "simulate", "workloads"]
+__all__ = [
+    "density",
+    "factorization",
+    "kernels",
+    "pairwise",
+    "privacy",
+    "queries",
+    "randomizers",
+    "shuffle",
+    "simulate",
+    "sketching",
+    "workloads",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

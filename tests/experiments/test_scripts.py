@@ -33,6 +33,21 @@ RUN_HERE = {
     "factorization/solvers.py",
     "factorization/structured.py",
     "factorization/table.py",
+    "bench/sketching.py",
+    "kde/attack.py",
+    "kde/bitsums.py",
+    "kde/classification.py",
+    "kde/collect.py",
+    "kde/data.py",
+    "kde/decode.py",
+    "kde/digits.py",
+    "kde/error.py",
+    "ltm/low_rank.py",
+    "ltm/moments.py",
+    "ltm/noise.py",
+    "ltm/regression.py",
+    "ltm/servers.py",
+    "ltm/tables.py",
 }
 
 

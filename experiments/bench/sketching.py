@@ -1,0 +1,187 @@
+"""Speed of the secure sketch: the servers' transform against the memory's speed, sharing, noise, one thread, one run.
+
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data Analytics via Secure
+    Sketching", Tables 3 to 5 (MP-SPDZ on t3.large machines): seconds of one server, MB of all communication.
+Command:  OMP_NUM_THREADS=1 python experiments/bench/sketching.py
+First, n = 1e6 clients, d = 10, m = 100, s = 1: what one server computes on its shares, beside one read of them
+    (torch's sum of the same tensor) and beside a sketch that multiplies by signs and calls index_add_. Second, what
+    each party does in the paper's settings, on uniform words: sharing them, all clients together; the transform of
+    one server; the sum of the servers' results. The paper's seconds, from other machines, are of one server. Third,
+    the cost of one number: noise, masks, and the whole protocol in one process.
+Expected: the transform within 1.3 times one read, at least 4 times as fast as sign-multiply plus index_add_. MB equal
+    to the paper's in every row. Machines are noisy: compare ratios, not seconds. Masks take 15 times as long where the
+    package cryptography (AES) is not installed; torchdp does not require it.
+Output: medians of 15 runs taken in turns, of three for the rest, in CPU time of one thread: wall time where nobody
+    else computes.
+Time: three minutes, 5 GB of memory; --smoke in seconds.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchdp.randomness import keyed_generator
+from torchdp.sketching import (
+    SecureSketch,
+    balanced_osnap,
+    bucket_sums,
+    generator_masks,
+    reconstruct,
+    share,
+    system_masks,
+)
+from torchdp.sketching.frames import payload_bytes
+
+COLUMNS, HEIGHT = 10, 100
+# table, clients, copies, servers, the paper's seconds and MB
+PAPER = (
+    *((3, n, 1, 3, t, mb) for n, t, mb in (
+        (100_000, 0.172, 24.024), (250_000, 0.457, 60.024), (500_000, 0.861, 120.024), (750_000, 1.219, 180.024),
+        (1_000_000, 1.641, 240.024))),
+    *((4, n, 1, 2, t, mb) for n, t, mb in (
+        (100_000, 0.177, 16.016), (250_000, 0.453, 40.016), (500_000, 0.824, 80.016), (750_000, 1.240, 120.016),
+        (1_000_000, 1.683, 160.016))),
+    *((5, 500_000, s, 2, t, mb) for s, t, mb in (
+        (1, 0.851, 80.016), (10, 6.863, 800.016), (20, 13.00, 1600.016), (30, 20.36, 2400.016), (40, 28.02, 3200.016),
+        (50, 33.71, 4000.016))),
+)  # fmt: skip
+
+
+def medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median CPU seconds of each, the runs taken in turns after one that is not counted, each with cold caches."""
+    other = torch.ones(2**25)  # reading it turns everything else out of the caches
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        for name, run in runs.items():
+            other.sum()
+            start = time.process_time()
+            run()
+            if repeat:
+                seconds[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def transform(clients: int, repeats: int) -> None:
+    """One server's transform beside one read of its shares."""
+    generator = keyed_generator(b"transform")
+    print(f"one server's transform, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
+    for dtype in (torch.int64, torch.int32):
+        table = generator_masks(generator)((HEIGHT, COLUMNS, clients // HEIGHT), dtype, torch.device("cpu"))
+        plain = table.transpose(1, 2).reshape(clients, COLUMNS)
+        signs = (2 * torch.randint(2, (clients, 1), generator=generator) - 1).to(dtype)
+        rows = torch.randint(HEIGHT, (clients,), generator=generator)
+        empty = torch.zeros(HEIGHT, COLUMNS, dtype=dtype)
+        times = medians(
+            {
+                "one read": lambda t=table: t.sum(dtype=t.dtype),
+                "transform": lambda t=table: bucket_sums(t),
+                "index_add_": lambda p=plain, r=rows, e=empty: e.clone().index_add_(0, r, p),
+                "signs, index_add_": lambda p=plain, s=signs, r=rows, e=empty: e.clone().index_add_(0, r, p * s),
+            },
+            repeats,
+        )
+        name = str(dtype).removeprefix("torch.")
+        for what, seconds in times.items():
+            rate = table.nbytes / seconds / 1e9
+            print(f"  {name}: {what:<18}{1e3 * seconds:>9.3f} ms{rate:>8.1f} GB/s", flush=True)
+        print(f"  {name}: transform / one read {times['transform'] / times['one read']:.2f}")
+        print(f"  {name}: (signs, index_add_) / transform {times['signs, index_add_'] / times['transform']:.1f}")
+
+
+def share_all(words: Tensor, part: Tensor, servers: int) -> None:
+    """Share as many words as ``words`` holds, as many at once as ``part`` does."""
+    for _ in range(len(words) // len(part)):
+        share(part, servers, masks=system_masks)
+
+
+def tables(smoke: bool) -> None:
+    """The paper's settings: sharing by all clients, the transform of one server, the sum of the servers' results."""
+    generator = keyed_generator(b"tables")
+    masks, cpu = generator_masks(generator), torch.device("cpu")
+    print(
+        f"\n{'table':>5}{'n':>9}{'s':>4}{'S':>3}{'share s':>10}{'transform s':>13}{'reveal s':>11}{'MB':>11}",
+        end="",
+    )
+    print(f"{'paper s':>10}{'paper MB':>11}{'faster':>8}")
+    for table, clients, copies, servers, seconds, megabytes in PAPER:
+        if smoke and (clients > 100_000 or copies > 1):
+            continue
+        shape = (HEIGHT, COLUMNS, copies * clients // HEIGHT)
+        held = masks(shape, torch.int64, cpu)  # a server's shares: uniform, whatever was shared
+        part = held[: max(1, HEIGHT // copies)]  # what is shared at once
+        published = masks((servers, HEIGHT, COLUMNS), torch.int64, cpu)
+
+        times = {
+            **medians({"share": lambda h=held, p=part, k=servers: share_all(h, p, k)}, 1 if copies > 1 else 3),
+            **medians({"sum": lambda h=held: bucket_sums(h), "reveal": lambda p=published: reconstruct(p)}, 3),
+        }
+        ours = payload_bytes(servers, copies, clients, HEIGHT, COLUMNS) / 1e6
+        print(
+            f"{table:>5}{clients:>9}{copies:>4}{servers:>3}{times['share']:>10.4f}{times['sum']:>13.5f}"
+            f"{times['reveal']:>11.6f}{ours:>11.3f}{seconds:>10.3f}{megabytes:>11.3f}{seconds / times['sum']:>8.0f}",
+            flush=True,
+        )
+
+
+def numbers(clients: int, repeats: int) -> None:
+    """Nanoseconds for one number: noise, masks, and everything together."""
+    generator = keyed_generator(b"numbers")
+    sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
+    cpu, count = torch.device("cpu"), clients * COLUMNS
+    A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator)
+    protocols = {
+        bits: SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=3, bits=bits, entry=1.0)
+        for bits in (64, 32)
+    }
+    cheap = generator_masks(generator)
+
+    def by_parts(work: Callable[[int, slice], object]) -> None:
+        for part in protocols[64].parts():
+            work(COLUMNS * (part.stop - part.start), part)
+
+    times = medians(
+        {
+            "64-bit masks, operating system": lambda: by_parts(lambda k, a: system_masks((k,), torch.int64, cpu)),
+            "64-bit masks, torch generator": lambda: by_parts(lambda k, a: cheap((k,), torch.int64, cpu)),
+            "32-bit masks, operating system": lambda: by_parts(lambda k, a: system_masks((k,), torch.int32, cpu)),
+            "normal numbers alone": lambda: by_parts(
+                lambda k, a: torch.randn(k, dtype=torch.float64, generator=generator)
+            ),
+            "messages: check, encode, noise, round": lambda: by_parts(
+                lambda k, a: protocols[64].messages(A[a], a.start, generator=generator)
+            ),
+            "whole protocol, 3 servers, 64 bits": lambda: protocols[64].release(
+                A, generator=generator, masks=system_masks
+            ),
+            "whole protocol, 3 servers, 32 bits": lambda: protocols[32].release(
+                A, generator=generator, masks=system_masks
+            ),
+            "release drawn at once": lambda: protocols[64].sample(A, generator=generator),
+        },
+        repeats,
+    )
+    print(f"\nnanoseconds for one number, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
+    for what, seconds in times.items():
+        print(f"  {what:<40}{1e9 * seconds / count:>8.2f}")
+    for bits, protocol in protocols.items():
+        ideal = protocol.noise_variance.mean() * protocol._mu**2 / (4 * protocol.bound**2)
+        print(f"  {bits} bits: {protocol.ring.fraction_bits} fraction bits, variance / ideal {float(ideal):.6f}")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--smoke", action="store_true")
+    smoke = arguments.parse_args().smoke
+    torch.set_num_threads(1)
+    clients, repeats = (100_000, 5) if smoke else (1_000_000, 15)
+    transform(clients, repeats)
+    tables(smoke)
+    numbers(clients, 1 if smoke else 3)
+
+
+if __name__ == "__main__":
+    main()

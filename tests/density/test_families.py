@@ -1,0 +1,234 @@
+"""Random features against their kernels: means, moments, ranges, supports, and what a bit keeps of them."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.density import (
+    Exponential,
+    GaussianFourier,
+    GaussianSquareWave,
+    InnerProduct,
+    InnerProductRotated,
+    InnerProductSigns,
+    LaplacianBuckets,
+    LaplacianSigns,
+    Projected,
+)
+from torchdp.density.hadamard import rotate
+
+D, TRIALS = 6, 20_000
+UNBIASED = [
+    GaussianFourier(D, 1.3),
+    GaussianSquareWave(D, 1.3),
+    InnerProductSigns(D),
+    LaplacianSigns(D, 2.0),
+    Exponential(D, 0.7, 1.0),
+]
+EVERY = [
+    *UNBIASED,
+    InnerProduct(D),
+    InnerProductRotated(D),
+    InnerProductRotated(D, 1.5),
+    LaplacianBuckets(D, 2.0, 4),
+    Projected(40, GaussianSquareWave(D, 1.3)),
+    Projected(40, GaussianFourier(D, 1.3)),
+]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def ball(n, d, seed):
+    points = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
+    radii = torch.rand(n, 1, dtype=torch.float64, generator=generator(seed + 1))
+    return points / points.norm(dim=1, keepdim=True) * radii
+
+
+def products(family, x, y, trials=TRIALS, seed=3):
+    """<f_i(x_u), g_i(y_v)> of each repetition: (n, q, trials)."""
+    features = family.draw(trials, generator=generator(seed))
+    left, right = features.left(x).unflatten(1, (trials, -1)), features.right(y).unflatten(1, (trials, -1))
+    return torch.einsum("uij,vij->uvi", left, right)
+
+
+def z_scores(samples, mean):
+    return (samples.mean(-1) - mean) / (samples.std(-1) / math.sqrt(samples.shape[-1]) + 1e-9)
+
+
+@pytest.mark.parametrize("family", UNBIASED, ids=lambda family: type(family).__name__)
+def test_products_have_the_kernel_as_their_mean_and_the_stated_moments(family):
+    x, y = ball(4, D, 1), ball(3, D, 5)
+    y[0] = x[0]  # kernels are 1 where points meet
+    found = products(family, x, y)
+    assert z_scores(found, family.kernel(x, y)).abs().max() < 4.5
+    assert z_scores(found, 0.9 * family.kernel(x, y)).abs().max() > 6
+    crossed = found[:, None] * found[None]
+    stated = family.cross_moment(x[:, None, None], x[None, :, None], y)
+    deviation = crossed.std(-1).clamp_min(1e-12) / math.sqrt(TRIALS)
+    assert ((crossed.mean(-1) - stated).abs() <= 4.5 * deviation + 3e-4).all()
+    torch.testing.assert_close(found.var(-1), family.variance(x, y), rtol=0.06, atol=0.02)
+
+
+def test_the_identity_gives_the_inner_product_itself():
+    x, y = ball(4, D, 1), ball(3, D, 5)
+    found = products(InnerProduct(D), x, y, trials=2)
+    torch.testing.assert_close(found.mean(-1), x @ y.mT)
+    assert float(found.var(-1).max()) < 1e-30
+
+
+def test_hashed_buckets_have_the_stated_mean_and_a_bias_of_one_in_the_number_of_buckets():
+    family = LaplacianBuckets(D, 2.0, 4)
+    x, y = ball(4, D, 1), 3 * ball(3, D, 5)
+    found = products(family, x, y)
+    assert z_scores(found, family.mean(x, y)).abs().max() < 4.5
+    torch.testing.assert_close(found.var(-1), family.variance(x, y), rtol=0.06, atol=0.01)
+    assert ((family.mean(x, y) - family.kernel(x, y)) <= family.bias).all()
+    far = torch.full((1, D), 100.0, dtype=torch.float64)
+    assert float(family.mean(x, far)[0, 0]) == pytest.approx(family.bias, rel=1e-6)
+    assert z_scores(found, family.kernel(x, y)).abs().max() > 6  # the kernel alone is not its mean
+
+
+@pytest.mark.parametrize("family", EVERY, ids=lambda family: type(family).__name__)
+def test_every_family_keeps_to_what_it_declares(family):
+    d = family.dimension
+    x, y = ball(20, d, 1), ball(5, d, 5)
+    features = family.draw(50, generator=generator())
+    left, right = features.left(x), features.right(y)
+    assert left.shape == (20, features.instances) and right.shape == (5, features.instances)
+    assert features.instances == 50 * family.coordinates
+    assert float(left.abs().max()) <= family.bound * (1 + 1e-12)
+    support = (left.unflatten(1, (50, -1)) != 0).sum(-1)
+    assert int(support.max()) <= family.support
+    assert features.composed == 50 * family.support
+    many = family.draw(2000, generator=generator(2))
+    moment = many.right(y).unflatten(1, (2000, -1)).square().sum(-1)
+    error = moment.std(1) / math.sqrt(2000) + 1e-9
+    assert ((moment.mean(1) - family.query_moment(y)).abs() < 4.5 * error).all()
+    for dtype in (torch.float32, torch.float64):
+        assert features.left(x.to(dtype)).dtype == features.right(y.to(dtype)).dtype == dtype
+
+
+def test_guarantee_the_bias_of_rotated_coordinates_is_at_most_the_one_stated():
+    for width, d in ((1.0, 64), (1.5, 100), (2.0, 64)):
+        family = InnerProductRotated(d, width)
+        x = torch.nn.functional.normalize(ball(3, d, 7), dim=1)
+        x[1] = torch.eye(d)[0]  # flat once it is rotated: never clipped
+        x[2, 2:] = 0
+        x[2] = x[2] / x[2].norm()
+        found = products(family, x, x, trials=2000)
+        excess = (found.mean(-1) - x @ x.mT).abs() - 4 * found.std(-1) / math.sqrt(2000)
+        assert float(excess.max()) <= family.bias
+        assert float(excess[0, 0]) > 0.005  # there is a bias to bound
+    assert InnerProductRotated(768).bias < 0.0086
+    assert InnerProductRotated(16).bias == 0 and InnerProductRotated(16).bound == 1
+    assert InnerProductRotated(768).bound == 4 / 32
+
+
+def test_guarantee_the_stated_bias_bounds_the_exact_mean_over_every_sign():
+    d = 8
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * d)
+    x = torch.nn.functional.normalize(ball(6, d, 11), dim=1)
+    z = rotate(x[:, None], signs)  # (6, 2^d, d)
+    for width in (0.5, 1.0, 1.5):
+        family = InnerProductRotated(d, width)
+        mean = torch.einsum("uij,vij->uv", z.clamp(-family.bound, family.bound), z) / len(signs)
+        bias = (mean - x @ x.mT).abs()
+        assert 0.01 < float(bias.max()) <= family.bias
+
+
+def test_guarantee_projection_raises_the_kernel_by_at_most_its_bias():
+    d, kept = 48, 8
+    family = Projected(d, GaussianFourier(kept, 1.0))
+    assert family.bias == pytest.approx(2 / 8 * 56 / 63)
+    x, y = ball(1, d, 1), torch.zeros(1, d, dtype=torch.float64)
+    for scale in (0.5, 1.0, 1.8, 3.0):
+        point = x / x.norm() * scale
+        kernels = []
+        for seed in range(500):
+            features = family.draw(1, generator=generator(seed))
+            kernels.append(float(family.family.kernel(features.project(point), features.project(y))[0, 0]))
+        kernels = torch.tensor(kernels, dtype=torch.float64)
+        bias = float(kernels.mean()) - math.exp(-(scale**2))
+        error = float(kernels.std()) / math.sqrt(500)
+        assert -4 * error < bias < family.bias + 4 * error
+        assert scale != 1.8 or bias > 6 * error  # there is a bias to bound
+
+
+@pytest.mark.parametrize("family", EVERY, ids=lambda family: type(family).__name__)
+def test_bits_are_unbiased_for_the_features(family):
+    x = ball(3, family.dimension, 1)
+    features = family.draw(4, generator=generator())
+    ones = features.ones(x[:1], generator=generator(9), sample_shape=(20_000,)).double()
+    p = (1 + features.left(x[:1])[0] / family.bound) / 2
+    error = (p * (1 - p) / 20_000).sqrt()
+    assert ((ones.mean(0) - p).abs() <= 4.5 * error + 1e-12).all()
+    one_by_one = torch.stack([features.bits(x[:1], generator=generator(s))[0] for s in range(400)]).double()
+    assert ((one_by_one.mean(0) - p).abs() <= 4.5 * (p * (1 - p) / 400).sqrt() + 1e-12).all()
+    rounded = float((p * (1 - p)).sum()) > 0
+    assert (features.rounding == 0) == (not rounded)
+
+
+@pytest.mark.parametrize("family", EVERY, ids=lambda family: type(family).__name__)
+def test_guarantee_probabilities_move_by_no_more_than_stated(family):
+    features = family.draw(20, generator=generator())
+    assert features.movement <= features.composed * (1 + 3e-6)
+    x = torch.nn.functional.normalize(ball(200, family.dimension, 1), dim=1)
+    pairs = [(x, -x), (x, x.roll(1, 0))]
+    if isinstance(family, InnerProductSigns):  # the direction that the signs stretch most
+        x = torch.linalg.svd(features.signs).U[:, 0][None]
+        pairs.append((x, -x))
+    moves = [((features.left(a) - features.left(b)) / (2 * family.bound)).square().sum(1).max() for a, b in pairs]
+    largest = float(torch.stack(moves).max())
+    assert largest <= features.movement
+    tight = isinstance(family, InnerProduct | InnerProductSigns)
+    assert largest > (0.99 if tight else 0.3) * features.movement
+
+
+def test_rotation_is_an_isometry_for_any_dimension_and_mixes_every_coordinate():
+    for d, size in ((1, 1), (2, 2), (3, 4), (8, 8), (100, 128), (768, 1024)):
+        x = torch.randn(4, d, dtype=torch.float64, generator=generator())
+        signs = 2.0 * torch.randint(0, 2, (size,), generator=generator()).double() - 1
+        z = rotate(x, signs)
+        assert z.shape == (4, size)
+        torch.testing.assert_close(z @ z.mT, x @ x.mT)
+        flat = rotate(torch.eye(d, dtype=torch.float64)[:1], signs).abs()
+        torch.testing.assert_close(flat, torch.full_like(flat, size**-0.5))
+
+
+def test_the_square_wave_keeps_what_the_kernel_needs_and_loses_to_no_other_bounded_wave():
+    t = (torch.arange(4096, dtype=torch.float64) + 0.5) * (2 * math.pi / 4096)
+    square = torch.cos(t).sign()
+    first = 2 * float((square * torch.cos(t)).mean())
+    assert first == pytest.approx(4 / math.pi, rel=1e-6)
+    for bounded in (torch.cos(t), torch.cos(t).clamp(-0.5, 0.5) * 2, torch.tanh(3 * torch.cos(t))):
+        assert 2 * float((bounded * torch.cos(t)).mean()) < first
+    fourier, wave = GaussianFourier(D), GaussianSquareWave(D)
+    y = ball(1, D, 1)
+    noise = [family.bound**2 * float(family.query_moment(y)[0]) for family in (fourier, wave)]
+    assert noise[1] / noise[0] == pytest.approx(math.pi**2 / 16)
+
+
+def test_features_depend_on_the_generator_alone():
+    x = ball(3, D, 1)
+    for family in EVERY:
+        x = ball(3, family.dimension, 1)
+        a, b, c = (family.draw(5, generator=generator(seed)).left(x) for seed in (0, 0, 1))
+        assert torch.equal(a, b)
+        assert isinstance(family, InnerProduct) or not torch.equal(a, c)
+
+
+@pytest.mark.parametrize("family", EVERY, ids=lambda family: type(family).__name__)
+def test_parts_of_any_size_give_the_same_features(family, monkeypatch):
+    x = ball(23, family.dimension, 1)
+    features = family.draw(7, generator=generator())
+    whole = [part.shape[0] for part in features.parts(x)]
+    assert whole == [23]
+    left = features.left(x)
+    monkeypatch.setattr("torchdp.density.family.NUMBERS_AT_ONCE", 40 * features._numbers // 8)
+    parts = list(features.parts(x))
+    assert len(parts) == 5
+    torch.testing.assert_close(torch.cat([features.left(part) for part in parts]), left, rtol=1e-12, atol=1e-12)
+    assert features.ones(x, generator=generator(), sample_shape=(2,)).shape == (2, features.instances)

@@ -1,0 +1,90 @@
+"""Orthogonal frequencies: unbiased, each one normal, and less variable together than independent ones."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.density import Density, GaussianFourier, GaussianOrthogonal
+
+D = 8
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def points(cosine, d=D):
+    x = torch.zeros(1, d, dtype=torch.float64)
+    y = torch.zeros(1, d, dtype=torch.float64)
+    x[0, 0], y[0, 0], y[0, 1] = 1, cosine, math.sqrt(1 - cosine**2)
+    return x, y
+
+
+def errors(family, repetitions, x, y, trials, seed=0):
+    source = generator(seed)
+    features = (family.draw(repetitions, generator=source) for _ in range(trials))
+    means = torch.stack([(f.left(x) @ f.right(y).mT).squeeze() / repetitions for f in features])
+    return means - family.kernel(x, y).squeeze()
+
+
+@pytest.mark.parametrize(("repetitions", "bandwidth"), [(3, 2.0), (D, 0.8), (3 * D - 1, 2.0)])
+def test_the_mean_is_the_kernel(repetitions, bandwidth):
+    x, y = points(0.3)
+    off = errors(GaussianOrthogonal(D, bandwidth), repetitions, x, y, 2000)
+    assert abs(float(off.mean())) < 4.5 * float(off.std()) / math.sqrt(2000)
+    wrong = (
+        off + GaussianOrthogonal(D, bandwidth).kernel(x, y) - GaussianOrthogonal(D, 1.1 * bandwidth).kernel(x, y)
+    )
+    assert abs(float(wrong.mean())) > 5 * float(wrong.std()) / math.sqrt(2000)
+
+
+def test_frequencies_are_orthogonal_and_each_is_normal():
+    family = GaussianOrthogonal(D, 1.5)
+    drawn = [family.draw(2 * D, generator=generator(seed)).frequencies for seed in range(400)]
+    gram = drawn[0].mT @ drawn[0]
+    for block in (gram[:D, :D], gram[D:, D:]):
+        torch.testing.assert_close(block, torch.diag(block.diagonal()), atol=1e-12, rtol=0)
+    assert gram[:D, D:].abs().min() > 0  # of different matrices: not orthogonal
+    entries = torch.stack(drawn)[:, 2, 5] / (math.sqrt(2) / 1.5)
+    assert stats.kstest(entries.numpy(), "norm").pvalue > 1e-4
+    assert stats.kstest(1.3 * entries.numpy(), "norm").pvalue < 1e-3
+
+
+def test_the_variance_is_below_that_of_independent_frequencies_at_equal_bits():
+    for cosine, ratio in ((0.9, 0.25), (0.5, 0.6), (0.0, 0.95)):
+        x, y = points(cosine, 32)
+        ours = errors(GaussianOrthogonal(32), 32, x, y, 200).square().mean()
+        theirs = errors(GaussianFourier(32), 64, x, y, 200, seed=1).square().mean()
+        assert float(ours / theirs) < ratio
+
+
+def test_features_keep_what_they_declare():
+    family = GaussianOrthogonal(D, 0.7)
+    features = family.draw(11, generator=generator())
+    x = torch.randn(50, D, dtype=torch.float64, generator=generator(1))
+    left = features.left(x)
+    assert left.shape == (50, 22) and features.instances == features.composed == 22
+    assert float(left.abs().max()) <= features.bound == 1
+    assert features.movement == 11
+    assert ((left[:25] - left[25:]).square().sum(-1) / 4 <= 11).all()  # sum of squared changes of probabilities
+    torch.testing.assert_close(left.unflatten(1, (11, 2)).square().sum(-1), torch.ones(50, 11).double())
+    assert torch.equal(family.query_moment(x), torch.ones(50).double())
+
+
+def test_a_release_is_saved_and_loaded(tmp_path):
+    features = GaussianOrthogonal(D).draw(5, generator=generator())
+    density = Density(features, torch.randn(10).double(), torch.tensor(7.0), torch.tensor(1.0), None)
+    density.save(tmp_path / "density.pt")
+    y = torch.randn(3, D).double()
+    assert torch.equal(Density.load(tmp_path / "density.pt").evaluate(y), density.evaluate(y))
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="bandwidth"):
+        GaussianOrthogonal(D, 0.0)
+    with pytest.raises(ValueError, match="dimension"):
+        GaussianOrthogonal(0)
+    with pytest.raises(ValueError, match="repetitions"):
+        GaussianOrthogonal(D).draw(0, generator=generator())

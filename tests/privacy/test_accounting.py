@@ -1,0 +1,167 @@
+"""Composition of curves: against products written out, Gaussian noise, and transforms that lose nothing."""
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from torchdp.privacy import composed_delta, composed_epsilon, gaussian_log_delta
+from torchdp.privacy.accounting import largest_curve, loss_distributions, rounding
+from torchdp.shuffle.dominating import gaussian_profile, pair_profile, poisson_profiles, pure_profile
+
+UNEVEN = (np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45]))
+
+
+def profile_of(p, q):
+    return pair_profile(p, np.log(p / q), 0.0)
+
+
+def product(pairs):
+    p, q = (np.array([math.prod(x) for x in itertools.product(*side)]) for side in zip(*pairs, strict=True))
+    return p, q
+
+
+def hockey_stick(p, q, epsilon):
+    return float(np.maximum(0, p - math.exp(epsilon) * q).sum())
+
+
+@pytest.mark.parametrize("instances", [1, 2, 5, 8])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 2.0])
+def test_guarantee_composed_delta_is_never_below_products_written_out(instances, epsilon):
+    p, q = UNEVEN
+    truth = hockey_stick(*product([(p, q)] * instances), epsilon)
+    found = composed_delta([profile_of(p, q)], instances, epsilon)
+    assert truth <= found <= truth * 1.001 + 2e-5
+    if truth > 1e-3:
+        assert composed_delta([profile_of(p, q)], instances + 1, epsilon) > found  # one more is seen
+
+
+@pytest.mark.parametrize("instances", [1, 2, 5, 8])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_guarantee_both_directions_cover_every_mixture(instances, epsilon):
+    p, q = UNEVEN
+    mixtures = [
+        hockey_stick(*product([(p, q)] * j + [(q, p)] * (instances - j)), epsilon) for j in range(instances + 1)
+    ]
+    found = composed_delta([profile_of(p, q), profile_of(q, p)], instances, epsilon)
+    assert max(mixtures) <= found <= 1.03 * max(mixtures) + 2e-5
+
+
+def test_one_direction_alone_is_not_enough():
+    p, q = UNEVEN
+    truth = hockey_stick(*product([(q, p)] * 5), 2.0), hockey_stick(*product([(p, q)] * 5), 2.0)
+    assert composed_delta([profile_of(q, p)], 5, 2.0) < truth[1] - 1e-3
+    assert composed_delta([profile_of(p, q)], 5, 2.0) >= max(truth)
+
+
+@pytest.mark.parametrize("instances", [2, 16, 768, 6144])
+def test_guarantee_gaussian_noise_composes_to_gaussian_noise(instances):
+    sigma = 2.5 * math.sqrt(instances)
+    for epsilon in (0.5, 1.0, 2.0):
+        truth = math.exp(gaussian_log_delta(sigma, epsilon, math.sqrt(instances)))
+        found = composed_delta([gaussian_profile(sigma)], instances, epsilon)
+        assert truth <= found <= 1.005 * truth + 2 * rounding(instances)
+        assert composed_delta([gaussian_profile(0.99 * sigma)], instances, epsilon) > found
+
+
+def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
+    # Kairouz, Oh, Viswanath (2015), Theorem 3.3: binomial losses
+    instances, each = 30, 0.1
+    likely = 1 / (1 + math.exp(-each))
+    for epsilon in (0.2, 1.0, 2.0):
+        ones = range(instances + 1)
+        law = [math.comb(instances, j) * likely**j * (1 - likely) ** (instances - j) for j in ones]
+        truth = math.fsum(
+            m * max(0, 1 - math.exp(epsilon - (2 * j - instances) * each)) for j, m in zip(ones, law, strict=True)
+        )
+        found = composed_delta([pure_profile(each)], instances, epsilon)
+        assert truth <= found <= truth * 1.03 + 1e-8
+    assert composed_delta([pure_profile(each)], instances, each * instances) <= 1e-10
+
+
+@pytest.mark.parametrize("instances", [1, 3, 200])
+@pytest.mark.parametrize("delta", [1e-9, 1e-4, 0.1])
+def test_guarantee_composed_epsilon_inverts_composed_delta(instances, delta):
+    profiles = poisson_profiles(40.0 * instances)
+    epsilon = composed_epsilon(profiles, instances, delta)
+    assert composed_delta(profiles, instances, epsilon) <= delta * 1.01
+    assert composed_delta(profiles, instances, 0.98 * epsilon) > delta or epsilon == 0
+
+
+def test_epsilon_has_both_ends():
+    assert composed_epsilon([gaussian_profile(1e6)], 1, 0.1) == 0
+    assert composed_epsilon([gaussian_profile(1e6)], 4, 0.1) == 0
+    leaking = pair_profile(np.array([0.9]), np.array([-0.01]), 0.1)
+    assert composed_epsilon([leaking], 1, 0.05) == composed_epsilon([leaking], 3, 0.05) == math.inf
+
+
+def tilted_delta(pmf, instances, epsilon):
+    """The composition of one loss distribution under a tilt that centres it at epsilon: no digits are lost."""
+    pmf = pmf.to_dense_pmf()
+    p, step, first = pmf._probs, pmf._discretization, pmf._lower_loss
+    losses, index = (first + np.arange(len(p))) * step, np.arange(len(p))
+
+    def law(tilt):
+        weights = p * np.exp(tilt * (losses - losses[-1]))
+        return weights / weights.sum(), math.log(weights.sum()) + tilt * losses[-1]
+
+    tilt = brentq(lambda t: instances * law(t)[0] @ losses - epsilon, -700 / np.ptp(losses), 700 / np.ptp(losses))
+    q, log = law(tilt)
+    size = 1 << math.ceil(
+        math.log2(max(80 * math.sqrt(instances * (q @ index**2 - (q @ index) ** 2)), 2 * len(p)))
+    )
+    composed = np.fft.irfft(np.fft.rfft(q, size) ** instances, size)
+    start = round(instances * (q @ index)) - size // 2
+    total = (instances * first + start + np.arange(size)) * step
+    composed, above = np.roll(composed, -start), total > epsilon
+    kept = composed[above] * np.exp(instances * log - tilt * total[above]) * -np.expm1(epsilon - total[above])
+    return float(kept.sum()) - math.expm1(instances * math.log1p(-pmf._infinity_mass))
+
+
+@pytest.mark.parametrize("instances", [16, 768, 60_000])
+def test_what_transforms_lose_is_added(instances):
+    profiles = [gaussian_profile(3 * math.sqrt(instances))]
+    (one,) = loss_distributions(profiles, instances)
+    for epsilon in (0.5, 1.0, 1.5, 2.0, 3.0):
+        exact = tilted_delta(one, instances, epsilon)
+        assert exact <= composed_delta(profiles, instances, epsilon) <= exact + 2 * rounding(instances)
+
+
+def test_the_largest_curve_is_taken():
+    epsilons = np.array([0.0, 0.5])
+    curve = largest_curve([pure_profile(0.2), pure_profile(0.8)], epsilons)
+    np.testing.assert_array_equal(curve, pure_profile(0.8)(epsilons))
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match="pip install"):
+        composed_delta([gaussian_profile(10.0)], 2, 1.0)
+    assert composed_delta([gaussian_profile(10.0)], 1, 1.0) < 1  # one instance needs none
+
+
+def test_arguments_are_checked():
+    profile = gaussian_profile(3.0)
+    for bad in (0, -1, 2.5, True, math.nan):
+        with pytest.raises(ValueError, match="instances"):
+            composed_delta([profile], bad, 1.0)
+    for bad in (-0.1, math.nan, math.inf, None):
+        with pytest.raises(ValueError, match="epsilon"):
+            composed_delta([profile], 2, bad)
+    for bad in (0, 1, math.nan):
+        with pytest.raises(ValueError, match="delta"):
+            composed_epsilon([profile], 2, bad)
+    for wrong in ([], [profile] * 3):
+        with pytest.raises(ValueError, match="profiles"):
+            composed_delta(wrong, 2, 1.0)
+
+
+def test_next_to_no_noise_is_next_to_no_privacy():
+    assert composed_delta([gaussian_profile(1e-3)] * 2, 3, 1.0) == 1
+    assert composed_epsilon([gaussian_profile(1e-3)] * 2, 3, 1e-3) == math.inf
+    rare = pair_profile(np.array([1e-5, 1 - 1e-5]), np.array([600.0, -1e-5]), 0.0)  # the losses span many scales
+    assert 1e-5 <= composed_delta([rare], 10, 1.0) <= 1.1e-4

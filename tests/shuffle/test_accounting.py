@@ -1,0 +1,146 @@
+"""What protocols guarantee over many instances: exact references, absent users, and the errors."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta
+from torchdp.shuffle import (
+    CentralGaussianSum,
+    CorrelatedSum,
+    ExactSum,
+    NegativeBinomialSum,
+    PoissonSum,
+    PureSum,
+    RandomizedResponseSum,
+    delta_of,
+    epsilon_of,
+    guarantee,
+)
+from torchdp.shuffle.accounting import pure_epsilon
+
+PROTOCOLS = [
+    RandomizedResponseSum(60, 0.2),
+    PoissonSum(60, 30.0),
+    NegativeBinomialSum(60, 20.0, 0.6),
+    CorrelatedSum(60, 0.8, 20.0, 0.9),
+    PureSum(60, 0.3, 0.1, 0.05),
+    CentralGaussianSum(60, 5.0),
+]
+
+
+def names(protocol):
+    return type(protocol).__name__
+
+
+def response_view(bits, flip):
+    law = np.ones(1)
+    for bit in bits:
+        law = np.convolve(law, [flip, 1 - flip] if bit else [1 - flip, flip])
+    return law
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 2.0])
+def test_guarantee_two_instances_of_response_cover_all_databases(epsilon):
+    users, flip = 4, 0.25
+    pairs = []
+    for others in itertools.product((0, 1), repeat=users - 1):
+        one, zero = response_view((1, *others), flip), response_view((0, *others), flip)
+        pairs += [(one, zero), (zero, one)]
+    worst = 0.0
+    for (p, q), (s, t) in itertools.product(
+        pairs, repeat=2
+    ):  # others' bits and directions differ in the instances
+        worst = max(worst, float(np.maximum(0, np.outer(p, s) - math.exp(epsilon) * np.outer(q, t)).sum()))
+    found = delta_of(RandomizedResponseSum(users, flip), epsilon, 2)
+    assert worst <= found <= 1.3 * worst + 1e-6  # the largest curve of few users is nobody's own
+    assert delta_of(RandomizedResponseSum(users, 0.32), epsilon, 2) < worst  # more noise than there is: caught
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0])
+def test_guarantee_three_instances_of_poisson_cover_all_directions(epsilon):
+    law = stats.poisson(4.0).pmf(np.arange(40))
+    one, zero = np.append(0, law), np.append(law, 0)
+    worst = 0.0
+    for directions in itertools.product(((one, zero), (zero, one)), repeat=3):
+        p, q = (np.einsum("i,j,k->ijk", *side) for side in zip(*directions, strict=True))
+        worst = max(worst, float(np.maximum(0, p - math.exp(epsilon) * q).sum()))
+    assert worst <= delta_of(PoissonSum(9, 4.0), epsilon, 3) <= 1.02 * worst
+
+
+@pytest.mark.parametrize("instances", [1, 7, 768])
+def test_guarantee_central_gaussian_is_exact(instances):
+    protocol, distance = CentralGaussianSum(10, 3.0 * math.sqrt(instances)), math.sqrt(instances)
+    exact = gaussian_log_delta(protocol.sigma, 1.0, distance)
+    assert math.log(delta_of(protocol, 1.0, instances)) == pytest.approx(exact, rel=1e-12)
+    assert guarantee(protocol, 1e-6, instances) == gaussian_guarantee(
+        protocol.sigma, 1e-6, distance, Model.CENTRAL, Neighbours.REPLACE_ONE
+    )
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=names)
+@pytest.mark.parametrize("instances", [1, 12])
+def test_guarantee_epsilon_and_delta_agree(protocol, instances):
+    epsilon = epsilon_of(protocol, 1e-4, instances)
+    assert delta_of(protocol, epsilon * (1 + 1e-6), instances) <= 1.01e-4
+    assert delta_of(protocol, 0.97 * epsilon, instances) > 1e-4
+    promise = guarantee(protocol, 1e-4, instances)
+    assert promise.epsilon == pytest.approx(epsilon, rel=1e-9)
+    assert promise.delta == 1e-4 and promise.model is protocol.model
+    assert promise.neighbours is Neighbours.REPLACE_ONE
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS[:5], ids=names)
+def test_guarantee_absent_users_cost_privacy(protocol):
+    epsilons = [epsilon_of(protocol, 1e-3, 5, absent) for absent in (0, 6, 30)]
+    assert epsilons == sorted(epsilons) and epsilons[2] > epsilons[0] * 1.01
+
+
+def test_guarantee_absent_users_leave_the_protocol_of_the_others():
+    assert delta_of(PoissonSum(10, 20.0), 1.0, 3, absent=4) == delta_of(PoissonSum(6, 12.0), 1.0, 3)
+    assert delta_of(RandomizedResponseSum(10, 0.2), 1.0, 3, absent=4) == delta_of(
+        RandomizedResponseSum(6, 0.2), 1.0, 3
+    )
+    assert delta_of(CentralGaussianSum(10, 2.0), 1.0, 3, absent=4) == delta_of(CentralGaussianSum(6, 2.0), 1.0, 3)
+
+
+def test_guarantee_without_delta():
+    pure, response = PureSum(100, 0.1, 0.2, 0.1), RandomizedResponseSum(100, 0.2)
+    assert guarantee(pure, 0, 8).epsilon == pytest.approx(0.8) and guarantee(pure, 0, 8).delta == 0
+    assert epsilon_of(pure, 0, 8, absent=50) == pytest.approx(8 * (0.1 + math.log(2)))
+    assert epsilon_of(response, 0, 3) == pytest.approx(3 * math.log(4))
+    assert delta_of(response, 3 * math.log(4) + 1e-9, 3) == 0 < delta_of(response, 3 * math.log(4) - 0.1, 3)
+    assert pure_epsilon(PoissonSum(5, 1.0)) == math.inf
+    with pytest.raises(ValueError, match="no epsilon"):
+        guarantee(PoissonSum(5, 1.0), 0, 1)
+    with pytest.raises(ValueError, match="no epsilon"):
+        guarantee(CentralGaussianSum(5, 1.0), 0, 1)
+
+
+def test_small_instances_compose_better_than_basic_composition():
+    pure = PureSum(1000, 0.02, 0.2, 0.01)
+    assert epsilon_of(pure, 1e-6, 768) < 0.3 * epsilon_of(pure, 0, 768)
+    assert epsilon_of(pure, 1e-6, 1) <= 0.02
+
+
+def test_too_much_and_too_little_noise_are_named():
+    with pytest.raises(ValueError, match="smaller delta"):
+        guarantee(PoissonSum(10, 1e6), 0.1, 1)
+    with pytest.raises(ValueError, match="smaller delta"):
+        guarantee(CentralGaussianSum(10, 1e6), 0.1, 2)
+    with pytest.raises(ValueError, match="no epsilon"):
+        guarantee(PoissonSum(10, 1.0), 1e-3, 4)
+    with pytest.raises(ValueError, match="not private"):
+        delta_of(ExactSum(10), 1.0, 1)
+    for bad in (0, 1.5, True):
+        with pytest.raises(ValueError, match="instances"):
+            delta_of(PoissonSum(10, 5.0), 1.0, bad)
+    with pytest.raises(ValueError, match="absent"):
+        delta_of(PoissonSum(10, 5.0), 1.0, 1, absent=10)
+    with pytest.raises(ValueError, match="epsilon"):
+        delta_of(PoissonSum(10, 5.0), -1.0, 1)
+    with pytest.raises(ValueError, match="delta"):
+        epsilon_of(PoissonSum(10, 5.0), 1.0, 1)

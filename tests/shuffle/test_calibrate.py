@@ -1,0 +1,129 @@
+"""Calibration: what is returned is certified, a little less noise is not, and close to a central curator's."""
+
+import math
+
+import pytest
+
+from torchdp.privacy import gaussian_sigma
+from torchdp.shuffle import (
+    CentralGaussianSum,
+    CorrelatedSum,
+    ExactSum,
+    NegativeBinomialSum,
+    PoissonSum,
+    PureSum,
+    RandomizedResponseSum,
+    calibrate,
+    calibrate_correlated,
+    calibrate_negative_binomial,
+    delta_of,
+    epsilon_of,
+)
+
+KINDS = [RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum, PureSum, CentralGaussianSum]
+# users, epsilon, delta, instances, absent
+SETTINGS = [(1000, 1.0, 1e-6, 1, 0), (1000, 2.0, 1e-5, 16, 0), (300, 0.5, 1e-4, 3, 30)]
+
+
+def less_noise(protocol, by):
+    """The same protocol with ``by`` less noise, relative in the RMSE."""
+    n, rest = protocol.users, 1 - by
+    match protocol:
+        case RandomizedResponseSum(flip=p):
+            noise = rest**2 * n * p * (1 - p) / (1 - 2 * p) ** 2
+            return RandomizedResponseSum(n, (1 - math.sqrt(n / (n + 4 * noise))) / 2)
+        case PoissonSum(mean=mean):
+            return PoissonSum(n, mean * rest**2)
+        case NegativeBinomialSum(shape=shape, ratio=ratio):
+            return NegativeBinomialSum(n, shape * rest**2, ratio)
+        case CorrelatedSum(ratio=ratio, flood_shape=shape, flood_ratio=flood):
+            return CorrelatedSum(n, ratio ** (1 / rest), shape, flood)
+        case PureSum(epsilon=epsilon, share=share, drop=drop):
+            return PureSum(n, epsilon / rest, share, drop)
+        case CentralGaussianSum(sigma=sigma):
+            return CentralGaussianSum(n, sigma * rest)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, setting):
+    users, epsilon, delta, instances, absent = setting
+    if kind is PureSum and absent:
+        absent = 10
+    protocol = calibrate(kind, users, epsilon, delta, instances, absent)
+    assert type(protocol) is kind and protocol.users == users
+    assert delta_of(protocol, epsilon, instances, absent) <= delta * (1 + 1e-9)
+    assert delta_of(less_noise(protocol, 0.01), epsilon, instances, absent) > delta
+
+
+@pytest.mark.parametrize(
+    ("users", "instances", "epsilon"),
+    [
+        (1000, 768, 7.0),
+        (10**9, 768, 7.0),
+        pytest.param(10**5, 768, 1.0, marks=pytest.mark.slow),
+        pytest.param(10**9, 6144, 4.5, marks=pytest.mark.slow),
+    ],
+)
+def test_one_message_comes_close_to_a_trusted_curator(users, instances, epsilon):
+    central = gaussian_sigma(epsilon, 1e-6, math.sqrt(instances))
+    one = calibrate(RandomizedResponseSum, users, epsilon, 1e-6, instances)
+    assert one.messages_per_user == 1 and central < one.rmse <= 1.03 * central
+    assert delta_of(one, epsilon, instances) <= 1e-6
+
+
+def test_guarantee_a_flood_that_is_too_small_fails():
+    protocol = calibrate(CorrelatedSum, 1000, 2.0, 1e-6, 16)
+    smaller = CorrelatedSum(1000, protocol.ratio, 0.8 * protocol.flood_shape, protocol.flood_ratio)
+    assert delta_of(smaller, 2.0, 16) > 1e-6 >= delta_of(protocol, 2.0, 16)
+
+
+def test_guarantee_arguments_of_their_own():
+    few = calibrate_negative_binomial(1000, 2.0, 1e-6, 64, ratio=0.8)
+    many = calibrate_negative_binomial(1000, 2.0, 1e-6, 64, ratio=0.2)
+    assert few.messages_per_user < many.messages_per_user and few.rmse > many.rmse
+    tight = calibrate_correlated(1000, 2.0, 1e-6, 1, share=0.02)
+    loose = calibrate_correlated(1000, 2.0, 1e-6, 1, share=0.2)
+    assert tight.rmse < loose.rmse and tight.messages_per_user > loose.messages_per_user
+    for protocol in (few, many, tight, loose):
+        assert delta_of(protocol, 2.0, 64 if isinstance(protocol, NegativeBinomialSum) else 1) <= 1e-6
+
+
+def test_guarantee_without_delta():
+    pure = calibrate(PureSum, 1000, 4.0, 0, 16)
+    assert epsilon_of(pure, 0, 16) == pytest.approx(4.0, rel=1e-12)
+    away = calibrate(PureSum, 1000, 4.0, 0, 16, absent=100)
+    assert epsilon_of(away, 0, 16, absent=100) == pytest.approx(4.0, rel=1e-12) and away.rmse > pure.rmse
+    local = calibrate(RandomizedResponseSum, 1000, 4.0, 0, 16)
+    assert epsilon_of(local, 0, 16) == pytest.approx(4.0, rel=1e-12)
+    for kind in (PoissonSum, NegativeBinomialSum, CorrelatedSum, CentralGaussianSum):
+        with pytest.raises(ValueError, match="delta = 0"):
+            calibrate(kind, 1000, 4.0, 0, 16)
+    with pytest.raises(ValueError, match="absent"):
+        calibrate(PureSum, 1000, 1.0, 0, 16, absent=500)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("users", [1, 2])
+def test_one_user_or_two(kind, users):
+    protocol = calibrate(kind, users, 1.0, 1e-3, 2)
+    assert delta_of(protocol, 1.0, 2) <= 1e-3
+
+
+def test_bad_arguments_are_named():
+    good = {"users": 100, "epsilon": 1.0, "delta": 1e-3, "instances": 2, "absent": 0}
+    bad = {
+        "users": [0, 2.5, True],
+        "epsilon": [0, -1, math.nan, math.inf],
+        "delta": [-0.1, 1, math.nan, 1e-12],
+        "instances": [0, None],
+        "absent": [-1, 100],
+    }
+    for name, values in bad.items():
+        for value in values:
+            for kind in (PoissonSum, CorrelatedSum):
+                with pytest.raises(ValueError, match=name):
+                    calibrate(kind, **good | {name: value})
+    for kind in (ExactSum, "poisson", int, PoissonSum(3, 1.0)):
+        with pytest.raises(TypeError, match="kind"):
+            calibrate(kind, **good)

@@ -1,0 +1,279 @@
+"""Dominating pairs against what users send, written out for every database, and against 50 digits."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.signal import fftconvolve
+
+from torchdp.shuffle.dominating import (
+    correlated_profiles,
+    gaussian_profile,
+    negative_binomial_law,
+    negative_binomial_profiles,
+    pair_profile,
+    poisson_law,
+    poisson_profiles,
+    pure_profile,
+    response_profile,
+    unlimited_flood_profiles,
+)
+from torchdp.shuffle.response_curve import _OUTSIDE
+
+EPSILONS = np.array([-2.0, -0.5, -0.01, 0.0, 0.001, 0.01, 0.1, 0.3, 1.0, 2.0, 3.0])
+
+
+def hockey_stick(p, q, epsilons=EPSILONS):
+    return np.array([np.maximum(0, p - math.exp(e) * q).sum() for e in epsilons])
+
+
+def view(user_laws, bits):
+    """Law of the number of ones, or of messages, that users with these bits send together."""
+    law = np.ones(1)
+    for bit in bits:
+        law = np.convolve(law, user_laws[bit])
+    return law
+
+
+def worst_over_databases(user_laws, users, old, new):
+    """max over the other users' bits of H(old bit || new bit)."""
+    curves = []
+    for others in itertools.product((0, 1), repeat=users - 1):
+        laws = [view(user_laws, (bit, *others)) for bit in (old, new)]
+        size = max(map(len, laws))
+        curves.append(hockey_stick(*(np.append(law, np.zeros(size - len(law))) for law in laws)))
+    return np.max(curves, axis=0), np.min(curves, axis=0)
+
+
+def shares(law):
+    """What a user with bit 0, and with bit 1, sends if its noise has this law."""
+    return {0: np.append(law, 0.0), 1: np.append(0.0, law)}
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 4])
+@pytest.mark.parametrize("flip", [0.02, 0.2, 0.45])
+def test_guarantee_response_is_the_worst_of_all_databases(users, flip):
+    laws = {0: np.array([1 - flip, flip]), 1: np.array([flip, 1 - flip])}
+    truth = np.maximum(*(worst_over_databases(laws, users, old, 1 - old)[0] for old in (0, 1)))
+    np.testing.assert_allclose(response_profile(users, flip)(EPSILONS), truth, atol=2e-10)
+    assert (response_profile(users, flip)(EPSILONS) >= truth - 1e-15).all()
+    smaller = response_profile(users, 0.9 * flip + 0.05)(EPSILONS)  # more noise than there is: caught
+    assert (smaller < truth - 1e-3).any()
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["poisson", "negative binomial", "geometric"])
+def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
+    counts = np.arange(80)
+    shape, ratio = (2.5, 0.4) if kind == "negative binomial" else (0.7, 0.6)
+    if kind == "poisson":
+        law, profiles, more = stats.poisson(3.0 / users), poisson_profiles(3.0), poisson_profiles(3.6)
+    else:
+        law = stats.nbinom(shape / users, 1 - ratio)
+        profiles = negative_binomial_profiles(shape, ratio)
+        more = negative_binomial_profiles(1.2 * shape, ratio)
+    user_laws = shares(law.pmf(counts))
+    for (old, new), profile, noisier in zip([(1, 0), (0, 1)], profiles, more, strict=True):
+        worst, best = worst_over_databases(user_laws, users, old, new)
+        np.testing.assert_allclose(worst, best, atol=1e-12)  # the others' bits do not matter
+        np.testing.assert_allclose(profile(EPSILONS), worst, atol=1e-9)
+        assert (profile(EPSILONS) >= worst - 1e-15).all()
+        assert (noisier(EPSILONS) < worst - 1e-3).any()
+
+
+def correlated_view(bit, shape, ratio, flood_shape, flood_ratio, size=110):
+    counts = np.arange(size)
+    noise = stats.nbinom(shape, 1 - ratio).pmf(counts)
+    law, flood = np.zeros((size, size)), np.diag(stats.nbinom(flood_shape, 1 - flood_ratio).pmf(counts))
+    law[bit:] = np.outer(noise[: size - bit], noise)
+    return np.maximum(fftconvolve(law, flood)[:size, :size], 0.0)
+
+
+FLOODS = [(2.0, 0.5), (6.0, 0.3), (0.7, 0.6)]
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize("ratio", [0.3, 0.6])
+def test_guarantee_correlated_profiles_are_exact(ratio, flood):
+    zero, one = (correlated_view(bit, 1.0, ratio, *flood) for bit in (0, 1))
+    for profile, pair in zip(correlated_profiles(ratio, *flood), ((one, zero), (zero, one)), strict=True):
+        truth = hockey_stick(*pair)
+        np.testing.assert_allclose(profile(EPSILONS), truth, atol=1e-9)
+        assert (profile(EPSILONS) >= truth - 1e-12).all()
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize("shape", [0.3, 0.9])
+def test_guarantee_correlated_profiles_cover_less_than_all_the_noise(shape, flood):
+    zero, one = (correlated_view(bit, shape, 0.5, *flood) for bit in (0, 1))
+    for profile, pair in zip(
+        correlated_profiles(0.5, *flood, shape=shape), ((one, zero), (zero, one)), strict=True
+    ):
+        truth = hockey_stick(*pair)
+        assert (profile(EPSILONS) >= truth - 1e-12).all()
+        assert (profile(EPSILONS) <= truth + 0.15).all()
+    nearly = correlated_profiles(0.5, *flood, shape=1 - 1e-9)  # the flood without the minimum: not much worse
+    for bound, exact in zip(nearly, correlated_profiles(0.5, *flood), strict=True):
+        assert (bound(EPSILONS) >= exact(EPSILONS) - 1e-8).all()
+
+
+def test_a_flood_that_is_too_small_is_caught():
+    zero, one = (correlated_view(bit, 1.0, 0.5, 1.0, 0.3) for bit in (0, 1))
+    truth = hockey_stick(zero, one)
+    promised = correlated_profiles(0.5, 2.0, 0.3)[1](EPSILONS)
+    unlimited = unlimited_flood_profiles(0.5)[1](EPSILONS)
+    assert (promised < truth - 1e-3).any() and (unlimited < truth - 0.05).any()
+
+
+def test_unlimited_flood_is_the_limit_and_randomized_response():
+    for flooded, limit in zip(correlated_profiles(0.5, 4e4, 0.9), unlimited_flood_profiles(0.5), strict=True):
+        assert (flooded(EPSILONS) >= limit(EPSILONS) - 1e-9).all()
+        np.testing.assert_allclose(flooded(EPSILONS), limit(EPSILONS), atol=2e-3)
+        np.testing.assert_allclose(limit(EPSILONS), pure_profile(math.log(2))(EPSILONS), atol=1e-9)
+
+
+def response_exact(users, flip, ones):
+    f = np.convolve(
+        stats.binom.pmf(np.arange(users - ones), users - 1 - ones, flip),
+        stats.binom.pmf(np.arange(ones + 1), ones, 1 - flip),
+    )
+    one, zero = np.convolve(f, [flip, 1 - flip]), np.convolve(f, [1 - flip, flip])
+    return np.maximum(hockey_stick(one, zero), hockey_stick(zero, one))
+
+
+@pytest.mark.parametrize(("users", "flip"), [(120, 0.008), (200, 0.4), (513, 0.05), (1100, 0.02)])
+def test_guarantee_response_covers_every_number_of_ones(users, flip):
+    every = np.max([response_exact(users, flip, k) for k in range(users)], axis=0)
+    curve = response_profile(users, flip)(EPSILONS)
+    assert (curve >= every - 1e-13).all()
+    if users <= 512:
+        np.testing.assert_allclose(curve, every, atol=1e-9)
+    else:  # the given messages cost at most the variance of one user in 512
+        fewer = np.max([response_exact(users - 1 - users // 512, flip, k) for k in range(0, users - 3, 3)], axis=0)
+        assert (curve <= 1.0001 * fewer + 1e-9).all()
+
+
+@pytest.mark.parametrize(("users", "flip"), [(120, 0.008), (60, 0.02)])
+def test_end_points_alone_are_not_enough(users, flip):
+    ends = np.maximum(response_exact(users, flip, 0), response_exact(users, flip, users - 1))
+    inner = response_exact(users, flip, users // 2)
+    assert (ends < inner - 0.02).any()  # a k in the middle is worse by that much
+    assert (response_profile(users, flip)(EPSILONS) >= inner - 1e-13).all()
+
+
+@pytest.mark.parametrize("p", [1e-5, 0.01, 0.2, 0.433, 0.4999])
+@pytest.mark.parametrize("others", [3, 1000, 10**6])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
+def test_the_start_of_the_ratios_is_forgotten(others, p, share):
+    # the shrinking that ``_laws`` counts on, between the ends of its rows and the counts that matter
+    q, variance, k = 1 - p, others * p * (1 - p), int(share * others)
+    mean = others * p + k * (q - p)
+
+    def reach(log):  # Bernstein: outside with probability at most e^-log
+        return log / 3 + math.sqrt((log / 3) ** 2 + 2 * log * variance)
+
+    top, core = mean + reach(2 * _OUTSIDE), mean + reach(_OUTSIDE)
+    y = np.arange(math.ceil(core), math.floor(top))
+    factors = 1 + (p * p + q * q) * (y - mean) / (p * q * (y + 1))
+    assert top >= others or np.log(factors).sum() >= 40
+
+
+def test_response_far_out_keeps_its_digits():
+    users, p, k, y = 400, mpmath.mpf(1) / 16, 100, mpmath
+    with mpmath.workdps(50):
+
+        def binomial(n, q):
+            return [y.binomial(n, i) * q**i * (1 - q) ** (n - i) for i in range(n + 1)]
+
+        first, second = binomial(users - 1 - k, p), binomial(k, 1 - p)
+        f = [y.mpf(0)] * (users + 1)
+        for i, a in enumerate(first):
+            for j, b in enumerate(second):
+                f[i + j] += a * b
+        law = [[a * f[c - 1] + (1 - a) * f[c] for c in range(users + 1)] for a in (1 - p, p)]
+        for epsilon in (0.5, 1.0, 1.5):
+            r = mpmath.exp(epsilon)
+            exact = sum((max(y.mpf(0), P - r * Q) for P, Q in zip(*law, strict=True)), y.mpf(0))
+            assert float(exact) < 1e-4
+            assert response_profile(users, 1 / 16)(np.array([epsilon]))[0] >= float(exact)
+
+
+@pytest.mark.parametrize("mean", [0.5, 34.0, 4000.0])
+def test_guarantee_poisson_profiles_keep_their_digits(mean):
+    size = int(mean + 25 * math.sqrt(mean)) + 60
+    with mpmath.workdps(50):
+        law = [mpmath.exp(-mpmath.mpf(mean))]
+        for y in range(1, size):
+            law.append(law[-1] * mean / y)
+    for epsilon in (0.05, 0.1, 0.5, 2.0):
+        with mpmath.workdps(50):
+            r = mpmath.exp(epsilon)
+            up = sum(max(0, law[y - 1] - r * law[y]) for y in range(1, size))
+            down = law[0] + sum(max(0, law[y] - r * law[y - 1]) for y in range(1, size))
+        for profile, exact in zip(poisson_profiles(mean), (up, down), strict=True):
+            found = float(profile(np.array([epsilon]))[0])
+            assert float(exact) <= found <= float(exact) * (1 + 1e-7) + 1e-38
+
+
+def test_guarantee_gaussian_and_pure_profiles_are_exact():
+    from torchdp.privacy import gaussian_log_delta
+
+    for sigma in (0.5, 3.0, 1000.0):
+        found = gaussian_profile(sigma)(np.array([0.5, 1.0, 4.0]) / sigma)
+        exact = [math.exp(gaussian_log_delta(sigma, e / sigma)) for e in (0.5, 1.0, 4.0)]
+        assert (found >= exact).all() and found == pytest.approx(exact, rel=1e-6)
+    p = 1 / (1 + math.exp(-0.8))
+    truth = hockey_stick(np.array([p, 1 - p]), np.array([1 - p, p]))
+    np.testing.assert_allclose(pure_profile(0.8)(EPSILONS), truth, atol=1e-9)
+    assert (pure_profile(0.7)(EPSILONS) < truth - 1e-3).any()
+
+
+def test_every_curve_falls_is_convex_and_reverses():
+    epsilons = np.linspace(-1.5, 1.5, 301)
+    curves = [response_profile(50, 0.1), *poisson_profiles(20.0), *correlated_profiles(0.7, 9.0, 0.5)]
+    for profile in curves:
+        curve = profile(epsilons)
+        assert (np.diff(curve) <= 0).all() and (curve >= -np.expm1(epsilons) - 1e-12).all()
+        slopes = np.diff(curve) / np.diff(np.exp(epsilons))
+        assert (np.diff(slopes) >= -1e-9).all()
+        assert (profile(np.array([[0.1], [0.2]])) == profile(np.array([0.1, 0.2]))[:, None]).all()
+    up, down = poisson_profiles(20.0)
+    np.testing.assert_allclose(
+        up(-epsilons), 1 - np.exp(-epsilons) + np.exp(-epsilons) * down(epsilons), atol=1e-9
+    )
+
+
+def test_a_pair_written_out():
+    masses, losses = np.array([0.5, 0.3]), np.array([-1.0, 2.0])
+    curve = pair_profile(masses, losses, 0.2)(np.array([-9.0, 0.0, 3.0]))
+    expected = [0.2 + 0.5 * (1 - math.exp(-8)) + 0.3 * (1 - math.exp(-11)), 0.2 + 0.3 * (1 - math.exp(-2)), 0.2]
+    np.testing.assert_allclose(curve, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("shape", "ratio"), [(1e-3, 0.5), (1e-3, 0.999), (1.0, 0.01), (300.0, 0.98)])
+def test_laws_lose_next_to_nothing(shape, ratio):
+    law = negative_binomial_law(shape, ratio)
+    exact = stats.nbinom(shape, 1 - ratio)
+    assert law.lost < 1e-30
+    np.testing.assert_allclose(law.mass[:5], exact.pmf(law.first + np.arange(5)), rtol=1e-8)
+    assert law.first == 0 or exact.cdf(law.first - 1) <= law.lost
+    assert exact.sf(law.first + len(law.mass) - 1) <= law.lost
+    assert poisson_law(1e-3).first == 0 and poisson_law(1e8).first > 9.9e7
+
+
+@pytest.mark.parametrize("bad", [0.5, 0.6, 0.0, -1.0, math.nan, "1"])
+def test_flips_outside_their_range_are_refused(bad):
+    with pytest.raises(ValueError, match="flip"):
+        response_profile(10, bad)
+
+
+def test_noise_beyond_what_can_be_followed_is_refused():
+    with pytest.raises(ValueError, match="followed"):
+        poisson_law(1e15)
+    with pytest.raises(ValueError, match="PoissonSum"):
+        response_profile(10**12, 0.3)(np.zeros(1))
+    with pytest.raises(ValueError, match="shape"):
+        correlated_profiles(0.5, 1.0, 0.5, shape=1.5)

@@ -1,0 +1,105 @@
+"""Draws of counts against their laws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.shuffle import draws
+
+ALPHA = 1e-6
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def agrees(sample, law):
+    """Chi-square p-value of integers against a scipy law, in cells of at least ten expected."""
+    sample = np.asarray(sample)
+    cuts = np.unique(law.ppf(np.linspace(0, 1, min(40, len(sample) // 20) + 1)[1:-1]))
+    expected = np.diff(np.concatenate([[0], law.cdf(cuts), [1]])) * len(sample)
+    seen = np.histogram(sample, np.concatenate([[-np.inf], np.nextafter(cuts, np.inf), [np.inf]]))[0]
+    possible = expected > 0
+    assert seen[~possible].sum() == 0
+    if possible.sum() < 2:
+        return 1.0
+    return stats.chi2.sf(((seen - expected)[possible] ** 2 / expected[possible]).sum(), possible.sum() - 1)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.7, 12.0, 49.0, 51.0, 70.0, 5000.0, 3e6])
+def test_poisson_counts_of_any_rate_have_their_law(rate):
+    drawn = draws.poisson(torch.full((40_000,), rate, dtype=torch.float64), generator(1))
+    assert drawn.dtype == torch.int64
+    assert agrees(drawn, stats.poisson(rate)) > ALPHA
+    assert agrees(drawn + round(0.1 * math.sqrt(rate) + 0.5), stats.poisson(rate)) < ALPHA  # a small shift shows
+
+
+def test_poisson_counts_stay_whole_numbers_far_above_single_precision():
+    rate = 1e13
+    drawn = draws.poisson(torch.full((20_000,), rate, dtype=torch.float64), generator(1))
+    z = (drawn.double() - rate) / math.sqrt(rate)
+    assert stats.kstest(z.numpy(), "norm").pvalue > ALPHA
+    assert 0.4 < (drawn % 2).double().mean() < 0.6
+
+
+def test_poisson_rates_of_different_size_do_not_disturb_each_other():
+    rates = torch.tensor([[0.0, 3.0, 1e5], [2e3, 1.0, 50.0]], dtype=torch.float64)
+    drawn = draws.poisson(rates.expand(20_000, 2, 3), generator(2))
+    assert drawn.shape == (20_000, 2, 3)
+    for i in range(2):
+        for j in range(3):
+            assert agrees(drawn[:, i, j], stats.poisson(float(rates[i, j]))) > ALPHA
+    assert draws.poisson(torch.tensor(7.0), generator()).shape == ()
+
+
+@pytest.mark.parametrize(("shape", "ratio"), [(1e-3, 0.9), (0.5, 0.2), (1.0, 0.999), (1.0, 1e-3), (40.0, 0.8)])
+def test_negative_binomial_counts_have_their_law(shape, ratio):
+    drawn = draws.negative_binomial(torch.full((40_000,), shape, dtype=torch.float64), ratio, generator(3))
+    assert agrees(drawn, stats.nbinom(shape, 1 - ratio)) > ALPHA
+    assert agrees(drawn, stats.nbinom(shape * 1.3 + 0.05, 1 - ratio)) < ALPHA or shape * ratio < 2e-3
+
+
+@pytest.mark.parametrize("ratio", [1e-12, 0.01, 0.5, 0.99, 0.99999])
+def test_logarithmic_counts_have_their_law(ratio):
+    drawn = draws.logarithmic(40_000, ratio, generator(4))
+    assert int(drawn.min()) >= 1
+    assert agrees(drawn, stats.logser(ratio)) > ALPHA
+    if ratio > 0.1:
+        assert agrees(drawn, stats.logser(ratio * 0.9)) < ALPHA
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 10**9])
+@pytest.mark.parametrize("probability", [1e-9, 0.2, 0.9])
+def test_binomial_counts_have_their_law(size, probability):
+    drawn = draws.binomial(torch.full((20_000,), size), probability, generator(5))
+    assert agrees(drawn, stats.binom(size, probability)) > ALPHA
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.9])
+@pytest.mark.parametrize("users", [1, 2, 1000])
+def test_scattered_messages_of_one_user_have_the_user_s_law(users, ratio):
+    """One cell at each place: the counts at the places are independent NB(r/n, p), for r = 4."""
+    places = 30_000
+    where = draws.scattered_negative_binomial(1, places, 4 / users, ratio, generator(6))
+    assert where.dtype == torch.int32
+    counts = torch.bincount(where.long(), minlength=places)
+    assert len(counts) == places
+    assert agrees(counts, stats.nbinom(4 / users, 1 - ratio)) > ALPHA
+    halves = np.corrcoef(counts[0::2], counts[1::2])[0, 1]
+    assert abs(halves) * math.sqrt(places / 2) < 5
+
+
+@pytest.mark.parametrize("mean", [1e-3, 0.4, 6.0])
+def test_scattered_poisson_messages_have_their_law(mean):
+    places = 30_000
+    counts = torch.bincount(draws.scattered_poisson(3, places, mean, generator(7)).long(), minlength=places)
+    assert agrees(counts, stats.poisson(3 * mean)) > ALPHA
+    assert agrees(counts, stats.poisson(6 * mean)) < ALPHA
+
+
+def test_nothing_is_drawn_where_nobody_is():
+    assert len(draws.scattered_negative_binomial(5, 3, 1e-300, 0.5, generator())) == 0
+    assert len(draws.logarithmic(0, 0.5, generator())) == 0

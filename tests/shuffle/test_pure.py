@@ -1,0 +1,143 @@
+"""The pure protocol: every output enumerated for a few users."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.signal import convolve2d
+
+from torchdp.shuffle import PureSum, pure_sum
+
+ALPHA = 1e-6
+SIZE = 36  # outputs with up to so many messages of each kind; their probabilities need no others
+SETTINGS = [(1.0, 0.3, 0.05), (0.3, 0.5, 0.3), (2.0, 0.2, 0.01), (1.0, 0.9, 0.02)]
+
+
+def shifted(law, plus, minus):
+    moved = np.zeros_like(law)
+    moved[plus:, minus:] = law[: SIZE - plus, : SIZE - minus]
+    return moved
+
+
+def user_law(protocol, bit, flood):
+    """Pr[(u, v)] of one user's numbers of "+1" and "-1", from the definition."""
+    noise = stats.nbinom(1 / protocol.users, 1 - protocol.ratio).pmf(np.arange(SIZE))
+    silent = np.outer(noise, noise)
+    law = protocol.drop * silent
+    for f, chance in enumerate(flood[:SIZE]):
+        if bit + f < SIZE:
+            law = law + (1 - protocol.drop) * chance * shifted(silent, bit + f, f)
+    return law
+
+
+def views(protocol, present, flood=None):
+    """[(law if the user holds 0, law if 1)] for all bits of the others present."""
+    flood = protocol.flood_law.numpy() if flood is None else flood
+    one = [user_law(protocol, bit, flood) for bit in (0, 1)]
+    pairs = []
+    for others in range(present):  # so many of the others hold a one
+        both = one
+        for other in [1] * others + [0] * (present - 1 - others):
+            both = [convolve2d(law, one[other])[:SIZE, :SIZE] for law in both]
+        pairs.append(both)
+    return pairs
+
+
+def worst_log_ratio(pairs):
+    return max(float(np.abs(np.log(one) - np.log(zero)).max()) for zero, one in pairs)
+
+
+@pytest.mark.parametrize("users", [1, 2, 3])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_guarantee_pure_differential_privacy_by_enumeration(users, setting):
+    protocol = PureSum(users, *setting)
+    worst = worst_log_ratio(views(protocol, users))
+    assert worst <= protocol.epsilon + 1e-9
+    assert worst > 0.75 * protocol.epsilon  # and epsilon is not far above the truth
+    if users == 1:  # one copy less breaks it: alone, the empty view has ratio 1 + (1 - drop) Pr[F = 0]/drop
+        fewer = protocol.flood_law.numpy()[:-1]
+        assert worst_log_ratio(views(protocol, 1, fewer / fewer.sum())) > protocol.epsilon
+
+
+@pytest.mark.parametrize(("users", "absent"), [(2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_guarantee_absent_users_cost_the_logarithm_of_their_share(users, absent, setting):
+    protocol = PureSum(users, *setting)
+    worst = worst_log_ratio(views(protocol, users - absent))
+    assert worst <= protocol.epsilon + math.log(users / (users - absent)) + 1e-9
+    assert worst > protocol.epsilon  # they do cost something
+
+
+@pytest.mark.parametrize(("users", "absent"), [(1, 0), (2, 0), (2, 1)])
+def test_guarantee_the_profile_lies_above_every_pair(users, absent):
+    protocol = PureSum(users, 1.0, 0.3, 0.05)
+    (profile,) = protocol.profiles(absent)
+    epsilons = np.linspace(-2, 2, 81)
+    bound = profile(epsilons)
+    assert bound[epsilons > protocol.epsilon + math.log(users / (users - absent)) + 0.01].max() < 1e-12
+    for zero, one in views(protocol, users - absent):
+        for p, q in ((zero, one), (one, zero)):
+            curve = [np.maximum(0, p - math.exp(e) * q).sum() for e in epsilons]
+            assert (np.array(curve) <= bound + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    "setting", [*SETTINGS, (0.006, 0.1, 1e-3), (1e-3, 0.01, 0.2), (8.0, 0.1, 1e-9), (0.01, 1e-9, 0.1)]
+)
+def test_the_flood_is_the_least_that_its_condition_allows(setting):
+    protocol = PureSum(7, *setting)
+    law = protocol.flood_law
+    assert len(law) == protocol.flood + 1 and float(law.sum()) == pytest.approx(1)
+    steps = law.log().diff()
+    assert torch.allclose(steps, torch.full_like(steps, protocol.share * protocol.epsilon), atol=1e-9)
+    allowed = math.expm1(protocol.epsilon) * protocol.drop / (1 - protocol.drop)
+    assert float(law[0]) <= allowed * (1 + 1e-12)
+    if protocol.flood:
+        fewer = torch.softmax(law.log()[:-1], 0)
+        assert float(fewer[0]) > allowed * (1 - 1e-5)
+    mean = float(law @ torch.arange(len(law), dtype=torch.float64))
+    noise = 2 * protocol.ratio / (1 - protocol.ratio) / 7
+    assert protocol.messages_per_user == pytest.approx((1 - protocol.drop) * (1 + 2 * mean) + noise, rel=1e-9)
+
+
+@pytest.mark.parametrize("users", [1, 2])
+@pytest.mark.parametrize("bit", [False, True])
+def test_messages_have_the_enumerated_law(users, bit):
+    protocol, instances = PureSum(users, 1.0, 0.3, 0.05), 40_000
+    g = torch.Generator().manual_seed(users)
+    sent = protocol.randomize(torch.full((1, instances), bit), generator=g)
+    seen = np.zeros((200, 200))
+    plus, minus = (
+        torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances) for sign in (1, -1)
+    )
+    np.add.at(seen, (plus.numpy(), minus.numpy()), 1)
+
+    def pvalue(law):
+        expected, seen_here = law.flatten() * instances, seen[:SIZE, :SIZE].flatten()
+        common = expected > 10
+        rest = np.array([instances - expected[common].sum()]), np.array([instances - seen_here[common].sum()])
+        expected, counts = np.append(expected[common], rest[0]), np.append(seen_here[common], rest[1])
+        return stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1)
+
+    flood = protocol.flood_law.numpy()
+    assert pvalue(user_law(protocol, int(bit), flood)) > ALPHA
+    assert pvalue(user_law(protocol, int(not bit), flood)) < ALPHA
+    assert pvalue(user_law(protocol, int(bit), flood[::-1])) < ALPHA
+
+
+@pytest.mark.parametrize(
+    ("users", "epsilon", "slack"), list(itertools.product([1, 100, 10**6], [0.006, 1.0, 4.0], [0.02, 0.3]))
+)
+def test_pure_sum_meets_its_slack_with_few_messages(users, epsilon, slack):
+    protocol = pure_sum(users, epsilon, slack)
+    budget = (1 + slack) * math.sqrt(2 * math.exp(-epsilon)) / -math.expm1(-epsilon)
+    assert protocol.epsilon == epsilon
+    assert protocol.rmse == pytest.approx(budget, rel=1e-6)
+    for share in np.geomspace(1e-3, 0.9, 40):
+        for drop in np.geomspace(1e-12, 0.9, 60):
+            other = PureSum(users, epsilon, share, drop)
+            if other.rmse <= budget:
+                assert protocol.messages_per_user <= other.messages_per_user * 1.02

@@ -1,0 +1,76 @@
+"""Randomized response behind a shuffler, all bits of a few users enumerated."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchdp.shuffle import Messages, RandomizedResponseSum, shuffle
+
+EPSILONS = np.linspace(-1.5, 1.5, 61)
+FLIPS = [0.01, 0.2, 0.45]
+
+
+def count_law(bits, flip):
+    """Pr[Y = y] of the number of ones among the messages."""
+    law = np.ones(1)
+    for bit in bits:
+        one = 1 - flip if bit else flip
+        law = np.convolve(law, [1 - one, one])
+    return law
+
+
+def divergence(p, q):
+    return np.array([np.maximum(0, p - math.exp(e) * q).sum() for e in EPSILONS])
+
+
+def worst(users, flip):
+    """The largest curve over all neighbours."""
+    curves = []
+    for others in itertools.product([0, 1], repeat=users - 1):
+        zero, one = (count_law((bit, *others), flip) for bit in (0, 1))
+        curves += [divergence(zero, one), divergence(one, zero)]
+    return np.max(curves, axis=0)
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 6])
+@pytest.mark.parametrize("flip", FLIPS)
+def test_guarantee_the_profile_is_the_worst_pair_of_neighbours(users, flip):
+    truth = worst(users, flip)
+    (profile,) = RandomizedResponseSum(users, flip).profiles()
+    bound = profile(EPSILONS)
+    assert (bound >= truth - 1e-15).all() and (bound <= truth + 1e-9).all()
+    (noisier,) = RandomizedResponseSum(users, flip * 1.05).profiles()  # claims too much
+    assert (noisier(EPSILONS) < truth - 1e-6).any()
+
+
+def test_guarantee_absent_users_leave_the_protocol_of_those_present():
+    truth = worst(3, 0.2)
+    (profile,) = RandomizedResponseSum(5, 0.2).profiles(absent=2)
+    assert np.allclose(profile(EPSILONS), truth, atol=1e-9) and (profile(EPSILONS) >= truth - 1e-15).all()
+    (everyone,) = RandomizedResponseSum(5, 0.2).profiles()
+    assert (everyone(EPSILONS) < truth - 1e-4).any()
+
+
+@pytest.mark.parametrize("flip", FLIPS)
+@pytest.mark.parametrize("bits", [(0,), (1,), (0, 1), (1, 1, 0, 1)])
+def test_estimates_are_unbiased_with_the_predicted_variance_exactly(bits, flip):
+    """The analyst's answer to every count it may see, weighted by the count's probability."""
+    protocol, law = RandomizedResponseSum(len(bits), flip), count_law(bits, flip)
+    answers = []
+    for y in range(len(law)):
+        content = torch.tensor([1] * y + [0] * (len(bits) - y), dtype=torch.int8)
+        sent = shuffle(Messages(torch.zeros(len(bits), dtype=torch.int32), content))
+        answers.append(float(protocol.analyse(sent, 1)))
+    answers = np.array(answers)
+    assert law @ answers == pytest.approx(sum(bits))
+    assert law @ (answers - sum(bits)) ** 2 == pytest.approx(float(protocol.variance(torch.tensor(sum(bits)))))
+
+
+def test_every_user_sends_one_message_in_each_instance():
+    protocol = RandomizedResponseSum(4, 0.3)
+    sent = protocol.randomize(torch.zeros(4, 9, dtype=torch.bool), generator=torch.Generator().manual_seed(0))
+    assert torch.bincount(sent.instance.long()).tolist() == [4] * 9
+    assert protocol.messages_per_user == 1 and protocol.bits_per_message(9) == 5

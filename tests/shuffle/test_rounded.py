@@ -1,0 +1,136 @@
+"""Accounting of randomly rounded vectors: against enumeration and exact composition, with negative controls."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from torchdp.privacy import Model, gaussian_sigma
+from torchdp.privacy.accounting import composed_delta
+from torchdp.shuffle import PoissonSum
+from torchdp.shuffle.dominating import pair_profile, poisson_law
+from torchdp.shuffle.rounded import _rate, calibrate_rounded, rounded_delta_of, rounded_guarantee
+
+
+def laws(mean, width=400):
+    """D and 1 + D on 0..width."""
+    y = np.arange(width)
+    return stats.poisson.pmf(y, mean), stats.poisson.pmf(y - 1, mean)
+
+
+def rounded(mean, q):
+    a, b = laws(mean)
+    return (1 - q) * a + q * b
+
+
+def hockey_stick(P, Q, epsilon):
+    return float(np.maximum(P - math.exp(epsilon) * Q, 0).sum())
+
+
+def profile(mean, q, other):
+    """The curve of one coordinate, exactly."""
+    P, Q = rounded(mean, q), rounded(mean, other)
+    both = (P > 1e-200) & (Q > 1e-200)
+    return pair_profile(P[both], np.log(P[both] / Q[both]), float(P[~both].sum()))
+
+
+def worst_composition(mean, changes, instances, epsilon):
+    """Largest exact delta over equal changes of all coordinates, at both ends, both directions."""
+    t = math.sqrt(changes / instances)
+    pairs = [(0, t), (t, 0), (1, 1 - t), (1 - t, 1)]
+    return max(composed_delta([profile(mean, q, other)], instances, epsilon) for q, other in pairs)
+
+
+@pytest.mark.parametrize(("instances", "change"), [(4, 4.0), (16, 4.0), (64, 4.0), (256, 4.0), (64, 16.0)])
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, change, epsilon):
+    """However the change is spread over the coordinates; six tenths of the noise variance are not enough."""
+    delta = 1e-5
+    protocol = calibrate_rounded(1000, epsilon, delta, 256, change)
+    assert rounded_delta_of(protocol, epsilon, 256, change) <= delta
+    assert worst_composition(protocol.mean, change, instances, epsilon) <= delta
+    assert worst_composition(0.6 * protocol.mean, change, instances, epsilon) > delta
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
+    """Two coordinates, every pair of outcomes."""
+    rng, mean, epsilon = np.random.default_rng(seed), 9.0, 0.7
+    q, other = rng.random((2, 2))
+    certified = rounded_delta_of(PoissonSum(50, mean), epsilon, 2, float(((q - other) ** 2).sum()))
+    P = np.multiply.outer(*(rounded(mean, x)[:80] for x in q))
+    Q = np.multiply.outer(*(rounded(mean, x)[:80] for x in other))
+    assert hockey_stick(P, Q, epsilon) <= certified
+
+
+def test_moments_are_largest_where_one_of_the_laws_is_at_an_end():
+    rng, mean, alpha = np.random.default_rng(0), 6.0, 3.7
+
+    def moment(q, other):
+        P, Q = rounded(mean, q)[1:60], rounded(mean, other)[1:60]
+        return float((P**alpha * Q ** (1 - alpha)).sum())
+
+    inside = 0
+    for q, other in rng.random((200, 2)):
+        t = abs(q - other)
+        ends = [moment(*pair) for pair in [(0, t), (t, 0), (1, 1 - t), (1 - t, 1)]]
+        assert moment(q, other) <= max(ends) * (1 + 1e-12)
+        inside += moment(q, other) < min(ends)
+    assert inside > 3  # not even all ends
+
+
+@pytest.mark.parametrize("mean", [4.0, 30.0, 900.0])
+@pytest.mark.parametrize("power", [3.0, 12.0, -2.0, -11.0])
+def test_the_rate_is_nowhere_below_the_moments(mean, power):
+    law = poisson_law(mean)
+    for base, excess in ((law.mass[1:], np.expm1(-law.step)), (law.mass[:-1], np.expm1(law.step))):
+        rate = _rate(base, excess, power)
+        t = np.concatenate([np.geomspace(1e-3, 1, 3001)[:-1], 1 - np.geomspace(1e-6, 1e-2, 50)])
+        moments = np.exp(power * np.log1p(t[:, None] * excess)) @ base
+        slope = abs(power * float(base @ excess)) * t
+        assert (np.log(moments) <= rate * t**2 + slope + 1e-12).all()
+        if rate < 0.3:  # and not far above
+            assert (np.log(moments) / t**2).max() >= 0.95 * rate - 1e-9
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.5])
+def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
+    """The central mechanism's l_2 sensitivity is sqrt(change)."""
+    protocol = calibrate_rounded(10_000, epsilon, 1e-6, 768, 48)
+    central = gaussian_sigma(epsilon, 1e-6, math.sqrt(48))
+    assert 1 < protocol.rmse / central < 1.13
+    assert protocol.rmse < gaussian_sigma(epsilon, 1e-6, math.sqrt(768)) / 3.5
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 6.0])
+def test_guarantee_is_what_was_calibrated(epsilon):
+    promised = rounded_guarantee(calibrate_rounded(100, epsilon, 1e-5, 64, 8), 1e-5, 64, 8)
+    assert promised.epsilon == pytest.approx(epsilon, rel=3e-4)
+    assert (promised.delta, promised.exact, promised.model) == (1e-5, False, Model.SHUFFLE)
+    assert rounded_delta_of(calibrate_rounded(100, epsilon, 1e-5, 64, 8), promised.epsilon, 64, 8) <= 1e-5
+
+
+def test_absent_users_are_made_up_for():
+    full, fewer = (calibrate_rounded(1000, 1.0, 1e-5, 64, 8, absent=a) for a in (0, 100))
+    assert fewer.mean == pytest.approx(full.mean / 0.9)
+    assert rounded_delta_of(fewer, 1.0, 64, 8, absent=100) <= 1e-5 < rounded_delta_of(full, 1.0, 64, 8, absent=100)
+
+
+def test_bad_arguments_are_named():
+    protocol = PoissonSum(10, 30.0)
+    for change in (0, -1, 65, math.nan):
+        with pytest.raises(ValueError, match="change"):
+            rounded_delta_of(protocol, 1.0, 64, change)
+    with pytest.raises(ValueError, match="delta"):
+        calibrate_rounded(10, 1.0, 0.0, 64, 8)
+    with pytest.raises(ValueError, match="absent"):
+        calibrate_rounded(10, 1.0, 1e-5, 64, 8, absent=10)
+    with pytest.raises(ValueError, match="instances"):
+        calibrate_rounded(10, 1.0, 1e-5, 0, 8)
+
+
+def test_too_little_noise_is_no_privacy():
+    assert rounded_delta_of(PoissonSum(5, 1e-3), 1.0, 8, 8.0) == 1.0
+    with pytest.raises(ValueError, match="not reached"):
+        rounded_guarantee(PoissonSum(5, 1e-3), 1e-6, 8, 8.0)

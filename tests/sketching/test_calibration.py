@@ -1,0 +1,357 @@
+"""What the noise promises: against the two laws written out, every coalition, and the exact tail of their sizes."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+
+from torchdp.privacy import Model, Neighbours, gaussian_log_delta, gaussian_sigma
+from torchdp.sketching import (
+    AdaptiveCoalition,
+    GaussianNoise,
+    LaplaceNoise,
+    OneCopyGaussianNoise,
+    PolyaNoise,
+    StaticCoalition,
+    balanced_osnap,
+    count_sketch,
+    entry_variance,
+    laplace_noise,
+    one_copy_sigma,
+    ones,
+    osnap,
+    osnap_blocks,
+    polya_noise,
+    rademacher,
+    row_sigma,
+    single_sigma,
+)
+from torchdp.sketching.coalition import hypergeometric_quantile
+from torchdp.sketching.noise import EVERYBODY
+
+EPSILON, DELTA, BOUND = 0.7, 1e-5, 1.3
+MU = 1 / gaussian_sigma(EPSILON, DELTA)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def rows(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA):
+    return GaussianNoise(row_sigma(sketch, bound, epsilon=EPSILON, delta=delta, coalition=coalition))
+
+
+def single(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA):
+    return GaussianNoise(single_sigma(sketch, bound, epsilon=EPSILON, delta=delta, coalition=coalition))
+
+
+def one_copy(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA):
+    return OneCopyGaussianNoise(one_copy_sigma(sketch, bound, epsilon=EPSILON, delta=delta, coalition=coalition))
+
+
+KINDS = [rows, single, one_copy]
+
+
+def written_out_mu(noise, sketch, corrupt=(), bound=BOUND):
+    """Largest distance of the two Gaussians over the honest clients."""
+    return float(written_out_mus(noise, sketch, corrupt, bound).max())
+
+
+def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
+    """For each honest client, from the map of every honest number drawn to the entries of one column of the release:
+    the root of difference^T covariance^-1 difference."""
+    n, s, m = sketch.clients, sketch.copies, sketch.height
+    honest = [i for i in range(n) if i not in corrupt]
+    source = torch.zeros(m, s, n, dtype=torch.float64)
+    for c, i in itertools.product(range(s), honest):
+        sigma = (
+            noise.sigma
+            if isinstance(noise, OneCopyGaussianNoise)
+            else float(noise._rows(sketch)[sketch.rows[c, i]])
+        )
+        source[sketch.rows[c, i], c, i] = float(sketch.signs[c, i]) * sigma / math.sqrt(s)
+    if isinstance(noise, OneCopyGaussianNoise):
+        source = source.sum(1, keepdim=True)
+    source = source.flatten(1)
+    used = sketch.counts() > 0
+    covariance, S = (source @ source.mT)[used][:, used], sketch.dense()[used]
+    difference = 2 * bound * S[:, honest]
+    return (difference * torch.linalg.solve(covariance, difference)).sum(0).sqrt()
+
+
+SKETCHES = [
+    osnap(40, 6, 3, generator=generator(1)),
+    osnap_blocks(40, 6, 2, generator=generator(2)),
+    balanced_osnap(41, 8, 1, generator=generator(3)),
+    count_sketch(40, 5, generator=generator(4)),
+    rademacher(40, 4, generator=generator(5)),
+    ones(17),
+]
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_guarantee_of_gaussian_noise_is_exact_where_everybody_is_honest(kind, sketch):
+    noise = kind(sketch)
+    mu = written_out_mu(noise, sketch)
+    assert mu == pytest.approx(MU, rel=1e-8)
+    promise = noise.guarantee(sketch, BOUND, delta=DELTA)
+    assert promise.exact and promise.epsilon == pytest.approx(EPSILON, rel=1e-6) and promise.delta == DELTA
+    assert (promise.model, promise.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
+    assert math.exp(gaussian_log_delta(1 / mu, promise.epsilon)) == pytest.approx(DELTA, rel=1e-5)
+    less = type(noise)(0.9 * noise.sigma)
+    assert math.exp(gaussian_log_delta(1 / written_out_mu(less, sketch), EPSILON)) > 1.5 * DELTA
+    assert less.guarantee(sketch, BOUND, delta=DELTA).epsilon > 1.05 * EPSILON
+
+
+@pytest.mark.parametrize("make", [count_sketch, osnap, osnap_blocks])
+@pytest.mark.parametrize("kind", KINDS)
+def test_guarantee_holds_against_every_adaptive_coalition(make, kind):
+    """All pairs of clients; with one copy the worst of them attains the bound."""
+    sizes = (14, 3) if make is count_sketch else (14, 4, 2)
+    sketch, coalition = make(*sizes, generator=generator(6)), AdaptiveCoalition(2)
+    noise = kind(sketch, coalition=coalition)
+    mus = [written_out_mu(noise, sketch, pair) for pair in itertools.combinations(range(14), 2)]
+    assert max(mus) <= MU * (1 + 1e-9)
+    promise = noise.guarantee(sketch, BOUND, delta=DELTA, coalition=coalition)
+    assert promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert promise.exact == (make is count_sketch) == coalition.exact(sketch)
+    if promise.exact:
+        assert max(mus) == pytest.approx(MU, rel=1e-9)
+    careless = kind(sketch)
+    assert max(written_out_mu(careless, sketch, pair) for pair in itertools.combinations(range(14), 2)) > 1.05 * MU
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_guarantee_holds_against_a_static_coalition(kind, copies):
+    """The columns are exchangeable, so a fixed client and a fixed coalition hold any of them alike: delta averaged over
+    all. For one copy and noise in copies that average is the stated delta."""
+    sketch, delta, corrupt = balanced_osnap(12, 2 * copies, copies, generator=generator(7)), 0.05, 4 - copies
+    coalition = StaticCoalition(corrupt, share=0.8)
+    noise = kind(sketch, coalition=coalition, delta=delta)
+
+    def exact_delta(noise):
+        mus = [written_out_mus(noise, sketch, some) for some in itertools.combinations(range(12), corrupt)]
+        return np.mean([math.exp(gaussian_log_delta(1 / float(mu), EPSILON)) for mu in torch.cat(mus)])
+
+    assert exact_delta(noise) <= delta * (1 + 1e-7)
+    promise = noise.guarantee(sketch, BOUND, delta=delta, coalition=coalition)
+    assert promise.delta == delta and promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert promise.exact == (copies == 1)
+    if promise.exact:
+        assert exact_delta(noise) == pytest.approx(delta, rel=1e-6)
+    if copies == 1 or kind is not one_copy:
+        assert exact_delta(noise) > 0.9 * delta
+        assert exact_delta(type(noise)(0.95 * noise.sigma)) > delta
+    assert exact_delta(type(noise)(0.15 * noise.sigma)) > delta
+
+
+def test_leverages_that_a_static_coalition_leaves_stay_below_the_matrix_chernoff_bound():
+    """Random coalitions of 40 of 400 clients: none above the bound; without its deviation, nearly all."""
+    sketch, coalition = osnap(400, 4, 2, generator=generator(8)), StaticCoalition(40, share=0.5)
+    bound, leverages = coalition.leverages(sketch, 0.1), sketch.leverages()
+    assert float(leverages.topk(40).values.sum()) * 9 < 10 and (bound < leverages / 0.7).all()
+    over, plain, S = 0, 0, sketch.dense()
+    for seed in range(300):
+        honest = S[:, torch.randperm(400, generator=generator(seed))[40:]]
+        left = sketch.leverages(honest @ honest.mT)
+        over += bool((left > bound).any())
+        plain += bool((left > leverages / 0.9).any())
+    assert over <= 0.05 * 300 < 200 < plain
+
+
+def test_one_copy_of_noise_is_refused_where_its_bound_knows_no_honest_part():
+    sketch = osnap(60, 8, 2, generator=generator(9))
+    for coalition in (AdaptiveCoalition(12), StaticCoalition(12)):
+        with pytest.raises(ValueError, match="too many corrupt clients for one copy of noise"):
+            one_copy(sketch, coalition=coalition)
+    rows(sketch, coalition=AdaptiveCoalition(2))
+
+
+def test_a_coalition_chosen_before_the_sketch_costs_less_and_a_smaller_one_less_still():
+    sketch = balanced_osnap(20_000, 50, 1, generator=generator())
+    sigmas = [
+        float(row_sigma(sketch, 1.0, epsilon=EPSILON, delta=DELTA, coalition=coalition)[0])
+        for coalition in (AdaptiveCoalition(), StaticCoalition(20), StaticCoalition(200), AdaptiveCoalition(200))
+    ]
+    assert sigmas == sorted(sigmas) and sigmas[0] < sigmas[-1]
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k"), [(30, 12, 20), (2000, 100, 1800), (500, 500, 450), (500, 10, 499), (9, 4, 1)]
+)
+@pytest.mark.parametrize("level", [0.3, 1e-3, 1e-9])
+def test_the_quantile_of_honest_clients_is_that_of_whole_numbers(n, c, k, level):
+    """P(X < q) <= level < P(X < q + 1), or q is the most that X can be, in exact arithmetic."""
+    q = hypergeometric_quantile(n, c, k, level)
+    below = [math.comb(c, x) * math.comb(n - c, k - x) for x in range(q + 1)]
+    assert Fraction(sum(below[:q]), math.comb(n, k)) <= level
+    assert q == min(c, k) or Fraction(sum(below), math.comb(n, k)) > level
+    assert q >= max(0, c - (n - k))
+
+
+def test_the_quantile_of_honest_clients_at_a_million_clients():
+    """Beside scipy's own distribution function."""
+    law = stats.hypergeom(10**6, 10_000, 990_000)
+    q = hypergeometric_quantile(10**6, 10_000, 990_000, 1e-9)
+    assert law.cdf(q - 1) <= 1e-9 < law.cdf(q) and q == 9835
+
+
+def test_replacing_a_row_moves_the_release_by_two_bounds_whatever_the_copies():
+    """Not by 2 B sqrt(s): the factor s^-1/2 makes each column of S a unit vector."""
+    for sketch in SKETCHES:
+        a, other = torch.zeros(sketch.clients, 3).double(), torch.zeros(sketch.clients, 3).double()
+        a[4], other[4] = torch.tensor([BOUND, 0, 0]), torch.tensor([-BOUND, 0, 0])
+        assert float((sketch.apply(a) - sketch.apply(other)).norm()) == pytest.approx(2 * BOUND)
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+def test_noise_for_each_row_has_the_least_variance_and_one_sigma_a_little_more(sketch):
+    least = entry_variance(BOUND, epsilon=EPSILON, delta=DELTA)
+    assert least == pytest.approx((2 * BOUND / MU) ** 2)
+    torch.testing.assert_close(rows(sketch).variance(sketch), torch.full((sketch.height,), least).double())
+    for kind in (single, one_copy):
+        spread = kind(sketch).variance(sketch)
+        assert least * (1 - 1e-9) <= float(spread.mean()) < 3 * least
+    assert single(ones(50)).variance(ones(50)).item() == pytest.approx(least)
+
+
+def test_noise_of_one_number_in_every_row_adds_up_to_the_stated_trace():
+    """|N|_F^2 has mean d sum_j variance_j, chi-square where the rows are alike."""
+    sketch, columns = balanced_osnap(40, 8, 2, generator=generator()), 5
+    noise = rows(sketch)
+    squares = (
+        noise.sample_sum(sketch, columns, generator=generator(1), sample_shape=(20_000,)).square().sum((-1, -2))
+    )
+    scaled = squares / sketch.copies / float(noise.variance(sketch)[0])
+    assert stats.kstest(scaled, stats.chi2(8 * columns).cdf).pvalue > 1e-6
+    assert stats.kstest(scaled, stats.norm(8 * columns, math.sqrt(16 * columns)).cdf).pvalue < 1e-6
+
+
+def test_a_sketch_without_honest_clients_in_some_row_is_refused():
+    sketch = count_sketch(40, 5, generator=generator(4))
+    smallest = int(sketch.counts().min())
+    rows(sketch, coalition=AdaptiveCoalition(smallest - 1))
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="some used row of the sketch may have no honest client"):
+            kind(sketch, coalition=AdaptiveCoalition(smallest))
+    static = StaticCoalition(35)
+    with pytest.raises(ValueError, match="no honest client"):
+        laplace_noise(sketch, BOUND, epsilon=EPSILON, delta=DELTA, coalition=static)
+    averaged = rows(sketch, coalition=static)  # whoever is honest adds noise: some is always there
+    assert averaged.guarantee(sketch, BOUND, delta=DELTA, coalition=static).epsilon == pytest.approx(
+        EPSILON, rel=1e-6
+    )
+    with pytest.raises(ValueError, match="corrupt must be below the number of clients, 40"):
+        rows(sketch, coalition=AdaptiveCoalition(40))
+
+
+def test_rows_that_hold_nobody_need_no_honest_client():
+    sketch = osnap(3, 50, 1, generator=generator(7))
+    noise = rows(sketch)
+    assert noise.guarantee(sketch, BOUND, delta=DELTA).epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert written_out_mu(noise, sketch) == pytest.approx(MU)
+
+
+def laplace_sum_density(x, shares, scale):
+    """Of Gamma(r, b) - Gamma(r, b): the variance-gamma density."""
+    z = np.abs(x) / scale
+    bessel = special.kve(shares - 0.5, z) * np.exp(-z)
+    return (
+        z ** (shares - 0.5) * bessel / (2 ** (shares - 0.5) * math.sqrt(math.pi) * special.gamma(shares) * scale)
+    )
+
+
+@pytest.mark.parametrize(("corrupt", "copies"), [(0, 1), (4, 1), (0, 2), (0, 4)])
+def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
+    """Densities of the row's honest noise, shifted: every share from the fewest honest clients to all."""
+    sketch = balanced_osnap(48, 4, copies, generator=generator(8))
+    coalition = AdaptiveCoalition(corrupt)
+    noise = laplace_noise(sketch, BOUND, epsilon=EPSILON, coalition=coalition)
+    promise = noise.guarantee(sketch, BOUND, coalition=coalition)
+    assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
+    x, honest = np.linspace(-60, 60, 4801) * noise.scale + 1e-9, int(sketch.counts()[0]) - corrupt
+    worst = []
+    for held in range(honest, int(sketch.counts()[0]) + 1):
+        shares = held / float(noise.parts[0])
+        here, there = (laplace_sum_density(x - shift, shares, noise.scale) for shift in (BOUND, -BOUND))
+        worst.append(copies * float(np.log(here / there).max()))
+    assert max(worst) <= EPSILON * (1 + 1e-9) and worst[0] == pytest.approx(EPSILON, rel=1e-6)
+    fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(x + BOUND, 0.5, noise.scale)
+    assert copies * float(np.log(fewer).max()) > 1.5 * EPSILON  # half a Laplace promises nothing of the kind
+    smaller = LaplaceNoise(0.9 * noise.scale, noise.parts)
+    assert smaller.guarantee(sketch, BOUND, coalition=coalition).epsilon == pytest.approx(EPSILON / 0.9)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_guarantee_of_polya_noise_is_pure_and_exact(copies):
+    sketch, bound = balanced_osnap(24, 4, copies, generator=generator(8)), 3
+    noise = polya_noise(sketch, bound, epsilon=EPSILON)
+    promise = noise.guarantee(sketch, bound)
+    assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
+    z = np.arange(-40, 41)
+    law = stats.dlaplace(-math.log(noise.ratio)).pmf
+    ratio = np.log(law(z - bound) / law(z + bound))
+    assert copies * float(ratio.max()) == pytest.approx(EPSILON)
+    wrong = PolyaNoise(noise.ratio**1.1, noise.parts).guarantee(sketch, bound)
+    assert wrong.epsilon == pytest.approx(1.1 * EPSILON)
+    assert noise.guarantee(sketch, 3.9).epsilon == pytest.approx(EPSILON)  # norms of integers are whole
+
+
+def test_pure_noise_refuses_rows_with_fewer_honest_clients_than_parts():
+    sketch = balanced_osnap(48, 4, 1, generator=generator(8))
+    for noise in (laplace_noise(sketch, 1, epsilon=1.0), polya_noise(sketch, 1, epsilon=1.0)):
+        with pytest.raises(ValueError, match="no whole Laplace"):
+            noise.guarantee(sketch, 1, coalition=AdaptiveCoalition(1))
+    static = StaticCoalition(6, share=0.5)
+    promise = laplace_noise(sketch, 1, epsilon=1.0, delta=1e-3, coalition=static).guarantee(
+        sketch, 1, delta=1e-3, coalition=static
+    )
+    assert promise.delta == 5e-4 and not promise.exact and promise.epsilon == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
+    """E (1 - e^(epsilon - L))_+ at a loose delta, L the log-likelihood ratio, from what the clients draw."""
+    sketch, epsilon, delta, draws = balanced_osnap(12, 4, 2, generator=generator(9)), 1.0, 1e-2, 150_000
+    sigma = {rows: row_sigma, single: single_sigma, one_copy: one_copy_sigma}[kind]
+    noise = kind(sketch)
+    noise = type(noise)(sigma(sketch, BOUND, epsilon=epsilon, delta=delta))
+    i = int((sketch.leverages() - sketch.leverages().max()).abs().argmin()) if kind is one_copy else 0
+    covariance = noise.sigma**2 * sketch.gram() if kind is one_copy else noise.variance(sketch).diag()
+    direction = torch.linalg.solve(covariance, 2 * BOUND * sketch.dense()[:, i])
+    mean = float(direction @ (2 * BOUND * sketch.dense()[:, i]))
+
+    def z_score(part):
+        sums = noise.collect(sketch, torch.zeros(12, draws).double(), generator=generator(10)) / math.sqrt(2)
+        loss = part * (direction @ sums) / part**2 + mean / part**2 / 2
+        gain = (1 - (epsilon - loss).exp()).clamp_min(0)
+        return (float(gain.mean()) - delta) / (float(gain.std()) / math.sqrt(draws))
+
+    assert abs(z_score(1.0)) < 5
+    assert z_score(0.9) > 10
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: row_sigma(s, 0.0, epsilon=1.0, delta=1e-6), "bound must be"),
+        (lambda s: row_sigma(s, 1.0, epsilon=0.0, delta=1e-6), "epsilon must be"),
+        (lambda s: single_sigma(s, 1.0, epsilon=1.0, delta=0.0), "delta must lie"),
+        (lambda s: one_copy_sigma(s, math.nan, epsilon=1.0, delta=1e-6), "bound must be"),
+        (lambda s: polya_noise(s, 1.5, epsilon=1.0), "bound must be an integer"),
+        (lambda s: one_copy(s, coalition=StaticCoalition(1, share=1.0)), "share must lie"),
+        (lambda s: rows(s, coalition=StaticCoalition(40)), "corrupt must be below"),
+        (lambda s: rows(s, coalition=AdaptiveCoalition(-1)), "corrupt must be"),
+        (lambda s: laplace_noise(s, 1.0, epsilon=1.0, coalition=StaticCoalition(1)), "delta must lie"),
+        (lambda s: GaussianNoise(1.0).guarantee(s, 1.0), "delta must lie"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(SKETCHES[0])

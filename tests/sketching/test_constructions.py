@@ -1,0 +1,136 @@
+"""The laws of the sketches: rows, signs, E S^T S = I, and how well they embed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.sketching import (
+    balanced_count_sketch,
+    balanced_osnap,
+    count_sketch,
+    embedding_values,
+    ones,
+    osnap,
+    osnap_blocks,
+    rademacher,
+)
+
+ALPHA = 1e-6
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def dense_sketch(n, m, s, *, generator):
+    return rademacher(n, m, generator=generator)
+
+
+RANDOM = [osnap, osnap_blocks, balanced_osnap, dense_sketch]
+
+
+@pytest.mark.parametrize("make", RANDOM)
+def test_columns_have_unit_norm_and_the_product_is_the_identity_on_average(make):
+    """Off the diagonal of S^T S: mean 0, variance of s meetings in m rows, 1/m, or less where rows are balanced."""
+    n, m, s, draws = 6, 4, 2, 1500
+    total, unsigned, squares = torch.zeros(n, n).double(), torch.zeros(n, n).double(), 0.0
+    for seed in range(draws):
+        S = make(n, m, s, generator=generator(seed)).dense()
+        product = S.mT @ S
+        torch.testing.assert_close(product.diagonal(), torch.ones(n, dtype=torch.float64))
+        total += product
+        unsigned += S.abs().mT @ S.abs()
+        squares += float((product - torch.eye(n)).square().sum()) / (n * (n - 1))
+    off = ~torch.eye(n, dtype=torch.bool)
+    assert float(total[off].abs().max()) * math.sqrt(m / draws) < stats.norm.isf(ALPHA)
+    assert squares / draws <= 1.1 / m
+    assert float(unsigned[off].min()) * math.sqrt(m / draws) > stats.norm.isf(ALPHA)
+
+
+@pytest.mark.parametrize("make", [osnap, osnap_blocks])
+def test_every_copy_is_uniform_whatever_the_others_are(make):
+    """The rows of one copy are uniform over its rows, the set of a column's rows over all allowed sets."""
+    n, m, s = 60_000, 6, 3
+    sketch = make(n, m, s, generator=generator(1))
+    allowed = math.comb(m, s) if make is osnap else (m // s) ** s
+    for c in range(s):
+        rows = sketch.rows[c] if make is osnap else sketch.rows[c] - c * m // s
+        counts = torch.bincount(rows).numpy()
+        assert len(counts) == (m if make is osnap else m // s)
+        assert stats.chisquare(counts).pvalue > ALPHA
+    sets = np.bincount(sum(2 ** sketch.rows[c] for c in range(s)).numpy())
+    assert (sets > 0).sum() == allowed and stats.chisquare(sets[sets > 0]).pvalue > ALPHA
+    assert stats.binomtest(int((sketch.signs > 0).sum()), s * n).pvalue > ALPHA
+
+
+@pytest.mark.parametrize(("n", "m", "s"), [(1000, 10, 1), (1001, 12, 3), (7, 12, 3), (50, 50, 5), (1, 4, 2)])
+def test_balanced_rows_hold_equally_many_up_to_one(n, m, s):
+    counts = balanced_osnap(n, m, s, generator=generator()).counts()
+    assert int(counts.max() - counts.min()) <= 1 and int(counts.sum()) == s * n
+
+
+def test_clients_meet_less_often_in_balanced_rows():
+    n, m, draws = 8, 4, 8000
+    meetings = sum(
+        int(sketch.rows[0, 0] == sketch.rows[0, 1])
+        for sketch in (balanced_count_sketch(n, m, generator=generator(seed)) for seed in range(draws))
+    )
+    assert stats.binomtest(meetings, draws, (n / m - 1) / (n - 1)).pvalue > ALPHA
+    assert stats.binomtest(meetings, draws, 1 / m).pvalue < ALPHA
+
+
+def test_the_dense_sketch_is_a_latin_square_of_copies():
+    sketch = rademacher(30, 5, generator=generator())
+    assert sketch.copies == 5 and (sketch.counts() == 30).all()
+    for c in range(5):
+        assert (torch.bincount(sketch.rows[c]) == 6).all()
+    assert (sketch.dense().abs() - 1 / math.sqrt(5)).abs().max() < 1e-15
+
+
+def test_ones_is_the_plain_sum():
+    A = torch.randn(17, 3, dtype=torch.float64, generator=generator())
+    torch.testing.assert_close(ones(17).apply(A), A.sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize(("make", "s"), [(osnap, 4), (osnap_blocks, 4), (balanced_osnap, 4), (balanced_osnap, 1)])
+def test_an_embedding_of_the_height_of_theory_has_small_distortion(make, s):
+    """m = 60 r rows for r = 5 columns: singular values as those of a Gaussian matrix, 1 -+ sqrt(r/m), and 10 % more;
+    the coordinates of a few clients, the hard case of sparse sketches, meet in few of several copies."""
+    n, r, m = 4000, 5, 300
+    basis = torch.randn(n, r, dtype=torch.float64, generator=generator(1))
+    for seed in range(5):
+        sketch = make(n, m, s, generator=generator(seed))
+        low, high = embedding_values(sketch, basis).tolist()
+        assert 1 - math.sqrt(r / m) - 0.1 < low < high < 1 + math.sqrt(r / m) + 0.1
+        low, high = embedding_values(sketch, torch.eye(n, r)).tolist()
+        assert s == 1 or 0.5 < low <= high < 1.5
+    low, high = embedding_values(make(n, 8, min(s, 4), generator=generator()), basis).tolist()
+    assert high - low > 0.5
+
+
+def test_a_seed_gives_one_sketch_and_another_a_different_one():
+    first, again, other = (osnap(200, 10, 2, generator=generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.rows, again.rows) and torch.equal(first.signs, again.signs)
+    assert not torch.equal(first.rows, other.rows)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: osnap(0, 5, 1, generator=g), "clients must be an integer >= 1"),
+        (lambda g: osnap(10, 0, 1, generator=g), "height must be an integer >= 1"),
+        (lambda g: osnap(10, 5, 6, generator=g), "copies must be at most height = 5"),
+        (lambda g: osnap_blocks(10, 5, 2, generator=g), "multiple of copies = 2, such as 4"),
+        (lambda g: balanced_osnap(10, 7, 3, generator=g), "multiple of copies = 3, such as 6"),
+        (lambda g: count_sketch(2.5, 7, generator=g), "clients must be an integer"),
+        (lambda g: ones(0), "clients must be an integer >= 1"),
+    ],
+)
+def test_bad_sizes_are_named_with_what_would_be_right(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(generator())
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
+        osnap(10, 5, 1, generator=None)

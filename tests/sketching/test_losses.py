@@ -1,0 +1,133 @@
+"""Delta averaged over a coalition that was fixed before the sketch: its pieces, and what it saves."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from torchdp.privacy import gaussian_log_delta, gaussian_sigma
+from torchdp.sketching import (
+    AdaptiveCoalition,
+    GaussianNoise,
+    OneCopyGaussianNoise,
+    StaticCoalition,
+    balanced_count_sketch,
+    balanced_osnap,
+    entry_variance,
+    one_copy_sigma,
+    ones,
+    osnap,
+    row_sigma,
+    single_sigma,
+)
+from torchdp.sketching.losses import client_losses, convex_delta, copy_losses, gaussian_delta
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.03, 1.0, 8.0])
+def test_delta_of_many_gaussians_is_that_of_each(epsilon):
+    mu = np.geomspace(1e-5, 30, 400)
+    found = gaussian_delta(mu**2, epsilon)
+    for value, delta in zip(mu, found, strict=True):
+        known = math.exp(gaussian_log_delta(1 / value, epsilon))
+        assert delta == pytest.approx(known, rel=1e-9, abs=1e-40)
+    with mpmath.workdps(40):
+        x = mpmath.mpf(epsilon)
+        exact = mpmath.ncdf(0.1 - x / 0.2) - mpmath.exp(x) * mpmath.ncdf(-0.1 - x / 0.2)
+    assert float(gaussian_delta(np.array([0.04]), epsilon)[0]) == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0])
+def test_the_majorant_is_convex_above_delta_and_equal_to_it_up_to_the_inflection(epsilon):
+    turn = 2 * math.sqrt(1 + epsilon**2) - 2
+    x = np.linspace(0.02, 6, 3000) * turn
+    f, g = gaussian_delta(x, epsilon), convex_delta(x, epsilon)
+    assert (np.diff(g, 2) > -1e-13 * g.max()).all() and not (np.diff(f, 2) > -1e-13 * f.max()).all()
+    assert (g >= f * (1 - 1e-9)).all()
+    np.testing.assert_allclose(g[x < turn], f[x < turn], rtol=1e-9)
+    bent = np.diff(f[x < 0.99 * turn], 2), np.diff(f[x > 1.01 * turn], 2)
+    assert (bent[0] > 0).all() and (bent[1] < 0).all()  # the inflection is where it is said to be
+
+
+def test_guarantee_of_losses_counts_honest_pairs_as_they_fall():
+    """Every choice of a client and of two corrupt others, in a sketch with several kinds of rows."""
+    sketch = osnap(9, 4, 2, generator=generator(3))
+    found = copy_losses(
+        sketch, 2, torch.arange(4), lambda honest, row: honest + 100 * row
+    )  # a key to what was counted
+    assert float(found.probability.sum()) == pytest.approx(1) and found.convex and not found.exact
+    counted = {}
+    for i in range(9):
+        for a, b in itertools.combinations([k for k in range(9) if k != i], 2):
+            honest = sketch.part(torch.tensor([k for k in range(9) if k not in (a, b)])).counts()
+            for row in sketch.rows[:, i].tolist():
+                key = 2 * (int(honest[row]) + 100 * row)  # s x_c
+                counted[key] = counted.get(key, 0) + 1
+    total = sum(counted.values())
+    for key in set(counted) | set(found.squares):
+        law = float(found.probability[found.squares == key].sum())
+        assert law == pytest.approx(counted.get(key, 0) / total, abs=1e-12)
+
+
+def test_losses_of_many_clients_are_rounded_up():
+    squares = torch.rand(100_000, generator=generator(), dtype=torch.float64) * 0.2
+    rounded, few = client_losses(squares, 0.0, True), client_losses(squares[:1000], 0.0, True)
+    assert float(rounded.probability.sum()) == pytest.approx(1) and not rounded.exact and few.exact
+    plain = math.log(float(gaussian_delta(squares.numpy(), 0.5).mean()))
+    assert plain <= rounded.log_delta(0.5) < plain + 2e-3
+    assert few.log_delta(0.5) == pytest.approx(math.log(float(gaussian_delta(squares[:1000].numpy(), 0.5).mean())))
+
+
+@pytest.mark.parametrize(("n", "corrupt"), [(100_000, 1000), (100_000, 10_000), (20_000, 0)])
+@pytest.mark.parametrize("copies", [1, 4])
+def test_a_static_coalition_costs_its_own_noise_and_nothing_else_to_speak_of(n, corrupt, copies):
+    """Variance over the least: n/(n - t') within .2 %; bounds on the counts of all rows would cost 3 to 8 % more."""
+    sketch, coalition = balanced_osnap(n, 100, copies, generator=generator()), StaticCoalition(corrupt)
+    least = entry_variance(1.0, epsilon=0.1, delta=1e-6)
+    for sigma in (row_sigma, single_sigma):
+        noise = GaussianNoise(sigma(sketch, 1.0, epsilon=0.1, delta=1e-6, coalition=coalition))
+        overhead = float(noise.variance(sketch).mean()) / least
+        assert 1 - 1e-7 <= overhead * (n - corrupt) / n < 1.002
+    if corrupt:
+        counted = n * copies / 100 / float(coalition.honest(sketch, 1e-6).min())
+        assert counted * (n - corrupt) / n > 1.01
+
+
+def test_with_nobody_corrupt_the_two_kinds_of_coalition_agree():
+    sketch = balanced_count_sketch(600, 20, generator=generator())
+    pair = [
+        single_sigma(sketch, 1.0, epsilon=0.5, delta=1e-6, coalition=coalition)
+        for coalition in (AdaptiveCoalition(), StaticCoalition(0))
+    ]
+    assert pair[0] == pytest.approx(pair[1], rel=1e-8) and pair[0] <= pair[1]
+
+
+def test_in_the_plain_sum_exactly_the_corrupt_are_missing():
+    found = single_sigma(ones(500), 1.0, epsilon=0.5, delta=1e-6, coalition=StaticCoalition(100))
+    assert found == pytest.approx(gaussian_sigma(0.5, 1e-6, 2.0) / 20, rel=1e-8)
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_one_copy_of_noise_costs_hardly_more_than_the_least_once_delta_is_averaged(copies):
+    """Uniform rows, everybody honest: the largest leverage would cost 5 % and more."""
+    sketch = osnap(20_000, 100, copies, generator=generator())
+    least = entry_variance(1.0, epsilon=0.1, delta=1e-6)
+    costs = []
+    for coalition in (StaticCoalition(0), AdaptiveCoalition()):
+        noise = OneCopyGaussianNoise(one_copy_sigma(sketch, 1.0, epsilon=0.1, delta=1e-6, coalition=coalition))
+        promise = noise.guarantee(sketch, 1.0, delta=1e-6, coalition=coalition)
+        assert promise.epsilon == pytest.approx(0.1, rel=1e-6)
+        costs.append(float(noise.variance(sketch).mean()) / least)
+    assert 0.999 < costs[0] < 1.04 < 1.05 < costs[1]
+
+
+def test_noise_that_is_private_at_every_epsilon_is_named():
+    sketch = balanced_count_sketch(600, 20, generator=generator())
+    with pytest.raises(ValueError, match="state a smaller delta"):
+        GaussianNoise(1e9).guarantee(sketch, 1.0, delta=1e-3, coalition=StaticCoalition(3))

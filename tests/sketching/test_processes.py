@@ -1,0 +1,145 @@
+"""Servers, clients and analyst as processes: the same bits, and nothing on the wire but shares and sums."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from torchdp.randomness import keyed_generator
+from torchdp.sketching import SecureSketch, balanced_osnap, run_processes, system_masks, take_part
+from torchdp.sketching.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
+from torchdp.sketching.servers import Links
+
+KEY = bytes(range(32))
+
+
+def protocol(n=600, servers=2):
+    sketch = balanced_osnap(n, 6, 2, generator=torch.Generator().manual_seed(0))
+    return SecureSketch(sketch, 3, 1.0, 1.0, 1e-5, servers=servers)
+
+
+def words_of(frame):
+    body = frame[HEADER_BYTES:-TAG_BYTES]
+    return torch.frombuffer(bytearray(body), dtype=torch.int64)
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bits_and_the_wire_carries_only_shares_and_sums(tmp_path):
+    p, A = protocol(), torch.full((600, 3), 0.5)
+    release = run_processes(p, A, noise_key=KEY, record=tmp_path)
+    assert torch.equal(release, p.release(A, generator=keyed_generator(KEY), masks=system_masks))
+
+    sent = {path.stem: torch.load(path) for path in tmp_path.iterdir()}
+    assert set(sent) == {"server 0", "server 1", "clients", "analyst"}
+    frames = [(sender, to, frame) for sender, out in sent.items() for to, frame in out]
+    kinds = {(sender.split()[0], to.split()[0]): header_of(frame).kind for sender, to, frame in frames}
+    assert kinds == {
+        ("clients", "server"): Kind.MESSAGE, ("server", "server"): Kind.ROLL, ("server", "analyst"): Kind.SUM,
+    }  # fmt: skip
+    for_analyst = [frame for _, to, frame in frames if to == "analyst"]
+    assert [len(words_of(frame)) for frame in for_analyst] == [
+        6 * 3
+    ] * 2  # m d words from each server, nothing else
+    payload = sum(8 * len(words_of(f)) for _, _, f in frames if header_of(f).kind is not Kind.ROLL)
+    assert payload == p.payload_bytes
+    for k in range(2):
+        seen = torch.cat(
+            [words_of(f) for _, to, f in frames if to == f"server {k}" and header_of(f).kind is Kind.MESSAGE]
+        )
+        assert len(seen) == 2 * 600 * 3
+        counts = torch.bincount(
+            seen.view(torch.uint8).long(), minlength=256
+        ).double()  # uniform, though all rows are alike
+        assert float((counts - counts.mean()).square().sum() / counts.mean()) < chi2.isf(1e-6, 255)
+
+
+def test_bad_arguments_are_refused_before_any_process_starts():
+    p = protocol()
+    with pytest.raises(ValueError, match="600 rows"):
+        run_processes(p, torch.zeros(5, 3), noise_key=KEY)
+    with pytest.raises(ValueError, match="l_2 norm"):
+        run_processes(p, torch.ones(600, 3), noise_key=KEY)
+    with pytest.raises(ValueError, match="noise_key"):
+        run_processes(p, torch.zeros(600, 3), noise_key=b"short")
+    links = Links.derived(KEY, "clients", 2)
+    with pytest.raises(ValueError, match="rank must be below 4"):
+        take_part(p, KEY, 4, links)
+    with pytest.raises(ValueError, match="A and noise_key"):
+        take_part(p, KEY, 2, links)
+
+
+def test_processes_that_do_not_meet_say_so(tmp_path):
+    with pytest.raises(ConnectionError, match="4 processes did not meet"):
+        take_part(
+            protocol(), KEY, 0, Links.derived(KEY, "server 0", 2), init_method=f"file://{tmp_path}/r", timeout=0.5
+        )
+
+
+PARTY = """
+import os, sys, torch
+from pathlib import Path
+from torchdp.sketching import AdaptiveCoalition, SecureSketch, balanced_osnap, processes
+from torchdp.sketching.servers import Links
+
+rank, key = int(sys.argv[1]), bytes(range(32))
+p = SecureSketch(balanced_osnap(600, 6, 2, generator=torch.Generator().manual_seed(0)), 3, 1.0, 1.0, 1e-5, servers=2)
+if rank == 1:  # the second server dies as soon as all have met
+    processes._serve = lambda *arguments: os._exit(9)
+links = Links.derived(key, processes.parties(p)[rank], 2)
+try:
+    processes.take_part(
+        p, key, rank, links, init_method="file://" + sys.argv[2], A=torch.zeros(600, 3), noise_key=key, timeout=20.0
+    )
+    print("released")
+except ConnectionError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_when_a_server_dies_in_the_middle_the_others_say_so_and_release_nothing(tmp_path):
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PARTY, str(rank), str(tmp_path / "r")], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(4)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 9, 0, 0]
+    assert all("is gone, or silent" in said[rank] and "nothing is released" in said[rank] for rank in (0, 2, 3))
+    assert "server 1" in said[0]
+
+
+@pytest.mark.slow
+def test_a_party_killed_at_the_start_is_named():
+    before = children()
+
+    def kill():
+        while len(mine := sorted(children() - before)) < 4:
+            time.sleep(0.05)
+        os.kill(mine[-3], signal.SIGKILL)  # the second server, in the order in which they were started
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(RuntimeError, match=r"server 1 ended by SIGKILL"):
+        run_processes(protocol(), torch.zeros(600, 3), noise_key=KEY, timeout=20)
+    killer.join()
+
+
+def children():
+    """Process numbers of this process's children that run spawned code."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as stat, open(f"/proc/{name}/cmdline") as command:
+                if stat.read().rsplit(")", 1)[1].split()[1] == str(os.getpid()) and "spawn_main" in command.read():
+                    found.add(int(name))
+        except OSError:
+            continue
+    return found

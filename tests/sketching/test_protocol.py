@@ -1,0 +1,256 @@
+"""The secure sketch: exact integers, calibrated noise, refusals before anything is drawn, counted bytes."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import ks_2samp
+
+from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
+from torchdp.sketching import (
+    AdaptiveCoalition,
+    SecureSketch,
+    Sketch,
+    StaticCoalition,
+    balanced_osnap,
+    count_sketch,
+    generator_masks,
+    ones,
+    osnap,
+    system_masks,
+)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def rows(n, d, bound=1.0, seed=5):
+    """Rows in the ball of this radius, some of them on its boundary."""
+    x = torch.nn.functional.normalize(torch.randn(n, d, dtype=torch.float64, generator=generator(seed)), dim=1)
+    return x * bound * torch.rand(n, 1, dtype=torch.float64, generator=generator(seed)).mul(2).clamp(max=1)
+
+
+def protocol(n=60, m=6, s=2, d=3, **settings):
+    sketch = balanced_osnap(n, m, s, generator=generator())
+    return SecureSketch(sketch, d, 1.0, 1.0, 1e-5, **{"servers": 3, **settings})
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("servers", [2, 5])
+def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
+    p, A = protocol(bits=bits, servers=servers), rows(60, 3)
+    words = p.messages(A, generator=generator(1))
+    assert words.shape == (2, 60, 3) and words.dtype == p.ring.dtype
+    total = [[0] * 3 for _ in range(6)]
+    for c in range(2):
+        for i in range(60):
+            for l in range(3):
+                total[int(p.sketch.rows[c, i])][l] += int(words[c, i, l])
+    limit = 2 ** (bits - 1)
+    assert all(-limit <= v < limit for row in total for v in row)  # nothing wrapped around
+    expected = torch.tensor(total, dtype=torch.float64) / p.ring.scale / math.sqrt(2)
+    for masks in (system_masks, generator_masks(generator(9))):
+        assert torch.equal(p.release(A, generator=generator(1), masks=masks), expected)
+
+
+def test_messages_are_signed_truncated_values_plus_rounded_noise():
+    p, A = protocol(fraction_bits=20), rows(60, 3)
+    noise = torch.randn(2, 60, 3, dtype=torch.float64, generator=generator(1)) * p.sigma[p.sketch.rows][..., None]
+    expected = p.sketch.signs[..., None] * ((A * 2**20).trunc() + (noise * 2**20).round()).long()
+    assert torch.equal(p.messages(A, generator=generator(1)), expected)
+    one = p.messages(A[7:8], 7, generator=generator(1))
+    assert one.shape == (2, 1, 3)
+
+
+@pytest.mark.parametrize(("bits", "sensitivity"), [(32, 2.0), (64, 1e-6)])
+def test_the_fullest_sums_do_not_wrap_and_one_bit_more_is_refused(bits, sensitivity):
+    n, settings = 300, {"bits": bits, "sensitivity": sensitivity}
+    p = SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings)
+    total = p.release(torch.ones(n, 1), generator=generator(2), masks=system_masks)
+    assert abs(float(total) - n) < 6 * float(p.noise_variance.sqrt())
+    finest = p.ring.fraction_bits
+    assert SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings, fraction_bits=finest).ring == p.ring
+    with pytest.raises(ValueError, match=f"at most {finest}"):
+        SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings, fraction_bits=finest + 1)
+    reach = (n + 10 * math.sqrt(n) * float(p.sigma)) * p.ring.scale
+    assert reach < 2 ** (bits - 1) <= 2.01 * reach
+
+
+def test_every_unit_of_the_grid_can_be_hit_by_float64_noise():
+    p = SecureSketch(ones(4000), 1, 1.0, 1.0, 1e-6)
+    assert 2**39 < float(p.sigma) * p.ring.scale <= 2**40
+    words = p.messages(torch.zeros(4000, 1), generator=generator(3))
+    for bit in range(8):
+        assert abs(float(((words >> bit) & 1).double().mean()) - 0.5) < 4 / math.sqrt(4 * 4000)
+    with pytest.raises(ValueError, match="gaps"):
+        SecureSketch(ones(4000), 1, 1.0, 1.0, 1e-6, fraction_bits=p.ring.fraction_bits + 1)
+    shifted = torch.randn(4000, dtype=torch.float64, generator=generator(3)) * 2.0**58  # noise of a finer grid
+    assert (shifted.round().long() % 2 == 0).double().mean() > 0.95
+
+
+def test_a_bound_on_entries_leaves_room_for_more_bits():
+    sketch = ones(10**4)
+    plain, tight = (SecureSketch(sketch, 100, 10.0, 10.0, 1e-6, bits=32, entry=entry) for entry in (None, 1.0))
+    assert tight.ring.fraction_bits > plain.ring.fraction_bits
+
+
+def test_guarantee_no_client_is_told_apart_better_than_mu():
+    epsilon, delta = 0.7, 1e-6
+    for coalition in (AdaptiveCoalition(0), AdaptiveCoalition(3), StaticCoalition(10)):
+        sketch = osnap(3000, 20, 3, generator=generator())
+        for bits, f in ((64, 30), (32, 3), (32, 0)):
+            p = SecureSketch(sketch, 4, 1.5, epsilon, delta, coalition=coalition, bits=bits, fraction_bits=f)
+            rest = delta - coalition.slack(delta)
+            worst = 0.0
+            for i in range(0, 3000, 97):  # the proof's sum, client by client, with all honest pairs or fewer
+                total = 0.0
+                for c in range(3):
+                    j = int(sketch.rows[c, i])
+                    h, sigma = int(coalition.honest(sketch, delta)[j]), float(p.sigma[j])
+                    cost = min(9 / k + 4 * k / (4 * 4.0**f) for k in range(1, h + 1))  # D = 2 * 1.5, d = 4
+                    total += cost / sigma**2
+                worst = max(worst, total)
+            exact = gaussian_log_delta(1.0, epsilon, math.sqrt(worst))
+            assert math.log(rest) - 0.3 < exact <= math.log(rest)
+            assert gaussian_log_delta(1.0, epsilon, math.sqrt(worst * 1.05)) > math.log(rest)
+    assert p.guarantee.model is Model.LINEAR_TRANSFORM and not p.guarantee.exact
+    assert (p.guarantee.epsilon, p.guarantee.delta) == (epsilon, delta)
+
+
+def test_without_a_coalition_and_on_a_fine_grid_the_noise_is_the_ideal_one():
+    p = SecureSketch(balanced_osnap(5000, 50, 5, generator=generator()), 4, 2.0, 0.3, 1e-6)
+    ideal = gaussian_sigma(0.3, 1e-6, 4.0) ** 2
+    assert torch.allclose(p.noise_variance, torch.full((50,), ideal, dtype=torch.float64), rtol=1e-9)
+
+
+@pytest.mark.parametrize("s", [1, 4])
+def test_noise_of_both_paths_has_the_predicted_variance(s):
+    n, m, d = 4000, 40, 250
+    sketch = balanced_osnap(n, m, s, generator=generator())
+    p, A = SecureSketch(sketch, d, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(7)), rows(n, d)
+    exact = sketch.apply(A)
+    for release in (p.release(A, generator=generator(3), masks=system_masks), p.sample(A, generator=generator(3))):
+        z = (release - exact) / p.noise_variance.sqrt()[:, None]
+        squares = z.square()
+        assert abs(float(squares.mean()) - 1) < 4 * math.sqrt(2 / squares.numel())
+        assert abs(float(z.mean())) < 4 / math.sqrt(z.numel())
+
+
+def test_messages_and_sums_drawn_at_once_have_one_law():
+    sketch = Sketch(
+        torch.tensor([[0, 2, 2, 2, 4, 4]]), torch.tensor([[1, -1, 1, 1, -1, 1]]), 5
+    )  # 1, 0, 3, 0, 2 clients
+    p = SecureSketch(sketch, 1000, 1.0, 1.0, 1e-3)
+    A = rows(6, 1000)
+    messages = torch.cat([p.release(A, generator=generator(k), masks=system_masks) for k in range(3)], 1)
+    at_once = p.sample(A, generator=generator(50), sample_shape=(3,)).transpose(0, 1).flatten(1)
+    assert messages.dtype == at_once.dtype == torch.float64
+    centre = sketch.apply(A).repeat(1, 3)
+    for j in (0, 2, 4):
+        assert ks_2samp(messages[j] - centre[j], at_once[j] - centre[j]).pvalue > 1e-3
+        assert ks_2samp(messages[j] - centre[j], 1.3 * (at_once[j] - centre[j])).pvalue < 1e-4
+    for j in (1, 3):
+        assert (messages[j] == 0).all() and (at_once[j] == 0).all()
+
+
+def test_one_client_is_enough_and_keeps_all_its_noise():
+    p = SecureSketch(ones(1), 2, 1.0, 1.0, 1e-5)
+    assert float(p.sigma) == pytest.approx(gaussian_sigma(1.0, 1e-5, 2.0), rel=1e-9)
+    assert p.sample(torch.zeros(1, 2), generator=generator(), sample_shape=(4,)).shape == (4, 1, 2)
+
+
+def test_a_grid_too_coarse_for_sums_drawn_at_once_is_refused():
+    p = protocol(fraction_bits=2)
+    with pytest.raises(ValueError, match="too coarse"):
+        p.sample(rows(60, 3), generator=generator())
+    assert p.release(rows(60, 3), generator=generator(), masks=system_masks).shape == (6, 3)
+
+
+BAD = {
+    "bound = 1.0": lambda A: A * 1.001 / A.norm(dim=1).max(),
+    "NaN": lambda A: A.index_fill(0, torch.tensor([3]), math.nan),
+    "infinite": lambda A: A.index_fill(0, torch.tensor([3]), math.inf),
+    r"shape \(clients, 3\)": lambda A: A[:, :2],
+    "60 rows": lambda A: A[:59],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_data_are_refused_before_any_noise_is_drawn(message):
+    p, random = protocol(), generator(4)
+    before = random.get_state()
+    for action in (p.sample, lambda A, generator: p.release(A, generator=generator, masks=system_masks)):
+        with pytest.raises(ValueError, match=message) as error:
+            action(BAD[message](rows(60, 3)), generator=random)
+        assert "tensor(" not in str(error.value)
+        assert torch.equal(random.get_state(), before)
+
+
+def test_rows_clipped_in_double_precision_pass():
+    A = torch.nn.functional.normalize(torch.randn(60, 3, dtype=torch.float64, generator=generator()), dim=1)
+    assert protocol().check(A) is A
+    with pytest.raises(ValueError, match=r"entry = 0\.5"):
+        protocol(entry=0.5).check(A)
+
+
+def test_bad_settings_are_refused():
+    sketch = count_sketch(50, 10, generator=generator())
+    least = int(sketch.counts().min())
+    with pytest.raises(ValueError, match="no honest client"):
+        SecureSketch(sketch, 3, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(least))
+    SecureSketch(sketch, 3, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(least - 1))
+    with pytest.raises(ValueError, match="scale the data down"):
+        SecureSketch(sketch, 3, 1e9, 1.0, 1e-6, bits=32)
+    for wrong, message in (
+        ({"servers": 1}, "servers"), ({"bits": 48}, "bits"), ({"fraction_bits": -1}, "fraction_bits"),
+        ({"entry": 2.0}, "entry"), ({"sensitivity": 0.0}, "sensitivity"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            SecureSketch(sketch, 3, 1.0, 1.0, 1e-6, **wrong)
+    for arguments in ((3, 0.0, 1.0, 1e-6), (3, 1.0, 0.0, 1e-6), (3, 1.0, 1.0, 0.0), (0, 1.0, 1.0, 1e-6)):
+        with pytest.raises(ValueError, match=r"bound|epsilon|delta|columns"):
+            SecureSketch(sketch, *arguments)
+    with pytest.raises(TypeError, match="coalition"):
+        SecureSketch(sketch, 3, 1.0, 1.0, 1e-6, coalition=5)
+    with pytest.raises(TypeError, match="sketch"):
+        SecureSketch(torch.eye(3), 3, 1.0, 1.0, 1e-6)
+    p = protocol()
+    with pytest.raises(TypeError, match="ring has 64 bits"):
+        p.reveal(torch.zeros(3, 6, 3, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"one .* for each server"):
+        p.reveal(torch.zeros(2, 6, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="beyond the 60 clients"):
+        p.messages(rows(60, 3), 1, generator=generator())
+    with pytest.raises(ValueError, match="nonce"):
+        p.session(b"short")
+
+
+def test_a_known_smaller_sensitivity_means_less_noise():
+    full, less = (SecureSketch(ones(1000), 5, 1.0, 1.0, 1e-6, sensitivity=v) for v in (None, math.sqrt(2)))
+    assert float(less.sigma / full.sigma) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
+
+
+def test_sessions_of_other_parameters_have_other_names():
+    nonce = bytes(range(32))
+    others = [
+        protocol(),
+        protocol(bits=32),
+        protocol(servers=2),
+        protocol(coalition=AdaptiveCoalition(1)),
+        protocol(d=4),
+    ]
+    assert len({p.session(nonce) for p in others}) == len(others)
+    assert protocol().session(nonce) == protocol().session(nonce) != protocol().session(nonce[::-1])
+
+
+@pytest.mark.parametrize(
+    ("n", "servers", "megabytes"), [(10**5, 3, 24.024), (10**5, 2, 16.016), (10**6, 3, 240.024)]
+)
+def test_bytes_are_those_of_the_paper(n, servers, megabytes):
+    sketch = balanced_osnap(n, 100, 1, generator=generator())
+    settings = {"servers": servers, "sensitivity": 1.0}
+    assert SecureSketch(sketch, 10, 1.0, 1.0, 1e-6, **settings).payload_bytes == round(megabytes * 1e6)
+    assert 2 * SecureSketch(sketch, 10, 1.0, 1.0, 1e-6, bits=32, **settings).payload_bytes == round(
+        megabytes * 1e6
+    )

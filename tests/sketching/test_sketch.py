@@ -1,0 +1,167 @@
+"""A sketch is the matrix it says it is, on every way of applying it."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from torchdp.sketching import (
+    Sketch,
+    balanced_count_sketch,
+    balanced_osnap,
+    embedding_values,
+    ones,
+    osnap,
+    osnap_blocks,
+    rademacher,
+)
+
+
+def generator(seed=0, device="cpu"):
+    return torch.Generator(device).manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+SKETCHES = [
+    osnap(60, 8, 3, generator=generator(1)),
+    osnap(200, 13, 3, generator=generator(9)),
+    osnap_blocks(61, 9, 3, generator=generator(2)),
+    balanced_osnap(60, 12, 4, generator=generator(3)),
+    balanced_count_sketch(60, 5, generator=generator(4)),
+    balanced_count_sketch(60, 5, generator=generator(4)).by_row()[0],
+    rademacher(60, 7, generator=generator(5)),
+    ones(9),
+    osnap(1, 2, 2, generator=generator(6)),
+    osnap(3, 50, 1, generator=generator(7)),
+]
+
+
+def written_out(sketch):
+    """S from its definition, entry by entry."""
+    S = torch.zeros(sketch.height, sketch.clients, dtype=torch.float64)
+    for c, i in itertools.product(range(sketch.copies), range(sketch.clients)):
+        S[sketch.rows[c, i], i] += float(sketch.signs[c, i]) / math.sqrt(sketch.copies)
+    return S
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+def test_every_way_of_applying_a_sketch_is_the_matrix_product(sketch):
+    S, A = written_out(sketch), normal(2, sketch.clients, 4)
+    torch.testing.assert_close(sketch.dense(), S)
+    torch.testing.assert_close(sketch.apply(A), S @ A)
+    torch.testing.assert_close(sketch.sums(A), math.sqrt(sketch.copies) * S @ A)
+    torch.testing.assert_close(sketch.apply(A[0].float()), (S @ A[0]).float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sketch.gram(), S @ S.mT)
+    assert torch.equal(sketch.counts(), (S != 0).sum(1))
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+def test_sums_of_integers_are_exact_also_where_they_wrap(sketch):
+    Q = torch.empty(2, sketch.clients, 3, dtype=torch.int64).random_(-(2**63), None, generator=generator(8))
+    signs = (written_out(sketch) * math.sqrt(sketch.copies)).round().to(torch.int64)
+    wanted = (signs[:, :, None] * Q[:, None]).sum(-2)
+    assert torch.equal(sketch.sums(Q), wanted)
+    assert torch.equal(sketch.sums(Q.to(torch.int32)), wanted.to(torch.int32))
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+def test_sums_of_what_differs_between_copies(sketch):
+    values = normal(2, sketch.copies, sketch.clients, 3)
+    wanted = torch.zeros(2, sketch.height, 3, dtype=torch.float64)
+    for c, i in itertools.product(range(sketch.copies), range(sketch.clients)):
+        wanted[:, sketch.rows[c, i]] += sketch.signs[c, i] * values[:, c, i]
+    torch.testing.assert_close(sketch.copy_sums(values), wanted)
+
+
+def test_clients_in_the_order_of_their_rows_are_added_up_side_by_side():
+    sketch, A = balanced_count_sketch(600, 12, generator=generator()), normal(600, 5)
+    ordered, order = sketch.by_row()
+    assert ordered.bucketed and not sketch.bucketed
+    torch.testing.assert_close(ordered.apply(A[order]), sketch.apply(A))
+    assert not balanced_count_sketch(601, 12, generator=generator()).by_row()[0].bucketed
+    assert not balanced_osnap(600, 12, 2, generator=generator()).by_row()[0].bucketed
+
+
+def test_part_keeps_the_columns_of_some_clients(monkeypatch):
+    sketch, some = SKETCHES[0], torch.tensor([5, 2, 40])
+    torch.testing.assert_close(sketch.part(some).dense(), sketch.dense()[:, some])
+    gram = sketch.gram()
+    monkeypatch.setattr("torchdp.sketching.sketch.NUMBERS_AT_ONCE", 50)
+    slices = list(sketch.parts(7))
+    assert slices[0] == slice(0, 7) and slices[-1].stop == 60
+    torch.testing.assert_close(sketch.gram(), gram)
+
+
+@pytest.mark.parametrize("sketch", SKETCHES[:7])
+def test_leverages_are_those_of_the_definition_and_add_up_to_the_used_rows(sketch):
+    S = written_out(sketch)
+    wanted = torch.einsum("mi,mk,ki->i", S, torch.linalg.inv(S @ S.mT), S)
+    torch.testing.assert_close(sketch.leverages(), wanted)
+    assert float(sketch.leverages().sum()) == pytest.approx(sketch.height)
+    honest = S[:, 10:]
+    wanted = torch.einsum("mi,mk,ki->i", S, torch.linalg.inv(honest @ honest.mT), S)
+    torch.testing.assert_close(sketch.leverages(honest @ honest.mT), wanted)
+
+
+def test_leverages_leave_out_rows_that_hold_nobody_and_refuse_dependent_ones():
+    assert osnap(3, 50, 1, generator=generator(7)).leverages().tolist() == pytest.approx([1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="take fewer rows or more clients"):
+        osnap(3, 50, 2, generator=generator(7)).leverages()
+
+
+def test_embedding_values_bracket_the_stretch_of_every_vector():
+    sketch, A = balanced_osnap(2000, 120, 4, generator=generator()), normal(2000, 6)
+    low, high = embedding_values(sketch, A).tolist()
+    x = normal(6, 500, seed=1)
+    stretch = (sketch.apply(A) @ x).norm(dim=0) / (A @ x).norm(dim=0)
+    assert low <= float(stretch.min()) and float(stretch.max()) <= high
+    wanted = torch.linalg.svdvals(sketch.dense() @ torch.linalg.qr(A).Q)
+    assert [low, high] == pytest.approx([float(wanted[-1]), float(wanted[0])])
+    assert float(embedding_values(osnap(50, 3, 1, generator=generator()), normal(50, 6))[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "signs", "height", "message"),
+    [
+        ([[0, 5]], [[1, 1]], 5, "rows must lie in"),
+        ([[0, 1], [1, 1]], [[1, 1], [1, 1]], 5, "distinct"),
+        ([[0, 1]], [[1, 0]], 5, "signs must hold"),
+        ([[0, 1]], [[1, 1], [1, 1]], 5, "signs must be"),
+        ([[]], [[]], 5, "neither 0"),
+        ([[0, 1]], [[1, 1]], 0, "height must be"),
+    ],
+)
+def test_what_is_no_sketch_is_refused(rows, signs, height, message):
+    with pytest.raises(ValueError, match=message):
+        Sketch(torch.tensor(rows, dtype=torch.int64), torch.tensor(signs, dtype=torch.int8), height)
+
+
+def test_bad_input_is_named():
+    sketch = SKETCHES[0]
+    with pytest.raises(ValueError, match=r"values must have shape \(..., 60, d\)"):
+        sketch.apply(normal(61, 2))
+    with pytest.raises(ValueError, match="values must have shape"):
+        sketch.sums(torch.ones(60))
+    with pytest.raises(ValueError, match=r"\(..., 3, n, d\)"):
+        sketch.copy_sums(normal(2, 60, 2))
+    with pytest.raises(TypeError, match=r"A must be a torch\.Tensor"):
+        sketch.apply([[1.0]])
+    with pytest.raises(TypeError, match="rows must be an integer tensor"):
+        Sketch(torch.zeros(1, 3), torch.ones(1, 3), 2)
+    with pytest.raises(ValueError, match="basis must have shape"):
+        embedding_values(sketch, normal(5, 6))
+
+
+@pytest.mark.gpu
+def test_sketches_on_a_gpu():
+    here = osnap(5000, 40, 4, generator=generator(1, "cuda"))
+    there = Sketch(here.rows.cpu(), here.signs.cpu(), 40)
+    A = normal(5000, 3)
+    torch.testing.assert_close(here.apply(A.cuda()).cpu(), there.apply(A))
+    torch.testing.assert_close(here.leverages().cpu(), there.leverages())
+    Q = torch.randint(-(2**62), 2**62, (5000, 3), generator=generator(2))
+    assert torch.equal(here.sums(Q.cuda()).cpu(), there.sums(Q))

@@ -1,0 +1,72 @@
+"""The servers' sums, in every layout, against the dense sketch in exact integers."""
+
+import pytest
+import torch
+
+from torchdp.sketching import Layout, Sketch, add_rows, balanced_osnap, bucket_sums, ones, osnap, rademacher
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def sketches():
+    g = generator()
+    yield osnap(57, 10, 3, generator=g)
+    yield balanced_osnap(60, 10, 2, generator=g)
+    yield balanced_osnap(61, 5, 1, generator=g)
+    yield rademacher(12, 4, generator=g)
+    yield ones(9)
+    yield Sketch(torch.tensor([[4, 4, 0, 4]]), torch.tensor([[1, -1, 1, 1]]), 6)  # rows of 0, 1 and 3 clients
+    yield ones(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_contiguous_sums_are_the_sums_row_by_row_modulo_the_ring(dtype):
+    for sketch in sketches():
+        shape = (sketch.copies, sketch.clients, 3)
+        words = torch.empty(shape, dtype=dtype).random_(torch.iinfo(dtype).min, None, generator=generator(1))
+        exact = [[0] * 3 for _ in range(sketch.height)]
+        for c in range(sketch.copies):
+            for i in range(sketch.clients):
+                for l in range(3):
+                    exact[int(sketch.rows[c, i])][l] += int(words[c, i, l])
+        bits = torch.iinfo(dtype).bits
+        wrapped = [[(v + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for v in row] for row in exact]
+        layout = Layout(sketch)
+        table = layout.empty(3, dtype)
+        for first in range(0, sketch.clients, 7):
+            layout.put(table, words[:, first : first + 7], first)
+        zeros = torch.zeros(sketch.height, 3, dtype=dtype)
+        assert bucket_sums(table).tolist() == wrapped == add_rows(zeros, sketch.rows, words).tolist()
+        assert bucket_sums(table).dtype == dtype
+
+
+def test_a_balanced_sketch_wastes_no_place():
+    sketch = balanced_osnap(60, 10, 2, generator=generator())
+    assert Layout(sketch).width == 12 and Layout(sketch).empty(4, torch.int64).shape == (10, 4, 12)
+
+
+def test_each_pair_has_a_place_of_its_own():
+    for sketch in sketches():
+        layout = Layout(sketch)
+        taken = (sketch.rows * layout.width + layout.places).flatten()
+        assert len(taken.unique()) == len(taken) and int(layout.places.max()) < layout.width
+
+
+def test_cleared_clients_add_nothing():
+    sketch = osnap(30, 6, 2, generator=generator())
+    words = torch.ones(2, 30, 1, dtype=torch.int64)
+    layout, gone = Layout(sketch), torch.arange(30) % 3 == 0
+    table = layout.empty(1, torch.int64)
+    layout.put(table, words)
+    layout.clear(table, gone)
+    assert torch.equal(bucket_sums(table)[:, 0], sketch.part(~gone).counts())
+
+
+def test_sums_for_all_servers_at_once():
+    sketch = osnap(30, 6, 2, generator=generator())
+    words = torch.arange(3 * 2 * 30 * 4).view(3, 2, 30, 4)
+    together = add_rows(torch.zeros(3, 6, 4, dtype=torch.int64), sketch.rows, words)
+    for k in range(3):
+        assert torch.equal(together[k], add_rows(torch.zeros(6, 4, dtype=torch.int64), sketch.rows, words[k]))

@@ -1,0 +1,57 @@
+"""Mean squared errors in closed form: random features, rounding to bits, privacy noise."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.density.family import NUMBERS_AT_ONCE, Family, OneTermFamily
+from torchdp.shuffle import BitSum
+
+
+@dataclass(frozen=True, eq=False)
+class MeanSquaredError:
+    """Its three parts at each query, (q,); they add up."""
+
+    feature: Tensor
+    rounding: Tensor
+    privacy: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """(q,)."""
+        return self.feature + self.rounding + self.privacy
+
+
+def kernel_means(family: Family, x: Tensor, y: Tensor) -> Tensor:
+    """The exact density, not private: mean_u k(x_u, y), (n, d), (q, d) -> (q,), float64, part by part."""
+    x, y = family.users(x), family.queries(y)
+    total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
+    for part in x.split(max(1, NUMBERS_AT_ONCE // max(1, len(y)))):
+        total += family._kernel(part, y.to(part)).sum(0, dtype=torch.float64)
+    return total / len(x)
+
+
+def expected_mse(
+    family: OneTermFamily, repetitions: int, protocol: BitSum, x: Tensor, y: Tensor
+) -> MeanSquaredError:
+    """E (K~(y) - mean_u k(x_u, y))^2 over the features too: (n, d), (q, d) -> (q,). O(n^2 q d), not private.
+
+    feature: (1/I) (mean_{u, v} E <f(x_u), g> <f(x_v), g> - K(y)^2); rounding: (1/(n I)) mean_u (R^2 E g^2 -
+    E <f(x_u), g>^2); privacy: (1/I) (2 R rmse/n)^2 E g^2, exact where the protocol's variance does not depend on the
+    data, else its largest. Raises ValueError, TypeError.
+    Source: Wagner (2025), section A.1, with the terms kept apart and exact.
+    """
+    repetitions = checks.integer("repetitions", repetitions, 1)
+    x, y = family.users(x).double(), family.queries(y).double()
+    n = len(x)
+    pairs, own = torch.zeros((2, len(y)), dtype=torch.float64, device=x.device)
+    for part in x.split(max(1, NUMBERS_AT_ONCE // max(1, n * len(y) * family.dimension))):
+        pairs += family.cross_moment(part[:, None, None], x[None, :, None], y).sum((0, 1))
+        own += family.cross_moment(part[:, None], part[:, None], y).sum(0)
+    feature = pairs / n**2 - kernel_means(family, x, y).square()
+    query = family.query_moment(y)
+    rounding = (family.bound**2 * query - own / n).clamp_min(0) / n
+    privacy = (2 * family.bound / n) ** 2 * protocol.rmse**2 * query
+    return MeanSquaredError(*(part / repetitions for part in (feature, rounding, privacy)))

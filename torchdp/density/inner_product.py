@@ -1,0 +1,191 @@
+"""The inner product kernel on the unit ball."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.density.family import SLACK, Family, Features, OneTermFamily, drawn
+from torchdp.density.hadamard import power_of_two, random_signs, rotate
+
+
+@dataclass(frozen=True)
+class InnerProductFamily(Family):
+    """k(x, y) = <x, y> for users' vectors of norm at most 1: the mean over users is <mean of x, y>."""
+
+    @property
+    def movement(self) -> float:
+        """Coordinates of unit vectors change by 2 in norm at most: sum_j (f_j - f_j')^2/(4 R^2) <= 1/R^2."""
+        return min(float(self.support), ((1 + SLACK) / self.bound) ** 2)
+
+    def query_moment(self, y: Tensor) -> Tensor:
+        """||y||^2."""
+        return self.queries(y).square().sum(-1)
+
+    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        return x @ y.mT
+
+    def _inside(self, name: str, points: Tensor) -> Tensor:
+        if len(points) and float(torch.linalg.vector_norm(points, dim=-1).max()) > 1 + SLACK:
+            raise ValueError(
+                f"{name} must hold vectors of norm at most 1; divide each by its norm, or all by a public bound"
+            )
+        return points
+
+
+@dataclass(frozen=True)
+class InnerProduct(InnerProductFamily):
+    """f(x) = x, g(y) = y: Q = S = d, R = 1, no bias and no randomness. Raises ValueError.
+
+    Source: Wagner (2025), section 4, the trivial family.
+    """
+
+    @property
+    def coordinates(self) -> int:
+        return self.dimension
+
+    @property
+    def bound(self) -> float:
+        return 1.0
+
+    @property
+    def support(self) -> int:
+        return self.dimension
+
+    @property
+    def bias(self) -> float:
+        return 0.0
+
+    def draw(self, repetitions: int, *, generator: torch.Generator) -> "IdentityFeatures":
+        """The generator is not used; repetitions round the same coordinates anew."""
+        return IdentityFeatures(self, drawn(repetitions, generator)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class IdentityFeatures(Features):
+    """The coordinates themselves, ``repetitions`` times."""
+
+    def _left(self, x: Tensor) -> Tensor:
+        return x.repeat(1, self.repetitions)
+
+    def _right(self, y: Tensor) -> Tensor:
+        return y.repeat(1, self.repetitions)
+
+
+@dataclass(frozen=True)
+class InnerProductSigns(InnerProductFamily, OneTermFamily):
+    """f(x) = <s, x>, g(y) = <s, y> with random signs s: Q = S = 1, R = sqrt(d), no bias. Raises ValueError.
+
+    Source: Wagner (2025), section A.3.
+    """
+
+    @property
+    def coordinates(self) -> int:
+        return 1
+
+    @property
+    def bound(self) -> float:
+        return math.sqrt(self.dimension)
+
+    @property
+    def support(self) -> int:
+        return 1
+
+    @property
+    def movement(self) -> float:
+        """1: the vectors may lie along the signs."""
+        return 1.0
+
+    @property
+    def bias(self) -> float:
+        return 0.0
+
+    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
+        """<x, other> ||y||^2 + 2 <x, y> <other, y> - 2 sum_j x_j other_j y_j^2."""
+        along = (x * y).sum(-1) * (other * y).sum(-1)
+        return (x * other).sum(-1) * y.square().sum(-1) + 2 * along - 2 * (x * other * y.square()).sum(-1)
+
+    def draw(self, repetitions: int, *, generator: torch.Generator) -> "SignedSumFeatures":
+        repetitions, generator = drawn(repetitions, generator)
+        return SignedSumFeatures(self, repetitions, random_signs((self.dimension, repetitions), generator))
+
+
+@dataclass(frozen=True, eq=False)
+class SignedSumFeatures(Features):
+    """signs: (d, repetitions)."""
+
+    signs: Tensor
+
+    @property
+    def movement(self) -> float:
+        """||signs^T (x - x')||^2/(4 d) <= (largest singular value of the signs)^2/d."""
+        largest = float(torch.linalg.matrix_norm(self.signs, 2)) * (1 + SLACK)
+        return min(float(self.repetitions), largest**2 / len(self.signs))
+
+    def _left(self, x: Tensor) -> Tensor:
+        return x @ self.signs.to(x)
+
+    def _right(self, y: Tensor) -> Tensor:
+        return self._left(y)
+
+
+@dataclass(frozen=True)
+class InnerProductRotated(InnerProductFamily):
+    """f(x) = z clipped to [-R, R], g(y) unclipped, z = H diag(s) x/sqrt(D): Q = S = D, R = width/sqrt(D).
+
+    s are random signs, H is Sylvester's matrix of D >= d rows, a power of two. A coordinate of z has a variance of at
+    most 1/D, so that a small range is enough, and the rounding noise shrinks with it: R is 1 for the plain coordinates.
+    What is clipped of one coordinate has a second moment of at most int_R^inf 2 (t - R) 2 e^{-D t^2/2} dt (Hoeffding),
+    and by Cauchy and Schwarz for ||y|| <= 1
+
+        bias^2 <= 4 (e^{-w^2/2} - w int_w^inf e^{-t^2/2} dt),  w = width.
+
+    R is 1, and nothing is clipped, where width >= sqrt(D). dimension >= 1; width > 0. Raises ValueError.
+
+    Guarantees: |E <f(x), g(y)> - <x, y>| <= bias ||y||.
+    Source: Ailon, Chazelle (2009), the rotation; the range and its bias: the argument above.
+    """
+
+    width: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "width", checks.positive("width", self.width))
+
+    @property
+    def coordinates(self) -> int:
+        return power_of_two(self.dimension)
+
+    @property
+    def bound(self) -> float:
+        return min(1.0, self.width / math.sqrt(self.coordinates))
+
+    @property
+    def support(self) -> int:
+        return self.coordinates
+
+    @property
+    def bias(self) -> float:
+        if self.bound == 1:
+            return 0.0
+        tail = math.sqrt(math.pi / 2) * math.erfc(self.width / math.sqrt(2))
+        return 2 * math.sqrt(math.exp(-(self.width**2) / 2) - self.width * tail)
+
+    def draw(self, repetitions: int, *, generator: torch.Generator) -> "RotatedFeatures":
+        repetitions, generator = drawn(repetitions, generator)
+        return RotatedFeatures(self, repetitions, random_signs((repetitions, self.coordinates), generator))
+
+
+@dataclass(frozen=True, eq=False)
+class RotatedFeatures(Features):
+    """signs: (repetitions, D)."""
+
+    signs: Tensor
+
+    def _left(self, x: Tensor) -> Tensor:
+        return self._right(x).clamp_(-self.bound, self.bound)
+
+    def _right(self, y: Tensor) -> Tensor:
+        return rotate(y[:, None], self.signs).flatten(1)

@@ -1,0 +1,104 @@
+"""Fast preprocessing of high-dimensional vectors."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.density.family import Family, Features
+from torchdp.density.gaussian import GaussianFamily
+from torchdp.density.hadamard import power_of_two, random_signs, rotate
+
+
+@dataclass(frozen=True)
+class Projected(Family):
+    """A Gaussian family on m = ``family.dimension`` numbers of a longer vector: sqrt(D/m) (H diag(s) x/sqrt(D))_rows.
+
+    s random signs, H Sylvester's matrix of D >= dimension rows, m of its rows chosen at random: O(D^{3/2}) for a
+    vector and then O(m repetitions), in the place of O(dimension repetitions). One projection serves all repetitions.
+
+    With t the squared distance after the projection and t0 = ||x - y||^2/bandwidth^2 before, E t = t0 and E (t - t0)^2
+    <= t0^2 v, v = (2/m)(D - m)/(D - 1). By Taylor's formula 0 <= E e^-t - e^-t0 = E (t - t0)^2 int_0^1 (1 - u) e^{-t0 -
+    u (t - t0)} du <= v t0^2 int_0^1 (1 - u) e^{-t0 (1 - u)} du <= v, by t >= 0: the bias is at most v.
+
+    dimension >= family.dimension. Raises ValueError, TypeError.
+    Guarantees: 0 <= E <f(x), g(y)> - k(x, y) <= bias.
+    Source: Ailon, Chazelle (2009); Tropp (2011); Wagner (2025), Theorem 3.2's proof; the bias as above.
+    """
+
+    family: GaussianFamily
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.family, GaussianFamily):
+            raise TypeError(f"family must be a Gaussian family, not {type(self.family).__name__}")
+        checks.integer("dimension", self.dimension, self.family.dimension)
+
+    @property
+    def coordinates(self) -> int:
+        return self.family.coordinates
+
+    @property
+    def bound(self) -> float:
+        return self.family.bound
+
+    @property
+    def support(self) -> int:
+        return self.family.support
+
+    @property
+    def bias(self) -> float:
+        size, kept = power_of_two(self.dimension), self.family.dimension
+        return 2 / kept * (size - kept) / max(1, size - 1)
+
+    def query_moment(self, y: Tensor) -> Tensor:
+        y = self.queries(y)
+        return self.family.query_moment(y.new_zeros(len(y), self.family.dimension))
+
+    def draw(self, repetitions: int, *, generator: torch.Generator) -> "ProjectedFeatures":
+        inner = self.family.draw(repetitions, generator=generator)
+        size = power_of_two(self.dimension)
+        signs = random_signs((size,), generator)
+        rows = torch.randperm(size, device=generator.device, generator=generator)[: self.family.dimension]
+        return ProjectedFeatures(self, repetitions, inner, signs, rows)
+
+    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.family._kernel(x, y)
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectedFeatures(Features):
+    """inner: features of the projected vectors; signs: (D,); rows: (m,) of D."""
+
+    inner: Features
+    signs: Tensor
+    rows: Tensor
+
+    @property
+    def rounding(self) -> float:
+        return self.inner.rounding
+
+    @property
+    def _numbers(self) -> int:
+        return max(self.inner._numbers, len(self.signs))
+
+    def project(self, x: Tensor) -> Tensor:
+        """(n, d) -> (n, m)."""
+        return rotate(x, self.signs)[:, self.rows] * math.sqrt(len(self.signs) / len(self.rows))
+
+    def _left(self, x: Tensor) -> Tensor:
+        return self.inner._left(self.project(x))
+
+    def _right(self, y: Tensor) -> Tensor:
+        return self.inner._right(self.project(y))
+
+    def _bits(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return self.inner._bits(self.project(x), generator)
+
+    def _ones(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
+        for part in self.parts(x):
+            total += self.inner._ones(self.project(part), generator, shape)
+        return total

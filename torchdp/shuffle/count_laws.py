@@ -1,0 +1,74 @@
+"""Laws of integer noise, followed until what is left cannot matter."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.signal import lfilter
+
+from torchdp import checks
+
+# Masses are followed until they fall below e^-FAR of the largest; the rest counts as lost privacy.
+FAR = 100.0
+_LARGEST_LAW = 1 << 24
+
+
+@dataclass(frozen=True)
+class CountLaw:
+    """The law of a count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D = first + i].
+
+    lost: what lies outside [first, first + len(mass)), at most.
+    """
+
+    first: int
+    mass: np.ndarray  # (width,)
+    step: np.ndarray  # (width - 1,)
+    lost: float
+
+
+def poisson_law(mean: float) -> CountLaw:
+    """D ~ Poisson(mean): Pr[D = y]/Pr[D = y - 1] = mean/y. Raises ValueError."""
+    mean = checks.positive("mean", mean)
+    return _count_law(lambda y: np.log(mean / y), math.floor(mean), math.sqrt(mean), 0.0)
+
+
+def negative_binomial_law(shape: float, ratio: float) -> CountLaw:
+    """D ~ NB(shape r, ratio p), Pr[D = y]/Pr[D = y - 1] = p (y - 1 + r)/y, mean r p/(1 - p). Raises ValueError."""
+    shape, ratio = checks.positive("shape", shape), checks.fraction("ratio", ratio)
+    mode = math.floor(max(0.0, (shape - 1) * ratio / (1 - ratio)))
+    deviation = math.sqrt(shape * ratio) / (1 - ratio)
+    return _count_law(lambda y: np.log((shape - 1 + y) * ratio / y), mode, deviation, ratio)
+
+
+def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: float, limit: float) -> CountLaw:
+    """The law around its mode; limit: what Pr[D = y]/Pr[D = y - 1] tends to.
+
+    Where the ratios fall with y (all but NB of shape < 1) each step outside is at least FAR/width away from 0; at
+    shape < 1 the ratios rise to ``limit``. Either way at most e^-FAR (2 width + 1/(1 - limit)) is outside.
+    """
+    width = 32.0 + 16.0 * deviation
+    while True:
+        low, high = max(0, math.floor(mode - width)), math.ceil(mode + width)
+        if high - low > _LARGEST_LAW:
+            raise ValueError(f"the noise spreads over {high - low} counts; at most {_LARGEST_LAW} can be followed")
+        steps = step(np.arange(low + 1, high + 1, dtype=np.float64))
+        logs = np.concatenate([-np.cumsum(steps[: mode - low][::-1])[::-1], [0.0], np.cumsum(steps[mode - low :])])
+        if (low == 0 or logs[0] < -FAR) and logs[-1] < -FAR:
+            break
+        width *= 2
+    keep = np.flatnonzero(logs >= -FAR)
+    first, last = int(keep[0]), int(keep[-1])
+    mass = np.exp(logs[first : last + 1])
+    lost = math.exp(-FAR) * (2 * (high - low + 1) + 1 / (1 - limit))
+    return CountLaw(low + first, mass / mass.sum(), steps[first:last], lost)
+
+
+def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
+    """The law of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no subtraction."""
+    more = math.ceil(-FAR / math.log(ratio))
+    if more > _LARGEST_LAW:
+        raise ValueError(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")
+    mass = lfilter([1 - ratio], [1, -ratio], np.append(law.mass, np.zeros(more)))
+    mass = mass[: 1 + int(np.flatnonzero(mass > math.exp(-2 * FAR))[-1])]
+    return CountLaw(law.first, mass / mass.sum(), np.diff(np.log(mass)), law.lost + 2 * more * math.exp(-FAR))

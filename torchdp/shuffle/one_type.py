@@ -1,0 +1,141 @@
+"""One kind of message: users add a share of integer noise to their bit and send as many identical messages."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.shuffle.bitsum import ShuffledBitSum
+from torchdp.shuffle.dominating import Profile, negative_binomial_profiles, poisson_profiles
+from torchdp.shuffle.draws import negative_binomial, poisson, scattered_negative_binomial, scattered_poisson
+from torchdp.shuffle.messages import Messages
+
+
+@dataclass(frozen=True)
+class OneTypeSum(ShuffledBitSum):
+    """A user with bit x sends x + Z identical messages; the n independent Z add up to D. The estimate is count - E D.
+
+    What the analyst sees is the count S + D, as if a curator had added D. The other users' bits are a known shift,
+    so (1 + D, D) and its swap are exact dominating pairs, whatever the others hold; with absent users D loses their
+    shares.
+    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
+    """
+
+    @property
+    @abstractmethod
+    def noise_mean(self) -> float:
+        """E D."""
+
+    @property
+    @abstractmethod
+    def noise_variance(self) -> float:
+        """Var D."""
+
+    @abstractmethod
+    def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        """Draws of D of this shape, int64."""
+
+    @abstractmethod
+    def _scattered(self, users: int, instances: int, generator: torch.Generator) -> Tensor:
+        """The instance of every noise message of so many users, int32."""
+
+    @property
+    def contents(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def messages_per_user(self) -> float:
+        """1 + E D / n."""
+        return 1 + self.noise_mean / self.users
+
+    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
+        """x + Z messages of each user in each instance: (m, instances) bool."""
+        bits = self._bits(bits)
+        generator = checks.random_source(generator, bits.device)
+        true = bits.nonzero()[:, 1].to(torch.int32)
+        instance = torch.cat([true, self._scattered(len(bits), bits.shape[1], generator)])
+        return Messages(instance, torch.ones_like(instance, dtype=torch.int8))
+
+    def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
+        return messages.double() - self.noise_mean * (present / self.users)
+
+    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+        """S + D - E D."""
+        ones, generator = self._drawn(ones, generator, sample_shape)
+        return (ones + self._noise(ones, generator)).double() - self.noise_mean
+
+    def variance(self, ones: Tensor) -> Tensor:
+        """Var D."""
+        return torch.full_like(self._ones(ones), self.noise_variance, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class PoissonSum(OneTypeSum):
+    """D ~ Poisson(mean): each user adds Poisson(mean/n) messages. Variance mean. Raises ValueError.
+
+    Guarantees: the exact dominating pairs (1 + D, D) and (D, 1 + D).
+    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "mean", checks.positive("mean", self.mean))
+
+    @property
+    def noise_mean(self) -> float:
+        return self.mean
+
+    @property
+    def noise_variance(self) -> float:
+        return self.mean
+
+    def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return poisson(torch.full_like(like, self.mean, dtype=torch.float64), generator)
+
+    def _scattered(self, users: int, instances: int, generator: torch.Generator) -> Tensor:
+        return scattered_poisson(users, instances, self.mean / self.users, generator)
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        return poisson_profiles(self.mean * self._present(absent) / self.users)
+
+
+@dataclass(frozen=True)
+class NegativeBinomialSum(OneTypeSum):
+    """D ~ NB(shape, ratio): each user adds NB(shape/n, ratio) messages, mostly none.
+
+    Pr[D = k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k; mean shape ratio/(1 - ratio), variance
+    mean/(1 - ratio): at equal variance 1 - ratio times the messages of Poisson noise. Raises ValueError.
+
+    Guarantees: the exact dominating pairs (1 + D, D) and (D, 1 + D).
+    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
+    """
+
+    shape: float
+    ratio: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "shape", checks.positive("shape", self.shape))
+        object.__setattr__(self, "ratio", checks.fraction("ratio", self.ratio))
+
+    @property
+    def noise_mean(self) -> float:
+        return self.shape * self.ratio / (1 - self.ratio)
+
+    @property
+    def noise_variance(self) -> float:
+        return self.noise_mean / (1 - self.ratio)
+
+    def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return negative_binomial(torch.full_like(like, self.shape, dtype=torch.float64), self.ratio, generator)
+
+    def _scattered(self, users: int, instances: int, generator: torch.Generator) -> Tensor:
+        return scattered_negative_binomial(users, instances, self.shape / self.users, self.ratio, generator)
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        return negative_binomial_profiles(self.shape * self._present(absent) / self.users, self.ratio)

@@ -1,0 +1,162 @@
+"""Pure differential privacy behind a shuffler: a flood without a floor, paid by users who stay silent."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.shuffle.bitsum import ShuffledBitSum
+from torchdp.shuffle.correlated import discrete_laplace, signed_messages
+from torchdp.shuffle.dominating import Profile, pure_profile
+from torchdp.shuffle.draws import binomial, scattered_negative_binomial
+from torchdp.shuffle.messages import Messages
+
+
+@dataclass(frozen=True)
+class PureSum(ShuffledBitSum):
+    """Correlated noise with a bounded flood: a user with bit x sends x + Z1 + F times "+1" and Z2 + F times "-1", or,
+    with probability ``drop``, Z1 times "+1" and Z2 times "-1" whatever x is.
+
+    Z1, Z2 ~ NB(1/n, ratio), ratio = e^(-epsilon_1); F in {0, ..., s}, Pr[F = f] proportional to e^(epsilon_2 f), with
+    epsilon_2 = share epsilon, epsilon_1 = epsilon - epsilon_2 and the least s for which
+    (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop. The estimate is the sum of all messages over 1 - drop: the flood
+    cancels, and the variance is S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2). Among laws with
+    Pr[F = f + 1] <= e^epsilon_2 Pr[F = f] and this Pr[F = 0], F is stochastically the smallest, up to the rounding
+    of s.
+    epsilon: of one instance. share, drop in (0, 1). Raises ValueError.
+
+    Guarantees: (epsilon, 0)-DP, in each instance. With ``absent`` users epsilon grows by log(n/(n - absent)).
+    Proof. Fix the other users' bits, drops and floods; they shift the view (U, V), the numbers of "+1" and "-1". Let
+    Z1, Z2 be the totals over the users present, NB(c, ratio) with c = 1 - absent/n: Pr[Z = z]/Pr[Z = z + 1] =
+    (z + 1)/((z + c) ratio) <= e^epsilon_1 / c =: e^a. Write D for the law of the view if the user drops (the same for
+    both bits) and K_x if not: the view has law P_x = drop D + (1 - drop) K_x, K_0 = (Z1 + F, Z2 + F) and
+    K_1 = (1 + Z1 + F, Z2 + F). From 1 to 0: Z1 -> Z1 + 1 maps K_1 into K_0, so K_1 <= e^a K_0 and P_1 <= e^a P_0. From
+    0 to 1: on F >= 1, (Z2, F) -> (Z2 + 1, F - 1) leaves the view as it is under K_1 and costs e^(a + epsilon_2); on
+    F = 0 the view has law D. So P_0 <= (drop + (1 - drop) Pr[F = 0]) D + (1 - drop) e^(a + epsilon_2) K_1, at most
+    e^(a + epsilon_2) P_1 as (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop and epsilon <= a + epsilon_2.
+    Source: proved here; after the protocol of Ghazi, Kumar, Manurangsi (2023), with the same roles of noise, flood
+    and drops.
+    """
+
+    epsilon: float
+    share: float
+    drop: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "share", checks.fraction("share", self.share))
+        object.__setattr__(self, "drop", checks.fraction("drop", self.drop))
+        if not 1e-9 <= (1 - self.share) * self.epsilon <= self.epsilon <= 700:
+            raise ValueError(
+                f"epsilon must be at most 700, not {self.epsilon}, and (1 - share) epsilon, the noise's part, "
+                "at least 1e-9"
+            )
+        if min(self.share * self.epsilon, self.drop) < 1e-300 or self._least_flood > 2**31:
+            raise ValueError(
+                "epsilon, share or drop is so small that more than 2^31 copies of a message are needed"
+            )
+
+    @property
+    def ratio(self) -> float:
+        """e^(-epsilon_1) of the noise that stays."""
+        return math.exp(-(1 - self.share) * self.epsilon)
+
+    @property
+    def flood(self) -> int:
+        """s, the most copies of F."""
+        least = self._least_flood
+        return max(0, math.ceil(least + 1e-9 * abs(least)))  # rounding never takes one away
+
+    @property
+    def _least_flood(self) -> float:
+        tilt = self.share * self.epsilon
+        odds = math.expm1(tilt) * (1 - self.drop) / (math.expm1(self.epsilon) * self.drop)
+        return math.log1p(odds) / tilt - 1
+
+    @property
+    def flood_law(self) -> Tensor:
+        """Pr[F = 0], ..., Pr[F = s], float64."""
+        tilt = self.share * self.epsilon
+        return torch.softmax(tilt * torch.arange(self.flood + 1, dtype=torch.float64), 0)
+
+    @property
+    def contents(self) -> tuple[int, ...]:
+        return (-1, 1)
+
+    @property
+    def messages_per_user(self) -> float:
+        """1 - drop + 2 (1 - drop) E F + 2 ratio/((1 - ratio) n)."""
+        tilt, length = self.share * self.epsilon, self.flood + 1
+        if tilt * length < 1e-4:  # nearly uniform: the first terms in tilt, where the closed form cancels
+            mean = self.flood / 2 + (length * length - 1) * tilt / 12
+        else:
+            mean = self.flood - 1 / math.expm1(tilt) + length / math.expm1(min(tilt * length, 700.0))
+        return (1 - self.drop) * (1 + 2 * mean) + 2 / (math.expm1((1 - self.share) * self.epsilon) * self.users)
+
+    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
+        """The messages "+1" and "-1" of each user in each instance: (m, instances) bool."""
+        bits = self._bits(bits)
+        generator, cells = checks.random_source(generator, bits.device), (len(bits), bits.shape[1])
+        above, below = (
+            scattered_negative_binomial(*cells, 1 / self.users, self.ratio, generator) for _ in range(2)
+        )
+        uniform = torch.rand((2, *bits.shape), dtype=torch.float64, device=bits.device, generator=generator)
+        kept = uniform[0] >= self.drop
+        tilt = self.share * self.epsilon  # s - F is geometric, cut at s
+        short = -torch.log1p(uniform[1] * math.expm1(-tilt * (self.flood + 1))) / tilt
+        copies = (self.flood - short.long()).clamp_min(0) * kept
+        instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).expand(bits.shape)
+        flood = instance.flatten().repeat_interleave(copies.flatten())
+        return signed_messages([instance[bits & kept], above, flood], [below, flood])
+
+    def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
+        return total.double() / (1 - self.drop)
+
+    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+        """(Binomial(S, 1 - drop) + discrete Laplace)/(1 - drop)."""
+        ones, generator = self._drawn(ones, generator, sample_shape)
+        kept = ones - binomial(ones, self.drop, generator)
+        return (kept + discrete_laplace(ones, self.ratio, generator)).double() / (1 - self.drop)
+
+    def variance(self, ones: Tensor) -> Tensor:
+        """S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2)."""
+        noise = _laplace_variance((1 - self.share) * self.epsilon) / (1 - self.drop) ** 2
+        return self._ones(ones).double() * (self.drop / (1 - self.drop)) + noise
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        """Binary randomized response at epsilon + log(n/(n - absent)): it dominates whatever is that private."""
+        return (pure_profile(self.epsilon + math.log(self.users / self._present(absent))),)
+
+
+def pure_sum(users: int, epsilon: float, slack: float = 0.1) -> PureSum:
+    """The PureSum of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at epsilon.
+
+    For each share, the largest drop that keeps the RMSE solves a quadratic equation. Raises ValueError.
+    """
+    users, epsilon = checks.integer("users", users, 1), checks.positive("epsilon", epsilon)
+    budget = (1 + checks.positive("slack", slack)) ** 2 * _laplace_variance(epsilon)
+
+    def protocol(share: float) -> PureSum:
+        noise = _laplace_variance((1 - share) * epsilon)
+        b = 2 * noise + users  # z = drop/(1 - drop):  noise (1 + z)^2 + users z = budget
+        z = 2 * (budget - noise) / (b + math.sqrt(b * b + 4 * noise * (budget - noise)))
+        return PureSum(users, epsilon, share, z / (1 + z))
+
+    # the share that leaves nothing to drops: 1/sinh(x/2)^2 = 2 budget
+    most = 1 - 2 * math.asinh(1 / math.sqrt(2 * budget)) / epsilon
+    best = minimize_scalar(
+        lambda share: protocol(share).messages_per_user,
+        bounds=(1e-3 * most, (1 - 1e-6) * most),
+        method="bounded",
+    )
+    return protocol(float(best.x))
+
+
+def _laplace_variance(epsilon: float) -> float:
+    """2 ratio/(1 - ratio)^2 of the discrete Laplace law, ratio = e^(-epsilon)."""
+    return 1 / (2 * math.sinh(epsilon / 2) ** 2)

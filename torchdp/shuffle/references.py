@@ -1,0 +1,83 @@
+"""What the protocols are measured against: a trusted curator, and no privacy at all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Model
+from torchdp.shuffle.bitsum import BitSum
+from torchdp.shuffle.dominating import Profile, gaussian_profile
+
+
+@dataclass(frozen=True)
+class CuratorSum(BitSum):
+    """Users hand their bits to a curator, one message each, who publishes what ``sample_sum`` draws."""
+
+    @property
+    def messages_per_user(self) -> float:
+        """1: the bit itself."""
+        return 1.0
+
+    def bits_per_message(self, instances: int) -> int:
+        return 1 + (checks.integer("instances", instances, 1) - 1).bit_length()
+
+    def collect(self, bits: Tensor, *, generator: torch.Generator) -> Tensor:
+        """The curator counts, then draws: (users present, instances) bool -> (instances,), float64."""
+        return self.sample_sum(self._bits(bits).sum(0), generator=generator)
+
+
+@dataclass(frozen=True)
+class CentralGaussianSum(CuratorSum):
+    """S + N(0, sigma^2), published by a trusted curator. Raises ValueError.
+
+    Guarantees: its exact dominating pair N(1, sigma^2), N(0, sigma^2), which is its own swap.
+    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.
+    """
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "sigma", checks.positive("sigma", self.sigma))
+
+    @property
+    def model(self) -> Model:
+        return Model.CENTRAL
+
+    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+        """S + N(0, sigma^2)."""
+        ones, generator = self._drawn(ones, generator, sample_shape)
+        noise = torch.randn(ones.shape, dtype=torch.float64, device=ones.device, generator=generator)
+        return ones + self.sigma * noise
+
+    def variance(self, ones: Tensor) -> Tensor:
+        """sigma^2."""
+        return torch.full_like(self._ones(ones), self.sigma**2, dtype=torch.float64)
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        """The curator's noise counts whoever is absent."""
+        self._present(absent)
+        return (gaussian_profile(self.sigma),)
+
+
+@dataclass(frozen=True)
+class ExactSum(CuratorSum):
+    """S itself: the error of everything else without privacy noise. It protects nobody."""
+
+    @property
+    def model(self) -> Model:
+        return Model.CENTRAL
+
+    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+        """S."""
+        return self._drawn(ones, generator, sample_shape)[0].double()
+
+    def variance(self, ones: Tensor) -> Tensor:
+        """0."""
+        return torch.zeros_like(self._ones(ones), dtype=torch.float64)
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        raise ValueError("ExactSum is not private; take it as a reference for the error only")

@@ -1,0 +1,150 @@
+"""Shuffled randomized response: its hockey-stick curve, the largest over every number of ones among the others."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from torchdp import checks
+from torchdp.privacy.accounting import Profile
+
+# Others whose messages are given to the adversary: one in _GIVEN, none up to that many.
+_GIVEN = 512
+# Counts that lie further out than probability e^-_OUTSIDE are lost privacy; twice that is followed (see _laws).
+_OUTSIDE = 60.0
+_AT_ONCE = 1 << 22
+_WIDEST = 1 << 18  # counts to follow for each k
+_ROUNDING = 1e-10
+
+
+def response_profile(users: int, flip: float) -> Profile:
+    """The largest curve of all pairs of neighbours of randomized response behind a shuffler, both directions.
+
+    The view is the number of ones Y among ``users`` = n messages. With k ones among the n - 1 others,
+    N ~ Binomial(n - 1 - k, p) + Binomial(k, 1 - p) of law f counts theirs, p = flip < 1/2, and the user adds a bit
+    that is one with probability 1 - p (a one: law P_k) or p (a zero: law Q_k). f is log-concave (a sum of
+    independent bits), so P_k/Q_k rises with the count, and at r = e^epsilon >= 1, with a = 1 - p - r p,
+        H(P_k||Q_k) = max over y of a f(y - 1) - (r - 1) Pr[N >= y],
+        H(Q_k||P_k) = max over y of a f(y) - (r - 1) Pr[N <= y - 1],
+    or 0 where a <= 0. Exchanging zeros and ones turns k into n - 1 - k and one direction into the other, so both
+    directions of k <= (n - 1)/2 are all there is; below 0, H(-epsilon) = 1 - e^-epsilon + e^-epsilon H(epsilon).
+
+    The worst k is not always an end point, nor always the middle. Up to 512 users every k is computed. Beyond, the
+    adversary is given the messages of c = floor((n - 1)/512) of the others: then k stands for n - 1 - c others with
+    any k0 in [k - c, k] ones, so every k0 that is a multiple of c + 1 (and the middle) covers all k, at the price of
+    a 512th of the noise variance, and the time does not grow with n. Raises ValueError.
+
+    Guarantees: nowhere below the curve of any k in 0..n - 1, in either direction; up to 512 users, their maximum.
+    """
+    others = checks.integer("users", users, 1) - 1
+    p = checks.fraction("flip", flip)
+    if p >= 0.5:
+        raise ValueError(f"flip must be below 1/2, not {flip!r}")
+    given = others // _GIVEN
+    kept = others - given
+    ones = np.unique(np.minimum(np.arange(0, others // 2 + given + 1, given + 1), kept // 2))
+    lost = 4 * math.exp(-_OUTSIDE)
+
+    def profile(epsilons: np.ndarray) -> np.ndarray:
+        epsilons = np.clip(np.asarray(epsilons, dtype=np.float64), -700.0, 700.0)
+        sizes, inverse = np.unique(np.abs(epsilons), return_inverse=True)
+        a = 1 - p - np.exp(sizes) * p
+        b = np.exp(sizes) * (1 - p) - p
+        worst, inside = np.zeros(len(sizes)), a > 0
+        for inverse_steps, law in _laws(kept, p, ones):
+            for rising, f in zip(inverse_steps, law, strict=True):
+                curve = _both_directions(rising, f, a[inside], b[inside], np.expm1(sizes[inside]))
+                worst[inside] = np.maximum(worst[inside], curve)
+        curve = np.where(inside, worst * (1 + _ROUNDING) + lost, 0.0)[inverse].reshape(epsilons.shape)
+        return np.minimum(np.where(epsilons < 0, -np.expm1(epsilons) + np.exp(epsilons) * curve, curve), 1.0)
+
+    return profile
+
+
+def _both_directions(
+    rising: np.ndarray, f: np.ndarray, a: np.ndarray, b: np.ndarray, excess: np.ndarray
+) -> np.ndarray:
+    """H in the worse direction from f on a range of counts and ``rising`` = f(y - 1)/f(y), 0 at its start.
+
+    The best y is where the ratio passes b/a, or a/b. At any other y the expression is smaller, so that rounding of
+    the ratios matters in second order only.
+    """
+    zero = np.zeros(1)
+    upper = np.append(np.cumsum(f[::-1])[::-1], zero)  # Pr[N >= y], y one past the range included
+    lower = np.append(zero, np.cumsum(f))  # Pr[N <= y - 1]
+    first = np.searchsorted(rising, b / a, side="right")
+    last = np.searchsorted(rising, a / b, side="left") - 1
+    up = a * f[first - 1] - excess * upper[first]
+    down = a * f[last] - excess * lower[last]
+    return np.maximum(np.maximum(up, down), 0.0)
+
+
+def _laws(others: int, p: float, ones: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """f(y - 1)/f(y) and f(y), N ~ Binomial(others - k, p) + Binomial(k, 1 - p), for each k <= others/2, in parts.
+
+    The generating function F = (q + p z)^(others - k) (p + q z)^k, q = 1 - p, satisfies
+    (q + p z)(p + q z) F' = ((others - k) p (p + q z) + k q (q + p z)) F, that is
+        p q (y + 1) f(y + 1) + D(y) f(y) = p q (others - y + 1) f(y - 1),  D(y) = (p^2 + q^2)(y - y0),
+    y0 = ((others - k) p^2 + k q^2)/(p^2 + q^2), which is at most the mean. Downwards from the top where y >= y0 and
+    upwards from the bottom where y < y0 all terms are positive, so nothing cancels. Above the mean f(y + 1) <= f(y),
+    so an error in the ratio shrinks at every step down, by 1 + (p^2 + q^2)(y - mean)/(p q (y + 1)) at least, and the
+    same on the other side. The rows run over all counts that have probability above e^-(2 _OUTSIDE) by Bernstein's
+    inequality, so that within those above e^-_OUTSIDE the start of a row is forgotten, to e^-40 (summed in a test).
+    """
+    q = 1 - p
+    variance = others * p * q
+    reach = 2 * _OUTSIDE / 3 + math.sqrt((2 * _OUTSIDE / 3) ** 2 + 4 * _OUTSIDE * variance)
+    width = min(others, math.ceil(2 * reach)) + 1
+    if width > _WIDEST:
+        raise ValueError(
+            f"flip = {p:g} among {others + 1} users spreads the count over {width} values, and at most {_WIDEST} are "
+            "followed; take PoissonSum for so much noise"
+        )
+    for part in np.array_split(ones, math.ceil(len(ones) * width / _AT_ONCE)):
+        mean = others * p + part * (q - p)
+        bottom = np.clip(np.floor(mean - reach), 0, others + 1 - width).astype(np.int64)
+        down = _downwards(others, p, part, bottom, width)
+        up = _upwards(others, p, part, bottom, width)
+        counts = bottom[:, None] + np.arange(width)
+        middle = ((others - part) * p * p + part * q * q) / (p * p + q * q)
+        rising = np.where(counts >= middle[:, None], down, up)
+        rising[:, 0] = 0.0
+        logs = np.zeros_like(rising)
+        np.cumsum(-np.log(rising[:, 1:]), axis=1, out=logs[:, 1:])
+        law = np.exp(logs - logs.max(axis=1, keepdims=True))
+        yield rising, law / law.sum(axis=1, keepdims=True)
+
+
+def _downwards(others: int, p: float, ones: np.ndarray, bottom: np.ndarray, width: int) -> np.ndarray:
+    """f(y - 1)/f(y) from the top of the range down: (rows, width), to be trusted where y >= y0."""
+    y, slope, left = _coefficients(others, p, ones, bottom, width)
+    back, forth = (y + 1) / left, slope / left
+    ratios = np.empty((width, len(ones)))
+    above = np.zeros(len(ones))  # f(y + 1)/f(y)
+    with np.errstate(all="ignore"):
+        for i in reversed(range(width)):
+            np.multiply(back[i], above, out=above)
+            np.add(above, forth[i], out=ratios[i])
+            np.reciprocal(ratios[i], out=above)
+    return ratios.T
+
+
+def _upwards(others: int, p: float, ones: np.ndarray, bottom: np.ndarray, width: int) -> np.ndarray:
+    """f(y - 1)/f(y) from the bottom of the range up: (rows, width), to be trusted where y < y0."""
+    y, slope, left = _coefficients(others, p, ones, bottom, width)
+    back, forth = left / (y + 1), -slope / (y + 1)
+    ratios = np.zeros((width, len(ones)))
+    with np.errstate(all="ignore"):
+        for i in range(width - 1):
+            np.multiply(back[i], ratios[i], out=ratios[i + 1])
+            np.add(ratios[i + 1], forth[i], out=ratios[i + 1])
+            np.reciprocal(ratios[i + 1], out=ratios[i + 1])
+    return ratios.T
+
+
+def _coefficients(
+    others: int, p: float, ones: np.ndarray, bottom: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """y, D(y)/(p q) and others - y + 1, (width, rows)."""
+    q, y = 1 - p, bottom + np.arange(width)[:, None]
+    return y, ((p * p + q * q) * y - ((others - ones) * p * p + ones * q * q)) / (p * q), others - y + 1

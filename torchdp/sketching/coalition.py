@@ -1,0 +1,192 @@
+"""Whose noise counts: clients who know their own noise, or send none, protect nobody else.
+
+Take as corrupt every client who may collude with the reader of the result, and every client who may drop out. What is
+left of each row, h_j honest (client, copy) pairs, is what noise is calibrated to. S is public, so its counts c_j are
+read, not bounded: no probability is spent on them.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.stats import hypergeom
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.sketching.losses import Losses, client_losses, copy_losses, worst_loss
+from torchdp.sketching.sketch import Sketch
+
+
+class Coalition(ABC):
+    """At most ``corrupt`` clients whose noise does not count."""
+
+    corrupt: int
+
+    @abstractmethod
+    def honest(self, sketch: Sketch, delta: float) -> Tensor:
+        """Honest pairs that each row holds at least: (m,), int64; 0 in rows that hold nobody.
+
+        delta: of the whole release, of which ``slack(delta)`` goes into this. Raises ValueError where a used row may
+        have no honest client: such a sketch must not be released.
+        """
+
+    def leverages(self, sketch: Sketch, delta: float) -> Tensor:
+        """Upper bounds on S_i^T (S_h S_h^T)^-1 S_i, S_h the honest columns: (n,), float64. Raises ValueError.
+
+        1/h_j with one copy, where S_h S_h^T is diagonal.
+        """
+        if sketch.copies == 1:
+            return 1 / self.honest(sketch, delta)[sketch.rows[0]].double()
+        return self._leverages(sketch, delta)
+
+    @abstractmethod
+    def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
+        """The same, for several copies."""
+
+    def shares(self, sketch: Sketch, delta: float) -> Tensor:
+        """Among how many the noise of each row is divided, up to one factor: (m,). Raises ValueError."""
+        return self.honest(sketch, delta)
+
+    def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
+        """Of noise N(0, (2 B ratio_j)^2) in each pair of row j, independent copies; ratio: (m,). Raises ValueError."""
+        square = row_loss(self.honest(sketch, delta) * ratio**2, sketch)
+        return worst_loss(square, self.slack(delta), self.exact(sketch))
+
+    def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
+        """Of noise N(0, (2 B)^2) that a client uses in all its copies. Raises ValueError."""
+        return worst_loss(float(self.leverages(sketch, delta).max()), self.slack(delta), self.exact(sketch))
+
+    @abstractmethod
+    def slack(self, delta: float) -> float:
+        """The part of delta that is spent on the chance that fewer are honest."""
+
+    @abstractmethod
+    def exact(self, sketch: Sketch) -> bool:
+        """Whether some coalition of this kind attains the bounds."""
+
+    def _members(self, sketch: Sketch) -> int:
+        if checks.integer("corrupt", self.corrupt, 0) >= sketch.clients:
+            raise ValueError(f"corrupt must be below the number of clients, {sketch.clients}, not {self.corrupt}")
+        return self.corrupt
+
+
+@dataclass(frozen=True)
+class AdaptiveCoalition(Coalition):
+    """Chosen by somebody who sees the sketch: h_j = c_j - min(t', c_j), certain. With 0: everybody is honest."""
+
+    corrupt: int = 0
+
+    def honest(self, sketch: Sketch, delta: float) -> Tensor:
+        counts = sketch.counts()
+        return _present(counts, counts - counts.clamp(max=self._members(sketch)))
+
+    def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
+        """l_i/(1 - L), L the t' largest leverages together: client k takes at most l_k S S^T from S S^T."""
+        leverages = sketch.leverages()
+        return _thinned(leverages, float(leverages.topk(self._members(sketch)).values.sum()))
+
+    def slack(self, delta: float) -> float:
+        return 0.0
+
+    def exact(self, sketch: Sketch) -> bool:
+        return self._members(sketch) == 0 or sketch.copies == 1
+
+
+@dataclass(frozen=True)
+class StaticCoalition(Coalition):
+    """Chosen before the sketch is drawn, whose columns are exchangeable: the honest pairs of row j are
+    Hypergeometric(n, c_j, n - t'), and at least their (share delta/m)-quantile in every row but with probability
+    share delta. Gaussian noise in independent copies needs no such bound and spends no delta on it: its delta is
+    averaged over where client and coalition lie (``losses``).
+
+    corrupt: t'. share: of delta, in (0, 1). For sketches with exchangeable columns alone, as those drawn by the
+    functions of this package, and drawn after the data and the coalition are fixed. Raises ValueError.
+    """
+
+    corrupt: int
+    share: float = 0.01
+
+    def honest(self, sketch: Sketch, delta: float) -> Tensor:
+        counts, members = sketch.counts(), self._members(sketch)
+        distinct, where = torch.unique(counts, return_inverse=True)
+        level = self.slack(delta) / int((counts > 0).sum())
+        held = [hypergeometric_quantile(sketch.clients, int(c), sketch.clients - members, level) for c in distinct]
+        return _present(counts, torch.tensor(held, dtype=torch.int64, device=counts.device)[where])
+
+    def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
+        """l_i/(1 - L): the coalition's part of S S^T is at most L S S^T but with probability share delta.
+
+        L = (1 + u) t'/n, u from the matrix Chernoff bound for sampling without replacement, m (e^u/(1 + u)^(1 + u))^q
+        <= share delta with q = t'/(n max l) (Tropp 2011, Theorem 2.2), or the certain bound where that is smaller.
+        """
+        leverages, members = sketch.leverages(), self._members(sketch)
+        certain = float(leverages.topk(members).values.sum())
+        mean, used = members / sketch.clients, int((sketch.counts() > 0).sum())
+        if members == 0 or certain <= mean:
+            return _thinned(leverages, certain)
+        exponent = float(leverages.max()) * math.log(used / self.slack(delta)) / mean
+        u = brentq(lambda u: (1 + u) * math.log1p(u) - u - exponent, 0, 4 + 2 * exponent) + 1e-9
+        return _thinned(leverages, min(certain, (1 + u) * mean))
+
+    def shares(self, sketch: Sketch, delta: float) -> Tensor:
+        return sketch.counts()
+
+    def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
+        return copy_losses(sketch, self._members(sketch), ratio, lambda honest, r: 1 / (honest * r**2))
+
+    def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
+        if sketch.copies == 1:
+            one = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
+            return self.losses(sketch, one, delta)
+        slack = self.slack(delta) if self._members(sketch) else 0.0
+        return client_losses(self.leverages(sketch, delta), slack, not self._members(sketch))
+
+    def slack(self, delta: float) -> float:
+        return checks.fraction("share", self.share) * checks.fraction("delta", delta)
+
+    def exact(self, sketch: Sketch) -> bool:
+        return False
+
+
+def row_loss(information: Tensor, sketch: Sketch) -> float:
+    """max over clients of the sum over copies of 1/information_j, j = rows[c, i]; information: (m,)."""
+    each = torch.where(sketch.counts() > 0, 1 / information.double(), 0.0)
+    return float(each[sketch.rows].sum(0).max())
+
+
+def hypergeometric_quantile(population: int, marked: int, drawn: int, level: float) -> int:
+    """The largest q with P(X < q) <= level, X the marked ones among ``drawn`` of the population; q >= the least X."""
+    least, most = max(0, marked - (population - drawn)), min(marked, drawn)
+    if least == most:
+        return least
+    values = np.arange(least, most)  # P(X < q) for q = least + 1 .. most
+    below = np.logaddexp.accumulate(hypergeom.logpmf(values, population, marked, drawn))
+    safe = math.log(level) - 1e-6  # whatever the rounding
+    return least + int(np.searchsorted(below, safe, side="right"))
+
+
+_REMEDY = (
+    "some used row of the sketch may have no honest client: take fewer rows, more copies or fewer corrupt clients, or "
+    "a StaticCoalition where the sketch is drawn after the coalition is fixed"
+)
+
+
+_ONE_COPY_REMEDY = (
+    "too many corrupt clients for one copy of noise in this sketch, as far as the bound knows: take fewer rows, fewer "
+    "corrupt clients, or noise for each copy (row_sigma)"
+)
+
+
+def _present(counts: Tensor, honest: Tensor) -> Tensor:
+    if ((counts > 0) & (honest <= 0)).any():
+        raise ValueError(_REMEDY)
+    return honest
+
+
+def _thinned(leverages: Tensor, taken: float) -> Tensor:
+    if taken >= 1:
+        raise ValueError(_ONE_COPY_REMEDY)
+    return leverages / (1 - taken)

@@ -1,0 +1,117 @@
+"""Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None of them sees the data.
+
+Each but ``ones`` draws its columns exchangeably: which client holds which column is uniformly random, so a coalition
+that was chosen before the sketch was drawn is a uniformly random set of columns (``StaticCoalition``).
+"""
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.sketching.sketch import Sketch
+
+
+def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
+    """Each column: ``copies`` distinct rows, uniformly, and fair independent signs. Raises ValueError, TypeError.
+
+    Source: Nelson, Nguyen (2013), OSNAP, with fully independent columns.
+    """
+    n, m, s = _sizes(clients, height, copies)
+    rows = torch.empty(s, n, dtype=torch.int64, device=_device(generator))
+    for c in range(s):  # Floyd (1987): a uniform subset, one random number for each member
+        last = m - s + c
+        pick = torch.randint(last + 1, (n,), generator=generator, device=rows.device)
+        rows[c] = torch.where((rows[:c] == pick).any(0), last, pick)
+    order = torch.rand(s, n, generator=generator, device=rows.device).argsort(0)
+    return Sketch(rows.gather(0, order), _signs(s, n, generator), m)
+
+
+def osnap_blocks(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
+    """Copy c: a uniform row of the block [c m/s, (c + 1) m/s), and a fair sign. Raises ValueError, TypeError.
+
+    Source: Nelson, Nguyen (2013), block construction; Kane, Nelson (2014).
+    """
+    n, m, s = _sizes(clients, height, copies)
+    block = _block(m, s)
+    rows = torch.randint(block, (s, n), generator=generator, device=_device(generator))
+    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
+
+
+def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
+    """The block construction with every row of a block filled alike, floor or ceil of n s/m clients.
+
+    Each copy deals a random permutation of the clients round its block's rows. Two clients meet in a copy with
+    probability at most s/m, less than where rows are drawn independently. Raises ValueError, TypeError.
+
+    Source: Nelson, Nguyen (2013), block construction.
+    """
+    n, m, s = _sizes(clients, height, copies)
+    block = _block(m, s)
+    rows = torch.rand(s, n, generator=generator, dtype=torch.float64, device=_device(generator)).argsort(1) % block
+    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
+
+
+def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
+    """One nonzero in each column: a uniform row and a fair sign. Raises ValueError, TypeError.
+
+    Source: Charikar, Chen, Farach-Colton (2002); Clarkson, Woodruff (2013).
+    """
+    return osnap_blocks(clients, height, 1, generator=generator)
+
+
+def balanced_count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
+    """One nonzero in each column, every row filled alike. Raises ValueError, TypeError."""
+    return balanced_osnap(clients, height, 1, generator=generator)
+
+
+def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
+    """Dense signs over sqrt(m), cut into m copies by a Latin square: copy c puts client k into row (k + c) mod m.
+
+    Every copy is balanced and every row holds every client. Raises ValueError, TypeError.
+
+    Source: Achlioptas (2003).
+    """
+    n, m, _ = _sizes(clients, height, 1)
+    device = _device(generator)
+    rows = (torch.arange(n, device=device) + torch.arange(m, device=device)[:, None]) % m
+    return Sketch(rows, _signs(m, n, generator), m)
+
+
+def ones(clients: int, *, device: torch.device | str = "cpu") -> Sketch:
+    """One row of +1: the plain sum of all clients. Raises ValueError."""
+    n = checks.integer("clients", clients, 1)
+    return Sketch(
+        torch.zeros(1, n, dtype=torch.int64, device=device), torch.ones(1, n, dtype=torch.int8, device=device), 1
+    )
+
+
+def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:
+    n, m, s = (
+        checks.integer("clients", clients, 1),
+        checks.integer("height", height, 1),
+        checks.integer("copies", copies, 1),
+    )
+    if s > m:
+        raise ValueError(f"copies must be at most height = {m}: a column has distinct rows, not {s}")
+    return n, m, s
+
+
+def _block(m: int, s: int) -> int:
+    if m % s:
+        raise ValueError(f"height must be a multiple of copies = {s}, such as {m - m % s}, not {m}")
+    return m // s
+
+
+def _offsets(rows: Tensor, block: int) -> Tensor:
+    return torch.arange(len(rows), device=rows.device)[:, None] * block
+
+
+def _device(generator: torch.Generator) -> torch.device:
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, not {type(generator).__name__}")
+    return generator.device
+
+
+def _signs(s: int, n: int, generator: torch.Generator) -> Tensor:
+    fair = torch.randint(2, (s, n), generator=generator, dtype=torch.int8, device=generator.device)
+    return 2 * fair - 1

@@ -1,0 +1,158 @@
+"""What the errors of low rank and of regression depend on: n and the second moments, nothing else of the data."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+NUMBERS_AT_ONCE = 2**22  # of A converted to float64 at a time
+
+
+@dataclass(frozen=True, eq=False)
+class SecondMoments:
+    """n rows by their second moments M = A^T A: (d, d), float64. For regression the labels are the last column of A.
+
+    clients: n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two groups of rows.
+    Moments are not private: they are what mechanisms are measured against and, in a simulation, drawn from.
+    Raises TypeError, ValueError.
+    """
+
+    clients: int
+    matrix: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", checks.integer("clients", self.clients, 1))
+        matrix = checks.matrix("matrix", self.matrix).double()
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"matrix must have shape (d, d), not {tuple(matrix.shape)}")
+        scale = float(matrix.abs().amax())
+        if float((matrix - matrix.mT).abs().amax()) > 1e-9 * scale:
+            raise ValueError("matrix must be symmetric; pass A^T A")
+        matrix = (matrix + matrix.mT) / 2
+        if float(torch.linalg.eigvalsh(matrix)[0]) < -1e-9 * len(matrix) * scale:
+            raise ValueError("matrix must be positive semidefinite; pass A^T A")
+        object.__setattr__(self, "matrix", matrix)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the rows, a label among them where there is one."""
+        return len(self.matrix)
+
+    @property
+    def gram(self) -> Tensor:
+        """A^T A without the label: (d, d)."""
+        return self.matrix[:-1, :-1]
+
+    @property
+    def cross(self) -> Tensor:
+        """A^T b: (d,)."""
+        return self.matrix[:-1, -1]
+
+    @property
+    def label_square(self) -> float:
+        """b^T b."""
+        return float(self.matrix[-1, -1])
+
+    def __add__(self, other: "SecondMoments") -> "SecondMoments":
+        return SecondMoments(self.clients + other.clients, self.matrix + other.matrix)
+
+
+def second_moments(A: Tensor, labels: Tensor | None = None) -> SecondMoments:
+    """The second moments of rows (n, d), with labels (n,) as a last column: in float64, part by part.
+
+    Raises TypeError, ValueError.
+    """
+    A = joined(A, labels)
+    total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
+    for part in A.split(max(1, NUMBERS_AT_ONCE // A.shape[1])):
+        part = part.double()
+        total.addmm_(part.mT, part)
+    return SecondMoments(len(A), total)
+
+
+def checked(moments: SecondMoments) -> SecondMoments:
+    """``moments``, if that is what they are. Raises TypeError."""
+    if not isinstance(moments, SecondMoments):
+        raise TypeError(f"moments must be SecondMoments, not {type(moments).__name__}; see second_moments")
+    return moments
+
+
+def joined(A: Tensor, labels: Tensor | None) -> Tensor:
+    """[A b], (n, d) or (n, d + 1): finite. Raises TypeError, ValueError."""
+    A = checks.matrix("A", A)
+    if A.ndim != 2:
+        raise ValueError(f"A must have shape (n, d), one row for each client, not {tuple(A.shape)}")
+    if labels is None:
+        return A
+    labels = checks.floating("labels", labels)
+    if labels.shape != A.shape[:1] or labels.device != A.device:
+        raise ValueError(f"labels must have shape ({len(A)},) and be on {A.device}, like the rows of A")
+    return torch.cat([A, labels[:, None].to(A.dtype)], 1)
+
+
+def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
+    """|A x - b|^2 + ridge |x|^2 of solutions x: (*batch, d) -> (*batch,), float64. Raises TypeError, ValueError."""
+    x = _solutions(checked(moments), x)
+    return (
+        ((x @ moments.gram) * x).sum(-1)
+        - 2 * x @ moments.cross
+        + moments.label_square
+        + ridge * x.square().sum(-1)
+    )
+
+
+def least_squares(moments: SecondMoments, ridge: float) -> Tensor:
+    """The x of least |A x - b|^2 + ridge |x|^2, of least norm where there are several: (d,), float64.
+
+    ridge >= 0. Raises ValueError.
+    """
+    ridge = checks.non_negative("ridge", ridge)
+    if checked(moments).columns < 2:
+        raise ValueError("moments must hold at least one column beside the label")
+    values, vectors = torch.linalg.eigh(moments.gram)
+    values = values.clamp_min(0) + ridge
+    kept = values > 1e-12 * values[-1]
+    inverse = torch.where(kept, 1 / values.where(kept, torch.ones_like(values)), 0)
+    return vectors @ (inverse * (vectors.mT @ moments.cross))
+
+
+def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
+    """The approximation factor of solutions of the ridge regression: loss(x) / least loss, (*batch, d) -> (*batch,).
+
+    1 at the optimum; x = 0 has phi = b^T b / least loss, which is where every method with far too much noise and
+    enough regularization ends. The labels are the last column of the moments. Raises TypeError, ValueError; also
+    where the least loss is zero to rounding, for then there is no factor.
+
+    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
+    """
+    least = loss(moments, least_squares(moments, ridge), checks.non_negative("ridge", ridge))
+    if not float(least) > 1e-12 * moments.label_square:
+        raise ValueError("the least loss is zero to rounding, so phi is undefined; use loss, or a ridge > 0")
+    return loss(moments, x, ridge) / least
+
+
+def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
+    """The excess risk of a k-dimensional space: (sum_{i <= k} lambda_i(M) - tr X^T M X)/n, X orthonormal columns.
+
+    It is |A - A X X^T|_F^2 / n less its minimum. directions: (*batch, d, k), orthonormal columns. -> (*batch,),
+    float64. Raises TypeError, ValueError.
+
+    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
+    """
+    X = checks.matrix("directions", directions).to(checked(moments).matrix)
+    d, k = X.shape[-2:]
+    if d != moments.columns or k > d:
+        raise ValueError(f"directions must have shape (..., {moments.columns}, k), not {tuple(X.shape)}")
+    if float((X.mT @ X - torch.eye(k).to(X)).abs().amax()) > 1e-5:
+        raise ValueError("directions must have orthonormal columns; see torch.linalg.qr")
+    best = torch.linalg.eigvalsh(moments.matrix)[-k:].sum()
+    return (best - ((moments.matrix @ X) * X).sum((-2, -1))) / moments.clients
+
+
+def _solutions(moments: SecondMoments, x: Tensor) -> Tensor:
+    x = checks.floating("x", x).to(moments.matrix)
+    if x.ndim == 0 or x.shape[-1] != moments.columns - 1:
+        raise ValueError(f"x must have shape (..., {moments.columns - 1}), not {tuple(x.shape)}")
+    return x

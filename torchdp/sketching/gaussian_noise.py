@@ -1,0 +1,105 @@
+"""Gaussian noise in parts: the least of all at given (epsilon, delta), and what it promises, exactly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Guarantee
+from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.noise import EVERYBODY, Noise
+from torchdp.sketching.sketch import Sketch
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianNoise(Noise):
+    """N(0, sigma_j^2) in each entry that goes to row j, independently in every copy.
+
+    sigma: (m,), or one number for every row. Raises ValueError, TypeError.
+
+    Guarantees: epsilon at delta, exact where everybody is honest, and with one copy for each kind of coalition.
+    Source: replacing row a_i changes sqrt(s) S A by sgn_ic (a_i - a_i') in row j = rows[c, i] of each copy c, the noise
+        of row j is N(0, h_j sigma_j^2 I), and rows are independent: the pair is two Gaussians at distance
+        mu_i^2 = |a_i - a_i'|^2 sum_c 1/(h_j sigma_j^2) <= 4 B^2 sum_c 1/(h_j sigma_j^2), with equality for a_i' = -a_i;
+        Balle, Wang (2018), Theorem 8.
+    """
+
+    sigma: Tensor | float
+
+    def __post_init__(self) -> None:
+        sigma = torch.as_tensor(self.sigma, dtype=torch.float64)
+        if sigma.ndim > 1 or not (sigma > 0).all() or not torch.isfinite(sigma).all():
+            raise ValueError(
+                f"sigma must be finite, > 0, one number or one for each row, not of shape {tuple(sigma.shape)}"
+            )
+        object.__setattr__(self, "sigma", sigma)
+
+    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
+        shape = (*sketch.rows.shape, checks.integer("columns", columns, 1))
+        return _normal(shape, sketch, generator) * self._rows(sketch)[sketch.rows][..., None]
+
+    def sample_sum(
+        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+        return _normal(shape, sketch, generator) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
+
+    def variance(self, sketch: Sketch) -> Tensor:
+        return sketch.counts() * self._rows(sketch) ** 2 / sketch.copies
+
+    def guarantee(
+        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
+    ) -> Guarantee:
+        ratio = self._rows(sketch) / (2 * checks.positive("bound", bound))
+        return coalition.losses(sketch, ratio, checks.fraction("delta", delta)).guarantee(delta)
+
+    def _rows(self, sketch: Sketch) -> Tensor:
+        sigma = torch.as_tensor(self.sigma, device=sketch.device)
+        if sigma.ndim and len(sigma) != sketch.height:
+            raise ValueError(f"sigma has {len(sigma)} rows, the sketch {sketch.height}")
+        return sigma.expand(sketch.height)
+
+
+@dataclass(frozen=True)
+class OneCopyGaussianNoise(Noise):
+    """N(0, sigma^2) in each entry, drawn once by each client and used in all its copies: d numbers sent, not s d.
+
+    The release is S (A + G): its rows' noise has covariance sigma^2 S S^T in each column. Raises ValueError.
+
+    Guarantees: epsilon at delta, exact where everybody is honest.
+    Source: replacing row a_i changes the release by S_i (a_i - a_i')^T, so that mu_i^2 = |a_i - a_i'|^2 l_i/sigma^2,
+        l_i = S_i^T (S_h S_h^T)^-1 S_i, S_h the honest columns; Balle, Wang (2018), Theorem 8.
+    """
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        checks.positive("sigma", self.sigma)
+
+    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
+        shape = (sketch.clients, checks.integer("columns", columns, 1))
+        return (self.sigma * _normal(shape, sketch, generator)).expand(sketch.copies, *shape)
+
+    def sample_sum(
+        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+        values, vectors = torch.linalg.eigh(sketch.gram())
+        root = vectors * (sketch.copies * values.clamp_min(0)).sqrt()
+        return self.sigma * (root @ _normal(shape, sketch, generator))
+
+    def variance(self, sketch: Sketch) -> Tensor:
+        return self.sigma**2 * sketch.counts().double() / sketch.copies
+
+    def guarantee(
+        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
+    ) -> Guarantee:
+        ratio = self.sigma / (2 * checks.positive("bound", bound))
+        return coalition.one_copy_losses(sketch, checks.fraction("delta", delta)).scaled(ratio).guarantee(delta)
+
+
+def _normal(shape: tuple[int, ...], sketch: Sketch, generator: torch.Generator) -> Tensor:
+    generator = checks.random_source(generator, sketch.device)
+    return torch.randn(shape, dtype=torch.float64, device=sketch.device, generator=generator)

@@ -1,0 +1,66 @@
+"""Divisible noise: what each client adds, and the sum that the servers' transform makes of it, with one law.
+
+Client i adds noise of its own to what it sends in each copy; the sum over a row, signs included, is the noise of that
+row. ``sample`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every law here is
+symmetric. Units: ``sample_sum`` and ``collect`` are sums without the factor s^-1/2, ``release`` includes it.
+"""
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Guarantee
+from torchdp.sketching.coalition import AdaptiveCoalition, Coalition
+from torchdp.sketching.sketch import Sketch
+
+EVERYBODY = AdaptiveCoalition(0)  # is honest
+
+
+class Noise(ABC):
+    """Noise whose parts are added by the clients; n clients, s copies, m rows, d columns."""
+
+    @abstractmethod
+    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
+        """What each client adds in each copy: (s, n, d)."""
+
+    @abstractmethod
+    def sample_sum(
+        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """The noise of each row, exactly in law, without the clients': (*sample_shape, m, d)."""
+
+    @abstractmethod
+    def variance(self, sketch: Sketch) -> Tensor:
+        """Variance of an entry of each row of the release, all clients adding noise: (m,), float64."""
+
+    @abstractmethod
+    def guarantee(
+        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
+    ) -> Guarantee:
+        """What S A plus this noise promises to each honest client. Raises ValueError."""
+
+    def release(self, sketch: Sketch, A: Tensor, *, generator: torch.Generator) -> Tensor:
+        """S A plus its noise, from the sums: (n, d) -> (m, d), float64. Raises ValueError, TypeError."""
+        A = checks.matrix("A", A)
+        noise = self.sample_sum(sketch, A.shape[-1], generator=generator)
+        return (sketch.sums(A).double() + noise) / math.sqrt(sketch.copies)
+
+    def collect(self, sketch: Sketch, values: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Sums of what the clients send, value plus noise, part by part: (n, d) -> (m, d); integers where both are.
+
+        In law ``sketch.sums(values)`` plus ``sample_sum``, from noise that is drawn for each client and not kept.
+        """
+        sketch.check_rows(values, 2)
+        if values.ndim > 2:
+            raise ValueError(f"values must have shape (n, d), not {tuple(values.shape)}")
+
+        def sums(clients: slice) -> Tensor:
+            part = sketch.part(clients)
+            return part.copy_sums(values[clients] + self.sample(part, values.shape[-1], generator=generator))
+
+        return functools.reduce(torch.add, map(sums, sketch.parts(sketch.copies * values.shape[-1])))

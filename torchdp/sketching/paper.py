@@ -1,0 +1,89 @@
+"""The noise of the linear-transformation model's paper, as printed and as its experiments seem to have drawn it.
+
+Each is a ``Noise``: ``guarantee`` says what it promises in truth. For use, see ``row_sigma``.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.sketching.gaussian_noise import GaussianNoise
+from torchdp.sketching.pure_noise import LaplaceNoise
+from torchdp.sketching.sketch import Sketch
+
+
+def paper_gaussian_noise(
+    sketch: Sketch, columns: int, entry_bound: float, *, epsilon: float, delta: float, corrupt: int = 0
+) -> GaussianNoise:
+    """sigma^2 = 4 s^3 eta^2 m d^2 ln(1.25 s/(delta/d - m e^{-(n - s - t')/(8 m)}))/(epsilon^2 (n - s - t')).
+
+    columns: d. entry_bound: eta, the largest absolute value of an entry. corrupt: t'. Raises ValueError where the
+    logarithm is undefined; the paper abstains where n < 8 m ln(d m/delta) + t', which lacks s and lets such n pass.
+
+    What is wrong: at d = s = 1 the constant 4 is too small for its own claim (its proof gives 16). Elsewhere it wastes
+    noise: entry variance over the least is s^3 d ln(1.25 s d/delta) (mu*/epsilon)^2 for large n.
+    Source: arXiv 2412.00497, Corollary 4.7.
+    """
+    d, eta = checks.integer("columns", columns, 1), checks.positive("entry_bound", entry_bound)
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+    n, m, s = sketch.clients, sketch.height, sketch.copies
+    left = n - s - checks.integer("corrupt", corrupt, 0)
+    rest = delta / d - m * math.exp(-left / (8 * m))
+    if left <= 0 or rest <= 0:
+        raise ValueError("Corollary 4.7 is undefined here: too few clients for these rows, columns and delta")
+    variance = 4 * s**3 * eta**2 * m * d**2 * math.log(1.25 * s / rest) / (epsilon**2 * left)
+    return GaussianNoise(math.sqrt(variance))
+
+
+def paper_laplace_noise(
+    sketch: Sketch, columns: int, entry_bound: float, *, epsilon: float, corrupt: int = 0
+) -> LaplaceNoise:
+    """Gamma(1/(n/m - t'), b) - Gamma(1/(n/m - t'), b), b = 2 eta m^2 d/epsilon, for a dense sketch of m copies.
+
+    columns: d. entry_bound: eta. corrupt: t' < n/m (printed: t' < n, which leaves no whole Laplace). Raises ValueError.
+
+    What is wrong: m counts twice, as sensitivity and in the composition, and every entry holds m Laplaces where one
+    would do. True epsilon: epsilon/m.
+    Source: arXiv 2412.00497, Corollary 4.10.
+    """
+    d, eta = checks.integer("columns", columns, 1), checks.positive("entry_bound", entry_bound)
+    if sketch.copies != sketch.height:
+        raise ValueError(f"the sketch must be dense, copies = height = {sketch.height}, not {sketch.copies}")
+    parts = sketch.clients / sketch.height - checks.integer("corrupt", corrupt, 0)
+    if parts < 1:
+        raise ValueError(
+            f"corrupt must be below clients/height = {sketch.clients / sketch.height:g}, not {corrupt}"
+        )
+    scale = 2 * eta * sketch.height**2 * d / checks.positive("epsilon", epsilon)
+    return LaplaceNoise(scale, _filled(parts, sketch))
+
+
+def paper_experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> GaussianNoise:
+    """sigma^2 = 2 ln(1.25/delta)/(epsilon^2 n): no rows, no columns, no bound, so not (epsilon, delta)-DP.
+
+    Inferred from the text and from the size of the printed errors, which no noise of Corollary 4.7 can give.
+    ``guarantee`` says what it promises at the bound of the data at hand. Raises ValueError.
+    Source: arXiv 2412.00497, Section 6.2, p = 1.
+    """
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+    return GaussianNoise(math.sqrt(2 * math.log(1.25 / delta) / (epsilon**2 * sketch.clients)))
+
+
+def paper_experiment_laplace_noise(sketch: Sketch, *, epsilon: float) -> LaplaceNoise:
+    """The sum of m Laplace(1/epsilon) in every entry of S A, for one copy: not the noise of Corollary 4.10.
+
+    The true epsilon is 2 B_1 epsilon for rows of l_1 norm at most B_1. Raises ValueError.
+    Source: arXiv 2412.00497, Section 6.2.
+    """
+    if sketch.copies != 1:
+        raise ValueError(f"the sketch must have one copy, not {sketch.copies}")
+    parts = sketch.counts().double() / sketch.height
+    if (parts[parts > 0] < 1).any():
+        raise ValueError("every used row must hold at least height clients: take fewer rows or more clients")
+    return LaplaceNoise(1 / checks.positive("epsilon", epsilon), parts.clamp_min(1))
+
+
+def _filled(value: float, sketch: Sketch) -> Tensor:
+    return torch.full((sketch.height,), value, dtype=torch.float64, device=sketch.device)

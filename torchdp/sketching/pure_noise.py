@@ -1,0 +1,147 @@
+"""Laplace and discrete Laplace noise in parts: pure epsilon."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.noise import EVERYBODY, Noise
+from torchdp.sketching.sketch import Sketch
+
+
+@dataclass(frozen=True, eq=False)
+class LaplaceNoise(Noise):
+    """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry: parts_j of them make a Laplace(scale).
+
+    scale: b. parts: (m,), the honest (client, copy) pairs that a row holds at least. Raises ValueError, TypeError.
+
+    Guarantees: pure epsilon, exactly 2 s B_1/scale, for clients' rows of l_1 norm at most B_1, where parts_j <= h_j.
+    Source: replacing row a_i changes s rows of sqrt(s) S A, each by at most 2 B_1 in l_1, under independent noise that
+        is Laplace plus more of the same kind, whose density ratio tends to exp(2 B_1/b) far out; Dwork, McSherry,
+        Nissim, Smith (2006), Theorem 1; infinitely divisible: Kotz, Kozubowski, Podgorski (2001), Section 2.4.
+    """
+
+    scale: float
+    parts: Tensor
+
+    def __post_init__(self) -> None:
+        checks.positive("scale", self.scale)
+        object.__setattr__(self, "parts", _parts(self.parts))
+
+    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
+        shape = (*sketch.rows.shape, checks.integer("columns", columns, 1))
+        shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
+        return self.scale * _gamma_difference(shares[..., None].expand(shape), sketch, generator)
+
+    def sample_sum(
+        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+        shares = sketch.counts() / _row_parts(self.parts, sketch)
+        return self.scale * _gamma_difference(shares[:, None].expand(shape), sketch, generator)
+
+    def variance(self, sketch: Sketch) -> Tensor:
+        return 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
+
+    def guarantee(
+        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
+    ) -> Guarantee:
+        return _pure(
+            2 * sketch.copies * checks.positive("bound", bound) / self.scale, self.parts, sketch, delta, coalition
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PolyaNoise(Noise):
+    """Integers: NB(1/parts_j, ratio) - NB(1/parts_j, ratio) in each entry; parts_j make a discrete Laplace.
+
+    The sum has P(z) = (1 - a)/(1 + a) a^|z|, a = ratio in (0, 1). parts: (m,), the honest (client, copy) pairs
+    that a row holds at least. Drawn on a CPU. Raises ValueError, TypeError.
+
+    Guarantees: pure epsilon, exactly 2 s B_1 log(1/ratio), for clients' rows of integers of l_1 norm at most B_1 (a
+        whole number), where parts_j <= h_j.
+    Source: as for ``LaplaceNoise``; Ghosh, Roughgarden, Sundararajan (2012); Polya shares: Goryczka, Xiong (2017).
+    """
+
+    ratio: float
+    parts: Tensor
+
+    def __post_init__(self) -> None:
+        if checks.fraction("ratio", self.ratio) > 1 - 1e-9:  # beyond, torch's Poisson draws lose digits
+            raise ValueError(f"ratio must be at most 1 - 1e-9, not {self.ratio!r}: take a coarser grid")
+        object.__setattr__(self, "parts", _parts(self.parts))
+
+    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
+        shape = (*sketch.rows.shape, checks.integer("columns", columns, 1))
+        shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
+        return self._difference(shares[..., None].expand(shape), sketch, generator)
+
+    def sample_sum(
+        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+        shares = sketch.counts() / _row_parts(self.parts, sketch)
+        return self._difference(shares[:, None].expand(shape), sketch, generator)
+
+    def variance(self, sketch: Sketch) -> Tensor:
+        each = 2 * self.ratio / (1 - self.ratio) ** 2
+        return each * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
+
+    def guarantee(
+        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
+    ) -> Guarantee:
+        distance = 2 * sketch.copies * math.floor(checks.positive("bound", bound))
+        return _pure(-distance * math.log(self.ratio), self.parts, sketch, delta, coalition)
+
+    def _difference(self, shares: Tensor, sketch: Sketch, generator: torch.Generator) -> Tensor:
+        if sketch.device.type != "cpu":
+            raise ValueError(
+                "Polya noise is drawn on a CPU: torch's Poisson draws on a GPU are not exact; move the sketch"
+            )
+        rates = _gamma(shares, sketch, generator) * (self.ratio / (1 - self.ratio))
+        counts = torch.poisson(rates, generator=generator)
+        return (counts[0] - counts[1]).to(torch.int64)
+
+
+def _pure(epsilon: float, parts: Tensor, sketch: Sketch, delta: float, coalition: Coalition) -> Guarantee:
+    parts, honest = _row_parts(parts, sketch), coalition.honest(sketch, delta)
+    if (parts > honest)[sketch.counts() > 0].any():
+        raise ValueError("some row may hold fewer honest clients than parts: its noise would be no whole Laplace")
+    source = "Laplace mechanism, Dwork, McSherry, Nissim, Smith (2006), Theorem 1"
+    return Guarantee(
+        epsilon,
+        coalition.slack(delta),
+        Model.LINEAR_TRANSFORM,
+        Neighbours.REPLACE_ONE,
+        coalition.exact(sketch),
+        source,
+    )
+
+
+def _parts(parts: Tensor) -> Tensor:
+    parts = checks.floating("parts", parts).double()
+    if parts.ndim != 1 or not (parts >= 1).all():
+        raise ValueError(f"parts must hold one number >= 1 for each row, not of shape {tuple(parts.shape)}")
+    return parts
+
+
+def _row_parts(parts: Tensor, sketch: Sketch) -> Tensor:
+    if len(parts) != sketch.height:
+        raise ValueError(f"parts has {len(parts)} rows, the sketch {sketch.height}")
+    return parts.to(sketch.device)
+
+
+def _gamma(shares: Tensor, sketch: Sketch, generator: torch.Generator) -> Tensor:
+    """Two independent Gamma(share, 1) for each share: (2, ...)."""
+    generator = checks.random_source(generator, sketch.device)
+    return torch._standard_gamma(shares.expand(2, *shares.shape).contiguous(), generator=generator)
+
+
+def _gamma_difference(shares: Tensor, sketch: Sketch, generator: torch.Generator) -> Tensor:
+    first, second = _gamma(shares, sketch, generator)
+    return first - second

@@ -1,0 +1,93 @@
+"""Fixed-point numbers in the integers modulo 2^32 or 2^64."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+WORDS = {32: torch.int32, 64: torch.int64}
+TAIL = 10.0  # standard deviations of noise for which there is room: beyond it lies 1.5e-23 of the mass
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Integers modulo 2^bits, in two's complement; the number x is the integer x 2^fraction_bits.
+
+    bits: 32 or 64, torch's int32 and int64, whose sums and differences wrap around. fraction_bits: f in [0, bits - 2];
+    one unit of the integers is 2^-f. Sums are exact, so their order does not matter. Raises ValueError.
+    """
+
+    bits: int
+    fraction_bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in WORDS:
+            raise ValueError(f"bits must be 32 or 64, not {self.bits!r}")
+        if checks.integer("fraction_bits", self.fraction_bits, 0) > self.bits - 2:
+            raise ValueError(f"fraction_bits must be at most {self.bits - 2}, not {self.fraction_bits}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """int32 or int64."""
+        return WORDS[self.bits]
+
+    @property
+    def scale(self) -> float:
+        """2^f, a float without error."""
+        return 2.0**self.fraction_bits
+
+    def encode(self, values: Tensor) -> Tensor:
+        """trunc(x 2^f), toward zero: no entry and no norm grows, |q|_2 <= |x|_2 2^f; any shape.
+
+        Raises ValueError for entries that are not finite or do not fit, TypeError.
+        """
+        scaled = checks.real("values", values).double() * self.scale
+        self._fits("values", scaled)
+        return scaled.trunc_().to(torch.int64).to(self.dtype)
+
+    def round(self, noise: Tensor) -> Tensor:
+        """g 2^f to the nearest integer, any shape: as symmetric as g, and round(g + w) = round(g) + w for an integer w.
+
+        Raises ValueError for entries that are not finite or do not fit, TypeError.
+        """
+        scaled = checks.real("noise", noise).double() * self.scale
+        self._fits("noise", scaled)
+        return scaled.round_().to(torch.int64).to(self.dtype)
+
+    def decode(self, words: Tensor) -> Tensor:
+        """The numbers that these words stand for: float64, any shape. Raises TypeError."""
+        return self.words("words", words).double() / self.scale
+
+    def words(self, name: str, value: Tensor) -> Tensor:
+        """``value`` if it is a tensor of this ring's integers. Raises TypeError."""
+        if not isinstance(value, Tensor) or value.dtype != self.dtype:
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"{name} must be a {self.dtype} tensor (the ring has {self.bits} bits), not {kind}")
+        return value
+
+    def _fits(self, name: str, scaled: Tensor) -> None:
+        low, high = scaled.aminmax() if scaled.numel() else (scaled.new_zeros(()),) * 2
+        if not (float(high) < 2.0 ** (self.bits - 1) and float(low) > -(2.0 ** (self.bits - 1))):  # NaN is neither
+            raise ValueError(
+                f"{name} must be finite and fit {self.bits} bits with {self.fraction_bits} fraction bits: "
+                f"below 2^{self.bits - 1 - self.fraction_bits} in size; remove NaN, or use fewer fraction bits"
+            )
+
+
+def reach(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
+    """How far from 0 a sum gets: max_j c_j (entry + unit/2) + 10 sqrt(c_j) sigma_j.
+
+    counts: (m,) numbers added up in each sum. entry: the largest |number|. sigma: (m,) or (), standard deviation of
+    the Gaussian noise in each number. unit: the grid on which noise is rounded, 2^-f.
+    """
+    counts = counts.double()
+    return float((counts * (entry + unit / 2) + TAIL * counts.sqrt() * sigma).max())
+
+
+def largest_fraction_bits(bits: int, distance: float) -> int:
+    """The most fraction bits f with distance 2^f < 2^(bits - 1); negative where not even f = 0 has room."""
+    exponent = math.frexp(distance)[1]  # distance = mantissa 2^exponent, mantissa in [1/2, 1)
+    return min(bits - 2, bits - 1 - exponent)

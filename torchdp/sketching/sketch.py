@@ -1,0 +1,196 @@
+"""Sparse sign sketches: what the servers' linear transform is, in the form in which it is applied."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+NUMBERS_AT_ONCE = 2**22  # held in memory by one part of the work
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """S = s^-1/2 sum_c S_c, m x n: copy c puts client i into row rows[c, i] with sign signs[c, i].
+
+    rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs: (s, n), +1 or -1;
+    height: m. A sketch is public: it is drawn without sight of the data (``osnap`` and the others), and every
+    calibration reads it. Raises ValueError, TypeError.
+    """
+
+    rows: Tensor
+    signs: Tensor
+    height: int
+
+    def __post_init__(self) -> None:
+        checks.integer("height", self.height, 1)
+        rows = checks.indices("rows", self.rows, self.height)
+        if rows.ndim != 2 or 0 in rows.shape:
+            raise ValueError(f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}")
+        signs = self.signs
+        if not isinstance(signs, Tensor) or signs.shape != rows.shape or signs.device != rows.device:
+            raise ValueError("signs must be a tensor of the shape and on the device of rows")
+        if not (signs.abs() == 1).all():
+            raise ValueError("signs must hold +1 and -1 alone")
+        if len(rows) > 1 and (rows.sort(0).values.diff(dim=0) == 0).any():
+            raise ValueError("rows must be distinct over the copies of one client")
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "signs", signs.to(torch.int8))
+
+    @property
+    def copies(self) -> int:
+        """s, the nonzeros of each column."""
+        return self.rows.shape[0]
+
+    @property
+    def clients(self) -> int:
+        """n."""
+        return self.rows.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
+    @cached_property
+    def bucketed(self) -> bool:
+        """Whether the clients of each row stand next to each other, equally many: sums are then contiguous."""
+        per_row, rest = divmod(self.clients, self.height)
+        if self.copies > 1 or rest:
+            return False
+        return bool(
+            (self.rows.view(self.height, per_row) == torch.arange(self.height, device=self.device)[:, None]).all()
+        )
+
+    def counts(self) -> Tensor:
+        """How many (client, copy) pairs each row holds: (m,), int64."""
+        return torch.bincount(self.rows.flatten(), minlength=self.height)
+
+    def part(self, clients: Tensor | slice) -> "Sketch":
+        """The columns of these clients, in this order. Raises as indexing does."""
+        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height)
+
+    def by_row(self) -> tuple["Sketch", Tensor]:
+        """The same sketch with the clients in the order of their row in the first copy, and that order, (n,).
+
+        ``sorted.apply(A[order])`` is ``sketch.apply(A)``; with one balanced copy it is a contiguous sum.
+        """
+        order = self.rows[0].argsort(stable=True)
+        return self.part(order), order
+
+    def apply(self, A: Tensor) -> Tensor:
+        """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
+        return self.sums(checks.real("A", A)) / math.sqrt(self.copies)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """sqrt(s) S A, the signed sums alone: (*batch, n, d) -> (*batch, m, d); integers stay integers, mod 2^bits."""
+        self.check_rows(values, 2)
+        if self.bucketed and values.is_floating_point():
+            buckets = values.unflatten(-2, (self.height, -1))  # (*batch, m, n / m, d)
+            return (self.signs.to(values.dtype).view(self.height, 1, -1) @ buckets).squeeze(-2)
+        return self._add(values.unsqueeze(-3).expand(*values.shape[:-2], self.copies, *values.shape[-2:]))
+
+    def copy_sums(self, values: Tensor) -> Tensor:
+        """The signed sums of values that differ between copies: (*batch, s, n, d) -> (*batch, m, d)."""
+        self.check_rows(values, 3)
+        if values.shape[-3] != self.copies:
+            raise ValueError(f"values must have shape (..., {self.copies}, n, d), not {tuple(values.shape)}")
+        return self._add(values)
+
+    def dense(self) -> Tensor:
+        """S: (m, n), float64."""
+        weights = self.signs.double() / math.sqrt(self.copies)
+        return torch.zeros(self.height, self.clients, dtype=torch.float64, device=self.device).scatter_(
+            0, self.rows, weights
+        )
+
+    def gram(self) -> Tensor:
+        """S S^T: (m, m), float64."""
+        m = self.height
+        total = torch.zeros(m, m, dtype=torch.float64, device=self.device)
+        if self._few:
+            for first, second, weight in self._pairs():
+                total.view(-1).index_add_(0, first * m + second, weight)
+            return (total + total.mT) / 2
+        for part in self.parts(m):
+            columns = self.part(part).dense()
+            total.addmm_(columns, columns.mT)
+        return total
+
+    def leverages(self, gram: Tensor | None = None) -> Tensor:
+        """S_i^T (S S^T)^-1 S_i of each client: (n,), float64, on the used rows; ``gram`` in place of S S^T.
+
+        Raises ValueError where the used rows of the gram are linearly dependent.
+        """
+        gram = self.gram() if gram is None else gram
+        used = (self.counts() > 0).nonzero()[:, 0]
+        values, vectors = torch.linalg.eigh(gram[used][:, used])
+        if values[0] <= 1e-9 * values[-1]:
+            raise ValueError("the used rows of the sketch are linearly dependent: take fewer rows or more clients")
+        inverse = torch.zeros_like(gram)
+        inverse[used[:, None], used] = (vectors / values) @ vectors.mT
+        result = torch.zeros(self.clients, dtype=torch.float64, device=self.device)
+        if self._few:
+            for first, second, weight in self._pairs():
+                result += weight * inverse[first, second]
+            return result
+        for part in self.parts(self.height):
+            columns = self.part(part).dense()
+            result[part] = (columns * (inverse @ columns)).sum(0)
+        return result
+
+    @property
+    def _few(self) -> bool:
+        """Whether pairs of nonzeros are less work than the dense columns."""
+        return 16 * self.copies**2 < self.height**2
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows of two copies and S_ai S_bi, each (n,); a pair of different copies once, with twice the weight."""
+        for a in range(self.copies):
+            for b in range(a, self.copies):
+                weight = (self.signs[a] * self.signs[b]).double() * ((2 - (a == b)) / self.copies)
+                yield self.rows[a], self.rows[b], weight
+
+    def parts(self, numbers: int) -> Iterator[slice]:
+        """Slices of the clients, so that ``numbers`` numbers for each client fit in one part of the memory."""
+        step = max(1, NUMBERS_AT_ONCE // max(1, numbers))
+        for start in range(0, self.clients, step):
+            yield slice(start, min(start + step, self.clients))
+
+    def _add(self, values: Tensor) -> Tensor:
+        """Signed sums of (*batch, s, n, d): clients of sign + go into the first m rows of a table, the others below."""
+        shape = (*values.shape[:-3], 2 * self.height, values.shape[-1])
+        table = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        for copy in range(self.copies):
+            table.index_add_(-2, self._slots[copy], values[..., copy, :, :])
+        return table[..., : self.height, :] - table[..., self.height :, :]
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self.rows + self.height * (self.signs < 0)
+
+    def check_rows(self, values: Tensor, least: int) -> None:
+        """Raises TypeError or ValueError unless these are values of the clients: (..., n, d), ``least`` dimensions."""
+        if not isinstance(values, Tensor):
+            raise TypeError(f"values must be a torch.Tensor, not {type(values).__name__}")
+        if values.ndim < least or values.shape[-2] != self.clients:
+            raise ValueError(f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}")
+        if values.device != self.device:
+            raise ValueError(f"values are on {values.device}, the sketch on {self.device}; move one of them")
+
+
+def embedding_values(sketch: Sketch, basis: Tensor) -> Tensor:
+    """The smallest and the largest singular value of S U, U the orthonormal columns of ``basis``: (2,), float64.
+
+    |S A x| / |A x| lies between them for every x, A with the column space of U: 1 -+ alpha for an embedding.
+    basis: (n, r), of full column rank; it is made orthonormal here. Raises TypeError, ValueError.
+    """
+    basis = checks.matrix("basis", basis).double()
+    if basis.ndim != 2 or basis.shape[0] < basis.shape[1]:
+        raise ValueError(f"basis must have shape (n, r) with r <= n, not {tuple(basis.shape)}")
+    values = torch.linalg.svdvals(sketch.apply(torch.linalg.qr(basis).Q))
+    smallest = values[-1] if sketch.height >= basis.shape[1] else torch.zeros_like(values[0])
+    return torch.stack([smallest, values[0]])
