@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "shuffle": FLOOR | {"privacy"},
     "density": FLOOR | {"privacy", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy"},
+    "mean": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},
 }

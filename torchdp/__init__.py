@@ -8,6 +8,7 @@ The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothi
 - :mod:`torchdp.randomizers`: what one user runs
 - :mod:`torchdp.queries`: linear queries, local and central; agnostic learning
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
+- :mod:`torchdp.mean`: unbiased means of any bounded domain, with the Gaussian noise of the best shape
 - :mod:`torchdp.shuffle`: sums of bits through a shuffler, and their exact accounting
 - :mod:`torchdp.density`: kernel densities through a shuffler, and learning from them
 - :mod:`torchdp.sketching`: sums and sketches through servers that see shares only
@@ -23,6 +24,7 @@ __all__ = [
     "density",
     "factorization",
     "kernels",
+    "mean",
     "pairwise",
     "privacy",
     "queries",

@@ -1,0 +1,229 @@
+"""The curator's mechanism: privacy from the distances it must hide, then its error and its mean."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchdp.factorization import gamma_box
+from torchdp.mean import (
+    Box,
+    FiniteSet,
+    concentrated_mean,
+    difference_shape,
+    gaussian_mean,
+    least_error_shape,
+    lp_ball,
+    noise_shape,
+    round_shape,
+)
+from torchdp.privacy import Model, Neighbours, gaussian_log_delta
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def box(*sides):
+    high = torch.tensor(sides, dtype=torch.float64)
+    return Box(torch.zeros_like(high), high)
+
+
+def corners(domain):
+    sides = itertools.product(*zip(domain.low.tolist(), domain.high.tolist(), strict=True))
+    return torch.tensor(list(sides), dtype=torch.float64)
+
+
+def simplex(d):
+    return FiniteSet(torch.eye(d, dtype=torch.float64))
+
+
+DOMAINS = [box(1.0, 4.0, 16.0), simplex(4), lp_ball(3, 2.0, 5.0), FiniteSet(uniform(9, 4, seed=3))]
+
+
+def distances(mechanism, points, n):
+    """How far apart the means of neighbours are, in standard deviations of the noise."""
+    inverse = torch.linalg.pinv(mechanism.noise_root(n))
+    u = points @ inverse.mT / n
+    return torch.cdist(u, u)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=["box", "simplex", "ball", "points"])
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+@pytest.mark.parametrize("make", [noise_shape, difference_shape, round_shape])
+def test_guarantee_no_two_neighbours_are_further_apart_than_the_noise_hides(domain, p, make):
+    mechanism = gaussian_mean(domain, make(domain, p), 0.8, 1e-5)
+    points = corners(domain) if isinstance(domain, Box) else domain.spanning()
+    apart = distances(mechanism, points, 7)
+    assert apart.max() <= 1 / mechanism.multiplier * (1 + 1e-9)
+    # the exact curve of a shift by that much, and the promise that it keeps
+    assert gaussian_log_delta(mechanism.multiplier, mechanism.guarantee.epsilon) <= math.log(1e-5)
+    assert 0.8 * (1 - 1e-6) <= mechanism.guarantee.epsilon <= 0.8 * (1 + 1e-12)
+    if mechanism.guarantee.exact:  # said only where two points are that far apart
+        assert apart.max() >= 1 / mechanism.multiplier * (1 - 1e-5)
+
+
+def test_the_guarantee_names_its_model_and_is_exact_where_it_is_attained():
+    promise = gaussian_mean(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), 1.0, 1e-6).guarantee
+    assert (promise.model, promise.neighbours, promise.exact) == (Model.CENTRAL, Neighbours.REPLACE_ONE, True)
+
+
+def test_guarantee_rho_is_the_renyi_divergence_of_the_furthest_neighbours():
+    mechanism = concentrated_mean(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), 0.3, 1e-6)
+    assert mechanism.rho == pytest.approx(0.3)
+    furthest = float(distances(mechanism, corners(DOMAINS[0]), 5).max())
+    # D_alpha of two Gaussians of one covariance, m deviations apart: alpha m^2/2
+    assert furthest**2 / 2 == pytest.approx(0.3, rel=1e-8)
+    assert (furthest / 0.9) ** 2 / 2 > 0.3  # a tenth less noise breaks the promise
+
+
+def test_rho_converts_to_epsilon_by_the_exact_curve_below_the_textbook_bound():
+    mechanism = concentrated_mean(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), 0.3, 1e-6)
+    textbook = 0.3 + 2 * math.sqrt(0.3 * math.log(1e6))  # Bun and Steinke's conversion, Lemma 12 of the paper
+    assert mechanism.guarantee.epsilon < 0.9 * textbook
+
+
+def test_points_that_the_membership_test_lets_through_cost_nothing():
+    thin = box(1.0, 1e-9)  # the tolerance is as large as the second side
+    mechanism = gaussian_mean(thin, noise_shape(thin, 2.0), 1.0, 1e-6)
+    x = torch.tensor([[0.5, 2e-9], [0.5, -1e-9], [1.0, 1e-9]], dtype=torch.float64)
+    assert (mechanism.encoding(x).norm(dim=-1) <= mechanism.encoding.radius * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+def test_the_error_of_draws_is_the_predicted_one(p):
+    domain = box(1.0, 4.0, 16.0, 64.0)
+    mechanism = concentrated_mean(domain, noise_shape(domain, p), 0.5, 1e-6)
+    x = uniform(50, 4) * domain.high
+    drawn = mechanism.estimate_counts(x, torch.full((50,), 2), generator=generator(1), sample_shape=(40_000,))
+    norms = torch.linalg.vector_norm(drawn.value - x.mean(0), ord=p, dim=1)
+    error = mechanism.error(100)
+    assert float(norms.mean()) / error.mean.value == pytest.approx(1, abs=0.03)
+    assert float(norms.square().mean().sqrt()) / error.root_mean_square.value == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=["box", "simplex", "ball", "points"])
+@pytest.mark.parametrize("make", [noise_shape, difference_shape])
+def test_guarantee_the_mean_is_without_bias(domain, make):
+    mechanism = gaussian_mean(domain, make(domain, 2.0), 1.0, 1e-6)
+    points = domain.spanning()[:5]
+    counts = torch.arange(1, len(points) + 1)
+    drawn = mechanism.estimate_counts(points, counts, generator=generator(2), sample_shape=(20_000,))
+    exact = counts.double() @ points / counts.sum()
+    z = (drawn.value.mean(0) - exact).abs() / (drawn.standard_error / math.sqrt(20_000)).clamp_min(1e-12)
+    assert (z < 6).all()
+    centred = drawn.value - drawn.value.mean(0)
+    root = mechanism.noise_root(int(counts.sum()))
+    spread = torch.linalg.matrix_norm(centred.mT @ centred / 20_000 - root @ root.mT, 2)
+    assert spread < 0.06 * torch.linalg.matrix_norm(root, 2) ** 2
+
+
+def test_the_paths_by_user_and_by_counts_are_the_same_release():
+    domain = DOMAINS[3]
+    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
+    by_user = mechanism.estimate(domain.points[[0, 3, 3, 8]], generator=generator(4))
+    counts = torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1])
+    by_counts = mechanism.estimate_counts(domain.points, counts, generator=generator(4))
+    assert torch.allclose(by_user.value, by_counts.value, rtol=0, atol=1e-12) and by_user.n == by_counts.n == 4
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_a_skewed_box_gains_what_the_closed_form_says(p):
+    domain = box(*(2.0**k for k in range(6)))
+    shaped = concentrated_mean(domain, noise_shape(domain, p), 0.5, 1e-6).error(10).floor
+    round_ = concentrated_mean(domain, round_shape(domain, p), 0.5, 1e-6).error(10).floor
+    diagonal = float(domain.high.norm())
+    expected = diagonal / 2 * 6 ** (1 / p) / float(gamma_box(domain.low, domain.high, p))
+    assert round_ / shaped == pytest.approx(expected, rel=1e-6)
+    assert expected > 1.08 or p == math.inf  # where the largest error counts, round noise is as good
+
+
+@pytest.mark.parametrize("d", [3, 8])
+def test_noise_for_the_differences_of_a_simplex_is_what_its_diameter_needs(d):
+    around = concentrated_mean(simplex(d), noise_shape(simplex(d), 2.0), 0.5, 1e-6)
+    between = concentrated_mean(simplex(d), difference_shape(simplex(d), 2.0), 0.5, 1e-6)
+    # noise on the hyperplane of sums, isotropic, hiding a distance of sqrt(2): by symmetry the best
+    best = math.sqrt(2 * (d - 1))
+    assert between.error(1).floor == pytest.approx(best, rel=1e-4)
+    assert around.error(1).floor == pytest.approx(best, rel=1e-4)  # its diameter, not twice its radius, is charged
+    assert around.encoding.diameter < 2 * around.encoding.radius * 0.95
+
+
+def test_a_few_long_points_are_hidden_at_less_cost_by_their_differences():
+    points = torch.cat([uniform(12, 3, seed=5), torch.tensor([[9.0, 0, 0], [0, 7.0, 0]], dtype=torch.float64)])
+    domain = FiniteSet(points)
+    costs = [
+        concentrated_mean(domain, make(domain, 2.0), 0.5, 1e-6).error(1).floor
+        for make in (difference_shape, noise_shape, round_shape)
+    ]
+    assert costs[0] < costs[1] * 0.999 < costs[2]
+
+
+def test_a_single_point_is_released_without_noise():
+    domain = FiniteSet(torch.tensor([[3.0, 4.0]]))
+    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
+    assert mechanism.estimate(domain.points, generator=generator()).value.tolist() == [3.0, 4.0]
+
+
+def test_data_outside_the_domain_is_refused_and_may_be_projected_first():
+    domain = box(1.0, 2.0)
+    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
+    x = torch.tensor([[0.5, 7.125]], dtype=torch.float64)
+    with pytest.raises(ValueError, match="outside the domain") as caught:
+        mechanism.estimate(x, generator=generator())
+    assert "7.125" not in str(caught.value)
+    assert mechanism.estimate(domain.project(x), generator=generator()).n == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "word"),
+    [(torch.zeros(0, 2), "n >= 1"), (torch.zeros(2), "n >= 1"), (torch.tensor([[math.nan, 0]]), "NaN")],
+)
+def test_bad_data_is_refused(x, word):
+    domain = box(1.0, 2.0)
+    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
+    with pytest.raises(ValueError, match=word):
+        mechanism.estimate(x, generator=generator())
+
+
+def test_bad_arguments_are_refused():
+    domain = box(1.0, 2.0)
+    shape = noise_shape(domain, 2.0)
+    with pytest.raises(ValueError, match="rho"):
+        concentrated_mean(domain, shape, 0.0, 1e-6)
+    with pytest.raises(ValueError, match="delta"):
+        gaussian_mean(domain, shape, 1.0, 1.0)
+    with pytest.raises(ValueError, match="dimension"):
+        gaussian_mean(box(1.0), shape, 1.0, 1e-6)
+    with pytest.raises(ValueError, match="bias"):  # a shape without noise in one direction
+        gaussian_mean(domain, replace(shape, root=shape.root[:, :1]), 1.0, 1e-6)
+    with pytest.raises(TypeError, match="NoiseShape"):
+        gaussian_mean(domain, shape.root, 1.0, 1e-6)
+    with pytest.raises(ValueError, match="at least one user"):
+        mechanism = gaussian_mean(domain, shape, 1.0, 1e-6)
+        mechanism.estimate_counts(torch.zeros(1, 2), torch.tensor([0]), generator=generator())
+
+
+def test_the_least_largest_error_is_not_where_the_largest_deviation_is_least():
+    domain = box(*(2.0**k for k in range(8)))
+    by_norm, by_error = (
+        concentrated_mean(domain, make(domain, math.inf), 0.5, 1e-6).error(10, math.inf)
+        for make in (difference_shape, least_error_shape)
+    )
+    assert by_norm.floor < by_error.floor  # what Gamma_inf minimises
+    assert by_error.root_mean_square.value == pytest.approx(0.74 * by_norm.root_mean_square.value, rel=0.01)
+
+
+def test_guarantee_the_shape_of_least_error_is_never_worse_than_the_norms():
+    for p in (2.0, 4.0, math.inf):
+        errors = [
+            concentrated_mean(DOMAINS[3], make(DOMAINS[3], p), 0.5, 1e-6).error(10, p).root_mean_square
+            for make in (least_error_shape, difference_shape)
+        ]
+        assert errors[0].value <= errors[1].value * (1 + 1e-9) + 4 * errors[1].standard_error

@@ -1,0 +1,282 @@
+"""Lower bounds against mechanisms written out: no mechanism beats them, and some attain them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.mean import (
+    Box,
+    FiniteSet,
+    approximate_lower_bound,
+    concentrated_lower_bound,
+    concentrated_mean,
+    difference_shape,
+    distributional_approximate_lower_bound,
+    distributional_lower_bound,
+    gaussian_mean,
+    local_lower_bound,
+    local_mean,
+    lp_ball,
+    moment_difference_norm,
+    moment_norm,
+    noise_shape,
+    paper_moment_norm,
+    pure_lower_bound,
+)
+from torchdp.randomizers import PrivUnitG
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
+POINTS = FiniteSet(torch.rand(9, 4, dtype=torch.float64, generator=generator(3)))
+DOMAINS = [BOX, POINTS, FiniteSet(torch.eye(4)), lp_ball(3, 2.0)]
+NAMES = ["box", "points", "simplex", "ball"]
+
+
+def randomized_response(epsilon):
+    """Mean and deviation of the unbiased answer about one bit: message and the probability of each, by type."""
+    keep = math.exp(epsilon) / (1 + math.exp(epsilon))
+    law = np.array([[keep, 1 - keep], [1 - keep, keep]])
+    answers = np.linalg.solve(law, np.array([0.0, 1.0]))
+    return law, answers, math.sqrt(law[0] @ answers**2 - (law[0] @ answers) ** 2)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1, 3])
+def test_guarantee_randomized_response_attains_the_pure_and_the_local_bound(epsilon):
+    # One user, K = {0, 1}: K - x_1 and its negative are {-1, 0, 1}, of norm 1.
+    _, _, deviation = randomized_response(epsilon)
+    assert deviation == pytest.approx(pure_lower_bound(1.0, 1, epsilon), rel=1e-9)
+    assert deviation == pytest.approx(local_lower_bound(1.0, 1, epsilon), rel=1e-9)
+    assert deviation < pure_lower_bound(1.01, 1, epsilon)  # no larger constant would be true
+    assert deviation / 10 == pytest.approx(local_lower_bound(1.0, 100, epsilon), rel=1e-9)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=NAMES)
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+@pytest.mark.parametrize("rho", [1e-4, 0.1, 2.0])
+def test_guarantee_no_gaussian_noise_is_below_the_concentrated_bound(domain, p, rho):
+    shape = difference_shape(domain, p)
+    worst = float(shape.certificate.lower) * (1 if domain.middle is None else 2)
+    error = concentrated_mean(domain, shape, rho, 1e-6).error(5)
+    assert concentrated_lower_bound(worst, 5, rho) <= error.floor * (1 + 1e-9)
+    every = float(noise_shape(domain, p).certificate.lower)  # for every data set, not for the worst alone
+    assert every <= worst * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=NAMES)
+def test_gaussian_noise_on_the_differences_is_optimal_for_little_budget(domain):
+    shape = difference_shape(domain, 2.0)
+    worst = float(shape.certificate.lower) * (1 if domain.middle is None else 2)
+    for rho in (1e-4, 0.5):
+        error = concentrated_mean(domain, shape, rho, 1e-6).error(5).floor
+        ratio = error / concentrated_lower_bound(worst, 5, rho)
+        assert ratio == pytest.approx(math.sqrt(math.expm1(2 * rho) / (2 * rho)), rel=1e-3)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=NAMES)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_guarantee_no_local_mechanism_is_below_the_local_bound(domain, epsilon):
+    shape = noise_shape(domain, 2.0)
+    error = local_mean(domain, shape, epsilon, PrivUnitG).error(50).floor
+    assert local_lower_bound(float(shape.certificate.lower), 50, epsilon) <= error
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=NAMES)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+@pytest.mark.parametrize("delta", [1e-10, 1e-3])
+def test_guarantee_no_gaussian_noise_is_below_the_approximate_bound(domain, epsilon, delta):
+    shape = noise_shape(domain, 2.0)
+    error = gaussian_mean(domain, shape, epsilon, delta).error(5).floor
+    bound = approximate_lower_bound(float(shape.certificate.lower), 5, epsilon, delta, domain.dimension)
+    assert bound <= error
+
+
+def dominating_pair(epsilon, delta):
+    """The least private pair of laws that is (epsilon, delta)-indistinguishable."""
+    high, low = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+    Q = np.array([delta, (1 - delta) * high, (1 - delta) * low, 0.0])
+    return Q, Q[::-1]
+
+
+def deviation(law, answers):
+    return math.sqrt(max(law @ answers**2 - (law @ answers) ** 2, 0.0))
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-6, 0.01, 0.3])
+def test_guarantee_no_unbiased_answers_from_the_dominating_pair_beat_the_trade_of_deviations(epsilon, delta):
+    Q, P = dominating_pair(epsilon, delta)
+    rng = np.random.default_rng(0)
+    beta = math.sqrt(delta) / (1 - delta)
+    alpha = 2 * math.sinh(epsilon / 2) / math.sqrt(1 - delta) + beta
+    trades = []
+    for scale in 10 ** rng.uniform(-4, 8, 3000):
+        answers = rng.normal(size=4) * np.array([scale, 1, 1, rng.uniform(0, scale)])
+        difference = P @ answers - Q @ answers
+        trades.append((alpha * deviation(Q, answers) + beta * deviation(P, answers)) / abs(difference))
+    assert min(trades) >= 1 - 1e-9
+    # the bound's own number is what this inequality gives when both deviations are the same
+    assert approximate_lower_bound(1.0, 1, epsilon, delta, 1) == pytest.approx(1 / (alpha + beta))
+
+
+def hard_coded(x, known, delta):
+    """The mechanism that knows the answer for one data set: (outputs, probabilities) on data x."""
+    return np.array([known.mean(), (x.mean() - (1 - delta) * known.mean()) / delta]), np.array([1 - delta, delta])
+
+
+@pytest.mark.parametrize("delta", [1e-4, 0.1])
+def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
+    known = np.array([0.0, 1.0, 1.0])
+    everything = [np.array(x, dtype=float) for x in itertools.product([0, 1], repeat=3)]
+    for x in everything:
+        outputs, law = hard_coded(x, known, delta)
+        assert law @ outputs == pytest.approx(x.mean(), abs=1e-12)  # unbiased
+        for y in everything:
+            if np.abs(x - y).sum() == 1:  # (0, delta)-DP: laws at most delta apart in total variation
+                other, other_law = hard_coded(y, known, delta)
+                values = {round(v, 9) for v in (*outputs, *other)}
+                apart = sum(
+                    abs(law[np.round(outputs, 9) == v].sum() - other_law[np.round(other, 9) == v].sum())
+                    for v in values
+                )
+                assert apart / 2 <= delta + 1e-12
+    outputs, law = hard_coded(known, known, delta)
+    assert deviation(law, outputs) == pytest.approx(0, abs=1e-7)  # no error where it knows
+    # So no bound holds on every data set alone; with its neighbours there is one, and it is nearly attained.
+    worst = max(
+        deviation(*reversed(hard_coded(y, known, delta))) for y in everything if np.abs(y - known).sum() == 1
+    )
+    beta = math.sqrt(delta) / (1 - delta)
+    assert 1 <= beta * worst * 3 <= 1.2 if delta == 0.1 else beta * worst * 3 == pytest.approx(1, rel=1e-3)
+    assert worst >= approximate_lower_bound(0.5, 3, 1e-9, delta, 1)
+
+
+def test_the_approximate_bound_tends_to_the_pure_one():
+    pure = pure_lower_bound(2.0, 10, 0.7)
+    assert approximate_lower_bound(2.0, 10, 0.7, 1e-300, 50) == pytest.approx(pure)
+    values = [approximate_lower_bound(2.0, 10, 0.7, delta, 50) for delta in (1e-12, 1e-6, 1e-3)]
+    assert pure > values[0] > values[1] > values[2] > 0
+    assert values[0] > 0.999 * pure  # delta far below epsilon^2/d costs nothing, whatever n
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_guarantee_samples_cost_the_noise_and_the_sampling(share, epsilon):
+    n = 7
+    _, _, noise = randomized_response(epsilon)
+    # the mean of n randomized responses of samples of P({1}) = share: law of total variance, exactly
+    error = math.sqrt((noise**2 + share * (1 - share)) / n)
+    covariance = torch.tensor([[share * (1 - share)]])
+    bound = distributional_lower_bound(local_lower_bound(0.5, n, epsilon), covariance, n)
+    assert bound <= error
+    assert bound >= error / 2
+    # gamma = 1 is {-1, 0, 1}: right where all users hold the same point, and then attained
+    attained = distributional_lower_bound(local_lower_bound(1.0, n, epsilon), covariance, n)
+    assert attained == pytest.approx(error)
+
+
+def test_samples_in_l_p_cost_the_larger_of_both_in_the_limit():
+    covariance = torch.diag(torch.tensor([4.0, 1.0]))
+    assert distributional_lower_bound(0.1, covariance, 4, math.inf) == pytest.approx(1.0)
+    assert distributional_lower_bound(5.0, covariance, 4, math.inf) == pytest.approx(5.0)
+    assert distributional_lower_bound(3.0, covariance, 4) == pytest.approx(math.sqrt(9 + 5 / 4))
+
+
+@pytest.mark.parametrize("n", [1, 4, 30])
+@pytest.mark.parametrize("delta", [1e-6, 0.01])
+def test_guarantee_for_samples_a_nearby_law_pays_too(n, delta):
+    # M knows the data set of zeros: no error under the law that is always 0. Under Q({1}) = 1/n, exactly:
+    k = np.arange(n + 1)
+    share = stats.binom.pmf(k, n, 1 / n)
+    noise = share @ (k / n) ** 2 * (1 - delta) / delta
+    error = math.sqrt(noise + (1 - 1 / n) / n**2)
+    bound = distributional_approximate_lower_bound(0.5, n, 1e-9, delta, 1)
+    assert error / 10 < bound <= error
+
+
+def test_for_samples_the_neighbours_cost_a_constant_more():
+    empirical = approximate_lower_bound(1.0, 5, 0.5, 1e-3, 9)
+    assert empirical / math.sqrt(math.e) < distributional_approximate_lower_bound(1.0, 5, 0.5, 1e-3, 9) < empirical
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pure_lower_bound(-1.0, 3, 1.0),
+        lambda: pure_lower_bound(1.0, 0, 1.0),
+        lambda: local_lower_bound(1.0, 3, 0.0),
+        lambda: concentrated_lower_bound(1.0, 3, -1.0),
+        lambda: approximate_lower_bound(1.0, 3, 1.0, 0.0, 3),
+        lambda: distributional_lower_bound(1.0, torch.eye(2), 3, 1.0),
+    ],
+)
+def test_bad_arguments_are_refused(call):
+    with pytest.raises(ValueError, match=r"gamma|n must|epsilon|rho|delta|p must"):
+        call()
+
+
+def icosahedron():
+    golden = (1 + math.sqrt(5)) / 2
+    points = [(0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
+    points = [tuple(np.roll(point, k)) for point in points for k in range(3)]
+    points = torch.tensor(points, dtype=torch.float64)
+    return points / points.norm(dim=1, keepdim=True)
+
+
+def circle(count):
+    angles = torch.arange(count, dtype=torch.float64) * 2 * math.pi / count
+    return torch.stack([angles.cos(), angles.sin()], 1)
+
+
+def tensors(x, order):
+    flat = torch.ones(len(x), 1, dtype=torch.float64)
+    for _ in range(order):
+        flat = (flat[:, :, None] * x[:, None, :]).flatten(1)
+    return flat
+
+
+@pytest.mark.parametrize(("design", "order"), [(circle(12), k) for k in (1, 2, 3, 4)] + [(icosahedron(), 2)])
+def test_guarantee_the_moments_norm_is_the_trace_of_a_designs_covariance(design, order):
+    flat = tensors(design, order)
+    flat = flat - flat.mean(0)
+    value = float(torch.linalg.svdvals(flat / math.sqrt(len(design))).sum())
+    assert moment_norm(design.shape[1], order) == pytest.approx(value, rel=1e-9)
+    # and so below the norm of the ball's tensors, found on the same points
+    upper = noise_shape(FiniteSet(tensors(design, order)), 2.0).certificate.upper
+    assert moment_norm(design.shape[1], order) <= float(upper) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("d", [2, 5, 40])
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+def test_the_moments_norm_lies_between_the_papers_bounds(d, order, p):
+    low, high = paper_moment_norm(d, order, p)
+    assert moment_norm(d, order, p) <= high * (1 + 1e-9)
+    if order == 1:
+        assert moment_norm(d, 1, p) == pytest.approx(high)
+    if p == 2 and d >= order:
+        assert moment_norm(d, order, p) >= low * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("d", [5, 40, 200])
+def test_the_second_moments_noise_is_within_two_over_d_of_the_worst_data_sets_bound(d):
+    worst = moment_difference_norm(d, 2)
+    achieved = math.sqrt(2) * math.sqrt(
+        d * (d + 1) / 2
+    )  # multiplier 1, sensitivity 2^{1/2}, trace on symmetric matrices
+    assert 1 <= achieved / worst <= 1 + 2 / d
+
+
+def test_a_uniform_point_has_the_second_moments_eigenvalues():
+    x = torch.randn(200_000, 5, dtype=torch.float64, generator=generator(1))
+    x = x / x.norm(dim=1, keepdim=True)
+    values = torch.linalg.eigvalsh(torch.cov(tensors(x, 2).mT))
+    assert float(values[-14:].mean()) == pytest.approx(2 / (5 * 7), rel=0.01)
+    assert float(values[:-14].abs().max()) < 1e-9  # d (d + 1)/2 - 1 = 14 directions, and no others

@@ -1,0 +1,239 @@
+"""Moment tensors and covariance: what one user moves, the law of the noise, no bias, and the biased projection."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from torchdp.mean import (
+    Box,
+    Ellipsoid,
+    FiniteSet,
+    GaussianMoments,
+    gaussian_covariance,
+    gaussian_moments,
+    lp_ball,
+    noise_shape,
+    project_covariance,
+    project_second_moment,
+    projection_bound,
+)
+from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
+from torchdp.privacy import gaussian_log_delta
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def in_ball(n, d, radius=1.0, seed=0):
+    x = normal(n, d, seed=seed)
+    return (
+        radius * x / x.norm(dim=1, keepdim=True) * torch.rand(n, 1, dtype=torch.float64, generator=generator(seed))
+    )
+
+
+def ellipsoid(d, seed=1):
+    root = torch.eye(d, dtype=torch.float64) + 0.4 * normal(d, d, seed=seed)
+    return Ellipsoid(root, torch.zeros(d, dtype=torch.float64))
+
+
+def power(x, order):
+    """x (x) ... (x) x, written out."""
+    letters = "abcdef"[:order]
+    return torch.einsum(",".join("n" + c for c in letters) + "->n" + letters, *[x] * order)
+
+
+def moments(domain, order, epsilon=1.0):
+    return gaussian_moments(domain, noise_shape(domain, 2.0, shift=False), order, epsilon, 1e-6)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_guarantee_no_replacement_moves_the_tensor_further_than_the_noise_hides(order):
+    mechanism = moments(lp_ball(3, 2.0), order)
+    x = torch.cat([in_ball(200, 3), torch.eye(3, dtype=torch.float64), -torch.eye(3, dtype=torch.float64)])
+    flat = power(x, order).flatten(1)
+    apart = float(torch.cdist(flat, flat).max())
+    assert apart == pytest.approx(mechanism.sensitivity, rel=1e-9)  # not more, and attained
+    assert mechanism.sensitivity == pytest.approx(2.0 if order % 2 else math.sqrt(2))
+    assert gaussian_log_delta(mechanism.multiplier, mechanism.guarantee.epsilon) <= math.log(1e-6)
+    assert mechanism.guarantee.epsilon <= 1.0 + 1e-12
+
+
+def test_half_the_distance_of_two_points_would_not_do_for_even_order():
+    x = torch.eye(2, dtype=torch.float64)
+    assert float((power(x, 2)[0] - power(x, 2)[1]).norm()) > 1.0  # the radius of the set is not its diameter
+
+
+def test_on_a_line_an_even_moment_moves_by_its_range():
+    mechanism = moments(lp_ball(1, 2.0, 3.0), 2)
+    assert mechanism.sensitivity * float(mechanism.shape.root) ** 2 == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_sums_and_changes_of_basis_of_tensors_are_those_written_out(order):
+    u, A = normal(5, 3), normal(2, 3, seed=1)
+    assert torch.allclose(tensor_sum(u, order), power(u, order).sum(0))
+    tensor = normal(7, *(3,) * order, seed=2)
+    kron = A
+    for _ in range(order - 1):
+        kron = torch.kron(kron, A)
+    expected = (tensor.reshape(7, -1) @ kron.mT).reshape(7, *(2,) * order)
+    assert torch.allclose(apply_to_each(A, tensor, order), expected)
+
+
+@pytest.mark.parametrize(("d", "order"), [(3, 1), (3, 2), (2, 3), (2, 4)])
+def test_the_deviations_are_those_of_the_noise_matrix_written_out(d, order):
+    mechanism = moments(ellipsoid(d), order)
+    size = d**order
+    basis = torch.eye(size, dtype=torch.float64).reshape(size, *(d,) * order)
+    noise = apply_to_each(mechanism.shape.root, symmetrised(basis, order), order).reshape(size, -1)
+    covariance = (mechanism.multiplier * mechanism.sensitivity / 10) ** 2 * noise.mT @ noise
+    assert torch.allclose(mechanism.deviations(10).flatten().square(), covariance.diagonal(), rtol=1e-10)
+    assert mechanism.root_mean_square(10) == pytest.approx(math.sqrt(float(covariance.trace())), rel=1e-10)
+
+
+def test_the_diagonal_varies_more_than_what_lies_beside_it():
+    deviations = moments(lp_ball(3, 2.0), 3).deviations(1)
+    assert float(deviations[0, 0, 0] / deviations[0, 1, 2]) == pytest.approx(math.sqrt(6))
+    assert float(deviations[0, 0, 0] / deviations[0, 0, 2]) == pytest.approx(math.sqrt(3))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_guarantee_the_moments_are_without_bias(order):
+    domain = ellipsoid(3)
+    mechanism = moments(domain, order)
+    x = in_ball(6, 3, seed=4) @ domain.root.mT
+    drawn = mechanism.estimate(x, generator=generator(5), sample_shape=(20_000,))
+    deviations = mechanism.deviations(6)
+    z = (drawn.mean(0) - power(x, order).mean(0)).abs() / (deviations / math.sqrt(20_000))
+    assert (z < 6).all()
+    assert torch.allclose(drawn.std(0) / deviations, torch.ones_like(deviations), atol=0.03)
+    for places in itertools.permutations(range(order)):
+        assert torch.allclose(drawn, drawn.permute(0, *(1 + k for k in places)))
+
+
+@pytest.mark.parametrize("p", [2.0, 4.0])
+def test_the_error_of_draws_is_the_predicted_one(p):
+    mechanism = moments(ellipsoid(3), 2)
+    x = torch.zeros(5, 3, dtype=torch.float64)
+    drawn = mechanism.estimate(x, generator=generator(6), sample_shape=(50_000,)).flatten(1)
+    found = float(torch.linalg.vector_norm(drawn, ord=p, dim=1).pow(p).mean() ** (1 / p))
+    assert found / mechanism.root_mean_power(5, p) == pytest.approx(1, abs=0.03)
+
+
+def test_symmetric_noise_at_the_even_distance_is_half_of_noise_on_every_entry():
+    d, mechanism = 20, moments(lp_ball(20, 2.0), 2)
+    every = (
+        mechanism.multiplier * 2 * d
+    )  # independent noise on all d^2 entries, sensitivity 2: the basic mechanism
+    assert mechanism.root_mean_square(1) / every == pytest.approx(math.sqrt(d * (d + 1) / 2 * 2) / (2 * d))
+
+
+def test_moments_around_another_point_than_the_origin_are_refused():
+    domain = Box(torch.zeros(2), torch.ones(2))
+    with pytest.raises(ValueError, match="shift=False"):
+        GaussianMoments(domain, noise_shape(domain, 2.0), 2, 1.0, 1e-6)
+    mechanism = moments(domain, 2)  # around the origin, although the box is not
+    assert mechanism.estimate(torch.ones(1, 2), generator=generator()).shape == (2, 2)
+    with pytest.raises(ValueError, match="too large"):
+        moments(domain, 7)
+    with pytest.raises(ValueError, match="outside"):
+        mechanism.estimate(2 * torch.ones(1, 2), generator=generator())
+
+
+def joint(x, weight):
+    return torch.cat([power(x, 2).flatten(1), weight * x], 1)
+
+
+@pytest.mark.parametrize("d", [2, 3, 30])
+def test_guarantee_no_replacement_moves_the_joint_release_further_than_the_noise_hides(d):
+    mechanism = gaussian_covariance(lp_ball(d, 2.0), noise_shape(lp_ball(d, 2.0), 2.0), 1.0, 1e-6)
+    t = mechanism.mean_weight
+    first = torch.zeros(d, dtype=torch.float64)
+    first[0] = 1
+    worst = first.clone()  # at the angle of the proof: <w, v> = -t^2/2
+    worst[0], worst[1] = -t * t / 2, math.sqrt(1 - t**4 / 4)
+    x = torch.cat([in_ball(300, d), first[None], worst[None], -first[None]])
+    flat = joint(x, t)
+    allowed = mechanism.moment_noise(1) / mechanism.multiplier
+    assert float(torch.cdist(flat, flat).max()) == pytest.approx(allowed, rel=1e-9)
+    assert mechanism.guarantee.epsilon <= 1.0 + 1e-12
+
+
+def test_the_weight_of_the_mean_is_the_best_one():
+    mechanism = gaussian_covariance(lp_ball(4, 2.0), noise_shape(lp_ball(4, 2.0), 2.0), 1.0, 1e-6)
+    trials = torch.linspace(0.05, math.sqrt(2), 400, dtype=torch.float64)
+    costs = (1 + trials**2 / 2) ** 2 * (10 + 2 * 5 / trials**2)  # tr = 4, tr^2 = 4, largest 1
+    assert mechanism.mean_weight == pytest.approx(float(trials[costs.argmin()]), abs=0.004)
+
+
+@pytest.mark.parametrize("offset", [0.0, 7.0])
+def test_guarantee_covariance_and_mean_are_without_bias(offset):
+    base = ellipsoid(3)
+    domain = Ellipsoid(base.root, torch.full((3,), offset, dtype=torch.float64))
+    mechanism = gaussian_covariance(domain, noise_shape(domain, 2.0), 2.0, 1e-6)
+    x = in_ball(4, 3, seed=7) @ base.root.mT + offset
+    drawn = mechanism.estimate(x, generator=generator(8), sample_shape=(40_000,))
+    exact = torch.cov(x.mT, correction=0)
+    z = (drawn.covariance.mean(0) - exact).abs() / (drawn.covariance.std(0) / 200)
+    assert (z < 6).all()
+    assert ((drawn.mean.mean(0) - x.mean(0)).abs() / (drawn.mean.std(0) / 200) < 6).all()
+    # without its correction the estimate is off by far more than that
+    nu = (mechanism.moment_noise(4) / mechanism.mean_weight) ** 2 * (mechanism.root @ mechanism.root.mT)
+    assert ((drawn.covariance.mean(0) - nu - exact).abs() / (drawn.covariance.std(0) / 200)).max() > 12
+    error = (drawn.covariance - exact).square().sum((1, 2)).mean().sqrt()
+    assert float(error) / mechanism.root_mean_square(4, x.mean(0)) == pytest.approx(1, abs=0.03)
+
+
+def test_the_projection_is_the_nearest_second_moment():
+    matrix = symmetrised(normal(5, 4, 4, seed=9), 2)
+    for radius in (0.7, 3.0):
+        near = project_second_moment(matrix, radius)
+        values = torch.linalg.eigvalsh(near)
+        assert (values > -1e-12).all() and (values.sum(-1) <= radius**2 * (1 + 1e-12)).all()
+        # the nearest point of a convex set: nothing of the set lies further along what was taken away
+        others = radius**2 * power(in_ball(500, 4, seed=10), 2)
+        away = torch.einsum("bij,bnij->bn", matrix - near, others[None] - near[:, None])
+        assert (away <= 1e-9).all()
+    inside = power(in_ball(50, 4), 2).mean(0)
+    assert torch.allclose(project_second_moment(inside), inside, atol=1e-12)
+
+
+def test_the_covariances_projection_takes_away_what_is_below_zero():
+    matrix = torch.diag(torch.tensor([3.0, -1.0], dtype=torch.float64))
+    assert torch.allclose(project_covariance(matrix), torch.diag(torch.tensor([3.0, 0.0], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(("d", "tau"), [(1, 0.5), (3, 0.01), (20, 0.3), (20, 5.0)])
+@pytest.mark.parametrize("spread", [False, True])
+def test_guarantee_the_projections_error_is_below_its_bound(d, tau, spread):
+    exact = torch.eye(d, dtype=torch.float64) / d if spread else torch.zeros(d, d, dtype=torch.float64)
+    noisy = exact + tau * symmetrised(normal(400, d, d, seed=11), 2)
+    error = (project_second_moment(noisy) - exact).square().sum((1, 2)).mean().sqrt()
+    assert float(error) <= projection_bound(tau, d)
+
+
+def test_the_projection_wins_for_few_users_and_is_biased():
+    d = 20
+    ball = lp_ball(d, 2.0)
+    mechanism = gaussian_moments(ball, noise_shape(ball, 2.0), 2, 1.0, 1e-6)
+    x = in_ball(100, d, seed=12)
+    drawn = mechanism.estimate(x, generator=generator(13), sample_shape=(400,))
+    near = project_second_moment(drawn)
+    exact = power(x, 2).mean(0)
+    error = (near - exact).square().sum((1, 2)).mean().sqrt()
+    assert float(error) < 0.5 * mechanism.root_mean_square(100)
+    z = (near.mean(0) - exact).diagonal().abs() / (near.std(0).diagonal() / 20)
+    assert float(z.max()) > 6  # what it costs
+
+
+def test_a_finite_domain_is_served_too():
+    domain = FiniteSet(torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
+    drawn = moments(domain, 2).estimate(domain.points, generator=generator(1))
+    assert torch.allclose(drawn, drawn.mT)

@@ -1,0 +1,67 @@
+"""Nearest points of a convex set that is known by its extreme points alone."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ROUNDS, CHUNK = 1000, 1 << 22  # numbers held at a time
+CLOSE = 1e-7  # of the size of the set
+RIDGE = 1e-15  # of its square
+
+
+def nearest_by_corners(x: Tensor, extreme: Callable[[Tensor], Tensor]) -> Tensor:
+    """The nearest point to x (..., d) of the convex hull of what ``extreme`` returns, for all rows at once.
+
+    Every row keeps at most d + 2 corners and a mixture y of them. A round either moves y to the nearest point of the
+    corners' affine hull and adds the extreme point in the direction x - y, or, where that leaves their convex hull,
+    goes as far as it stays inside and drops the corners of weight 0. It ends where the gain <x - y, s - y> of every
+    point s is below 1e-7 of the set's size times the distance x - y, or below the square of that share.
+    extreme: (k, d) directions to (k, d) points.
+    Source: Wolfe (1976), the nearest point in a polytope.
+    """
+    flat = x.double().reshape(-1, x.shape[-1])
+    rows = max(1, CHUNK // (flat.shape[1] + 2) ** 2)
+    found = [_nearest(some, extreme) for some in flat.split(rows)] if len(flat) else [flat]
+    return torch.cat(found).reshape(x.shape).to(x)
+
+
+def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor]) -> Tensor:
+    n, d = target.shape
+    corners = extreme(target)[:, None, :].repeat(1, d + 2, 1)  # (n, k, d)
+    weights = torch.zeros_like(corners[..., 0])
+    weights[:, 0] = 1.0
+    active = weights > 0
+    rows = torch.arange(n, device=target.device)
+    size = float(torch.cat([corners.flatten(0, 1), target]).abs().max()) * d**0.5 + 1e-300
+    for _ in range(ROUNDS):
+        aim = _affine(corners - target[:, None, :], active, size)
+        inside = (aim >= 0).all(-1)
+        share = (
+            torch.where(aim < 0, weights / (weights - aim).clamp_min(1e-300), torch.inf).amin(-1).clamp(max=1.0)
+        )
+        moved = weights + share[:, None] * (aim - weights)
+        dropped = active & ~inside[:, None] & (moved <= 1e-14)
+        weights = torch.where(dropped, 0.0, moved)
+        active = active & ~dropped
+        y = (weights[..., None] * corners).sum(1)
+        off = target - y
+        new = extreme(off)
+        gain = (off * (new - y)).sum(-1)
+        more = inside & (gain > CLOSE * size * torch.maximum(off.norm(dim=-1), off.new_tensor(CLOSE * size)))
+        if not bool((more | ~inside).any()):
+            break
+        place = (~active).to(torch.uint8).argmax(-1)
+        more = more & ~active[rows, place]
+        corners[rows[more], place[more]] = new[more]
+        active[rows[more], place[more]] = True
+    return y
+
+
+def _affine(z: Tensor, active: Tensor, size: float) -> Tensor:
+    """Weights (n, k), sum 1 over the active, of the mixture of the rows of z (n, k, d) nearest to 0: any sign."""
+    z, mask = z / size, active.to(z)
+    gram = (z @ z.mT + 1.0) * mask[:, :, None] * mask[:, None, :]  # + 1 1^T leaves the solution as it is
+    gram = gram + torch.diag_embed(1 - mask + RIDGE)
+    u = torch.linalg.solve_ex(gram, mask[..., None])[0][..., 0] * mask
+    return u / u.sum(-1, keepdim=True)

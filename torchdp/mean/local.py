@@ -1,0 +1,106 @@
+"""Unbiased means under local differential privacy: every user sends its own noisy point."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.mean.domain import Domain
+from torchdp.mean.mechanism import MeanMechanism, encoding
+from torchdp.mean.noise_shape import NoiseShape
+from torchdp.mean.norm_error import normal_moment
+from torchdp.privacy import Guarantee
+from torchdp.randomizers import BallRandomizer, PrivUnit
+
+
+@dataclass(frozen=True)
+class LocalMean(MeanMechanism):
+    """Each user sends A^+ (x - c) through a randomizer of the ball; the analyst averages and applies A.
+
+    With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T / n exactly,
+    whatever the data: (E ||error||_2^2)^{1/2} = (v tr(A A^T) / n)^{1/2}. ``error`` takes the noise for Gaussian (the
+    central limit: exact at p = 2, where only the covariance counts); ``error_bound`` does not. For a randomizer whose
+    noise is less at some points (moments.outer < 0) the covariance is at most that.
+
+    randomizer: of dimension r, the columns of A, its radius at least the encoding's. :func:`local_mean` makes one.
+    Raises ValueError, TypeError.
+
+    Guarantees: the randomizer's own, for each user.
+    Source: Nikolov, Tang (2023), Theorem 17, with any unbiased randomizer in the place of their point release.
+    """
+
+    randomizer: BallRandomizer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.randomizer, BallRandomizer):
+            raise TypeError(f"randomizer must be a BallRandomizer, not {type(self.randomizer).__name__}")
+        r = self.shape.root.shape[1]
+        if self.randomizer.dim != r:
+            raise ValueError(f"randomizer must have dim = {r}, the rank of the shape, not {self.randomizer.dim}")
+        if self.randomizer.moments.outer > 0:
+            raise ValueError(
+                "randomizer must not have more noise along x than across it: its error is not bounded here"
+            )
+        if self.randomizer.radius < self.encoding.radius * (1 - 1e-12):
+            raise ValueError(
+                f"randomizer has radius {self.randomizer.radius:g}, less than the domain's in the shape's norm, "
+                f"{self.encoding.radius:g}"
+            )
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.randomizer.guarantee
+
+    def noise_root(self, n: int) -> Tensor:
+        """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""
+        return math.sqrt(self.randomizer.moments.variance / checks.integer("n", n, 1)) * self.shape.root
+
+    def error_bound(self, n: int) -> float:
+        """A proved upper bound on (E ||error||_p^2)^{1/2} for n users, whatever their data, p the shape's.
+
+        The noise of coordinate i is sub-Gaussian with proxy s ||A_i||^2 / n, so E |Z_i|^p <= p 2^{p/2} Gamma(p/2)
+        (s ||A_i||^2/n)^{p/2}, and E max_i Z_i^2 <= (2 log(2 d) + 2) s max_i ||A_i||^2 / n; never more than at p = 2,
+        where the error is known exactly.
+
+        Guarantees: an upper bound at every n.
+        Source: Nikolov, Tang (2023), Theorem 17, with its constants.
+        """
+        n = checks.integer("n", n, 1)
+        rows = self.shape.root.norm(dim=1)
+        length, p = math.sqrt(self.randomizer.subgaussian.proxy / n), self.shape.p
+        widest = length * float(rows.max()) * math.sqrt(2 * math.log(2 * len(rows)) + 2)
+        euclidean = self.error(n, 2.0).floor
+        if p == math.inf:
+            return min(widest, euclidean)
+        # p 2^{p/2} Gamma(p/2) = sqrt(2 pi) p E |g|^{p - 1}.
+        tails = (math.sqrt(2 * math.pi) * p * normal_moment(p - 1)) ** (1 / p)
+        by_power = tails * length * float(torch.linalg.vector_norm(rows, ord=p))
+        return min(by_power, widest * len(rows) ** (1 / p), euclidean)
+
+    def _total(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        total = self.shape.root.new_zeros(self.shape.root.shape[1])
+        for u in self.encoding.chunks(x):
+            total = total + self.randomizer.decode_sum(self.randomizer.sample(u, generator=generator))
+        return total
+
+    def _total_counts(
+        self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        return self.randomizer.sample_sum(self.encoding(points), counts, generator=generator, sample_shape=shape)
+
+
+def local_mean(
+    domain: Domain,
+    shape: NoiseShape,
+    epsilon: float,
+    randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit,
+) -> LocalMean:
+    """The mechanism at epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
+    radius = encoding(domain, shape).radius
+    if shape.root.shape[1] == 0 or radius == 0:
+        raise ValueError("the domain is a single point: its mean is known, and nothing needs to be sent")
+    return LocalMean(domain, shape, randomizer(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))
