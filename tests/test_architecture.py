@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels"},
     "queries": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
-    "pairwise": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
+    "pairwise": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy"},
     "density": FLOOR | {"privacy", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy"},
     "mean": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
+    "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},
 }

@@ -12,6 +12,7 @@ The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothi
 - :mod:`torchdp.shuffle`: sums of bits through a shuffler, and their exact accounting
 - :mod:`torchdp.density`: kernel densities through a shuffler, and learning from them
 - :mod:`torchdp.sketching`: sums and sketches through servers that see shares only
+- :mod:`torchdp.training`: correlated noise and public features in a training loop
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
 """
@@ -32,6 +33,7 @@ __all__ = [
     "shuffle",
     "simulate",
     "sketching",
+    "training",
     "workloads",
 ]
 

@@ -8,7 +8,7 @@ Expected: every closed form met within 1e-4, mostly to rounding; 15 points in R^
     ellipsoid is the best that the semidefinite bound proves; the rest is that bound's own slack and the search's).
 Output: one line for each domain and p: lower and upper bound, gap, what they are compared with, seconds. The program is
     cvxpy with Clarabel, for d + N <= 80.
-Time: two to four minutes on one core; --smoke in seconds.
+Time: a minute or two on one core, mostly the program; --smoke in seconds.
 """
 
 import argparse

@@ -46,3 +46,15 @@ def test_local_central(smoke, tmp_path):
         assert value > bound[model, n]
         assert shape == "round" or value < predicted[model, "round", n]
     assert (tmp_path / "local_central.png").read_bytes().startswith(PNG)
+
+
+def test_shapes(smoke):
+    printed = smoke("gaussian_mean/shapes.py")
+    assert float(re.search(r"worst distance or gap (\S+)", printed).group(1)) < 1e-4
+    assert float(re.search(r"worst distance from the program (\S+)", printed).group(1)) < 1e-5
+    rows = re.findall(
+        r"^.{34} +(?:\d|inf) +(\S+) +(\S+) +(\S+) +\S+  theory: gap <= (\S+)$", printed, re.MULTILINE
+    )
+    assert len(rows) >= 4
+    for lower, upper, gap, theory in (map(float, row) for row in rows):
+        assert lower <= upper and gap <= theory

