@@ -23,11 +23,12 @@ def test_python_blocks(tmp_path):
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert "local differential privacy, at most epsilon = 1" in printed[0]
-    assert printed[1].startswith("optimised strategy") and "local differential privacy, exactly" in printed[1]
-    assert "tensor(2.1114, dtype=torch.float64)" in printed[2]
-    assert printed[3].startswith("shuffle differential privacy, at most epsilon = 1, delta = 1e-06")
-    assert re.match(r"tensor\(1\.00\d+,", printed[4]) and "at most epsilon = 0.5, delta = 1e-06" in printed[4]
-    assert re.match(r"tensor\(57\.0*, .*tensor\(57\.", printed[5]) and "central" in printed[5]
+    assert "one message" in printed[1]
+    assert printed[2].startswith("optimised strategy") and "local differential privacy, exactly" in printed[2]
+    assert "tensor(2.1114, dtype=torch.float64)" in printed[3]
+    assert printed[4].startswith("shuffle differential privacy, at most epsilon = 1, delta = 1e-06")
+    assert re.match(r"tensor\(1\.00\d+,", printed[5]) and "at most epsilon = 0.5, delta = 1e-06" in printed[5]
+    assert re.match(r"tensor\(57\.0*, .*tensor\(57\.", printed[6]) and "central" in printed[6]
 
 
 def test_estimate_command(tmp_path, monkeypatch, capsys):

@@ -37,6 +37,7 @@ RUN_HERE = {
     "gaussian_mean/covariance.py",
     "gaussian_mean/errors.py",
     "gaussian_mean/local_central.py",
+    "gaussian_mean/shapes.py",
     "kde/attack.py",
     "kde/bitsums.py",
     "kde/classification.py",
@@ -51,6 +52,13 @@ RUN_HERE = {
     "ltm/regression.py",
     "ltm/servers.py",
     "ltm/tables.py",
+    "pairwise/choose.py",
+    "pairwise/coverage.py",
+    "pairwise/groups.py",
+    "pairwise/separation.py",
+    "pairwise/tables.py",
+    "training/learned_factorization.py",
+    "training/prefix_noise.py",
 }
 
 

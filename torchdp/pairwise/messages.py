@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit, PrivUnitG
 
 NUMBERS_AT_ONCE = 2**22  # of message coordinates held in memory by the per-user path
 
@@ -47,13 +48,15 @@ class TwoMessage(AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(sum of the first messages, sum of the second), each (r,)."""
-        return _accumulate(
+        return accumulate(
             self,
             types,
-            lambda u: tuple(
-                self.randomizer.decode_sum(self.randomizer.sample(u, generator=generator)) for _ in range(2)
-            ),
+            lambda u: self.tally(*(self.randomizer.sample(u, generator=generator) for _ in range(2))),
         )
+
+    def tally(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        """What the analyst keeps of the two messages of some users, each (n, r)."""
+        return self.randomizer.decode_sum(first), self.randomizer.decode_sum(second)
 
     def collect_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
@@ -71,9 +74,12 @@ class TwoMessage(AggregateProtocol):
         return self._variance((form.weights * (counts @ self.statistic.points)).square().sum(-1) * 2, n, form)
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
-        squares = sum((form.weights * total).square().sum(-1) for total in sums) - 2 * noise
-        return self._variance(torch.as_tensor(squares).clamp_min(0), n, form)
+        first, second = sums
+        squares = 2 * (form.weights.square() * first * second).sum(-1)
+        return self._variance(squares.clamp_min(0), n, form)
+
+    def variance_slope(self, n: float, form: Form) -> Tensor:
+        return 2 * self.randomizer.moments.variance / n * _common(form.weights)
 
     def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
         """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
@@ -83,12 +89,24 @@ class TwoMessage(AggregateProtocol):
 
 @dataclass(frozen=True)
 class SingleMessage(PairwiseProtocol):
-    """Protocols in which each user sends its vector once, at the full epsilon."""
+    """Protocols in which each user sends its vector once, at the full epsilon.
+
+    kind: PrivUnitG, or PrivUnit, whose noise is less by a fraction of order 1/r (a quarter at r = 16, epsilon = 8).
+    """
+
+    kind: type[PrivUnit] | type[PrivUnitG] = PrivUnitG
+
+    def __post_init__(self) -> None:
+        if self.kind not in (PrivUnit, PrivUnitG):
+            raise TypeError(
+                "kind must be the class PrivUnit or PrivUnitG: their noise is the same in all directions"
+            )
+        super().__post_init__()
 
     @cached_property
-    def randomizer(self) -> PrivUnitG:
+    def randomizer(self) -> PrivUnit | PrivUnitG:
         """What a user runs."""
-        return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)
+        return self.kind(self.statistic.dim, self.epsilon, self.statistic.radius)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -104,13 +122,15 @@ class OneMessage(SingleMessage, AggregateProtocol):
     """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
 
     It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
-    size known, the square of the noise has a known mean and one message carries both sides of the form. With
-    w_x = u_x^T J u_x, s the sum of the u_x over users and C their largest norm,
-    n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + (v/C^2) sum_users (w_x^2 - 4 w_x u_x^T J s), exactly.
+    size known, the square of the noise has a known mean and one message carries both sides of the form. With s the
+    sum of the u_x over users and z_i the noise of user i,
+    n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + sum_i {4 E[s^T J z_i z_i^T J z_i] + Var(z_i^T J z_i)
+    - 2 v^2 sum weights^2}, exactly; for PrivUnitG, with w_x = u_x^T J u_x and C the largest norm of the u_x, the term
+    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s).
 
     Guarantees: epsilon-LDP for each user.
-    Source: derived here from the exact moments of PrivUnitG (variance v, third -k, fourth 3 + k^2 along u_x);
-    compare Ghazi et al. (2023), Lemma 11, who send two messages at epsilon/2.
+    Source: derived here from the exact moments of the noise; compare Ghazi et al. (2023), Lemma 11, who send two
+    messages at epsilon/2.
     """
 
     @property
@@ -119,9 +139,11 @@ class OneMessage(SingleMessage, AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(sum of the messages,), (r,)."""
-        return _accumulate(
-            self, types, lambda u: (self.randomizer.decode_sum(self.randomizer.sample(u, generator=generator)),)
-        )
+        return accumulate(self, types, lambda u: self.tally(self.randomizer.sample(u, generator=generator)))
+
+    def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
+        """What the analyst keeps of the messages of some users, (n, r)."""
+        return (self.randomizer.decode_sum(messages),)
 
     def collect_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
@@ -134,17 +156,22 @@ class OneMessage(SingleMessage, AggregateProtocol):
         return (form.weights * (sums[0].square() / n**2 - v / n)).sum(-1) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        points, v, n = self.statistic.points, self.randomizer.moments.variance, counts.sum()
+        points, n = self.statistic.points, counts.sum()
         total = counts @ points
-        own = points.square() @ form.weights  # w_x
-        along = points @ (form.weights * total)  # u_x^T J s
-        kurtosis = counts @ (own**2 - 4 * own * along) * (v / self.statistic.radius**2)
-        return self._variance((form.weights * total).square().sum(-1), n, form) + kurtosis / n**4
+        extra = counts @ self._noise.beyond_normal(points / self.statistic.radius, total, form.weights)
+        return self._variance((form.weights * total).square().sum(-1), n, form) + extra / n**4
+
+    @cached_property
+    def _noise(self) -> NoiseMoments:
+        return noise_moments(self.randomizer)
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
         noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
         return self._variance(((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0), n, form)
+
+    def variance_slope(self, n: float, form: Form) -> Tensor:
+        return 4 * self.randomizer.moments.variance / n * _common(form.weights)
 
     def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
         v = self.randomizer.moments.variance
@@ -170,12 +197,11 @@ class OneMessagePairs(SingleMessage):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(sum of the messages, sum of the squares of their coordinates), each (r,)."""
+        return accumulate(self, types, lambda u: self.tally(self.randomizer.sample(u, generator=generator)))
 
-        def sums(u: Tensor) -> tuple[Tensor, ...]:
-            messages = self.randomizer.sample(u, generator=generator)
-            return messages.sum(0), messages.square().sum(0)
-
-        return _accumulate(self, types, sums)
+    def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
+        """What the analyst keeps of the messages of some users, (n, r)."""
+        return self.randomizer.decode_sum(messages), self.randomizer.decode_sum(messages.square())
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         total, squares = sums
@@ -191,12 +217,21 @@ class OneMessagePairs(SingleMessage):
         squares = ((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n * squares, n, form)
 
+    def variance_slope(self, n: float, form: Form) -> Tensor:
+        return 4 * self.randomizer.moments.variance / (n - 1) * _common(form.weights)
+
     def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
         v, pairs = self.randomizer.moments.variance, n * (n - 1)
         return 4 * v * squares / pairs**2 + 2 * v**2 * form.weights.square().sum(-1) / pairs
 
 
-def _accumulate(
+def _common(weights: Tensor) -> Tensor:
+    """The weight that all coordinates share, 0 where they differ: J = w I makes ||J s||^2 = w s^T J s."""
+    first = weights[..., 0]
+    return torch.where((weights == first[..., None]).all(-1), first, 0.0)
+
+
+def accumulate(
     protocol: PairwiseProtocol, types: Tensor, sums: Callable[[Tensor], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
     """Adds ``sums(vectors of some users)`` over all users, a bounded number of them at a time."""

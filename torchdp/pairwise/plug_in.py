@@ -7,8 +7,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs
+from torchdp.pairwise.variance import in_parts, symmetric_variance
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import RandomizedResponse
 
@@ -24,6 +26,11 @@ class RandomizedResponsePlugIn(AggregateProtocol):
     Guarantees: epsilon-LDP for each user.
     Source: Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon < 1e-100:  # below, variances leave the range of floats
+            raise ValueError(f"epsilon must be at least 1e-100 for randomized response, not {self.epsilon!r}")
 
     @cached_property
     def randomizer(self) -> RandomizedResponse:
@@ -44,7 +51,11 @@ class RandomizedResponsePlugIn(AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(how many users report each value,), (k,)."""
-        reports = self.randomizer.sample(types, generator=generator)
+        return self.tally(self.randomizer.sample(types, generator=generator))
+
+    def tally(self, reports: Tensor) -> tuple[Tensor, ...]:
+        """What the analyst keeps of the reports of some users, (n,)."""
+        reports = checks.indices("reports", reports, self.statistic.types)
         return (torch.bincount(reports, minlength=self.statistic.types),)
 
     def collect_histogram(
@@ -60,30 +71,35 @@ class RandomizedResponsePlugIn(AggregateProtocol):
         return (((decoded @ f) * decoded).sum(-1) - sums[0].double() @ own) / (n * (n - 1))
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        f, q, n = self.statistic.kernel(form), self.randomizer.moments.q, counts.sum(-1)
-        gain = self.randomizer.moments.p - q
-        rows, diagonal = f.sum(-1), f.diagonal(dim1=-2, dim2=-1)
-        # First order. Column x of `others` is f (s - e_x), and pi_x = q 1 + gain e_x is the law of x's report.
-        others = (f @ counts[..., None]) - f
-        own = others.diagonal(dim1=-2, dim2=-1)
-        mean = q * others.sum(-2) + gain * own
-        first = (counts * (q * others.square().sum(-2) + gain * own.square() - mean.square())).sum(-1) / gain**2
-        # tr(f S f S) for S = sum of S_i over users, less the terms i = j.
-        spread = torch.diag_embed(n[..., None] * q + gain * (1 - gain) * counts) - q * (
-            q * n[..., None, None] + gain * (counts[..., None] + counts[..., None, :])
-        )
-        product = f @ spread / gain**2
-        every = (product * product.mT).sum((-2, -1))
-        squares = f.square()
-        pairs = q**2 * squares.sum((-2, -1))[..., None] + 2 * q * gain * squares.sum(-1)
-        pairs = pairs + gain**2 * diagonal.square()
-        expected = q * rows[..., None] + gain * f  # column x is f pi_x
-        middle = q * expected.square().sum(-2) + gain * expected.diagonal(dim1=-2, dim2=-1).square()
-        both = q**2 * rows.sum(-1)[..., None] + 2 * q * gain * rows + gain**2 * diagonal
-        same = (counts * (pairs - 2 * middle + both.square())).sum(-1) / gain**4
-        return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2
+        kernel = self.statistic.kernel
+        return symmetric_variance(lambda weights: kernel(Form(weights)), *self._spread, counts, form.weights)
+
+    @property
+    def _spread(self) -> tuple[float, float]:
+        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0."""
+        m = self.randomizer.moments
+        gain = m.p - m.q
+        return m.q / gain**2, (1 - gain) / gain
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        """The variance at the decoded histogram, cut off at 0 and scaled to n."""
-        decoded = self.randomizer.decode_counts(sums[0]).clamp_min(0)
-        return self.mean_variance(decoded * (n / decoded.sum(-1, keepdim=True)), form)
+        """[4 F + 2 G] / (n (n-1))^2 at the decoded counts c, less what their noise adds to F.
+
+        With P the projection off the direction of ones and D the diagonal of Cov(sum of the decoded reports), which
+        is linear in c and positive: F = c^T f P D P f c, G = tr(P f P D P f P D). The mean of F at the decoded counts
+        exceeds F by G + 2 own sum_t (P f c)_t (P f P)_tt D_tt to first order. A fraction 1/n is left out.
+        """
+        flat, own = self._spread
+
+        def part(counts: Tensor, weights: Tensor) -> Tensor:
+            f = self.statistic.kernel(Form(weights))
+            f = f - f.mean(-2, keepdim=True)
+            others = (f @ counts[..., None])[..., 0]
+            f = f - f.mean(-1, keepdim=True)
+            spread = flat * n + own * counts
+            second = (spread * (f.square() @ spread[..., None])[..., 0]).sum(-1)
+            noise = second + 2 * own * (others * f.diagonal(dim1=-2, dim2=-1) * spread).sum(-1)
+            first = ((spread * others.square()).sum(-1) - noise).clamp_min(0)
+            return (4 * first + 2 * second) / (n * (n - 1)) ** 2
+
+        decoded = self.randomizer.decode_counts(sums[0])
+        return in_parts(part, decoded, form.weights, decoded.shape[-1] ** 2)

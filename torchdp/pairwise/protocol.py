@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from scipy.special import ndtri
@@ -18,16 +18,37 @@ class PairwiseEstimate:
     """A private estimate and its standard error, both computed from the messages alone; shape (*sample_shape).
 
     The error is that of the privacy noise: it speaks of these n users, not of a population they came from.
+    slope: by how much the variance would grow for each unit by which the true value exceeds the estimate.
     """
 
     value: Tensor
     standard_error: Tensor
     n: int
+    slope: Tensor | float = 0.0
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Normal confidence interval at this level for the statistic of these users."""
-        half = float(ndtri((1 + checks.fraction("level", level)) / 2)) * self.standard_error
-        return self.value - half, self.value + half
+        """Score interval at this level for the statistic of these users; see ``score_interval``.
+
+        Coverage measured at 0.95: 0.94 to 0.96 wherever the predicted RMSE is at most 5 % of the kernel's range and n
+        times the MSE within 10 % of its limit for large n; with fewer users mostly more, but less for randomized
+        response (experiments/pairwise/coverage.py).
+        """
+        return score_interval(self.value, self.standard_error, self.slope, level)
+
+
+def score_interval(
+    value: Tensor, standard_error: Tensor, slope: Tensor | float, level: float
+) -> tuple[Tensor, Tensor]:
+    """Normal confidence interval with the variance that belongs to each end, not to the estimate.
+
+    All t with (value - t)^2 <= z^2 (standard_error^2 + slope (t - value)): where the error grows with the value, as
+    it does for Gini's indices, value +- z standard_error covers too rarely.
+    Source: Wilson (1927), for proportions.
+    """
+    z = float(ndtri((1 + checks.fraction("level", level)) / 2))
+    shift = z**2 / 2 * slope
+    half = (z**2 * standard_error.square() + shift**2).sqrt()
+    return value + shift - half, value + shift + half
 
 
 @dataclass(frozen=True)
@@ -71,6 +92,10 @@ class PairwiseProtocol(ABC):
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Unbiased estimate of the mean of a form over the native pairs."""
 
+    def pairs_mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        """The same over the statistic's pairs."""
+        return self._convert(self.mean(sums, n, form), n, form)
+
     @abstractmethod
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         """Variance of ``mean`` when counts (k,) users hold each type."""
@@ -78,6 +103,10 @@ class PairwiseProtocol(ABC):
     @abstractmethod
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Estimate of that variance from the messages alone. form.weights may carry batch dimensions."""
+
+    def variance_slope(self, n: float, form: Form) -> Tensor:
+        """d variance / d mean where the mean determines its variance, as it does for |u_x - u_y|^2; 0 elsewhere."""
+        return torch.zeros_like(form.weights[..., 0])
 
     def estimate(self, types: Tensor, *, generator: torch.Generator) -> PairwiseEstimate:
         """Estimate from each user's own messages; types: (n,) integers in [0, k), n >= 2."""
@@ -94,11 +123,11 @@ class PairwiseProtocol(ABC):
         """
         form, denominator = self.statistic.form, self.statistic.denominator
         m = float(n)  # powers of it leave the range of 64-bit integers
-        value = self._convert(self.mean(sums, m, form), m, form)
+        value = self.pairs_mean(sums, m, form)
         if denominator is None:
             variance = self.plug_in_variance(sums, m, form) * self._slope(m) ** 2
-            return PairwiseEstimate(value, variance.sqrt(), n)
-        below = self._convert(self.mean(sums, m, denominator), m, denominator)
+            return PairwiseEstimate(value, variance.sqrt(), n, self.variance_slope(m, form) * self._slope(m))
+        below = self.pairs_mean(sums, m, denominator)
         below = torch.where(below.abs() > self._rounding(denominator), below, torch.nan)
         ratio = value / below
         variance = self.plug_in_variance(sums, m, _difference(form, ratio, denominator)) * self._slope(m) ** 2
@@ -108,7 +137,7 @@ class PairwiseProtocol(ABC):
         """Mean squared error for n users with this histogram, in closed form; not private (it reads the data).
 
         histogram: (k,), non-negative, counts or probabilities (normalised here). Exact for a mean; for a ratio
-        (AUC) to first order in 1/n (the delta method).
+        (AUC) to first order in 1/n (the delta method). The bias of a statistic that ``approximates`` another counts.
         """
         n = checks.integer("n", n, 2)
         k = self.statistic.types
@@ -120,13 +149,21 @@ class PairwiseProtocol(ABC):
         for each in self.statistic.forms:
             self._convert(counts.new_zeros(()), n, each)  # refuses what `analyse` refuses
         if denominator is None:
-            return float(self.mean_variance(counts, form)) * self._slope(n) ** 2
+            return float(self.mean_variance(counts, form)) * self._slope(n) ** 2 + self.bias(counts) ** 2
         below = float(self.statistic.mean(counts, denominator))
         if abs(below) <= self._rounding(denominator):
             raise ValueError("histogram makes the statistic's denominator 0 (one class is empty)")
         ratio = self.statistic.mean(counts, form) / below
         variance = float(self.mean_variance(counts, _difference(form, ratio, denominator)))
         return variance * self._slope(n) ** 2 / below**2
+
+    def bias(self, counts: Tensor) -> float:
+        """What the estimate misses on average for counts (k,), real numbers allowed; 0 unless the form approximates."""
+        if self.statistic.approximates is None:
+            return 0.0
+        form, n = self.statistic.form, float(counts.sum())
+        expected = replace(self.statistic, pairs=self.native_pairs, approximates=None).mean(counts, form)
+        return float(self._convert(expected, n, form) - self.statistic.exact(counts))
 
     def _rounding(self, form: Form) -> float:
         """What rounding may leave of a mean that is 0."""

@@ -38,6 +38,8 @@ class PairwiseStatistic:
     points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.
     form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs are averaged over.
     A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
+    approximates: where the form only comes near another statistic's, that one. ``exact`` and ``common_diagonal`` are
+    then its own, and what an estimate misses on average counts as bias in every predicted error.
     """
 
     name: str
@@ -46,6 +48,7 @@ class PairwiseStatistic:
     denominator: Form | None = None
     offset: float = 0.0
     pairs: Pairs = Pairs.DISTINCT
+    approximates: "PairwiseStatistic | None" = None
 
     def __post_init__(self) -> None:
         if checks.matrix("points", self.points).ndim != 2:
@@ -56,6 +59,13 @@ class PairwiseStatistic:
         for form in self.forms:
             if form.weights.shape != (self.points.shape[1],):
                 raise ValueError(f"form weights must have shape ({self.points.shape[1]},)")
+        near = self.approximates
+        if near is not None and (
+            self.denominator is not None
+            or near.denominator is not None
+            or (near.types, near.pairs) != (self.types, self.pairs)
+        ):
+            raise ValueError("approximates must be a mean over the same pairs of the same types, as this one must")
 
     @property
     def types(self) -> int:
@@ -80,7 +90,14 @@ class PairwiseStatistic:
     def to(self, device: torch.device | str) -> "PairwiseStatistic":
         """The same statistic with its tensors on ``device``."""
         denominator = None if self.denominator is None else self.denominator.to(device)
-        return replace(self, points=self.points.to(device), form=self.form.to(device), denominator=denominator)
+        near = None if self.approximates is None else self.approximates.to(device)
+        return replace(
+            self,
+            points=self.points.to(device),
+            form=self.form.to(device),
+            denominator=denominator,
+            approximates=near,
+        )
 
     def kernel(self, form: Form) -> Tensor:
         """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
@@ -99,6 +116,8 @@ class PairwiseStatistic:
 
         Only then do the sums over i != j and over all pairs determine each other.
         """
+        if self.approximates is not None:
+            return self.approximates.common_diagonal(self.approximates.form)
         diagonal = self.diagonal(form)
         if float(diagonal.max() - diagonal.min()) > 1e-9 * self.size(form):
             raise ValueError(
@@ -119,6 +138,8 @@ class PairwiseStatistic:
 
     def exact(self, counts: Tensor) -> Tensor:
         """Exact, not private: the statistic of counts (*batch, k)."""
+        if self.approximates is not None:
+            return self.approximates.exact(counts)
         value = self.mean(counts, self.form)
         return value if self.denominator is None else self.offset + value / self.mean(counts, self.denominator)
 
@@ -213,3 +234,17 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     denominator[-1] = -1 / (4 * square)
     points = torch.cat([base.points, label[:, None]], 1)
     return PairwiseStatistic("auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5)
+
+
+def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -> PairwiseStatistic:
+    """AUC of scores 0, ..., k-1 where the class sizes are public (who belongs to which class is not).
+
+    Type (y, s) has index y * k + s. A mean over all pairs: with f as in :func:`auc` the sum over pairs is
+    n+ n- (2 AUC - 1), so AUC = 1/2 + n^2/(2 n+ n-) mean f, exactly, for users of these numbers; ties count one half.
+    Source: Ghazi et al. (2023), section 5, without the part of epsilon that goes into the class sizes.
+    """
+    negatives, positives = checks.integer("negatives", negatives, 1), checks.integer("positives", positives, 1)
+    base = from_kernel(workloads.auc(checks.integer("k", k, 2)), tol=tol, pairs=Pairs.ALL)
+    share = negatives / (negatives + positives)
+    form = Form(base.form.weights / (2 * share * (1 - share)), 0.5)
+    return PairwiseStatistic("auc of known class sizes", base.points, form, pairs=Pairs.ALL)

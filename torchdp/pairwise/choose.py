@@ -1,0 +1,152 @@
+"""Which protocol answers a pairwise statistic best: every candidate's predicted error, and the table of them."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.pairwise.low_rank import fewer_dimensions, histogram_of
+from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
+from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
+from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
+from torchdp.pairwise.reports import SubsetPairs, strategy_reports
+from torchdp.pairwise.statistic import PairwiseStatistic, from_kernel
+from torchdp.randomizers import (
+    OptimizedUnaryEncoding,
+    PrivUnit,
+    PrivUnitG,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.randomizers.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomness import keyed_generator
+from torchdp.workloads import Workload
+
+LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
+EQUAL = 1e-3  # relative difference of errors that does not count
+LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A protocol and its predicted root mean squared error: at the prior, or the largest over :func:`histograms`."""
+
+    name: str
+    protocol: PairwiseProtocol
+    error: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates, least predicted error first (to 0.1 %, then those that need only sums).
+
+    Printing it shows the table that the choice was made from.
+    """
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> PairwiseProtocol:
+        """The protocol of least predicted error."""
+        return self.candidates[0].protocol
+
+    def __str__(self) -> str:
+        width = max(len(candidate.name) for candidate in self.candidates)
+        return "\n".join(f"{c.name:<{width}}  {c.error:.6g}" for c in self.candidates)
+
+
+def choose(
+    statistic: PairwiseStatistic | Tensor | Workload, n: int, epsilon: float, *, prior: Tensor | None = None
+) -> Choice:
+    """The protocol of least predicted error for n users, among all non-interactive ones that this package has.
+
+    Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
+    allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);
+    randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (means, up to
+    64 types). ``predicted_mse`` decides, bias included.
+
+    statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users'
+    is like; None: the largest error over :func:`histograms`. Raises TypeError, ValueError.
+
+    Guarantees: the best's own; nothing is read from data.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
+    """
+    if not isinstance(statistic, PairwiseStatistic):
+        statistic = from_kernel(statistic)
+    n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
+    h = histogram_of(prior, statistic)
+    judged = histograms(statistic) if h is None else h[None]
+    protocols: list[tuple[str, PairwiseProtocol]] = [
+        *_messages("", statistic, epsilon),
+        ("randomized response", RandomizedResponsePlugIn(statistic, epsilon)),
+        *(
+            (f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind))
+            for kind in (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
+        ),
+    ]
+    if statistic.denominator is None:
+        k = statistic.types
+        if k <= LARGEST_TRAINED and statistic.approximates is None:
+            trained = fewer_dimensions(statistic, n, epsilon, prior=h)
+            if trained is not statistic:
+                protocols += _messages(f"rank {trained.dim}, ", trained, epsilon)
+        if k <= LARGEST_STRATEGY and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON and _varies(statistic):
+            generator = keyed_generator(b"choose", statistic.points.device)
+            reports = strategy_reports(statistic, n, epsilon, prior=h, generator=generator)
+            protocols.append(("optimised strategy", reports))
+    candidates = [
+        Candidate(name, protocol, math.sqrt(max(protocol.predicted_mse(each, n) for each in judged)))
+        for name, protocol in protocols
+        if _converts(protocol)
+    ]
+    return Choice(tuple(sorted(candidates, key=_order)))
+
+
+def histograms(statistic: PairwiseStatistic) -> Tensor:
+    """The histograms that an error without a prior is the worst of: (6, k), or (3, k) for a ratio.
+
+    Uniform, Zipf (1/(x + 1)), Zipf from the other end, and, unless a ratio may lose its denominator, all users of the
+    first, the middle and the last type.
+    """
+    k, device = statistic.types, statistic.points.device
+    zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64, device=device)
+    spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
+    if statistic.denominator is not None:
+        return spread
+    return torch.cat([spread, torch.eye(k, dtype=torch.float64, device=device)[[0, k // 2, k - 1]]])
+
+
+def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
+    found: list[tuple[str, PairwiseProtocol]] = [(f"{prefix}two messages", TwoMessage(statistic, epsilon))]
+    for kind in (PrivUnitG, PrivUnit):
+        found.append((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)))
+        found.append((f"{prefix}message pairs, {kind.__name__}", OneMessagePairs(statistic, epsilon, kind)))
+    return found
+
+
+def _order(candidate: Candidate) -> tuple[int, bool, float]:
+    """By error; where that is the same to about 0.1 %, those whose analyst needs no more than sums first."""
+    return (
+        round(math.log(candidate.error) / EQUAL) if candidate.error > 0 else -(2**62),
+        not isinstance(candidate.protocol, AggregateProtocol),
+        candidate.error,
+    )
+
+
+def _converts(protocol: PairwiseProtocol) -> bool:
+    """Whether the protocol can answer for the statistic's kind of pairs."""
+    statistic = protocol.statistic
+    if statistic.pairs is protocol.native_pairs:
+        return True
+    try:
+        for form in statistic.forms:
+            statistic.common_diagonal(form)
+    except ValueError:
+        return False
+    return True
+
+
+def _varies(statistic: PairwiseStatistic) -> bool:
+    return bool((statistic.points != statistic.points[:1]).any())

@@ -1,0 +1,146 @@
+"""Messages that arrive in batches, added up as they come."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.pairwise.fingerprint import fingerprint
+from torchdp.pairwise.interactive import InteractiveProtocol
+from torchdp.pairwise.protocol import PairwiseEstimate, PairwiseProtocol
+from torchdp.privacy import Guarantee, Model
+from torchdp.randomness import keyed_generator
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """What has arrived: the sums that the analyst needs, from how many users, in which batches.
+
+    It is a value: ``add`` and ``merge`` return another one. Start with ``Collection.empty(protocol)``. A batch has
+    a name, and a batch that comes again under its name (a retry) is counted once.
+    batches: name -> SHA-256 of the batch's content. n: users. sums: what ``protocol.collect`` returns, added up.
+
+    Guarantees: those of the protocol, for users who send their messages once: the sums, the names' digests and all
+    that is computed from them depend on users through their messages alone. One who answers in two batches spends
+    epsilon twice; names are chosen by the collector and must not speak of users' values.
+    """
+
+    protocol: PairwiseProtocol
+    batches: Mapping[str, str] = field(repr=False)
+    n: int
+    sums: tuple[Tensor, ...] = field(repr=False)
+
+    @staticmethod
+    def empty(protocol: PairwiseProtocol) -> "Collection":
+        """Before the first batch. Raises TypeError; ValueError for a protocol that needs all its users at once."""
+        if not isinstance(protocol, PairwiseProtocol):
+            raise TypeError(f"protocol must be a PairwiseProtocol, not {type(protocol).__name__}")
+        if isinstance(protocol, InteractiveProtocol) or protocol.guarantee.model is not Model.LOCAL:
+            raise ValueError(
+                f"protocol must be one whose users send their messages each on their own; {type(protocol).__name__} "
+                "needs all its users at once: in batches it would estimate something else, or protect less"
+            )
+        device = protocol.statistic.points.device
+        one_user = protocol.collect(
+            torch.zeros(1, dtype=torch.int64, device=device), generator=keyed_generator(b"layout", device)
+        )  # nobody's message: only its shapes and dtypes are taken
+        return Collection(protocol, MappingProxyType({}), 0, tuple(map(torch.zeros_like, one_user)))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What each user was promised."""
+        return self.protocol.guarantee
+
+    def batch(self, name: str, sums: Sequence[Tensor], n: int) -> "Collection":
+        """A collection of this batch alone: the sums of n users' messages, as ``protocol.collect`` returns them.
+
+        Messages that arrive one by one are summed by ``protocol.tally``. Raises TypeError, ValueError.
+        """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name must be a text that no other batch has, not {name!r}")
+        n = checks.integer("n", n, 1)
+        if isinstance(sums, Tensor) or len(sums) != len(self.sums):
+            raise ValueError(f"sums must be {len(self.sums)} tensors, as protocol.collect returns them")
+        checked = []
+        for index, (given, own) in enumerate(zip(sums, self.sums, strict=True)):
+            what = f"sums[{index}]"
+            value = checks.floating(what, given)
+            if value.shape != own.shape:
+                raise ValueError(f"{what} must have shape {tuple(own.shape)}, not {tuple(value.shape)}")
+            if not own.is_floating_point() and given.is_floating_point():
+                raise TypeError(f"{what} must hold counts ({own.dtype}), not {given.dtype}")
+            checked.append(given.detach().to(own))
+        alone = Collection(self.protocol, {}, n, tuple(checked))
+        return Collection(self.protocol, MappingProxyType({name: digest(alone)}), n, alone.sums)
+
+    def add(self, name: str, sums: Sequence[Tensor], n: int) -> "Collection":
+        """This collection and the batch; itself where the batch is in it already.
+
+        Raises ValueError where ``name`` is taken by a batch of other content: users who are asked again must send
+        what they sent, and another batch needs another name.
+        """
+        return self.merge(self.batch(name, sums, n))
+
+    def merge(self, *others: "Collection") -> "Collection":
+        """All batches of these collections, each counted once.
+
+        Raises ValueError for another protocol, for one name with two contents, and for collections of several
+        batches that share some but not all of them: their sums cannot be told apart.
+        """
+        batches, n, sums = dict(self.batches), self.n, list(self.sums)
+        for other in others:
+            self._check_protocol(other)
+            shared = [name for name in other.batches if name in batches]
+            for name in shared:
+                if batches[name] != other.batches[name]:
+                    raise ValueError(
+                        f"batch {name!r} came before with other content; give a new batch a new name, and never "
+                        "have users randomize again for a retry"
+                    )
+            if shared and len(shared) == len(other.batches):
+                continue
+            if shared:
+                raise ValueError(
+                    f"the collections share {len(shared)} of {len(other.batches)} batches, such as {shared[0]!r}; "
+                    "merge the batches one by one"
+                )
+            batches.update(other.batches)
+            n += other.n
+            sums = [a + b.to(a.device) for a, b in zip(sums, other.sums, strict=True)]
+        return self if len(batches) == len(self.batches) else Collection(
+            self.protocol, MappingProxyType(batches), n, tuple(sums)
+        )  # fmt: skip
+
+    def estimate(self) -> PairwiseEstimate:
+        """The statistic of the users who have arrived, with its standard error. Raises ValueError below 2 users.
+
+        The interval has its level at a time fixed beforehand; who looks every day and stops when it suits has not.
+        """
+        if self.n < 2:
+            raise ValueError(f"an estimate needs messages of at least 2 users, {self.n} arrived")
+        return self.protocol.analyse(self.sums, self.n)
+
+    def _check_protocol(self, other: "Collection") -> None:
+        if not isinstance(other, Collection):
+            raise TypeError(f"collections merge with collections, not with {type(other).__name__}")
+        same = other.protocol is self.protocol or fingerprint(other.protocol) == fingerprint(self.protocol)
+        if not same:
+            raise ValueError(
+                "collections of different protocols do not merge: the statistic, epsilon or the randomizer differs"
+            )
+
+
+def content(collection: Collection) -> dict:
+    """n and sums as JSON values; doubles come back bit by bit."""
+    return {"n": collection.n, "sums": [each.tolist() for each in collection.sums]}
+
+
+def digest(collection: Collection) -> str:
+    """SHA-256 of n and sums, 64 hex digits."""
+    text = json.dumps(content(collection), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,64 @@
+"""Third and fourth moments of a ball message's noise: what the square of the sum of messages adds to its variance."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchdp.randomizers import PrivUnit, PrivUnitG
+
+
+@dataclass(frozen=True)
+class NoiseMoments:
+    """Moments of the noise z = a u + b w of a message at the unit vector u, w uniform on the sphere orthogonal to u.
+
+    With e a unit vector orthogonal to u: third = E <z, u>^3, mixed_third = E <z, u> <z, e>^2, fourth = E <z, u>^4,
+    mixed_fourth = E <z, u>^2 <z, e>^2, across_fourth = E <z, e>^4, and variance = E <z, u>^2 = E <z, e>^2. By symmetry
+    these are all; moments of odd order in e vanish, and for orthogonal e, e' E <z, e>^2 <z, e'>^2 = across_fourth/3.
+    """
+
+    variance: float
+    third: float
+    mixed_third: float
+    fourth: float
+    mixed_fourth: float
+    across_fourth: float
+
+    def beyond_normal(self, u: Tensor, total: Tensor, weights: Tensor) -> Tensor:
+        """4 E[s^T J z z^T J z] + Var(z^T J z) - 2 v^2 sum weights^2 for each row of u, J = diag(weights), s = total.
+
+        u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are meant; total: (r,).
+        Normal noise of variance v in every direction gives 0.
+        """
+        own = u.square() @ weights  # u^T J u
+        along = u @ (weights * total)  # s^T J u
+        twice = u.square() @ weights.square()  # ||J u||^2
+        across = weights.sum() - own  # trace of J on the space orthogonal to u
+        rest = u @ (weights.square() * total) - along * own  # s^T J P J u, P the projection on that space
+        squares = weights.square().sum() - 2 * twice + own**2  # trace of (P J)^2
+        cubic = self.third * along * own + self.mixed_third * (along * across + 2 * rest)
+        quartic = (
+            self.fourth * own**2
+            + self.mixed_fourth * (2 * own * across + 4 * (twice - own**2))
+            + self.across_fourth / 3 * (2 * squares + across**2)
+        )
+        v = self.variance
+        return 4 * cubic + quartic - v**2 * (weights.sum() ** 2 + 2 * weights.square().sum())
+
+
+def noise_moments(randomizer: PrivUnit | PrivUnitG) -> NoiseMoments:
+    """The moments of a randomizer's noise at the lifted unit vector.
+
+    PrivUnitG: across u the noise is normal and independent of the one along u. PrivUnit: the lifted message has norm
+    radius/gamma, so b^2 = (radius/gamma)^2 - (radius + a)^2, D = dim + 1.
+    """
+    moments, C = randomizer.moments, randomizer.radius
+    v = moments.variance
+    third, fourth = moments.third * v**1.5, moments.fourth * v**2
+    if isinstance(randomizer, PrivUnitG):
+        return NoiseMoments(v, third, 0.0, fourth, v**2, 3 * v**2)
+    D, norm = randomizer.dim + 1, (C / randomizer.cap.threshold) ** 2
+    fourth_about_zero = C**4 + 6 * C**2 * v + 4 * C * third + fourth  # E (C + a)^4
+    across_fourth = 3 * (norm**2 - 2 * norm * (C**2 + v) + fourth_about_zero) / ((D - 1) * (D + 1))  # from E b^4
+    mixed_third = (-2 * C * v - third) / (D - 1)
+    mixed_fourth = ((norm - C**2) * v - 2 * C * third - fourth) / (D - 1)
+    return NoiseMoments(v, third, mixed_third, fourth, mixed_fourth, across_fourth)

@@ -1,0 +1,73 @@
+"""Exact variances of the pair estimator sum over i != j of Z_i^T J Z_j for independent unbiased messages Z."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+NUMBERS_AT_ONCE = 2**24  # in the largest tensor of a batch of variances
+
+
+def pairs_variance(points: Tensor, covariances: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
+    """Variance of sum over i != j of Z_i^T J Z_j / (n (n-1)), J = diag(weights), where E Z = u_x and Cov Z = C_x.
+
+    [4 sum_i g_i^T C_i g_i + 2 sum over i != j of tr(J C_i J C_j)] / (n (n-1))^2, g_i = J (s - u_i), s the sum of the
+    u_i: third and fourth moments do not enter. points: (k, r); covariances: (k, r, r); counts: (*batch, k), real
+    numbers allowed; weights: (*batch, r). Returns (*batch).
+    """
+
+    def part(counts: Tensor, weights: Tensor) -> Tensor:
+        n = counts.sum(-1)
+        others = weights[..., None, :] * ((counts @ points)[..., None, :] - points)  # (*batch, k, r)
+        first = torch.einsum("...x,...xs,xst,...xt->...", counts, others, covariances, others)
+        total = torch.einsum("...x,xst->...st", counts, covariances)
+        every = torch.einsum("...s,...st,...t->...", weights, total.square(), weights)
+        same = torch.einsum("...x,...s,xst,...t->...", counts, weights, covariances.square(), weights)
+        return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2
+
+    return in_parts(part, counts, weights, points.shape[1] * max(points.shape))
+
+
+def symmetric_variance(
+    kernel: Callable[[Tensor], Tensor], flat: float, own: float, counts: Tensor, weights: Tensor
+) -> Tensor:
+    """The same for reports Y in R^k that treat all types alike: Cov Y = flat I + own e_x e_x^T on vectors of sum 0.
+
+    On the direction of ones Y is known (its entries add up to 1), so the kernel f counts only after centring.
+    kernel: from weights (*batch, r) to the matrix f, (*batch, k, k). O(k^2) for each of the batch.
+    """
+
+    def part(counts: Tensor, weights: Tensor) -> Tensor:
+        n, f = counts.sum(-1), kernel(weights)
+        one_side = f - f.mean(-2, keepdim=True)
+        both = (one_side - one_side.mean(-1, keepdim=True)).square()
+        # Column x of f less its mean, times what the other users hold: P f (c - e_x).
+        others = (one_side @ counts[..., None])[..., 0]
+        column = (others[..., None, :] @ one_side)[..., 0, :]
+        squares = others.square().sum(-1, keepdim=True) - 2 * column + one_side.square().sum(-2)
+        at_x = others - one_side.diagonal(dim1=-2, dim2=-1)
+        first = (counts * (flat * squares + own * at_x.square())).sum(-1)
+        spread = flat * n[..., None] + own * counts  # the diagonal of the sum of the covariances
+        every = (spread * (both @ spread[..., None])[..., 0]).sum(-1)
+        alone = flat * both.sum(-1)
+        same = flat * n * alone.sum(-1) + (own * counts * (2 * alone + own * both.diagonal(dim1=-2, dim2=-1))).sum(
+            -1
+        )
+        return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2
+
+    return in_parts(part, counts, weights, counts.shape[-1] ** 2)
+
+
+def in_parts(part: Callable[[Tensor, Tensor], Tensor], counts: Tensor, weights: Tensor, numbers: int) -> Tensor:
+    """``part(counts, weights)`` over the broadcast batch, a bounded number of problems of this size at a time."""
+    batch = torch.broadcast_shapes(counts.shape[:-1], weights.shape[:-1])
+    rows = max(1, NUMBERS_AT_ONCE // numbers)
+    if not batch:
+        return part(counts, weights)
+    flat = counts.expand(*batch, counts.shape[-1]).flatten(0, -2).split(rows)
+    if weights.ndim == 1:
+        parts = [part(some, weights) for some in flat]
+    else:
+        each = weights.expand(*batch, weights.shape[-1]).flatten(0, -2).split(rows)
+        parts = [part(some, own) for some, own in zip(flat, each, strict=True)]
+    return torch.cat(parts).view(batch)
