@@ -3,10 +3,10 @@
 Papers: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11 (two messages at epsilon/2); Bell, Bellet, Gascon,
     Kulkarni (2020), Algorithm 1 (randomized response) and the hierarchical AUC.
 Command:  python experiments/pairwise/tables.py
-Expected: predicted RMSE; where the columns "x" stand, the ratio of measured to predicted MSE, within 1 +- 0.05 up to
-    three standard errors (2 % each; randomized response has heavy tails there and eight times the trials). For AUC at
-    n = 10^5, epsilon = 1, two messages have at least twice the RMSE of one. Randomized response on abs(i - j) is far
-    behind at epsilon = 1 and ahead at epsilon = 8.
+Expected: predicted RMSE; after "x", where drawn, the ratio of measured to predicted MSE, 1 +- 0.05 up to three standard
+    errors (2 % each, 5 % for AUC of messages; randomized response has heavy tails and gets eight times the trials).
+    For AUC at n = 10^5, epsilon = 1, two messages have at least twice the RMSE of one. Randomized response on
+    abs(i - j) at epsilon = 1 is far behind; at epsilon = 8 it is ahead on a flat histogram.
 AUC is that of known class sizes, balanced classes; the hierarchical baseline has public *labels* besides.
 Output: results/pairwise_tables/tables.csv. Time: about fifteen minutes on one core; --smoke in seconds.
 """

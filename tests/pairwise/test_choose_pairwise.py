@@ -246,3 +246,23 @@ def test_auc_of_known_sizes_is_the_auc():
     answer = known.estimate_histogram(counts, generator=keyed_generator(b"sizes"), sample_shape=(20_000,))
     squared = Moments.of((answer.value - auc_of(NEGATIVES, POSITIVES)).square())
     assert abs(squared.z_score(known.predicted_mse(counts, n))) < 5
+
+
+def test_a_second_round_is_chosen_where_it_is_worth_it(closed_forms_only):
+    """Random signs of many users; measured as predicted. One round is the default."""
+    signs = torch.randint(2, (16, 16), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
+    statistic = pairwise.from_kernel(signs.triu() + signs.triu(1).mT, pairs=Pairs.ALL)
+    two, one = choose(statistic, 10**6, 1.0, rounds=2), choose(statistic, 10**6, 1.0)
+    assert isinstance(two.best, pairwise.TwoRound)
+    assert {each.name for each in two.candidates} - {each.name for each in one.candidates} == {
+        "two rounds",
+        "two rounds, projected",
+    }
+    assert two.candidates[0].error < 0.6 * one.candidates[0].error
+    counts = torch.full((16,), 62_500)
+    generator = keyed_generator(b"second round")
+    drawn = two.best.estimate_histogram(counts, generator=generator, sample_shape=(400,)).value
+    moments = Moments.of((drawn - float(statistic.exact(counts))).square())
+    assert abs(moments.z_score(two.best.predicted_mse(counts, 10**6))) < 5
+    with pytest.raises(ValueError, match="rounds must be 1 or 2"):
+        choose(statistic, 10**6, 1.0, rounds=3)

@@ -13,6 +13,8 @@ from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
 from torchdp.pairwise.reports import SubsetPairs, strategy_reports
 from torchdp.pairwise.statistic import PairwiseStatistic, from_kernel
+from torchdp.pairwise.three_round import projected_two_round
+from torchdp.pairwise.two_round import two_round
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,
     PrivUnit,
@@ -58,17 +60,23 @@ class Choice:
 
 
 def choose(
-    statistic: PairwiseStatistic | Tensor | Workload, n: int, epsilon: float, *, prior: Tensor | None = None
+    statistic: PairwiseStatistic | Tensor | Workload,
+    n: int,
+    epsilon: float,
+    *,
+    prior: Tensor | None = None,
+    rounds: int = 1,
 ) -> Choice:
-    """The protocol of least predicted error for n users, among all non-interactive ones that this package has.
+    """The protocol of least predicted error for n users, among all of this package's that ask at most ``rounds`` times.
 
     Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
     allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);
     randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (means, up to
-    64 types). ``predicted_mse`` decides, bias included.
+    64 types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, bias included.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users'
-    is like; None: the largest error over :func:`histograms`. Raises TypeError, ValueError.
+    is like; None: the largest error over :func:`histograms`. rounds: 1, or 2 where users can be asked once more after
+    the first round's sums are published. Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
@@ -76,6 +84,8 @@ def choose(
     if not isinstance(statistic, PairwiseStatistic):
         statistic = from_kernel(statistic)
     n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
+    if checks.integer("rounds", rounds, 1) > 2:
+        raise ValueError(f"rounds must be 1 or 2, not {rounds}; a third gains nothing over two")
     h = histogram_of(prior, statistic)
     judged = histograms(statistic) if h is None else h[None]
     protocols: list[tuple[str, PairwiseProtocol]] = [
@@ -96,6 +106,9 @@ def choose(
             generator = keyed_generator(b"choose", statistic.points.device)
             reports = strategy_reports(statistic, n, epsilon, prior=h, generator=generator)
             protocols.append(("optimised strategy", reports))
+        if rounds == 2 and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
+            protocols.append(("two rounds", two_round(statistic, epsilon, n, h)))
+            protocols.append(("two rounds, projected", projected_two_round(statistic, epsilon, n)))
     candidates = [
         Candidate(name, protocol, math.sqrt(max(protocol.predicted_mse(each, n) for each in judged)))
         for name, protocol in protocols
