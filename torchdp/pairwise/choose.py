@@ -72,7 +72,7 @@ def choose(
     Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
     allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);
     randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (means, up to
-    64 types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, bias included.
+    64 types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users'
     is like; None: the largest error over :func:`histograms`. rounds: 1, or 2 where users can be asked once more after
