@@ -52,3 +52,13 @@ def test_tables(smoke, tmp_path):
         float, re.search(r"^AUC .*two messages (\S+) .*one message (\S+) ", printed, re.MULTILINE).groups()
     )
     assert one < two
+
+
+def test_pictures(smoke, tmp_path):
+    printed = smoke("pairwise/pictures.py", "--out", tmp_path)
+    rows = re.findall(r"^(\S.*?) +\d+ +(\d+) +(\d+) +(\S+) +\S+ +(\d\S+e-\d+)$", printed, re.MULTILINE)
+    signs = {name: (int(positive), int(negative)) for name, positive, negative, _, _ in rows}
+    assert len(rows) == 4 and signs["abs(i - j)/(k - 1)"][0] == 0 < signs["abs(i - j)/(k - 1)"][1]
+    assert signs["Kendall's tau"][0] == signs["Kendall's tau"][1]
+    assert all(float(off) < 1e-6 for *_, off in rows)
+    assert (tmp_path / "pictures.png").read_bytes().startswith(PNG)

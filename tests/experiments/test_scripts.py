@@ -55,6 +55,7 @@ RUN_HERE = {
     "pairwise/choose.py",
     "pairwise/coverage.py",
     "pairwise/groups.py",
+    "pairwise/pictures.py",
     "pairwise/separation.py",
     "pairwise/tables.py",
     "training/learned_factorization.py",
