@@ -1,6 +1,6 @@
 """Pictures of the factorization behind a pairwise statistic: the kernel, every type's vector, and its signs.
 
-Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 3 (factors of the kernel; here one vector for each type).
+Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 3 (factors of a kernel; here one vector of each type).
 Command:  python experiments/pairwise/pictures.py
 Expected: abs(i - j) less its free constant is minus a Gram matrix: all signs negative, the vectors are thresholds in
     disguise, all of one norm. Kendall's tau has signs of both kinds in equal number; the Gaussian kernel less its free
