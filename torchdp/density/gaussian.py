@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import Features, OneTermFamily, SignFeatures, drawn, squared_distances
+from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn, squared_distances
 
 HARMONICS = 1024  # of the square wave, in its second moments
 
 
 @dataclass(frozen=True)
-class GaussianFamily(OneTermFamily):
-    """k(x, y) = exp(-||x - y||^2 / bandwidth^2), from normal frequencies w ~ N(0, 2/bandwidth^2 I)."""
+class GaussianKernel(Family):
+    """k(x, y) = exp(-||x - y||^2 / bandwidth^2), from normal frequencies w ~ N(0, 2/bandwidth^2 I): no bias."""
 
     bandwidth: float = 1.0
 
@@ -23,19 +23,24 @@ class GaussianFamily(OneTermFamily):
         object.__setattr__(self, "bandwidth", checks.positive("bandwidth", self.bandwidth))
 
     @property
+    def bias(self) -> float:
+        return 0.0
+
+    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp(-squared_distances(x, y) / self.bandwidth**2)
+
+
+@dataclass(frozen=True)
+class GaussianFamily(GaussianKernel, OneTermFamily):
+    """One wave of random phase for each frequency, and the frequencies independent."""
+
+    @property
     def coordinates(self) -> int:
         return 1
 
     @property
     def support(self) -> int:
         return 1
-
-    @property
-    def bias(self) -> float:
-        return 0.0
-
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.exp(-squared_distances(x, y) / self.bandwidth**2)
 
     def _of(self, difference: Tensor) -> Tensor:
         """E cos <w, difference>: (..., d) -> (...)."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.density.family import Family, Features, drawn, squared_distances
+from torchdp.density.family import Features, drawn
+from torchdp.density.gaussian import GaussianKernel
 
 
 @dataclass(frozen=True)
-class GaussianOrthogonal(Family):
+class GaussianOrthogonal(GaussianKernel):
     """f(x) = g(x) = (cos <w, x>, sin <w, x>): Q = S = 2, R = 1, no bias; frequencies of one draw are orthogonal.
 
     <f(x), g(y)> = cos <w, x - y>, and E cos <w, x - y> = exp(-||x - y||^2/bandwidth^2) for w = (sqrt(2)/bandwidth) r u,
@@ -24,12 +24,6 @@ class GaussianOrthogonal(Family):
     dimension >= 1; bandwidth > 0. Raises ValueError.
     Source: Yu, Suresh, Choromanski, Holtmann-Rice, Kumar (2016), orthogonal random features.
     """
-
-    bandwidth: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "bandwidth", checks.positive("bandwidth", self.bandwidth))
 
     @property
     def coordinates(self) -> int:
@@ -44,10 +38,6 @@ class GaussianOrthogonal(Family):
         return 2
 
     @property
-    def bias(self) -> float:
-        return 0.0
-
-    @property
     def movement(self) -> float:
         """A point of the circle moves by 2 at most: (f - f')^2/4 adds up to 1, not 2, in each repetition."""
         return 1.0
@@ -55,9 +45,6 @@ class GaussianOrthogonal(Family):
     def query_moment(self, y: Tensor) -> Tensor:
         """1."""
         return torch.ones_like(self.queries(y)[:, 0])
-
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.exp(-squared_distances(x, y) / self.bandwidth**2)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "OrthogonalFeatures":
         repetitions, generator = drawn(repetitions, generator)
