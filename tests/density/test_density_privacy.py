@@ -84,7 +84,7 @@ def test_fewer_instances_than_stated_would_promise_too_much():
 
 
 def response_laws(users, flip):
-    """P_k, Q_k of the spec: the count where the user holds a one or a zero, k of the others a one."""
+    """P_k and Q_k: the count where the user holds a one or a zero, k of the others a one."""
     return {
         k: tuple(counts_law([abs(bit - flip)] + [1 - flip] * k + [flip] * (users - 1 - k)) for bit in (0, 1))
         for k in range(users)

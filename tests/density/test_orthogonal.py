@@ -68,6 +68,10 @@ def test_features_keep_what_they_declare():
     assert left.shape == (50, 22) and features.instances == features.composed == 22
     assert float(left.abs().max()) <= features.bound == 1
     assert features.movement == 11
+    wave = family.draw(1, generator=generator(2))  # half a wave apart: the whole movement, and no less would do
+    step = wave.frequencies.mT * math.pi / wave.frequencies.square().sum()
+    apart = wave.left(x[:1]) - wave.left(x[:1] + step)
+    assert float(apart.square().sum() / 4) == pytest.approx(wave.movement, rel=1e-12)
     assert ((left[:25] - left[25:]).square().sum(-1) / 4 <= 11).all()  # sum of squared changes of probabilities
     torch.testing.assert_close(left.unflatten(1, (11, 2)).square().sum(-1), torch.ones(50, 11).double())
     assert torch.equal(family.query_moment(x), torch.ones(50).double())

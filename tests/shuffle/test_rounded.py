@@ -64,6 +64,28 @@ def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
     assert hockey_stick(P, Q, epsilon) <= certified
 
 
+@pytest.mark.parametrize(
+    ("mean", "epsilon", "change"), [(400.0, 1.0, 48.0), (200.0, 2.0, 48.0), (3000.0, 0.5, 48.0)]
+)
+def test_delta_is_what_the_proof_says_and_a_tenth_less_noise_or_more_movement_is_noticed(mean, epsilon, change):
+    """The supremum over t and the least over alpha, written out on grids; what the chords lose is below a tenth."""
+    a, b = (law[1:] for law in laws(mean, int(mean + 50 * math.sqrt(mean))))
+    kept, t, least = (a > 1e-60) & (b > 1e-60), np.geomspace(5e-3, 1, 200)[:, None], math.inf
+    for alpha in np.geomspace(5, 50, 80):
+        rates = []
+        for base, other in ((a[kept], b[kept]), (b[kept], a[kept])):
+            w = np.log1p(t * np.maximum(other / base - 1, -1 + 1e-15))
+            rates += [np.log(np.exp(power * w) @ base) / t[:, 0] ** 2 for power in (alpha, 1 - alpha)]
+        moments = change * float(np.max(rates)) - (alpha - 1) * epsilon
+        least = min(least, moments + alpha * math.log1p(-1 / alpha) - math.log(alpha - 1))
+    found, noise, movement = (
+        math.log(rounded_delta_of(PoissonSum(50, scale * mean), epsilon, 64, more * change))
+        for scale, more in ((1, 1), (0.9, 1), (1, 1.1))
+    )
+    assert least - 1e-3 <= found <= least + 0.1
+    assert min(noise, movement) > found + 0.3
+
+
 def test_moments_are_largest_where_one_of_the_laws_is_at_an_end():
     rng, mean, alpha = np.random.default_rng(0), 6.0, 3.7
 
