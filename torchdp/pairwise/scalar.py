@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, DuchiJordanWainwright, PrivUnitG
+from torchdp.randomizers.draws import binomial
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ class SignResponse(ScalarResponse):
         """The number of plus signs of each type is binomial."""
         bias = self.randomizer.bias
         plus = (1 + values.clamp(-1, 1) * bias) / 2
-        crowd = counts.double().expand(values.shape).contiguous()
-        drawn = torch.binomial(crowd, plus.contiguous(), generator=generator)
-        return (2 * drawn - crowd).sum(-1) / bias
+        drawn = binomial(counts, plus, generator)
+        return (2 * drawn - counts).double().sum(-1) / bias
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.randomizers.draws import binomial
 from torchdp.shuffle import PoissonSum, calibrate, calibrate_rounded, delta_of, rounded_delta_of
 
 MOVES = 1e-12  # smaller differences of a probability are rounding
@@ -107,11 +108,11 @@ class ShuffledForm(AggregateProtocol):
         """The ones of each sum are binomial for each type; the noise is drawn at once."""
         self._present(int(counts.sum()))
         shape = checks.sample_shape(sample_shape)
-        ones = torch.zeros(*shape, len(self.widths), dtype=torch.float64, device=self.widths.device)
-        for crowd, q in zip(counts.double(), self.probabilities, strict=True):  # types, not users
+        ones = torch.zeros(*shape, len(self.widths), dtype=torch.int64, device=self.widths.device)
+        for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
             if crowd > 0:
-                ones += torch.binomial(crowd.expand(ones.shape), q.expand(ones.shape), generator=generator)
-        return (self.sums.sample_sum(ones.long(), generator=generator),)
+                ones += binomial(crowd.expand(ones.shape), q, generator)
+        return (self.sums.sample_sum(ones, generator=generator),)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         values = n * self.lows + self.widths * sums[0]
