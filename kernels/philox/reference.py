@@ -1,0 +1,47 @@
+"""The specification of Philox 4x32-10 in plain torch: 32-bit words held in int64."""
+
+import torch
+from torch import Tensor
+
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+WEYL = 0x9E3779B9, 0xBB67AE85
+ROUNDS = 10
+MASK = 0xFFFFFFFF
+
+
+def draw_key(generator: torch.Generator) -> int:
+    """A key of 64 bits, in [-2^63, 2^63), from a generator."""
+    word = torch.empty((), dtype=torch.int64, device=generator.device)
+    return int(word.random_(-(2**63), None, generator=generator))
+
+
+def words(key: int, index: Tensor, group: Tensor | int = 0, stream: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four random words in [0, 2^32) for each counter, int64, of the shape that index and group broadcast to.
+
+    The counter's words are (index mod 2^32, index / 2^32, group, stream), the key's its low and high half. index:
+    int64 >= 0, such as a user's number; group: in [0, 2^32), such as a block of coordinates; stream: in [0, 2^32),
+    one for each use of a key. key: any Python int in [-2^63, 2^64).
+
+    Source: Salmon, Moraes, Dror, Shaw (2011), Philox 4x32-10.
+    """
+    group = torch.as_tensor(group, dtype=torch.int64, device=index.device)
+    index, group = torch.broadcast_tensors(index, group)
+    c0, c1, c2, c3 = index & MASK, (index >> 32) & MASK, group & MASK, torch.full_like(index, stream & MASK)
+    k0, k1 = key & MASK, (key >> 32) & MASK
+    for _ in range(ROUNDS):
+        (high0, low0), (high1, low1) = _product(c0, MULTIPLIERS[0]), _product(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def unit(word: Tensor, other: Tensor) -> Tensor:
+    """(b + 1/2) / 2^52, b the first 52 bits of the two words: float64 in (0, 1), symmetric about 1/2, exact."""
+    return ((word << 20 | other >> 12).double() + 0.5) * 2.0**-52
+
+
+def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """High and low words of the 64-bit product, without ever passing 2^63."""
+    low, high = word * (multiplier & 0xFFFF), word * (multiplier >> 16)  # below 2^48
+    total = low + ((high & 0xFFFF) << 16)
+    return (high >> 16) + (total >> 32), total & MASK
