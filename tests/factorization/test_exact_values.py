@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.linalg import hadamard
@@ -147,8 +148,40 @@ def test_points_on_a_line_with_shift(p):
     brackets(torch.tensor([[0.3, -1.0, 2.0, 1.9]], dtype=torch.float64), 1.5, p=p, shift=True)
 
 
-@pytest.mark.slow
-def test_prefix_512_in_one_call():
-    certificate = factorize(workloads.prefix(512), tol=1e-3).certificate
-    assert certificate.gap <= 1e-3
-    assert certificate.lower <= 2.746461 and certificate.upper >= 2.746433
+# bounds certified elsewhere: ours must meet them
+LARGE = [
+    ("prefix", 96, math.inf, 2.2335216, 2.2335238),
+    ("prefix", 128, math.inf, 2.3207944, 2.3207965),
+    ("prefix", 256, 2.0, 2.524414416, 2.524414416),
+    ("signs", 64, math.inf, 6.7846112, 6.7846112),
+    ("signs", 64, 2.0, 6.781477, 6.781478),
+    ("signs", 128, math.inf, 9.5795030, 9.5795030),
+    ("ranges", 64, 2.0, 2.302212722, 2.302212722),
+    *(
+        pytest.param(*row, marks=pytest.mark.slow)
+        for row in [
+            ("prefix", 192, math.inf, 2.4445086, 2.4445109),
+            ("prefix", 256, math.inf, 2.5327161, 2.5327186),
+            ("prefix", 512, math.inf, 2.746433, 2.746461),
+            ("prefix", 1024, math.inf, 2.961465, 2.961758),
+            ("prefix", 1024, 2.0, 2.95545199, 2.95545199),
+            ("signs", 256, math.inf, 13.584454, 13.584454),
+            ("signs", 256, 2.0, 13.582541, 13.582541),
+            ("ranges", 64, math.inf, 2.4886307, 2.4886332),
+            ("ranges", 256, math.inf, 3.0907, 3.0938),
+            ("ranges", 256, 2.0, 2.901435459, 2.901435459),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("name, n, p, low, high", LARGE)
+def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
+    signs = 2.0 * torch.tensor(np.random.default_rng(0).integers(0, 2, (n, n))) - 1
+    W = {"prefix": workloads.prefix, "ranges": workloads.all_ranges, "signs": lambda n: signs}[name](n)
+    rows = n if name != "ranges" else n * (n + 1) // 2
+    tol = 1e-3 if (name, n, p) == ("ranges", 256, math.inf) else 1e-6
+    certificate = factorize(W, p, tol=tol).certificate
+    scale = 1 if p == math.inf else math.sqrt(rows)
+    assert certificate.gap <= tol
+    assert certificate.lower / scale <= high * (1 + 1e-7) and certificate.upper / scale >= low * (1 - 1e-7)
