@@ -1,24 +1,37 @@
 """How a script is run."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "experiments"
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / "experiments"
+sys.path.insert(0, str(HERE))  # where children find forked.py
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the libraries that the children share
 
 
 @pytest.fixture
-def smoke():
-    """What a script under experiments/ prints with --smoke and these arguments."""
+def run(tmp_path_factory):
+    """What ``python *arguments`` prints, for a script or for -m and a module."""
+    import forked
 
-    def run(script, *arguments):
-        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(FOLDER / script), "--smoke", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=one_thread)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(*arguments):
+        folder = tmp_path_factory.mktemp("printed")
+        output, errors = folder / "output", folder / "errors"
+        code = forked.run([str(argument) for argument in arguments], output, errors)
+        assert code == 0, errors.read_text()
+        return output.read_text()
 
     return run
+
+
+@pytest.fixture
+def smoke(run):
+    """What a script under experiments/ prints with --smoke and these arguments."""
+
+    def smoke(script, *arguments):
+        return run(FOLDER / script, "--smoke", *arguments)
+
+    return smoke

@@ -1,10 +1,7 @@
 """Every script under experiments/ runs with --smoke and prints what its docstring promises."""
 
 import csv
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,18 +58,11 @@ RUN_HERE = {
     "training/learned_factorization.py",
     "training/prefix_noise.py",
 }
-
-
-def run(*arguments):
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # small tensors: on a busy machine five times as fast
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=one_thread)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+IMPORTED = {"bench/measure.py"}  # by scripts
 
 
 def test_no_script_is_forgotten():
-    assert {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py")} == RUN_HERE
+    assert {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py")} == RUN_HERE | IMPORTED
 
 
 @pytest.mark.parametrize("name", sorted(RUN_HERE))
@@ -82,7 +72,7 @@ def test_docstrings_say_how_to_run(name):
     assert all(word in docstring for word in ("Command:", "Time:")) and "--smoke" in docstring
 
 
-def test_error_vs_n(tmp_path):
+def test_error_vs_n(run, tmp_path):
     printed = run("-m", "torchdp", "sweep", FOLDER / "pairwise/error_vs_n.py", "--smoke", "--out", tmp_path)
     assert str(tmp_path / "ratio.png") in printed.splitlines()
     with (tmp_path / "results.csv").open() as file:
@@ -92,7 +82,7 @@ def test_error_vs_n(tmp_path):
     )  # 200 trials: 0.03 in standard errors
 
 
-def test_large_domain():
+def test_large_domain(run):
     printed = run(FOLDER / "pairwise/large_domain.py", "--smoke")
     predicted, measured, error = map(
         float, re.search(r"predicted ([\d.]+), measured ([\d.]+) \+- ([\d.]+)", printed).groups()
@@ -101,7 +91,7 @@ def test_large_domain():
     assert "n = 1e+09: estimate" in printed
 
 
-def test_free_constant():
+def test_free_constant(run):
     rows = run(FOLDER / "pairwise/free_constant.py", "--smoke").splitlines()[2:]
     values = {row[:22].strip(): [float(cell) for cell in row[22:].split()] for row in rows}
     for plain, least, _, gain in values.values():
@@ -109,12 +99,12 @@ def test_free_constant():
     assert values["Gaussian"][3] > 2 and abs(values["absolute difference"][1] - 0.5) < 1e-3
 
 
-def test_label_weight():
+def test_label_weight(run):
     printed = run(FOLDER / "pairwise/label_weight.py")
     assert max(float(line.split()[-1]) for line in printed.splitlines()[2:]) <= 1.08
 
 
-def test_prefix_constant(tmp_path):
+def test_prefix_constant(run, tmp_path):
     arguments = (FOLDER / "factorization/prefix_constant.py", "--smoke", "--out", tmp_path)
     first, again = run(*arguments), run(*arguments)
     assert first == again  # the second run reads what the first one wrote
@@ -123,7 +113,7 @@ def test_prefix_constant(tmp_path):
     assert (tmp_path / "prefix_constant.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_solvers():
+def test_solvers(run):
     rows = [line for line in run(FOLDER / "factorization/solvers.py", "--smoke").splitlines() if "[" in line]
     counted = [re.match(r"prefix 16 +(.*?) +(\d+) +[\d.]+ s", line) for line in rows]
     iterations = {match.group(1): int(match.group(2)) for match in counted if match}
@@ -133,7 +123,7 @@ def test_solvers():
         assert lower <= 1.7044803 and upper >= 1.7044802, line
 
 
-def test_approximate(tmp_path):
+def test_approximate(run, tmp_path):
     curves, table = run(FOLDER / "factorization/approximate.py", "--smoke", "--out", tmp_path).split("\n\n")
     assert all(float(row.split()[-4]) <= 1e-3 for row in curves.splitlines()[1:-1])
     _, exact, best, least, _ = map(float, table.splitlines()[-1].split())
@@ -141,7 +131,7 @@ def test_approximate(tmp_path):
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_lower_bounds():
+def test_lower_bounds(run):
     local, central = run(FOLDER / "factorization/lower_bounds.py", "--smoke").split("\n\n")
     for row in local.splitlines()[2:]:
         alpha, needed, enough, ratio = map(float, row.split()[-5:-1])
@@ -149,7 +139,7 @@ def test_lower_bounds():
     assert all(2 < float(row.split()[-1]) < 5 for row in central.splitlines()[2:])
 
 
-def test_table(tmp_path):
+def test_table(run, tmp_path):
     arguments = (FOLDER / "factorization/table.py", "--smoke", "--out", tmp_path)
     first, again = run(*arguments), run(*arguments)
     assert first == again  # the second run reads what the first one wrote
@@ -158,20 +148,20 @@ def test_table(tmp_path):
     assert len(rows) == 20 and all(float(row["lower"]) <= float(row["upper"]) * (1 + 1e-12) for row in rows)
 
 
-def test_growth(tmp_path):
+def test_growth(run, tmp_path):
     printed = run(FOLDER / "factorization/growth.py", "--smoke", "--out", tmp_path)
     assert re.search(r"Kendall +64 +3.4142136 +3.4142136", printed)
     assert (tmp_path / "growth.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_gap_against_time(tmp_path):
+def test_gap_against_time(run, tmp_path):
     printed = run(FOLDER / "factorization/gap_against_time.py", "--smoke", "--out", tmp_path)
     rows = [line.split() for line in printed.splitlines() if line.startswith("prefix 8          fixed point")]
     assert len(rows) == 3 and all(float(row[-1]) <= float(row[4]) for row in rows)
     assert (tmp_path / "gap_against_time.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_choose(tmp_path):
+def test_choose(run, tmp_path):
     printed = run(FOLDER / "enu/choose.py", "--smoke", "--out", tmp_path)
     assert float(re.search(r"better by: (-?[\d.]+) standard errors", printed).group(1)) < 4
     with (tmp_path / "choose.csv").open(newline="") as file:
@@ -179,7 +169,7 @@ def test_choose(tmp_path):
     assert abs(float(row["measured_ratio"]) - 1) < 5 * float(row["standard_error"])
 
 
-def test_error_vs_types(tmp_path):
+def test_error_vs_types(run, tmp_path):
     run(FOLDER / "enu/error_vs_types.py", "--smoke", "--out", tmp_path)
     with (tmp_path / "error_vs_types.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -188,20 +178,20 @@ def test_error_vs_types(tmp_path):
     assert (tmp_path / "error_vs_types.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_strategies():
+def test_strategies(run):
     row = run(FOLDER / "enu/strategies.py", "--smoke").splitlines()[1].split()
     least, found, factorization, oracle = (float(row[i]) for i in (3, 4, 6, 7))
     assert least <= found < 0.8 * min(factorization, oracle)
 
 
-def test_relative_variance():
+def test_relative_variance(run):
     printed = run(FOLDER / "enu/relative_variance.py", "--smoke")
     assert float(re.search(r"largest z-score: ([\d.]+)", printed).group(1)) < 5
     row = next(line for line in printed.splitlines() if line.startswith("PrivUnitG"))
     assert [float(x) for x in re.findall(r"(\d\.\d{4}) \(", row)] == [1.0330, 1.0369, 1.1106, 1.3214]
 
 
-def test_learner(tmp_path):
+def test_learner(run, tmp_path):
     printed = run(FOLDER / "enu/learner.py", "--smoke", "--out", tmp_path)
     with (tmp_path / "learner.csv").open(newline="") as file:
         rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
@@ -209,7 +199,7 @@ def test_learner(tmp_path):
     assert "300 stumps" in printed and (tmp_path / "learner.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_structured():
+def test_structured(run):
     rows = [line.split() for line in run(FOLDER / "factorization/structured.py", "--smoke").splitlines()]
     ratios = [[float(cell) for cell in row[-5:]] for row in rows if row and row[0] in ("16", "32", "64")]
     ratios += [[float(cell) for cell in row[-5:]] for row in rows if row[:3] in (["worst", "error", "16"],)]
@@ -217,7 +207,7 @@ def test_structured():
     assert [row[-3:-1] for row in rows if "256" in row] == 4 * [["5.23044250", "5.23044250"]]
 
 
-def test_rank():
+def test_rank(run):
     prefix, kernel = run(FOLDER / "factorization/rank.py", "--smoke").split("\n\n")
     norms = {line[6:33].strip(): float(line.split()[-1]) for line in prefix.splitlines()[2:]}
     assert norms["trained, same distortion"] < norms["truncation, dual weights"] < norms["projection"]
@@ -225,14 +215,14 @@ def test_rank():
     assert errors == sorted(errors, reverse=True)  # each step pays
 
 
-def test_known_values():
+def test_known_values(run):
     printed = run(FOLDER / "factorization/known_values.py", "--smoke")
     lower, upper = map(float, re.search(r"prefix 64x64 +([\d.]+) +([\d.]+)", printed).groups())
     assert lower <= 2.111367 and abs(lower - 2.111366) < 1e-4 and abs(upper - 2.111366) < 1e-4
     assert float(re.search(r"within ([\d.e-]+) of the SDP", printed).group(1)) < 1e-4
 
 
-def test_demo(tmp_path):
+def test_demo(run, tmp_path):
     printed = run(FOLDER / "pairwise/demo.py", "--smoke", "--out", tmp_path)
     table = re.findall(
         r"^([\w-]+) +one-message +(\S+) +(\S+) +(\S+) +(\S+) \[(\S+), (\S+)\]$", printed, re.MULTILINE
@@ -245,7 +235,7 @@ def test_demo(tmp_path):
     assert "local differential privacy, at most epsilon = 1" in printed
 
 
-def test_frequency_oracles_bench():
+def test_frequency_oracles_bench(run):
     printed = run(FOLDER / "bench/frequency_oracles.py", "--smoke")
     rows = re.findall(r"^(torchdp|numpy), ([\w ]+?) +\S+ +\S+ +(\S+)$", printed, re.MULTILINE)
     assert len(rows) == 5 + 2 + 5  # each oracle's messages, the two in numpy, each oracle's aggregate
@@ -254,7 +244,7 @@ def test_frequency_oracles_bench():
         assert re.search(rf"^{peer}, .* (missing: \w+|\S+)$", printed, re.MULTILINE)
 
 
-def test_bench():
+def test_bench(run):
     printed = run(FOLDER / "bench/randomizers.py", "--smoke")
     rate, floor = map(float, re.search(r"PrivUnitG.sample d=256 float64 +(\S+) +(\S+)", printed).groups())
     assert rate > 1_000 and 0.5 < floor < 50
