@@ -1,7 +1,11 @@
 """One thread: the tests' tensors are small, and on busy cores more threads only wait for each other."""
 
+import os
+
 import pytest
 import torch
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 
 @pytest.fixture(scope="session", autouse=True)

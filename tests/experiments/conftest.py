@@ -1,6 +1,5 @@
 """How a script is run."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "experiments"
 sys.path.insert(0, str(HERE))  # where children find forked.py
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the libraries that the children share
 
 
 @pytest.fixture

@@ -55,8 +55,10 @@ RUN_HERE = {
     "pairwise/pictures.py",
     "pairwise/separation.py",
     "pairwise/tables.py",
+    "training/epochs.py",
     "training/learned_factorization.py",
     "training/prefix_noise.py",
+    "training/quickstart.py",
 }
 IMPORTED = {"bench/measure.py"}  # by scripts
 

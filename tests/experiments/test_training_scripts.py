@@ -27,3 +27,20 @@ def test_learned_factorization(smoke):
     assert rows["trained on the task"][0] == min(row[0] for row in rows.values())
     assert least < rows["trained on the squared error"][1] < least * (1 + 1e-3)
     assert all(row[3] < 1e-12 for row in rows.values())
+
+
+def test_epochs(smoke):
+    rows = re.findall(r"^(\s*\S.*?) {2,}(\d\S+) +(\d\S+)", smoke("training/epochs.py"), re.MULTILINE)
+    cells = [index for index, row in enumerate(rows) if row[0].endswith("at least")]
+    assert len(cells) == 2
+    for start, end in zip(cells, [*cells[1:], len(rows)], strict=True):
+        (_, least, mean), *strategies = rows[start:end]
+        found = {name.strip(): (float(worst), float(rms)) for name, worst, rms in strategies}
+        assert found["torchdp, largest error"][0] == min(row[0] for row in found.values()) < 1.001 * float(least)
+        assert found["torchdp, root mean square"][1] == min(row[1] for row in found.values()) < 1.001 * float(mean)
+
+
+def test_quickstart(smoke):
+    printed = smoke("training/quickstart.py")
+    assert "central differential privacy" in printed and "epsilon = 2, delta = 1e-05" in printed
+    assert float(printed.split()[-1]) > 0.6

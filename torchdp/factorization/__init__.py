@@ -52,6 +52,7 @@ from torchdp.factorization.constructive import (
     workload_strategy,
 )
 from torchdp.factorization.dual import Gamma2Dual, certify_dual, gamma2_dual
+from torchdp.factorization.epochs import EpochFactorization, certify_epochs, factorize_epochs
 from torchdp.factorization.factorize import Factorization, SignatureFactorization, factorize, signature_form
 from torchdp.factorization.gradient import gradient, low_rank
 from torchdp.factorization.hard import HardInstance, hard_instance, sample_upper_bound
@@ -66,6 +67,7 @@ from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, Sign
 __all__ = [
     "ApproximateFactorization",
     "Certificate",
+    "EpochFactorization",
     "Factorization",
     "FreeConstant",
     "Gamma2Dual",
@@ -86,10 +88,12 @@ __all__ = [
     "certify",
     "certify_approximate",
     "certify_dual",
+    "certify_epochs",
     "certify_zeta",
     "circulant",
     "factorize",
     "factorize_blocks",
+    "factorize_epochs",
     "factorize_product",
     "free_constant",
     "gamma",

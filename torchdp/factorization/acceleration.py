@@ -18,7 +18,10 @@ class History:
 
     def next(self, weights: Tensor, update: Tensor, back: Tensor) -> Tensor:
         """Logarithms of the next weights; problems marked ``back`` return to the last point's plain update."""
-        x = weights.log()
+        return self.mix(weights.log(), update, weights.sqrt(), back)
+
+    def mix(self, x: Tensor, update: Tensor, measure: Tensor, back: Tensor) -> Tensor:
+        """The next point after x, whose plain successor is x + update; ``measure`` weighs the coordinates."""
         self.extrapolated = torch.zeros_like(back)
         if self.memory == 0:
             return x + update
@@ -33,7 +36,6 @@ class History:
         self.last = (x, update)
         if not self.points:
             return x + update
-        measure = weights.sqrt()
         differences = torch.stack(self.updates, -1)
         weighed = measure[..., None] * differences  # (*batch, m + n, memory)
         size = torch.linalg.matrix_norm(weighed)[..., None, None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, workloads
-from torchdp.factorization import Factorization
+from torchdp.factorization import EpochFactorization, Factorization
 
 
 def iterates(steps: int, *, momentum: float = 0.0, learning_rates: Sequence[float] | None = None) -> Tensor:
@@ -30,20 +30,22 @@ def iterates(steps: int, *, momentum: float = 0.0, learning_rates: Sequence[floa
     return W @ (momentum ** (step[:, None] - step).clamp_min(0).double()).tril()
 
 
-def causal_strategy(W: Tensor, factorization: Factorization | Tensor) -> Tensor:
+def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization | Tensor) -> Tensor:
     """The lower triangular C whose mechanism W (G + C^{-1} Z) has the law of W G + left Z', Z and Z' standard normal.
 
     left = T Q, T lower triangular and Q Q^T = I (LQ decomposition), and C = T^{-1} W. Each step needs earlier noise
     only, whatever ``left`` is, and W G is answered exactly even where the factors miss W.
 
-    W: (steps, steps), lower triangular, its diagonal not 0. factorization: of W, or ``left`` itself, (steps, r) of full
-    row rank. C is float64, (steps, steps). Raises TypeError, ValueError.
+    W: (steps, steps), lower triangular, its diagonal not 0. factorization: of W (for users who come back in every epoch
+    ``factorize_epochs``), or ``left`` itself, (steps, r) of full row rank. C is float64, (steps, steps). Raises
+    TypeError, ValueError.
 
     Guarantees: (W C^{-1}) (W C^{-1})^T = left left^T; where left right = W no column of C is longer than right's.
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1's proof; the norms since C = Q right.
     """
     W = _lower("W", W)
-    left = factorization.left if isinstance(factorization, Factorization) else factorization
+    kinds = (Factorization, EpochFactorization)
+    left = factorization.left if isinstance(factorization, kinds) else factorization
     left = checks.matrix("left", left).detach().double()
     if left.ndim != 2 or len(left) != len(W) or left.shape[1] < len(W) or left.device != W.device:
         raise ValueError(

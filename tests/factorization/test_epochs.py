@@ -1,0 +1,151 @@
+"""Factorizations under repeated participation, against the semidefinite program, attacks and single participation."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import certify_epochs, factorize, factorize_epochs
+from torchdp.randomness import keyed_generator
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+def normal(*shape, name=b"epochs"):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+
+
+def program(W, period, p):
+    """The least value by a semidefinite program that knows nothing of orthogonal columns."""
+    cp = pytest.importorskip("cvxpy")
+    W = W.numpy()
+    n = W.shape[1]
+    X = cp.Variable((n, n), PSD=True)
+    y = cp.Variable(n)
+    constraints = []
+    for i in range(min(period, n)):
+        own = range(i, n, period)
+        constraints += [cp.sum([y[s] for s in own]) <= 1]
+        E = torch.eye(n, dtype=torch.float64)[:, i::period].numpy()
+        constraints += [
+            cp.diag(E.T @ y) - E.T @ X @ E >> 0
+        ]  # max <X_i, C> over correlation matrices is at most sum y
+    errors = [cp.matrix_frac(row, X) for row in W]
+    squared = cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)
+    problem = cp.Problem(cp.Minimize(squared), constraints)
+    problem.solve(solver=cp.CLARABEL)
+    return math.sqrt(problem.value)
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize(("rows", "columns", "period"), [(4, 4, 2), (6, 6, 2), (5, 5, 2), (7, 6, 4), (4, 4, 1)])
+def test_the_semidefinite_program_agrees(rows, columns, period, p):
+    W = workloads.prefix(rows).dense() if rows == columns else normal(rows, columns)
+    found = factorize_epochs(W, period, p, tol=1e-6).certificate
+    expected = program(W, period, p)
+    assert found.gap <= 1e-6
+    assert found.lower <= expected * (1 + 1e-5) and found.upper >= expected * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+@pytest.mark.parametrize("period", [9, 12])
+def test_one_participation_is_the_ordinary_norm(period, p):
+    W = normal(11, 9)
+    ours, plain = factorize_epochs(W, period, p, tol=1e-7).certificate, factorize(W, p, tol=1e-7).certificate
+    assert ours.lower <= plain.upper and plain.lower <= ours.upper
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
+    W = workloads.prefix(13).dense()
+    found = factorize_epochs(W, period, p, tol=1e-6)
+    assert found.certificate.gap <= 1e-6 and found.certificate.residual < 1e-9
+    X = found.right.mT @ found.right
+    if p < math.inf:  # with p = inf the rows that are below the worst error have no weight
+        for i in range(period):
+            block = X[i::period, i::period]
+            assert (block - block.diagonal().diag()).abs().max() < 1e-3 * X.diagonal().max()
+
+
+def moved(right, period, vectors):
+    """||sum_s R_s u_s^T||_F of each class, u_s the rows of ``vectors`` scaled to norm 1."""
+    unit = torch.nn.functional.normalize(vectors, dim=1)
+    return max(float((right[:, i::period] @ unit[i::period]).norm()) for i in range(period))
+
+
+def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
+    W, period = normal(8, 7), 3
+    best = factorize_epochs(W, period, tol=1e-7).certificate
+    for seed in range(30):
+        name = bytes([seed])
+        left, right = normal(8, 9, name=name), normal(9, 7, name=name + b"r")
+        if seed % 2:
+            left = W @ torch.linalg.pinv(right)
+        if seed % 5 == 0:  # a good pair, cut short: what is missing is charged
+            good = factorize_epochs(W, period, tol=1e-3)
+            left, right = good.left * (1 - 1e-3 * seed), good.right
+        found = certify_epochs(W, left, right, normal(8, name=name).abs(), normal(7, 2 + seed % 4), period)
+        assert found.lower <= best.upper * (1 + 1e-12) and found.upper >= best.lower * (1 - 1e-12)
+
+
+def test_guarantee_no_gradients_of_one_user_move_further_than_the_factors_promise():
+    W, period = workloads.prefix(12).dense(), 4
+    found = factorize_epochs(W, period, tol=1e-5)
+    largest = float(found.left.norm(dim=1).max())
+    promised = float(found.certificate.upper) / largest
+    reached = [moved(found.right, period, normal(12, 5, name=bytes([seed]))) for seed in range(200)]
+    assert max(reached) <= promised and max(reached) > 0.99 * promised
+
+
+def test_a_bound_that_ignores_repetition_is_seen():
+    """The factors for one participation cost more when users come back, whatever their certificate for one says."""
+    W, period = workloads.prefix(32).dense(), 8
+    once, often = factorize(W, tol=1e-5), factorize_epochs(W, period, tol=1e-5)
+    ones = torch.ones(32, dtype=torch.float64)
+    charged = certify_epochs(W, once.left, once.right, ones, torch.eye(32, 1, dtype=torch.float64), period)
+    assert charged.upper > 1.1 * often.certificate.upper > 2 * once.certificate.upper
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1.0, 1e150])
+def test_the_value_scales_and_the_dtype_follows(scale):
+    W = normal(6, 5)
+    plain, scaled = factorize_epochs(W, 2).certificate, factorize_epochs(W * scale, 2).certificate
+    assert math.isclose(float(scaled.upper), scale * float(plain.upper), rel_tol=1e-5)
+    half = factorize_epochs(W.float(), 2)
+    assert half.left.dtype == half.right.dtype == torch.float32 and half.certificate.gap <= 1e-3
+
+
+def test_a_workload_is_taken_and_a_stop_before_the_tolerance_is_told():
+    assert factorize_epochs(workloads.prefix(6), 3).certificate.gap <= 1e-3
+    with pytest.warns(RuntimeWarning, match="after 1 iterations at a certified gap"):
+        factorize_epochs(workloads.prefix(6), 3, tol=1e-6, max_iterations=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: factorize_epochs(torch.ones(2, 3), 2), ValueError, "must have rank 3"),
+        (lambda: factorize_epochs(torch.ones(3, 2), 2), ValueError, "must have rank 2"),
+        (lambda: factorize_epochs(torch.zeros(2, 2), 2), ValueError, "must have rank 2"),
+        (lambda: factorize_epochs(torch.ones(2, 2, 2), 2), ValueError, "W must be one"),
+        (lambda: factorize_epochs(torch.eye(2), 0), ValueError, "period must be"),
+        (lambda: factorize_epochs(torch.eye(2), 1, 1.5), ValueError, "p must lie"),
+        (lambda: factorize_epochs(torch.eye(2), 1, tol=0.0), ValueError, "tol must be"),
+        (lambda: factorize_epochs(torch.full((2, 2), math.nan), 1), ValueError, "W holds NaN"),
+        (
+            lambda: certify_epochs(torch.eye(2), torch.eye(2), torch.eye(2), -torch.ones(2), torch.ones(2, 1), 1),
+            ValueError,
+            "row_weights must hold no negative",
+        ),
+        (
+            lambda: certify_epochs(torch.eye(2), torch.eye(2), torch.eye(2), torch.ones(2), torch.ones(3, 1), 1),
+            ValueError,
+            "directions",
+        ),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
