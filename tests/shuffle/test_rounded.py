@@ -68,7 +68,7 @@ def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
     ("mean", "epsilon", "change"), [(400.0, 1.0, 48.0), (200.0, 2.0, 48.0), (3000.0, 0.5, 48.0)]
 )
 def test_delta_is_what_the_proof_says_and_a_tenth_less_noise_or_more_movement_is_noticed(mean, epsilon, change):
-    """The supremum over t and the least over alpha, written out on grids; what the chords lose is below a tenth."""
+    """The supremum over t and the least over alpha, written out on grids; what the chords lose is below 3 %."""
     a, b = (law[1:] for law in laws(mean, int(mean + 50 * math.sqrt(mean))))
     kept, t, least = (a > 1e-60) & (b > 1e-60), np.geomspace(5e-3, 1, 200)[:, None], math.inf
     for alpha in np.geomspace(5, 50, 80):
@@ -82,7 +82,7 @@ def test_delta_is_what_the_proof_says_and_a_tenth_less_noise_or_more_movement_is
         math.log(rounded_delta_of(PoissonSum(50, scale * mean), epsilon, 64, more * change))
         for scale, more in ((1, 1), (0.9, 1), (1, 1.1))
     )
-    assert least - 1e-3 <= found <= least + 0.1
+    assert least - 1e-3 <= found <= least + 0.03
     assert min(noise, movement) > found + 0.3
 
 
@@ -107,13 +107,13 @@ def test_moments_are_largest_where_one_of_the_laws_is_at_an_end():
 def test_the_rate_is_nowhere_below_the_moments(mean, power):
     law = poisson_law(mean)
     for base, excess in ((law.mass[1:], np.expm1(-law.step)), (law.mass[:-1], np.expm1(law.step))):
-        rate = _rate(base, excess, power)
+        rate = _rate(base, excess, power, 0.0, 1e-3)
         t = np.concatenate([np.geomspace(1e-3, 1, 3001)[:-1], 1 - np.geomspace(1e-6, 1e-2, 50)])
         moments = np.exp(power * np.log1p(t[:, None] * excess)) @ base
         slope = abs(power * float(base @ excess)) * t
         assert (np.log(moments) <= rate * t**2 + slope + 1e-12).all()
         if rate < 0.3:  # and not far above
-            assert (np.log(moments) / t**2).max() >= 0.95 * rate - 1e-9
+            assert (np.log(moments) / t**2).max() >= 0.998 * rate - 1e-9
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.5])
@@ -121,7 +121,7 @@ def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
     """The central mechanism's l_2 sensitivity is sqrt(change)."""
     protocol = calibrate_rounded(10_000, epsilon, 1e-6, 768, 48)
     central = gaussian_sigma(epsilon, 1e-6, math.sqrt(48))
-    assert 1 < protocol.rmse / central < 1.13
+    assert 1 < protocol.rmse / central < 1.11
     assert protocol.rmse < gaussian_sigma(epsilon, 1e-6, math.sqrt(768)) / 3.5
 
 

@@ -14,7 +14,7 @@ ln sum P^alpha Q^(1 - alpha) <= G change, and pointwise max(0, P - e^eps Q) <= c
 c = e^(-(alpha - 1) eps) (1 - 1/alpha)^alpha / (alpha - 1). Outcomes that a or b does not reach are left out of the
 sums and their probability is added to delta.
 
-G is bounded on all of (0, 1]: between two points of a grid M lies below its chord; near 0, M'' is a sum of convex
+G is bounded on all of (0, 1]: between two points of a grid, refined where it matters, M lies below its chord; near 0, M'' is a sum of convex
 functions of t, at most the larger of its values at the ends.
 Source: the argument above; Canonne, Kamath, Steinke (2020), Proposition 12, for the step from moments to delta.
 """
@@ -31,7 +31,8 @@ from torchdp.shuffle.one_type import PoissonSum
 
 SOURCE = "composition of Poisson sums of rounded bits by moments; Canonne, Kamath, Steinke (2020), Proposition 12"
 _NEAR = 0.01  # below this distance the second derivative bounds M
-_GRID = np.geomspace(_NEAR, 1.0, 96)
+_GRID = np.geomspace(_NEAR, 1.0, 16)
+_SLACK = 1e-3  # relative, by which G is overestimated at most
 _ORDERS = np.log(np.geomspace(3.0, 1000.0, 20))  # ln alpha: from 3 on, w^(alpha - 2) is convex
 _ROUNDING = 1e-9
 
@@ -117,13 +118,15 @@ def _delta(law: CountLaw, epsilon: float, instances: int, change: float) -> floa
     logs = {"a": -law.step, "b": law.step}  # ln other/base
     bases = ((a, np.expm1(logs["a"])), (b, np.expm1(logs["b"])))
 
-    def log_delta(log_order: float) -> float:
-        alpha = math.exp(log_order)
-        rate = max(_rate(base, ratio, power) for base, ratio in bases for power in (alpha, 1 - alpha))
+    def log_delta(log_order: float, slack: float = _SLACK) -> float:
+        alpha, rate = math.exp(log_order), 0.0
+        for base, ratio in bases:
+            for power in (alpha, 1 - alpha):
+                rate = max(rate, _rate(base, ratio, power, rate, slack))
         moments = change * rate * (1 + _ROUNDING) + instances * alpha * outside
         return moments - (alpha - 1) * epsilon + alpha * math.log1p(-1 / alpha) - math.log(alpha - 1)
 
-    values = [log_delta(order) for order in _ORDERS]
+    values = [log_delta(order, 0.1) for order in _ORDERS]  # near enough to see where the best lies
     best = int(np.argmin(values))
     if not values[best] < 0:
         return 1.0
@@ -134,25 +137,47 @@ def _delta(law: CountLaw, epsilon: float, instances: int, change: float) -> floa
     return min(1.0, instances * outside + math.exp(min(values)))
 
 
-def _rate(base: np.ndarray, excess: np.ndarray, power: float) -> float:
-    """sup over t in (0, 1] of ln M(t)/t^2, M(t) = sum base (1 + t excess)^power, less its slope at 0 (see _delta)."""
+def _rate(base: np.ndarray, excess: np.ndarray, power: float, known: float, slack: float) -> float:
+    """sup over t in (0, 1] of ln M(t)/t^2, M(t) = sum base (1 + t excess)^power, less its slope at 0 (see _delta).
+
+    Or ``known`` where it is larger; too large by up to ``slack``, relative.
+    """
+
+    def gain(t: np.ndarray) -> np.ndarray:  # M - 1, never below what it would be with M(0) = 1
+        with np.errstate(over="ignore", divide="ignore"):
+            return np.maximum(np.exp(power * np.log1p(t[:, None] * excess)) @ base - 1, 0.0)
+
     with np.errstate(over="ignore", divide="ignore"):
-        w = np.log1p(_GRID[:, None] * excess)
-        M = np.exp(power * w) @ base  # (grid,), never below what it would be with M(0) = 1
-        bend = (base * excess**2) @ np.exp(np.minimum((power - 2) * w[0], 700.0))
+        bend = (base * excess**2) @ np.exp(np.minimum((power - 2) * np.log1p(_NEAR * excess), 700.0))
     near = abs(power * (power - 1)) / 2 * max(float(base @ excess**2), float(bend))
-    if not np.isfinite(M).all():
+    t, c = _GRID, gain(_GRID)
+    if not np.isfinite(c).all():
         return math.inf
-    gain = np.maximum(M - 1, 0.0)
-    # on [t1, t2] the chord c(t) = u + v t: ln(1 + c)/t^2 <= (ln(1 + c1)/c1) max c/t^2, the maximum at an end or between
-    t1, t2, c1, c2 = _GRID[:-1], _GRID[1:], gain[:-1], gain[1:]
+    while True:  # quarter the intervals whose chords promise more than their ends reach
+        highest = _chords(t, c)
+        reached = max(known, near, float((np.log1p(c) / t**2).max()))
+        loose = highest > (1 + slack) * reached
+        if not loose.any():
+            return max(known, near, float(highest.max()))
+        start, width = t[:-1][loose], np.diff(t)[loose]
+        between = (start + width * np.array([[0.25], [0.5], [0.75]])).ravel()
+        t, c = np.concatenate([t, between]), np.concatenate([c, gain(between)])
+        order = np.argsort(t)
+        t, c = t[order], c[order]
+
+
+def _chords(t: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """The largest ln(1 + u + v t)/t^2 on each interval, u + v t the chord of c, or a little more.
+
+    ln(1 + c)/t^2 <= (ln(1 + c1)/c1) max c/t^2 with the maximum at an end or between.
+    """
+    t1, t2, c1, c2 = t[:-1], t[1:], c[:-1], c[1:]
     v = (c2 - c1) / (t2 - t1)
     u = c1 - v * t1
     with np.errstate(divide="ignore", invalid="ignore"):
         between = np.clip(np.where(v != 0, -2 * u / v, t1), t1, t2)
         shrink = np.where(c1 > 0, np.log1p(c1) / c1, 1.0)
-    highest = np.maximum.reduce([(u + v * t) / t**2 for t in (t1, t2, between)])
-    return max(near, float((shrink * highest).max()))
+    return shrink * np.maximum.reduce([(u + v * t) / t**2 for t in (t1, t2, between)])
 
 
 def _change(change: float, instances: int) -> float:
