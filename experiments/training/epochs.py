@@ -6,8 +6,8 @@ Paper: Choquette-Choo, McMahan, Rush, Thakurta (2023), multi-epoch factorization
 Command:  OMP_NUM_THREADS=1 python experiments/training/epochs.py
 Expected: torchdp's rows within a certified gap of 1e-5 of the least possible error of any strategy; nothing below the
     bound; strategies made for one epoch are 1.1 to 2.2 times above it. jax-privacy's dense optimizer reaches the least
-    root mean square without knowing it, at many times the time, and stays about a tenth above the least maximum.
-Time: 15 seconds on one core; where jax-privacy is installed a few minutes more; --smoke in seconds.
+    root mean square without knowing it, at many times the time; of the least maximum its 128-norm stays within 1 %.
+Time: 15 seconds on one core; where jax-privacy is installed five minutes more; --smoke in seconds.
 """
 
 import argparse
@@ -54,13 +54,15 @@ def peers(n: int, period: int) -> dict[str, Callable[[], Tensor]]:
     def made(**options):
         return lambda: torch.tensor(np.asarray(dense.optimize(n, epochs=epochs, **options)), dtype=torch.float64)
 
-    return {
+    found = {
         "jax-privacy, mean": made(),
         "jax-privacy, mean, equal norms": made(equal_norm=True),
         "jax-privacy, mean, banded": made(bands=period),
-        "jax-privacy, max": made(reduction_fn=jax.numpy.max),
         "jax-privacy, 128-norm": made(reduction_fn=power),
     }
+    if n <= 128:  # ten minutes at 512
+        found["jax-privacy, max"] = made(reduction_fn=jax.numpy.max)
+    return found
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ ln sum P^alpha Q^(1 - alpha) <= G change, and pointwise max(0, P - e^eps Q) <= c
 c = e^(-(alpha - 1) eps) (1 - 1/alpha)^alpha / (alpha - 1). Outcomes that a or b does not reach are left out of the
 sums and their probability is added to delta.
 
-G is bounded on all of (0, 1]: between two points of a grid, refined where it matters, M lies below its chord; near 0, M'' is a sum of convex
-functions of t, at most the larger of its values at the ends.
+G is bounded on all of (0, 1]: between two points of a grid, refined where it matters, M lies below its chord; near 0,
+M'' is a sum of convex functions of t, at most the larger of its values at the ends.
 Source: the argument above; Canonne, Kamath, Steinke (2020), Proposition 12, for the step from moments to delta.
 """
 
