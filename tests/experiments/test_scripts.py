@@ -8,6 +8,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 RUN_HERE = {
+    "bench/factorization_gpu.py",
     "bench/frequency_oracles.py",
     "enu/choose.py",
     "enu/error_vs_types.py",
@@ -251,3 +252,10 @@ def test_bench(run):
     rate, floor = map(float, re.search(r"PrivUnitG.sample d=256 float64 +(\S+) +(\S+)", printed).groups())
     assert rate > 1_000 and 0.5 < floor < 50
     assert float(re.search(r"sample_reports k=1024, 1e9 users +(\S+)", printed).group(1)) > 1e9
+
+
+def test_factorization_by_products(run):
+    printed = run(FOLDER / "bench/factorization_gpu.py", "--smoke")
+    rows = re.findall(r"^64 +(Decomposed|Iterated) .*\[(\S+), (\S+)\]$", printed, re.MULTILINE)
+    assert [path for path, _, _ in rows] == ["Decomposed", "Iterated"]
+    assert all(float(low) <= 2.1113667 <= float(high) <= 1.001 * float(low) for _, low, high in rows)

@@ -1,4 +1,4 @@
-"""The one evaluator of factorizations: it judges every solver and shares nothing with any of them."""
+"""The one evaluator of factorizations: it judges every solver and trusts nothing that any of them says."""
 
 import math
 from dataclasses import dataclass
@@ -7,6 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.polar import polar
+
+LARGE = 1024  # short side from which singular values on a GPU, hardly parallel, give way to a proved inner product
+WITNESS = 1e-9  # share of the trace norm that the witness may miss
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ def certify(
     upper = l_p norm of left's row norms * largest column norm of right + ||E||, where E is what is missing
     (E = W - shift 1^T - left right, and ||E|| the l_p norm of its row norms: the factorization E = E I).
     lower = trace norm of diag(c)^{1/2} (W - W P 1^T [with shift only]) diag(P)^{1/2}, for c = row_weights
-    scaled to ||c||_{p/(p-2)} = 1 and P = column_weights scaled to sum 1.
+    scaled to ||c||_{p/(p-2)} = 1 and P = column_weights scaled to sum 1. On a GPU, from a short side of 1024 on, it is
+    what :func:`proved_trace_norm` proves of it, some 1e-8 less.
 
     With ``error_weights`` w each of W, left and shift is multiplied by diag(w) first: the bounds are those of the
     weighted norm, and the residual is max abs(diag(w) E).
@@ -84,8 +89,37 @@ def certify(
     W = W / torch.where(size > 0, size, 1.0)
     centred = W if shift is None else W - (W @ columns[..., None])
     weighted = rows.sqrt()[..., None] * centred * columns.sqrt()[..., None, :]
-    lower = torch.linalg.svdvals(weighted).sum(-1) * size[..., 0, 0]
+    if weighted.is_cuda and min(m, n) >= LARGE:
+        lower = proved_trace_norm(weighted, polar(weighted, WITNESS))
+    else:
+        lower = torch.linalg.svdvals(weighted).sum(-1)
+    lower = lower * size[..., 0, 0]
     return Certificate(_or_infinite(upper), lower, _or_infinite(residual))
+
+
+def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
+    """A lower bound on the trace norm of M that holds for every witness Q: <M, Q> / nu, where ||Q||_2 <= nu is proved.
+
+    nu^2 = 1 + 2 d where Cholesky's factorization of (1 + d) I - Q^T Q succeeds in float64: it then has no eigenvalue
+    below -d, for d = eps (m + r) (||Q||_F^2 + r), which covers the rounding of Q^T Q as well. Else nu^2 is the largest
+    absolute row sum of Q^T Q. Best is the polar factor of M; nothing is asked about where Q comes from.
+
+    M, witness: (*batch, m, n) float64, r = min(m, n). Returns (*batch), >= 0.
+    Guarantees: at most the trace norm of M, for any witness.
+    Source: duality of trace and spectral norm; Rump (2006), positive definiteness verified by Cholesky's factorization.
+    """
+    products = (M * witness).sum((-2, -1)).clamp_min(0.0)
+    Q = witness if M.shape[-2] >= M.shape[-1] else witness.mT
+    m, r = Q.shape[-2:]
+    gram = Q.mT @ Q
+    traces = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    d = (torch.finfo(gram.dtype).eps * (m + r) * (traces + r)).clamp_min(1e-12)
+    rows = gram.abs().sum(-1).amax(-1)
+    rest = gram.neg_()
+    rest.diagonal(dim1=-2, dim2=-1).add_((1 + d)[..., None])
+    failed = torch.linalg.cholesky_ex(rest).info != 0
+    squared = torch.where(failed, rows * (1 + d), 1 + 2 * d)
+    return torch.where(products > 0, products / squared.sqrt(), 0.0)
 
 
 def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ from torchdp import checks
 from torchdp.factorization.acceleration import History
 from torchdp.factorization.certificate import Certificate, check_exponent, fitting
 from torchdp.factorization.fixed_point import power_norm
+from torchdp.factorization.spectrum import SQUARE_TOLERANCE
 from torchdp.workloads import Workload
 
 STEP = 0.9  # exponent of the update of M: half of that of single columns' weights
 FLOOR = 0.1  # rows' weights stay above FLOOR * tol / m, which costs the lower bound about FLOOR * tol
-SQUARES = 1e-10  # share of the largest eigenvalue of a Gram matrix below which it is mostly rounding
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient
 
 
@@ -228,7 +228,7 @@ def _times(Y: Tensor, blocks: list[Tensor]) -> Tensor:
 def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values and right singular vectors: of the Gram matrix where its eigenvalues, squares, are accurate."""
     values, V = torch.linalg.eigh(Y.mT @ Y)
-    if values[0] > SQUARES * values[-1]:
+    if values[0] > SQUARE_TOLERANCE * values[-1]:
         return values.sqrt(), V
     triangle = torch.linalg.qr(Y, mode="r").R
     _, T, Vh = torch.linalg.svd(triangle)

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.acceleration import History, pick
+from torchdp.factorization.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
 
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
 # a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
 # loses small columns.
 FLOOR = 0.1
 SMALLEST_WEIGHT = 1e-12
-RANK_TOLERANCE = 1e-14
-# Eigenvalues of a Gram matrix are squares: below this share of the largest they are mostly rounding.
-SQUARE_TOLERANCE = 1e-10
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
 STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
 
@@ -46,6 +44,7 @@ def solve(
     tol: float = 1e-3,
     max_iterations: int = 10_000,
     memory: int = 8,
+    spectrum: Spectrum | None = None,
 ) -> Solution:
     """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights, accelerated.
 
@@ -66,6 +65,9 @@ def solve(
     the differences weighed by the square roots of the weights; where tr S falls after such a move, the problem
     goes back, takes the plain update and forgets its history. memory = 0 is the plain iteration.
 
+    ``spectrum`` finds a, b and tr S, by decompositions or by matrix products; None: what suits W's size and device.
+    Products stop where the gap allows, so that tr S above is a little less and the factors' norms a little more.
+
     W: (*batch, m, n) float64, of any scale; one call solves the batch and stops when each problem's gap is
     below ``tol``. Memory O(memory (m + n)) beside W's.
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, and Nikolov, Tang (2023), Theorem 26; the
@@ -75,7 +77,7 @@ def solve(
     scale = torch.maximum(-low, high)[..., None, None]  # (*batch, 1, 1)
     scale = torch.where(scale > 0, scale, 1.0)
     whole = W / scale
-    W = _triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
+    W = triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
     *batch, m, n = W.shape
     floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / max(m, n)), 0.1 / max(m, n))
     slowest = 0.5 if shift else 1.0
@@ -84,18 +86,19 @@ def solve(
     weights = torch.cat([W.new_full((*batch, m), 1 / m), W.new_full((*batch, n), 1 / n)], -1)
     steps = W.new_full(batch, STEP)
     history = History(memory)
-    spectrum = _Spectrum()
+    spectrum = choose(W) if spectrum is None else spectrum
     lower = previous = W.new_zeros(batch)
     upper = W.new_full(batch, math.inf)
     primal: tuple[Tensor, ...] = ()  # maps and weights behind `upper`
     dual: tuple[Tensor, ...] = ()  # weights behind `lower`
+    gap = math.inf
     iterations = 0
     while iterations < max_iterations:
         iterations += 1
         s, P = weights.split([m, n], -1)
         c = s**exponent
         X = _centred(W, P, shift)
-        maps, a, b, trace, missing = spectrum.step(X, c, P)
+        maps, a, b, trace, missing = spectrum.step(X, c, P, gap)
         value = power_norm(a.sqrt(), p) * b.amax(-1).sqrt() + power_norm(missing, p)
 
         better, tighter = value < upper, trace > lower
@@ -104,6 +107,7 @@ def solve(
         dual = _pick_each(tighter, (c, P), dual)
         if bool((upper <= lower * (1 + tol) + ROUNDING).all()):
             break
+        gap = float((upper / lower.clamp_min(tiny)).amax()) - 1
         fell = trace < previous * (1 - 1e-12)
         back = fell & history.extrapolated
         steps = torch.where(fell & ~back, (steps + slowest) / 2, steps)
@@ -121,9 +125,9 @@ def solve(
 
     inner, across, P = primal
     X = _centred(whole, P, shift)
-    left, right = _factors(X, inner, across)
+    left, right = factors(X, inner, across)
     Y = X if W is whole else _centred(W, P, shift)
-    if float((Y - _factors(Y, inner, across)[0] @ right).abs().max()) > ROUNDING * max(m, n):
+    if float((Y - factors(Y, inner, across)[0] @ right).abs().max()) > ROUNDING * max(m, n):
         left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
     used[0] = True
@@ -141,29 +145,8 @@ def solve(
     )
 
 
-def _triangle(W: Tensor) -> Tensor:
-    """Square T with T^T T = W^T W: Cholesky's while its pivots are accurate, else that of the QR decomposition."""
-    gram = W.mT @ W
-    T, failed = torch.linalg.cholesky_ex(gram, upper=True)
-    pivots, lengths = (M.diagonal(dim1=-2, dim2=-1) for M in (T, gram))
-    if not failed.any() and bool((pivots.square() > SQUARE_TOLERANCE * lengths).all()):
-        return T
-    return torch.linalg.qr(W, mode="r").R
-
-
 def _centred(W: Tensor, P: Tensor, shift: bool) -> Tensor:
     return W - W @ P[..., None] if shift else W
-
-
-def _factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
-    """left (*batch, m, r) and right (*batch, r, n) with left right = X.
-
-    The short side's factor is ``across`` = V S^{1/2} diag(short)^{-1/2}, the long side's X times ``inner`` =
-    diag(short)^{1/2} V S^{-1/2}: their product is X whatever the rounding of the singular values.
-    """
-    if X.shape[-2] >= X.shape[-1]:
-        return X @ inner, across.mT
-    return across, (X.mT @ inner).mT
 
 
 def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,52 +157,6 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     U, S, Vh = torch.linalg.svd(X - left @ right, full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
     return torch.cat([left, U * root[..., None, :]], -1), torch.cat([right, root[..., None] * Vh], -2)
-
-
-class _Spectrum:
-    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD."""
-
-    def __init__(self) -> None:
-        self.precise = False
-
-    def step(
-        self, X: Tensor, c: Tensor, P: Tensor
-    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor, Tensor]:
-        """What one iteration needs, with r = min(m, n) the short side of X (*batch, m, n).
-
-        Returns the maps (inner, across), both (*batch, r, r), from which :func:`_factors` makes left and right;
-        a (*batch, m) and b (*batch, n), the squared row norms of left and column norms of right; the trace norm
-        (*batch); the row norms of X - left right (*batch, m).
-        """
-        tall = X.shape[-2] >= X.shape[-1]
-        long, short = (c, P) if tall else (P, c)
-        Y = X if tall else X.mT  # (*batch, long, short)
-        S, V = self._right(Y, long, short)
-        kept = S > RANK_TOLERANCE * S[..., :1]
-        inverse = torch.where(kept, S.rsqrt(), 0.0)[..., None, :]
-        inner = short.sqrt()[..., None] * V * inverse
-        across = V * torch.where(kept, S, 0.0).sqrt()[..., None, :] / short.sqrt()[..., None]
-        along = (Y @ inner).square_().sum(-1)
-        a, b = (along, across.square().sum(-1)) if tall else (across.square().sum(-1), along)
-        missing = torch.zeros_like(c)
-        if not bool(kept.all()):
-            left, right = _factors(X, inner, across)
-            missing = (X - left @ right).square().sum(-1).sqrt()
-        return (inner, across), a, b, S.sum(-1), missing
-
-    def _right(self, Y: Tensor, long: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
-        """Singular values, descending, and right singular vectors of diag(long)^{1/2} Y diag(short)^{1/2}."""
-        scale = short.sqrt()[..., None, :]
-        if not self.precise:
-            gram = scale.mT * ((long[..., None] * Y).mT @ Y) * scale
-            values, V = torch.linalg.eigh(gram)
-            if bool((values[..., 0] > SQUARE_TOLERANCE * values[..., -1]).all()):
-                return values.flip(-1).sqrt(), V.flip(-1)
-            self.precise = True
-        M = long.sqrt()[..., None] * Y * scale
-        triangle = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
-        _, S, Vh = torch.linalg.svd(triangle, full_matrices=False)
-        return S, Vh.mT
 
 
 def power_norm(values: Tensor, p: float) -> Tensor:

@@ -1,0 +1,162 @@
+"""The fixed point by matrix products: the same certified norms as by decompositions, and bounds that stay true."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import certify, spectrum
+from torchdp.factorization.fixed_point import solve
+from torchdp.factorization.spectrum import Decomposed, Iterated
+from torchdp.randomness import keyed_generator
+
+NORMS = [(math.inf, False), (2.0, False), (4.0, False), (math.inf, True), (2.0, True)]
+
+
+def normal(*shape, name=b"spectrum"):
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+
+
+def certified(W, p=math.inf, shift=False, **settings):
+    found = solve(W, p=p, shift=shift, **settings)
+    weights = found.row_weights, found.column_weights
+    return certify(W, found.left, found.right, *weights, p=p, shift=found.shift), found
+
+
+def attempt(X, c, P, loss):
+    path = Iterated()
+    path.dtype = torch.float64
+    return path._attempt(X, c, P, loss)
+
+
+def graded(decades):
+    return normal(24, 24) * 10 ** -torch.linspace(0, decades, 24, dtype=torch.float64)
+
+
+def turned(decades):
+    U, V = (torch.linalg.qr(normal(24, 24, name=name)).Q for name in (b"U", b"V"))
+    return U * 10 ** -torch.linspace(0, decades, 24, dtype=torch.float64) @ V
+
+
+WORKLOADS = {
+    "prefix": workloads.prefix(48).dense(),
+    "all ranges": workloads.all_ranges(12).dense(),
+    "parities": workloads.parities(6, 2).dense(),
+    "absolute difference": workloads.absolute_difference(32).dense(),
+    "signs": normal(40, 40).sign(),
+    "tall": normal(50, 12),
+    "wide": normal(12, 50),
+    "low rank": normal(30, 4) @ normal(4, 30, name=b"other"),
+    "duplicates": torch.cat([normal(24, 24)] + [normal(24, 24)[:, :5]] * 2, 1),
+    "duplicated rows": torch.cat([normal(24, 24), normal(24, 24)[:6]]),
+    "zero row and column": torch.nn.functional.pad(normal(20, 20), (0, 1, 1, 0)),
+    "graded": graded(5),
+    "ill-conditioned": turned(9),
+    "ones": torch.ones(9, 9, dtype=torch.float64),
+    "identity": torch.eye(9, dtype=torch.float64),
+    "zero": torch.zeros(5, 4, dtype=torch.float64),
+    "one entry": torch.full((1, 1), -3.0, dtype=torch.float64),
+    "large entries": 1e200 * normal(10, 10),
+    "batch": torch.stack([normal(12, 12), workloads.prefix(12).dense(), torch.zeros(12, 12).double()]),
+}
+
+
+@pytest.mark.parametrize(("p", "shift"), NORMS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_both_paths_certify_the_same_norm(name, p, shift):
+    W = WORKLOADS[name]
+    size = W.abs().amax((-2, -1)).clamp_min(1e-300)
+    exact, one = certified(W, p, shift, tol=1e-5, max_iterations=2000, spectrum=Decomposed())
+    found, other = certified(W, p, shift, tol=1e-5, max_iterations=2000, spectrum=Iterated())
+    rounding = 1e-12 * size
+    assert (found.upper <= found.lower * (1 + 1.01e-5) + rounding).all()
+    assert (found.lower <= exact.upper * (1 + 1e-12) + rounding).all()
+    assert (exact.lower <= found.upper * (1 + 1e-12) + rounding).all()
+    assert (found.residual <= 1e-11 * size).all()
+    assert other.iterations <= 1.5 * one.iterations + 8
+
+
+@pytest.mark.parametrize(("p", "shift"), NORMS)
+def test_bounds_are_true_however_early_the_polar_iteration_stops(p, shift):
+    """Attack: a spectrum that always gives up half of the trace norm. The gap is larger, and still honest."""
+
+    class Careless(Iterated):
+        def step(self, X, c, P, gap):
+            return self._attempt(X, c, P, 0.5)
+
+    for name in ("prefix", "signs", "low rank", "all ranges"):
+        W = WORKLOADS[name]
+        truth, _ = certified(W, p, shift, tol=1e-6)
+        careless, found = certified(W, p, shift, tol=1e-6, max_iterations=15, spectrum=Careless())
+        assert found.iterations == 15 and careless.gap > truth.gap
+        assert careless.lower <= truth.upper and truth.lower <= careless.upper
+        assert careless.residual <= 1e-11
+
+
+@pytest.mark.parametrize("loss", [0.5, 1e-2, 1e-4, 1e-7, 1e-12])
+def test_each_iterate_bounds_the_norm_from_both_sides(loss):
+    for name in ("prefix", "tall", "wide", "low rank", "ill-conditioned"):
+        X = WORKLOADS[name]
+        c, P = (torch.softmax(normal(k, name=name.encode()), -1) for k in X.shape)
+        (inner, across), a, b, trace, missing = attempt(X, c, P, loss)
+        M = c.sqrt()[:, None] * X * P.sqrt()
+        S = torch.linalg.svdvals(M)
+        assert (1 - loss) * S.sum() * (1 - 1e-9) <= trace <= S.sum() * (1 + 1e-9)
+        left, right = spectrum.factors(X, inner, across)
+        torch.testing.assert_close(left @ right, X, rtol=0, atol=1e-9)
+        torch.testing.assert_close(left.square().sum(-1), a, rtol=1e-6, atol=0)
+        torch.testing.assert_close(right.square().sum(-2), b, rtol=1e-6, atol=0)
+        assert (a.max() * b.max()).sqrt() >= S.sum() * (1 - 1e-9) and not missing.any()
+
+
+def test_the_norms_of_both_sides_are_those_of_the_singular_vectors():
+    for name in ("prefix", "tall", "wide", "signs"):
+        X = WORKLOADS[name]
+        c, P = (torch.softmax(normal(k, name=name.encode()), -1) for k in X.shape)
+        _, a, b, trace, _ = Decomposed().step(X, c, P, math.inf)
+        _, a_products, b_products, trace_products, _ = attempt(X, c, P, 1e-9)
+        torch.testing.assert_close(trace_products, trace, rtol=2e-9, atol=0)
+        torch.testing.assert_close(a_products, a, rtol=1e-6, atol=0)
+        torch.testing.assert_close(b_products, b, rtol=1e-6, atol=0)
+
+
+def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take_over(monkeypatch):
+    W, tried = WORKLOADS["prefix"], []
+
+    def wrong(M, loss, dtype):
+        tried.append(dtype)
+        return -torch.ones_like(M)
+
+    monkeypatch.setattr(spectrum, "polar", wrong)
+    path = Iterated()
+    found, _ = certified(W, tol=1e-4, spectrum=path)
+    assert isinstance(path.decomposed, Decomposed) and found.gap <= 1.01e-4
+    assert tried == [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("last", [0.4, spectrum.SINGLE / 2])
+def test_float32_ends_where_the_gap_does_not_fall_or_is_small(last):
+    X = WORKLOADS["signs"]
+    weights = X.new_full((40,), 1 / 40)
+    path = Iterated()
+    for gap, dtype in (
+        (math.inf, torch.float32),
+        (0.4, torch.float32),
+        (last, torch.float64),
+        (0.3, torch.float64),
+    ):
+        path.step(X, weights, weights, gap)
+        assert path.dtype == dtype
+
+
+def test_a_cpu_takes_decompositions():
+    assert isinstance(spectrum.choose(torch.ones(2000, 1, dtype=torch.float64).expand(2000, 2000)), Decomposed)
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_products_for_large_matrices_and_certifies_the_same_norm():
+    W = workloads.prefix(1024, device="cuda").dense()
+    assert isinstance(spectrum.choose(W), Iterated) and isinstance(spectrum.choose(W[:64, :64]), Decomposed)
+    found, _ = certified(W, tol=1e-4)
+    assert found.gap <= 1.01e-4 and found.lower <= 2.9614806 and found.upper >= 2.9614648
