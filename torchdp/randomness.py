@@ -23,7 +23,9 @@ def keyed_generator(key: bytes, device: torch.device | str = "cpu") -> torch.Gen
 def system_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """A generator that nobody can repeat, filled by the operating system.
 
-    The Mersenne Twister is no cipher: its output may be published as noise under a sum, not as a key.
+    The Mersenne Twister is no cipher: its output may be published as noise under a sum, not as a key, and a generator
+    that has drawn published noise must make no key; a fresh one may. On a GPU it holds 64 bits: keys there come from
+    ``sketching.system_key``.
     """
     return _generator(os.urandom(4 * _WORDS), torch.device(device))
 

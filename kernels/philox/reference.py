@@ -24,9 +24,9 @@ def words(key: int, index: Tensor, group: Tensor | int = 0, stream: int = 0) -> 
 
     Source: Salmon, Moraes, Dror, Shaw (2011), Philox 4x32-10.
     """
-    group = torch.as_tensor(group, dtype=torch.int64, device=index.device)
-    index, group = torch.broadcast_tensors(index, group)
-    c0, c1, c2, c3 = index & MASK, (index >> 32) & MASK, group & MASK, torch.full_like(index, stream & MASK)
+    blocks = torch.as_tensor(group, dtype=torch.int64, device=index.device)
+    index, blocks = torch.broadcast_tensors(index, blocks)
+    c0, c1, c2, c3 = index & MASK, (index >> 32) & MASK, blocks & MASK, torch.full_like(index, stream & MASK)
     k0, k1 = key & MASK, (key >> 32) & MASK
     for _ in range(ROUNDS):
         (high0, low0), (high1, low1) = _product(c0, MULTIPLIERS[0]), _product(c2, MULTIPLIERS[1])
@@ -41,7 +41,6 @@ def unit(word: Tensor, other: Tensor) -> Tensor:
 
 
 def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """High and low words of the 64-bit product, without ever passing 2^63."""
-    low, high = word * (multiplier & 0xFFFF), word * (multiplier >> 16)  # below 2^48
-    total = low + ((high & 0xFFFF) << 16)
-    return (high >> 16) + (total >> 32), total & MASK
+    """High and low words of the 64-bit product: int64 wraps around, its bits are those of the product."""
+    product = word * multiplier
+    return (product >> 32) & MASK, product & MASK

@@ -1,7 +1,12 @@
-"""The specification of the lifted PrivUnitG message, in plain torch and from explicit random inputs."""
+"""The specification of the lifted PrivUnitG message, in plain torch, and of sums of many from a counter."""
 
 import torch
 from torch import Tensor
+
+from torchdp.kernels import philox
+from torchdp.kernels.normals.reference import normals
+
+COORDINATES, LIFT, TAU = 0, 1, 2  # streams of the counter
 
 
 def tilted_normal(branch: Tensor, tail: Tensor, *, threshold: float, upper: float, survival: float) -> Tensor:
@@ -20,10 +25,51 @@ def message(
 ) -> Tensor:
     """Y = (C/k) (g + (tau - <g, x'> - g0 sqrt(1 - ||x'||^2)) x'), x' = points / C, C = radius, k = threshold.
 
-    points, normals g: (*batch, d); lift g0, tau: (*batch). Points outside the ball are projected onto it.
+    points, normals g: (*batch, d); lift g0, tau: (*batch). Points outside the ball are projected onto it. Linear in
+    (g, g0, tau): from their sums over users of one point it gives the sum of these users' messages.
     """
     norms = torch.linalg.vector_norm(points, dim=-1)
     stretch = norms.clamp_min(radius)  # x' = points / stretch
     height = (1 - (norms / stretch).square()).clamp_min(0).sqrt()  # the coordinate that lifts x' to the sphere
     along = tau.to(points.dtype) - (normals * points).sum(-1) / stretch - lift * height
     return torch.addcmul(normals, (along / stretch)[..., None], points).mul_(radius / threshold)
+
+
+def messages(
+    points: Tensor,
+    types: Tensor,
+    key: int,
+    first: int = 0,
+    *,
+    radius: float,
+    threshold: float,
+    upper: float,
+    survival: float,
+) -> Tensor:
+    """The messages of users first, first + 1, ...; user first + i holds points[types[i]], (m, d): (n, d).
+
+    A user's message is a function of the key, of its number and of its point.
+    """
+    index = torch.arange(first, first + len(types), device=points.device)
+    a, b, c, d = philox.words(key, index, 0, TAU)
+    tau = tilted_normal(philox.unit(a, b), philox.unit(c, d), threshold=threshold, upper=upper, survival=survival)
+    g = normals(key, index, points.shape[1], points.dtype, stream=COORDINATES)
+    lift = normals(key, index, 1, points.dtype, stream=LIFT)[:, 0]
+    return message(points.index_select(0, types), g, lift, tau, radius=radius, threshold=threshold)
+
+
+def sums(
+    points: Tensor,
+    counts: Tensor,
+    key: int,
+    first: int = 0,
+    *,
+    radius: float,
+    threshold: float,
+    upper: float,
+    survival: float,
+) -> Tensor:
+    """The sum of ``messages`` of counts[0] users at points[0], then counts[1] at points[1], ...: (d,), float64."""
+    types = torch.arange(len(points), device=points.device).repeat_interleave(counts)
+    law = {"threshold": threshold, "upper": upper, "survival": survival}
+    return messages(points, types, key, first, radius=radius, **law).sum(0, dtype=torch.float64)

@@ -10,6 +10,9 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 RUN_HERE = {
     "bench/factorization_gpu.py",
     "bench/frequency_oracles.py",
+    "bench/samplers.py",
+    "bench/secure_sketch.py",
+    "bench/vector_sums.py",
     "enu/choose.py",
     "enu/error_vs_types.py",
     "enu/learner.py",

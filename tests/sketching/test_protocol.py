@@ -1,22 +1,27 @@
 """The secure sketch: exact integers, calibrated noise, refusals before anything is drawn, counted bytes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from scipy.stats import ks_2samp
 
+from torchdp.kernels.chacha import generator_key, system_key
+from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
     SecureSketch,
     Sketch,
     StaticCoalition,
+    add_rows,
     balanced_osnap,
     count_sketch,
     generator_masks,
     ones,
     osnap,
+    share,
     system_masks,
 )
 
@@ -55,12 +60,49 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
 
 
 def test_messages_are_signed_truncated_values_plus_rounded_noise():
-    p, A = protocol(fraction_bits=20), rows(60, 3)
-    noise = torch.randn(2, 60, 3, dtype=torch.float64, generator=generator(1)) * p.sigma[p.sketch.rows][..., None]
+    p, A, key = protocol(fraction_bits=20), rows(60, 3), generator_key(generator(1))
+    noise = (
+        normals(key, 0, 360).view(60, 2, 3).transpose(0, 1) * p.sigma[p.sketch.rows][..., None]
+    )  # client by client
     expected = p.sketch.signs[..., None] * ((A * 2**20).trunc() + (noise * 2**20).round()).long()
+    words = p.keyed_messages(A, key=key)
+    assert words.shape == (2, 60, 3) and torch.equal(words, expected)
     assert torch.equal(p.messages(A, generator=generator(1)), expected)
-    one = p.messages(A[7:8], 7, generator=generator(1))
-    assert one.shape == (2, 1, 3)
+    one = p.keyed_messages(A[7:8], 7, key=key)
+    assert torch.equal(one, expected[:, 7:8])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_gpu_collects_the_same_integers(bits):
+    here, A, key = protocol(n=600, bits=bits, fraction_bits=16), rows(600, 3), generator_key(generator(3))
+    sketch = Sketch(here.sketch.rows.cuda(), here.sketch.signs.cuda(), here.sketch.height)
+    there = replace(here, sketch=sketch)
+    assert torch.equal(there.collect(A.cuda(), key=key.cuda()).cpu(), here.collect(A, key=key))
+    assert torch.equal(there.keyed_messages(A.cuda(), key=key.cuda()).cpu(), here.keyed_messages(A, key=key))
+
+
+def test_large_numbers_and_small_noise_add_up_without_rounding():
+    p = SecureSketch(ones(3), 1, 1.0, 1.0, 1e-6, sensitivity=1e-6, fraction_bits=58)
+    A = torch.tensor([[1 - 2.0**-40], [-1 + 2.0**-40], [2.0**-40]], dtype=torch.float64)
+    words = p.keyed_messages(A, key=generator_key(generator(1)))
+    units = normals(generator_key(generator(1)), 0, 3) * p.sigma * p.ring.scale
+    assert torch.equal(words[0, :, 0], (A[:, 0] * 2.0**58).long() + units.round().long())
+
+
+@pytest.mark.parametrize(("bits", "servers", "copies"), [(32, 2, 1), (64, 3, 2), (32, 4, 3)])
+def test_guarantee_collected_sums_are_the_keyed_messages_shared_out(bits, servers, copies):
+    p, A, key = protocol(bits=bits, servers=servers, s=copies), rows(60, 3), generator_key(generator(3))
+    sums = p.collect(A, key=key)
+    assert sums.shape == (servers, 6, 3) and sums.dtype == p.ring.dtype
+    shares = share(p.keyed_messages(A, key=key), servers, masks=system_masks)
+    direct = add_rows(torch.zeros_like(sums), p.sketch.rows, shares)
+    assert torch.equal(p.reveal(sums), p.reveal(direct)) and not torch.equal(sums, direct)  # other masks
+    other = p.collect(A.flip(0), key=key)
+    assert torch.equal(other[:-1], sums[:-1]) and not torch.equal(other[-1], sums[-1])  # the masks know no data
+    assert torch.equal(p.release(A, generator=generator(3), masks=system_masks), p.reveal(sums))
+    again = p.collect(A, key=system_key())
+    assert not torch.equal(p.reveal(again), p.reveal(sums))
 
 
 @pytest.mark.parametrize(("bits", "sensitivity"), [(32, 2.0), (64, 1e-6)])
@@ -130,7 +172,11 @@ def test_noise_of_both_paths_has_the_predicted_variance(s):
     sketch = balanced_osnap(n, m, s, generator=generator())
     p, A = SecureSketch(sketch, d, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(7)), rows(n, d)
     exact = sketch.apply(A)
-    for release in (p.release(A, generator=generator(3), masks=system_masks), p.sample(A, generator=generator(3))):
+    for release in (
+        p.release(A, generator=generator(3), masks=system_masks),
+        p.reveal(p.collect(A, key=generator_key(generator(4)))),
+        p.sample(A, generator=generator(3)),
+    ):
         z = (release - exact) / p.noise_variance.sqrt()[:, None]
         squares = z.square()
         assert abs(float(squares.mean()) - 1) < 4 * math.sqrt(2 / squares.numel())
@@ -224,6 +270,9 @@ def test_bad_settings_are_refused():
         p.messages(rows(60, 3), 1, generator=generator())
     with pytest.raises(ValueError, match="nonce"):
         p.session(b"short")
+    for action in (p.collect, p.keyed_messages):
+        with pytest.raises(TypeError, match=r"system_key"):
+            action(rows(60, 3), key=bytes(32))
 
 
 def test_a_known_smaller_sensitivity_means_less_noise():

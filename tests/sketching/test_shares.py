@@ -33,6 +33,19 @@ def test_guarantee_every_byte_of_the_masks_is_uniform(dtype, monkeypatch):
         assert byte_chi_square(source((200_000,), dtype, CPU)) < LIMIT
     monkeypatch.setattr(masks, "find_spec", lambda name: None)  # without the package cryptography
     assert byte_chi_square(system_masks((200_000,), dtype, CPU)) < LIMIT
+    monkeypatch.setattr(masks, "fuses", lambda device: True)  # what a GPU draws, here on the CPU
+    for shape in ((200_000,), (3, 5), (0,), (2, 0, 4)):
+        drawn = system_masks(shape, dtype, CPU)
+        assert drawn.shape == shape and drawn.dtype == dtype
+        assert drawn.numel() < 1000 or byte_chi_square(drawn) < LIMIT
+    assert not torch.equal(system_masks((50,), dtype, CPU), system_masks((50,), dtype, CPU))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_masks_are_drawn_on_the_gpu_where_they_are_wanted(dtype):
+    drawn = system_masks((200_000,), dtype, torch.device("cuda"))
+    assert drawn.is_cuda and byte_chi_square(drawn.cpu()) < LIMIT
 
 
 def test_the_byte_test_sees_63_bits():

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.family import SLACK, OneTermFamily, SignFeatures, drawn
+from torchdp.shuffle.draws import poisson
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Exponential(OneTermFamily):
         repetitions, generator = drawn(repetitions, generator)
         device = generator.device
         rate = torch.full((repetitions,), self.hyperplanes, dtype=torch.float64, device=device)
-        each = torch.poisson(rate, generator=generator).to(torch.int64)
+        each = poisson(rate, generator)
         owner = torch.repeat_interleave(torch.arange(repetitions, device=device), each)
         shape = (len(owner), self.dimension)
         normal = torch.randn(shape, dtype=torch.float64, device=device, generator=generator)

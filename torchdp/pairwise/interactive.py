@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp.pairwise.messages import NUMBERS_AT_ONCE, accumulate
+from torchdp.pairwise.messages import NUMBERS_AT_ONCE
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.rounds import Question, Round, Transcript
 from torchdp.pairwise.scalar import ScalarResponse, scalar_response
@@ -92,11 +92,8 @@ class InteractiveProtocol(AggregateProtocol):
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Sums over users of all messages: vectors (r,), then answers ()."""
         points, n = self.statistic.points, float(len(types))
-        vectors = accumulate(
-            self,
-            types,
-            lambda u: tuple(each.decode_sum(each.sample(u, generator=generator)) for each in self.randomizers),
-        )
+        counts = torch.bincount(types, minlength=len(points))
+        vectors = tuple(each.collect(points, counts, generator=generator) for each in self.randomizers)
         questions, _ = self.publish(tuple(each / n for each in vectors), n, self.statistic.form)
         answers = []
         for question, response in zip(questions, self.responses, strict=True):

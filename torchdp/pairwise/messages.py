@@ -48,11 +48,9 @@ class TwoMessage(AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(sum of the first messages, sum of the second), each (r,)."""
-        return accumulate(
-            self,
-            types,
-            lambda u: self.tally(*(self.randomizer.sample(u, generator=generator) for _ in range(2))),
-        )
+        points, counts = self.statistic.points, torch.bincount(types, minlength=self.statistic.types)
+        first, second = (self.randomizer.collect(points, counts, generator=generator) for _ in range(2))
+        return first, second
 
     def tally(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the two messages of some users, each (n, r)."""
@@ -139,7 +137,8 @@ class OneMessage(SingleMessage, AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(sum of the messages,), (r,)."""
-        return accumulate(self, types, lambda u: self.tally(self.randomizer.sample(u, generator=generator)))
+        counts = torch.bincount(types, minlength=self.statistic.types)
+        return (self.randomizer.collect(self.statistic.points, counts, generator=generator),)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, (n, r)."""

@@ -164,9 +164,8 @@ class ProjectedQueries:
         types = checks.indices("types", types, len(self.points))
         if types.ndim != 1 or len(types) == 0:
             raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
-        total = self.points.new_zeros(self.points.shape[1])
-        for some in types.to(self.points.device).split(max(1, 2**22 // self.points.shape[1])):
-            total += self.randomizer.decode_sum(self.randomizer.sample(self.points[some], generator=generator))
+        counts = torch.bincount(types, minlength=len(self.points))
+        total = self.randomizer.collect(self.points, counts, generator=generator)
         return project(self.vertices, total / len(types), tol=tol)
 
     def answer_histogram(

@@ -11,8 +11,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.privacy import Guarantee
 from torchdp.queries.concepts import ConceptClass
-from torchdp.queries.local import CHUNK
 from torchdp.randomizers import BallRandomizer, PrivUnit
+
+CHUNK = 2**24  # numbers of a chunk of messages: 128 MB
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.mechanism import Answers, Errors, QueryMechanism, users
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
-CHUNK = 2**24  # numbers of a chunk of messages: 128 MB
-
 
 @dataclass(frozen=True)
 class LocalFactorization(QueryMechanism):
@@ -84,11 +82,9 @@ class LocalFactorization(QueryMechanism):
         types = checks.indices("types", types, self.workload.shape[1])
         if types.ndim != 1 or len(types) == 0:
             raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
-        size = max(1, CHUNK // self.randomizer.dim)
         points = self.queries.right.mT
-        total = torch.zeros(self.randomizer.dim, dtype=torch.float64, device=points.device)
-        for some in types.split(size):
-            total += self.randomizer.decode_sum(self.randomizer.sample(points[some], generator=generator))
+        counts = torch.bincount(types, minlength=len(points))
+        total = self.randomizer.collect(points, counts, generator=generator)
         return self._answers(total, len(types))
 
     def answer_histogram(

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +101,18 @@ class BallRandomizer(LocalRandomizer):
             total += some.sum(-2, dtype=torch.float64)
         return checks.floating("messages", total)  # NaN and infinity come through
 
+    def collect(self, points: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
+        """The sum of every user's own message, made and added up part by part: (dim,), float64.
+
+        points: (m, dim); counts: (m,) whole numbers of users at each. In law ``sample_sum``, at the cost of all n
+        messages: what a deployment does, and a check of sums that are drawn at once. Memory: O(m dim), whatever n.
+        Raises ValueError, TypeError.
+        """
+        points, counts, generator = self._types(points, counts, generator)
+        if not counts.all():
+            points, counts = points[counts > 0], counts[counts > 0]
+        return self._collect(points, counts, generator)
+
     def sample_sum(
         self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
@@ -109,14 +121,31 @@ class BallRandomizer(LocalRandomizer):
         points: (m, dim); counts: (m,) whole numbers. Returns (*sample_shape, dim), float64: independent
         repetitions for the same counts. Each randomizer states the cost. Raises ValueError, TypeError.
         """
-        points = self._inside("points", points).detach().double()
+        points, counts, generator = self._types(points, counts, generator)
+        scaled = points.double() / self.radius
+        scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
+        return self.radius * self._sums(scaled, counts, checks.sample_shape(sample_shape), generator)
+
+    def _collect(self, points: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+        """``collect`` for counts > 0."""
+        total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
+        for types in consecutive(counts, _rows(points, self.dim)):
+            first, last = int(types[0]), int(types[-1])
+            total += self._total(points[first : last + 1], types - first, generator)
+        return total
+
+    def _total(self, points: Tensor, types: Tensor, generator: torch.Generator) -> Tensor:
+        """The sum of one message of each user, who hold points[types]: (m, dim), (n,) -> (dim,)."""
+        return self._messages(points.index_select(0, types), generator).sum(0, dtype=torch.float64)
+
+    def _types(
+        self, points: Tensor, counts: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, torch.Generator]:
+        points = self._inside("points", points).detach()
         if points.ndim != 2:
             raise ValueError(f"points must have shape (types, {self.dim}), not {tuple(points.shape)}")
         counts = user_counts(counts, points.shape[0]).to(points.device)
-        generator = checks.random_source(generator, points.device)
-        scaled = points / self.radius
-        scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
-        return self.radius * self._sums(scaled, counts, checks.sample_shape(sample_shape), generator)
+        return points, counts, checks.random_source(generator, points.device)
 
     @abstractmethod
     def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
@@ -146,6 +175,15 @@ def _rows(x: Tensor, width: int) -> int:
     """How many rows of this many numbers to take at a time."""
     block = CPU_BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
     return max(1, block // (x.element_size() * max(1, width)))
+
+
+def consecutive(counts: Tensor, at_once: int) -> Iterator[Tensor]:
+    """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users at a time."""
+    ends = counts.cumsum(0)
+    users = int(ends[-1]) if len(ends) else 0
+    for first in range(0, users, at_once):
+        some = torch.arange(first, min(first + at_once, users), device=counts.device)
+        yield torch.searchsorted(ends, some, right=True)
 
 
 def gaussian_sums(

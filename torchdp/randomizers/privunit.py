@@ -7,18 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp.kernels import privunit
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.ball import BallMoments, BallRandomizer
+from torchdp.randomizers.ball import BallMoments
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.normals import normals_like
 from torchdp.randomizers.sphere import CapLaw
-from torchdp.randomizers.sphere_sums import sphere_sums
+from torchdp.randomizers.sphere_randomizer import SphereRandomizer
 from torchdp.randomizers.subgaussian import SubGaussian, constants
 
 
 @dataclass(frozen=True)
-class PrivUnit(BallRandomizer):
+class PrivUnit(SphereRandomizer):
     """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, exactly.
 
     x / radius is lifted to the unit sphere of R^D, D = dim + 1; there a uniform point V is made e^epsilon times as
@@ -55,20 +53,9 @@ class PrivUnit(BallRandomizer):
         y, centre = w / 2, self.cap.rapidity  # tanh y - tanh c = sinh(y - c)/(cosh y cosh c)
         return constants((self.radius * np.sinh(y - centre) / (np.cosh(y) * np.sinh(centre)), weights))
 
-    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
-        normals, lift = normals_like(users, generator), normals_like(users[:, 0], generator)
-        along, across = self.cap.sample((len(users),), generator=generator)
-        mean = self.cap.threshold
-        return privunit.message(users, normals, lift, along, across, radius=self.radius, mean=mean)
+    @property
+    def _mean(self) -> float:
+        return self.cap.threshold
 
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        def draw(types: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-            return self.cap.sample((repeats, len(types)), generator=generator)
-
-        return sphere_sums(lifted(points), counts, draw, shape, generator)[..., :-1] / self.cap.threshold
-
-
-def lifted(points: Tensor) -> Tensor:
-    """Points of the unit ball (m, dim) as points of the unit sphere: (m, dim + 1), their height last."""
-    height = (1 - points.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
-    return torch.cat([points, height], -1)
+    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.cap.sample(shape, generator=generator)

@@ -6,7 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp.kernels import privunitg
+from torchdp.kernels import philox, privunitg
+from torchdp.kernels.dispatch import fuses
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments, BallRandomizer, gaussian_sums
 from torchdp.randomizers.base import exact_local
@@ -54,6 +55,32 @@ class PrivUnitG(BallRandomizer):
         normals, lift = normals_like(users, generator), normals_like(users[:, 0], generator)
         tau = self.tau.sample((len(users),), generator=generator)
         return privunitg.message(users, normals, lift, tau, radius=self.radius, threshold=self.tau.threshold)
+
+    def _total(self, points: Tensor, types: Tensor, generator: torch.Generator) -> Tensor:
+        """A message is linear in its draws: for each type, the message formula of their sums."""
+        if 2 * len(points) > len(types):  # hardly anything to add up
+            return super()._total(points, types, generator)
+        normals = normals_like(points.new_empty((len(types), self.dim)), generator)
+        lift, tau = normals_like(normals[:, 0], generator), self.tau.sample((len(types),), generator=generator)
+        g, g0, t = (
+            each.new_zeros((len(points), *each.shape[1:])).index_add_(0, types, each)
+            for each in (normals, lift, tau)
+        )
+        sums = privunitg.message(points, g, g0, t, radius=self.radius, threshold=self.tau.threshold)
+        return sums.sum(0, dtype=torch.float64)
+
+    def _collect(self, points: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+        if not fuses(points.device):
+            return super()._collect(points, counts, generator)
+        return privunitg.sums(
+            points,
+            counts,
+            philox.draw_key(generator),
+            radius=self.radius,
+            threshold=self.tau.threshold,
+            upper=self.tau.upper,
+            survival=self.tau.survival,
+        )
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         along = self.tau.sample_sums(counts, generator=generator, sample_shape=shape)  # (*shape, m)

@@ -9,20 +9,17 @@ from scipy.special import expit
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels import privunit
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.ball import BallMoments, BallRandomizer
+from torchdp.randomizers.ball import BallMoments
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.logit_beta import CUT, LogitBeta
-from torchdp.randomizers.normals import normals_like
-from torchdp.randomizers.privunit import lifted
 from torchdp.randomizers.sphere import CapLaw, coordinate_size
-from torchdp.randomizers.sphere_sums import sphere_sums
+from torchdp.randomizers.sphere_randomizer import SphereRandomizer
 from torchdp.randomizers.subgaussian import Law, SubGaussian, constants, gauss_rule
 
 
 @dataclass(frozen=True)
-class ProjUnit(BallRandomizer):
+class ProjUnit(SphereRandomizer):
     """For x in R^dim with ||x|| <= radius a message of k numbers, and a public random projection, with E Y = x.
 
     x / radius is lifted to u on the unit sphere of R^D, D = dim + 1. P is k rows of a random rotation, fresh for each
@@ -117,15 +114,6 @@ class ProjUnit(BallRandomizer):
         along = t * torch.sigmoid(logit).sqrt()
         return along, (across.square() + t.square() * torch.sigmoid(-logit)).sqrt()
 
-    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
-        normals, lift = normals_like(users, generator), normals_like(users[:, 0], generator)
-        along, across = self._draw((len(users),), generator)
-        mean = self.mean_length * self.cap.threshold
-        return privunit.message(users, normals, lift, along, across, radius=self.radius, mean=mean)
-
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        def draw(types: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-            return self._draw((repeats, len(types)), generator)
-
-        sums = sphere_sums(lifted(points), counts, draw, shape, generator)[..., :-1]
-        return sums / (self.mean_length * self.cap.threshold)
+    @property
+    def _mean(self) -> float:
+        return self.mean_length * self.cap.threshold

@@ -1,5 +1,6 @@
 """Sketches in the linear-transformation model: clients add divisible noise, servers that do not all collude add up."""
 
+from torchdp.kernels.chacha import generator_key, system_key
 from torchdp.sketching.calibration import (
     entry_variance,
     laplace_noise,
@@ -110,6 +111,7 @@ __all__ = [
     "embedding_values",
     "entry_variance",
     "export_moments",
+    "generator_key",
     "generator_masks",
     "gram_sensitivity",
     "import_moments",
@@ -151,6 +153,7 @@ __all__ = [
     "single_sigma",
     "solve_ridge",
     "spectrum_rows",
+    "system_key",
     "system_masks",
     "take_part",
     "top_directions",

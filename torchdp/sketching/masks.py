@@ -1,5 +1,6 @@
 """Uniform words that hide: from the operating system for deployment, from a torch generator for simulation."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.kernels import chacha
+from torchdp.kernels.dispatch import fuses
 
 # Draws independent uniform words: masks(shape, dtype, device), dtype int32 or int64.
 Masks = Callable[[Sequence[int], torch.dtype, torch.device], Tensor]
@@ -18,13 +21,17 @@ BYTES_AT_ONCE = 2**18  # stays in the cache
 def system_masks(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Words that only the operating system could predict; the masks of a deployment.
 
-    With the package ``cryptography``: AES-256 in counter mode under a key drawn from os.urandom for this call alone and
-    forgotten with it, so that no counter is used twice and a fork shares nothing. Without it: os.urandom itself,
-    slower and no weaker. torch's own generators (Mersenne Twister, Philox) are no ciphers: whoever sees
-    some of their output can compute the rest. Drawn on the CPU. Raises ValueError.
+    A stream cipher under a key drawn from os.urandom for this call alone and forgotten with it, so that no counter is
+    used twice and a fork shares nothing: ChaCha20 on a GPU, where the words are wanted; on the CPU AES-256 in counter
+    mode by the package ``cryptography``, or without it os.urandom itself, slower and no weaker. torch's own generators
+    (Mersenne Twister, Philox) are no ciphers: whoever sees some of their output can compute the rest. Raises
+    ValueError.
 
-    Guarantees: uniform and independent to anybody who can not tell AES-256 or the system's generator from random.
+    Guarantees: uniform and independent to anybody who can not tell AES-256, ChaCha20 or the system's generator from
+        random.
     """
+    if fuses(device):
+        return _from_chacha(tuple(shape), _integer(dtype), device)
     words = torch.empty(tuple(shape), dtype=_integer(dtype))
     if words.numel():
         fill = _fill_aes if find_spec("cryptography") else _fill_system
@@ -52,6 +59,12 @@ def _integer(dtype: torch.dtype) -> torch.dtype:
     if dtype not in (torch.int32, torch.int64):
         raise ValueError(f"dtype must be torch.int32 or torch.int64, not {dtype}")
     return dtype
+
+
+def _from_chacha(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    count = math.prod(shape)
+    blocks = -(-count * dtype.itemsize // 64)
+    return chacha.keystream(chacha.system_key(device), 0, blocks).view(dtype)[:count].view(shape)
 
 
 def _fill_system(target: memoryview) -> None:

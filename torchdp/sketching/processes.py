@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.kernels.chacha import generator_key
 from torchdp.randomness import keyed_generator
 from torchdp.sketching.frames import FrameError
 from torchdp.sketching.masks import system_masks
@@ -196,8 +197,9 @@ def _send(
     protocol: SecureSketch, session: bytes, A: Tensor, generator: torch.Generator, links: Links, wire: Wire
 ) -> None:
     inbound = [links[f"server {k}"] for k in range(protocol.servers)]
+    key = generator_key(generator)
     for part in protocol.parts():
-        words = protocol.messages(A[part], part.start, generator=generator)
+        words = protocol.keyed_messages(A[part], part.start, key=key)
         frames = client_frames(
             protocol, session, share(words, protocol.servers, masks=system_masks), part.start, inbound
         )

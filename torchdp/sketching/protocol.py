@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.kernels import chacha, secure_sketch
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.frames import payload_bytes
@@ -186,12 +187,39 @@ class SecureSketch:
     def messages(self, values: Tensor, first: int = 0, *, generator: torch.Generator) -> Tensor:
         """What clients first, first + 1, ... share out: (k, d) -> (s, k, d) words, sign (q + round(noise)).
 
-        A deployed client passes its one row and ``system_generator()``. Raises ValueError, TypeError before any draw.
+        The noise is ChaCha20's under a fresh key, 256 bits that the generator draws: a deployed client passes its one
+        row and a fresh ``system_generator()`` of a CPU. Raises ValueError, TypeError before any draw.
         """
-        values, generator = self.check(values), checks.random_source(generator, self.sketch.device)
-        if checks.integer("first", first, 0) + len(values) > self.sketch.clients:
-            raise ValueError(f"first = {first} and {len(values)} rows go beyond the {self.sketch.clients} clients")
-        return self._messages(values, first, generator)
+        self._check_clients(values, first)
+        return self._words(
+            values, first, chacha.generator_key(checks.random_source(generator, self.sketch.device))
+        )
+
+    def keyed_messages(self, values: Tensor, first: int = 0, *, key: Tensor) -> Tensor:
+        """The same where all clients' noise comes from one key of 256 bits, each client's own part of its stream.
+
+        key: (8,) int32, ``system_key(device)``; spent by one release, since two would differ by the data alone.
+        """
+        self._check_clients(values, first)
+        return self._words(values, first, chacha.check_key(key, self.sketch.device))
+
+    def collect(self, A: Tensor, *, key: Tensor) -> Tensor:
+        """What the servers publish: (n, d) -> (S, m, d) words, for ``reveal``; noise and masks from one key.
+
+        The same integers as the messages of ``keyed_messages``, shared out and added up, without storing them: for one
+        party who holds A and runs every role. key: as there. On a GPU one pass over A; the sums are the same integers
+        on every device but where the devices' logarithms or cosines round a noise to the other side of a half. Raises
+        ValueError, TypeError before any draw.
+
+        Guarantees: that of the protocol for ``reveal`` of the sums, and any S - 1 of the sums tell nothing of A, each
+            to anybody who can not tell ChaCha20 from random; the floats' tail and gaps as in kernels/secure_sketch.
+        """
+        A, key, scale = self.check_all(A), chacha.check_key(key, self.sketch.device), self.ring.scale
+        shape = (self.servers, self.sketch.height, self.columns)
+        sums = torch.zeros(shape, dtype=self.ring.dtype, device=self.sketch.device)
+        return secure_sketch.add(
+            sums, A, self.sketch.rows, self.sketch.signs, self.sigma * scale, key, scale=scale
+        )
 
     def release(self, A: Tensor, *, generator: torch.Generator, masks: Masks) -> Tensor:
         """The whole protocol in this process, part by part: (n, d) -> Y (m, d), float64.
@@ -199,11 +227,12 @@ class SecureSketch:
         masks: ``system_masks``, or ``generator_masks`` of another generator where the shares are to be repeated; the
         result does not depend on them. Raises ValueError, TypeError before any draw.
         """
-        A, generator = self.check_all(A), checks.random_source(generator, self.sketch.device)
+        A = self.check_all(A)
+        key = chacha.generator_key(checks.random_source(generator, self.sketch.device))
         shape = (self.servers, self.sketch.height, self.columns)
         sums = torch.zeros(shape, dtype=self.ring.dtype, device=self.sketch.device)
         for part in self.parts():
-            shares = share(self._messages(A[part], part.start, generator), self.servers, masks=masks)
+            shares = share(self._words(A[part], part.start, key), self.servers, masks=masks)
             add_rows(sums, self.sketch.rows[:, part], shares)
         return self.reveal(sums)
 
@@ -241,13 +270,18 @@ class SecureSketch:
         noise *= (counts * units**2 + (counts - 1).clamp_min(0) / 12).sqrt()[:, None]
         return (sums + noise.round_().long()).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
 
-    def _messages(self, values: Tensor, first: int, generator: torch.Generator) -> Tensor:
-        part = slice(first, first + len(values))
-        shape = (self.sketch.copies, *values.shape)
-        noise = torch.randn(shape, dtype=torch.float64, device=values.device, generator=generator)
-        noise *= self.sigma[self.sketch.rows[:, part]][..., None]
-        words = self.ring.round(noise).add_(self.ring.encode(values))
-        return words.mul_(self.sketch.signs[:, part, None])
+    def _check_clients(self, values: Tensor, first: int) -> None:
+        self.check(values)
+        if checks.integer("first", first, 0) + len(values) > self.sketch.clients:
+            raise ValueError(f"first = {first} and {len(values)} rows go beyond the {self.sketch.clients} clients")
+
+    def _words(self, values: Tensor, first: int, key: Tensor) -> Tensor:
+        part, ring = slice(first, first + len(values)), self.ring
+        rows, signs = self.sketch.rows[:, part], self.sketch.signs[:, part]
+        words = secure_sketch.words(
+            values, rows, signs, self.sigma * ring.scale, key, first, ring.scale, ring.dtype
+        )
+        return words.transpose(0, 1)  # client by client, as they are drawn
 
     @cached_property
     def _mu(self) -> float:

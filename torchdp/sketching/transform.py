@@ -4,12 +4,14 @@ Clients send words that already carry their public signs, so a server only adds.
 row's words side by side, that is one pass over memory that no other order of the words can beat.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from torchdp.kernels import secure_sketch
 from torchdp.sketching.sketch import Sketch
 
 
@@ -62,4 +64,7 @@ def add_rows(sums: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 
     The same integers as a table and ``bucket_sums``, without storing the words.
     """
-    return sums.index_add_(-2, rows.flatten(), words.flatten(-3, -2))
+    places = rows.flatten()
+    for batch in itertools.product(*map(range, sums.shape[:-2])):
+        secure_sketch.add_rows(sums[batch], places, words[batch].flatten(0, 1))
+    return sums

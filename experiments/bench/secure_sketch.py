@@ -1,0 +1,188 @@
+"""Speed and memory of a whole secure sketch whose noise and masks come from one key, beside other ways to the sums.
+
+What: n clients, d = 10, m = 100 rows, s = 1, S = 3 servers; from A to the (S, m, d) sums that the servers publish.
+Command:  OMP_NUM_THREADS=1 python experiments/bench/secure_sketch.py [--device cuda]
+First, by how much memory grows beside A, at three sizes. Second, gigabytes of words a second, of each source on this
+    machine. Third, nanoseconds for one number (n d of them): ``collect`` (one key, nothing stored), ``release`` (the
+    clients' messages and every share, part by part), the reference on all clients at once (every word and share
+    stored), numpy (PCG64 and its own normals: no cipher, every word and share stored). On a GPU also ``collect``
+    beside the measured ceilings: its key stream alone (nothing but ChaCha20) and one copy of A.
+Expected: on a CPU ``collect`` takes no longer than ``release`` or numpy, give or take a tenth, and its memory does
+    not grow with n. Without the package cryptography key streams come from torch, twenty times as slow, and a
+    release takes about twice as long. Machines are noisy: compare ratios, not seconds.
+Output: medians; on a CPU in the thread's own time.
+Time: two minutes on a CPU; --smoke in seconds.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from measure import peak_bytes, seconds
+from torch.utils.benchmark import Timer
+
+from torchdp.kernels import chacha, secure_sketch
+from torchdp.kernels.chacha import reference as plain
+from torchdp.randomness import keyed_generator
+from torchdp.sketching import SecureSketch, balanced_osnap, system_masks
+
+COLUMNS, HEIGHT, SERVERS = 10, 100, 3
+SETUP = """
+import sys
+sys.path.insert(0, {folder!r})
+from secure_sketch import numpy_sums, problem
+from torchdp.kernels import chacha, secure_sketch
+from torchdp.sketching import system_masks
+A, protocol = problem({clients}, {bits}, torch.device({device!r}))
+generator, key = torch.Generator({device!r}), chacha.system_key({device!r})
+protocol.sigma
+small, protocol_small = problem(1000, {bits}, torch.device({device!r}))
+protocol_small.collect(small, key=key)
+"""
+STATEMENTS = {
+    "collect": "protocol.collect(A, key=key)",
+    "release": "protocol.release(A, generator=generator, masks=system_masks)",
+    "reference at once": "secure_sketch.WORDS_AT_ONCE = 10**18; protocol.collect(A, key=key)",
+    "numpy at once": "numpy_sums(A, protocol)",
+}
+
+
+def problem(clients: int, bits: int, device: torch.device) -> tuple[torch.Tensor, SecureSketch]:
+    """Rows in [0, 1]^d and a protocol for them."""
+    generator = keyed_generator(b"secure sketch", device)
+    A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator, device=device)
+    sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
+    return A, SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=SERVERS, bits=bits, entry=1.0)
+
+
+def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
+    """The same work in numpy, all at once, from a generator that is no cipher."""
+    rng, ring = np.random.default_rng(), protocol.ring
+    kind = np.dtype(f"u{ring.bits // 8}")
+    rows, signs = protocol.sketch.rows[0].numpy(), protocol.sketch.signs[0].numpy()
+    noise = rng.standard_normal(A.shape) * (protocol.sigma.numpy() * ring.scale)[rows, None]
+    words = (np.rint(noise).astype(np.int64) + (A.numpy() * ring.scale).astype(np.int64)) * signs[:, None]
+    shares = np.empty((SERVERS, *A.shape), kind)
+    shares[:-1] = rng.integers(2**ring.bits, size=(SERVERS - 1, *A.shape), dtype=kind)
+    shares[-1] = words.astype(kind) - shares[:-1].sum(0, dtype=kind)
+    sums = np.zeros((SERVERS, HEIGHT, COLUMNS), kind)
+    for table, share in zip(sums, shares, strict=True):
+        np.add.at(table, rows, share)
+    return sums
+
+
+def median(work: Callable[[], object], device: torch.device, least: float) -> float:
+    """Seconds of ``work()``: on a CPU those of this thread alone, wall time where nobody else computes."""
+    if device.type == "cuda":
+        return seconds(work, least)
+    timer = Timer("work()", globals={"work": work}, num_threads=1, timer=time.process_time)
+    return timer.blocked_autorange(min_run_time=least).median
+
+
+def sources(device: torch.device, blocks: int, least: float) -> float:
+    """Gigabytes a second of each source of words; returns the best of ChaCha20 on this device."""
+    key, count = chacha.system_key(device), 16 * blocks
+    cpu = torch.device("cpu")
+    runs = {
+        "operating system": lambda: os.urandom(64 * blocks),
+        "system_masks, here": lambda: system_masks((count,), torch.int32, device),
+        "ChaCha20, torch": lambda: plain.keystream(key, 0, blocks),
+        "ChaCha20, this device's path": lambda: chacha.keystream(key, 0, blocks),
+        "torch generator, here": lambda: torch.empty(count, dtype=torch.int32, device=device).random_(),
+    }
+    if device.type == "cuda":
+        runs["system_masks of the CPU, copied"] = lambda: system_masks((count,), torch.int32, cpu).to(device)
+    print(f"\nGB of words a second, {64 * blocks / 2**20:.0f} MiB at once")
+    rates = {}
+    for name, work in runs.items():
+        rates[name] = 64 * blocks / median(work, device, least) / 1e9
+        print(f"  {name:<34}{rates[name]:>9.2f}", flush=True)
+    return rates["ChaCha20, this device's path"]
+
+
+def times(clients: int, bits: int, device: torch.device, ceiling: float, least: float) -> None:
+    """Nanoseconds for one number, by each way."""
+    A, protocol = problem(clients, bits, device)
+    generator, key = keyed_generator(b"times", device), chacha.system_key(device)
+    sketch, scale = protocol.sketch, protocol.ring.scale
+    at_once = sketch.rows, sketch.signs, protocol.sigma * scale, key, 0, scale
+
+    def stored() -> None:
+        sums = torch.zeros(SERVERS, HEIGHT, COLUMNS, dtype=protocol.ring.dtype, device=device)
+        secure_sketch.reference.add(sums, A, *at_once)
+
+    runs = {
+        "collect": lambda: protocol.collect(A, key=key),
+        "release": lambda: protocol.release(A, generator=generator, masks=system_masks),
+        "reference at once": stored,
+    }
+    if device.type == "cpu":
+        runs["numpy at once"] = lambda: numpy_sums(A, protocol)
+    print(f"\nnanoseconds for one number, n = {clients}, {bits} bits, on {device}")
+    for name, work in runs.items():
+        took = median(work, device, least)
+        print(f"  {name:<34}{1e9 * took / A.numel():>9.3f}", flush=True)
+    if device.type == "cpu" and chacha.LIBRARY:
+        chacha.LIBRARY = False  # what happens where the package is not installed
+        for name in ("collect", "release"):
+            print(
+                f"  {name + ', key streams by torch':<34}{1e9 * median(runs[name], device, least) / A.numel():>9.3f}"
+            )
+        chacha.LIBRARY = True
+    if device.type == "cuda":
+        took, other = median(runs["collect"], device, least), torch.empty_like(A)
+        stream = A.numel() * (8 + (SERVERS - 1) * bits / 8) / ceiling / 1e9
+        copy = median(lambda: other.copy_(A), device, least)
+        print(f"  collect / its key stream alone {took / stream:.2f}, / one copy of A {took / copy:.2f}")
+
+
+def memory(sizes: tuple[int, ...], bits: int, device: torch.device) -> None:
+    """By how much memory grows beside A, in MiB."""
+    print(f"MiB beside A, {bits} bits, n = " + ", ".join(map(str, sizes)))
+    for name, statement in STATEMENTS.items():
+        if device.type == "cuda" and name.endswith("at once"):
+            continue
+        grown = []
+        for clients in sizes:
+            if device.type == "cuda":
+                A, protocol = problem(clients, bits, device)
+                local = {
+                    "A": A,
+                    "protocol": protocol,
+                    "key": chacha.system_key(device),
+                    "system_masks": system_masks,
+                }
+                local["generator"] = keyed_generator(b"memory", device)
+                _ = protocol.sigma
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                exec(statement, local)
+                grown.append(torch.cuda.max_memory_allocated() - before)
+            else:
+                folder = os.path.dirname(os.path.abspath(__file__))
+                setup = SETUP.format(folder=folder, clients=clients, bits=bits, device=str(device))
+                grown.append(peak_bytes(setup, statement))
+        print(f"  {name:<34}" + "".join(f"{value / 2**20:>9.0f}" for value in grown), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    device, smoke = arguments.device, arguments.smoke
+    large = device.type == "cuda" and not smoke
+    sizes = (10**6, 10**7, 10**8) if large else (30_000,) if smoke else (100_000, 300_000, 1_000_000)
+    memory(sizes, 64, device)  # first: a child's highest counts what this process held when it was started
+    least = 0.05 if smoke else 1.0  # seconds of runs
+    ceiling = sources(device, 2**24 if large else 2**10 if smoke else 2**16, least)
+    for bits in (64, 32):
+        times(10**8 if large else 2_000 if smoke else 200_000, bits, device, ceiling, least)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""ChaCha20: words that nobody without the key can tell from random, the same integers on every device."""
+
+import os
+import sys
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from torchdp.kernels.chacha import reference
+from torchdp.kernels.chacha.reference import block
+from torchdp.kernels.dispatch import fuses
+
+__all__ = ["block", "check_key", "generator_key", "keystream", "system_key"]
+
+LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
+
+
+def system_key(device: torch.device | str = "cpu") -> Tensor:
+    """A key of 256 bits that nobody can repeat, from the operating system: (8,) int32."""
+    return torch.frombuffer(bytearray(os.urandom(32)), dtype=torch.int32).to(device)
+
+
+def generator_key(generator: torch.Generator) -> Tensor:
+    """A key of 256 bits from a torch generator, on its device: (8,) int32. As hard to guess as the generator's state:
+    ``system_generator`` fills it, a CUDA generator holds 64 bits, ``manual_seed`` on a CPU keeps 32."""
+    words = torch.empty(8, dtype=torch.int32, device=generator.device)
+    return words.random_(-(2**31), None, generator=generator)
+
+
+def check_key(key: Tensor, device: torch.device) -> Tensor:
+    """``key`` if it is one on this kind of device. Raises TypeError, ValueError."""
+    if not isinstance(key, Tensor) or key.dtype != torch.int32 or key.shape != (8,):
+        raise TypeError("key must be an int32 tensor of shape (8,), such as sketching.system_key(device)")
+    if key.device.type != device.type:
+        raise ValueError(f"key is on {key.device}, the data on {device}; make the key on {device}")
+    return key.contiguous()
+
+
+def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
+    """Blocks first, ..., first + blocks - 1, one after the other: (16 blocks,) int32, on the key's device.
+
+    key: (8,) int32. first >= 0: the number of a block, below 2^63. group, stream: in [0, 2^32), the nonce. No two uses
+    of a key may share a block: whoever sees one then knows the other. The reference's words by every path.
+    """
+    if fuses(key.device):
+        from torchdp.kernels.chacha import fused
+
+        return fused.keystream(key, first, blocks, group, stream)
+    if LIBRARY and key.device.type == "cpu":
+        from torchdp.kernels.chacha import library
+
+        return library.keystream(key, first, blocks, group, stream)
+    return reference.keystream(key, first, blocks, group, stream)

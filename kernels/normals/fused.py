@@ -1,0 +1,87 @@
+"""Normals inside Triton kernels, from the words and by the formulas of reference.py."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchdp.kernels.normals.pieces import on
+from torchdp.kernels.philox.fused import unit, words
+
+BLOCK = 256
+
+
+@triton.jit
+def four(key, index, group, stream, DOUBLE: tl.constexpr):
+    """Normals 4 group, ..., 4 group + 3 of each number in ``index`` (int64), for int32 ``group`` of the same shape."""
+    if DOUBLE:
+        a, b, c, d = words(key, index, group * 2, stream)
+        first, second = _long_pair(unit(a, b), unit(c, d))
+        a, b, c, d = words(key, index, group * 2 + 1, stream)
+        third, fourth = _long_pair(unit(a, b), unit(c, d))
+    else:
+        a, b, c, d = words(key, index, group, stream)
+        first, second = _pair(a, b)
+        third, fourth = _pair(c, d)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _pair(word, other):
+    radius = tl.sqrt(tl.log(word.to(tl.float32) * (1 / 4294967296.0) + 1 / 8589934592.0) * -2.0)
+    quarter = (other + 536870912) >> 30  # unsigned: past the last quarter the sum wraps around, as a turn does
+    rest = (other - (quarter << 30)).to(tl.int32, bitcast=True)
+    t = rest.to(tl.float32) * (6.283185307179586 / 4294967296.0)
+    z = t * t
+    cosine = (((z * (1 / 40320) - 1 / 720) * z + 1 / 24) * z - 1 / 2) * z + 1.0
+    sine = t * ((((z * (1 / 362880) - 1 / 5040) * z + 1 / 120) * z - 1 / 6) * z + 1.0)
+    x, y = _turned(quarter, cosine, sine)
+    return radius * x, radius * y
+
+
+@triton.jit
+def _long_pair(u, v):
+    radius = tl.sqrt(tl.log(u) * -2.0)
+    quarter = (v * 4.0 + 0.5).to(tl.int32)
+    t = (v - quarter.to(tl.float64) * 0.25) * 6.283185307179586
+    z = t * t
+    cosine = (((z * (1 / 20922789888000) - 1 / 87178291200) * z + 1 / 479001600) * z - 1 / 3628800) * z + 1 / 40320
+    cosine = (((cosine * z - 1 / 720) * z + 1 / 24) * z - 1 / 2) * z + 1.0
+    sine = (((z * (1 / 355687428096000) - 1 / 1307674368000) * z + 1 / 6227020800) * z - 1 / 39916800) * z
+    sine = t * (((((sine + 1 / 362880) * z - 1 / 5040) * z + 1 / 120) * z - 1 / 6) * z + 1.0)
+    x, y = _turned(quarter, cosine, sine)
+    return radius * x, radius * y
+
+
+@triton.jit
+def _turned(quarter, cosine, sine):
+    odd = (quarter & 1) == 1
+    sign = tl.where((quarter & 2) == 2, -1.0, 1.0)
+    return sign * tl.where(odd, -sine, cosine), sign * tl.where(odd, cosine, sine)
+
+
+@triton.jit(do_not_specialize=["key", "first", "stream"])
+def draw_kernel(out, key, first, stream, size, width, groups, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
+    """The normals of numbers first, ..., first + size - 1: out (size, width)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, group = place // groups, (place % groups).to(tl.int32)
+    a, b, c, d = four(key, first + row, group, stream, DOUBLE)
+    column, inside = group * 4, row < size
+    here = out + row * width + column
+    tl.store(here, a, mask=inside & (column < width))
+    tl.store(here + 1, b, mask=inside & (column + 1 < width))
+    tl.store(here + 2, c, mask=inside & (column + 2 < width))
+    tl.store(here + 3, d, mask=inside & (column + 3 < width))
+
+
+def draws(
+    key: int, first: int, size: int, width: int, dtype: torch.dtype, stream: int, device: torch.device
+) -> Tensor:
+    """reference.normals for numbers first, ..., first + size - 1."""
+    out, groups = torch.empty((size, width), dtype=dtype, device=device), triton.cdiv(width, 4)
+    if out.numel():
+        with on(device):
+            grid = (triton.cdiv(size * groups, BLOCK),)
+            double = dtype == torch.float64
+            draw_kernel[grid](out, key, first, stream, size, width, groups, BLOCK=BLOCK, DOUBLE=double)
+    return out

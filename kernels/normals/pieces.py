@@ -1,0 +1,57 @@
+"""How fused sums over users divide their work: pieces of consecutive users of one type."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PIECES = 2**13  # about as many, besides one for each type
+NUMBERS_AT_ONCE = 2**22  # in partial sums
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Users start, ..., stop - 1 all hold ``type``: three int64 tensors (pieces,). rows: a tile's users, a power of 2.
+
+    A tile is never more than twice as long as the mean type, so idle lanes cost at most twice the users' own work.
+    """
+
+    type: Tensor
+    start: Tensor
+    stop: Tensor
+    rows: int
+
+    def split(self, width: int) -> Iterator["Pieces"]:
+        """Some pieces at a time, so that their partial sums of ``width`` numbers take little memory."""
+        at_once = max(1, NUMBERS_AT_ONCE // width)
+        for first in range(0, len(self.type), at_once):
+            some = slice(first, first + at_once)
+            yield Pieces(self.type[some], self.start[some], self.stop[some], self.rows)
+
+
+def pieces(counts: Tensor, first: int, most_rows: int) -> Pieces:
+    """For users first, first + 1, ..., of which the first counts[0] hold type 0, the next counts[1] type 1, and so on.
+
+    counts: (m,) int64.
+    """
+    users, types = int(counts.sum()), int((counts > 0).sum())
+    longest = max(1024, power_of_two(-(-users // PIECES)))
+    parts = (counts + longest - 1).div(longest, rounding_mode="floor")
+    kind = torch.arange(len(counts), device=counts.device).repeat_interleave(parts)
+    part = torch.arange(len(kind), device=counts.device) - (parts.cumsum(0) - parts)[kind]
+    ends = first + counts.cumsum(0)
+    start = (ends - counts)[kind] + part * longest
+    rows = min(most_rows, power_of_two(-(-users // max(1, types))))
+    return Pieces(kind, start, torch.minimum(start + longest, ends[kind]), rows)
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two >= number, 1 for 0."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Launches go to this device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

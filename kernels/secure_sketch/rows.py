@@ -1,0 +1,23 @@
+"""Rows of integers added up in the rows of a table."""
+
+import numpy as np
+import torch
+from scipy.sparse import csc_array
+from torch import Tensor
+
+UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}  # in which C++ defines sums modulo 2^bits
+
+
+def add_rows(table: Tensor, places: Tensor, words: Tensor) -> None:
+    """table[places[p]] += words[p] in place, modulo 2^bits: (m, d), (p,), (p, d).
+
+    On a CPU a product with a sparse matrix of ones, which gives the same integers as ``index_add_`` in less time.
+    """
+    count = len(places)
+    if table.device.type != "cpu" or table.dtype not in UNSIGNED or count < len(table):
+        table.index_add_(0, places, words)
+        return
+    unsigned = UNSIGNED[table.dtype]
+    columns = np.ones(count, unsigned), places.numpy(), np.arange(count + 1)
+    sums = csc_array(columns, shape=(len(table), count)) @ words.contiguous().numpy().view(unsigned)
+    table += torch.from_numpy(sums.view(words.numpy().dtype))

@@ -1,0 +1,34 @@
+"""The benches of kernels print every row that their docstrings promise; no time is judged."""
+
+import re
+
+
+def rows(printed):
+    """Name of each row -> its numbers, from the lines that end in some."""
+    found = {}
+    for line in printed.splitlines():
+        match = re.match(r"\s*(\S.*?)\s{2,}((?:[\d.e+-]+\s*)+)$", line)
+        if match:
+            found.setdefault(match[1], []).append([float(value) for value in match[2].split()])
+    return found
+
+
+def test_samplers(smoke):
+    found = rows(smoke("bench/samplers.py"))
+    laws = [name for name in found if re.match(r"Poisson|NB|Gamma|normal", name)]
+    assert len(laws) == 8 and all(value > 0 for name in laws for value in found[name][0])
+    assert len(found["inversion, NB(1e-3, 0.9)"][0]) == 2 and "torch, gammas at once" in found
+
+
+def test_vector_sums(smoke):
+    found = rows(smoke("bench/vector_sums.py"))
+    for name in ("PrivUnitG collect", "PrivUnit collect"):
+        memory, speed = found[name]
+        assert memory[0] == speed[0] == 64 and memory[-1] < 50 and min(speed) > 0
+
+
+def test_secure_sketch(smoke):
+    found = rows(smoke("bench/secure_sketch.py"))
+    assert found["collect"][0][0] < 40  # MiB beside A
+    assert all(len(found[name]) == 3 and min(map(min, found[name])) > 0 for name in ("collect", "release"))
+    assert sum("torch generator" in name or "system" in name or "ChaCha20" in name for name in found) == 5

@@ -1,0 +1,212 @@
+"""The keyed secure sketch: sums against words computed one by one, the law of its normals, shares that say nothing."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, kstest
+
+from torchdp.kernels import chacha, secure_sketch
+from torchdp.kernels.secure_sketch import reference
+
+DTYPES = {32: torch.int32, 64: torch.int64}
+
+
+def problem(n, s, d, m, seed=0, unit=2.0**20):
+    """values, rows, signs, units."""
+    g = torch.Generator().manual_seed(seed)
+    rows = torch.rand(m, n, generator=g).argsort(0)[:s]
+    signs = (2 * torch.randint(2, (s, n), generator=g) - 1).to(torch.int8)
+    units = unit * (1 + torch.arange(m, dtype=torch.float64) / m)
+    return torch.randn(n, d, dtype=torch.float64, generator=g), rows, signs, units
+
+
+def new_key(seed=0):
+    return chacha.generator_key(torch.Generator().manual_seed(seed))
+
+
+def signed(value, bits):
+    return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+
+
+def stream(key, first, count, bits, nonce):
+    """Integers of one stream, from single blocks, in Python."""
+    held = 512 // bits
+    octets = [
+        chacha.block(key, torch.tensor(e // held), *nonce).numpy().tobytes() for e in range(first, first + count)
+    ]
+    size = bits // 8
+    return [int.from_bytes(b[e % held * size :][:size], "little") for e, b in enumerate(octets, first)]
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize(("first", "servers"), [(0, 2), (5, 4)])
+def test_sums_are_those_of_words_computed_one_by_one(bits, first, servers):
+    n, s, d, m, scale = 7, 2, 3, 5, 2.0**10
+    (A, rows, signs, units), key = problem(n, s, d, m), new_key()
+    G, start = reference.normals(key, first * s * d, n * s * d).tolist(), first * s * d
+    masks = [stream(key, start, n * s * d, bits, (k, 1)) for k in range(1, servers)]
+    expected = [[[0] * d for _ in range(m)] for _ in range(servers)]
+    for e in range(n * s * d):
+        i, c, l = e // (s * d), e // d % s, e % d
+        j = int(rows[c, i])
+        word = int(signs[c, i]) * (math.trunc(float(A[i, l]) * scale) + round(float(units[j]) * G[e]))
+        for k in range(servers - 1):
+            expected[k][j][l] += masks[k][e]
+            word -= masks[k][e]
+        expected[-1][j][l] += word
+    expected = [[[signed(v, bits) for v in row] for row in table] for table in expected]
+    sums = torch.zeros(servers, m, d, dtype=DTYPES[bits])
+    assert secure_sketch.add(sums, A, rows, signs, units, key, first=first, scale=scale) is sums
+    assert sums.tolist() == expected
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_parts_add_up_to_the_whole_and_the_sums_to_the_words(bits, monkeypatch):
+    (A, rows, signs, units), key = problem(101, 3, 5, 6), new_key(1)
+    whole = torch.zeros(3, 6, 5, dtype=DTYPES[bits])
+    secure_sketch.add(whole, A, rows, signs, units, key, scale=1024.0)
+    monkeypatch.setattr(secure_sketch, "WORDS_AT_ONCE", 100)  # six clients at once
+    parts = torch.zeros_like(whole)
+    for part in (slice(0, 1), slice(1, 64), slice(64, 64), slice(64, 101)):
+        held = A[part], rows[:, part], signs[:, part]
+        secure_sketch.add(parts, *held, units, key, first=part.start, scale=1024.0)
+    assert torch.equal(whole, parts)
+    words = secure_sketch.words(A, rows, signs, units, key, 0, 1024.0, whole.dtype)
+    total = torch.zeros_like(whole[0]).index_add_(0, rows.mT.flatten(), words.flatten(0, 1))
+    assert torch.equal(whole.sum(0, dtype=whole.dtype), total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize(("count", "m", "d"), [(0, 3, 2), (1, 1, 1), (2, 5, 3), (500, 7, 10), (64, 64, 1)])
+def test_rows_add_up_modulo_the_ring_as_index_add_does(dtype, count, m, d):
+    g, info = torch.Generator().manual_seed(count), torch.iinfo(dtype)
+    places = torch.randint(m, (count,), generator=g)
+    words = torch.empty(d, count, dtype=dtype).random_(info.min, None, generator=g).T
+    table = torch.full((m, d), info.max, dtype=dtype)
+    expected = table.clone().index_add_(0, places, words)
+    secure_sketch.add_rows(table, places, words)
+    assert torch.equal(table, expected)
+
+
+def test_normals_are_those_of_their_bits():
+    key, count = new_key(2), 400
+    numbers = stream(key, 0, count, 64, (0, 0))
+    G = reference.normals(key, 0, count)
+    for j in range(count // 2):
+        one, two = numbers[2 * j : 2 * j + 2]
+        radius_bits = one << 12 | two & 0xFFF
+        u = np.longdouble(radius_bits + 0.5) / np.longdouble(2) ** 76
+        angle = 2 * math.pi * float(Fraction(2 * (two >> 12) + 1, 2**53))
+        radius = float(np.sqrt(-2 * np.log(u)))
+        assert abs(float(G[2 * j]) - radius * math.cos(angle)) < 4e-15 * max(radius, 1)
+        assert abs(float(G[2 * j + 1]) - radius * math.sin(angle)) < 4e-15 * max(radius, 1)
+    for first, part in ((0, 1), (1, 1), (3, 7), (8, 0), (13, 387)):
+        assert torch.equal(reference.normals(key, first, part), G[first : first + part])
+
+
+def test_normals_at_the_ends_of_their_bits(monkeypatch):
+    def bits(one, two):
+        monkeypatch.setattr(reference, "integers", lambda *rest: torch.tensor([one, two]))
+        return reference.normals(new_key(), 0, 2).norm()
+
+    assert float(bits(0, 0)) == pytest.approx(math.sqrt(2 * 77 * math.log(2)), rel=1e-14)  # the farthest
+    assert float(bits(-1, -1)) < 1e-7  # 64 ones: not infinite, not NaN
+    u = 2.0**-38  # neighbours there lie less than one unit of the finest grid apart
+    step = float(bits(2**26, 0)) - float(bits(2**26, 1))
+    assert step == pytest.approx(2.0**-76 / u / float(bits(2**26, 0)), rel=1e-3) and 0 < step * 2.0**40 < 1
+
+
+def test_normals_have_the_normal_law():
+    G = reference.normals(new_key(3), 0, 200_000)
+    assert kstest(G.numpy(), "norm").pvalue > 1e-3
+    one, two = G.view(-1, 2).unbind(1)
+    for a, b in ((one, two), (one.square() - 1, two.square() - 1), (G[:-8], G[8:])):
+        assert abs(float((a * b).mean() / (a.square().mean() * b.square().mean()).sqrt())) < 4 / math.sqrt(len(a))
+    assert abs(float((G > 0).double().mean()) - 0.5) < 4 * 0.5 / math.sqrt(len(G))
+
+
+def test_a_cut_of_the_normals_tail_costs_what_the_readme_says():
+    """Mass of a disc of radius T outside its shift by v, pair by pair: at most P(R > T - v), which the cost adds up."""
+    for bits in (20, 53, 77):
+        T = math.sqrt(2 * bits * math.log(2))
+        for v in (1e-3, 0.1, 1.0):
+            r = T - v * (np.arange(4000) + 0.5) / 4000  # radii that a shift by v may carry out of the disc
+            beyond = (T**2 - r**2 - v**2) / (2 * r * v)  # the cosine from which |r + v| > T
+            angle = np.arccos(np.clip(beyond, -1, 1)) / np.pi
+            exact = float((angle * r * np.exp(-(r**2) / 2)).sum() * v / 4000)
+            bound = math.exp(-((T - v) ** 2) / 2)
+            assert 0 < exact <= bound
+            assert v < 1 or exact > math.exp(-(T**2) / 2)  # the tail's own mass would be too little
+
+
+def byte_chi_square(words):
+    """The largest of the chi-square statistics of the lowest, a middle and the highest byte."""
+    octets = words.flatten()[:, None].contiguous().view(torch.uint8)
+    counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
+    expected = len(octets) / 256
+    return float(((counts - expected) ** 2 / expected).sum(1).max())
+
+
+LIMIT = float(chi2.isf(1e-7, 255))
+
+
+def shares(key, servers, dtype, n=2000, d=10):
+    """Each client's shares, as sums in rows of their own."""
+    rows, signs = torch.arange(n)[None], torch.ones(1, n, dtype=torch.int8)
+    sums = torch.zeros(servers, n, d, dtype=dtype)
+    return secure_sketch.add(sums, torch.zeros(n, d), rows, signs, torch.full((n,), 5.0).double(), key)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_all_shares_but_one_are_uniform_alone_and_together(dtype):
+    drawn = shares(new_key(4), 4, dtype)
+    for left_out in range(4):
+        seen = drawn[[k for k in range(4) if k != left_out]]
+        combinations = [*seen, seen[0] - seen[1], seen[0] + seen[2], seen[0] + seen[1] + seen[2]]
+        assert max(map(byte_chi_square, combinations)) < LIMIT
+    assert byte_chi_square(drawn.sum(0, dtype=dtype)) > 10 * LIMIT  # all of them are the words
+
+
+def test_a_counter_that_is_used_twice_would_be_seen(monkeypatch):
+    genuine = reference.integers
+    monkeypatch.setattr(
+        reference, "integers", lambda *a: genuine(*a[:4], min(a[4], 1), a[5])
+    )  # one for all servers
+    drawn = shares(new_key(4), 4, torch.int64)
+    assert byte_chi_square(drawn[0]) < LIMIT < byte_chi_square(drawn[0] - drawn[1])
+
+
+def test_no_two_draws_of_one_key_share_a_block(monkeypatch):
+    used, genuine = [], reference.keystream
+
+    def watched(key, first, blocks, group, stream):
+        used.append((group, stream, first, first + blocks))
+        return genuine(key, first, blocks, group, stream)
+
+    monkeypatch.setattr(reference, "keystream", watched)
+    shares(new_key(), 5, torch.int64, n=3)
+    assert sorted(use[:2] for use in used) == [(0, 0), (1, 1), (2, 1), (3, 1), (4, 1)]
+    assert {use[2:] for use in used} == {(0, 4)}  # 30 entries, 8 in each block
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_guarantee_all_sums_but_one_are_a_bijection_of_the_masks_for_all_data(dtype, monkeypatch):
+    """Whoever lacks server k's sum sees the same with other data, where k's masks are others: equally likely ones."""
+    (A, rows, signs, units), key, genuine = problem(40, 2, 3, 6), new_key(5), reference.integers
+    B = A.flip(0)
+    told = secure_sketch.add(torch.zeros(4, 6, 3, dtype=dtype), A, rows, signs, units, key, scale=64.0)
+    move = [secure_sketch.words(X, rows, signs, units, key, 0, 64.0, dtype) for X in (B, A)]
+    move = (move[0] - move[1]).flatten()
+    for left_out in range(4):
+
+        def moved(k, first, count, kind, group, stream, left_out=left_out):
+            drawn = genuine(k, first, count, kind, group, stream)
+            return drawn + move if stream == reference.MASKS and group == left_out + 1 else drawn
+
+        monkeypatch.setattr(reference, "integers", moved)
+        other = secure_sketch.add(torch.zeros_like(told), B, rows, signs, units, key, scale=64.0)
+        seen = [k for k in range(4) if k != left_out]
+        assert torch.equal(other[seen], told[seen]) and not torch.equal(other[left_out], told[left_out])
