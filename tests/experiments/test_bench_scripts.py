@@ -32,3 +32,10 @@ def test_secure_sketch(smoke):
     assert found["collect"][0][0] < 40  # MiB beside A
     assert all(len(found[name]) == 3 and min(map(min, found[name])) > 0 for name in ("collect", "release"))
     assert sum("torch generator" in name or "system" in name or "ChaCha20" in name for name in found) == 5
+
+
+def test_rounded_features(smoke):
+    printed = smoke("bench/rounded_features.py")
+    assert "growth of memory" in printed
+    line = next(line for line in printed.splitlines() if "560,000 users" in line)
+    assert "torchdp, Fourier" in line

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.density.rounding import count, rounded
 
 NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
 SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding
@@ -220,19 +221,31 @@ class Features(ABC):
     def _right(self, y: Tensor) -> Tensor:
         """Unchecked."""
 
+    def _share(self, x: Tensor) -> Tensor:
+        """f_i(x)_j / R, in [-1, 1]."""
+        return self._left(x) / self.bound
+
     def _bits(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        values = self._left(x)
-        return self._rounded(values, (), generator)
+        return rounded(self._share(x), (), generator)
 
     def _ones(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """How many users round to a one: (n, d) -> (*shape, instances) int64."""
+        everybody = torch.zeros((), dtype=torch.int64, device=x.device).expand(len(x))
+        return self._class_ones(x, everybody, 1, generator, shape)[..., 0, :]
+
+    def _class_ones(
+        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+    ) -> Tensor:
+        """How many users of each class round to a one: (n, d), (n,) -> (*shape, classes, instances) int64."""
+        members = [x] if classes == 1 else (x[labels == c] for c in range(classes))
+        return torch.stack([self._sums(each, generator, shape) for each in members], -2)
+
+    def _sums(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """``_ones`` part by part, on any device."""
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x, math.prod(shape)):
-            total += count(self._rounded(self._left(part), shape, generator))
+            total += count(rounded(self._share(part), shape, generator))
         return total
-
-    def _rounded(self, values: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        uniform = torch.rand(*shape, *values.shape, dtype=values.dtype, device=values.device, generator=generator)
-        return uniform.mul_(2 * self.bound).sub_(self.bound) < values  # sure where f = R, never where f = -R
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +267,7 @@ class SignFeatures(Features):
     def _bits(self, x: Tensor, generator: torch.Generator) -> Tensor:
         return self._positive(x)
 
-    def _ones(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    def _sums(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         total = torch.zeros(self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x):
             total += count(self._positive(part))
@@ -265,11 +278,6 @@ def drawn(repetitions: int, generator: torch.Generator) -> tuple[int, torch.Gene
     """The arguments of ``draw``, checked. Raises TypeError, ValueError."""
     device = generator.device if isinstance(generator, torch.Generator) else torch.device("cpu")
     return checks.integer("repetitions", repetitions, 1), checks.random_source(generator, device)
-
-
-def count(bits: Tensor) -> Tensor:
-    """How many are set, over the last dimension but one: (..., n, instances) bool -> (..., instances) int64."""
-    return bits.view(torch.uint8).sum(-2, dtype=torch.int32).to(torch.int64)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:

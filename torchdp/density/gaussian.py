@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn, squared_distances
+from torchdp.density.rounding import TURN, fused, fused_ones, fused_positive
 
 HARMONICS = 1024  # of the square wave, in its second moments
 
@@ -87,7 +88,17 @@ class FourierFeatures(Features):
     phases: Tensor
 
     def _left(self, x: Tensor) -> Tensor:
-        return waves(x, self.frequencies, self.phases).mul_(self.bound)
+        return self._share(x).mul_(self.bound)
+
+    def _share(self, x: Tensor) -> Tensor:
+        return waves(x, self.frequencies, self.phases)
+
+    def _class_ones(
+        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+    ) -> Tensor:
+        if not fused(x):
+            return super()._class_ones(x, labels, classes, generator, shape)
+        return fused_ones(x, self.frequencies, self.phases[None], labels, classes, generator, shape)
 
     def _right(self, y: Tensor) -> Tensor:
         return self._left(y)
@@ -144,7 +155,17 @@ class SquareWaveFeatures(SignFeatures):
     phases: Tensor
 
     def _positive(self, x: Tensor) -> Tensor:
-        return waves(x, self.frequencies, self.phases) > 0
+        frequencies, phases = (each.to(x) / TURN for each in (self.frequencies, self.phases))
+        turns = torch.addmm(phases, x, frequencies)
+        return turns.sub_(turns.round()).abs_() < 0.25  # where the cosine is positive, without one
+
+    def _class_ones(
+        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+    ) -> Tensor:
+        if not fused(x):
+            return super()._class_ones(x, labels, classes, generator, shape)
+        ones = fused_positive(x, self.frequencies, self.phases[None], labels, classes)
+        return ones.expand(*shape, *ones.shape)
 
     def _right(self, y: Tensor) -> Tensor:
         return waves(y, self.frequencies, self.phases).mul_(math.pi / 2)

@@ -1,6 +1,6 @@
 """Learning from labelled users: one private density for each class."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,17 +90,24 @@ class ShuffledClasses:
 
         reported: what the users reported as their labels in the first round. Raises TypeError, ValueError.
         """
-        return self._each(x, reported, lambda kde, part: kde.collect(part, generator=generator))
+        x = self._present(x, reported)
+        return self._joined(
+            [kde.collect(x[reported == c], generator=generator) for c, kde in enumerate(self.kdes)]
+        )
 
     def sample(
         self, x: Tensor, reported: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Density:
         """The same in law by ``ShuffledKDE.sample``: sums (*sample_shape, classes, instances)."""
-        return self._each(
-            x, reported, lambda kde, part: kde.sample(part, generator=generator, sample_shape=sample_shape)
-        )
+        x, shape = self._present(x, reported), checks.sample_shape(sample_shape)
+        source, features = checks.random_source(generator, x.device), self.kdes[0].features
+        labels = reported.to(x.device, torch.int64)
+        ones = features._class_ones(x, labels, len(self.kdes), source, shape)
+        sums = zip(self.kdes, ones.unbind(-2), strict=True)
+        return self._joined([kde._release(kde.protocol.sample_sum(each, generator=source)) for kde, each in sums])
 
-    def _each(self, x: Tensor, reported: Tensor, release: Callable[[ShuffledKDE, Tensor], Density]) -> Density:
+    def _present(self, x: Tensor, reported: Tensor) -> Tensor:
+        """``x``, and all that must hold before anything is drawn."""
         x = self.kdes[0].features.family.users(x)
         counts = class_counts(reported, len(self.kdes))
         if len(x) != len(reported):
@@ -111,10 +118,13 @@ class ShuffledClasses:
                 f"reported must hold {expected} users of the classes, as the protocols count on, not "
                 f"{counts.tolist()}; make them anew for these counts"
             )
-        guarantee = self.guarantee
-        parts = [release(kde, x[reported == c]) for c, kde in enumerate(self.kdes)]
+        _ = self.guarantee
+        return x
+
+    def _joined(self, parts: list[Density]) -> Density:
         users, noise = (torch.stack([getattr(part, name) for part in parts], -1) for name in ("users", "noise"))
-        return Density(parts[0].features, torch.stack([part.sums for part in parts], -2), users, noise, guarantee)
+        sums = torch.stack([part.sums for part in parts], -2)
+        return Density(parts[0].features, sums, users, noise, self.guarantee)
 
 
 def calibrated_classes(

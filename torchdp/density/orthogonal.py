@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchdp.density.family import Features, drawn
 from torchdp.density.gaussian import GaussianKernel
+from torchdp.density.rounding import fused, fused_ones
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,11 @@ class OrthogonalFeatures(Features):
 
     def _right(self, y: Tensor) -> Tensor:
         return self._left(y)
+
+    def _class_ones(
+        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+    ) -> Tensor:
+        if not fused(x):
+            return super()._class_ones(x, labels, classes, generator, shape)
+        phases = self.frequencies.new_tensor([[0.0], [-math.pi / 2]]).expand(2, self.repetitions)
+        return fused_ones(x, self.frequencies, phases, labels, classes, generator, shape)

@@ -97,7 +97,7 @@ class ProjectedFeatures(Features):
     def _bits(self, x: Tensor, generator: torch.Generator) -> Tensor:
         return self.inner._bits(self.project(x), generator)
 
-    def _ones(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    def _sums(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x):
             total += self.inner._ones(self.project(part), generator, shape)

@@ -1,0 +1,43 @@
+"""How many users of each class round a random wave of their vector to a one: the features never reach memory."""
+
+from torch import Tensor
+
+from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.rounded_features import reference
+
+
+def rounded_counts(
+    x: Tensor,
+    frequencies: Tensor,
+    phases: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    key: int,
+    first: int = 0,
+    repeats: int = 1,
+) -> Tensor:
+    """Ones among bits that are one with probability (1 + cos 2 pi t)/2, t = <w_i, x> + b_wi turns.
+
+    x: (n, d) float32; frequencies w, in turns for each unit of length: (d, I); phases b, in turns: (waves, I), as
+    many waves of each frequency; labels: (n,) int64 in [0, classes). Returns (repeats, classes, I waves) int64, number
+    i waves + w in the last place. A bit is a function of (key, first + the user's row, its number, its repeat) and of
+    t, so that parts of the users add up. The chance of a one is off by less than 2^-32, given the float32 cosine.
+    """
+    if fuses(x.device):
+        from torchdp.kernels.rounded_features import fused
+
+        return fused.rounded_counts(x, frequencies, phases, labels, classes, key, first, repeats)
+    return reference.rounded_counts(x, frequencies, phases, labels, classes, key, first, repeats)
+
+
+def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """How many users of each class have cos 2 pi t > 0: arguments as above -> (classes, I waves) int64."""
+    if fuses(x.device):
+        from torchdp.kernels.rounded_features import fused
+
+        return fused.positive_counts(x, frequencies, phases, labels, classes)
+    return reference.positive_counts(x, frequencies, phases, labels, classes)
+
+
+__all__ = ["positive_counts", "rounded_counts"]

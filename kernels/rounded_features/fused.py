@@ -1,0 +1,192 @@
+"""Counts of rounded waves in Triton: a tile of users by frequencies is projected, rounded and counted in registers."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchdp.kernels.philox.fused import words
+
+LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
+SURE = tl.constexpr(2**31 - 1)  # stands for the level 2^31 of a sure bit, which is no int32; others are below
+KINDS = tl.constexpr(16)  # classes that one small matrix product counts at once
+BLOCK_N, BLOCK_I, BLOCK_D = 128, 128, 32
+OPTIONS = {"num_warps": 8, "num_stages": 3}
+
+
+@triton.jit
+def nearest(t):
+    """Turns from the nearest whole number, exact."""
+    return t - tl.floor(t + 0.5)
+
+
+@triton.jit
+def cosine(t):
+    """cos 2 pi t for |t| <= 1/2, to 2.5e-7: sin 2 pi (1/4 - |t|) by its best polynomial of degree 9."""
+    s = 0.25 - tl.abs(t)
+    y = s * s
+    p = 39.53670606491548 * y - 76.54978229351272
+    p = p * y + 81.60100407325757
+    p = p * y - 41.34165503141601
+    p = p * y + 6.2831851600894755
+    return p * s
+
+
+@triton.jit
+def projection(x, frequencies, user, column, n, d, features, x_row, x_column, BLOCK_D: tl.constexpr):
+    """<w_i, x_u> in turns, reduced: (columns, users). tf32x3: three products of the parts of float32 numbers."""
+    total = tl.zeros((column.shape[0], user.shape[0]), tl.float32)
+    depth = tl.arange(0, BLOCK_D)
+    for start in range(0, d, BLOCK_D):
+        k = start + depth
+        w = tl.load(
+            frequencies + column[:, None] * d + k[None, :],
+            mask=(column < features)[:, None] & (k < d)[None, :],
+            other=0.0,
+        )
+        part = tl.load(
+            x + user[None, :] * x_row + k[:, None].to(tl.int64) * x_column,
+            mask=(user < n)[None, :] & (k < d)[:, None],
+            other=0.0,
+        )
+        total = tl.dot(w, part, total, input_precision="tf32x3")
+    return nearest(total)
+
+
+@triton.jit
+def uniform(key, user, block, stream, COLUMNS: tl.constexpr, USERS: tl.constexpr):
+    """An int32 for each place of a block of columns: (columns, users); four columns share a counter."""
+    group = block * (COLUMNS // 4) + tl.arange(0, COLUMNS // 4)
+    index = tl.broadcast_to(user[None, :], (COLUMNS // 4, USERS))
+    a, b, c, e = words(key, index, tl.broadcast_to(group[:, None], (COLUMNS // 4, USERS)), stream)
+    four = tl.join(tl.join(a, c), tl.join(b, e))  # (groups, users, 2, 2): a, b, c, e in the order of the last two
+    return (tl.reshape(tl.permute(four, (0, 2, 3, 1)), (COLUMNS, USERS)) ^ 0x80000000).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def tally(out, bits, label, number, inside, classes, width):
+    """Adds the ones of each class: bits (columns, users), label (users,) -> out (classes, width)."""
+    ones = bits.to(tl.float16)
+    for start in range(0, classes, KINDS):
+        kind = start + tl.arange(0, KINDS)
+        member = (label[:, None] == kind[None, :]).to(tl.float16)
+        count = tl.dot(ones, member).to(tl.int64)  # exact: whole numbers below 2^24
+        place = kind[None, :].to(tl.int64) * width + number[:, None]
+        tl.atomic_add(out + place, count, mask=inside[:, None] & (count > 0))
+
+
+@triton.jit(do_not_specialize=["key", "first", "features"])
+def rounded_kernel(
+    out,
+    x,
+    frequencies,
+    phases,
+    labels,
+    key,
+    first,
+    repeats,
+    waves,
+    n,
+    d,
+    features,
+    classes,
+    x_row,
+    x_column,
+    label_step,
+    BLOCK_N: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    across = tl.cdiv(features, BLOCK_I)  # programs that share users follow one another
+    user = (tl.program_id(0) // across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    block = tl.program_id(0) % across
+    column = block.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
+    turns = projection(x, frequencies, user, column, n, d, features, x_row, x_column, BLOCK_D)
+    label = tl.load(labels + user * label_step, mask=user < n, other=-1)
+    width = features.to(tl.int64) * waves
+    for wave in range(0, waves):
+        phase = tl.load(phases + wave * features + column, mask=column < features, other=0.0)
+        share = cosine(nearest(turns + phase[:, None]))
+        level = (tl.minimum(tl.maximum(share, -1.0), LAST) * 2147483648.0).to(tl.int32)
+        level = tl.where(share < 1.0, level, SURE)
+        for repeat in range(0, repeats):
+            random = uniform(key, first + user, block, repeat * waves + wave, BLOCK_I, BLOCK_N)
+            bits = (random < level) | (level == SURE)
+            start = out + repeat * classes * width
+            tally(start, bits, label, column * waves + wave, column < features, classes, width)
+
+
+@triton.jit(do_not_specialize=["features"])
+def positive_kernel(
+    out,
+    x,
+    frequencies,
+    phases,
+    labels,
+    waves,
+    n,
+    d,
+    features,
+    classes,
+    x_row,
+    x_column,
+    label_step,
+    BLOCK_N: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    across = tl.cdiv(features, BLOCK_I)
+    user = (tl.program_id(0) // across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    block = tl.program_id(0) % across
+    column = block.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
+    turns = projection(x, frequencies, user, column, n, d, features, x_row, x_column, BLOCK_D)
+    label = tl.load(labels + user * label_step, mask=user < n, other=-1)
+    for wave in range(0, waves):
+        phase = tl.load(phases + wave * features + column, mask=column < features, other=0.0)
+        bits = tl.abs(nearest(turns + phase[:, None])) < 0.25
+        number = column * waves + wave
+        tally(out, bits, label, number, column < features, classes, features.to(tl.int64) * waves)
+
+
+def rounded_counts(
+    x: Tensor,
+    frequencies: Tensor,
+    phases: Tensor,
+    labels: Tensor,
+    classes: int,
+    key: int,
+    first: int,
+    repeats: int,
+) -> Tensor:
+    """As in reference.py."""
+    out = torch.zeros(repeats, classes, phases.numel(), dtype=torch.int64, device=x.device)
+    if out.numel() and len(x):
+        arguments = _arguments(x, frequencies, phases, labels, classes)
+        tensors, sizes = arguments[:4], arguments[4:]
+        _launch(rounded_kernel, x, frequencies, (out, *tensors, key, first, repeats, *sizes))
+    return out
+
+
+def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """As in reference.py."""
+    out = torch.zeros(classes, phases.numel(), dtype=torch.int64, device=x.device)
+    if out.numel() and len(x):
+        _launch(positive_kernel, x, frequencies, (out, *_arguments(x, frequencies, phases, labels, classes)))
+    return out
+
+
+def _arguments(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> tuple:
+    tensors = (
+        x,
+        frequencies.mT.contiguous(),
+        phases.contiguous(),
+        labels,
+    )  # frequencies in rows, as tf32 wants them
+    return (*tensors, len(phases), *x.shape, phases.shape[1], classes, *x.stride(), labels.stride(0))
+
+
+def _launch(kernel: triton.JITFunction, x: Tensor, frequencies: Tensor, arguments: tuple) -> None:
+    grid = (triton.cdiv(len(x), BLOCK_N) * triton.cdiv(frequencies.shape[1], BLOCK_I),)
+    blocks = {"BLOCK_N": BLOCK_N, "BLOCK_I": BLOCK_I, "BLOCK_D": BLOCK_D}
+    with torch.cuda.device_of(x):
+        kernel[grid](*arguments, **blocks, **OPTIONS)

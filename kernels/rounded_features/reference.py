@@ -1,0 +1,72 @@
+"""The specification of counts of rounded waves in plain torch: n x I features at once."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp.kernels import philox
+
+
+def nearest(t: Tensor) -> Tensor:
+    """Turns from the nearest whole number, in [-1/2, 1/2] and exact."""
+    return t - torch.floor(t + 0.5)
+
+
+def turns(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """(n, d), (d, I), (waves, I) -> (n, I waves), reduced before the phase is added so that large ones lose nothing."""
+    return nearest(nearest(x @ frequencies)[..., None] + phases.mT).flatten(1)
+
+
+def levels(t: Tensor) -> Tensor:
+    """2^31 cos(2 pi t), in [-2^31, 2^31], towards zero: float32 -> int64; exact from |cos| = 2^-8 on."""
+    return (torch.cos(t * (2 * math.pi)) * 2.0**31).to(torch.int64)
+
+
+def integers(key: int, user: Tensor, features: int, waves: int, repeat: int) -> Tensor:
+    """Uniform on [-2^31, 2^31): (n, features waves), int64. One counter serves four neighbouring frequencies."""
+    group = torch.arange(-(-features // 4), device=user.device)
+    each = [
+        torch.stack(philox.words(key, user[:, None], group, repeat * waves + wave), -1).flatten(1)[:, :features]
+        for wave in range(waves)
+    ]
+    return torch.stack(each, -1).flatten(1) - 2**31
+
+
+def rounded_bits(x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeat: int) -> Tensor:
+    """(n, I waves) bool: an integer is below the level."""
+    user = first + torch.arange(len(x), device=x.device)
+    random = integers(key, user, frequencies.shape[1], len(phases), repeat)
+    return random < levels(turns(x, frequencies, phases))
+
+
+def positive_bits(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """(n, I waves) bool: cos 2 pi t > 0, which needs no cosine."""
+    return turns(x, frequencies, phases).abs() < 0.25
+
+
+def counted(bits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(n, instances) bool, (n,) -> (classes, instances) int64."""
+    total = torch.zeros(classes, bits.shape[1], dtype=torch.int64, device=bits.device)
+    return total.index_add_(0, labels, bits.to(torch.int64))
+
+
+def rounded_counts(
+    x: Tensor,
+    frequencies: Tensor,
+    phases: Tensor,
+    labels: Tensor,
+    classes: int,
+    key: int,
+    first: int,
+    repeats: int,
+) -> Tensor:
+    """(repeats, classes, I waves)."""
+    bits = (rounded_bits(x, frequencies, phases, key, first, repeat) for repeat in range(repeats))
+    empty = torch.zeros(0, classes, phases.numel(), dtype=torch.int64, device=x.device)
+    return torch.cat([empty, *(counted(each, labels, classes)[None] for each in bits)])
+
+
+def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(classes, I waves)."""
+    return counted(positive_bits(x, frequencies, phases), labels, classes)

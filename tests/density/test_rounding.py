@@ -1,0 +1,160 @@
+"""How shares become bits: the law, exactly; the fused counts of waves against the plain ones."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.density import (
+    GaussianFourier,
+    GaussianOrthogonal,
+    GaussianSquareWave,
+    ShuffledClasses,
+    calibrated_kde,
+)
+from torchdp.density.kde import _movement
+from torchdp.density.rounding import count, rounded
+from torchdp.shuffle import PoissonSum
+
+ALPHA = 1e-4
+D = 5
+FAMILIES = [GaussianFourier(D, 1.3), GaussianSquareWave(D, 1.3), GaussianOrthogonal(D, 1.3)]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+class Words:
+    """Stands for the generator: all bytes once for each share, and given uniforms where they tie."""
+
+    def __init__(self, monkeypatch, shares, uniform):
+        byte = torch.arange(-128, 128, dtype=torch.int8)[:, None].expand(256, shares)
+        monkeypatch.setattr("torchdp.density.rounding._bytes", lambda sizes, source: byte.contiguous())
+        monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full(size, uniform, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes_and_ties_add_up_to_the_chance_to_the_last_bit(dtype, monkeypatch):
+    """Of 256 bytes k + 128 lie below the level k, and one ties, for which the uniform has to be below the rest."""
+    shares = 2 * torch.rand(400, dtype=dtype, generator=generator()) - 1
+    ends = [-1.0, 1.0, 0.0, -0.0, 127 / 128, -127 / 128, 1 - 2**-24, -1 + 2**-24, 2**-40, -(2**-40), 0.5]
+    shares = torch.cat([shares, torch.tensor(ends, dtype=dtype)])
+    for uniform in (0.0, 0.25, 0.75):
+        Words(monkeypatch, len(shares), uniform)
+        ones = rounded(shares, (256,), generator()).sum(0)
+        exact = 128 * (1 + shares.double())
+        assert torch.equal(ones, torch.ceil(exact - uniform).clamp_min(0).to(ones.dtype))
+
+
+def test_a_byte_alone_would_be_noticed(monkeypatch):
+    shares = torch.full((1,), 0.3)
+    Words(monkeypatch, 1, 0.999)
+    assert int(rounded(shares, (256,), generator()).sum()) == math.floor(128 * 1.3)
+    assert math.floor(128 * 1.3) != 128 * 1.3
+
+
+@pytest.mark.parametrize("share", [-1.0, -0.9, -1e-3, 0.0, 1e-3, 0.7, 1.0])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_bits_are_one_as_often_as_their_share_says(share, shape):
+    n = 60_000
+    bits = rounded(torch.full((n,), share), shape, generator(3))
+    assert bits.shape == (*shape, n) and bits.dtype == torch.bool
+    chance, total = (1 + share) / 2, bits.numel()
+    spread = max(1e-9, math.sqrt(total * chance * (1 - chance)))
+    assert abs(int(bits.sum()) - total * chance) < 4 * spread
+    if shape and abs(share) < 1:
+        assert not torch.equal(bits.flatten(0, -2)[0], bits.flatten(0, -2)[1])
+
+
+def test_neighbouring_bits_are_independent():
+    """Eight come from one word."""
+    n = 1 << 15
+    bits = rounded(torch.zeros(n, 8), (), generator(1)).double() - 0.5
+    products = (bits.mT @ bits) / (0.25 * math.sqrt(n))
+    assert products.fill_diagonal_(0).abs().max() < 4.5
+
+
+def test_shares_outside_count_as_the_nearest_end():
+    shares = torch.tensor([1 + 1e-6, 1.5, -1 - 1e-6, -1.5])
+    bits = rounded(shares, (2000,), generator())
+    assert bits[:, :2].all() and not bits[:, 2:].any()
+
+
+def test_no_shares_make_no_bits():
+    assert rounded(torch.zeros(0, 4), (), generator()).shape == (0, 4)
+    assert rounded(torch.zeros(3, 4), (0,), generator()).shape == (0, 3, 4)
+    assert count(rounded(torch.zeros(0, 4), (2,), generator())).tolist() == [[0] * 4] * 2
+
+
+def by_kernel(monkeypatch, features):
+    """As on a CUDA device, with the kernel's reference in its place."""
+    monkeypatch.setattr(f"{type(features).__module__}.fused", lambda x: True)
+
+
+def ball(n, seed=1):
+    points = torch.randn(n, D, generator=generator(seed))
+    return points / points.norm(dim=1, keepdim=True).clamp_min(1)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
+def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
+    """The dispatch to counts from Philox words, here by their reference: sums of all repeats, by a two-sample test."""
+    x, features, shape = ball(40), family.draw(6, generator=generator()), (300,)
+    plain = features.ones(x, generator=generator(1), sample_shape=shape)
+    by_kernel(monkeypatch, features)
+    counted = features.ones(x, generator=generator(2), sample_shape=shape)
+    assert counted.shape == plain.shape == (300, features.instances) and counted.dtype == torch.int64
+    if family.bound == 1 and features.rounding == 0:
+        assert torch.equal(counted, plain)
+        return
+    chances = (1 + features.left(x).double() / features.bound) / 2
+    mean, spread = chances.sum(0), (chances * (1 - chances)).sum(0).sqrt()
+    for each in (plain, counted):
+        assert ((each.double().mean(0) - mean) / spread).abs().max() < 4.5 / math.sqrt(300)
+        scaled = (each.double() - mean).square().mean(0) / spread.square()
+        assert (scaled - 1).abs().max() < 4.5 * math.sqrt(2 / 300)
+    for j in range(features.instances):
+        assert stats.ks_2samp(plain[:, j].numpy(), counted[:, j].numpy()).pvalue > ALPHA
+    assert not torch.equal(counted[0], counted[1])
+    again = features.ones(x, generator=generator(2), sample_shape=shape)
+    assert torch.equal(again, counted)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
+@pytest.mark.parametrize("fused", [False, True])
+def test_ones_of_classes_are_those_of_each(family, fused, monkeypatch):
+    x, features = ball(90), family.draw(6, generator=generator())
+    labels = torch.arange(90) % 3
+    if fused:
+        by_kernel(monkeypatch, features)
+    ones = features._class_ones(x, labels, 3, generator(1), (200,)).double()
+    assert ones.shape == (200, 3, features.instances)
+    chances = torch.stack([(1 + features.left(x[labels == c]).double() / features.bound) / 2 for c in range(3)])
+    mean, spread = chances.sum(1), (chances * (1 - chances)).sum(1).sqrt().clamp_min(1e-5)
+    assert ((ones.mean(0) - mean) / spread).abs().max() < 4.5 / math.sqrt(200)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
+def test_fused_classes_release_densities_of_every_class(family, monkeypatch):
+    x, features = ball(60), family.draw(6, generator=generator())
+    labels = (torch.arange(60) < 20).long()
+    kdes = tuple(calibrated_kde(features, PoissonSum, n, 5.0, 1e-6) for n in (40, 20))
+    classes = ShuffledClasses(kdes)
+    plain = classes.sample(x, labels, generator=generator(1), sample_shape=(200,)).sums
+    by_kernel(monkeypatch, features)
+    counted = classes.sample(x, labels, generator=generator(2), sample_shape=(200,)).sums
+    assert counted.shape == plain.shape == (200, 2, features.instances)
+    gap = (plain.mean(0) - counted.mean(0)) / (plain.var(0) + counted.var(0)).sqrt()
+    assert gap.abs().max() < 4.5 / math.sqrt(200)
+
+
+def test_guarantee_of_rounded_bits_leaves_room_for_float32():
+    """Chances of cosine and sine from float32 angles move by no more than is accounted for."""
+    features = GaussianOrthogonal(1, 1.3).draw(1, generator=generator())
+    half = math.pi / float(features.frequencies.abs())
+    x = torch.linspace(-50, 50, 20_001)[:, None]
+    apart = features._share(x).double() - features._share(x + half).double()
+    assert float(apart.square().sum(1).max() / 4) <= _movement(features) < features.movement * (1 + 5e-6)
+    assert _movement(features) > features.movement

@@ -1,0 +1,90 @@
+"""The specification of counts of rounded waves: the law of its bits, and what it counts."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.kernels import rounded_features
+from torchdp.kernels.rounded_features import reference
+
+
+def inputs(n, d=5, features=7, waves=1, classes=3, seed=0, scale=1.0):
+    """(x, frequencies, phases, labels)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = scale * torch.randn(n, d, generator=generator)
+    frequencies = torch.randn(d, features, generator=generator) / 4
+    phases = torch.rand(waves, features, generator=generator)
+    return x, frequencies, phases, torch.randint(0, classes, (n,), generator=generator)
+
+
+def test_turns_are_those_of_the_angle_even_where_it_is_large():
+    x, frequencies, phases, _ = inputs(200, waves=2, scale=50.0)
+    t = reference.turns(x, frequencies, phases)
+    exact = (x.double() @ frequencies.double())[..., None] + phases.double().mT
+    apart = t.double() - exact.flatten(1)
+    size = (x.double().abs() @ frequencies.double().abs())[..., None].expand(-1, -1, 2).flatten(1)
+    assert float(exact.abs().max()) > 50 and float(t.abs().max()) <= 0.5
+    assert ((apart - apart.round()).abs() <= 2**-23 + 6 * 2**-24 * size).all()
+
+
+def test_a_quarter_of_a_turn_makes_the_sine_of_the_same_angle():
+    """So that cos^2 + sin^2 = 1 to a few roundings, however large the angle."""
+    x, frequencies, _, _ = inputs(1000, scale=1000.0)
+    t = reference.turns(x, frequencies, torch.tensor([[0.0], [-0.25]]).expand(2, 7)).unflatten(1, (7, 2))
+    cosine, sine = torch.cos(2 * math.pi * t.double()).unbind(-1)
+    assert float((cosine.square() + sine.square() - 1).abs().max()) < 4e-7
+
+
+def test_levels_are_the_chances_to_within_a_part_in_2_to_the_32():
+    t = torch.tensor([0.0, 0.25, 0.5, -0.5, 1 / 3, 2**-12, 0.2499999, 0.25 - 2**-12])
+    cosine = torch.cos(t * (2 * math.pi))
+    chance = (reference.levels(t) + 2**31).double() / 2**32  # of -2^31 .. 2^31 - 1, so many lie below the level
+    assert ((chance - (1 + cosine.double()) / 2).abs() < 2.0**-32).all()
+    large = cosine.abs() >= 2.0**-8
+    assert torch.equal(chance[large], (1 + cosine[large].double()) / 2)
+    assert chance[0] == 1 and chance[2] == 0
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.3, 0.5])
+def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift):
+    n, features = 20_000, 6
+    x, frequencies = torch.zeros(n, 1), torch.zeros(1, features)
+    phases = torch.tensor([[shift], [shift + 0.05]]).repeat(1, features)
+    labels = torch.zeros(n, dtype=torch.int64)
+    counts = rounded_features.rounded_counts(x, frequencies, phases, labels, 1, key=5, repeats=2)[:, 0]
+    chance = (1 + torch.cos(2 * math.pi * phases.double())).mT.flatten() / 2
+    scores = (counts - n * chance) / (n * chance * (1 - chance)).sqrt().clamp_min(1e-9)
+    assert scores.abs().max() < 4.5
+    assert len(set(counts.flatten().tolist())) > (18 if 0 < shift < 0.45 else 5)  # no two share their words
+
+
+def test_bits_belong_to_users_and_parts_add_up():
+    x, frequencies, phases, labels = inputs(101, waves=2)
+    whole = rounded_features.rounded_counts(x, frequencies, phases, labels, 3, key=9, repeats=2)
+    some = [
+        rounded_features.rounded_counts(
+            x[part], frequencies, phases, labels[part], 3, key=9, first=start, repeats=2
+        )
+        for part, start in ((slice(0, 40), 0), (slice(40, 101), 40))
+    ]
+    assert torch.equal(whole, some[0] + some[1])
+    again = rounded_features.rounded_counts(x[40:], frequencies, phases, labels[40:], 3, key=9, first=0, repeats=2)
+    assert not torch.equal(again, some[1])
+    assert torch.equal(whole.sum(1)[0].sum(), reference.rounded_bits(x, frequencies, phases, 9, 0, 0).sum())
+
+
+def test_counts_are_those_of_the_classes():
+    x, frequencies, phases, labels = inputs(60)
+    bits = reference.positive_bits(x, frequencies, phases)
+    assert torch.equal(bits, torch.cos(2 * math.pi * (x @ frequencies + phases)) > 0)
+    counts = rounded_features.positive_counts(x, frequencies, phases, labels, 4)
+    assert torch.equal(counts, torch.stack([bits[labels == c].sum(0) for c in range(4)]))
+    assert not counts[3].any()
+
+
+def test_nobody_adds_nothing():
+    x, frequencies, phases, labels = inputs(0)
+    assert not rounded_features.rounded_counts(x, frequencies, phases, labels, 2, key=1).any()
+    assert rounded_features.rounded_counts(x, frequencies, phases, labels, 2, key=1, repeats=0).shape == (0, 2, 7)
+    assert not rounded_features.positive_counts(x, frequencies, phases, labels, 2).any()
