@@ -39,3 +39,12 @@ def test_rounded_features(smoke):
     assert "growth of memory" in printed
     line = next(line for line in printed.splitlines() if "560,000 users" in line)
     assert "torchdp, Fourier" in line
+
+
+def test_report_sums(smoke):
+    lines = [line.split() for line in smoke("bench/report_sums.py").splitlines()]
+    found = {line[0]: [float(value) for value in line[1:6]] for line in lines if "_" in line[0]}
+    assert set(found) == {
+        f"{kind}_{path}" for kind in ("response", "unary") for path in ("collect", "plain", "numpy")
+    }
+    assert all(min(row[:4]) > 0 and row[4] >= 0 for row in found.values())

@@ -9,7 +9,186 @@ import textwrap
 import pytest
 
 # module under torchdp.kernels, kernel, types of its arguments, values of its compile-time arguments
-SIGNATURES: list[tuple[str, str, dict[str, str], dict[str, object]]] = []
+SIGNATURES: list[tuple[str, str, dict[str, str], dict[str, object]]] = [
+    (
+        "chacha.fused",
+        "keystream_kernel",
+        {"out": "*i32", "key": "*i32", "first": "i64", "blocks": "i32", "group": "i32", "stream": "i64"},
+        {"COUNT": 256},
+    ),
+    *(
+        (
+            "secure_sketch.fused",
+            "add_kernel",
+            {
+                "sums": f"*i{bits}",
+                "values": values,
+                "rows": "*i64",
+                "signs": "*i8",
+                "units": "*fp64",
+                "key": "*i32",
+                "first": "i64",
+                "clients": "i32",
+                "copies": "i32",
+                "columns": "i32",
+                "size": "i32",
+                **dict.fromkeys(
+                    ("value_step", "value_column", "row_copy", "row_step", "sign_copy", "sign_step"), "i64"
+                ),
+                "scale": "fp32",
+            },
+            {"SERVERS": 3, "BITS": bits, "ENTRIES": 1024},
+        )
+        for bits, values in ((32, "*fp32"), (64, "*fp64"))
+    ),
+    *(
+        (
+            "rounded_features.fused",
+            name,
+            {
+                **{"out": "*i64", "x": "*fp32", "frequencies": "*fp32", "phases": "*fp32", "labels": "*i64"},
+                **drawn,
+                **dict.fromkeys(("waves", "n", "d", "features", "classes", "x_row", "label_step"), "i32"),
+            },
+            {"x_column": 1, "BLOCK_N": 32, "BLOCK_I": 64, "BLOCK_D": 32},
+        )
+        for name, drawn in (
+            ("rounded_kernel", {"key": "i64", "first": "i64", "repeats": "i32"}),
+            ("positive_kernel", {}),
+        )
+    ),
+    *(
+        (
+            "response_counts.fused",
+            "count_kernel",
+            {
+                "x": values,
+                "counts": "*i64",
+                "n": "i64",
+                "stride": "i64",
+                "k": "i32",
+                "step": "i64",
+                "magic": "i64",
+                "key": "i64",
+                "first": "i64",
+                "copies": "i32",
+            },
+            {"PAIRS": 1024, "BINS": bins},
+        )
+        for values, bins in (("*i64", 0), ("*u8", 1024))
+    ),
+    (
+        "unary_counts.fused",
+        "others_kernel",
+        {
+            "tally": "*i64",
+            "n": "i64",
+            "k": "i32",
+            "numerator": "i64",
+            "digits": "i32",
+            "key": "i64",
+            "first": "i64",
+        },
+        {"GROUPS": 2, "COLUMNS": 32},
+    ),
+    (
+        "unary_counts.fused",
+        "own_kernel",
+        {
+            "x": "*i16",
+            "tally": "*i64",
+            "n": "i64",
+            "stride": "i64",
+            "k": "i32",
+            "on": "i64",
+            "on_digits": "i32",
+            "off": "i64",
+            "off_digits": "i32",
+            "key": "i64",
+            "first": "i64",
+            "copies": "i32",
+        },
+        {"USERS": 128},
+    ),
+    *(
+        (
+            f"{op}.fused",
+            name,
+            {
+                **{"out": out, numbers: kind, **base, "key": "i64", "first": "i64", "stream": "i32"},
+                **{"users": "i64", "columns": "i32", "across": "i32", **rounds},
+            },
+            {**sizes, "HEIGHT": 4, "WIDTH": 64},
+        )
+        for op, out, numbers, kind, sizes in (
+            ("inversion", "*i64", "table", "*i32", {"STEPS": 2}),
+            ("gamma_difference", "*fp64", "numbers", "*fp64", {"SMALL": True}),
+        )
+        for name, base, rounds in (
+            ("draws_kernel", {"base": "i64"} if op == "inversion" else {}, {}),
+            ("sums_kernel", {}, {"rounds": "i32"}),
+        )
+    ),
+    (
+        "truncated_normal.fused",
+        "above_kernel",
+        {"tail": "*fp64", "out": "*fp64", "line": "*fp64", "n": "i64"},
+        {"BLOCK": 256},
+    ),
+    (
+        "truncated_normal.fused",
+        "draws_kernel",
+        {"out": "*fp64", "line": "*fp64", "key": "i64", "first": "i64", "stream": "i32", "n": "i64"},
+        {"BLOCK": 256},
+    ),
+    *(
+        signature
+        for real, double in (("*fp32", False), ("*fp64", True))
+        for signature in (
+            (
+                "normals.fused",
+                "draw_kernel",
+                {
+                    "out": real,
+                    "key": "i64",
+                    "first": "i64",
+                    **dict.fromkeys(("stream", "size", "width", "groups"), "i32"),
+                },
+                {"BLOCK": 256, "DOUBLE": double},
+            ),
+            (
+                "privunitg.fused",
+                "normals_kernel",
+                {"sums": "*fp64", "starts": "*i64", "stops": "*i64", "key": "i64", "width": "i32"},
+                {"Q": 4, "U": 64, "STEPS": 16, "DOUBLE": double},
+            ),
+            (
+                "privunitg.fused",
+                "scalars_kernel",
+                {
+                    "lifts": "*fp64",
+                    "taus": "*fp64",
+                    "starts": "*i64",
+                    "stops": "*i64",
+                    "law": "*fp64",
+                    "key": "i64",
+                },
+                {"U": 64, "DOUBLE": double},
+            ),
+            (
+                "privunit.fused",
+                "sum_kernel",
+                {
+                    **{"sums": "*fp64", "reaches": "*fp64", "axes": real, "heights": real},
+                    **dict.fromkeys(("lifts", "alongs", "acrosses"), "*fp64"),
+                    **dict.fromkeys(("kinds", "starts", "stops"), "*i64"),
+                    **{"key": "i64", "first": "i64", "width": "i32", "tiny": real},
+                },
+                {"Q": 16, "U": 16, "STEPS": 16, "DOUBLE": double},
+            ),
+        )
+    ),
+]
 
 COMPILE = textwrap.dedent("""
     import importlib, json, sys, triton

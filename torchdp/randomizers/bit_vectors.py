@@ -9,10 +9,21 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.kernels import unary_counts
+from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.philox import draw_key
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.base import exact_local, user_counts
-from torchdp.randomizers.draws import WORD, bernoulli_words, binomial, column_counts, words_for
-from torchdp.randomizers.frequency import FrequencyOracle, alphabet, budget
+from torchdp.randomizers.draws import WORD, bernoulli_words, binomial, column_counts, popcount, words_for
+from torchdp.randomizers.frequency import (
+    WORDS_AT_ONCE,
+    FrequencyOracle,
+    all_counted,
+    alphabet,
+    budget,
+    in_parts,
+    listed,
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,26 @@ class UnaryEncoding(BitVectorOracle):
         x = checks.indices("x", x, self.k)
         generator = checks.random_source(generator, x.device)
         return self._packed(x.flatten(), generator, self.on, self.off).view(*x.shape, self._words)
+
+    def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        """The tally of one message of each user: as in the base class, 64 users to a word for each value."""
+        x = listed(x)
+        generator = checks.random_source(generator, x.device)
+        if fuses(x.device):
+            tally = unary_counts.tally(x, self.k, self.on, self.off, draw_key(generator))
+            return all_counted(tally, tally[-1], x, self.k)
+        total = torch.zeros(self.tallies, dtype=torch.int64, device=x.device)
+        for part in in_parts(x, self.k, WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))):
+            held, user = part.long(), torch.arange(len(part), device=x.device)
+            others = bernoulli_words((words_for(len(part)), self.k), self.off, generator)
+            own = torch.rand(part.shape, dtype=torch.float64, device=x.device, generator=generator) < self.on
+            instead = others[user // WORD, held] >> user % WORD & 1  # drawn as if the value were not the user's
+            if len(part) % WORD:
+                others[-1] &= (1 << len(part) % WORD) - 1
+            total[:-1] += popcount(others).sum(0)
+            total.index_add_(0, held, own.long() - instead)
+        total[-1] = len(x)
+        return total
 
     def sample_reports(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()

@@ -67,11 +67,12 @@ class FrequencyOracle(LocalRandomizer):
     def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
         """The tally of one message of each user, part by part: (n,) integers in [0, k) -> (tallies,), int64.
 
-        In law ``sample_reports``, from messages that are drawn for each user and not kept.
+        In law ``sample_reports``, from messages that are drawn for each user and not kept. Memory beside ``x``, of
+        whatever width its integers have, does not grow with the number of users.
         """
-        x = checks.indices("x", x, self.k).flatten()
+        parts = in_parts(listed(x), self.k, WORDS_AT_ONCE // self._words)
         total = torch.zeros(self.tallies, dtype=torch.int64, device=x.device)
-        for part in x.split(max(1, WORDS_AT_ONCE // self._words)):
+        for part in parts:
             total += self.tally(self.sample(part, generator=generator))
         return total
 
@@ -105,6 +106,27 @@ class FrequencyOracle(LocalRandomizer):
         if reports.ndim == 0 or reports.shape[-1] != self.tallies:
             raise ValueError(f"reports must have shape (..., {self.tallies}), not {tuple(reports.shape)}")
         return reports
+
+
+def listed(x: Tensor) -> Tensor:
+    """The users' types in a row, of the width that their integers have, their range unread: (n,). Raises TypeError."""
+    checks.indices("x", x.flatten()[:0] if isinstance(x, Tensor) else x, 1)
+    return x.flatten()
+
+
+def in_parts(x: Tensor, k: int, users: int) -> Sequence[Tensor]:
+    """(n,) integers in groups of so many users, all in [0, k), which is known before one is used. Raises ValueError."""
+    parts = x.split(max(1, users))
+    for part in parts:
+        checks.indices("x", part, k)
+    return parts
+
+
+def all_counted(tally: Tensor, users: Tensor, x: Tensor, k: int) -> Tensor:
+    """The tally, if it counts as many users as ``x`` holds: all have types in [0, k). Raises ValueError."""
+    if int(users) != x.numel():
+        raise ValueError(f"x must lie in [0, {k}); it holds values outside")
+    return tally
 
 
 def alphabet(k: int) -> int:

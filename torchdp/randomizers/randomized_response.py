@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.kernels import response_counts
+from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.philox import draw_key
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.base import exact_local, user_counts
 from torchdp.randomizers.draws import binomial
-from torchdp.randomizers.frequency import FrequencyOracle, alphabet, budget, spread
+from torchdp.randomizers.frequency import FrequencyOracle, all_counted, alphabet, budget, listed, spread
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,16 @@ class RandomizedResponse(FrequencyOracle):
         x = checks.indices("x", x, self.k)
         generator = checks.random_source(generator, x.device)
         # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
-        step = math.ceil(self._q * (1 + 2**-50) * 2.0**63)  # q to float64, on the private side
-        value = torch.empty_like(x).random_(generator=generator).div_(step, rounding_mode="floor")
+        value = torch.empty_like(x).random_(generator=generator).div_(self._step, rounding_mode="floor")
         return torch.where(value < self.k, value, x)
+
+    def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        x = listed(x)
+        if not fuses(x.device):
+            return super().collect(x, generator=generator)
+        key = draw_key(checks.random_source(generator, x.device))
+        counts = response_counts.counts(x, self.k, self._step, key)
+        return all_counted(counts, counts.sum(), x, self.k)
 
     @property
     def tallies(self) -> int:
@@ -129,6 +139,10 @@ class RandomizedResponse(FrequencyOracle):
     @property
     def _q(self) -> float:
         return 1 / (math.exp(self.epsilon) + self.k - 1)
+
+    @property
+    def _step(self) -> int:
+        return math.ceil(self._q * (1 + 2**-50) * 2.0**63)  # q to float64, on the private side
 
     @property
     def _kept(self) -> float:

@@ -1,0 +1,172 @@
+"""Reports that are counted as they are drawn: one law with the aggregate, and errors in words."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.kernels import response_counts, unary_counts
+from torchdp.kernels.philox import draw_key
+from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SymmetricUnaryEncoding
+
+ALPHA = 1e-6
+KINDS = [RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding]
+COUNTS = torch.tensor([0, 1, 3, 7])
+USERS = torch.arange(4).repeat_interleave(COUNTS)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def same_law(first, second):
+    """Smallest p-value of two-sample tests on some coordinates and a mixture of all."""
+    index = torch.arange(1, first.shape[1] + 1)
+    pvalues = []
+    for statistic in (lambda r: r[:, 0], lambda r: r[:, 2], lambda r: r[:, 3], lambda r: (r * index).sum(1) % 7):
+        pair = [torch.bincount(statistic(r), minlength=20).numpy() for r in (first, second)]
+        table = np.stack(pair)[:, np.sum(pair, 0) > 0]
+        rare = table.sum(0) < 20
+        table = np.c_[table[:, ~rare], table[:, rare].sum(1)] if rare.any() else table
+        table = table[:, table.sum(0) > 0]
+        pvalues.append(stats.chi2_contingency(table).pvalue if table.shape[1] > 1 else 1.0)
+    return min(pvalues)
+
+
+def tallies(oracle, users, repeats, key):
+    """One tally for each repetition, from the specification's messages of users 0, ..., repeats * len(users) - 1."""
+    x = users.repeat(repeats)
+    if isinstance(oracle, RandomizedResponse):
+        numbers = response_counts.reference.numbers(key, 0, len(x))
+        reports = response_counts.reference.report(numbers, x, oracle.k, oracle._step)
+        return torch.nn.functional.one_hot(reports.view(repeats, -1), oracle.k).sum(1)
+    bits = unary_counts.reference.messages(x, oracle.k, oracle.on, oracle.off, key, 0)
+    counts = bits.view(repeats, len(users), oracle.k).sum(1)
+    return torch.cat([counts, torch.full((repeats, 1), len(users))], 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_counted_reports_have_the_law_of_the_aggregate(kind, epsilon):
+    """Counts 0, 1 and 3 among them; another epsilon is noticed."""
+    oracle, repeats = kind(4, epsilon), 5000
+    single = tallies(oracle, USERS, repeats, key=11)
+    together = oracle.sample_reports(COUNTS, generator=generator(1), sample_shape=(repeats,))
+    assert single.shape == together.shape and same_law(single, together) > ALPHA
+    other = kind(4, 1.6 * epsilon).sample_reports(COUNTS, generator=generator(2), sample_shape=(4 * repeats,))
+    assert same_law(single, other) < ALPHA
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_collected_reports_have_the_law_of_the_aggregate(kind, epsilon):
+    oracle, repeats, source = kind(4, epsilon), 1500, generator(7)
+    single = torch.stack([oracle.collect(USERS, generator=source) for _ in range(repeats)])
+    together = oracle.sample_reports(COUNTS, generator=generator(8), sample_shape=(repeats,))
+    assert single.shape == together.shape and same_law(single, together) > ALPHA
+    other = kind(4, 2 * epsilon).sample_reports(COUNTS, generator=generator(9), sample_shape=(6 * repeats,))
+    assert same_law(single, other) < ALPHA
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("k", [2, 70])
+def test_unary_encoding_that_hides_nothing_collects_the_histogram(monkeypatch, n, k):
+    """At epsilon = 700 a user's own bit is set and no other, but with probability 1e-150: parts and words show."""
+    oracle = SymmetricUnaryEncoding(k, 700.0)
+    x = torch.arange(n) ** 2 % k
+    wanted = [*torch.bincount(x, minlength=k).tolist(), n]
+    for words in (1, 128, 2**18):
+        monkeypatch.setattr("torchdp.randomizers.bit_vectors.WORDS_AT_ONCE", words)
+        assert oracle.collect(x, generator=generator(1)).tolist() == wanted
+        assert oracle.collect(x.view(-1, 1), generator=generator(1)).tolist() == wanted
+
+
+def test_users_of_one_word_and_of_one_value_are_independent():
+    """The variance of the whole tally's sums: shared or repeated digits would change it."""
+    k, n, repeats, source = 3, 130, 2000, generator(2)
+    oracle, x = OptimizedUnaryEncoding(k, 1.0), torch.arange(130) % 3
+    tallies = torch.stack([oracle.collect(x, generator=source) for _ in range(repeats)])[:, :k].double()
+    held = torch.bincount(x, minlength=k)
+    variance = held * 0.25 + (n - held) * oracle.off * (1 - oracle.off)
+    total = tallies.sum(1)
+    for sample, stated in ((tallies[:, 0], variance[0]), (total, variance.sum())):
+        z = (float(sample.var()) / float(stated) - 1) * (repeats / 2) ** 0.5
+        assert abs(z) < 5.2
+        assert abs((float(sample.var()) / float(1.4 * stated) - 1) * (repeats / 2) ** 0.5) > 5.2
+
+
+@pytest.fixture
+def fused(monkeypatch, device):
+    """The device of the fused path, which is taken wherever it is."""
+    rooms = ("randomizers.randomized_response", "randomizers.bit_vectors", "kernels.response_counts")
+    for room in (*rooms, "kernels.unary_counts"):
+        monkeypatch.setattr(f"torchdp.{room}.fuses", lambda device: True)
+    blocks = pytest.importorskip("torchdp.kernels.unary_counts.fused")
+    monkeypatch.setattr(blocks, "WORDS", 1024)  # of the size that suits the interpreter
+    monkeypatch.setattr(blocks, "USERS", 1024)
+    return device
+
+
+def test_collecting_takes_the_fused_path_and_has_the_law_of_the_aggregate(fused):
+    """Many users in a few calls: each count against its mean, in standard deviations; another epsilon is noticed."""
+    x = USERS.repeat(300)
+    held = torch.bincount(x, minlength=4)
+    for kind in KINDS:
+        oracle = kind(4, 1.0)
+        source = torch.Generator(fused).manual_seed(3)
+        tally = oracle.collect(x.to(fused), generator=source).cpu()
+        assert tally.dtype == torch.int64 and tally.shape == (oracle.tallies,)
+        assert int(tally[-1]) == len(x) or (kind is RandomizedResponse and int(tally.sum()) == len(x))
+        deviation = (oracle.workload_variance(torch.eye(4)) @ held.double()).sqrt()
+        assert float(((oracle.decode_counts(tally) - held) / deviation).abs().max()) < 5.2
+        wrong = kind(4, 0.3).decode_counts(tally)
+        assert float(((wrong - held) / deviation).abs().max()) > 5.2
+        again = oracle.collect(x.to(fused), generator=source).cpu()
+        assert not torch.equal(again, tally)  # a new key from the same generator
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fused_path_says_what_is_wrong_with_its_arguments(fused, kind):
+    oracle, source = kind(4, 1.0), torch.Generator(fused).manual_seed(0)
+    for bad in ([0, 4], [-1, 0], [2**40, 1]):
+        with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
+            oracle.collect(torch.tensor(bad, device=fused), generator=source)
+    for bad in (torch.zeros(3, device=fused), torch.zeros(3, dtype=torch.bool, device=fused), [0, 1]):
+        with pytest.raises(TypeError, match="x must be"):
+            oracle.collect(bad, generator=source)
+    with pytest.raises(TypeError, match="generator"):
+        oracle.collect(torch.zeros(3, dtype=torch.int64, device=fused), generator=7)
+    assert not oracle.collect(torch.zeros(0, dtype=torch.int64, device=fused), generator=source).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collecting_reads_integers_of_any_width_and_checks_all_before_it_draws(kind):
+    oracle, x = kind(4, 1.0), USERS.repeat(3)
+    wanted = oracle.collect(x, generator=generator(4))
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        assert torch.equal(oracle.collect(x.to(dtype), generator=generator(4)), wanted)
+    source = generator(5)
+    before = source.get_state()
+    with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
+        oracle.collect(torch.tensor([0, 4]), generator=source)
+    with pytest.raises(TypeError, match="x must be"):
+        oracle.collect([0, 1], generator=source)
+    assert torch.equal(source.get_state(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [16, 1024])
+def test_collecting_on_a_gpu_counts_the_specifications_reports(kind, k):
+    oracle, n = kind(k, 1.0), 3001
+    x = torch.arange(n) ** 2 % k
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        source = torch.Generator("cuda").manual_seed(6)
+        tally = oracle.collect(x.to("cuda", dtype), generator=source)
+        key = draw_key(torch.Generator("cuda").manual_seed(6))
+        wanted = (
+            response_counts.reference.counts(x, k, oracle._step, key)
+            if kind is RandomizedResponse
+            else unary_counts.reference.tally(x, k, oracle.on, oracle.off, key)
+        )
+        assert torch.equal(tally.cpu(), wanted)

@@ -1,0 +1,95 @@
+"""Unary encodings counted in Triton give the reference's integers."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.kernels.unary_counts import reference
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+from torchdp.kernels.unary_counts import fused  # noqa: E402
+
+
+@triton.jit(do_not_specialize=["numerator", "digits", "key"])
+def bits_kernel(group, column, out, n, numerator, digits, key, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    groups = tl.load(group + place, mask=place < n, other=0)
+    columns = tl.load(column + place, mask=place < n, other=0)
+    wanted = ((groups * 0 - 1) & 0xFFFFFFFF).to(tl.uint32)
+    word = fused.bits(key, groups, columns, wanted, numerator.to(tl.int64), digits)
+    tl.store(out + place, word.to(tl.int64), mask=place < n)
+    tl.store(out + n + place, fused.popcount(word).to(tl.int64), mask=place < n)
+
+
+@pytest.mark.parametrize("n", [1, 63, 1000])
+@pytest.mark.parametrize("probability", [0.5, 0.3, 1 / (math.e + 1), 0.0, 1.0, 2.0**-70, 1 - 2.0**-53])
+def test_both_paths_draw_the_same_bits(device, probability, n):
+    group = (torch.arange(n) * 12345678901).to(device)
+    column = (torch.arange(n) % 7).to(device)
+    for key in (0, -(2**63) + n):
+        out = torch.full((2, n), -1, dtype=torch.int64, device=device)
+        numerator, digits = reference.ratio(probability)
+        bits_kernel[(triton.cdiv(n, 256),)](group, column, out, n, numerator, digits, key, BLOCK=256)
+        words = reference.words(key, group, column, probability)
+        assert torch.equal(out[0], words)
+        assert torch.equal(out[1], (words[:, None] >> torch.arange(32, device=device) & 1).sum(1))
+
+
+OUE, SUE, SURE = (0.5, 1 / (math.e + 1)), (0.7, 0.3), (1.0, 1 / (math.exp(350) + 1))
+
+
+@pytest.mark.parametrize("n", [1, 31, 63])
+@pytest.mark.parametrize("first", [0, 2**33 + 45])
+@pytest.mark.parametrize(("k", "key", "chances"), [(2, 0, OUE), (3, 2**63 - 1, SURE), (33, -(2**63), SUE)])
+def test_both_paths_give_the_same_tally(device, k, key, chances, first, n):
+    x = (torch.arange(n) ** 2 % k).to(device)
+    wanted = reference.tally(x, k, *chances, key, first)
+    assert torch.equal(fused.tally(x, k, *chances, key, first), wanted)
+    assert int(wanted[-1]) == n
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Blocks of the size that suits the interpreter."""
+    monkeypatch.setattr(fused, "WORDS", 2048)
+    monkeypatch.setattr(fused, "USERS", 1024)
+
+
+@pytest.mark.parametrize("first", [1, 2**33 + 45])
+@pytest.mark.parametrize(("k", "key", "chances"), [(16, 9, SUE), (70, -1, OUE), (65, 3, SURE)])
+def test_both_paths_give_the_same_tally_of_many_users(device, wide, k, key, chances, first):
+    x = (torch.arange(1000) ** 2 % k).to(device)
+    wanted = reference.tally(x, k, *chances, key, first)
+    assert torch.equal(fused.tally(x, k, *chances, key, first), wanted)
+
+
+def test_integers_of_any_width_and_any_stride_are_read(device, wide):
+    x, rest = (torch.arange(301) % 100).to(device), (300, 0.5, 0.25, 9)
+    wanted = reference.tally(x, *rest)
+    for dtype in (torch.int32, torch.int16, torch.uint8, torch.int8):
+        assert torch.equal(fused.tally(x.to(dtype), *rest), wanted)
+        assert torch.equal(reference.tally(x.to(dtype), *rest), wanted)
+    assert torch.equal(fused.tally(x[::3], *rest), reference.tally(x[::3], *rest))
+    assert torch.equal(fused.tally(torch.stack([x, x + 1], 1)[:, 0], *rest), wanted)
+
+
+def test_users_without_a_value_touch_no_memory_and_are_not_counted(device):
+    x = torch.tensor([0, 5, -1, 3, 2**40, -(2**63), 4], device=device)
+    for on, off in ((1.0, 0.0), (0.5, 0.3)):
+        wanted = reference.tally(x, 5, on, off, 1)
+        assert torch.equal(fused.tally(x, 5, on, off, 1), wanted) and int(wanted[-1]) == 3
+    assert not fused.tally(x[:0], 5, 0.5, 0.3, 1).any()
+
+
+def test_programs_that_take_many_steps_and_share_counters_count_the_same(device, monkeypatch):
+    x = (torch.arange(150) % 40).to(device)
+    wanted = reference.tally(x, 40, 0.5, 0.3, 5, 3)
+    monkeypatch.setattr(fused, "WORDS", 128)
+    monkeypatch.setattr(fused, "USERS", 32)
+    for programs, cells in ((1, 1), (3, 82), (7, 2**16)):
+        monkeypatch.setattr(fused, "PROGRAMS", programs)
+        monkeypatch.setattr(fused, "CELLS", cells)
+        assert torch.equal(fused.tally(x, 40, 0.5, 0.3, 5, 3), wanted)
