@@ -33,7 +33,7 @@ def seconds(work: Callable[[], object], least: float = 1.0) -> float:
 def peak_bytes(setup: str, statement: str) -> int:
     """By how many bytes memory grows, at its highest, while a fresh process runs ``statement`` after ``setup``.
 
-    Linux only. Where the system does not let the highest mark start again, what ``setup`` held and gave back counts too.
+    Linux only. Where the highest mark cannot be started again, what ``setup`` held and gave back counts too.
     """
     code = CHILD.format(setup=setup, statement=statement)
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
