@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "randomness"}
+FLOOR = {"checks", "draws", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
+    "draws": set(),
     "randomness": set(),
     "privacy": FLOOR,
     "workloads": FLOOR,

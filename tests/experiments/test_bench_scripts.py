@@ -48,3 +48,10 @@ def test_report_sums(smoke):
         f"{kind}_{path}" for kind in ("response", "unary") for path in ("collect", "plain", "numpy")
     }
     assert all(min(row[:4]) > 0 and row[4] >= 0 for row in found.values())
+
+
+def test_sweep_devices(smoke):
+    printed = smoke("bench/sweep_devices.py")
+    assert "the rows are the same bits" in printed
+    assert printed.count(", ratio ") == 2
+    assert sum("a block costs" in line for line in printed.splitlines()) == 2

@@ -14,6 +14,7 @@ RUN_HERE = {
     "bench/rounded_features.py",
     "bench/samplers.py",
     "bench/secure_sketch.py",
+    "bench/sweep_devices.py",
     "bench/vector_sums.py",
     "enu/choose.py",
     "enu/error_vs_types.py",

@@ -201,6 +201,19 @@ def test_changed_facts_are_refused_before_any_work(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_facts_may_differ_by_rounding(tmp_path):
+    def rounded(relative: float) -> Any:
+        facts = {"p": 0.1 * (1 + relative), "list": [0.3 * (1 + relative), "word"]}
+        return lambda config: Trial(make_trial(config).sample, facts)
+
+    path = tmp_path / "store.jsonl"
+    sweep(rounded(0), GRID[:1], store=path, trials=100, seed=7, block_size=100)
+    (row,) = sweep(rounded(1e-14), GRID[:1], store=path, **SETTINGS)  # another number of threads
+    assert row.facts == {"p": 0.1, "list": [0.3, "word"]} and read(path) == [row]
+    with pytest.raises(ValueError, match="facts of config"):
+        sweep(rounded(1e-6), GRID[:1], store=path, trials=1000, seed=7, block_size=100)
+
+
 def test_a_bad_trial_stores_nothing(tmp_path):
     path = tmp_path / "store.jsonl"
     bad = block_generator(7, GRID[0], 1).initial_seed()

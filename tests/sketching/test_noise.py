@@ -217,11 +217,10 @@ def test_dense_copies_of_laplace_noise_share_a_row():
 def test_noise_on_a_gpu():
     sketch = balanced_count_sketch(20_000, 10, generator=generator(1, "cuda"))
     parts = torch.full((10,), 2000.0)
-    for noise in (GaussianNoise(torch.full((10,), 0.5)), OneCopyGaussianNoise(0.5), LaplaceNoise(1.0, parts)):
+    gaussian = GaussianNoise(torch.full((10,), 0.5)), OneCopyGaussianNoise(0.5)
+    for noise in (*gaussian, LaplaceNoise(1.0, parts), PolyaNoise(0.999, parts)):
         zeros = torch.zeros(20_000, 50, device="cuda")
         single = noise.collect(sketch, zeros, generator=generator(2, "cuda"))
         together = noise.sample_sum(sketch, 50, generator=generator(3, "cuda"))
         assert single.is_cuda and together.is_cuda
         assert stats.ks_2samp(single.flatten().cpu(), together.flatten().cpu()).pvalue > ALPHA
-    with pytest.raises(ValueError, match="drawn on a CPU"):
-        PolyaNoise(0.5, parts).sample_sum(sketch, 2, generator=generator(4, "cuda"))

@@ -55,7 +55,12 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--seed", type=int, default=0, help="of the whole run (default: 0)")
     sweep.add_argument("--trials", type=int, help="for each configuration (default: the script's)")
     sweep.add_argument("--target-relative-ci", type=float, help="stop a configuration earlier, at this half-width")
-    sweep.add_argument("--device", default="cpu", help="where the trials run, for example cuda (default: cpu)")
+    where = sweep.add_mutually_exclusive_group()
+    where.add_argument("--device", default="cpu", help="where the trials run, for example cuda (default: cpu)")
+    where.add_argument(
+        "--devices", metavar="A,B,...",
+        help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",
+    )  # fmt: skip
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
     sweep.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
     return top

@@ -2,12 +2,15 @@
 
 import argparse
 import importlib.util
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torchdp import checks, simulate
-from torchdp.simulate import Experiment
+from torchdp.simulate import Experiment, Sampler, Trial
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -28,8 +31,9 @@ def sweep(options: argparse.Namespace) -> int:
             raise ValueError(f"{store} holds no row of this grid and seed; run without --draw-only first")
     else:
         folder.mkdir(parents=True, exist_ok=True)
+        there = Script(str(Path(options.experiment).resolve()), options.smoke)
         rows = simulate.sweep(
-            experiment.make_trial,
+            there if options.devices is not None else experiment.make_trial,
             experiment.grid,
             trials=trials,
             seed=checks.integer("--seed", options.seed, 0),
@@ -37,6 +41,7 @@ def sweep(options: argparse.Namespace) -> int:
             block_size=experiment.block_size,
             target_relative_ci=options.target_relative_ci,
             device=_available(options.device),
+            devices=options.devices.split(",") if options.devices is not None else None,
         )
     table = folder / "results.csv"
     simulate.write_csv(rows, table)
@@ -69,3 +74,19 @@ def load(path: str, smoke: bool) -> Experiment:
     if not isinstance(made, Experiment):
         raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Experiment")
     return made
+
+
+@dataclass(frozen=True)
+class Script:
+    """``make_trial`` of a script that each worker process loads for itself, once."""
+
+    path: str
+    smoke: bool
+
+    def __call__(self, config: dict[str, Any]) -> Trial | Sampler:
+        return _loaded(self.path, self.smoke).make_trial(config)
+
+
+@cache
+def _loaded(path: str, smoke: bool) -> Experiment:
+    return load(path, smoke)

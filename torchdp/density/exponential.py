@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.family import SLACK, OneTermFamily, SignFeatures, drawn
-from torchdp.shuffle.draws import poisson
+from torchdp.draws import poisson
 
 
 @dataclass(frozen=True)

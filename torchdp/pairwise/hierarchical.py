@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import OptimizedUnaryEncoding
 from torchdp.randomizers.base import user_counts
-from torchdp.randomizers.draws import binomial
 
 LEAST = 100  # users of a class for each level that an estimate needs at least to mean anything
 

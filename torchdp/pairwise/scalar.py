@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, DuchiJordanWainwright, PrivUnitG
-from torchdp.randomizers.draws import binomial
 
 
 @dataclass(frozen=True)

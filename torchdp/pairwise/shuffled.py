@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.randomizers.draws import binomial
 from torchdp.shuffle import PoissonSum, calibrate, calibrate_rounded, delta_of, rounded_delta_of
 
 MOVES = 1e-12  # smaller differences of a probability are rounding

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import fuses
 from torchdp.kernels.philox import draw_key
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.base import exact_local, user_counts
-from torchdp.randomizers.draws import WORD, bernoulli_words, binomial, column_counts, popcount, words_for
+from torchdp.randomizers.draws import WORD, bernoulli_words, column_counts, popcount, words_for
 from torchdp.randomizers.frequency import (
     WORDS_AT_ONCE,
     FrequencyOracle,

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchdp.draws import binomial
+
 WORD = 64  # bits of an int64; bit j of a packed message is bit j % 64 of its word j // 64
 WHOLE_ROUNDS = 7  # digits of the probability that every word sees; later ones only words still undecided
 DRAWS_AT_ONCE = 2**24  # binomials held in memory by one split of a crowd
@@ -91,13 +93,6 @@ def popcount(words: Tensor) -> Tensor:
     words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
     return (words * 0x0101010101010101) >> 56
-
-
-def binomial(counts: Tensor, probability: Tensor, generator: torch.Generator) -> Tensor:
-    """Binomial(counts, probability), int64; the two broadcast."""
-    counts, probability = torch.broadcast_tensors(counts.double(), probability.double())
-    drawn = torch.binomial(counts.contiguous(), probability.contiguous(), generator=generator)
-    return drawn.to(torch.int64)
 
 
 def multinomial(counts: Tensor, laws: Tensor, generator: torch.Generator) -> Tensor:

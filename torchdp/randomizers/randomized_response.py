@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.kernels import response_counts
 from torchdp.kernels.dispatch import fuses
 from torchdp.kernels.philox import draw_key
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.base import exact_local, user_counts
-from torchdp.randomizers.draws import binomial
 from torchdp.randomizers.frequency import FrequencyOracle, all_counted, alphabet, budget, listed, spread
 
 

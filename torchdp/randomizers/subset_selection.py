@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.base import exact_local, user_counts
 from torchdp.randomizers.bit_vectors import BitVectorOracle
-from torchdp.randomizers.draws import WORD, binomial, popcount, without_replacement
+from torchdp.randomizers.draws import WORD, popcount, without_replacement
 from torchdp.randomizers.frequency import spread
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import negative_binomial
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.dominating import Profile, correlated_profiles
-from torchdp.shuffle.draws import negative_binomial, scattered_negative_binomial
+from torchdp.shuffle.draws import scattered_negative_binomial
 from torchdp.shuffle.messages import Messages
 
 

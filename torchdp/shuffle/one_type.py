@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import negative_binomial, poisson
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.dominating import Profile, negative_binomial_profiles, poisson_profiles
-from torchdp.shuffle.draws import negative_binomial, poisson, scattered_negative_binomial, scattered_poisson
+from torchdp.shuffle.draws import scattered_negative_binomial, scattered_poisson
 from torchdp.shuffle.messages import Messages
 
 

@@ -9,10 +9,11 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.correlated import discrete_laplace, signed_messages
 from torchdp.shuffle.dominating import Profile, pure_profile
-from torchdp.shuffle.draws import binomial, scattered_negative_binomial
+from torchdp.shuffle.draws import scattered_negative_binomial
 from torchdp.shuffle.messages import Messages
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import binomial
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.dominating import Profile, response_profile
-from torchdp.shuffle.draws import binomial
 from torchdp.shuffle.messages import Messages
 
 

@@ -2,6 +2,7 @@
 
 It knows no mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often squared
 errors. Randomness is a function of the run seed, the configuration and the block index alone.
+``devices=["cuda:0", "cuda:1"]`` hands the blocks to a worker process for each device; the bits stay the same.
 
 >>> import torch
 >>> from torchdp.simulate import run
@@ -10,12 +11,14 @@ errors. Randomness is a function of the run seed, the configuration and the bloc
 >>> run(squared_error, 100_000, seed=1).moments.interval()  # doctest: +SKIP
 """
 
-from torchdp.simulate.engine import Result, Sampler, run
+from torchdp.simulate.blocks import Sampler
+from torchdp.simulate.engine import Result, run
 from torchdp.simulate.experiment import Experiment
 from torchdp.simulate.moments import Moments, merge
 from torchdp.simulate.plots import error_curves, ratio_strip, write_csv
 from torchdp.simulate.streams import block_generator, canonical, digest
 from torchdp.simulate.sweep import Row, Trial, read, sweep
+from torchdp.simulate.users import UserSum, total
 
 __all__ = [
     "Experiment",
@@ -24,6 +27,7 @@ __all__ = [
     "Row",
     "Sampler",
     "Trial",
+    "UserSum",
     "block_generator",
     "canonical",
     "digest",
@@ -33,5 +37,6 @@ __all__ = [
     "read",
     "run",
     "sweep",
+    "total",
     "write_csv",
 ]

@@ -160,7 +160,8 @@ def _insert(runs: dict[RunKey, Run], record: Record, path: str | os.PathLike[str
         raise ValueError(
             f"{os.fspath(path)} holds block {record.block} of seed {record.seed}, config {record.config} twice "
             f"with different moments: by {first.device}, torch {first.torch}, and by {record.device}, torch "
-            f"{record.torch}; other hardware, another torch or a changed trial needs a store of its own"
+            f"{record.torch}; other hardware, another torch, another number of threads or a changed trial "
+            "needs a store of its own"
         )
 
 

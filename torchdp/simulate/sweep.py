@@ -2,20 +2,23 @@
 
 import copy
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from torchdp.checks import integer
-from torchdp.simulate.engine import Sampler, block_sizes, check_target, progress_bar, reached, run_block
+from torchdp.simulate.blocks import Block, Gathering, Sampler, check_target, run_block
+from torchdp.simulate.engine import progress_bar
 from torchdp.simulate.moments import Moments, merge
-from torchdp.simulate.store import Record, Run, RunKey, append, check_writable, load
+from torchdp.simulate.store import Record, RunKey, append, check_writable, load
 from torchdp.simulate.streams import canonical, digest
+from torchdp.simulate.workers import answers
 
 
 @dataclass(frozen=True)
@@ -56,26 +59,32 @@ def sweep(
     block_size: int,
     target_relative_ci: float | None = None,
     device: torch.device | str = "cpu",
+    devices: Sequence[torch.device | str] | None = None,
     progress: bool | None = None,
 ) -> list[Row]:
     """One row per configuration, in the order of ``grid``; blocks found in ``store`` are not run again.
 
-    Each finished block is on the disk before the next one starts. On one kind of device and one version of
-    torch the moments are bit-identical however often the sweep was killed, in whatever order the grid was
-    given, and however many processes shared the store. Blocks of another seed, block size or configuration
-    never enter a row.
+    Each finished block is on the disk before whoever ran it starts the next. On one model of device and one
+    version of torch the moments are bit-identical however often the sweep was killed, in whatever order the grid
+    was given, however many devices ran it in whatever order, and however many processes shared the store; about
+    the number of CPU threads see :func:`torchdp.simulate.run`. Another model of GPU may draw other numbers: over
+    several models a row is as good, but depends on which of them ran which block. Blocks of another seed, block
+    size or configuration never enter a row.
 
     Args:
         make_trial: ``make_trial(config)`` returns a :class:`Trial` or a plain sampler; called only for a
-            configuration that still has blocks to run.
+            configuration that still has blocks to run, once in each process that runs some of them.
         grid: configurations, no two alike; see :func:`canonical` for what they may hold.
         trials, seed, block_size, target_relative_ci, device, progress: as in :func:`torchdp.simulate.run`.
+        devices: as in :func:`torchdp.simulate.run`; it is ``make_trial`` that the workers must be able to load,
+            by its name. Blocks that were run ahead of the target stay in the store.
         store: path of the JSON lines file; made, with its folder, if it is missing.
 
     Raises:
         TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
-            those stored, or a store that contradicts itself.
-        OSError: the store cannot be read or written.
+            those stored (numbers by more than rounding), or a store that contradicts itself.
+        OSError: the store cannot be read or written. ChildProcessError: a worker was killed.
+        RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever is raised.
     """
     configs: dict[str, dict[str, Any]] = {}
     for config in grid:
@@ -85,13 +94,35 @@ def sweep(
     block_size = integer("block_size", block_size, 1)
     check_target(target_relative_ci)
     known = load(store) if os.path.exists(store) else {}
-    rows = []
-    with progress_bar(trials * len(configs), progress) as bar:
-        for value, copied in configs.items():
-            stored = known.get(RunKey(value, seed, block_size), {})
-            work = _Work(make_trial, copied, seed, block_size, store, device, stored)
-            rows.append(_finish(work, trials, target_relative_ci, bar))
-    return rows
+    plans = []
+    for value, copied in configs.items():
+        stored = known.get(RunKey(value, seed, block_size), {})
+        facts = [stored[key].facts for key in sorted(stored)]
+        _same_facts(copied, facts)
+        plans.append(_Plan(copied, Gathering(trials, block_size, target_relative_ci, stored), facts[:1]))
+    open_plans = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
+    records = answers("make_trial", _Runner(make_trial, block_size), _chooser(plans, seed), device, devices)
+    if open_plans:
+        check_writable(store)  # before an hour of work, not after it
+    with progress_bar(trials * len(plans), progress) as bar, closing(records):
+        bar.update(sum(plan.blocks.moments.count for plan in plans))
+        for job, record in records:
+            plan = plans[job.plan]
+            plan.facts.append(record.facts)
+            _same_facts(plan.config, plan.facts)
+            del plan.facts[1:]
+            append(store, record)
+            before = plan.blocks.moments.count
+            plan.blocks.take_back(job.block.index, job.block.size, record)
+            bar.update(plan.blocks.moments.count - before)
+            if plan.blocks.finished:
+                open_plans.discard(job.plan)
+            if not open_plans:
+                break
+    return [
+        Row(plan.config, plan.blocks.moments, plan.blocks.seconds, plan.facts[0], seed, block_size)
+        for plan in plans
+    ]
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
@@ -112,59 +143,74 @@ def read(store: str | os.PathLike[str]) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class _Work:
-    make_trial: MakeTrial
+class _Plan:
     config: dict[str, Any]
-    seed: int
-    block_size: int
-    store: str | os.PathLike[str]
-    device: torch.device | str
-    stored: Run
+    blocks: Gathering[Record]
+    facts: list[dict[str, Any]]  # of a block that is known, if there is one
 
 
-def _finish(work: _Work, trials: int, target: float | None, bar: tqdm) -> Row:
-    trial: Trial | None = None
-    moments = Moments()
-    used = []
-    for block, size in block_sizes(trials, work.block_size):
-        record = work.stored.get((block, size))
-        if record is None:
-            trial = trial or _open(work)
-            record = _run(work, trial, block, size)
-        used.append(record)
-        moments = merge(moments, record.moments)
-        bar.update(size)
-        if reached(moments, target):
-            break
-    return _row(used)
+@dataclass(frozen=True)
+class _Job:
+    plan: int
+    block: Block
+    facts: list[dict[str, Any]]
+
+    def __str__(self) -> str:
+        return str(self.block)
 
 
-def _open(work: _Work) -> Trial:
-    check_writable(work.store)  # before an hour of work, not after it
-    made = work.make_trial(copy.deepcopy(work.config))
+def _chooser(plans: Sequence[_Plan], seed: int) -> Callable[[_Job | None], _Job | None]:
+    fresh = iter(range(len(plans)))
+
+    def job(index: int) -> _Job | None:
+        plan = plans[index]
+        key = plan.blocks.hand_out()
+        return None if key is None else _Job(index, Block(seed, plan.config, *key), plan.facts[:])
+
+    def candidates(previous: _Job | None) -> Iterator[int]:
+        if previous is not None:
+            yield previous.plan  # its trial is made
+        yield from fresh
+        yield from sorted(range(len(plans)), key=lambda index: -plans[index].blocks.left)
+
+    return lambda previous: next(filter(None, map(job, candidates(previous))), None)
+
+
+class _Runner:
+    """Runs blocks; keeps the trial of the configuration at hand."""
+
+    def __init__(self, make_trial: MakeTrial, block_size: int) -> None:
+        self._make_trial = make_trial
+        self._block_size = block_size
+        self._made: tuple[int, Trial] | None = None
+
+    def __call__(self, job: _Job, device: torch.device) -> Record:
+        config = dict(job.block.config)
+        if self._made is None or self._made[0] != job.plan:
+            self._made = None  # two at once might not fit into memory
+            self._made = job.plan, _open(self._make_trial, config)
+        trial = self._made[1]
+        _same_facts(config, [*job.facts, trial.facts])
+        part = run_block(trial.sample, job.block, device)
+        return Record(
+            seed=job.block.seed,
+            config=config,
+            block=job.block.index,
+            block_size=self._block_size,
+            moments=part.moments,
+            facts=dict(trial.facts),
+            seconds=part.seconds,
+            device=_device_name(device),
+            torch=str(torch.__version__),
+        )
+
+
+def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
+    made = make_trial(copy.deepcopy(config))
     sample, facts = (made.sample, made.facts) if isinstance(made, Trial) else (made, {})
     if not callable(sample):
         raise TypeError(f"make_trial must return a Trial or a callable, not {type(sample).__name__}")
-    facts = json.loads(canonical(facts, "facts"))
-    _same_facts(work.config, [facts, *(record.facts for record in work.stored.values())])
-    return Trial(sample, facts)
-
-
-def _run(work: _Work, trial: Trial, block: int, size: int) -> Record:
-    moments, seconds = run_block(trial.sample, work.seed, work.config, block, size, work.device)
-    record = Record(
-        seed=work.seed,
-        config=work.config,
-        block=block,
-        block_size=work.block_size,
-        moments=moments,
-        facts=dict(trial.facts),
-        seconds=seconds,
-        device=_device_name(torch.device(work.device)),
-        torch=str(torch.__version__),
-    )
-    append(work.store, record)
-    return record
+    return Trial(sample, json.loads(canonical(facts, "facts")))
 
 
 def _row(records: Iterable[Record]) -> Row:
@@ -178,11 +224,22 @@ def _row(records: Iterable[Record]) -> Row:
 
 def _same_facts(config: dict[str, Any], facts: Sequence[Mapping[str, object]]) -> None:
     for other in facts[1:]:
-        if other != facts[0]:
+        if not _alike(other, facts[0]):
             raise ValueError(
                 f"facts of config {config} differ between its blocks: {facts[0]} and {other}; the trial has "
                 "changed since the store was begun, so it needs a new store"
             )
+
+
+def _alike(a: object, b: object) -> bool:
+    """Whether two values of JSON are equal; floats up to the rounding that another number of threads brings."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
 
 
 def _device_name(device: torch.device) -> str:

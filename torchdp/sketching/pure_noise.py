@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import poisson
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.noise import EVERYBODY, Noise
@@ -61,7 +62,7 @@ class PolyaNoise(Noise):
     """Integers: NB(1/parts_j, ratio) - NB(1/parts_j, ratio) in each entry; parts_j make a discrete Laplace.
 
     The sum has P(z) = (1 - a)/(1 + a) a^|z|, a = ratio in (0, 1). parts: (m,), the honest (client, copy) pairs
-    that a row holds at least. Drawn on a CPU. Raises ValueError, TypeError.
+    that a row holds at least. Raises ValueError, TypeError.
 
     Guarantees: pure epsilon, exactly 2 s B_1 log(1/ratio), for clients' rows of integers of l_1 norm at most B_1 (a
         whole number), where parts_j <= h_j.
@@ -72,7 +73,7 @@ class PolyaNoise(Noise):
     parts: Tensor
 
     def __post_init__(self) -> None:
-        if checks.fraction("ratio", self.ratio) > 1 - 1e-9:  # beyond, torch's Poisson draws lose digits
+        if checks.fraction("ratio", self.ratio) > 1 - 1e-9:  # beyond, Poisson draws lose digits
             raise ValueError(f"ratio must be at most 1 - 1e-9, not {self.ratio!r}: take a coarser grid")
         object.__setattr__(self, "parts", _parts(self.parts))
 
@@ -99,13 +100,9 @@ class PolyaNoise(Noise):
         return _pure(-distance * math.log(self.ratio), self.parts, sketch, delta, coalition)
 
     def _difference(self, shares: Tensor, sketch: Sketch, generator: torch.Generator) -> Tensor:
-        if sketch.device.type != "cpu":
-            raise ValueError(
-                "Polya noise is drawn on a CPU: torch's Poisson draws on a GPU are not exact; move the sketch"
-            )
         rates = _gamma(shares, sketch, generator) * (self.ratio / (1 - self.ratio))
-        counts = torch.poisson(rates, generator=generator)
-        return (counts[0] - counts[1]).to(torch.int64)
+        counts = poisson(rates, generator)
+        return counts[0] - counts[1]
 
 
 def _pure(epsilon: float, parts: Tensor, sketch: Sketch, delta: float, coalition: Coalition) -> Guarantee:

@@ -1,0 +1,303 @@
+"""Worker processes: the same bits as one process, whatever dies, fails or is interrupted, and nothing left behind."""
+
+import errno
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchdp
+from torchdp.simulate import Row, block_generator, read, run, sweep, total
+
+sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
+import worker_trials as trials
+from worker_trials import GRID, SETTINGS
+
+TWO = ["cpu", "cpu"]
+
+
+def results(rows: list[Row]) -> list[tuple]:
+    """Everything but the wall time."""
+    return [(str(row.config), row.moments, str(row.facts), row.seed, row.block_size) for row in rows]
+
+
+def never(config):
+    raise AssertionError(f"nothing was left to run, yet a trial was made for {config}")
+
+
+def lines(store: Path) -> list[bytes]:
+    return store.read_bytes().splitlines() if store.exists() else []
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[tuple]:
+    store = tmp_path_factory.mktemp("whole") / "store.jsonl"
+    return results(sweep(trials.make_trial, GRID, store=store, **SETTINGS))
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_do_not_depend_on_the_number_of_workers_nor_on_the_order(tmp_path, expected, count):
+    store, order = tmp_path / "store.jsonl", [2, 0, 3, 1]
+    rows = sweep(trials.make_trial, [GRID[i] for i in order], store=store, devices=["cpu"] * count, **SETTINGS)
+    assert results(rows) == [expected[i] for i in order]
+    assert len(set(lines(store))) == len(lines(store)) == 12
+    assert sorted(results(read(store))) == sorted(expected)
+    assert results(sweep(never, GRID, store=store, devices=TWO, **SETTINGS)) == expected  # starts no worker
+
+
+def test_a_target_gives_the_rows_of_one_process_though_workers_run_ahead(tmp_path):
+    target = {**SETTINGS, "trials": 5000, "target_relative_ci": 0.1}
+    alone = sweep(trials.make_trial, GRID[:1], store=tmp_path / "a.jsonl", **target)
+    store = tmp_path / "b.jsonl"
+    rows = sweep(trials.late_first_block, GRID[:1], store=store, devices=TWO, **target)
+    assert results(rows) == results(alone) and rows[0].moments.count < 5000
+    assert len(lines(store)) > len(lines(tmp_path / "a.jsonl"))  # while the first block slept
+    assert results(sweep(never, GRID[:1], store=store, **target)) == results(alone)
+
+
+def test_a_killed_worker_is_reported_and_loses_its_block_alone(tmp_path, expected):
+    store = tmp_path / "store.jsonl"
+    with pytest.raises(ChildProcessError, match=r"on cpu was killed by SIGKILL in block 1 of seed 7.*\"n\":100"):
+        sweep(trials.dying, GRID, store=store, devices=TWO, **SETTINGS)
+    assert multiprocessing.active_children() == []
+    kept = lines(store)
+    assert len(kept) >= 4  # whoever reached the third configuration had done one, and its first block
+    assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
+    assert lines(store)[: len(kept)] == kept and len(set(lines(store))) == len(lines(store)) == 12
+
+
+def test_an_exception_is_reported_once_with_its_block_and_device(tmp_path, expected, capfd):
+    store = tmp_path / "store.jsonl"
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: a planted error") as caught:
+        sweep(trials.failing, GRID, store=store, devices=TWO, **SETTINGS)
+    for words in ("block 2 of seed 7", '{"n":100,"name":"b"}', "on cpu"):
+        assert str(caught.value).count(words) == 1
+    assert "in divide_by_zero" in "".join(caught.value.__notes__)  # the worker's traceback
+    assert capfd.readouterr().err == ""  # nothing from the workers beside it
+    assert 5 <= len(lines(store)) <= 11
+    assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
+
+
+def test_refused_samples_keep_their_words():
+    with pytest.raises(ValueError, match=r"unusable samples in block 1 of seed 7.*\(on cpu\)") as caught:
+        run(trials.poisoned, 30, 7, block_size=10, devices=["cpu"])
+    assert str(caught.value).count("block 1") == 1
+
+
+def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
+    store, left = tmp_path / "store.jsonl", 3
+    real = torchdp.simulate.sweep.__globals__["append"]
+
+    def full(path, record):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "cannot append to the results store", str(path))
+        real(path, record)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"cannot append.*store\.jsonl"):
+        patch.setitem(torchdp.simulate.sweep.__globals__, "append", full)
+        sweep(trials.make_trial, GRID, store=store, devices=TWO, **SETTINGS)
+    assert multiprocessing.active_children() == [] and len(lines(store)) == 3
+    assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
+
+
+def test_run_with_workers_is_run_alone():
+    settings = {"config": {"n": 3}, "block_size": 500, "target_relative_ci": 0.05}
+    alone = run(trials.squared_error, 100_000, 3, **settings)
+    shared = run(trials.squared_error, 100_000, 3, devices=TWO, **settings)
+    assert (shared.moments, shared.blocks, shared.reached_target) == (alone.moments, alone.blocks, True)
+
+
+def test_the_users_of_one_trial_are_shared_out():
+    alone = total(trials.messages, 10_050, 5, config={"n": 3}, block_size=1000)
+    parts = [trials.messages(block_generator(5, {"n": 3}, b), 1000 * b, 1000 if b < 10 else 50) for b in range(11)]
+    assert torch.equal(alone, sum(parts)) and alone[0] == 10_050 * 10_049 / 2
+    assert torch.equal(total(trials.messages, 10_050, 5, config={"n": 3}, block_size=1000, devices=TWO), alone)
+    whole = total(trials.few, 10, 5, block_size=4)
+    assert whole.dtype == torch.int64 and whole.tolist() == [10, 3 * 127]  # int8 parts do not overflow
+
+
+def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process():
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(1)
+        one = run(trials.large_sum, 2, 5, block_size=1).moments
+        torch.set_num_threads(4)
+        assert run(trials.large_sum, 2, 5, block_size=1).moments != one  # the check has power
+        assert run(trials.large_sum, 2, 5, block_size=1, devices=["cpu"]).moments == one
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda config: trials.make_trial(config), threading.Lock()], ids=["lambda", "other"]
+)
+def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path, bad):
+    store = tmp_path / "folder" / "store.jsonl"
+    with pytest.raises(TypeError, match=r"make_trial cannot be sent to worker processes.*top level of a module"):
+        sweep(bad, GRID, store=store, devices=TWO, **SETTINGS)
+    assert not store.parent.exists()
+    with pytest.raises(TypeError, match="trial cannot be sent"):
+        run(lambda generator, size: torch.rand(size), 10, 0, devices=TWO)
+    with pytest.raises(TypeError, match="part cannot be sent"):
+        total(lambda generator, first, size: torch.rand(3), 10, 0, devices=TWO)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"devices": []}, "devices must be a list"),
+        ({"devices": "cpu"}, "devices must be a list"),
+        ({"devices": 2}, "devices must be a list"),
+        ({"devices": ["abacus"]}, "devices must name devices of torch"),
+        ({"devices": [None]}, "devices must name devices of torch"),
+        ({"devices": ["cpu", "meta"]}, "of one kind"),
+        ({"devices": ["cuda:99"]}, r"CUDA device\(s\) are available"),
+        ({"devices": ["cpu"], "device": "meta"}, "exclude each other"),
+    ],
+)
+def test_bad_devices_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        run(trials.squared_error, 10, 0, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "words"),
+    [
+        (lambda generator, first, size: 3.0, TypeError, "part returns must be a torch.Tensor.*block 0"),
+        (lambda generator, first, size: torch.tensor(float("nan")), ValueError, "NaN.*block 0"),
+        (lambda generator, first, size: torch.zeros(size), ValueError, r"one shape.*\(4,\) and \(2,\)"),
+    ],
+)
+def test_bad_sums_are_refused(part, error, words):
+    with pytest.raises(error, match=words):
+        total(part, 6, 0, block_size=4)
+
+
+def script(folder: Path, store: Path, seconds: float, count: int) -> subprocess.Popen:
+    text = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])]!r}
+from functools import partial
+from pathlib import Path
+import worker_trials
+from torchdp.simulate import sweep
+if __name__ == "__main__":
+    make_trial = partial(worker_trials.slow, Path({str(folder)!r}), {seconds})
+    sweep(make_trial, worker_trials.GRID, store={str(store)!r}, devices=["cpu"] * {count}, **worker_trials.SETTINGS)
+"""
+    path = folder / "sweep_with_workers.py"
+    path.write_text(text)
+    return subprocess.Popen([sys.executable, str(path)], stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(true, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the workers up in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expected, how):
+    store = tmp_path / "store.jsonl"
+    parent = script(tmp_path, store, 0.2, 2)
+    wait_until(lambda: len(lines(store)) >= 3 or parent.poll() is not None, 120)
+    workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert len(workers) == 2 and all(map(alive, workers))
+    if how == signal.SIGINT:
+        os.killpg(parent.pid, how)  # as a terminal does: all of them get it
+    else:
+        parent.send_signal(how)
+    wait_until(lambda: not any(map(alive, workers)), 10)
+    _, said = parent.communicate(timeout=20)
+    assert said.count("Traceback") == (how == signal.SIGINT)  # the parent's own KeyboardInterrupt
+    assert len(lines(store)) < 12
+    assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_at_random_moments_change_nothing(tmp_path, expected, seed):
+    draw, store = random.Random(seed), tmp_path / "store.jsonl"
+    for _ in range(3):
+        parent = script(tmp_path, store, 0.05, 1 + seed % 3)
+        wait_until(lambda there=parent: any(tmp_path.glob("*.pid")) or there.poll() is not None, 120)
+        time.sleep(draw.random() * 0.4)
+        workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
+        for process in draw.choice([[parent.pid], workers[:1], [parent.pid, *workers]]):
+            if alive(process):
+                os.kill(process, signal.SIGKILL)
+        parent.communicate(timeout=60)
+        wait_until(lambda there=workers: not any(map(alive, there)), 10)
+        for path in tmp_path.glob("*.pid"):
+            path.unlink()
+    rows = sweep(trials.make_trial, GRID, store=store, devices=TWO, **SETTINGS)
+    assert results(rows) == expected
+    assert len(set(lines(store))) == len(lines(store)) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("guard", "as_file", "words"),
+    [
+        ("if True", True, "must do so under if __name__ == '__main__':"),
+        ("if __name__ == '__main__'", False, "the worker cannot load it"),
+    ],
+)
+def test_scripts_that_workers_cannot_load_are_told_why(tmp_path, guard, as_file, words):
+    text = f"""
+import torch
+from torchdp.simulate import run
+def trial(generator, size):
+    return torch.zeros(size)
+{guard}:
+    run(trial, 10, 0, devices=["cpu"])
+"""
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    command = [sys.executable, *([str(path)] if as_file else ["-c", text])]
+    root = Path(torchdp.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 1 and words in done.stderr
+
+
+@pytest.mark.gpu
+def test_the_devices_of_this_machine_give_one_device_s_bits(tmp_path):
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    devices = devices if len(devices) > 1 else devices * 2
+    alone = sweep(trials.make_trial, GRID, store=tmp_path / "a.jsonl", device=devices[0], **SETTINGS)
+    for there in (devices, devices[::-1]):
+        rows = sweep(trials.make_trial, GRID, store=tmp_path / f"{there[0][-1]}.jsonl", devices=there, **SETTINGS)
+        assert results(rows) == results(alone)
+    summed = [
+        total(trials.messages, 10_000, 5, block_size=999, **where)
+        for where in ({"device": devices[0]}, {"devices": devices})
+    ]
+    assert torch.equal(*summed)

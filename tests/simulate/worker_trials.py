@@ -1,0 +1,91 @@
+"""Trials that worker processes load by name; each draws what ``make_trial`` draws."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchdp.simulate import Trial, block_generator
+
+GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
+SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}
+
+
+def make_trial(config: dict[str, Any]) -> Trial:
+    def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+        drawn = torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device)
+        return drawn.square() / config["n"]
+
+    return Trial(sample, {"predicted_mse": 1 / config["n"]})
+
+
+def before_block(config: dict[str, Any], index: int, act) -> Trial:
+    """``make_trial`` that calls ``act`` before one block of this configuration."""
+    trial = make_trial(config)
+
+    def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+        if generator.initial_seed() == block_generator(7, config, index).initial_seed():
+            act()
+        return trial.sample(generator, size)
+
+    return Trial(sample, trial.facts)
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def divide_by_zero() -> None:
+    raise ZeroDivisionError("a planted error")
+
+
+def dying(config: dict[str, Any]) -> Trial:
+    return before_block(config, 1, kill_this_process) if config == GRID[2] else make_trial(config)
+
+
+def failing(config: dict[str, Any]) -> Trial:
+    return before_block(config, 2, divide_by_zero) if config == GRID[3] else make_trial(config)
+
+
+def late_first_block(config: dict[str, Any]) -> Trial:
+    return before_block(config, 0, lambda: time.sleep(0.3))
+
+
+def slow(folder: Path, seconds: float, config: dict[str, Any]) -> Trial:
+    """``make_trial`` that takes its time and leaves its process number in ``folder``."""
+    trial = make_trial(config)
+
+    def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+        (folder / f"{os.getpid()}.pid").touch()
+        time.sleep(seconds)
+        return trial.sample(generator, size)
+
+    return Trial(sample, trial.facts)
+
+
+def poisoned(generator: torch.Generator, size: int) -> torch.Tensor:
+    bad = generator.initial_seed() == block_generator(7, {}, 1).initial_seed()
+    return torch.full((size,), float("nan") if bad else 1.0)
+
+
+def squared_error(generator: torch.Generator, size: int) -> torch.Tensor:
+    return torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device).square()
+
+
+def messages(generator: torch.Generator, first: int, size: int) -> torch.Tensor:
+    """The sum of the users' noisy numbers, beside the sum of their numbers."""
+    numbers = torch.arange(first, first + size, dtype=torch.float64, device=generator.device)
+    noise = torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device)
+    return torch.stack([numbers.sum(), (numbers + noise).sum()])
+
+
+def few(generator: torch.Generator, first: int, size: int) -> torch.Tensor:
+    return torch.tensor([size, 127], dtype=torch.int8)
+
+
+def large_sum(generator: torch.Generator, size: int) -> torch.Tensor:
+    """It depends on the default dtype and, in its last bits, on the number of threads."""
+    return torch.randn(1_000_000, generator=generator).sum().expand(size)

@@ -1,0 +1,136 @@
+"""The unit of work: a block of samples, and the order in which blocks count."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchdp.checks import integer, positive
+from torchdp.simulate.moments import Moments, merge
+from torchdp.simulate.streams import block_generator, canonical
+
+Sampler = Callable[[torch.Generator, int], Tensor]
+"""``sampler(generator, size)``: ``size`` independent samples, shape (size,), drawn from ``generator`` alone."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """``size`` samples that draw from ``block_generator(seed, config, index, device)``."""
+
+    seed: int
+    config: Mapping[str, object]
+    index: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"block {self.index} of seed {self.seed}, config {canonical(self.config)}"
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Fresh, at the start of the block's stream."""
+        return block_generator(self.seed, self.config, self.index, device)
+
+
+class Finished(Protocol):
+    """What a finished block leaves; ``seconds`` is the wall time inside it."""
+
+    @property
+    def moments(self) -> Moments: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """The moments of one block, and the seconds it took."""
+
+    moments: Moments
+    seconds: float
+
+
+def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
+    """What ``trial`` gives in one block. Raises TypeError, ValueError that name the block."""
+    generator = block.generator(device)
+    start = time.perf_counter()
+    samples = trial(generator, block.size)
+    if not isinstance(samples, Tensor):
+        raise TypeError(f"trial must return a torch.Tensor, not {type(samples).__name__} ({block})")
+    if samples.shape != (block.size,):
+        raise ValueError(f"trial must return shape ({block.size},), not {tuple(samples.shape)} ({block})")
+    try:
+        moments = Moments.of(samples)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"trial returned unusable samples in {block}: {error}") from error
+    return Part(moments, time.perf_counter() - start)
+
+
+def block_sizes(trials: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """(block index, samples in it) for each block of ``trials`` samples. Raises ValueError."""
+    block_size = integer("block_size", block_size, 1)
+    for block, start in enumerate(range(0, trials, block_size)):
+        yield block, min(block_size, trials - start)
+
+
+F = TypeVar("F", bound=Finished)
+
+
+class Gathering(Generic[F]):
+    """The blocks of one configuration: handed out in order, taken back in any order, merged in order.
+
+    It ends at the first boundary that reaches the target, or with the last block. Blocks beyond that boundary,
+    which somebody may have run ahead, are not merged. moments, blocks and seconds: of the merged ones;
+    left: at most so many blocks are still to be handed out.
+    """
+
+    def __init__(
+        self, trials: int, block_size: int, target: float | None, known: Mapping[tuple[int, int], F]
+    ) -> None:
+        self.moments = Moments()
+        self.blocks = 0
+        self.seconds = 0.0
+        self.left = sum(key not in known for key in block_sizes(trials, block_size))
+        self._target = target
+        self._back = dict(known)
+        self._due = block_sizes(trials, block_size)
+        self._next = next(self._due, None)
+        self._out = (key for key in block_sizes(trials, block_size) if key not in known)
+        self._merge()
+
+    def hand_out(self) -> tuple[int, int] | None:
+        """(index, size) of the next block that nobody has run; None when no more are needed."""
+        if self.finished or (key := next(self._out, None)) is None:
+            self.left = 0
+            return None
+        self.left -= 1
+        return key
+
+    def take_back(self, index: int, size: int, found: F) -> None:
+        """Merges ``found`` as soon as all blocks before it are there."""
+        self._back[index, size] = found
+        self._merge()
+
+    @property
+    def finished(self) -> bool:
+        """Whether no block is needed any more."""
+        return self._next is None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the 95 % interval of the mean is as narrow as the target asks; False without a target."""
+        return self._target is not None and self.moments.relative_half_width(0.95) <= self._target
+
+    def _merge(self) -> None:
+        while self._next in self._back:
+            found = self._back.pop(self._next)
+            self.moments = merge(self.moments, found.moments)
+            self.blocks, self.seconds = self.blocks + 1, self.seconds + found.seconds
+            self._next = None if self.reached else next(self._due, None)
+
+
+def check_target(target: float | None) -> None:
+    """Raises ValueError unless ``target`` is None or a finite number > 0."""
+    if target is not None:
+        positive("target_relative_ci", target)
