@@ -106,7 +106,7 @@ def test_guarantee_one_message_as_it_is_drawn():
 @pytest.mark.parametrize("kind", [TwoMessage, OneMessage])
 def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
     protocol = kind(pairwise.unequal(4), 2.0)
-    types = torch.tensor([0, 3, 3, 1])
+    types = torch.tensor([0, 1, 3, 3])  # sums are made type by type
     sums = protocol.collect(types, generator=keyed_generator(b"same"))
     generator = keyed_generator(b"same")
     for total in sums:
