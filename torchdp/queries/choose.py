@@ -26,6 +26,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
     optimize_strategy,
+    worst_query_strategy,
 )
 from torchdp.randomizers import Objective as StrategyObjective
 from torchdp.randomizers.strategy_search import LARGEST_EPSILON as MOST_EPSILON
@@ -88,7 +89,8 @@ def choose(
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that. tol: relative gap of the factorizations.
-    Strategies are optimised for the mean over queries and the worst type; with a prior also for the mean over types.
+    Strategies are optimised for the mean over queries and the worst type, from there for the worst query where that is
+    the objective; with a prior also for the mean over types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -103,7 +105,11 @@ def choose(
     if k > 1:
         mechanisms += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
     if 1 < k <= LARGEST_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
-        mechanisms.append(("optimised strategy", LocalOracle(W, _strategy(W, epsilon, StrategyObjective.WORST))))
+        strategy = _strategy(W, epsilon, StrategyObjective.WORST)
+        mechanisms.append(("optimised strategy", LocalOracle(W, strategy)))
+        if objective is Objective.WORST_QUERY and prior is None and len(W) > 1:
+            sharper = worst_query_strategy(W - W.mean(1, keepdim=True), strategy)
+            mechanisms.append(("optimised strategy, worst query", LocalOracle(W, sharper)))
         if prior is not None:
             average = LocalOracle(W, _strategy(W, epsilon, StrategyObjective.AVERAGE))
             mechanisms.append(("optimised strategy, average type", average))

@@ -6,6 +6,7 @@ from torchdp.randomizers.bit_vectors import OptimizedUnaryEncoding, SymmetricUna
 from torchdp.randomizers.frequency import FrequencyOracle
 from torchdp.randomizers.gaussian_vector import GaussianVector
 from torchdp.randomizers.hadamard_response import HadamardResponse
+from torchdp.randomizers.learned import LearnedStrategy, answer_variances, worst_query_strategy
 from torchdp.randomizers.privunit import PrivUnit
 from torchdp.randomizers.privunitg import PrivUnitG
 from torchdp.randomizers.projunit import ProjUnit
@@ -26,6 +27,7 @@ __all__ = [
     "FrequencyOracle",
     "GaussianVector",
     "HadamardResponse",
+    "LearnedStrategy",
     "LocalRandomizer",
     "Objective",
     "OptimizedUnaryEncoding",
@@ -40,8 +42,10 @@ __all__ = [
     "SymmetricUnaryEncoding",
     "TiltedNormal",
     "VarianceWitness",
+    "answer_variances",
     "certify_variance",
     "optimize_strategies",
     "optimize_strategy",
     "strategy_lower_bound",
+    "worst_query_strategy",
 ]

@@ -1,0 +1,159 @@
+"""Learned strategies: private whatever their parameters, smooth, and better for the worst query."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.randomizers import (
+    LearnedStrategy,
+    Objective,
+    StrategyMatrix,
+    SubsetSelection,
+    answer_variances,
+    optimize_strategy,
+    worst_query_strategy,
+)
+from torchdp.randomness import keyed_generator
+
+
+def response(k, epsilon):
+    """The strategy matrix of randomized response."""
+    Q = torch.ones(k, k, dtype=torch.float64) + math.expm1(epsilon) * torch.eye(k, dtype=torch.float64)
+    return StrategyMatrix(Q / Q.sum(0))
+
+
+def module(k=5, epsilon=1.0, m=9):
+    rows = (
+        torch.rand(m, k, dtype=torch.float64, generator=keyed_generator(b"rows")) * math.expm1(0.3 * epsilon) + 1
+    )
+    return LearnedStrategy(StrategyMatrix(rows / rows.sum(0)), epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("size", [0.1, 1.0, 10.0, 30.0])
+def test_guarantee_epsilon_holds_whatever_the_parameters_are(epsilon, size):
+    learned = module(epsilon=epsilon)
+    generator = keyed_generator(b"parameters")
+    for _ in range(20):
+        for parameter in learned.parameters():
+            noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            parameter.data = noise * (size if parameter is not learned.level else min(size, 3.0))
+        Q = learned().detach()
+        assert (Q > 0).all() and float((Q.sum(0) - 1).abs().max()) < 1e-11
+        assert float((Q.amax(1) / Q.amin(1)).log().max()) <= epsilon
+        assert learned.strategy().epsilon <= epsilon
+
+
+def test_a_matrix_that_spends_more_is_seen():
+    learned = module(epsilon=1.0)
+    learned.logits.data = 30 * torch.randn(
+        learned.logits.shape, dtype=torch.float64, generator=keyed_generator(b"far")
+    )
+    learned.epsilon = 1.01
+    Q = learned().detach()
+    assert float((Q.amax(1) / Q.amin(1)).log().max()) > 1.0 + 5e-3
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_it_starts_near_its_start(epsilon):
+    start = response(6, epsilon)
+    learned = LearnedStrategy(start)
+    assert learned.epsilon == start.epsilon
+    torch.testing.assert_close(learned().detach(), start.matrix, rtol=0.3, atol=0.02)
+    inside = LearnedStrategy(start, 2 * epsilon)  # no entry at an end of its range
+    torch.testing.assert_close(inside().detach(), start.matrix, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients():
+    learned = module()
+    W = workloads.prefix(5).dense()
+    prior = torch.rand(5, dtype=torch.float64, generator=keyed_generator(b"prior")).add(0.1).requires_grad_()
+    values = tuple(parameter.detach().clone().requires_grad_() for parameter in learned.parameters())
+    names = [name for name, _ in learned.named_parameters()]
+
+    def matrix(*parameters):
+        return torch.func.functional_call(learned, dict(zip(names, parameters, strict=True)), ())
+
+    assert torch.autograd.gradcheck(matrix, values)
+    Q = learned().detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda Q, prior: answer_variances(Q, W, prior), (Q, prior), atol=1e-4)
+
+
+def test_variances_are_those_of_the_strategy():
+    strategy, W = module().strategy(torch.arange(1.0, 6.0)), workloads.prefix(5).dense()
+    found = answer_variances(strategy.matrix, W, torch.arange(1.0, 6.0))
+    torch.testing.assert_close(found, strategy.workload_variance(W))
+
+
+@pytest.mark.parametrize("W", [workloads.prefix(8).dense(), workloads.all_ranges(6).dense()])
+def test_guarantee_the_worst_query_gets_better_and_epsilon_is_kept(W):
+    start = optimize_strategy(
+        W, 1.0, Objective.WORST, generator=keyed_generator(b"start"), steps=100, exchanges=10
+    )
+    found = worst_query_strategy(W, start, steps=200)
+    assert found.epsilon <= start.epsilon <= 1.0
+    assert float(found.workload_variance(W).max()) < 0.93 * float(start.workload_variance(W).max())
+    again = worst_query_strategy(W - W.mean(1, keepdim=True), start, steps=200)
+    torch.testing.assert_close(
+        again.workload_variance(W).max(), found.workload_variance(W).max(), rtol=0.02, atol=0
+    )
+
+
+def test_what_cannot_be_improved_is_returned():
+    start = response(4, 1.0)
+    assert worst_query_strategy(torch.eye(4), start, steps=3) is start
+
+
+def test_an_ordinary_loop_learns_a_loss_of_its_own():
+    """The mean absolute error of normal answers, on a histogram that is known."""
+    W, histogram = (
+        workloads.prefix(6).dense(),
+        torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.02], dtype=torch.float64),
+    )
+    learned = LearnedStrategy(response(6, 1.0))
+    optimizer = torch.optim.Adam(learned.parameters(), lr=0.05)
+    losses = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        errors = (answer_variances(learned(), W, histogram) @ histogram).clamp_min(1e-12).sqrt().mean()
+        errors.backward()
+        optimizer.step()
+        losses.append(float(errors.detach()))
+    assert losses[-1] < 0.96 * losses[0] and learned.strategy().epsilon <= response(6, 1.0).epsilon
+
+
+def test_it_is_a_plain_module(tmp_path):
+    learned = module()
+    state = {name: tuple(value.shape) for name, value in learned.state_dict().items()}
+    assert state == {"logits": (9, 5), "weights": (9,), "level": ()}
+    torch.save(learned.state_dict(), tmp_path / "state.pt")
+    other = module()
+    other.logits.data.zero_()
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for copied in (other, copy.deepcopy(learned), pickle.loads(pickle.dumps(learned))):
+        assert torch.equal(copied(), learned())
+    assert "epsilon=1" in repr(learned)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: LearnedStrategy(SubsetSelection(4, 1.0)), TypeError, "start must be a StrategyMatrix"),
+        (lambda: LearnedStrategy(response(4, 1.0), 0.5), ValueError, "epsilon must lie between start's own"),
+        (lambda: LearnedStrategy(response(4, 1.0), 31.0), ValueError, "and 30"),
+        (lambda: LearnedStrategy(response(4, 1.0), -1.0), ValueError, "epsilon must be"),
+        (lambda: answer_variances(torch.ones(3, 2), torch.eye(2)), ValueError, "Q must have rank 2"),
+        (lambda: answer_variances(torch.eye(2), torch.eye(2)), ValueError, "Q must be one positive"),
+        (lambda: answer_variances(torch.ones(3, 2), torch.eye(3)), ValueError, r"W of shape \(queries, 2\)"),
+        (lambda: answer_variances(torch.ones(3, 2), torch.eye(2), torch.zeros(2)), ValueError, "prior must be"),
+        (lambda: worst_query_strategy(torch.eye(4), response(4, 1.0), steps=0), ValueError, "steps must be"),
+        (lambda: worst_query_strategy(torch.eye(3), response(4, 1.0)), ValueError, "W must have 4 columns"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
