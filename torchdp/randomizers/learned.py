@@ -80,7 +80,7 @@ class _Shift(torch.autograd.Function):
     """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1, by Newton's method inside a bracket."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, z: Tensor, growth: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx, logits: Tensor, z: Tensor, growth: float) -> Tensor:
         low, high = -40 - logits.amax(0), 40 - logits.amin(0)
         target, shift = (1 - z.sum()) / growth, (low + high) / 2
         for _ in range(ROUNDS):
@@ -98,7 +98,7 @@ class _Shift(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         logits, z, shift = ctx.saved_tensors
         share = (logits + shift).sigmoid()
         slopes = z[:, None] * share * (1 - share)  # (m, k)
@@ -147,7 +147,8 @@ def worst_query_strategy(W: Tensor, start: StrategyMatrix, *, steps: int = 500) 
     """
     W = checks.matrix("W", W).detach().double()
     module, steps = LearnedStrategy(start), checks.integer("steps", steps, 1)
-    prior = start.prior.log().requires_grad_()
+    k = start.matrix.shape[1]
+    prior = (start.matrix.new_ones(k) if start.prior is None else start.prior).log().requires_grad_()
     optimizer = torch.optim.Adam([*module.parameters(), prior], lr=LEARNING_RATE)
     best, least = start, float(start.workload_variance(W).max())
     for step in range(steps):
