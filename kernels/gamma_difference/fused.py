@@ -13,7 +13,7 @@ from torchdp.kernels.truncated_normal.fused import lower_quantile
 
 SLOTS: tl.constexpr = tl.constexpr(32)
 CELLS = 256  # that a program draws at once, as users times columns
-ROUNDS = 64  # at most so often a program of the sums does so before it writes
+PROGRAMS = 2**13  # of the sums, about so many at most: their number bounds the partial sums
 
 
 def draws(
@@ -37,7 +37,8 @@ def column_sums(
 ) -> Tensor:
     """reference.column_sums. Partial sums, then theirs in a fixed order: the same every time on a device."""
     height, width = _block(columns)
-    across, rounds = triton.cdiv(columns, width), max(1, min(ROUNDS, triton.cdiv(users, height)))
+    across = triton.cdiv(columns, width)
+    rounds = max(1, triton.cdiv(users, height * max(1, PROGRAMS // max(1, across))))
     out = torch.empty((triton.cdiv(users, height * rounds), columns), dtype=torch.float64, device=device)
     if out.numel():
         with _on(device):
@@ -104,8 +105,8 @@ def sums_kernel(
     program = tl.program_id(0)
     column = (program % across) * WIDTH + tl.arange(0, WIDTH)
     part = (program // across).to(tl.int64)
-    top = part * (HEIGHT * rounds)
-    end = tl.minimum(top + HEIGHT * rounds, users)
+    top = part * HEIGHT * rounds
+    end = tl.minimum((part + 1) * HEIGHT * rounds, users)
     total = tl.zeros((HEIGHT, WIDTH), tl.float64)
     for block in range(top, end, HEIGHT):
         row = block + tl.arange(0, HEIGHT)

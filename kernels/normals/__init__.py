@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.kernels.dispatch import fuses
 from torchdp.kernels.normals.reference import normals
 
@@ -19,8 +20,14 @@ def draws(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """``width`` normals for each of the numbers first, ..., first + size - 1: (size, width)."""
-    device = torch.device(device)
+    """``width`` normals for each of the numbers first, ..., first + size - 1: (size, width), float32 or float64.
+
+    Raises TypeError, ValueError.
+    """
+    device, size, width = torch.device(device), checks.integer("size", size, 0), checks.integer("width", width, 0)
+    first, stream = checks.integer("first", first, 0), checks.integer("stream", stream, 0)
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
     if fuses(device):
         from torchdp.kernels.normals import fused
 

@@ -27,7 +27,8 @@ def sums(
 
     points: (m, d), float32 or float64; counts: (m,) int64; lift, along, across: (n,), three draws of each user (see
     ``message``), whose d normals come from the counter. Returns (d,), float64. The same messages as ``messages`` for
-    this key: parts with their own ``first`` add up to the whole. Memory on a CUDA device: O(n + m d).
+    this key: parts with their own ``first`` add up to the whole. Memory on a CUDA device: O(n + m d); O(n d), as
+    elsewhere, for d above LARGEST_DIM.
     """
     draws = (lift, along, across)
     if fuses(points.device) and points.shape[1] <= LARGEST_DIM:

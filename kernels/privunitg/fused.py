@@ -21,12 +21,24 @@ STEPS = 16  # tiles added up in the dtype of points
 
 @triton.jit(do_not_specialize=["key"])
 def normals_kernel(
-    sums, starts, stops, key, width, Q: tl.constexpr, U: tl.constexpr, STEPS: tl.constexpr, DOUBLE: tl.constexpr
+    sums,
+    starts,
+    stops,
+    key,
+    width,
+    across,
+    Q: tl.constexpr,
+    U: tl.constexpr,
+    STEPS: tl.constexpr,
+    DOUBLE: tl.constexpr,
 ):
-    """sums[p, :width] (float64): over the users of piece p, their ``width`` normals; Q groups of four a program."""
-    piece = tl.program_id(0).to(tl.int64)
+    """sums[p, :width] (float64): over the users of piece p, their ``width`` normals.
+
+    Q groups of four a program, ``across`` programs a piece.
+    """
+    piece = (tl.program_id(0) // across).to(tl.int64)
     start, stop = tl.load(starts + piece), tl.load(stops + piece)
-    group = tl.program_id(1) * Q + tl.arange(0, Q)
+    group = (tl.program_id(0) % across) * Q + tl.arange(0, Q)
     groups = tl.zeros([U, Q], tl.int32) + group[None, :]
     user = tl.zeros([U, Q], tl.int64) + start + tl.arange(0, U)[:, None]
     total0 = tl.zeros([U, Q], tl.float64)
@@ -97,8 +109,9 @@ def sums(
         g = torch.empty((size, width), dtype=torch.float64, device=device)
         lift, tau = g.new_empty(size), g.new_empty(size)
         with on(device):
-            grid = size, triton.cdiv(groups, q)
-            normals_kernel[grid](g, *ends, key, width, Q=q, U=part.rows, STEPS=STEPS, DOUBLE=double)
+            across = triton.cdiv(groups, q)
+            grid = (size * across,)  # one axis: the others end at 65535, at a million coordinates
+            normals_kernel[grid](g, *ends, key, width, across, Q=q, U=part.rows, STEPS=STEPS, DOUBLE=double)
             warps = max(1, part.rows // 32)
             scalars_kernel[(size,)](lift, tau, *ends, law, key, U=part.rows, DOUBLE=double, num_warps=warps)
         x = points.index_select(0, part.type).double()

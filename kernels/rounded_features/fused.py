@@ -34,7 +34,10 @@ def cosine(t):
 
 @triton.jit
 def projection(x, frequencies, user, column, n, d, features, x_row, x_column, BLOCK_D: tl.constexpr):
-    """<w_i, x_u> in turns, reduced: (columns, users). tf32x3: three products of the parts of float32 numbers."""
+    """<w_i, x_u> in turns, reduced: (columns, users); 0 where it is no number, as infinity less its floor is none.
+
+    tf32x3: three products of the parts of float32 numbers.
+    """
     total = tl.zeros((column.shape[0], user.shape[0]), tl.float32)
     depth = tl.arange(0, BLOCK_D)
     for start in range(0, d, BLOCK_D):
@@ -50,7 +53,8 @@ def projection(x, frequencies, user, column, n, d, features, x_row, x_column, BL
             other=0.0,
         )
         total = tl.dot(w, part, total, input_precision="tf32x3")
-    return nearest(total)
+    turns = nearest(total)
+    return tl.where(turns == turns, turns, 0.0)
 
 
 @triton.jit
@@ -72,7 +76,7 @@ def tally(out, bits, label, number, inside, classes, width):
         member = (label[:, None] == kind[None, :]).to(tl.float16)
         count = tl.dot(ones, member).to(tl.int64)  # exact: whole numbers below 2^24
         place = kind[None, :].to(tl.int64) * width + number[:, None]
-        tl.atomic_add(out + place, count, mask=inside[:, None] & (count > 0))
+        tl.atomic_add(out + place, count, mask=inside[:, None] & (kind < classes)[None, :] & (count > 0))
 
 
 @triton.jit(do_not_specialize=["key", "first", "features"])

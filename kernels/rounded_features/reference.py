@@ -14,8 +14,11 @@ def nearest(t: Tensor) -> Tensor:
 
 
 def turns(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
-    """(n, d), (d, I), (waves, I) -> (n, I waves), reduced before the phase is added so that large ones lose nothing."""
-    return nearest(nearest(x @ frequencies)[..., None] + phases.mT).flatten(1)
+    """(n, d), (d, I), (waves, I) -> (n, I waves), reduced before the phase is added so that large ones lose nothing.
+
+    A projection beyond the largest float counts as 0: the waves of a frequency stay those of one angle.
+    """
+    return nearest(nearest(x @ frequencies).nan_to_num(0.0)[..., None] + phases.mT).flatten(1)
 
 
 def levels(t: Tensor) -> Tensor:

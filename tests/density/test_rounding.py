@@ -150,6 +150,17 @@ def test_fused_classes_release_densities_of_every_class(family, monkeypatch):
     assert gap.abs().max() < 4.5 / math.sqrt(200)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_guarantee_holds_where_an_angle_overflows(dtype):
+    """A cosine and a sine that are no numbers would be no point of the circle."""
+    features = GaussianOrthogonal(D, 1e-3).draw(6, generator=generator())
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([[1.0] * D, [-1.0] * D, [1, -1, 1, -1, 1]], dtype=dtype) * largest
+    circle = features.left(x).unflatten(1, (6, 2)).square().sum(-1)
+    assert (circle - 1).abs().max() < 1e-6
+    assert int(features.ones(x, generator=generator())[::2].sum()) == 3 * 6  # all cosines are 1
+
+
 def test_guarantee_of_rounded_bits_leaves_room_for_float32():
     """Chances of cosine and sine from float32 angles move by no more than is accounted for."""
     features = GaussianOrthogonal(1, 1.3).draw(1, generator=generator())

@@ -100,8 +100,8 @@ SIGNATURES: list[tuple[str, str, dict[str, str], dict[str, object]]] = [
             "n": "i64",
             "stride": "i64",
             "k": "i32",
-            "on": "i64",
-            "on_digits": "i32",
+            "lost": "i64",
+            "lost_digits": "i32",
             "off": "i64",
             "off_digits": "i32",
             "key": "i64",
@@ -159,7 +159,10 @@ SIGNATURES: list[tuple[str, str, dict[str, str], dict[str, object]]] = [
             (
                 "privunitg.fused",
                 "normals_kernel",
-                {"sums": "*fp64", "starts": "*i64", "stops": "*i64", "key": "i64", "width": "i32"},
+                {
+                    **{"sums": "*fp64", "starts": "*i64", "stops": "*i64"},
+                    **{"key": "i64", "width": "i32", "across": "i32"},
+                },
                 {"Q": 4, "U": 64, "STEPS": 16, "DOUBLE": double},
             ),
             (

@@ -37,11 +37,32 @@ def test_no_users_or_columns(device, users, columns):
 
 
 def test_sums_over_more_users_than_one_program_takes(device, monkeypatch):
-    monkeypatch.setattr(fused, "ROUNDS", 2)
+    monkeypatch.setattr(fused, "PROGRAMS", 4)
     options = {"first": 0, "stream": 0, "device": device}
     sums = fused.column_sums(2.0, 4, 10, 65, **options)
     torch.testing.assert_close(sums, reference.column_sums(2.0, 4, 10, 65, **options), rtol=1e-12, atol=1e-12)
     assert torch.equal(sums, fused.column_sums(2.0, 4, 10, 65, **options))
+
+
+@pytest.mark.parametrize(("users", "columns"), [(10**12, 64), (10**9, 1000), (10**6, 1), (3, 10**6)])
+def test_partial_sums_do_not_grow_with_the_users(device, users, columns, monkeypatch):
+    """What is launched for very many users, without doing it."""
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda out, *arguments, HEIGHT, WIDTH, **_: launched.append(
+                (out, grid, arguments, HEIGHT, WIDTH)
+            )
+
+    monkeypatch.setattr(fused, "sums_kernel", Kernel())
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    fused.column_sums(0.5, 0, users, columns, first=0, stream=0, device=device)
+    ((out, (programs,), arguments, height, width),) = launched
+    across, rounds = arguments[-2:]
+    assert out.numel() <= max(columns, 2**13 * 64) and out.shape[1] == columns
+    assert programs == len(out) * across and across * width >= columns
+    assert (len(out) - 1) * height * rounds < users <= len(out) * height * rounds
 
 
 def test_nothing_is_written_beside_the_draws_and_sums(device):

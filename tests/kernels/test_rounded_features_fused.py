@@ -137,6 +137,31 @@ def test_the_polynomial_is_a_cosine_to_within_its_statement(device):
     assert float((own.double() - torch.cos(t.double() * (2 * torch.pi))).abs().max()) < 2.5e-7
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
+def test_a_projection_that_overflows_counts_as_no_turn(device):
+    """As in the reference, so that a frequency's waves stay those of one angle whatever a user holds."""
+    x = torch.full((40, 2), 3e38, device=device)
+    x[:20] *= -1
+    frequencies = torch.tensor([[3.0, 3.0], [3.0, -3.0]], device=device)  # to infinity, and to no number
+    phases = torch.tensor([[0.0, 0.5], [0.5, 0.0]], device=device)
+    wanted = phases.mT.flatten() == 0
+    assert (own_bits(x, frequencies, phases, 5)[0] == wanted).all()
+    assert (reference.rounded_bits(x, frequencies, phases, 5, 0, 0) == wanted).all()
+    assert (own_bits(x, frequencies, phases) == wanted).all()
+
+
+def test_nothing_is_written_beside_the_counts(device):
+    """Not even for a label that is no class."""
+    x, frequencies, phases = inputs(20, 4, 5, 1, device, seed=2, dyadic=True)
+    labels = torch.arange(20, device=device) % 5
+    out = torch.full((5, 5), -1, dtype=torch.int64, device=device)
+    out[:3] = 0
+    arguments = fused._arguments(x, frequencies, phases, labels, 3)
+    fused._launch(fused.positive_kernel, x, frequencies, (out, *arguments))
+    assert torch.equal(out[:3], reference.positive_counts(x, frequencies, phases, labels, 5)[:3])
+    assert (out[3:] == -1).all()
+
+
 def test_no_users_or_no_repeats(device):
     x, frequencies, phases = inputs(0, 4, 5, 1, device, seed=2)
     labels = torch.zeros(0, dtype=torch.int64, device=device)

@@ -118,10 +118,25 @@ def test_every_partial_sum_is_written_and_nothing_else(device):
     sums = torch.full((3, 6), torch.nan, dtype=torch.float64, device=device)
     starts, stops = torch.tensor([0, 70], device=device), torch.tensor([70, 71], device=device)
     kernel = privunitg_fused.normals_kernel
-    kernel[(2, 2)](sums, starts, stops, 1, 6, Q=1, U=32, STEPS=2, DOUBLE=True)
+    kernel[(4,)](sums, starts, stops, 1, 6, 2, Q=1, U=32, STEPS=2, DOUBLE=True)
     wanted = privunitg.reference.normals(1, torch.arange(71, device=device), 6, torch.float64)
     torch.testing.assert_close(sums[:2], torch.stack([wanted[:70].sum(0), wanted[70]]), rtol=1e-12, atol=1e-12)
     assert sums[2].isnan().all()
+
+
+def test_vectors_of_millions_of_coordinates_stay_within_a_grid(device, monkeypatch):
+    """A grid's second and third axis end at 65535; its first does not."""
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *_, **__: launched.append(grid)
+
+    for name in ("normals_kernel", "scalars_kernel"):
+        monkeypatch.setattr(privunitg_fused, name, Kernel())
+    points = torch.zeros(2, 2**21, device=device)
+    privunitg_fused.sums(points, torch.tensor([10**6, 3], device=device), 3, 0, **LAW)
+    assert launched and all(len(grid) == 1 and grid[0] < 2**31 for grid in launched)
 
 
 @pytest.mark.parametrize("counts", [[0], [], [1], [5, 0, 3000, 1], [2**40, 7], [1] * 50])

@@ -65,7 +65,7 @@ class OrthogonalFeatures(Features):
     frequencies: Tensor
 
     def _left(self, x: Tensor) -> Tensor:
-        angles = x @ self.frequencies.to(x)
+        angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)  # overflow too must stay on the circle
         return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
 
     def _right(self, y: Tensor) -> Tensor:

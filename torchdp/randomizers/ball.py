@@ -102,7 +102,7 @@ class BallRandomizer(LocalRandomizer):
         return checks.floating("messages", total)  # NaN and infinity come through
 
     def collect(self, points: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
-        """The sum of every user's own message, made and added up part by part: (dim,), float64.
+        """The sum of every user's own message, from its own draws, added up part by part: (dim,), float64.
 
         points: (m, dim); counts: (m,) whole numbers of users at each. In law ``sample_sum``, at the cost of all n
         messages: what a deployment does, and a check of sums that are drawn at once. Memory: O(m dim), whatever n.

@@ -32,7 +32,7 @@ from torchdp.shuffle.one_type import PoissonSum
 SOURCE = "composition of Poisson sums of rounded bits by moments; Canonne, Kamath, Steinke (2020), Proposition 12"
 _NEAR = 0.01  # below this distance the second derivative bounds M
 _GRID = np.geomspace(_NEAR, 1.0, 16)
-_SLACK = 1e-3  # relative, by which G is overestimated at most
+_SLACK = 1e-3  # relative, of chords; where the bound near 0 is the largest it may lie above G by more
 _ORDERS = np.log(np.geomspace(3.0, 1000.0, 20))  # ln alpha: from 3 on, w^(alpha - 2) is convex
 _ROUNDING = 1e-9
 
@@ -140,7 +140,8 @@ def _delta(law: CountLaw, epsilon: float, instances: int, change: float) -> floa
 def _rate(base: np.ndarray, excess: np.ndarray, power: float, known: float, slack: float) -> float:
     """sup over t in (0, 1] of ln M(t)/t^2, M(t) = sum base (1 + t excess)^power, less its slope at 0 (see _delta).
 
-    Or ``known`` where it is larger; too large by up to ``slack``, relative.
+    Or ``known`` where it is larger. An upper bound: too large by up to ``slack``, relative, or what the second
+    derivative says of t < _NEAR, where that is more.
     """
 
     def gain(t: np.ndarray) -> np.ndarray:  # M - 1, never below what it would be with M(0) = 1
