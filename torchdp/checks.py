@@ -76,6 +76,10 @@ def indices(name: str, value: Tensor, k: int) -> Tensor:
         raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must be an integer tensor, not {value.dtype}")
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them
+        raise TypeError(
+            f"{name} must be a signed integer or uint8 tensor, not {value.dtype}; call .to(torch.int64)"
+        )
     if value.numel() and not (0 <= int(value.min()) and int(value.max()) < k):
         raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
     return value.to(torch.int64)

@@ -14,7 +14,7 @@ def binomial(counts: Tensor, probability: Tensor | float, generator: torch.Gener
 
 
 def poisson(rate: Tensor, generator: torch.Generator) -> Tensor:
-    """Poisson(rate), int64, for rates of any size.
+    """Poisson(rate), int64, for rates up to 1e14, as far as torch.binomial keeps its law.
 
     The m-th arrival of a unit-rate process comes at time T ~ Gamma(m). If T <= rate, m points and those of the
     rest, Poisson(rate - T), lie before ``rate``; else the other m - 1 arrivals are uniform on (0, T) and

@@ -29,12 +29,12 @@ def generator_key(generator: torch.Generator) -> Tensor:
 
 
 def check_key(key: Tensor, device: torch.device) -> Tensor:
-    """``key`` if it is one on this kind of device. Raises TypeError, ValueError."""
+    """``key`` on this device, if it is one on this kind of device. Raises TypeError, ValueError."""
     if not isinstance(key, Tensor) or key.dtype != torch.int32 or key.shape != (8,):
         raise TypeError("key must be an int32 tensor of shape (8,), such as sketching.system_key(device)")
     if key.device.type != device.type:
         raise ValueError(f"key is on {key.device}, the data on {device}; make the key on {device}")
-    return key.contiguous()
+    return key.to(device).contiguous()  # from another GPU a kernel could not read it
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:

@@ -1,7 +1,5 @@
 """Randomized response drawn and counted in one pass over the users; the same integers as reference.py."""
 
-from contextlib import nullcontext
-
 import torch
 import triton
 import triton.language as tl
@@ -67,7 +65,7 @@ def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
     total = torch.zeros(copies, k, dtype=torch.int64, device=x.device)
     magic = (2**64 - 1) // step
     magic -= (magic >> 63) << 64  # the same 64 bits as a signed number
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+    with torch.cuda.device_of(x):
         count_kernel[(programs,)](
             x, total, n, x.stride(0), k, step, magic, key, first, copies, PAIRS=PAIRS, BINS=bins
         )

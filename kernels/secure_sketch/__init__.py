@@ -27,10 +27,10 @@ def add(
 
     Client i's word in copy c is sign (trunc(value scale) + round(unit_j G)), j = rows[c, i]; server k of the first
     S - 1 gets a mask, the last one the word minus the masks, all modulo 2^bits. sums: (S, m, d), int32 or int64,
-    contiguous. values: (k, d), real; scale: a power of two, |value scale| < 2^(bits - 1). rows, signs: (s, k). units:
-    (m,) float64, standard deviations of the noise in units of the integers, at most 2^46. key: (8,) int32
-    (``chacha.system_key``), spent by one set of clients 0, 1, ...: their parts, each with its first, add up to the
-    whole.
+    contiguous. values: (k, d), real; scale: a power of two, |value scale| < 2^(bits - 1). rows, signs: (s, k), rows in
+    [0, m), which is not checked. units: (m,) float64, standard deviations of the noise in units of the integers, at
+    most 2^46. key: (8,) int32 (``chacha.system_key``), spent by one set of clients 0, 1, ...: their parts, each with
+    its first, add up to the whole.
     """
     if fuses(values.device):
         from torchdp.kernels.secure_sketch import fused

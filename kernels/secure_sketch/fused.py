@@ -64,7 +64,7 @@ def add_kernel(
 
     row = tl.load(rows + copy * row_copy + client * row_step, mask=inside, other=0)
     sign = tl.load(signs + copy * sign_copy + client * sign_step, mask=inside, other=0).to(tl.int64)
-    value = tl.load(values + client * value_step + column * value_column, mask=inside, other=0)
+    value = tl.load(values + client * value_step + column.to(tl.int64) * value_column, mask=inside, other=0)
     unit = tl.load(units + row, mask=inside, other=0)
     noise = unit * normals(key, start // 8, ENTRIES // 8)
     whole = (noise + ROUNDER) - ROUNDER  # to the nearest integer, halves to even ones

@@ -1,7 +1,5 @@
 """Unary encodings drawn and counted 32 users to a word; the same integers as reference.py."""
 
-from contextlib import nullcontext
-
 import torch
 import triton
 import triton.language as tl
@@ -74,12 +72,14 @@ def others_kernel(tally, n, k, numerator, digits, key, first, GROUPS: tl.constex
     tl.atomic_add(tally + column, tl.sum(total, 0).to(tl.int64), mask=column < k, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n", "k", "on", "on_digits", "off", "off_digits", "key", "first", "copies"])
-def own_kernel(x, tally, n, stride, k, on, on_digits, off, off_digits, key, first, copies, USERS: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "k", "lost", "lost_digits", "off", "off_digits", "key", "first", "copies"])
+def own_kernel(
+    x, tally, n, stride, k, lost, lost_digits, off, off_digits, key, first, copies, USERS: tl.constexpr
+):
     """Puts each user's own bit in the place of the other one, and counts the users, in row program % copies."""
     program = tl.program_id(0)
     tally += (program % copies).to(tl.int64) * (k + 1)
-    n, first, on, off = n.to(tl.int64), first.to(tl.int64), on.to(tl.int64), off.to(tl.int64)
+    n, first, lost, off = n.to(tl.int64), first.to(tl.int64), lost.to(tl.int64), off.to(tl.int64)
     users = tl.zeros([USERS], tl.int32)
     for block in range(program, tl.cdiv(n, USERS), tl.num_programs(0)):
         place = block * USERS + tl.arange(0, USERS)
@@ -87,7 +87,7 @@ def own_kernel(x, tally, n, stride, k, on, on_digits, off, off_digits, key, firs
         counted = (place < n) & (held.to(tl.uint64, bitcast=True) < k.to(tl.uint64))
         group, lane = (first + place) // 32, ((first + place) % 32).to(tl.uint32)
         wanted = counted.to(tl.uint32) << lane
-        own = bits(key, group, tl.zeros([USERS], tl.int64) + k, wanted, on, on_digits)
+        own = wanted ^ bits(key, group, tl.zeros([USERS], tl.int64) + k, wanted, lost, lost_digits)
         other = bits(key, group, held, wanted, off, off_digits)
         change = (own >> lane).to(tl.int64) - (other >> lane).to(tl.int64)
         tl.atomic_add(tally + held, change, mask=change != 0, sem="relaxed")
@@ -95,7 +95,7 @@ def own_kernel(x, tally, n, stride, k, on, on_digits, off, off_digits, key, firs
     tl.atomic_add(tally + k, tl.sum(users, 0).to(tl.int64), sem="relaxed")
 
 
-def tally(x: Tensor, k: int, on: float, off: float, key: int, first: int = 0) -> Tensor:
+def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) -> Tensor:
     """Arguments and result of reference.tally. x: integers of any width, on a device where Triton runs."""
     n = len(x)
     if n == 0:
@@ -108,11 +108,11 @@ def tally(x: Tensor, k: int, on: float, off: float, key: int, first: int = 0) ->
     programs = min(triton.cdiv(n, USERS), PROGRAMS)
     copies = min(programs, max(1, CELLS // (k + 1)))
     total = torch.zeros(copies, k + 1, dtype=torch.int64, device=x.device)
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+    with torch.cuda.device_of(x):
         others_kernel[(across, down)](
             total, n, k, *ratio(off), key, first, GROUPS=groups, COLUMNS=columns, num_warps=1
         )
         own_kernel[(programs,)](
-            x, total, n, x.stride(0), k, *ratio(on), *ratio(off), key, first, copies, USERS=USERS, num_warps=1
+            x, total, n, x.stride(0), k, *ratio(lost), *ratio(off), key, first, copies, USERS=USERS, num_warps=1
         )
     return total.sum(0)

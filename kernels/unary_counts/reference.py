@@ -43,7 +43,7 @@ def words(key: int, group: Tensor, column: Tensor, probability: float) -> Tensor
     return result
 
 
-def messages(x: Tensor, k: int, on: float, off: float, key: int, first: int) -> Tensor:
+def messages(x: Tensor, k: int, lost: float, off: float, key: int, first: int) -> Tensor:
     """The users' bits: (n,) int64 -> (n, k), int64. Column k of the counters holds the users' own bits."""
     user = torch.arange(first, first + len(x), device=x.device)
     group = torch.arange(first // LANES, -(-(first + len(x)) // LANES), device=x.device)
@@ -51,22 +51,22 @@ def messages(x: Tensor, k: int, on: float, off: float, key: int, first: int) -> 
     column = torch.arange(k, device=x.device)
     others = words(key, group[:, None], column, off)[:, None] >> lane[:, None] & 1  # (groups, 32, k)
     others = others.flatten(0, 1)[first % LANES :][: len(x)]
-    own = words(key, user // LANES, torch.full_like(user, k), on) >> user % LANES & 1
+    own = ~words(key, user // LANES, torch.full_like(user, k), lost) >> user % LANES & 1
     return torch.where(column == x[:, None], own[:, None], others)
 
 
-def tally(x: Tensor, k: int, on: float, off: float, key: int, first: int = 0) -> Tensor:
+def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) -> Tensor:
     """How many users set each bit, and the users: (n,) integers -> (k + 1,), int64.
 
-    User j of these has the number first + j >= 0; bit x[j] of its message is 1 with probability ``on``, the others with
-    probability ``off``. A message depends on that number, on x[j] and on the key alone: groups of users add up. Users
-    are counted if they hold a value in [0, k), so the last entry is n if and only if all do.
-    k >= 2; on, off in [0, 1]; key: 64 bits, see kernels/philox.
+    User j of these has the number first + j >= 0; bit x[j] of its message is 0 with probability ``lost``, the others
+    are 1 with probability ``off``. A message depends on that number, on x[j] and on the key alone: groups of users add
+    up. Users are counted if they hold a value in [0, k), so the last entry is n if and only if all do.
+    k >= 2; lost, off in [0, 1]; key: 64 bits, see kernels/philox.
     """
     total = torch.zeros(k + 1, dtype=torch.int64, device=x.device)
     for part in x.split(max(1, BITS_AT_ONCE // k)):
         held = part.to(torch.int64)
-        total[:k] += messages(held, k, on, off, key, first).sum(0)
+        total[:k] += messages(held, k, lost, off, key, first).sum(0)
         total[k] += ((held >= 0) & (held < k)).sum()
         first += len(held)
     return total

@@ -40,7 +40,7 @@ def tallies(oracle, users, repeats, key):
         numbers = response_counts.reference.numbers(key, 0, len(x))
         reports = response_counts.reference.report(numbers, x, oracle.k, oracle._step)
         return torch.nn.functional.one_hot(reports.view(repeats, -1), oracle.k).sum(1)
-    bits = unary_counts.reference.messages(x, oracle.k, oracle.on, oracle.off, key, 0)
+    bits = unary_counts.reference.messages(x, oracle.k, oracle.lost, oracle.off, key, 0)
     counts = bits.view(repeats, len(users), oracle.k).sum(1)
     return torch.cat([counts, torch.full((repeats, 1), len(users))], 1)
 
@@ -167,6 +167,6 @@ def test_collecting_on_a_gpu_counts_the_specifications_reports(kind, k):
         wanted = (
             response_counts.reference.counts(x, k, oracle._step, key)
             if kind is RandomizedResponse
-            else unary_counts.reference.tally(x, k, oracle.on, oracle.off, key)
+            else unary_counts.reference.tally(x, k, oracle.lost, oracle.off, key)
         )
         assert torch.equal(tally.cpu(), wanted)

@@ -67,3 +67,17 @@ def test_parts_add_up_to_the_whole(device):
     for part in (slice(0, 1), slice(1, 40)):
         fused.add(parts, values[part], rows[:, part], signs[:, part], units, key, part.start, 1.0)
     assert torch.equal(whole, parts)
+
+
+def test_columns_that_lie_two_to_the_31_numbers_apart_are_found(device):
+    """Values column by column: an offset of 32 bits would wrap around."""
+    n, step = 4, 2**29 + 3
+    flat = torch.empty(4 * step + n, dtype=torch.uint8, device=device)  # pages that nobody touches take no memory
+    values = flat.as_strided((n, 5), (1, step))
+    values.copy_(torch.arange(5 * n).view(n, 5))
+    _, rows, signs, units, key = (x.to(device) for x in problem(n, 1, 5, 2, torch.float64))
+    sums = torch.zeros(2, 2, 5, dtype=torch.int64, device=device)
+    expected = torch.zeros_like(sums)
+    fused.add(sums, values, rows, signs, units, key, 0, 1.0)
+    fused.add(expected, values.contiguous(), rows, signs, units, key, 0, 1.0)
+    assert torch.equal(sums, expected)

@@ -62,26 +62,27 @@ def test_exactly_the_stated_share_of_all_digit_strings_gives_a_one(monkeypatch):
 @pytest.mark.parametrize("first", [0, 1, 31, 2**33 + 5])
 @pytest.mark.parametrize("n", [0, 1, 33, 70])
 def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
-    k, on, off = 5, 0.5, 0.27
+    k, lost, off = 5, 0.4, 0.27
     monkeypatch.setattr(reference, "BITS_AT_ONCE", 100)
     x = torch.arange(n) ** 2 % k
-    messages = reference.messages(x, k, on, off, 3, first)
+    messages = reference.messages(x, k, lost, off, 3, first)
     assert messages.shape == (n, k)
     for i in range(n):
-        assert torch.equal(messages[i : i + 1], reference.messages(x[i : i + 1], k, on, off, 3, first + i))
-    total = unary_counts.tally(x, k, on, off, 3, first)
+        assert torch.equal(messages[i : i + 1], reference.messages(x[i : i + 1], k, lost, off, 3, first + i))
+    total = unary_counts.tally(x, k, lost, off, 3, first)
     assert total.tolist() == [*messages.sum(0).tolist(), n]
     for cut in (0, 1, n // 2):
         parts = [
-            unary_counts.tally(part, k, on, off, 3, at) for part, at in ((x[:cut], first), (x[cut:], first + cut))
+            unary_counts.tally(part, k, lost, off, 3, at)
+            for part, at in ((x[:cut], first), (x[cut:], first + cut))
         ]
         assert torch.equal(parts[0] + parts[1], total)
 
 
 def test_own_and_other_bits_have_their_probabilities():
-    k, n, on, off = 3, 100_000, 0.6, 0.2
-    bits = reference.messages(torch.full((n,), 1), k, on, off, 8, 0).double()
-    for column, chance in ((0, off), (1, on), (2, off)):
+    k, n, lost, off = 3, 100_000, 0.4, 0.2
+    bits = reference.messages(torch.full((n,), 1), k, lost, off, 8, 0).double()
+    for column, chance in ((0, off), (1, 1 - lost), (2, off)):
         z = (float(bits[:, column].sum()) - n * chance) / math.sqrt(n * chance * (1 - chance))
         assert abs(z) < stats.norm.isf(ALPHA)
         assert abs(z + math.sqrt(n) * 0.01 / math.sqrt(chance * (1 - chance))) > stats.norm.isf(ALPHA)
@@ -90,5 +91,13 @@ def test_own_and_other_bits_have_their_probabilities():
 
 def test_users_without_a_value_are_not_counted():
     x = torch.tensor([0, 5, -1, 3, 2**40, 4])
-    total = unary_counts.tally(x, 5, 1.0, 0.0, 1)
+    total = unary_counts.tally(x, 5, 0.0, 0.0, 1)
     assert total.tolist() == [1, 0, 0, 1, 1, 3]
+
+
+def test_an_own_bit_is_lost_exactly_where_its_uniform_number_is_below_the_chance():
+    """The chance of a zero is what is drawn: that of a one may have no float64 but 1."""
+    n, k, lost = 64, 2, 0.3
+    own = reference.messages(torch.zeros(n, dtype=torch.int64), k, lost, 0.0, 5, 0)[:, 0]
+    below = [Fraction(digits_of(5, user, k, 60), 2**60) < Fraction(lost) for user in range(n)]
+    assert own.tolist() == [int(not b) for b in below] and 0 < sum(below) < n

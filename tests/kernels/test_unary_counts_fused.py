@@ -38,7 +38,7 @@ def test_both_paths_draw_the_same_bits(device, probability, n):
         assert torch.equal(out[1], (words[:, None] >> torch.arange(32, device=device) & 1).sum(1))
 
 
-OUE, SUE, SURE = (0.5, 1 / (math.e + 1)), (0.7, 0.3), (1.0, 1 / (math.exp(350) + 1))
+OUE, SUE, SURE = (0.5, 1 / (math.e + 1)), (0.3, 0.3), (0.0, 1 / (math.exp(350) + 1))
 
 
 @pytest.mark.parametrize("n", [1, 31, 63])
@@ -78,9 +78,9 @@ def test_integers_of_any_width_and_any_stride_are_read(device, wide):
 
 def test_users_without_a_value_touch_no_memory_and_are_not_counted(device):
     x = torch.tensor([0, 5, -1, 3, 2**40, -(2**63), 4], device=device)
-    for on, off in ((1.0, 0.0), (0.5, 0.3)):
-        wanted = reference.tally(x, 5, on, off, 1)
-        assert torch.equal(fused.tally(x, 5, on, off, 1), wanted) and int(wanted[-1]) == 3
+    for lost, off in ((0.0, 0.0), (0.5, 0.3)):
+        wanted = reference.tally(x, 5, lost, off, 1)
+        assert torch.equal(fused.tally(x, 5, lost, off, 1), wanted) and int(wanted[-1]) == 3
     assert not fused.tally(x[:0], 5, 0.5, 0.3, 1).any()
 
 

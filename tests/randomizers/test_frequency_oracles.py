@@ -121,6 +121,42 @@ def test_guarantee_hadamard_response_exactly_epsilon_ldp(k, epsilon):
     check_guarantee(HadamardResponse, k, epsilon)
 
 
+@pytest.mark.parametrize("kind", [OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection])
+@pytest.mark.parametrize("epsilon", [30.0, 40.0, 60.0, 80.0, 600.0])
+def test_guarantee_holds_at_large_epsilon_where_p_rounds_to_one(kind, epsilon):
+    """Exact ratios of the chances that are drawn; of p's own float64 they are wrong by 1e-4 or infinite."""
+    oracle = kind(8, epsilon)
+    lost, off = oracle.lost, oracle.off
+    if kind is SubsetSelection:
+        assert oracle.subset == 1
+        largest = math.log1p(-lost) - math.log(lost) + math.log(7)
+    else:
+        largest = math.log1p(-lost) - math.log(lost) + math.log1p(-off) - math.log(off)
+    assert largest == pytest.approx(epsilon, rel=1e-12)
+    assert kind is OptimizedUnaryEncoding or epsilon < 80 or oracle.on == 1
+
+
+class Least(torch.overrides.TorchFunctionMode):
+    """Every uniform number is the least one."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        drawn = func(*args, **(kwargs or {}))
+        return torch.zeros_like(drawn) if func is torch.rand else drawn
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 40.0, 100.0, 700.0])
+def test_at_every_epsilon_some_uniform_number_hides_the_value(epsilon):
+    """Else a message would rule out a value for certain, whatever epsilon is said to be."""
+    k, x = 6, torch.arange(6)
+    with Least():
+        for kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
+            words = kind(k, epsilon).sample(x, generator=generator())[:, 0]
+            assert not (words >> x & 1).any()
+        indices = HadamardResponse(k, epsilon).sample(x, generator=generator())
+    signs = [bin((v + 1) & y).count("1") % 2 for v, y in enumerate(indices.tolist())]
+    assert all(signs)  # -1, the unlikely one
+
+
 @pytest.mark.parametrize("kind", ORACLES)
 @pytest.mark.parametrize("k", [2, 3, 5, 8])
 @pytest.mark.parametrize("epsilon", EPSILONS)

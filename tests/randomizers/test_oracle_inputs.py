@@ -121,3 +121,12 @@ def test_draws_depend_on_the_generator_alone(draw):
         assert torch.equal(first, draw(generator()))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("oracle", ORACLES, ids=NAMES)
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_integers_that_torch_can_not_compare_are_refused_with_a_remedy(oracle, dtype):
+    x = torch.tensor([0, 3]).to(dtype)
+    for call in (oracle.sample, oracle.collect):
+        with pytest.raises(TypeError, match=r"x must be .*call \.to\(torch\.int64\)"):
+            call(x, generator=generator())

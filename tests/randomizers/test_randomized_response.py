@@ -47,6 +47,23 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp(k, epsilon):
     )
 
 
+@pytest.mark.parametrize("k", [2, 3, 1000, 2**16, 2**20])
+def test_guarantee_of_the_least_epsilon_that_the_integers_can_express(k):
+    """From 1e-17 on: what is not refused keeps the ratio of the chances drawn, in exact integers."""
+    taken = []
+    for exponent in torch.arange(-17, 0, 0.05).tolist():
+        epsilon = 10.0**exponent
+        try:
+            step = RandomizedResponse(k, epsilon)._step
+        except ValueError as error:
+            assert str(error).startswith("epsilon") and not taken
+            continue
+        taken.append(epsilon)
+        own = 2**63 - (k - 1) * step
+        assert 0 <= Fraction(own - step, step) <= Fraction(math.expm1(epsilon))
+    assert taken[0] < 2 * (k * 2**-50 + k * k * 2.0**-63) + 1e-15
+
+
 @pytest.mark.parametrize(("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)])
 def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(monkeypatch, k, epsilon):
     """How many of the 2^63 integers that a user may draw lead to each report: found by bisection, compared exactly."""

@@ -153,3 +153,6 @@ def test_bad_share_arguments_are_refused():
         reconstruct(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="2 servers"):
         reconstruct(secret[None])
+    for wrong in (None, torch.Generator()):
+        with pytest.raises(TypeError, match="masks must draw words, as system_masks does"):
+            share(secret, 2, masks=wrong)

@@ -1,5 +1,7 @@
 """The servers' sums, in every layout, against the dense sketch in exact integers."""
 
+import re
+
 import pytest
 import torch
 
@@ -70,3 +72,23 @@ def test_sums_for_all_servers_at_once():
     together = add_rows(torch.zeros(3, 6, 4, dtype=torch.int64), sketch.rows, words)
     for k in range(3):
         assert torch.equal(together[k], add_rows(torch.zeros(6, 4, dtype=torch.int64), sketch.rows, words[k]))
+
+
+@pytest.mark.parametrize("row", [3, -1, 10**7])
+def test_a_row_that_the_sums_lack_is_refused_before_memory_is_touched(row):
+    sums = torch.zeros(3, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"rows must lie in \[0, 3\)"):
+        add_rows(sums, torch.tensor([[0] * 9 + [row]]), torch.ones(1, 10, 2, dtype=torch.int64))
+    assert not sums.any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1, 9, 2), torch.int64), ((1, 10, 3), torch.int64), ((1, 10, 2), torch.int32)]
+)
+def test_words_that_do_not_fit_the_sums_are_refused(shape, dtype):
+    with pytest.raises(ValueError, match=re.escape("words must have shape (1, 10, 2) and torch.int64")):
+        add_rows(
+            torch.zeros(3, 2, dtype=torch.int64),
+            torch.zeros(1, 10, dtype=torch.int64),
+            torch.ones(shape, dtype=dtype),
+        )

@@ -45,6 +45,11 @@ class BitVectorOracle(FrequencyOracle):
 
     @property
     @abstractmethod
+    def lost(self) -> float:
+        """1 - p, to full precision where it is tiny: what is drawn, since p itself may round to 1."""
+
+    @property
+    @abstractmethod
     def off(self) -> float:
         """q."""
 
@@ -76,14 +81,17 @@ class BitVectorOracle(FrequencyOracle):
         reports = self._tallied(reports)
         return (reports[..., :-1] - reports[..., -1:] * self.off) / self.gap
 
-    def _packed(self, x: Tensor, generator: torch.Generator, own: float, other: float) -> Tensor:
-        """Independent bits: 1 with probability ``own`` for the value x, ``other`` elsewhere; (n,) -> (n, words)."""
+    def _packed(self, x: Tensor, generator: torch.Generator, other: float) -> Tensor:
+        """Independent bits: 0 with probability ``lost`` for the value x, 1 with ``other`` elsewhere; (n, words)."""
         words = bernoulli_words((len(x), self._words), other, generator)
         if self.k % WORD:
             words[:, -1] &= (1 << self.k % WORD) - 1
-        bit = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator) < own
-        put_bit(words, x, bit)
+        put_bit(words, x, self._own(x, generator))
         return words
+
+    def _own(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Each user's own bit, 0 with probability ``lost`` rounded up to a multiple of 2^-53, the private side."""
+        return torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator) >= self.lost
 
 
 @dataclass(frozen=True)
@@ -104,20 +112,20 @@ class UnaryEncoding(BitVectorOracle):
         """One packed message for each user: int64 (*x.shape, ceil(k/64)); x: integers in [0, k)."""
         x = checks.indices("x", x, self.k)
         generator = checks.random_source(generator, x.device)
-        return self._packed(x.flatten(), generator, self.on, self.off).view(*x.shape, self._words)
+        return self._packed(x.flatten(), generator, self.off).view(*x.shape, self._words)
 
     def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
         """The tally of one message of each user: as in the base class, 64 users to a word for each value."""
         x = listed(x)
         generator = checks.random_source(generator, x.device)
         if fuses(x.device):
-            tally = unary_counts.tally(x, self.k, self.on, self.off, draw_key(generator))
+            tally = unary_counts.tally(x, self.k, self.lost, self.off, draw_key(generator))
             return all_counted(tally, tally[-1], x, self.k)
         total = torch.zeros(self.tallies, dtype=torch.int64, device=x.device)
         for part in in_parts(x, self.k, WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))):
             held, user = part.long(), torch.arange(len(part), device=x.device)
             others = bernoulli_words((words_for(len(part)), self.k), self.off, generator)
-            own = torch.rand(part.shape, dtype=torch.float64, device=x.device, generator=generator) < self.on
+            own = self._own(part, generator)
             instead = others[user // WORD, held] >> user % WORD & 1  # drawn as if the value were not the user's
             if len(part) % WORD:
                 others[-1] &= (1 << len(part) % WORD) - 1
@@ -159,6 +167,11 @@ class OptimizedUnaryEncoding(UnaryEncoding):
         return 0.5
 
     @property
+    def lost(self) -> float:
+        """1 - p = 1/2."""
+        return 0.5
+
+    @property
     def off(self) -> float:
         """q = 1/(e^epsilon + 1)."""
         return 1 / (math.exp(self.epsilon) + 1)
@@ -197,6 +210,11 @@ class SymmetricUnaryEncoding(UnaryEncoding):
     def on(self) -> float:
         """p = 1 - q."""
         return 1 - self.off
+
+    @property
+    def lost(self) -> float:
+        """1 - p = q."""
+        return self.off
 
     @property
     def off(self) -> float:

@@ -83,7 +83,8 @@ class HadamardResponse(FrequencyOracle):
         generator = checks.random_source(generator, x.device)
         sign, index = torch.rand((2, *x.shape), dtype=torch.float64, device=x.device, generator=generator)
         y, row = (index * self.tallies).long(), x + 1
-        wanted = (sign >= 1 / (1 + math.exp(-self.epsilon))).long()  # 1: H = -1
+        # 1: H = -1, with a probability that is rounded up to a multiple of 2^-53, the private side
+        wanted = (sign < 1 / (1 + math.exp(self.epsilon))).long()
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
 
     def tally(self, messages: Tensor) -> Tensor:

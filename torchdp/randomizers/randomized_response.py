@@ -41,7 +41,8 @@ class FiniteMoments:
 class RandomizedResponse(FrequencyOracle):
     """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
 
-    k >= 2; epsilon in (0, 700]. Raises ValueError.
+    k >= 2; epsilon in (0, 700], above about k^2 2^-63 + k 2^-50: chances are drawn as multiples of 2^-63, rounded to
+    the private side. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP.
     Source: Warner (1965); Kairouz, Bonawitz, Ramage (2016), section 4.1.
@@ -53,6 +54,11 @@ class RandomizedResponse(FrequencyOracle):
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", alphabet(self.k))
         object.__setattr__(self, "epsilon", budget(self.epsilon))
+        if self.k * self._step > 2**63:  # the own value would be the least likely one
+            raise ValueError(
+                f"epsilon = {self.epsilon} is too small for k = {self.k} types: 63 random bits can not tell the "
+                "chances apart; take a larger epsilon or fewer types"
+            )
 
     @property
     def guarantee(self) -> Guarantee:

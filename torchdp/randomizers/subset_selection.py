@@ -47,6 +47,12 @@ class SubsetSelection(BitVectorOracle):
         return self._chances(self.subset)[0]
 
     @property
+    def lost(self) -> float:
+        """1 - p."""
+        rest = (self.k - self.subset) * math.exp(-self.epsilon)
+        return rest / (self.subset + rest)
+
+    @property
     def off(self) -> float:
         """q."""
         return self._chances(self.subset)[1]
@@ -89,7 +95,7 @@ class SubsetSelection(BitVectorOracle):
         x = checks.indices("x", x, self.k)
         generator = checks.random_source(generator, x.device)
         own = x.flatten()
-        words = self._packed(own, generator, self.on, self.subset / self.k)
+        words = self._packed(own, generator, self.subset / self.k)
         missing = self.subset - popcount(words).sum(-1)
         rows = missing.nonzero()[:, 0]
         while len(rows):

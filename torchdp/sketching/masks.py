@@ -77,10 +77,8 @@ def _fill_aes(target: memoryview) -> None:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
-    zeros, buffer = (
-        memoryview(bytes(BYTES_AT_ONCE)),
-        memoryview(bytearray(BYTES_AT_ONCE + 15)),
-    )  # old versions ask for 15
+    zeros = memoryview(bytes(BYTES_AT_ONCE))
+    buffer = memoryview(bytearray(BYTES_AT_ONCE + 15))  # old versions ask for 15 more
     for start in range(0, len(target), BYTES_AT_ONCE):
         part = target[start : start + BYTES_AT_ONCE]
         stream.update_into(zeros[: len(part)], buffer)

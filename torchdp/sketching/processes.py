@@ -91,9 +91,10 @@ def take_part(
     ``parties(protocol)`` says who has which rank. protocol, nonce: public, the same for all
     (``SecureSketch.session``). links: this party's keys alone. init_method: torch.distributed's, "env://" under
     torchrun, or "file:///new/file". A: (n, d), and noise_key: 32 secret bytes never used before; for the clients'
-    process alone, which draws as ``protocol.release(A, generator=keyed_generator(noise_key), ...)`` does, and shares
-    out with masks from ``system_masks``. timeout: seconds that any step may wait. record: folder for "<party>.pt",
-    all frames that were sent. Raises ConnectionError where another process is gone, FrameError, ValueError.
+    process alone, whose ``keyed_messages`` take ``generator_key(keyed_generator(noise_key))``, 256 bits on any device,
+    and which shares out with masks from ``system_masks``. timeout: seconds that any step may wait. record: folder for
+    "<party>.pt", all frames that were sent. Raises ConnectionError where another process is gone, FrameError,
+    ValueError.
     """
     names = parties(protocol)
     if checks.integer("rank", rank, 0) >= len(names):
@@ -122,7 +123,7 @@ def take_part(
         if names[rank] == "analyst":
             result = _analyse(protocol, session, links, wire)
         elif names[rank] == "clients" and A is not None and noise_key is not None:
-            _send(protocol, session, A, keyed_generator(noise_key, protocol.sketch.device), links, wire)
+            _send(protocol, session, A, generator_key(keyed_generator(noise_key)), links, wire)
         else:
             _serve(protocol, session, Server(protocol, session, rank, links), wire)
         if record is not None:
@@ -143,7 +144,7 @@ def run_processes(
 ) -> Tensor:
     """Start S + 2 processes on this machine, let them run the protocol on A (n, d), and return the release (m, d).
 
-    ``release`` with ``keyed_generator(noise_key)`` gives the same bits. The links' keys are drawn here from
+    ``release`` with ``keyed_generator(noise_key)`` gives the same bits on a CPU. The links' keys are drawn here from
     os.urandom and handed to each process alone. A script that calls this needs ``if __name__ == "__main__"``, as
     every use of Python's spawned processes does. noise_key, timeout, record: as for ``take_part``. Raises
     RuntimeError naming the party that failed; ValueError, TypeError before any process starts.
@@ -193,11 +194,9 @@ def _process(
         torch.save(release, Path(folder) / "release.pt")
 
 
-def _send(
-    protocol: SecureSketch, session: bytes, A: Tensor, generator: torch.Generator, links: Links, wire: Wire
-) -> None:
+def _send(protocol: SecureSketch, session: bytes, A: Tensor, key: Tensor, links: Links, wire: Wire) -> None:
     inbound = [links[f"server {k}"] for k in range(protocol.servers)]
-    key = generator_key(generator)
+    key = key.to(protocol.sketch.device)  # drawn on a CPU: a CUDA generator would keep 64 bits of it
     for part in protocol.parts():
         words = protocol.keyed_messages(A[part], part.start, key=key)
         frames = client_frames(

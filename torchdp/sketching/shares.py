@@ -21,6 +21,8 @@ def share(words: Tensor, servers: int, *, masks: Masks) -> Tensor:
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
         raise TypeError(f"words must be an int32 or int64 tensor, as Ring.encode returns it, not {kind}")
     servers = checks.integer("servers", servers, 2)
+    if not callable(masks):
+        raise TypeError(f"masks must draw words, as system_masks does, not {type(masks).__name__}")
     shares = torch.empty((servers, *words.shape), dtype=words.dtype, device=words.device)
     shares[:-1] = masks((servers - 1, *words.shape), words.dtype, words.device)
     torch.sub(words, shares[0], out=shares[-1])

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.kernels import secure_sketch
 from torchdp.sketching.sketch import Sketch
 
@@ -62,9 +63,15 @@ def bucket_sums(table: Tensor) -> Tensor:
 def add_rows(sums: Tensor, rows: Tensor, words: Tensor) -> Tensor:
     """sums[rows[c, i]] += words[..., c, i, :] in place: (*batch, m, d), (s, k), (*batch, s, k, d); returns ``sums``.
 
-    The same integers as a table and ``bucket_sums``, without storing the words.
+    The same integers as a table and ``bucket_sums``, without storing the words. Raises ValueError, TypeError.
     """
-    places = rows.flatten()
+    places = checks.indices("rows", rows, sums.shape[-2]).flatten()
+    shape = (*sums.shape[:-2], *rows.shape, sums.shape[-1])
+    if words.shape != shape or words.dtype != sums.dtype:
+        raise ValueError(
+            f"words must have shape {tuple(shape)} and {sums.dtype}, as rows and sums have, "
+            f"not {tuple(words.shape)}, {words.dtype}"
+        )
     for batch in itertools.product(*map(range, sums.shape[:-2])):
         secure_sketch.add_rows(sums[batch], places, words[batch].flatten(0, 1))
     return sums
