@@ -15,7 +15,9 @@ def draw_key(generator: torch.Generator) -> int:
     return int(word.random_(-(2**63), None, generator=generator))
 
 
-def words(key: int, index: Tensor, group: Tensor | int = 0, stream: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def words(
+    key: int, index: Tensor, group: Tensor | int = 0, stream: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Four random words in [0, 2^32) for each counter, int64, of the shape that index and group broadcast to.
 
     The counter's words are (index mod 2^32, index / 2^32, group, stream), the key's its low and high half. index:

@@ -2,6 +2,10 @@
 
 import re
 
+import pytest
+
+pytestmark = pytest.mark.slow  # two minutes on a busy machine, most of it in fresh processes
+
 
 def rows(printed):
     """Name of each row -> its numbers, from the lines that end in some."""

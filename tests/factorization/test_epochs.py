@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import certify_epochs, factorize, factorize_epochs
+from torchdp.factorization import certify_epochs, epochs, factorize, factorize_epochs
+from torchdp.factorization.orthogonal_columns import orthogonal_columns
 from torchdp.randomness import keyed_generator
+from torchdp.training import Epochs, causal_strategy, iterates, sensitivity, standard_errors
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -63,10 +65,59 @@ def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
     found = factorize_epochs(W, period, p, tol=1e-6)
     assert found.certificate.gap <= 1e-6 and found.certificate.residual < 1e-9
     X = found.right.mT @ found.right
-    if p < math.inf:  # with p = inf the rows that are below the worst error have no weight
-        for i in range(period):
-            block = X[i::period, i::period]
-            assert (block - block.diagonal().diag()).abs().max() < 1e-3 * X.diagonal().max()
+    for i in range(period):
+        block = X[i::period, i::period]
+        assert (block - block.diagonal().diag()).abs().max() < 1e-13 * X.diagonal().max()
+
+
+@pytest.mark.parametrize("steps", [12, 13])
+@pytest.mark.parametrize("p", [2.0, math.inf])
+def test_a_strategy_for_training_costs_what_the_certificate_says_and_one_user_attains_it(steps, p):
+    W, period = iterates(steps, momentum=0.5), 4
+    found = factorize_epochs(W, period, p)
+    C = causal_strategy(W, found)
+    change = sensitivity(C, Epochs(period))
+    cost = change.value * torch.linalg.vector_norm(standard_errors(W, C), ord=p)
+    assert change.exact and math.isclose(float(cost), float(found.certificate.upper), rel_tol=1e-10)
+
+
+def test_queries_that_no_best_answer_counts_leave_the_bounds_close():
+    """Two rows decide: the directions of one class become dependent, and signs of right's columns that disagree."""
+    W = torch.tensor(
+        [[0.5, 0, 0, 0, 0], [-6, 0, 0, 0, 0], [-10, -11, 0.4, 0, 0], [-10, 6, 15, 5, 0], [7, 3, 0, 7, -6]]
+    ).double()
+    W = W + 0.1 * torch.eye(5, dtype=torch.float64)
+    assert factorize_epochs(W, 1).certificate.gap <= 1e-3
+
+
+@pytest.mark.parametrize("period", [1, 2])
+@pytest.mark.parametrize("rows", [[[1.0, 0.0], [1.0, 1.0]], [[-2.0, 2.0], [1.0, 1.0]], [[3.0, 1.0], [0.5, 2.0]]])
+def test_one_query_that_outweighs_the_others_is_solved_too(rows, period):
+    """Its directions are dependent in the end, so that logarithms of the weights run away."""
+    assert factorize_epochs(torch.tensor(rows).double(), period, tol=1e-6).certificate.gap <= 1e-6
+
+
+def test_a_class_whose_weight_all_but_vanishes_on_the_way_is_solved_too():
+    """An extrapolation takes the weight of the second column's class down by forty orders of magnitude."""
+    W = [[-1, 0, 2], [1, 0, 1], [2, 0, -1], [1, -1, 2], [-1, -2, 1], [0, -2, 2], [-2, -1, 2]]
+    assert factorize_epochs(torch.tensor(W), 3, tol=1e-5).certificate.gap <= 1e-5
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5, 7])
+def test_guarantee_orthogonal_columns_are_as_sensitive_and_no_row_of_left_grows(period):
+    n = 7
+    A, (order, shapes) = normal(9, n), epochs._classes(n, period, torch.device("cpu"))
+    for seed in range(20):
+        right = normal(n, n, name=bytes([seed]))
+        blocks = [part.mT @ part for part in epochs._parts(right, shapes)]
+        loose = [torch.eye(k, dtype=torch.float64).expand(count, k, k) for count, k in shapes]
+        back = order.argsort()
+        before = epochs._sensitivity(right[:, back], period)
+        left, made, squared = orthogonal_columns(A, right, blocks, loose)
+        torch.testing.assert_close(left @ made, A)
+        assert (left.norm(dim=1) <= (A @ right.inverse()).norm(dim=1) * (1 + 1e-10)).all()
+        assert epochs._sensitivity(made[:, back], period) <= before * (1 + 1e-12)
+        torch.testing.assert_close(epochs._sensitivity(made[:, back], period) ** 2, squared)
 
 
 def moved(right, period, vectors):
@@ -108,11 +159,15 @@ def test_a_bound_that_ignores_repetition_is_seen():
     assert charged.upper > 1.1 * often.certificate.upper > 2 * once.certificate.upper
 
 
-@pytest.mark.parametrize("scale", [1e-150, 1.0, 1e150])
+@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e-3, 1e300])
 def test_the_value_scales_and_the_dtype_follows(scale):
     W = normal(6, 5)
-    plain, scaled = factorize_epochs(W, 2).certificate, factorize_epochs(W * scale, 2).certificate
+    found = factorize_epochs(W * scale, 2)
+    plain, scaled = factorize_epochs(W, 2).certificate, found.certificate
+    largest = float(found.left.norm(dim=1).max())
+    assert math.isclose(largest, float(scaled.upper) / largest, rel_tol=1e-6)  # the factors share the scale
     assert math.isclose(float(scaled.upper), scale * float(plain.upper), rel_tol=1e-5)
+    assert math.isclose(float(scaled.lower), scale * float(plain.lower), rel_tol=1e-5)
     half = factorize_epochs(W.float(), 2)
     assert half.left.dtype == half.right.dtype == torch.float32 and half.certificate.gap <= 1e-3
 

@@ -114,6 +114,7 @@ def test_guarantee_proved_trace_norm_is_below_the_trace_norm_for_any_witness(nam
         "stopped early": polar.polar(M, 0.9),
         "inflated a little": (1 + 1e-7) * best,
         "inflated a lot": 1e6 * best,
+        "inflated past what its Gram matrix can hold": 1e160 * best,
         "one direction inflated": best + 10 * U[..., :1] @ Vh[..., :1, :],
         "noisy": best + 1e-3 * noise,
         "noise": noise,

@@ -124,6 +124,7 @@ def test_every_partial_sum_is_written_and_nothing_else(device):
     assert sums[2].isnan().all()
 
 
+@pytest.mark.slow
 def test_vectors_of_millions_of_coordinates_stay_within_a_grid(device, monkeypatch):
     """A grid's second and third axis end at 65535; its first does not."""
     launched = []

@@ -98,6 +98,11 @@ def test_refused_samples_keep_their_words():
     assert str(caught.value).count("block 1") == 1
 
 
+def test_a_trial_that_leaves_python_is_named():
+    with pytest.raises(RuntimeError, match=r"SystemExit: 3 \(block 0 of seed 7, config {}, on cpu\)"):
+        run(trials.leaving, 10, 7, devices=["cpu"])
+
+
 def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
     store, left = tmp_path / "store.jsonl", 3
     real = torchdp.simulate.sweep.__globals__["append"]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,10 @@ def slow(folder: Path, seconds: float, config: dict[str, Any]) -> Trial:
 def poisoned(generator: torch.Generator, size: int) -> torch.Tensor:
     bad = generator.initial_seed() == block_generator(7, {}, 1).initial_seed()
     return torch.full((size,), float("nan") if bad else 1.0)
+
+
+def leaving(generator: torch.Generator, size: int) -> torch.Tensor:
+    sys.exit(3)
 
 
 def squared_error(generator: torch.Generator, size: int) -> torch.Tensor:

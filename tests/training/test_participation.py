@@ -103,6 +103,12 @@ def test_signs_that_cancel_are_an_upper_bound_and_say_so():
     assert sensitivity(C, Once()).exact
 
 
+def test_rounding_below_zero_where_it_counts_and_signs_where_they_do_not_leave_it_exact():
+    C = torch.eye(STEPS, dtype=torch.float64)
+    C[0, 3], C[0, 1] = -1e-15, -0.5  # steps 0 and 3 share a user, steps 0 and 1 do not
+    assert sensitivity(C, Epochs(3)).exact and not sensitivity(C, Epochs(1)).exact
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e150])
 def test_units_do_not_overflow(scale):
     C = banded(2)

@@ -119,7 +119,7 @@ def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
     rest.diagonal(dim1=-2, dim2=-1).add_((1 + d)[..., None])
     failed = torch.linalg.cholesky_ex(rest).info != 0
     squared = torch.where(failed, rows * (1 + d), 1 + 2 * d)
-    return torch.where(products > 0, products / squared.sqrt(), 0.0)
+    return torch.where((products > 0) & squared.isfinite(), products / squared.sqrt(), 0.0)
 
 
 def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:

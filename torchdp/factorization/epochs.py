@@ -9,13 +9,23 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.acceleration import History
-from torchdp.factorization.certificate import Certificate, check_exponent, fitting
+from torchdp.factorization.certificate import (
+    Certificate,
+    _or_infinite,
+    _row_norm,
+    _weights,
+    check_exponent,
+    fitting,
+)
 from torchdp.factorization.fixed_point import power_norm
+from torchdp.factorization.orthogonal_columns import orthogonal_columns
 from torchdp.factorization.spectrum import SQUARE_TOLERANCE
 from torchdp.workloads import Workload
 
 STEP = 0.9  # exponent of the update of M: half of that of single columns' weights
 FLOOR = 0.1  # rows' weights stay above FLOOR * tol / m, which costs the lower bound about FLOOR * tol
+SPREAD = 40.0  # eigenvalues of M keep a ratio below e^SPREAD
+SMALLEST = 1e-20  # share of the largest below which a singular value is not resolved: any small one will do
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient
 
 
@@ -23,8 +33,9 @@ DEGENERATE = 1e-10  # share of the largest singular value below which W counts a
 class EpochFactorization:
     """W = left right, with a certificate of how close to optimal it is under repeated participation.
 
-    left: (m, n); right: (n, n); the l_p norm of left's row norms equals the sensitivity of right. row_weights: (m,) and
-    directions: (n, epochs), the dual variables behind ``certificate.lower``, see :func:`certify_epochs`.
+    left: (m, n); right: (n, n), its columns of one class orthogonal; the l_p norm of left's row norms equals the
+    sensitivity of right. row_weights: (m,) and directions: (n, epochs), the dual variables behind
+    ``certificate.lower``, see :func:`certify_epochs`.
     """
 
     left: Tensor
@@ -44,8 +55,8 @@ def factorize_epochs(
     and vectors u_s of norm at most 1: what one user's gradients can move in all epochs together. With X = R^T R and its
     block X_i of class i, S^2 = max_i max <X_i, C> over correlation matrices C. The dual problem is to maximise the
     trace norm of diag(c)^{1/2} W M^{1/2}, M block diagonal with blocks mu_i C_i, mu and c as in :func:`factorize`.
-    Where no row's weight vanishes its slope is infinite at a singular C_i. So at the optimum every C_i is regular, and
-    X_i is diagonal (complementary slackness): in the best strategy the columns of a class are orthogonal.
+    In a best strategy the columns of a class are orthogonal: see ``orthogonal_columns``, whose factors are returned,
+    so that the sensitivity is the largest sum of squared column norms over a class, and attained.
 
     Iteration: from diag(c)^{1/2} W M^{1/2} = U T V^T and X = M^{-1/2} V T V^T M^{-1/2},
         C_i <- X_i^STEP C_i X_i^STEP scaled to a unit diagonal, mu_i <- mu_i <X_i, C_i>^{2 STEP},
@@ -79,11 +90,8 @@ def factorize_epochs(
         [torch.nn.functional.pad(B, (0, shapes[0][1] - B.shape[-1])).flatten(0, 1) for B in roots]
     )
     right, directions = right[:, back], directions[back]
-    balance = (power_norm(left.norm(dim=1), p) / _sensitivity(right, period)).sqrt() / math.sqrt(size)
-    left, right = (
-        (left * (size / (balance * math.sqrt(size)))).to(W.dtype),
-        (right * balance * math.sqrt(size)).to(W.dtype),
-    )
+    balance, half = (power_norm(left.norm(dim=1), p) / _sensitivity(right, period)).sqrt(), math.sqrt(size)
+    left, right = (left * (half / balance)).to(W.dtype), (right * (half * balance)).to(W.dtype)
     certificate = certify_epochs(W, left, right, c, directions, period, p=p)
     if not certificate.gap <= tol:
         warnings.warn(
@@ -130,18 +138,16 @@ def certify_epochs(
         fitting("row_weights", row_weights, W, (m,)),
         fitting("directions", directions, W, (n, k)),
     )
-    if (weights < 0).any():
-        raise ValueError("row_weights must hold no negative weights")
+    weights = _weights("row_weights", weights, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
     missing, epochs = W - left @ right, -(-n // period)
-    upper = power_norm(left.norm(dim=1), p) * _sensitivity(right, period)
-    upper = upper + power_norm(missing.norm(dim=1), p) * math.sqrt(epochs)
-    conjugate = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    weights = weights / torch.linalg.vector_norm(weights, ord=conjugate).clamp_min(torch.finfo(torch.float64).tiny)
+    upper = _row_norm(left, p) * _sensitivity(right, period) + _row_norm(missing, p) * math.sqrt(epochs)
+    size, largest = float(W.abs().max()) or 1.0, float(directions.abs().max()) or 1.0
+    W, directions = W / size, directions / largest
     Y = torch.cat([W[:, i::period] @ directions[i::period] for i in range(min(period, n))], 1)
     norm = torch.stack([directions[i::period].square().sum(1).max() for i in range(min(period, n))]).sum().sqrt()
     trace = torch.linalg.svdvals(weights.sqrt()[:, None] * Y).sum()
-    lower = torch.where(norm > 0, trace / norm, 0.0)
-    return Certificate(torch.where(upper.isfinite(), upper, math.inf), lower, missing.abs().max())
+    lower = torch.where(norm > 0, trace / norm, 0.0) * size
+    return Certificate(_or_infinite(upper), lower, _or_infinite(missing.abs().max()))
 
 
 def _solve(
@@ -167,8 +173,9 @@ def _solve(
         left, right = (Y @ V) * T.rsqrt(), T.sqrt()[:, None] * _times(V.mT, inverses)
         a, trace = left.square().sum(1), float(T.sum())
         X = [part.mT @ part for part in _parts(right, shapes)]
-        sizes = torch.cat([B.abs().sum((1, 2)) for B in X])
-        value = float(power_norm(a.sqrt(), p) * sizes.max().sqrt())
+        size = torch.cat([B.abs().sum((1, 2)) for B in X]).max()
+        left, right, size = orthogonal_columns(A, right, X, [_unit(B) for B in M]) or (left, right, size)
+        value = float(power_norm(left.norm(dim=1), p) * size.sqrt())
         if value < upper:
             upper, primal = value, (left, right)
         if trace > lower:
@@ -184,7 +191,7 @@ def _solve(
             rows = torch.where((s <= 2 * floor) & (rows < 0), 0.0, rows)  # at the floor: nowhere to fall
         else:
             rows = torch.zeros_like(s) if p == 2 else ((c * a / (c * a).sum()).clamp_min(1e-20) / s).log()
-        moved = _scaled([_grown(B, G / trace) for B, G in zip(M, X, strict=True)])
+        moved = _scaled([_grown(B, root, G / trace) for B, root, G in zip(M, roots, X, strict=True)])
         logs = [_log(B) for B in M]
         update = torch.cat([rows] + [(_log(B) - L).flatten() for B, L in zip(moved, logs, strict=True)])
         x = torch.cat([s.log()] + [L.flatten() for L in logs])
@@ -192,7 +199,7 @@ def _solve(
         parts = x.split([m] + [B.numel() for B in M])
         s = parts[0].softmax(0).clamp_min(floor)
         s = s / s.sum()
-        M = _scaled([_exponential(part.view_as(B)) for part, B in zip(parts[1:], M, strict=True)])
+        M = _scaled(_exponentials([part.view_as(B) for part, B in zip(parts[1:], M, strict=True)]))
     return *primal, dual[0], dual[1], iterations
 
 
@@ -205,12 +212,12 @@ def _classes(n: int, period: int, device: torch.device) -> tuple[Tensor, list[tu
 
 
 def _sensitivity(right: Tensor, period: int) -> Tensor:
-    """The root of the largest sum of abs(X_st) over a class."""
-    sums = []
+    """The root of the largest sum of abs(X_st) over a class; of any scale."""
+    size, sums = float(right.abs().max()) or 1.0, []
     for i in range(min(period, right.shape[1])):
-        part = right[:, i::period]
+        part = right[:, i::period] / size
         sums.append((part.mT @ part).abs().sum())
-    return torch.stack(sums).max().sqrt()
+    return torch.stack(sums).max().sqrt() * size
 
 
 def _parts(right: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
@@ -232,14 +239,15 @@ def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
         return values.sqrt(), V
     triangle = torch.linalg.qr(Y, mode="r").R
     _, T, Vh = torch.linalg.svd(triangle)
-    return T.clamp_min(torch.finfo(T.dtype).tiny), Vh.mT
+    return T.clamp_min(SMALLEST * T[0]), Vh.mT
 
 
-def _grown(B: Tensor, G: Tensor) -> Tensor:
-    """G^STEP B G^STEP, scaled to B's diagonal times <G, C>^{2 STEP}, C = B over its diagonal."""
-    Z = _power(G, STEP)
+def _grown(B: Tensor, root: Tensor, G: Tensor) -> Tensor:
+    """G^STEP B G^STEP, scaled to B's diagonal times <G, C>^{2 STEP}, C = B over its diagonal; root^2 = B."""
+    Z = _power(G, STEP) @ root  # its row norms stay positive where rounding would turn signs
     level = B.diagonal(dim1=1, dim2=2)[:, :1, None]
-    return _unit(Z @ B @ Z) * level * ((G * B).sum((1, 2), keepdim=True) / level) ** (2 * STEP)
+    inner = (G * B).sum((1, 2), keepdim=True).clamp_min(1e-20)
+    return _unit(Z @ Z.mT) * level * (inner / level) ** (2 * STEP)
 
 
 def _scaled(blocks: list[Tensor]) -> list[Tensor]:
@@ -264,8 +272,11 @@ def _log(B: Tensor) -> Tensor:
     return (Q * _positive(values).log()[:, None, :]) @ Q.mT
 
 
-def _exponential(L: Tensor) -> Tensor:
-    return torch.linalg.matrix_exp((L + L.mT) / 2)
+def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
+    """exp(L) of each, all of them times one number: an extrapolation, however far it goes, overflows nothing."""
+    spectra = [torch.linalg.eigh((L + L.mT) / 2) for L in logarithms]
+    top = max(float(values.max()) for values, _ in spectra)
+    return [(Q * (values - top).clamp_min(-SPREAD).exp()[:, None, :]) @ Q.mT for values, Q in spectra]
 
 
 def _positive(values: Tensor) -> Tensor:

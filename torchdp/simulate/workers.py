@@ -116,7 +116,9 @@ class _Worker:
         else:
             how, hint = f"ended with exit code {code}", ""
             if not self.answered:
-                hint = "a script that uses devices= must do so under if __name__ == '__main__':"
+                hint = (
+                    "a script that uses devices= must be a file, and must do so under if __name__ == '__main__':"
+                )
         hint = f"; {hint}" if hint else ""
         return ChildProcessError(f"the worker process on {self.device} {how} in {self.job}{hint}")
 
@@ -188,7 +190,7 @@ def _serve(pipe: connection.Connection, device_name: str, dtype: torch.dtype, pr
             try:
                 work = work or _ready(sent, device)
                 reply = pickle.dumps((None, work(job, device)))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 reply = pickle.dumps((_told(error), None))
             pipe.send_bytes(reply)
     except (EOFError, OSError):
@@ -215,7 +217,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _told(error: Exception) -> tuple[type[Exception], str, str]:
+def _told(error: Exception | SystemExit) -> tuple[type[Exception], str, str]:
     kind = next((kind for kind in (TypeError, ValueError, OSError) if isinstance(error, kind)), RuntimeError)
     text = str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
     return kind, text, "".join(traceback.format_exception(error))

@@ -116,6 +116,9 @@ def sensitivity(strategy: Tensor, participation: Participation) -> Sensitivity:
     size = float(C.abs().max()) or 1.0
     gram = (C / size).mT @ (C / size)
     squared, exact = participation.squared(gram.abs())
-    if exact and (gram < -ROUNDING * gram.diagonal().max()).any():
-        exact = participation.squared(gram.clamp_min(0))[0] >= squared  # a worst set without negative entries
+    negative = gram < -ROUNDING * gram.diagonal().max()
+    if exact and negative.any():
+        exact = (
+            participation.squared(gram.abs().masked_fill(negative, 0.0))[0] >= squared
+        )  # a worst set without them
     return Sensitivity(size * math.sqrt(squared) * (1 + ROUNDING), exact)
