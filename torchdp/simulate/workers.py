@@ -111,7 +111,8 @@ class _Worker:
         self.process.join(10)
         code = self.process.exitcode
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            known = {each.value: each.name for each in signal.Signals}
+            how = f"was killed by {known.get(-code, f'signal {-code}')}"
             hint = "the system kills what takes too much memory" if code == -signal.SIGKILL else ""
         else:
             how, hint = f"ended with exit code {code}", ""
