@@ -1,6 +1,6 @@
 """Protocols whose messages are noisy vectors: two messages at half the budget, and one at the full budget."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -195,8 +195,15 @@ class OneMessagePairs(SingleMessage):
         return Pairs.DISTINCT
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """(sum of the messages, sum of the squares of their coordinates), each (r,)."""
-        return accumulate(self, types, lambda u: self.tally(self.randomizer.sample(u, generator=generator)))
+        """(sum of the messages, sum of the squares of their coordinates), each (r,); some users at a time."""
+        points = self.statistic.points
+        total, squares = points.new_zeros((2, points.shape[1]), dtype=torch.float64)
+        with tqdm(total=len(types), unit="user", unit_scale=True, delay=2, leave=False, disable=None) as bar:
+            for some in types.split(max(1, NUMBERS_AT_ONCE // points.shape[1])):
+                part = self.tally(self.randomizer.sample(points[some], generator=generator))
+                total, squares = total + part[0], squares + part[1]
+                bar.update(len(some))
+        return total, squares
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, (n, r)."""
@@ -228,18 +235,3 @@ def _common(weights: Tensor) -> Tensor:
     """The weight that all coordinates share, 0 where they differ: J = w I makes ||J s||^2 = w s^T J s."""
     first = weights[..., 0]
     return torch.where((weights == first[..., None]).all(-1), first, 0.0)
-
-
-def accumulate(
-    protocol: PairwiseProtocol, types: Tensor, sums: Callable[[Tensor], tuple[Tensor, ...]]
-) -> tuple[Tensor, ...]:
-    """Adds ``sums(vectors of some users)`` over all users, a bounded number of them at a time."""
-    points = protocol.statistic.points
-    at_once = max(1, NUMBERS_AT_ONCE // points.shape[1])
-    total: tuple[Tensor, ...] = ()
-    with tqdm(total=len(types), unit="user", unit_scale=True, delay=2, leave=False, disable=None) as bar:
-        for some in types.split(at_once):
-            part = sums(points[some])
-            total = tuple(a + b for a, b in zip(total, part, strict=True)) if total else part
-            bar.update(len(some))
-    return total
