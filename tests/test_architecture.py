@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "draws", "randomness"}
+FLOOR = {"checks", "draws", "noise", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
-    "draws": set(),
+    "draws": {"checks"},
+    "noise": {"checks", "draws", "kernels"},
     "randomness": set(),
     "privacy": FLOOR,
     "workloads": FLOOR,
-    "kernels": FLOOR,
+    "kernels": {"checks"},
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels"},

@@ -1,44 +1,237 @@
-"""Exact draws of counts, on any device: float64 throughout, so that whole numbers up to 2^53 are exact."""
+"""Independent draws, whatever they are made from: uniform words, and the laws that come from them.
+
+A sampler sees a :class:`Draws` and asks for words, uniforms, normals or counts. What stands behind is decided by type:
+:class:`Simulated` is a ``torch.Generator`` (simulations, public features); ``torchdp.noise`` has the cipher that hides
+users.
+"""
+
+import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-FEW = 50.0  # rates up to here are left to torch.poisson, which is exact on a GPU below 64 only
+from torchdp import checks
+
+AT_ONCE = 2**14  # pairs of normals: what the nearest cache holds
+FEW = 50.0  # rates up to here: torch.poisson is exact on a GPU below 64 only
+SMALL_CROWD = 16  # trials counted one by one
+COARSE = 2**32  # an integer of 63 bits below this takes 63 further bits where its logarithm matters
+MOST = 2**63 - 1
+
+
+class Draws(ABC):
+    """Independent draws on one device; whole numbers up to 2^53 are exact."""
+
+    device: torch.device
+
+    @abstractmethod
+    def fill(self, words: Tensor) -> None:
+        """Fills a contiguous int64 tensor of one dimension with words uniform on all 2^64."""
+
+    @abstractmethod
+    def kernel_key(self) -> int | None:
+        """64 bits that key the Philox counter of a fused kernel; None where only a cipher may speak."""
+
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        """int64, uniform on all 2^64."""
+        out = torch.empty(math.prod(shape), dtype=torch.int64, device=self.device)
+        self.fill(out)
+        return out.view(shape)
+
+    def integers(self, shape: tuple[int, ...]) -> Tensor:
+        """int64, uniform on [0, 2^63)."""
+        return self.words(shape).bitwise_and_(MOST)
+
+    def below(self, bound: int, shape: tuple[int, ...]) -> Tensor:
+        """int64, uniform on [0, bound), 1 <= bound < 2^63: integers past the last whole multiple are drawn again."""
+        last = 2**63 // bound * bound
+        value = self.integers(shape).flatten()
+        where = (value >= last).nonzero()[:, 0] if last < 2**63 else value[:0]
+        while len(where):
+            again = self.integers((len(where),))
+            value[where] = again
+            where = where[again >= last]
+        return value.remainder_(bound).view(shape)
+
+    def permutation(self, size: int) -> Tensor:
+        """A random order of 0, ..., size - 1: int64; uniform but where two of ``size`` words tie (size^2 2^-65)."""
+        return self.words((size,)).argsort()
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """float64 in [0, 1), multiples of 2^-53."""
+        return self.words(shape).bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
+
+    def exponential(self, shape: tuple[int, ...]) -> Tensor:
+        """Exponential of mean 1, float64: -log U, U to 126 bits where it is small; up to 87.3."""
+        size = math.prod(shape)
+        numbers = torch.empty(size, dtype=torch.float64, device=self.device)
+        for part in numbers.split(2 * AT_ONCE):
+            self._logarithms(part)
+        return numbers.neg_().view(shape)
+
+    def normal(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Standard normals, made in float64 and then rounded to ``dtype``; in size up to 13.2.
+
+        (r cos a, r sin a) with r = sqrt(-2 log U), U to 126 bits where it is small, and the angle a to 64 bits.
+        Source: Box, Muller (1958).
+        """
+        count = math.prod(shape)
+        half = (count + 1) // 2
+        numbers = torch.empty(2 * half, dtype=torch.float64, device=self.device)
+        for first, second in zip(numbers[:half].split(AT_ONCE), numbers[half:].split(AT_ONCE), strict=True):
+            self._logarithms(first)
+            radius = first.mul_(-2).sqrt_()
+            angle = self.words((len(second),)).double().mul_(2 * math.pi * 2.0**-64)
+            torch.mul(radius, angle.sin(), out=second)
+            torch.mul(radius, angle.cos_(), out=first)
+        return numbers[:count].view(shape).to(dtype)
+
+    def _logarithms(self, out: Tensor) -> None:
+        """log U in place of a contiguous float64 tensor (size,), U in (0, 1]."""
+        integers = out.view(torch.int64)
+        self.fill(integers)
+        integers.bitwise_and_(MOST)
+        small = (integers < COARSE).nonzero()[:, 0]  # once in 2^31
+        high = integers[small].double()
+        out.copy_(integers.double()).add_(0.5).mul_(2.0**-63).log_()
+        if len(small):
+            rest = self.integers((len(small),)).double().add_(0.5).mul_(2.0**-63)
+            out[small] = (high + rest).log() - 63 * math.log(2)
+
+    def gamma(self, shape: Tensor) -> Tensor:
+        """Gamma(shape, 1), float64, for shape >= 0, a tensor.
+
+        d v, v = (1 + c z)^3, d = shape - 1/3, c = 1/sqrt(9 d), z normal, is kept where log u < z^2/2 + d(1-v+log v);
+        Gamma(a) = Gamma(a + 1) e^(-E/a) below 1. Source: Marsaglia, Tsang (2000).
+        """
+        want = shape.double().flatten()
+        d = torch.where(want < 1, want + 1, want) - 1 / 3
+        result, where = torch.empty_like(d), torch.arange(len(d), device=d.device)
+        while len(where):
+            at = d[where]
+            z = self.normal((len(where),))
+            v = (1 + z / (9 * at).sqrt()).clamp_min(0) ** 3
+            kept = -self.exponential((len(where),)) < z * z / 2 + at * (1 - v + v.log())  # log 0 is refused
+            result[where[kept]] = (at * v)[kept]
+            where = where[~kept]
+        low = (want < 1).nonzero()[:, 0]
+        result[low] *= (-self.exponential((len(low),)) / want[low]).exp()
+        return result.view(shape.shape)
+
+    def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
+        """Binomial(counts, probability), int64; the two broadcast.
+
+        The a-th of n uniforms in order is Beta(a, n + 1 - a): it tells how many lie on one side of the probability,
+        and leaves about half of them. Source: Relles (1972).
+        """
+        chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
+        counts, chance = torch.broadcast_tensors(counts.to(torch.int64), chance)
+        shape, n, p = counts.shape, counts.flatten().clone(), chance.flatten().clone()
+        result = torch.zeros_like(n)
+        where = (n > SMALL_CROWD).nonzero()[:, 0]
+        while len(where):
+            crowd, share = n[where], p[where]
+            a = 1 + crowd // 2
+            x, y = self.gamma(torch.stack([a, crowd + 1 - a]))
+            x = x / (x + y)
+            below = x <= share
+            result[where] += torch.where(below, a, 0)
+            n[where] = torch.where(below, crowd - a, a - 1)
+            p[where] = torch.where(below, (share - x) / (1 - x), share / x).nan_to_num_(0.0).clamp_(0, 1)
+            where = where[n[where] > SMALL_CROWD]
+        places = torch.arange(SMALL_CROWD, device=n.device)
+        for some, rest, share in zip(result.split(AT_ONCE), n.split(AT_ONCE), p.split(AT_ONCE), strict=True):
+            hits = self.uniform((len(some), SMALL_CROWD)) < share[:, None]
+            some += (hits & (places < rest[:, None])).sum(-1)
+        return result.view(shape)
+
+    def poisson(self, rate: Tensor) -> Tensor:
+        """Poisson(rate), int64, for rates up to 1e14.
+
+        The m-th arrival of a unit-rate process comes at time T ~ Gamma(m). If T <= rate, m points and those of the
+        rest, Poisson(rate - T), lie before ``rate``; else the other m - 1 arrivals are uniform on (0, T) and
+        Binomial(m - 1, rate/T) of them do. With m = 7/8 rate the second case is rare, and each round leaves an eighth.
+        Source: Ahrens, Dieter (1974).
+        """
+        left = rate.double().flatten().clone()
+        count = torch.zeros_like(left, dtype=torch.int64)
+        where = (left > FEW).nonzero()[:, 0]
+        while len(where):
+            m = (left[where] * 0.875).floor()
+            time = self.gamma(m)
+            over = time > left[where]
+            share = (left[where] / time).clamp(max=1)
+            count[where] += torch.where(over, self.binomial((m - 1).to(torch.int64), share), m.to(torch.int64))
+            left[where] = torch.where(over, 0.0, left[where] - time)
+            where = where[left[where] > FEW]
+        return (count + self._few(left)).view(rate.shape)
+
+    def _few(self, rate: Tensor) -> Tensor:
+        """Poisson(rate) for small rates (size,): arrivals counted one by one."""
+        count = torch.zeros_like(rate, dtype=torch.int64)
+        where, time = torch.arange(len(rate), device=rate.device), torch.zeros_like(rate)
+        while len(where):
+            time = time + self.exponential((len(where),))
+            before = time <= rate[where]
+            where, time = where[before], time[before]
+            count[where] += 1
+        return count
+
+    def negative_binomial(self, shape: Tensor, ratio: float) -> Tensor:
+        """NB(shape, ratio), int64: Pr[k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k.
+
+        A Poisson number whose rate is ratio/(1 - ratio) Gamma(shape).
+        """
+        return self.poisson(self.gamma(shape) * (ratio / (1 - ratio)))
+
+
+class Simulated(Draws):
+    """A ``torch.Generator`` as :class:`Draws`: for ``sample_`` and for what is public, never for what hides a user.
+
+    Counts are torch's own. Raises TypeError for anything but a generator, ValueError where it is on another device
+    than ``device``.
+    """
+
+    def __init__(self, generator: torch.Generator, device: torch.device | None = None) -> None:
+        own = getattr(generator, "device", torch.device("cpu"))
+        self.generator = checks.random_source(generator, own if device is None else device)
+        self.device = own if device is None else device
+
+    def fill(self, words: Tensor) -> None:
+        words.random_(-(2**63), None, generator=self.generator)
+
+    def kernel_key(self) -> int:
+        return int(self.words(()))
+
+    def integers(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=torch.int64, device=self.device).random_(generator=self.generator)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
+
+    def gamma(self, shape: Tensor) -> Tensor:
+        return torch._standard_gamma(shape.double().contiguous(), generator=self.generator)
+
+    def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
+        chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
+        counts, chance = torch.broadcast_tensors(counts.double(), chance)
+        return torch.binomial(counts.contiguous(), chance.contiguous(), generator=self.generator).to(torch.int64)
+
+    def _few(self, rate: Tensor) -> Tensor:
+        return torch.poisson(rate, generator=self.generator).to(torch.int64)
 
 
 def binomial(counts: Tensor, probability: Tensor | float, generator: torch.Generator) -> Tensor:
-    """Binomial(counts, probability), int64; the two broadcast."""
-    chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
-    counts, chance = torch.broadcast_tensors(counts.double(), chance)
-    return torch.binomial(counts.contiguous(), chance.contiguous(), generator=generator).to(torch.int64)
+    """``Simulated(generator).binomial``."""
+    return Simulated(generator).binomial(counts, probability)
 
 
 def poisson(rate: Tensor, generator: torch.Generator) -> Tensor:
-    """Poisson(rate), int64, for rates up to 1e14, as far as torch.binomial keeps its law.
-
-    The m-th arrival of a unit-rate process comes at time T ~ Gamma(m). If T <= rate, m points and those of the
-    rest, Poisson(rate - T), lie before ``rate``; else the other m - 1 arrivals are uniform on (0, T) and
-    Binomial(m - 1, rate/T) of them do. With m = 7/8 rate the second case is rare, and each round leaves an eighth.
-    Source: Ahrens, Dieter (1974).
-    """
-    left = rate.double().flatten().clone()
-    count = torch.zeros_like(left)
-    where = (left > FEW).nonzero()[:, 0]
-    while len(where):
-        m = (left[where] * 0.875).floor()
-        time = torch._standard_gamma(m, generator=generator)
-        over = time > left[where]
-        share = (left[where] / time).clamp(max=1)
-        count[where] += torch.where(over, torch.binomial(m - 1, share, generator=generator), m)
-        left[where] = torch.where(over, 0.0, left[where] - time)
-        where = where[left[where] > FEW]
-    return (count + torch.poisson(left, generator=generator)).to(torch.int64).view(rate.shape)
+    """``Simulated(generator).poisson``."""
+    return Simulated(generator).poisson(rate)
 
 
 def negative_binomial(shape: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
-    """NB(shape, ratio), int64: Pr[k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k.
-
-    A Poisson number whose rate is ratio/(1 - ratio) Gamma(shape).
-    """
-    rate = torch._standard_gamma(shape.double().contiguous(), generator=generator) * (ratio / (1 - ratio))
-    return poisson(rate, generator)
+    """``Simulated(generator).negative_binomial``."""
+    return Simulated(generator).negative_binomial(shape, ratio)

@@ -11,8 +11,9 @@ from torchdp.kernels.chacha import reference
 from torchdp.kernels.chacha.reference import block
 from torchdp.kernels.dispatch import fuses
 
-__all__ = ["block", "check_key", "generator_key", "keystream", "system_key"]
+__all__ = ["Stream", "block", "check_key", "generator_key", "keystream", "system_key"]
 
+WORDS = 8  # of 64 bits, in one block
 LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
 
 
@@ -52,3 +53,28 @@ def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int 
 
         return library.keystream(key, first, blocks, group, stream)
     return reference.keystream(key, first, blocks, group, stream)
+
+
+class Stream:
+    """The words of one key in their order, from block 0 on: none is given twice. For one thread at a time.
+
+    A call takes whole blocks; what it does not use of its last one is left out, the same on every device. used: words
+    taken so far.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        self.used, self._key = 0, key
+        self._cipher = None
+        if LIBRARY and key.device.type == "cpu":
+            from torchdp.kernels.chacha import library
+
+            self._cipher = library.Running(key)
+
+    def fill(self, words: Tensor) -> None:
+        """Fills a contiguous int64 tensor of one dimension, on the key's device."""
+        first, blocks = self.used // WORDS, -(-words.numel() // WORDS)
+        self.used += WORDS * blocks
+        if self._cipher is not None:
+            self._cipher.fill(words, first)
+        else:
+            words.copy_(keystream(self._key, first, blocks).view(torch.int64)[: words.numel()])

@@ -1,0 +1,238 @@
+"""Draws from the cipher and from generators: their laws, and that no stream is ever given twice."""
+
+import copy
+import math
+import os
+import pickle
+import threading
+
+import pytest
+import torch
+from scipy import stats
+
+from torchdp.draws import AT_ONCE, COARSE, Draws, Simulated
+from torchdp.kernels import chacha
+from torchdp.noise import LONGEST, Noise, SeededNoise, source
+
+ALPHA = 1e-6
+SOURCES = {"seeded": lambda: SeededNoise(1), "generator": lambda: Simulated(torch.Generator().manual_seed(1))}
+
+
+class Given(Draws):
+    """The words of a list, again and again: a test's way to put rare words in by hand."""
+
+    def __init__(self, *words):
+        self.device, self.given = torch.device("cpu"), torch.tensor(words)
+
+    def fill(self, words):
+        words.copy_(self.given.repeat(-(-len(words) // len(self.given)))[: len(words)])
+
+    def kernel_key(self):
+        return None
+
+
+@pytest.fixture(params=SOURCES)
+def draws(request):
+    return SOURCES[request.param]()
+
+
+def test_a_stream_is_the_keystream_whole_blocks_a_call():
+    noise = SeededNoise(3)
+    stream = chacha.reference.keystream(noise._stream._key, 0, 2 + 5000).view(torch.int64)
+    words = [noise.words((5,)), noise.words((2, 4)).flatten(), noise.words((40_000,))]
+    assert torch.equal(torch.cat(words), torch.cat([stream[:5], stream[8:16], stream[16:]]))
+    assert noise.words((0,)).shape == (0,)
+
+
+def test_a_stream_goes_on_across_the_counter_of_the_library():
+    key = chacha.system_key()
+    stream, expected = chacha.Stream(key), chacha.reference.keystream(key, 2**32 - 2, 6).view(torch.int64)
+    if chacha.LIBRARY:
+        stream._cipher._cipher = chacha.library._cipher(key, 2**32 - 2, 0, 0)
+    stream.used, found = 8 * (2**32 - 2), torch.empty(24, dtype=torch.int64)
+    stream.fill(found)
+    after = torch.empty(20, dtype=torch.int64)
+    stream.fill(after)
+    assert torch.equal(torch.cat([found, after]), expected[:44])
+
+
+@pytest.mark.parametrize("number", [1, 7, 2 * AT_ONCE + 3])
+def test_laws_of_real_numbers(draws, number):
+    for drawn, law in [
+        (draws.uniform((number,)), stats.uniform()),
+        (draws.normal((number,)), stats.norm()),
+        (draws.exponential((number,)), stats.expon()),
+        (draws.gamma(torch.full((number,), 0.3)), stats.gamma(0.3)),
+        (draws.gamma(torch.full((number,), 7.5)), stats.gamma(7.5)),
+    ]:
+        assert drawn.shape == (number,) and drawn.dtype == torch.float64
+        assert stats.kstest(drawn.numpy(), law.cdf).pvalue > ALPHA
+        if number > 1000:
+            assert stats.kstest(drawn.numpy() * 1.05, law.cdf).pvalue < 0.01  # a wrong scale shows
+
+
+def test_normals_of_both_halves_are_independent_and_of_any_dtype(draws):
+    z = draws.normal((2, 3 * AT_ONCE))
+    assert abs(float((z[0] * z[1]).mean())) * math.sqrt(3 * AT_ONCE) < 5
+    assert abs(float((z[0].square() * z[1].square()).mean()) - 1) * math.sqrt(3 * AT_ONCE / 8) < 5
+    assert draws.normal((3, 1), torch.float32).dtype == torch.float32
+
+
+def counted(sample, law):
+    """Chi-square p-value of integers, in cells of at least five expected."""
+    values = torch.arange(int(law.ppf(1e-9)), int(law.ppf(1 - 1e-9)) + 1)
+    expected = torch.tensor(law.pmf(values.numpy())) * len(sample)
+    seen = (sample[:, None] == values).sum(0).double()
+    rest, large = len(sample) - seen[expected >= 5].sum(), expected >= 5
+    square = ((seen - expected)[large] ** 2 / expected[large]).sum()
+    left = len(sample) - expected[large].sum()
+    return stats.chi2.sf(float(square + (rest - left) ** 2 / max(float(left), 1.0)), int(large.sum()))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "law"),
+    [
+        ("binomial", (torch.tensor(5), 0.3), stats.binom(5, 0.3)),
+        ("binomial", (torch.tensor(200), 0.97), stats.binom(200, 0.97)),
+        ("binomial", (torch.tensor(17), 1e-3), stats.binom(17, 1e-3)),
+        ("poisson", (torch.tensor(0.02, dtype=torch.float64),), stats.poisson(0.02)),
+        ("poisson", (torch.tensor(70.0, dtype=torch.float64),), stats.poisson(70)),
+        ("negative_binomial", (torch.tensor(0.25, dtype=torch.float64), 0.8), stats.nbinom(0.25, 0.2)),
+    ],
+)
+def test_laws_of_counts(draws, name, arguments, law):
+    drawn = getattr(draws, name)(arguments[0].expand(20_000), *arguments[1:])
+    assert drawn.dtype == torch.int64
+    assert counted(drawn, law) > ALPHA
+    assert counted(drawn + 1, law) < ALPHA  # off by one shows
+
+
+def test_large_and_sure_counts(draws):
+    large = draws.binomial(torch.full((5000,), 10**12), 0.3).double()
+    assert stats.kstest(((large - 3e11) / math.sqrt(2.1e11)).numpy(), "norm").pvalue > ALPHA
+    assert draws.binomial(torch.tensor([10**6, 10**6, 0, 7]), torch.tensor([0.0, 1.0, 0.5, 1.0])).tolist() == [
+        0, 10**6, 0, 7,
+    ]  # fmt: skip
+    assert draws.poisson(torch.zeros(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("bound", [3, 1000, 3 * 2**61, 2**63 - 1])
+def test_integers_below_a_bound_are_uniform(draws, bound):
+    value = draws.below(bound, (50_000,))
+    assert 0 <= int(value.min()) and int(value.max()) < bound and not draws.below(1, (9,)).any()
+    # 3 2^61 of 2^63 integers: without drawing again the first third would be twice as likely as the others
+    cell = (value.double() / bound * min(bound, 12)).long().clamp(max=min(bound, 12) - 1)
+    assert stats.chisquare(cell.bincount(minlength=min(bound, 12))).pvalue > ALPHA
+
+
+def test_permutations(draws):
+    order = torch.stack([draws.permutation(3) for _ in range(600)])
+    assert torch.equal(order.sort(-1).values, torch.arange(3).expand(600, 3))
+    assert (
+        stats.chisquare((order[:, 0] * 3 + order[:, 1]).bincount(minlength=8)[[1, 2, 3, 5, 6, 7]]).pvalue > ALPHA
+    )
+
+
+def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
+    """Words put in by hand: an integer m of 63 bits, then the bits that follow it."""
+    for m, rest in [(0, 0), (0, 5), (3, 2**62), (COARSE - 1, 2**61 + 1)]:
+        u = (m + (rest + 0.5) * 2.0**-63) * 2.0**-63
+
+        class Two(Given):
+            def integers(self, shape, rest=rest):
+                return torch.full(shape, rest)
+
+        assert float(Two(m).exponential((1,))) == pytest.approx(-math.log(u), rel=1e-15)
+        assert float(Two(m, 0).normal((2,))[0]) == pytest.approx(math.sqrt(-2 * math.log(u)), rel=1e-15)
+    assert math.sqrt(2 * 127 * math.log(2)) > 13.2
+    assert float(Given(COARSE).exponential((1,))) == pytest.approx(-math.log((COARSE + 0.5) * 2.0**-63), rel=1e-15)
+    assert float(Given(2**63 - 1, 5).normal((2,))[0]) == 0.0
+
+
+def test_a_seed_repeats_and_the_system_does_not():
+    assert torch.equal(SeededNoise(7).words((9,)), SeededNoise(7).words((9,)))
+    assert not torch.equal(SeededNoise(7).words((9,)), SeededNoise(7 + 2**32).words((9,)))
+    first, again, other = (SeededNoise.of(torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
+    assert first.seed == again.seed != other.seed and first.seed > 2**128
+    assert not torch.equal(Noise().words((9,)), Noise().words((9,)))
+    assert Noise().kernel_key() is None
+
+
+@pytest.mark.parametrize("make", [Noise, lambda: SeededNoise(1)])
+def test_no_copy_repeats_a_word(make):
+    noise = make()
+    noise.words((1,))
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can not be copied or pickled"):
+            attempt(noise)
+
+
+def in_child(action):
+    """What a forked child's ``action`` returns, as text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, str(action()).encode())
+        except BaseException as error:
+            os.write(write, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return os.read(read, 2**16).decode()
+
+
+def test_forked_children_draw_other_words():
+    noise = Noise()
+    noise.words((8,))
+    children = [in_child(lambda: noise.words((2,)).tolist()) for _ in range(2)]
+    assert len({*children, str(noise.words((2,)).tolist())}) == 3
+
+
+def test_a_child_with_its_grandparents_number_draws_other_words(monkeypatch):
+    noise = Noise()
+    noise.words((8,))
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent)  # process numbers are used again
+    assert in_child(lambda: noise.words((2,)).tolist()) != str(noise.words((2,)).tolist())
+
+
+def test_a_seeded_stream_does_not_outlive_a_fork():
+    noise = SeededNoise(1)
+    assert in_child(lambda: noise.words((2,))) == "RuntimeError"
+
+
+@pytest.mark.parametrize("make", [Noise, lambda: SeededNoise(1)])
+def test_threads_share_no_word(make):
+    noise, found = make(), []
+    threads = [
+        threading.Thread(target=lambda: found.extend(noise.words((1001,)) for _ in range(20))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(torch.cat(found).unique()) == 80 * 1001
+
+
+def test_a_key_is_renewed():
+    noise = Noise()
+    noise.words((1,))
+    stream = noise._own.stream
+    stream.used = LONGEST - 4
+    noise.words((5,))
+    assert noise._own.stream is not stream
+
+
+def test_source_tells_noise_from_what_is_public():
+    assert type(source(None, torch.device("cpu"))) is Noise
+    seeded = SeededNoise(1)
+    assert source(seeded, "cpu") is seeded
+    with pytest.raises(TypeError, match=r"never what hides a user"):
+        source(torch.Generator())
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
+        Simulated(seeded)
+    with pytest.raises(TypeError, match="seed must be an int"):
+        SeededNoise(True)
+    with pytest.raises(ValueError, match="noise is on cpu, the data on meta"):
+        source(seeded, "meta")

@@ -1,0 +1,111 @@
+"""Where the noise of users and curators comes from: a cipher keyed by the system, or a seed in its place for tests.
+
+Public draws (features, sketches, matrices) and ``sample_`` take a ``torch.Generator``; what hides a user takes a
+:class:`Noise`. The two are different types, so no stream can be published and hide somebody at once.
+"""
+
+import hashlib
+import os
+import threading
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from torchdp.draws import Draws, Simulated
+from torchdp.kernels import chacha
+
+LONGEST = 2**26  # words under one key of the system's
+_forks = 0  # a child may get the number of a process that is gone: forks are counted too
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _process() -> tuple[int, int]:
+    return os.getpid(), _forks
+
+
+class Noise(Draws):
+    """ChaCha20 under 256 bits of the operating system's: nobody can repeat it, and no two threads share a word.
+
+    Each thread has its own key, drawn at its first use; so has a forked child. A key makes at most 2^26 words and is
+    forgotten. A copy or a pickle would repeat its words: both raise TypeError. On a GPU the words are the cipher's too;
+    fused kernels, which draw from Philox, are for :class:`SeededNoise`.
+
+    Guarantees: uniform, independent words to anybody who can not tell ChaCha20 or the system's generator from random.
+    Source: Bernstein (2008), ChaCha, a variant of Salsa20; Nir, Langley (2018), RFC 8439.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self._own = threading.local()
+
+    def fill(self, words: Tensor) -> None:
+        own = self._own
+        if getattr(own, "process", None) != _process() or own.stream.used + words.numel() > LONGEST:
+            own.stream, own.process = chacha.Stream(chacha.system_key(self.device)), _process()
+        own.stream.fill(words)
+
+    def kernel_key(self) -> int | None:
+        return None
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} can not be copied or pickled: the copy would repeat its words; "
+            "make a new one where it is used"
+        )
+
+
+class SeededNoise(Noise):
+    """The same law from a seed, so that a test or a simulation can be repeated. It protects nobody.
+
+    seed: any integer, all of which counts. Threads share one stream under a lock; in a forked child it raises
+    RuntimeError, since it would repeat its parent's words.
+    """
+
+    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be an int, not {type(seed).__name__}")
+        super().__init__(device)
+        self.seed = seed
+        key = hashlib.shake_256(b"torchdp seeded noise %d" % seed).digest(32)
+        self._stream = chacha.Stream(torch.frombuffer(bytearray(key), dtype=torch.int32).to(self.device))
+        self._lock, self._made = threading.Lock(), _process()
+
+    @staticmethod
+    def of(generator: torch.Generator) -> "SeededNoise":
+        """A seed of 256 bits from a generator, on its device: users' messages inside a simulation."""
+        draws = Simulated(generator)
+        words = draws.words((4,)).cpu().numpy().tobytes()
+        return SeededNoise(int.from_bytes(words, "little"), draws.device)
+
+    def fill(self, words: Tensor) -> None:
+        if self._made != _process():
+            raise RuntimeError("this SeededNoise was made before a fork; make one with another seed in the child")
+        with self._lock:
+            self._stream.fill(words)
+
+    def kernel_key(self) -> int:
+        return int(self.words(()))
+
+
+def source(noise: Noise | None, device: torch.device | str = "cpu") -> Noise:
+    """``noise``, or for None the system's under a new key, on ``device``. Raises TypeError, ValueError."""
+    device = torch.device(device)
+    if noise is None:
+        return Noise(device)
+    if not isinstance(noise, Noise):
+        raise TypeError(
+            f"noise must be None (the system's) or a Noise such as SeededNoise(1), not {type(noise).__name__}; "
+            "a torch.Generator draws what is public or simulated, never what hides a user"
+        )
+    if noise.device.type != device.type:
+        raise ValueError(f"noise is on {noise.device}, the data on {device}; make the noise on {device}")
+    return noise
