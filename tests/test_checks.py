@@ -39,14 +39,14 @@ READS = {
 def test_numbers_and_objects_are_refused_by_name(name):
     values, rest = BAD[name]
     for value in values:
-        with pytest.raises((ValueError, TypeError), match="epsilon|sample_shape"):
+        with pytest.raises((ValueError, TypeError), match=r"epsilon|sample_shape"):
             getattr(checks, name)(*(() if name == "sample_shape" else ("epsilon",)), value, *rest)
 
 
 @pytest.mark.parametrize("kind", TENSORS)
 @pytest.mark.parametrize("name", READS)
 def test_exotic_tensors_are_refused_by_name(name, kind):
-    with pytest.raises((ValueError, TypeError), match="^x "):
+    with pytest.raises((ValueError, TypeError), match=r"^x "):
         getattr(checks, name)("x", TENSORS[kind], *READS[name])
 
 
@@ -76,5 +76,5 @@ def test_what_is_meant_passes():
     ],
 )
 def test_values_out_of_range(check, value, rest):
-    with pytest.raises((ValueError, TypeError), match="^x "):
+    with pytest.raises((ValueError, TypeError), match=r"^x "):
         getattr(checks, check)("x", value, *rest)
