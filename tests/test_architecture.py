@@ -17,6 +17,8 @@ MAY_IMPORT = {
     "noise": {"checks", "draws", "kernels"},
     "randomness": set(),
     "privacy": FLOOR,
+    "wire": set(),
+    "protocol": FLOOR | {"privacy", "wire"},
     "workloads": FLOOR,
     "kernels": {"checks"},
     "simulate": FLOOR,

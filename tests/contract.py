@@ -1,0 +1,203 @@
+"""One battery for every protocol. A test file makes a class of it: the protocol, some users, and what is its own.
+
+    class TestRandomizedResponse(LocalContract):
+        protocol = RandomizedResponse(5, 1.0)
+        x = torch.arange(5).repeat_interleave(8)
+        bad = [torch.tensor([5]), torch.tensor([0.5])]
+
+        def loss(self, protocol): ...  # the largest privacy loss of a message, from its law
+        def truth(self): ...  # what is estimated, from x
+
+``loss`` and ``truth`` share nothing with the code. It does not see a 5 % error in the variance of one type: an
+enumeration, or "same draws, same sum", stays beside it.
+"""
+
+import dataclasses
+import math
+import random
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from laws import generator, one_law, z_scores
+
+from torchdp.noise import Noise, SeededNoise
+from torchdp.protocol import Objective, Tally
+
+
+class Contract:
+    """Any protocol."""
+
+    protocol: ClassVar  # what is tested
+    x: ClassVar[torch.Tensor]  # data of some users
+    bad: ClassVar[list] = []  # data that must be refused
+    weaker: ClassVar[dict] = {"epsilon": 1.1}  # fields times what makes the guarantee wrong: the negative control
+    repeats, runs = 10_000, 200  # draws of sample_estimate; of collect
+    slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
+    honest = (0.7, 1.4)  # mean squared standard error over the mean squared error
+
+    def loss(self, protocol) -> float:
+        """The largest privacy loss (or delta at the stated epsilon), from the law alone."""
+        raise AssertionError("a battery entry says what its largest privacy loss is")
+
+    def truth(self) -> torch.Tensor:
+        """What is estimated, from x, by a formula that shares nothing with the code."""
+        raise AssertionError("a battery entry says what is estimated")
+
+    def bound(self, protocol) -> float:
+        return protocol.guarantee.epsilon
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def slow(cls):
+        """Tallies of ``runs`` runs of collect, by name: drawn once for the class."""
+        each = [cls.protocol.collect(cls.x, noise=SeededNoise(seed)) for seed in range(cls.runs)]
+        return {name: torch.stack([one[name] for one in each]) for name in each[0].parts}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def summary(cls):
+        return cls.protocol.summary(cls.protocol.admit(cls.x))
+
+    def test_guarantee_is_what_the_law_says(self):
+        loss, bound = self.loss(self.protocol), self.bound(self.protocol)
+        assert loss <= bound * (1 + 1e-9)
+        assert not self.protocol.guarantee.exact or loss >= bound * (1 - 1e-6)
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        changed = {name: getattr(self.protocol, name) * factor for name, factor in self.weaker.items()}
+        assert self.loss(dataclasses.replace(self.protocol, **changed)) > self.bound(self.protocol) * (1 + 1e-9)
+
+    def test_exact_is_the_truth(self, summary):
+        torch.testing.assert_close(self.protocol.exact(summary), self.truth(), rtol=1e-6, atol=1e-9)
+
+    def test_two_paths_one_law(self, slow, summary):
+        fast = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(self.repeats // 4,))
+        assert set(slow) == set(fast.parts) and fast.n == len(self.x)
+        assert all(one_law(part, fast[name]) for name, part in slow.items())
+
+    def test_predicted_mse(self, summary):
+        found = self.protocol.sample_estimate(summary, generator=generator(), sample_shape=(self.repeats,))
+        truth = self.protocol.exact(summary)
+        squares = (found.value - truth).square()
+        predicted = self.protocol.predicted_mse(summary)
+        assert predicted.shape == squares.shape[1:] and predicted.dtype == torch.float64
+        noise = z_scores(squares, predicted)
+        allowed = 5 + self.slack * predicted / (squares.std(0) / math.sqrt(self.repeats)).clamp_min(1e-12)
+        assert bool((noise.abs() < allowed).all()), noise
+        for objective in Objective:
+            worst = self.protocol.worst_mse(found.n, objective)
+            assert worst.shape == () and float(objective.of(predicted)) <= float(worst) * (1 + 1e-9) + 1e-12
+        ratio = float(found.standard_error.square().mean(0).sum() / squares.mean(0).sum())
+        assert self.honest[0] < ratio < self.honest[1]
+        low, high = found.interval(0.9)
+        assert float(((low <= truth) & (truth <= high)).double().mean()) > 0.85
+
+    def test_batches(self, summary):
+        one = self.protocol.sample_estimate(summary, generator=generator())
+        many = self.protocol.sample_estimate(summary, generator=generator(), sample_shape=(2, 3))
+        assert many.value.shape == (2, 3, *one.value.shape) and many.standard_error.shape == many.value.shape
+        empty = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(0,))
+        assert all(len(part) == 0 for part in empty.parts.values())
+
+    def test_bad_data_are_refused(self):
+        users = self.protocol
+        verbs = [users.admit, users.collect, getattr(users, "randomize", users.estimate)]
+        for bad in [*self.bad, self.x[:0], "text", None, self.x.to_sparse()]:
+            for verb in verbs:
+                with pytest.raises((TypeError, ValueError), match=r"\bx\b"):
+                    verb(bad)
+
+    def test_a_foreign_tally_is_refused(self):
+        tally = self.protocol.collect(self.x, noise=SeededNoise(1))
+        name = next(iter(tally.parts))
+        odd = {**tally.parts, name: torch.zeros(*tally[name].shape, 97)}
+        for wrong in [
+            Tally(tally.n, odd),
+            Tally(0, tally.parts),
+            Tally(-1, tally.parts),
+            Tally(tally.n, {}),
+            "text",
+        ]:
+            with pytest.raises((TypeError, ValueError)):
+                self.protocol.analyse(wrong)
+
+    def test_randomness_is_typed(self, summary):
+        for wrong in (generator(), 1):
+            with pytest.raises(TypeError, match="noise must be"):
+                self.protocol.collect(self.x, noise=wrong)
+        with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
+            self.protocol.sample_tally(summary, generator=Noise())
+
+    def test_a_seed_repeats_and_the_system_does_not(self):
+        def parts(noise):
+            return [part.double() for part in self.protocol.collect(self.x, noise=noise).parts.values()]
+
+        for once, again in zip(parts(SeededNoise(3)), parts(SeededNoise(3)), strict=True):
+            torch.testing.assert_close(once, again, rtol=1e-12, atol=0)
+        assert any(not torch.equal(a, b) for a, b in zip(parts(None), parts(None), strict=True))
+
+    def test_global_randomness_is_untouched(self, summary):
+        before = states()
+        self.protocol.estimate(self.x)
+        self.protocol.sample_estimate(summary, generator=generator())
+        self.protocol.predicted_mse(summary)
+        assert states() == before
+
+
+class MessageContract(Contract):
+    """A protocol with a client half."""
+
+    def same(self, one, two):
+        return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(two), strict=True))
+
+    def test_collect_is_the_tally_of_what_users_send(self, slow):
+        sent = [self.protocol.randomize(self.x, noise=SeededNoise(seed)) for seed in range(self.runs)]
+        each = [self.protocol.tally(messages) for messages in sent]
+        assert all(one_law(part, torch.stack([one[name] for one in each])) for name, part in slow.items())
+
+    def test_tallies_add(self):
+        tally = lambda seed: self.protocol.tally(self.protocol.randomize(self.x, noise=SeededNoise(seed)))  # noqa: E731
+        add, (one, two, three) = self.protocol.add, map(tally, range(3))
+        left, right, alone = add(add(one, two), three), add(one, add(two, three)), add(self.protocol.empty, one)
+        assert left.n == right.n == 3 * one.n and alone.n == one.n and add().n == 0
+        for name, part in one.parts.items():
+            torch.testing.assert_close(left[name], right[name])
+            torch.testing.assert_close(alone[name], part)
+
+    def test_messages_travel(self):
+        sent = self.protocol.randomize(self.x, noise=SeededNoise(1))
+        data = self.protocol.encode(sent)
+        assert isinstance(data, bytes) and self.same(sent, self.protocol.decode(data))
+
+    def test_bytes_that_nobody_sent_are_refused(self):
+        data = self.protocol.encode(self.protocol.randomize(self.x, noise=SeededNoise(1)))
+        with pytest.raises(ValueError, match="data"):
+            self.protocol.decode(data + b"\xff")
+
+
+class LocalContract(MessageContract):
+    """Each message stands alone."""
+
+    def test_one_user_speaks(self):
+        sent = [self.protocol.randomize(row[None]) for row in self.x]
+        tally = self.protocol.add(*map(self.protocol.tally, sent))
+        assert tally.n == len(self.x) and self.protocol.analyse(tally).n == len(self.x)
+
+    def test_the_length_is_what_is_sent(self):
+        data = self.protocol.encode(self.protocol.randomize(self.x))
+        assert len(data) == len(self.x) * max(1, math.ceil(self.protocol.bits_per_user / 8))
+
+
+def states():
+    """The global generators of torch, Python and numpy."""
+    numpy = np.random.get_state()[1]  # noqa: NPY002
+    return torch.get_rng_state().tolist(), random.getstate(), numpy.tolist()
+
+
+def tensors(messages):
+    """The tensors in what users sent."""
+    if isinstance(messages, torch.Tensor):
+        return [messages]
+    return [torch.as_tensor(getattr(messages, field.name)) for field in dataclasses.fields(messages)]

@@ -1,0 +1,38 @@
+"""Statistics that tests share: two-sample tests on atoms that rounding split, z-scores, generators."""
+
+import math
+
+import torch
+from scipy.stats import ks_2samp
+from torch import Tensor
+
+UNLIKELY = 1e-6  # level of every statistical test
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:
+    """Do the rows of (a, ...) and (b, ...) come from one law? Along random axes and the first two entries."""
+    one, two = (part.double().reshape(len(part), -1) for part in (one, two))
+    width = one.shape[1]
+    along = [torch.randn(width, axes, dtype=torch.float64, generator=generator(2))]
+    along.append(torch.eye(width, min(width, 2), dtype=torch.float64))
+    for axis in torch.cat(along, 1).mT:
+        a, b = rounded(one @ axis), rounded(two @ axis)
+        z = float((a.mean() - b.mean()) / (a.var() / len(a) + b.var() / len(b)).sqrt().clamp_min(1e-12))
+        if abs(z) > 6 or ks_2samp(a, b, method="asymp").pvalue < UNLIKELY:
+            return False
+    return True
+
+
+def rounded(values: Tensor) -> Tensor:
+    """Atoms that differ in the last bits only become one."""
+    scale = float(values.abs().max())
+    return values if scale == 0 else (values / scale).round(decimals=9)
+
+
+def z_scores(samples: Tensor, expected: Tensor) -> Tensor:
+    """(samples.mean(0) - expected) in standard errors."""
+    return (samples.mean(0) - expected) / (samples.std(0) / math.sqrt(len(samples))).clamp_min(1e-12)

@@ -1,0 +1,46 @@
+"""Messages as bytes and back, and frames that say when they are damaged or somebody else's."""
+
+import pytest
+import torch
+from laws import generator
+
+from torchdp import wire
+
+
+@pytest.mark.parametrize("bits", [1, 7, 8, 9, 31, 32, 33, 63])
+def test_whole_numbers_travel(bits):
+    values = torch.cat(
+        [torch.tensor([0, 2**bits - 1]), torch.randint(0, 2**bits - 1, (50,), generator=generator(bits))]
+    )
+    data = wire.pack(values, bits)
+    assert len(data) == 52 * -(-bits // 8) and wire.unpack(data, bits).tolist() == values.tolist()
+    assert wire.pack(values[1:2], bits) == (2**bits - 1).to_bytes(-(-bits // 8), "little")
+
+
+def test_vectors_travel_bit_by_bit():
+    values = torch.randn(5, 3, dtype=torch.float64, generator=generator())
+    assert torch.equal(wire.unpack_vectors(wire.pack_vectors(values), 3), values)
+    assert wire.unpack_vectors(b"", 3).shape == (0, 3) and wire.unpack(b"", 9).shape == (0,)
+
+
+def test_other_lengths_and_larger_numbers_are_refused():
+    for broken in (
+        lambda: wire.unpack(b"abc", 9),
+        lambda: wire.unpack(b"\xff", 7),
+        lambda: wire.unpack_vectors(b"a", 1),
+    ):
+        with pytest.raises(ValueError, match="data must hold"):
+            broken()
+
+
+def test_a_frame_tells_damage_from_a_foreign_batch():
+    whole = wire.frame(b"payload", b"mine")
+    assert wire.unframe(whole, b"mine") == b"payload"
+    with pytest.raises(ValueError, match="another"):
+        wire.unframe(whole, b"yours")
+    for i in range(len(whole)):
+        for broken in (whole[:i], whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :], whole + b"x"):
+            with pytest.raises(ValueError, match="data must"):
+                wire.unframe(broken, b"mine")
+    with pytest.raises(ValueError, match="255"):
+        wire.frame(b"", b"x" * 256)

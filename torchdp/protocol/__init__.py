@@ -1,0 +1,49 @@
+"""One vocabulary for every room: users speak, a channel adds up or mixes, an analyst estimates.
+
+>>> import torch
+>>> from torchdp.protocol import Choice, Estimate, LocalProtocol, Tally
+
+| noun | what it is |
+|---|---|
+| :class:`Protocol` | one question under one guarantee; of a curator, of users who speak once, or of rounds |
+| :class:`Tally` | what the analyst needs of the users heard: named tensors and n |
+| :class:`Estimate` | value, standard error, n, ``interval(level)`` |
+| :class:`Crowd` | data by value and count, where they are no finite types |
+| :class:`Choice` | candidates, the least predicted error first |
+
+| verb | from -> to |
+|---|---|
+| ``randomize(x, noise=)`` | one row a user -> what these users send, for one as for a million |
+| ``tally(messages)``, ``add(*tallies)`` | messages -> ``Tally`` |
+| ``collect(x, noise=)`` | in law ``tally(randomize(x))``, never all messages at once |
+| ``analyse(tally)``, ``estimate(x)`` | -> ``Estimate`` |
+| ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the law of collecting, without a message |
+| ``exact(summary)``, ``predicted_mse(summary)``, ``worst_mse(n, objective)`` | the truth; squared errors |
+| ``admit(x)`` | the one check of x |
+"""
+
+from torchdp.protocol.choice import Candidate, Choice, Objective
+from torchdp.protocol.curator import CuratorProtocol
+from torchdp.protocol.message import Layout, LocalProtocol, MessageProtocol
+from torchdp.protocol.protocol import Protocol
+from torchdp.protocol.records import Crowd, Estimate, Tally
+from torchdp.protocol.relay import Relay
+from torchdp.protocol.rounds import InteractiveProtocol
+from torchdp.protocol.types import TypeProtocol
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Crowd",
+    "CuratorProtocol",
+    "Estimate",
+    "InteractiveProtocol",
+    "Layout",
+    "LocalProtocol",
+    "MessageProtocol",
+    "Objective",
+    "Protocol",
+    "Relay",
+    "Tally",
+    "TypeProtocol",
+]

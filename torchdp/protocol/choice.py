@@ -1,0 +1,51 @@
+"""Protocols compared by the error that each predicts."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torchdp.protocol.protocol import Protocol
+
+
+class Objective(Enum):
+    """Which squared error of an answer of many entries is judged. Worst data or a prior are said apart."""
+
+    WORST = "of the worst entry"
+    MEAN = "in the mean over the entries"
+
+    def of(self, mse: Tensor) -> Tensor:
+        """(): of squared errors of any shape."""
+        return mse.amax() if self is Objective.WORST else mse.mean()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A protocol, the root of its predicted mean squared error, and what else there is to say of it."""
+
+    name: str
+    protocol: "Protocol[Any]"
+    error: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Candidates, the least predicted error first; printing shows the table that the choice was made from."""
+
+    candidates: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise ValueError("candidates must hold one protocol at least")
+        object.__setattr__(self, "candidates", tuple(sorted(self.candidates, key=lambda one: one.error)))
+
+    @property
+    def best(self) -> "Protocol[Any]":
+        return self.candidates[0].protocol
+
+    def __str__(self) -> str:
+        width = max(len(one.name) for one in self.candidates)
+        return "\n".join(f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates)

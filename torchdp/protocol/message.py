@@ -1,0 +1,93 @@
+"""Protocols with a client half: users speak once, each on its own."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Generic, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
+from torchdp.protocol.protocol import Protocol, S
+from torchdp.protocol.records import Tally
+
+M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class MessageProtocol(Protocol[S], Generic[S, M]):
+    """Users speak once; tallies of different users add."""
+
+    users_at_once: int = 2**18  # whose messages ``collect`` holds
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Name -> shape and dtype of each part of a tally."""
+
+    @property
+    @abstractmethod
+    def bits_per_user(self) -> float:
+        """Bits that one user sends, in the mean where their number is random."""
+
+    @abstractmethod
+    def speak(self, x: Tensor, draws: Draws) -> M:
+        """``randomize``, unchecked, by any draws."""
+
+    @abstractmethod
+    def tally(self, messages: M) -> Tally:
+        """Raises TypeError, ValueError for what no user sends."""
+
+    @abstractmethod
+    def encode(self, messages: M) -> bytes:
+        """Messages as bytes: bits_per_user each, rounded up to bytes."""
+
+    @abstractmethod
+    def decode(self, data: bytes) -> M:
+        """Raises ValueError for bytes that no ``encode`` made."""
+
+    def randomize(self, x: Tensor, *, noise: Noise | None = None) -> M:
+        """What these users send: the client half, for one row as for a million. Raises TypeError, ValueError."""
+        x = self.admit(x)
+        return self.speak(x, source(noise, x.device))
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.add(*(self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)))
+
+    @property
+    def empty(self) -> Tally:
+        """Before the first user, on the CPU."""
+        return Tally(0, {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()})
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        """``tally``, if it has this layout and at least so many users. Raises TypeError, ValueError."""
+        checks.instance("tally", tally, Tally)
+        if set(tally.parts) != set(self.layout):
+            raise ValueError(
+                f"tally must hold {sorted(self.layout)}, not {sorted(tally.parts)}; make it by this protocol.tally"
+            )
+        for name, (shape, dtype) in self.layout.items():
+            part = checks.floating(name, tally[name])
+            if part.shape[part.ndim - len(shape) :] != shape or tally[name].dtype != dtype:
+                wanted = "x".join(map(str, shape)) or "()"
+                raise ValueError(
+                    f"{name} must be {dtype} of shape (..., {wanted}), not {tally[name].dtype} {tuple(part.shape)}"
+                )
+        checks.integer("tally.n", tally.n, least)
+        return tally
+
+    @final
+    def add(self, *tallies: Tally) -> Tally:
+        """One tally of all these users, on the first one's device. Raises TypeError, ValueError."""
+        first, *rest = [self.check(each, 0) for each in (tallies or (self.empty,))]
+        n, parts = first.n, dict(first.parts)
+        for each in rest:
+            n += each.n
+            parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
+        return Tally(n, parts)
+
+
+class LocalProtocol(MessageProtocol[S, M]):
+    """Each message hides its sender by itself: tallies may be kept, added and looked at as they come."""

@@ -1,0 +1,84 @@
+"""What can be said of every protocol, whoever is trusted."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise, source
+from torchdp.privacy import Guarantee
+from torchdp.protocol.choice import Objective
+from torchdp.protocol.records import Estimate, Tally
+
+S = TypeVar("S")  # what the law of a tally depends on: counts (k,), a Crowd, moments, sums
+
+
+class Protocol(ABC, Generic[S]):
+    """From users' data to an estimate, under one guarantee. x: one row for each user.
+
+    The final verbs check their arguments and draw; ``hear`` and ``drawn`` are what a class writes, unchecked.
+    """
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee:
+        """What a user is promised; its model names the channel."""
+
+    @abstractmethod
+    def admit(self, x: Tensor) -> Tensor:
+        """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one check of x."""
+
+    @abstractmethod
+    def summary(self, x: Tensor) -> S:
+        """All of x that the law of a tally depends on; additive. Not private."""
+
+    @abstractmethod
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        """``collect``, unchecked, by any draws."""
+
+    @abstractmethod
+    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """``sample_tally``, unchecked."""
+
+    @abstractmethod
+    def analyse(self, tally: Tally) -> Estimate:
+        """The analyst. Raises TypeError, ValueError for what these users can not have sent."""
+
+    @abstractmethod
+    def exact(self, summary: S) -> Tensor:
+        """What is estimated, (*answer). Not private."""
+
+    @abstractmethod
+    def predicted_mse(self, summary: S) -> Tensor:
+        """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not be whole."""
+
+    @abstractmethod
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """(): the largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf where none is."""
+
+    @final
+    def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tally:
+        """What the analyst hears of these users. noise: None is the system's cipher. Raises TypeError, ValueError."""
+        x = self.admit(x)
+        return self.hear(x, source(noise, x.device))
+
+    @final
+    def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
+        """In law ``collect``, no message made; parts of shape (*sample_shape, ...). Raises TypeError, ValueError."""
+        return self.drawn(summary, Simulated(generator), checks.sample_shape(sample_shape))
+
+    @final
+    def estimate(self, x: Tensor, *, noise: Noise | None = None) -> Estimate:
+        """``analyse(collect(x))``."""
+        return self.analyse(self.collect(x, noise=noise))
+
+    @final
+    def sample_estimate(
+        self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Estimate:
+        """``analyse(sample_tally(summary))``."""
+        return self.analyse(self.sample_tally(summary, generator=generator, sample_shape=sample_shape))

@@ -1,0 +1,66 @@
+"""What a protocol takes and gives: a crowd of users, a tally of what they sent, an estimate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from torchdp import checks
+
+
+@dataclass(frozen=True, eq=False)
+class Crowd:
+    """counts[j] users hold values[j]: (m, ...) and (m,) int64. The summary of users whose data are no finite types."""
+
+    values: Tensor
+    counts: Tensor
+
+    def __post_init__(self) -> None:
+        checks.dense("values", self.values)
+        checks.counts("counts", self.counts, len(self.values))
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    @staticmethod
+    def of(x: Tensor) -> "Crowd":
+        """Each row by itself."""
+        return Crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """What the analyst needs of n users: named tensors, each (*sample_shape, ...). A record; protocols add tallies."""
+
+    n: int
+    parts: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parts[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """value and standard_error, (*sample_shape, *answer), from the tally alone; it speaks of these n users.
+
+    bias: bounds what an approximation may add. slope: d variance / d value, where the value determines its variance.
+    """
+
+    value: Tensor
+    standard_error: Tensor
+    n: int
+    bias: Tensor | float = 0.0
+    slope: Tensor | float = 0.0
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """(low, high): all t with (value - t)^2 <= z^2 (standard_error^2 + slope (t - value)), widened by bias.
+
+        z is the normal quantile of (1 + level)/2. Source: Wilson (1927).
+        """
+        z = float(ndtri((1 + checks.fraction("level", level)) / 2))
+        shift = z**2 / 2 * self.slope
+        half = (z**2 * self.standard_error.square() + shift**2).sqrt()
+        return self.value + shift - half - self.bias, self.value + shift + half + self.bias

@@ -1,0 +1,50 @@
+"""The users of one protocol, the analyst of another."""
+
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from torchdp.draws import Draws
+from torchdp.privacy import Guarantee
+from torchdp.protocol.message import Layout, LocalProtocol, M
+from torchdp.protocol.protocol import S
+from torchdp.protocol.records import Tally
+
+C = TypeVar("C", bound=LocalProtocol)
+
+
+class Relay(LocalProtocol[S, M], Generic[S, M, C]):
+    """Users speak as ``client``'s do, of ``shown(x)``; a class adds the analyst. It keeps the client's guarantee."""
+
+    client: C
+
+    def shown(self, x: Tensor) -> Tensor:
+        """The client's data of these users: x itself where nothing else is said."""
+        return x
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.client.guarantee
+
+    @property
+    def layout(self) -> Layout:
+        return self.client.layout
+
+    @property
+    def bits_per_user(self) -> float:
+        return self.client.bits_per_user
+
+    def speak(self, x: Tensor, draws: Draws) -> M:
+        return self.client.speak(self.shown(x), draws)
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.hear(self.shown(x), draws)
+
+    def tally(self, messages: M) -> Tally:
+        return self.client.tally(messages)
+
+    def encode(self, messages: M) -> bytes:
+        return self.client.encode(messages)
+
+    def decode(self, data: bytes) -> M:
+        return self.client.decode(data)

@@ -1,0 +1,90 @@
+"""Messages as bytes: each in as many bytes as its bits need, and a frame around a batch that travels.
+
+A byte string of the right length is always a message, so what it belongs to and whether it is whole is the frame's to
+say: its version, whose messages these are, how many bytes, and their checksum. A checksum finds damage, not forgery.
+"""
+
+import hashlib
+import sys
+
+import torch
+from torch import Tensor
+
+MAGIC, VERSION = b"tdp", 1
+CHECKSUM = 8
+
+
+def pack(values: Tensor, bits: int) -> bytes:
+    """(n,) whole numbers in [0, 2^bits), bits <= 63 -> n ceil(bits/8) bytes, the low byte first."""
+    size = max(1, -(-bits // 8))
+    wide = values.to(torch.int64).cpu().contiguous().view(torch.uint8).view(-1, 8)
+    low = wide[:, :size] if sys.byteorder == "little" else wide.flip(1)[:, :size]
+    return low.contiguous().numpy().tobytes()
+
+
+def unpack(data: bytes, bits: int) -> Tensor:
+    """The numbers that ``pack`` was given, (n,) int64. Raises ValueError for another length, or more bits."""
+    size = max(1, -(-bits // 8))
+    if len(data) % size:
+        raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
+    wide = torch.zeros(len(data) // size, 8, dtype=torch.int64)
+    if data:
+        wide[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
+    values = (wide << (8 * torch.arange(8))).sum(1)
+    if len(values) and (int(values.min()) < 0 or int(values.max()) >> bits):
+        raise ValueError(f"data must hold numbers of {bits} bits; one has more")
+    return values
+
+
+def pack_vectors(values: Tensor) -> bytes:
+    """(n, dim) real numbers -> 8 n dim bytes, float64, the low byte first."""
+    return values.detach().double().cpu().contiguous().numpy().astype("<f8").tobytes()
+
+
+def unpack_vectors(data: bytes, dim: int) -> Tensor:
+    """(n, dim) float64. Raises ValueError for another length."""
+    if len(data) % (8 * dim):
+        raise ValueError(f"data must hold {8 * dim} bytes for each message, not {len(data)} bytes in all")
+    words = unpack_words(data)
+    return words.view(torch.float64).view(-1, dim)
+
+
+def unpack_words(data: bytes) -> Tensor:
+    """(len/8,) int64, the low byte first."""
+    words = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else torch.zeros(0, dtype=torch.int64)
+    return (
+        words
+        if sys.byteorder == "little"
+        else words.view(torch.uint8).view(-1, 8).flip(1).contiguous().view(torch.int64)[:, 0]
+    )
+
+
+def frame(payload: bytes, fingerprint: bytes) -> bytes:
+    """A batch as it travels. fingerprint: at most 255 bytes that name the protocol and its parameters."""
+    if len(fingerprint) > 255:
+        raise ValueError(f"fingerprint must have at most 255 bytes, not {len(fingerprint)}")
+    head = MAGIC + bytes([VERSION, len(fingerprint)]) + fingerprint + len(payload).to_bytes(8, "little")
+    return head + payload + _checksum(head + payload)
+
+
+def unframe(data: bytes, fingerprint: bytes) -> bytes:
+    """The payload. Raises ValueError for damage, another version, or another protocol's messages."""
+    if data[:3] != MAGIC:
+        raise ValueError("data must be a frame of messages; this does not begin like one")
+    if data[3:4] != bytes([VERSION]):
+        raise ValueError(f"data must be a frame of version {VERSION}; read it with the release that wrote it")
+    if len(data) < CHECKSUM or _checksum(data[:-CHECKSUM]) != data[-CHECKSUM:]:
+        raise ValueError("data must be a whole frame; these bytes were cut off or damaged")
+    end = 5 + data[4]
+    if data[5:end] != fingerprint:
+        raise ValueError(
+            "data must hold messages of this protocol; these belong to another or to other parameters"
+        )
+    payload = data[end + 8 : -CHECKSUM]
+    if int.from_bytes(data[end : end + 8], "little") != len(payload):
+        raise ValueError("data must be one whole frame; its length is not the one that it names")
+    return payload
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=CHECKSUM).digest()
