@@ -1,8 +1,5 @@
 """One vocabulary for every room: users speak, a channel adds up or mixes, an analyst estimates.
 
->>> import torch
->>> from torchdp.protocol import Choice, Estimate, LocalProtocol, Tally
-
 | noun | what it is |
 |---|---|
 | :class:`Protocol` | one question under one guarantee; of a curator, of users who speak once, or of rounds |
@@ -22,11 +19,11 @@
 | ``admit(x)`` | the one check of x |
 """
 
-from torchdp.protocol.choice import Candidate, Choice, Objective
+from torchdp.protocol.choice import Candidate, Choice
 from torchdp.protocol.curator import CuratorProtocol
 from torchdp.protocol.message import Layout, LocalProtocol, MessageProtocol
 from torchdp.protocol.protocol import Protocol
-from torchdp.protocol.records import Crowd, Estimate, Tally
+from torchdp.protocol.records import Crowd, Estimate, Objective, Tally
 from torchdp.protocol.relay import Relay
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol

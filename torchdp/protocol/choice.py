@@ -1,24 +1,9 @@
 """Protocols compared by the error that each predicts."""
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from torchdp.protocol.protocol import Protocol
-
-
-class Objective(Enum):
-    """Which squared error of an answer of many entries is judged. Worst data or a prior are said apart."""
-
-    WORST = "of the worst entry"
-    MEAN = "in the mean over the entries"
-
-    def of(self, mse: Tensor) -> Tensor:
-        """(): of squared errors of any shape."""
-        return mse.amax() if self is Objective.WORST else mse.mean()
+from torchdp.protocol.protocol import Protocol
 
 
 @dataclass(frozen=True)
@@ -26,7 +11,7 @@ class Candidate:
     """A protocol, the root of its predicted mean squared error, and what else there is to say of it."""
 
     name: str
-    protocol: "Protocol[Any]"
+    protocol: Protocol[Any]
     error: float
     note: str = ""
 
@@ -43,7 +28,7 @@ class Choice:
         object.__setattr__(self, "candidates", tuple(sorted(self.candidates, key=lambda one: one.error)))
 
     @property
-    def best(self) -> "Protocol[Any]":
+    def best(self) -> Protocol[Any]:
         return self.candidates[0].protocol
 
     def __str__(self) -> str:

@@ -11,8 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-from torchdp.protocol.choice import Objective
-from torchdp.protocol.records import Estimate, Tally
+from torchdp.protocol.records import Estimate, Objective, Tally
 
 S = TypeVar("S")  # what the law of a tally depends on: counts (k,), a Crowd, moments, sums
 

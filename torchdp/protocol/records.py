@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from scipy.special import ndtri
@@ -64,3 +65,14 @@ class Estimate:
         shift = z**2 / 2 * self.slope
         half = (z**2 * self.standard_error.square() + shift**2).sqrt()
         return self.value + shift - half - self.bias, self.value + shift + half + self.bias
+
+
+class Objective(Enum):
+    """Which squared error of an answer of many entries is judged. Worst data or a prior are said apart."""
+
+    WORST = "of the worst entry"
+    MEAN = "in the mean over the entries"
+
+    def of(self, mse: Tensor) -> Tensor:
+        """(): of squared errors of any shape."""
+        return mse.amax() if self is Objective.WORST else mse.mean()
