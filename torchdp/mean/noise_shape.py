@@ -131,12 +131,8 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
             best, holder = latest, proposal
         if bound > lower:
             lower, dual = bound, proposal
-    if not lower <= best.upper * (1 + RELATIVE) + rounding:
-        raise ArithmeticError(
-            f"the lower bound {lower:g} exceeds the upper bound {best.upper:g} by more than rounding explains: "
-            "an error in the domain's oracle, or a domain too ill-conditioned for float64"
-        )
-    certificate = Certificate(*(start.new_tensor(value) for value in (best.upper, lower, best.residual)))
+    bounds = (start.new_tensor(value) for value in (best.upper, lower, best.residual))
+    certificate = Certificate(*bounds, rounding=rounding + RELATIVE * lower)
     if domain.factor == 1 and not best.upper <= lower * (1 + tol) + rounding:
         warnings.warn(
             f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {tol:.2e}; raise tol",
