@@ -146,8 +146,6 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
 def _single(points: Tensor, p: float) -> NoiseShape:
     """No noise around a single point."""
     zero = points.new_zeros(())
-    weights = points.new_ones(1)
-    flat = points.new_zeros(points.shape[1], 0)
-    return NoiseShape(
-        flat, points[0], points[:1], weights, torch.ones_like(points[0]), p, Certificate(zero, zero, zero)
-    )
+    certificate = Certificate(zero, zero, zero, rounding=0.0)
+    flat, rows = points.new_zeros(points.shape[1], 0), torch.ones_like(points[0])
+    return NoiseShape(flat, points[0], points[:1], points.new_ones(1), rows, p, certificate)
