@@ -2,10 +2,16 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+LARGEST = 1e150  # the square of a number up to here is finite, the square of its inverse is no zero
+MOST = 2**53  # whole numbers up to here are exact in float64
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def positive(name: str, value: float) -> float:
@@ -24,6 +30,16 @@ def non_negative(name: str, value: float) -> float:
     return number
 
 
+def squarable(name: str, value: float) -> float:
+    """``value`` as a float in [1e-150, 1e150]: a radius or a scale. Raises ValueError."""
+    number = positive(name, value)
+    if not 1 / LARGEST <= number <= LARGEST:
+        raise ValueError(
+            f"{name} must lie between 1e-150 and 1e150, not be {value!r}: its square is no float; change the unit"
+        )
+    return number
+
+
 def fraction(name: str, value: float) -> float:
     """``value`` as a float in (0, 1). Raises ValueError."""
     number = _number(name, value)
@@ -32,15 +48,59 @@ def fraction(name: str, value: float) -> float:
     return number
 
 
-def integer(name: str, value: int, least: int) -> int:
-    """``value`` as an int >= ``least``. Raises ValueError."""
+def integer(name: str, value: int, least: int, most: int = MOST) -> int:
+    """``value`` as an int in [least, most]. Raises ValueError."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
         number = None
     if number is None or number < least:
         raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
+    if number > most:
+        raise ValueError(f"{name} must be an integer of at most {most}, not {value!r}")
     return number
+
+
+def fits(name: str, *sizes: int, most: int = 2**34) -> None:
+    """Refuses a tensor of more than ``most`` numbers before it is asked for. Raises ValueError."""
+    if math.prod(sizes) > most:
+        raise ValueError(
+            f"{name} would hold {' x '.join(map(str, sizes))} numbers, more than {most}; ask for less"
+        )
+
+
+T = TypeVar("T")
+
+
+def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T:
+    """``value``, if it is of one of these types. Raises TypeError."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise TypeError(f"{name} must be a {' or '.join(k.__name__ for k in kinds)}, not {type(value).__name__}")
+    return value
+
+
+def function(name: str, value: object) -> Callable[..., Any]:
+    """``value``, if it can be called. Raises TypeError."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, not {type(value).__name__}")
+    return value
+
+
+def device(name: str, value: torch.device | str) -> torch.device:
+    """``value`` as a device that exists here. Raises TypeError, ValueError."""
+    if not isinstance(value, torch.device | str):
+        raise TypeError(f"{name} must be a torch.device or a string such as 'cpu', not {type(value).__name__}")
+    try:
+        found = torch.device(value)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"{name} must be a device of this machine such as 'cpu' or 'cuda:0', not {value!r}"
+        ) from error
+    if found.type == "meta":
+        raise ValueError(f"{name} must hold data, not be 'meta'")
+    return found
 
 
 def matrix(name: str, value: Tensor) -> Tensor:
@@ -61,34 +121,48 @@ def floating(name: str, value: Tensor) -> Tensor:
 
 def real(name: str, value: Tensor) -> Tensor:
     """``value`` as a real floating tensor (integers become float64), its entries unread. Raises TypeError."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+    value = dense(name, value)
     if value.is_complex():
         raise TypeError(f"{name} must be real, not {value.dtype}")
-    if value.layout != torch.strided or value.device.type == "meta":
-        raise TypeError(f"{name} must be a dense tensor with data; call .to_dense() or materialise it first")
     return value if value.is_floating_point() else value.to(torch.float64)
+
+
+def dense(name: str, value: Tensor) -> Tensor:
+    """``value``, if it is a strided tensor with data, of a type that torch computes with. Raises TypeError."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+    if value.layout != torch.strided or value.device.type == "meta" or value.is_nested:
+        raise TypeError(f"{name} must be a dense tensor with data; call .to_dense() or materialise it first")
+    if value.dtype not in FLOATS + INTEGERS + (torch.bool, torch.complex64, torch.complex128):
+        raise TypeError(
+            f"{name} must be of a type that torch computes with, not {value.dtype}; call .to(torch.float64)"
+        )
+    return value
 
 
 def indices(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` as int64 entries in [0, k). Raises TypeError, ValueError."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise TypeError(f"{name} must be an integer tensor, not {value.dtype}")
-    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them
-        raise TypeError(
-            f"{name} must be a signed integer or uint8 tensor, not {value.dtype}; call .to(torch.int64)"
-        )
+    value = _whole(name, value)
     if value.numel() and not (0 <= int(value.min()) and int(value.max()) < k):
         raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
     return value.to(torch.int64)
 
 
-def counts(name: str, value: Tensor, k: int) -> Tensor:
-    """``value`` as int64 counts of shape (k,), each >= 0. Raises TypeError, ValueError."""
+def _whole(name: str, value: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them
+        raise TypeError(
+            f"{name} must be a signed integer or uint8 tensor, not {value.dtype}; call .to(torch.int64)"
+        )
+    if dense(name, value).dtype not in INTEGERS:
+        raise TypeError(f"{name} must be an integer tensor, not {value.dtype}")
+    return value
+
+
+def counts(name: str, value: Tensor, k: int) -> Tensor:
+    """``value`` as int64 counts of shape (k,), each >= 0. Raises TypeError, ValueError."""
+    value = dense(name, value)
     if value.shape != (k,):
         raise ValueError(f"{name} must have shape ({k},), one count for each type, not {tuple(value.shape)}")
     if value.is_complex() or value.dtype == torch.bool:
@@ -97,6 +171,8 @@ def counts(name: str, value: Tensor, k: int) -> Tensor:
         raise ValueError(f"{name} must hold whole numbers of users")
     if (value < 0).any():
         raise ValueError(f"{name} must hold no negative counts")
+    if value.sum(dtype=torch.float64) > MOST:
+        raise ValueError(f"{name} must add up to at most {MOST} users")
     return value.to(torch.int64)
 
 
