@@ -348,11 +348,18 @@ def test_what_would_repeat_a_step_is_refused_in_words(record):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_noise_is_the_same_noise():
-    noise = make(BANDED)
-    step = torch.compile(lambda total: 2 * noise(2 * total), backend="eager")
+def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
+    noise, operations = make(BANDED), set()
+
+    def backend(graph, _):
+        operations.update(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    torch._dynamo.reset()
+    step = torch.compile(lambda total: 2 * noise(2 * total), backend=backend)
     outputs = torch.stack([step(torch.zeros(SIZE).double()) for _ in range(STEPS)])
     assert torch.equal(outputs, 2 * run(make(BANDED)))
+    assert operations == {"<built-in function mul>"}
 
 
 def test_after_the_last_step():

@@ -127,8 +127,6 @@ class CorrelatedNoise(nn.Module):
         """From a state dict: where the step is not this one's, no noise is drawn before ``load_secret_state``."""
         self._stream.expect(checks.integer("step", state["step"], 0))
 
-    @torch.compiler.disable
-    @torch.no_grad()
     def forward(self, total: Tensor) -> Tensor:
         """The next private sum: (size,) -> (size,), in the noise's dtype; ``step`` goes up by one.
 
@@ -136,6 +134,12 @@ class CorrelatedNoise(nn.Module):
         another shape or device or on entries that are not finite, and RuntimeError after the last step, before any
         noise is spent.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self._next)(total)
+        return self._next(total)
+
+    @torch.no_grad()
+    def _next(self, total: Tensor) -> Tensor:
         size, device = self._stream.size, self._stream.device
         if not isinstance(total, Tensor) or total.shape != (size,):
             raise ValueError(f"total must be a tensor of shape ({size},), one flat gradient")
