@@ -78,7 +78,7 @@ def interval(
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be."""
     below, above = error.reach(quantile(level))
-    return (value - below).clamp(*limits), (value + above).clamp(*limits)
+    return (value - below).clamp(*limits).to(value), (value + above).clamp(*limits).to(value)
 
 
 def distance(value: Tensor, error: ErrorParts) -> Tensor:
