@@ -224,3 +224,15 @@ def test_a_gap_that_is_not_reached_is_reported():
     with pytest.warns(RuntimeWarning, match="certified gap"):
         found = approximate(workloads.all_ranges(8), 0.3, tol=1e-6, max_iterations=10)
     assert found.certificate.lower <= found.certificate.upper and found.certificate.gap > 1e-6
+
+
+@pytest.mark.parametrize(
+    "value", [-1, math.nan, -math.inf, math.inf, True, "1", torch.tensor([0.1, -1.0]), torch.ones(3)]
+)
+def test_the_evaluators_refuse_what_the_solvers_refuse(value):
+    W, ones = workloads.prefix(4).dense().expand(2, 4, 4), torch.ones(4)
+    for judge, name in (certify_approximate, "alpha"), (certify_zeta, "price"):
+        with pytest.raises((ValueError, TypeError), match=name):
+            judge(W, value, W, torch.eye(4), W, ones, ones)
+    with pytest.raises(ValueError, match="price"):
+        certify_zeta(W, 0, W, torch.eye(4), W, ones, ones)

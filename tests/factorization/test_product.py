@@ -104,7 +104,7 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     )
     assert 0 < dense.residual <= product.residual
     assert product.residual > 2 * half.residual * half.residual  # the product of the residuals is not a bound
-    infinite = Certificate(torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf))
+    infinite = Certificate(torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf), rounding=0.0)
     assert combine.kronecker([infinite, half]).upper == combine.kronecker([half, infinite]).residual == math.inf
     blocks = combine.block_diagonal([infinite, half], 3)
     assert blocks.upper == blocks.residual == math.inf and float(blocks.lower) == pytest.approx(2 ** (1 / 3))

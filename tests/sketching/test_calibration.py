@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import special, stats
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
@@ -328,7 +329,7 @@ def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
     mean = float(direction @ (2 * BOUND * sketch.dense()[:, i]))
 
     def z_score(part):
-        sums = noise.collect(sketch, torch.zeros(12, draws).double(), generator=generator(10)) / math.sqrt(2)
+        sums = noise.collect(sketch, torch.zeros(12, draws).double(), noise=SeededNoise(10)) / math.sqrt(2)
         loss = part * (direction @ sums) / part**2 + mean / part**2 / 2
         gain = (1 - (epsilon - loss).exp()).clamp_min(0)
         return (float(gain.mean()) - delta) / (float(gain.std()) / math.sqrt(draws))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta
 from torchdp.sketching import (
     FrequencyMoments,
@@ -62,12 +63,12 @@ def test_guarantee_shared_noise_honest_clients_alone_make_the_whole(kind):
     budget = (2.0, 0.01) if kind is SharedGaussian else (2.0,)
     noise = kind(10, 1.0, *budget, corrupt=3)
     honest = torch.stack(
-        [noise.add_share(torch.zeros(7, 40), generator=generator(s)).sum(0) for s in range(500)]
+        [noise.add_share(torch.zeros(7, 40), noise=SeededNoise(s)).sum(0) for s in range(500)]
     ).flatten()
     law = stats.norm(0, noise.sigma) if kind is SharedGaussian else stats.laplace(0, noise.scale)
     assert stats.kstest(honest.numpy(), law.cdf).pvalue > ALPHA
     fewer = torch.stack(
-        [noise.add_share(torch.zeros(5, 40), generator=generator(s)).sum(0) for s in range(500)]
+        [noise.add_share(torch.zeros(5, 40), noise=SeededNoise(s)).sum(0) for s in range(500)]
     ).flatten()
     assert stats.kstest(fewer.numpy(), law.cdf).pvalue < ALPHA
 
@@ -77,12 +78,12 @@ def test_guarantee_shared_noise_honest_clients_alone_make_the_whole(kind):
 def test_summed_shares_and_the_aggregate_have_one_law(kind, n):
     budget = (2.0, 0.01) if kind is SharedGaussian else (2.0,)
     noise = kind(n, 1.0, *budget, corrupt=n // 2)
-    single = torch.stack([noise.add_share(torch.zeros(n, 30), generator=generator(s)).sum(0) for s in range(300)])
-    together = noise.add_sum(torch.zeros(30), generator=generator(1), sample_shape=(1000,))
+    single = torch.stack([noise.add_share(torch.zeros(n, 30), noise=SeededNoise(s)).sum(0) for s in range(300)])
+    together = noise.add_sum(torch.zeros(30), noise=SeededNoise(1), sample_shape=(1000,))
     assert stats.ks_2samp(single.flatten().numpy(), together.flatten().numpy()).pvalue > ALPHA
     assert float(together.std()) == pytest.approx(noise.level, rel=0.03)
     other = kind(n, 1.3, *budget, corrupt=n // 2).add_sum(
-        torch.zeros(30), generator=generator(1), sample_shape=(1000,)
+        torch.zeros(30), noise=SeededNoise(1), sample_shape=(1000,)
     )
     assert stats.ks_2samp(single.flatten().numpy(), other.flatten().numpy()).pvalue < ALPHA
 
@@ -92,7 +93,7 @@ def test_moments_are_unbiased_with_the_stated_error_whatever_n(delta):
     for n in (1, 50_000):
         x = torch.rand(n, dtype=torch.float64, generator=generator(n)) * 4 - 2
         release = FrequencyMoments(n, 2.0, (1.0, 3.0), 1.0, delta)
-        found = release.estimate(x, generator=generator(2), sample_shape=(20000,))
+        found = release.estimate(x, noise=SeededNoise(2), sample_shape=(20000,))
         truth = torch.stack([x.abs().sum(), x.abs().pow(3).sum()])
         z = (found - truth).mean(0) / (release.standard_error / math.sqrt(20000))
         assert float(z.abs().max()) < 5
@@ -106,7 +107,7 @@ def test_moments_are_unbiased_with_the_stated_error_whatever_n(delta):
 def test_histograms_add_up_and_have_the_stated_error(delta):
     counts = torch.tensor([0, 1, 3, 96])
     histogram = SecureHistogram(100, 4, 1.0, delta, corrupt=20)
-    found = histogram.estimate(counts, generator=generator(3), sample_shape=(20000,))
+    found = histogram.estimate(counts, noise=SeededNoise(3), sample_shape=(20000,))
     torch.testing.assert_close(found.sum(-1), torch.full((20000,), 100.0).double())
     z = (found - counts).mean(0) / (histogram.standard_error / math.sqrt(20000))
     assert float(z.abs().max()) < 5
@@ -114,9 +115,7 @@ def test_histograms_add_up_and_have_the_stated_error(delta):
     assert float(rmse) == pytest.approx(histogram.standard_error, rel=0.03)
     assert histogram.standard_error < histogram.noise.level
     x = torch.arange(4).repeat_interleave(counts)
-    sent = torch.stack(
-        [histogram.decode(histogram.messages(x, generator=generator(s)).sum(0)) for s in range(300)]
-    )
+    sent = torch.stack([histogram.decode(histogram.messages(x, noise=SeededNoise(s)).sum(0)) for s in range(300)])
     assert stats.ks_2samp(sent[:, 1].numpy(), found[:, 1].numpy()).pvalue > ALPHA
 
 
@@ -141,8 +140,8 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="corrupt must be less"):
         SecureHistogram(10, 3, 1.0, corrupt=10)
     with pytest.raises(ValueError, match="add up to the 10"):
-        SecureHistogram(10, 3, 1.0).estimate(torch.tensor([1, 2, 3]), generator=generator())
+        SecureHistogram(10, 3, 1.0).estimate(torch.tensor([1, 2, 3]), noise=SeededNoise(0))
     with pytest.raises(ValueError, match=r"x must have shape \(10,\)"):
-        FrequencyMoments(10, 1.0, (1.0,), 1.0).estimate(torch.zeros(3), generator=generator())
+        FrequencyMoments(10, 1.0, (1.0,), 1.0).estimate(torch.zeros(3), noise=SeededNoise(0))
     with pytest.raises(ValueError, match="NaN"):
-        FrequencyMoments(1, 1.0, (1.0,), 1.0).estimate(torch.tensor([math.nan]), generator=generator())
+        FrequencyMoments(1, 1.0, (1.0,), 1.0).estimate(torch.tensor([math.nan]), noise=SeededNoise(0))

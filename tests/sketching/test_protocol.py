@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from torchdp.kernels.chacha import generator_key, system_key
 from torchdp.kernels.secure_sketch.reference import normals
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
@@ -18,12 +18,11 @@ from torchdp.sketching import (
     add_rows,
     balanced_osnap,
     count_sketch,
-    generator_masks,
     ones,
     osnap,
     share,
-    system_masks,
 )
+from torchdp.sketching import protocol as module
 
 
 def generator(seed=0):
@@ -45,7 +44,7 @@ def protocol(n=60, m=6, s=2, d=3, **settings):
 @pytest.mark.parametrize("servers", [2, 5])
 def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
     p, A = protocol(bits=bits, servers=servers), rows(60, 3)
-    words = p.messages(A, generator=generator(1))
+    words = p.messages(A, noise=SeededNoise(1))
     assert words.shape == (2, 60, 3) and words.dtype == p.ring.dtype
     total = [[0] * 3 for _ in range(6)]
     for c in range(2):
@@ -55,61 +54,68 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
     limit = 2 ** (bits - 1)
     assert all(-limit <= v < limit for row in total for v in row)  # nothing wrapped around
     expected = torch.tensor(total, dtype=torch.float64) / p.ring.scale / math.sqrt(2)
-    for masks in (system_masks, generator_masks(generator(9))):
-        assert torch.equal(p.release(A, generator=generator(1), masks=masks), expected)
+    assert torch.equal(p.release(A, noise=SeededNoise(1)), expected)
 
 
 def test_messages_are_signed_truncated_values_plus_rounded_noise():
-    p, A, key = protocol(fraction_bits=20), rows(60, 3), generator_key(generator(1))
+    p, A, key = protocol(fraction_bits=20), rows(60, 3), SeededNoise(1).words((4,)).view(torch.int32)
     noise = (
         normals(key, 0, 360).view(60, 2, 3).transpose(0, 1) * p.sigma[p.sketch.rows][..., None]
     )  # client by client
     expected = p.sketch.signs[..., None] * ((A * 2**20).trunc() + (noise * 2**20).round()).long()
-    words = p.keyed_messages(A, key=key)
+    words = p.messages(A, noise=SeededNoise(1))
     assert words.shape == (2, 60, 3) and torch.equal(words, expected)
-    assert torch.equal(p.messages(A, generator=generator(1)), expected)
-    one = p.keyed_messages(A[7:8], 7, key=key)
-    assert torch.equal(one, expected[:, 7:8])
+    assert torch.equal(p.messages(A[7:8], 7, noise=SeededNoise(1)), expected[:, 7:8])
+
+
+def test_the_parts_of_all_messages_are_those_of_one_key(monkeypatch):
+    p, A = protocol(), rows(60, 3)
+    monkeypatch.setattr(module, "WORDS_AT_ONCE", 6 * 17)  # 17 clients at a time
+    parts = list(p.speak(A, noise=SeededNoise(1)))
+    assert [first for first, _ in parts] == [0, 17, 34, 51]
+    assert torch.equal(torch.cat([words for _, words in parts], 1), p.messages(A, noise=SeededNoise(1)))
+    assert torch.equal(p.release(A, noise=SeededNoise(1)), p.reveal(p.collect(A, noise=SeededNoise(1))))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_gpu_collects_the_same_integers(bits):
-    here, A, key = protocol(n=600, bits=bits, fraction_bits=16), rows(600, 3), generator_key(generator(3))
+    here, A = protocol(n=600, bits=bits, fraction_bits=16), rows(600, 3)
     sketch = Sketch(here.sketch.rows.cuda(), here.sketch.signs.cuda(), here.sketch.height)
     there = replace(here, sketch=sketch)
-    assert torch.equal(there.collect(A.cuda(), key=key.cuda()).cpu(), here.collect(A, key=key))
-    assert torch.equal(there.keyed_messages(A.cuda(), key=key.cuda()).cpu(), here.keyed_messages(A, key=key))
+    for verb in ("collect", "messages"):
+        remote = getattr(there, verb)(A.cuda(), noise=SeededNoise(3, "cuda"))
+        assert torch.equal(remote.cpu(), getattr(here, verb)(A, noise=SeededNoise(3)))
 
 
 def test_large_numbers_and_small_noise_add_up_without_rounding():
     p = SecureSketch(ones(3), 1, 1.0, 1.0, 1e-6, sensitivity=1e-6, fraction_bits=58)
     A = torch.tensor([[1 - 2.0**-40], [-1 + 2.0**-40], [2.0**-40]], dtype=torch.float64)
-    words = p.keyed_messages(A, key=generator_key(generator(1)))
-    units = normals(generator_key(generator(1)), 0, 3) * p.sigma * p.ring.scale
+    words = p.messages(A, noise=SeededNoise(1))
+    units = normals(SeededNoise(1).words((4,)).view(torch.int32), 0, 3) * p.sigma * p.ring.scale
     assert torch.equal(words[0, :, 0], (A[:, 0] * 2.0**58).long() + units.round().long())
 
 
 @pytest.mark.parametrize(("bits", "servers", "copies"), [(32, 2, 1), (64, 3, 2), (32, 4, 3)])
-def test_guarantee_collected_sums_are_the_keyed_messages_shared_out(bits, servers, copies):
-    p, A, key = protocol(bits=bits, servers=servers, s=copies), rows(60, 3), generator_key(generator(3))
-    sums = p.collect(A, key=key)
+def test_guarantee_collected_sums_are_the_messages_shared_out(bits, servers, copies):
+    p, A = protocol(bits=bits, servers=servers, s=copies), rows(60, 3)
+    sums = p.collect(A, noise=SeededNoise(3))
     assert sums.shape == (servers, 6, 3) and sums.dtype == p.ring.dtype
-    shares = share(p.keyed_messages(A, key=key), servers, masks=system_masks)
+    shares = share(p.messages(A, noise=SeededNoise(3)), servers)
     direct = add_rows(torch.zeros_like(sums), p.sketch.rows, shares)
     assert torch.equal(p.reveal(sums), p.reveal(direct)) and not torch.equal(sums, direct)  # other masks
-    other = p.collect(A.flip(0), key=key)
+    other = p.collect(A.flip(0), noise=SeededNoise(3))
     assert torch.equal(other[:-1], sums[:-1]) and not torch.equal(other[-1], sums[-1])  # the masks know no data
-    assert torch.equal(p.release(A, generator=generator(3), masks=system_masks), p.reveal(sums))
-    again = p.collect(A, key=system_key())
-    assert not torch.equal(p.reveal(again), p.reveal(sums))
+    assert torch.equal(p.release(A, noise=SeededNoise(3)), p.reveal(sums))
+    for verb in (p.collect, p.messages, p.release):  # without a seed nothing is repeated
+        assert not torch.equal(verb(A), verb(A))
 
 
 @pytest.mark.parametrize(("bits", "sensitivity"), [(32, 2.0), (64, 1e-6)])
 def test_the_fullest_sums_do_not_wrap_and_one_bit_more_is_refused(bits, sensitivity):
     n, settings = 300, {"bits": bits, "sensitivity": sensitivity}
     p = SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings)
-    total = p.release(torch.ones(n, 1), generator=generator(2), masks=system_masks)
+    total = p.release(torch.ones(n, 1), noise=SeededNoise(2))
     assert abs(float(total) - n) < 6 * float(p.noise_variance.sqrt())
     finest = p.ring.fraction_bits
     assert SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings, fraction_bits=finest).ring == p.ring
@@ -122,7 +128,7 @@ def test_the_fullest_sums_do_not_wrap_and_one_bit_more_is_refused(bits, sensitiv
 def test_every_unit_of_the_grid_can_be_hit_by_float64_noise():
     p = SecureSketch(ones(4000), 1, 1.0, 1.0, 1e-6)
     assert 2**39 < float(p.sigma) * p.ring.scale <= 2**40
-    words = p.messages(torch.zeros(4000, 1), generator=generator(3))
+    words = p.messages(torch.zeros(4000, 1), noise=SeededNoise(3))
     for bit in range(8):
         assert abs(float(((words >> bit) & 1).double().mean()) - 0.5) < 4 / math.sqrt(4 * 4000)
     with pytest.raises(ValueError, match="gaps"):
@@ -173,8 +179,8 @@ def test_noise_of_both_paths_has_the_predicted_variance(s):
     p, A = SecureSketch(sketch, d, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(7)), rows(n, d)
     exact = sketch.apply(A)
     for release in (
-        p.release(A, generator=generator(3), masks=system_masks),
-        p.reveal(p.collect(A, key=generator_key(generator(4)))),
+        p.release(A, noise=SeededNoise(3)),
+        p.reveal(p.collect(A, noise=SeededNoise(4))),
         p.sample(A, generator=generator(3)),
     ):
         z = (release - exact) / p.noise_variance.sqrt()[:, None]
@@ -189,7 +195,7 @@ def test_messages_and_sums_drawn_at_once_have_one_law():
     )  # 1, 0, 3, 0, 2 clients
     p = SecureSketch(sketch, 1000, 1.0, 1.0, 1e-3)
     A = rows(6, 1000)
-    messages = torch.cat([p.release(A, generator=generator(k), masks=system_masks) for k in range(3)], 1)
+    messages = torch.cat([p.release(A, noise=SeededNoise(k)) for k in range(3)], 1)
     at_once = p.sample(A, generator=generator(50), sample_shape=(3,)).transpose(0, 1).flatten(1)
     assert messages.dtype == at_once.dtype == torch.float64
     centre = sketch.apply(A).repeat(1, 3)
@@ -210,7 +216,7 @@ def test_a_grid_too_coarse_for_sums_drawn_at_once_is_refused():
     p = protocol(fraction_bits=2)
     with pytest.raises(ValueError, match="too coarse"):
         p.sample(rows(60, 3), generator=generator())
-    assert p.release(rows(60, 3), generator=generator(), masks=system_masks).shape == (6, 3)
+    assert p.release(rows(60, 3), noise=SeededNoise(0)).shape == (6, 3)
 
 
 BAD = {
@@ -224,13 +230,25 @@ BAD = {
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_data_are_refused_before_any_noise_is_drawn(message):
-    p, random = protocol(), generator(4)
-    before = random.get_state()
-    for action in (p.sample, lambda A, generator: p.release(A, generator=generator, masks=system_masks)):
+    p, random, own = protocol(), generator(4), SeededNoise(4)
+    before, calls = random.get_state(), [(p.sample, {"generator": random})]
+    calls += [(verb, {"noise": own}) for verb in (p.release, p.collect, p.speak)]
+    for verb, source in calls:
         with pytest.raises(ValueError, match=message) as error:
-            action(BAD[message](rows(60, 3)), generator=random)
+            verb(BAD[message](rows(60, 3)), **source)
         assert "tensor(" not in str(error.value)
-        assert torch.equal(random.get_state(), before)
+    assert torch.equal(random.get_state(), before)
+    assert torch.equal(own.words((4,)), SeededNoise(4).words((4,)))
+
+
+def test_public_and_private_randomness_do_not_mix():
+    p, A = protocol(), rows(60, 3)
+    for verb in (p.messages, p.speak, p.collect, p.release):
+        with pytest.raises(TypeError, match="never what hides a user"):
+            verb(A, noise=generator())
+    for call in (lambda g: p.sample(A, generator=g), lambda g: osnap(9, 3, 1, generator=g)):
+        with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
+            call(SeededNoise(1))
 
 
 def test_rows_clipped_in_double_precision_pass():
@@ -267,12 +285,9 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"one .* for each server"):
         p.reveal(torch.zeros(2, 6, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="beyond the 60 clients"):
-        p.messages(rows(60, 3), 1, generator=generator())
+        p.messages(rows(60, 3), 1, noise=SeededNoise(0))
     with pytest.raises(ValueError, match="nonce"):
         p.session(b"short")
-    for action in (p.collect, p.keyed_messages):
-        with pytest.raises(TypeError, match=r"system_key"):
-            action(rows(60, 3), key=bytes(32))
 
 
 def test_a_known_smaller_sensitivity_means_less_noise():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.sketching import (
     AdaptiveCoalition,
     FrameError,
@@ -15,11 +16,9 @@ from torchdp.sketching import (
     Server,
     balanced_osnap,
     client_frames,
-    generator_masks,
     ones,
     reveal_frames,
     share,
-    system_masks,
 )
 from torchdp.sketching.frames import (
     HEADER_BYTES,
@@ -53,8 +52,8 @@ class Run:
         names = ["clients", "analyst", *(f"server {k}" for k in range(p.servers))]
         self.links = {name: Links.derived(secret, name, p.servers) for name in names}
         self.A = torch.full((p.sketch.clients, p.columns), 0.1)
-        words = p.messages(self.A, generator=generator(1))
-        shares = share(words, p.servers, masks=generator_masks(generator(2)))
+        words = p.messages(self.A, noise=SeededNoise(1))
+        shares = share(words, p.servers, noise=SeededNoise(2))
         inbound = [self.links["clients"][f"server {k}"] for k in range(p.servers)]
         self.frames = [
             client_frames(p, self.session, shares[:, :, i : i + 1], i, inbound) for i in range(p.sketch.clients)
@@ -87,7 +86,7 @@ def agreed(servers):
 def test_frames_give_the_bits_of_the_protocol_in_one_process():
     for settings in ({}, {"bits": 32}, {"servers": 2}):
         run = Run(protocol(**settings))
-        expected = run.protocol.release(run.A, generator=generator(1), masks=system_masks)
+        expected = run.protocol.release(run.A, noise=SeededNoise(1))
         assert torch.equal(run.release(run.fed()), expected)
 
 
@@ -159,7 +158,7 @@ def test_the_attacked_session_then_gives_the_right_result():
                 with pytest.raises(FrameError):
                     servers[k].receive(wrong)
             servers[k].receive(frame)
-    expected = run.protocol.release(run.A, generator=generator(1), masks=system_masks)
+    expected = run.protocol.release(run.A, noise=SeededNoise(1))
     assert torch.equal(run.release(servers), expected)
 
 
@@ -168,7 +167,7 @@ def test_clients_who_reached_only_some_servers_are_left_out_everywhere():
     gone = torch.zeros(24, dtype=torch.bool)
     gone[[2, 11, 20]] = True
     servers = run.fed(without={(2, 0), (11, 1), (11, 2), (20, 0), (20, 1), (20, 2)})
-    words = run.protocol.messages(run.A, generator=generator(1))
+    words = run.protocol.messages(run.A, noise=SeededNoise(1))
     words[:, gone] = 0
     sums = torch.zeros(4, 3, dtype=torch.int64).index_add_(
         0, run.protocol.sketch.rows.flatten(), words.flatten(0, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.approximate_certificate import certify_approximate, certify_zeta
+from torchdp.factorization.approximate_certificate import amounts, certify_approximate, certify_zeta
 from torchdp.factorization.certificate import Certificate
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
@@ -40,8 +40,8 @@ class ApproximateFactorization:
 
     @property
     def norm(self) -> Tensor:
-        """Largest row norm of left * largest column norm of right, (*batch)."""
-        return self.left.norm(dim=-1).amax(-1) * self.right.norm(dim=-2).amax(-1)
+        """Largest row norm of left * largest column norm of right, (*batch), float64."""
+        return self.left.double().norm(dim=-1).amax(-1) * self.right.double().norm(dim=-2).amax(-1)
 
 
 def approximate(
@@ -64,7 +64,7 @@ def approximate(
     Glowinski, Marroco (1975) and Gabay, Mercier (1976).
     """
     given, dense, batch, tol, max_iterations = prepare(W, tol, max_iterations)
-    alpha = _amounts("alpha", alpha, dense)
+    alpha = amounts("alpha", alpha, dense)
     batch = torch.broadcast_shapes(batch, alpha.shape)
     alpha = alpha.expand(batch)
     size = _size(dense)
@@ -87,7 +87,7 @@ def priced(
     Source: as :func:`zeta`.
     """
     given, dense, batch, tol, max_iterations = prepare(W, tol, max_iterations)
-    price = _amounts("price", price, dense)
+    price = amounts("price", price, dense)
     if bool((price == 0).any()):
         raise ValueError("price must be > 0: at 0 every matrix is approximated by 0")
     batch = torch.broadcast_shapes(batch, price.shape)
@@ -158,22 +158,6 @@ def prepare(
     given = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach()
     tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
     return given, given.double(), given.shape[:-2], tol, max_iterations
-
-
-def _amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
-    """A number, or a tensor of numbers for the batch, in float64 on W's device."""
-    if not isinstance(value, Tensor):
-        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64)
-    value = checks.floating(name, value).detach().to(W.device, torch.float64)
-    if bool((value < 0).any()):
-        raise ValueError(f"{name} must hold no negative numbers")
-    try:
-        torch.broadcast_shapes(value.shape, W.shape[:-2])
-    except RuntimeError as error:
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
-        ) from error
-    return value
 
 
 def _size(W: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from torchdp import checks
 from torchdp.factorization.acceleration import History
 from torchdp.factorization.certificate import (
     Certificate,
-    _or_infinite,
     _row_norm,
     _weights,
+    allowance,
     check_exponent,
     fitting,
+    or_infinite,
 )
 from torchdp.factorization.fixed_point import power_norm
 from torchdp.factorization.orthogonal_columns import orthogonal_columns
@@ -140,14 +141,16 @@ def certify_epochs(
     )
     weights = _weights("row_weights", weights, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
     missing, epochs = W - left @ right, -(-n // period)
-    upper = _row_norm(left, p) * _sensitivity(right, period) + _row_norm(missing, p) * math.sqrt(epochs)
+    upper = or_infinite(
+        _row_norm(left, p) * _sensitivity(right, period) + _row_norm(missing, p) * math.sqrt(epochs)
+    )
     size, largest = float(W.abs().max()) or 1.0, float(directions.abs().max()) or 1.0
     W, directions = W / size, directions / largest
     Y = torch.cat([W[:, i::period] @ directions[i::period] for i in range(min(period, n))], 1)
     norm = torch.stack([directions[i::period].square().sum(1).max() for i in range(min(period, n))]).sum().sqrt()
     trace = torch.linalg.svdvals(weights.sqrt()[:, None] * Y).sum()
     lower = torch.where(norm > 0, trace / norm, 0.0) * size
-    return Certificate(_or_infinite(upper), lower, _or_infinite(missing.abs().max()))
+    return Certificate(upper, lower, or_infinite(missing.abs().max()), rounding=allowance(upper, m + n + r + k))
 
 
 def _solve(

@@ -20,6 +20,7 @@ PATIENCE = 6  # rounds without a better bound
 SHARE = 0.25  # of tol: what the solver may lose on the points it has
 ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rounds
 ROUNDING, TINY = 1e-13, 1e-300  # a norm below this share of the largest coordinate is 0
+RELATIVE = 1e-10  # of the norm: what the two bounds may lose to float64
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
             best, holder = latest, proposal
         if bound > lower:
             lower, dual = bound, proposal
-    certificate = Certificate(*(start.new_tensor(value) for value in (best.upper, lower, best.residual)))
+    bounds = (start.new_tensor(value) for value in (best.upper, lower, best.residual))
+    certificate = Certificate(*bounds, rounding=rounding + RELATIVE * best.upper)
     if domain.factor == 1 and not best.upper <= lower * (1 + tol) + rounding:
         warnings.warn(
             f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {tol:.2e}; raise tol",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
@@ -99,7 +100,7 @@ class ShuffledForm(AggregateProtocol):
         for some in types.split(max(1, 2**22 // len(self.widths))):
             q = self.probabilities[some]
             bits = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator) < q
-            total += self.sums.collect(bits, generator=generator)
+            total += self.sums.collect(bits, noise=SeededNoise.of(generator))
         return (total,)
 
     def collect_histogram(

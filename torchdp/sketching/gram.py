@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model
 from torchdp.sketching.errors import NUMBERS_AT_ONCE, SecondMoments, checked, joined
 from torchdp.sketching.second_moment_noise import NoisyMoments, symmetric, triangle, vectorized
@@ -92,14 +93,14 @@ class GramRelease:
         x, y = self._clipped(A, labels)
         return vectorized(x) if y is None else torch.cat([vectorized(x), self.weight * y[:, None] * x], 1)
 
-    def messages(self, A: Tensor, labels: Tensor | None = None, *, generator: torch.Generator) -> Tensor:
+    def messages(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> Tensor:
         """What these clients send, in the clear: encodings with each one's share of the noise, (n, words).
 
         Raises TypeError, ValueError.
         """
-        return self.noise.add_share(self.encode(A, labels), generator=generator)
+        return self.noise.add_share(self.encode(A, labels), noise=noise)
 
-    def collect(self, A: Tensor, labels: Tensor | None = None, *, generator: torch.Generator) -> NoisyMoments:
+    def collect(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> NoisyMoments:
         """The release from the messages of all n clients, made and added part by part.
 
         Raises TypeError, ValueError.
@@ -108,9 +109,10 @@ class GramRelease:
         if len(rows) != self.clients:
             raise ValueError(f"A must hold a row for each of the {self.clients} clients, not {len(rows)}")
         total = torch.zeros(self.words, dtype=torch.float64, device=rows.device)
+        noise = source(noise, rows.device)
         for part in rows.split(max(1, NUMBERS_AT_ONCE // self.words)):
             x, y = part[:, : self.columns], None if self.label_bound is None else part[:, -1]
-            total += self.messages(x, y, generator=generator).sum(0)
+            total += self.messages(x, y, noise=noise).sum(0)
         return self.decode(total)
 
     def decode(self, total: Tensor) -> NoisyMoments:
@@ -126,7 +128,7 @@ class GramRelease:
         return NoisyMoments(symmetric(total[..., :split], self.columns), cross, *levels)
 
     def release(
-        self, moments: SecondMoments, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
     ) -> NoisyMoments:
         """The release for rows of these moments, in law that of ``collect``, whatever n: O(d^2) a repetition.
 
@@ -137,7 +139,7 @@ class GramRelease:
         total = moments.matrix[i, j] * torch.where(i == j, 1.0, math.sqrt(2)).double()
         if self.label_bound is not None:
             total = torch.cat([total, self.weight * moments.cross])
-        return self.decode(self.noise.add_sum(total, generator=generator, sample_shape=sample_shape))
+        return self.decode(self.noise.add_sum(total, noise=noise, sample_shape=sample_shape))
 
     def _clipped(self, A: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         rows = self._rows(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.sketching.errors import NUMBERS_AT_ONCE
 from torchdp.sketching.shared_noise import SharedGaussian, SharedLaplace
@@ -66,16 +67,16 @@ class FrequencyMoments:
             raise ValueError(f"x must have shape (n,), one value for each client, not {tuple(x.shape)}")
         return (x.abs() / self.bound).clamp_max(1)[:, None] ** x.new_tensor(self.orders)
 
-    def messages(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+    def messages(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
         """What clients with these values send, in the clear: (n, r), float64."""
-        return self.noise.add_share(self.encode(x), generator=generator)
+        return self.noise.add_share(self.encode(x), noise=noise)
 
     def decode(self, total: Tensor) -> Tensor:
         """The moments from the sum of the messages: (*batch, r) -> (*batch, r), unbiased."""
         total = checks.floating("total", total).double()
         return total * self._scales(total.device)
 
-    def estimate(self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def estimate(self, x: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
         """Private moments of n values: (*sample_shape, r); the law of summed messages, the noise drawn at once."""
         if checks.floating("x", x).shape != (self.clients,):
             raise ValueError(
@@ -83,7 +84,7 @@ class FrequencyMoments:
             )
         parts = x.split(max(1, NUMBERS_AT_ONCE // len(self.orders)))
         total = torch.stack([self.encode(part).sum(0) for part in parts]).sum(0)
-        return self.decode(self.noise.add_sum(total, generator=generator, sample_shape=sample_shape))
+        return self.decode(self.noise.add_sum(total, noise=noise, sample_shape=sample_shape))
 
     def _scales(self, device: torch.device | str) -> Tensor:
         return self.bound ** torch.tensor(self.orders, dtype=torch.float64, device=device)
@@ -126,10 +127,10 @@ class SecureHistogram:
         """Root mean squared error of each count, whatever the counts and n."""
         return self.noise.level * math.sqrt(1 - 1 / self.types)
 
-    def messages(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+    def messages(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
         """What clients of types x in [0, k) send, in the clear: (n,) -> (n, k), float64."""
         x = checks.indices("x", x, self.types)
-        return self.noise.add_share(torch.nn.functional.one_hot(x, self.types).double(), generator=generator)
+        return self.noise.add_share(torch.nn.functional.one_hot(x, self.types).double(), noise=noise)
 
     def decode(self, total: Tensor) -> Tensor:
         """The counts from the sum of the messages: (*batch, k) -> (*batch, k), unbiased, adding up to n."""
@@ -138,7 +139,7 @@ class SecureHistogram:
             raise ValueError(f"total must have shape (..., {self.types}), not {tuple(total.shape)}")
         return total + (self.clients - total.sum(-1, keepdim=True)) / self.types
 
-    def estimate(self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def estimate(self, counts: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
         """Private counts where counts[x] clients hold x: (*sample_shape, k); the law of summed messages.
 
         Raises TypeError, ValueError.
@@ -146,7 +147,7 @@ class SecureHistogram:
         counts = checks.counts("counts", counts, self.types)
         if int(counts.sum()) != self.clients:
             raise ValueError(f"counts must add up to the {self.clients} clients")
-        return self.decode(self.noise.add_sum(counts.double(), generator=generator, sample_shape=sample_shape))
+        return self.decode(self.noise.add_sum(counts.double(), noise=noise, sample_shape=sample_shape))
 
 
 def paper_moment_variance(bound: float, order: float, epsilon: float, delta: float) -> float:

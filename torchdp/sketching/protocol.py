@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels import chacha, secure_sketch
+from torchdp.draws import Simulated
+from torchdp.kernels import secure_sketch
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.frames import payload_bytes
-from torchdp.sketching.masks import Masks
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.ring import Ring, largest_fraction_bits, reach
 from torchdp.sketching.rounding import grid_sensitivity, grid_sigma
@@ -184,56 +185,56 @@ class SecureSketch:
             raise ValueError(f"A must have {self.sketch.clients} rows, one for each client, not {len(A)}")
         return A
 
-    def messages(self, values: Tensor, first: int = 0, *, generator: torch.Generator) -> Tensor:
-        """What clients first, first + 1, ... share out: (k, d) -> (s, k, d) words, sign (q + round(noise)).
+    def messages(self, values: Tensor, first: int = 0, *, noise: Noise | None = None) -> Tensor:
+        """What clients first, first + 1, ... share out: (k, d) -> (s, k, d) words, sign (q + round(g)).
 
-        The noise is ChaCha20's under a fresh key, 256 bits that the generator draws: a deployed client passes its one
-        row and a fresh ``system_generator()`` of a CPU. Raises ValueError, TypeError before any draw.
+        g is ChaCha20's under a key of 256 bits drawn from ``noise`` for this call; a client passes its one row. Raises
+        ValueError, TypeError before any draw.
         """
-        self._check_clients(values, first)
-        return self._words(
-            values, first, chacha.generator_key(checks.random_source(generator, self.sketch.device))
-        )
+        self.check(values)
+        if checks.integer("first", first, 0) + len(values) > self.sketch.clients:
+            raise ValueError(f"first = {first} and {len(values)} rows go beyond the {self.sketch.clients} clients")
+        return self._words(values, first, _key(source(noise, self.sketch.device)))
 
-    def keyed_messages(self, values: Tensor, first: int = 0, *, key: Tensor) -> Tensor:
-        """The same where all clients' noise comes from one key of 256 bits, each client's own part of its stream.
+    def speak(self, A: Tensor, *, noise: Noise | None = None) -> Iterator[tuple[int, Tensor]]:
+        """The messages of all clients, (n, d), in parts: the first client of each and its (s, k, d) words.
 
-        key: (8,) int32, ``system_key(device)``; spent by one release, since two would differ by the data alone.
+        All from one key, drawn first: together what ``messages`` of all makes of the same noise. Raises ValueError,
+        TypeError before any draw.
         """
-        self._check_clients(values, first)
-        return self._words(values, first, chacha.check_key(key, self.sketch.device))
+        A, key = self.check_all(A), _key(source(noise, self.sketch.device))
+        return ((part.start, self._words(A[part], part.start, key)) for part in self.parts())
 
-    def collect(self, A: Tensor, *, key: Tensor) -> Tensor:
+    def collect(self, A: Tensor, *, noise: Noise | None = None) -> Tensor:
         """What the servers publish: (n, d) -> (S, m, d) words, for ``reveal``; noise and masks from one key.
 
-        The same integers as the messages of ``keyed_messages``, shared out and added up, without storing them: for one
-        party who holds A and runs every role. key: as there. On a GPU one pass over A; the sums are the same integers
-        on every device but where the devices' logarithms or cosines round a noise to the other side of a half. Raises
-        ValueError, TypeError before any draw.
+        The integers that ``messages`` makes of the same noise, shared out and added up, without storing them: for one
+        party who holds A and runs every role. On a GPU one pass over A; the sums are the same integers on every device
+        but where the devices' logarithms or cosines round a noise to the other side of a half. Raises ValueError,
+        TypeError before any draw.
 
         Guarantees: that of the protocol for ``reveal`` of the sums, and any S - 1 of the sums tell nothing of A, each
             to anybody who can not tell ChaCha20 from random; the floats' tail and gaps as in kernels/secure_sketch.
         """
-        A, key, scale = self.check_all(A), chacha.check_key(key, self.sketch.device), self.ring.scale
+        A, key, scale = self.check_all(A), _key(source(noise, self.sketch.device)), self.ring.scale
         shape = (self.servers, self.sketch.height, self.columns)
         sums = torch.zeros(shape, dtype=self.ring.dtype, device=self.sketch.device)
         return secure_sketch.add(
             sums, A, self.sketch.rows, self.sketch.signs, self.sigma * scale, key, scale=scale
         )
 
-    def release(self, A: Tensor, *, generator: torch.Generator, masks: Masks) -> Tensor:
+    def release(self, A: Tensor, *, noise: Noise | None = None) -> Tensor:
         """The whole protocol in this process, part by part: (n, d) -> Y (m, d), float64.
 
-        masks: ``system_masks``, or ``generator_masks`` of another generator where the shares are to be repeated; the
-        result does not depend on them. Raises ValueError, TypeError before any draw.
+        The result depends on the clients' noise, not on the masks of their shares. Raises ValueError, TypeError before
+        any draw.
         """
-        A = self.check_all(A)
-        key = chacha.generator_key(checks.random_source(generator, self.sketch.device))
+        draws = source(noise, self.sketch.device)
         shape = (self.servers, self.sketch.height, self.columns)
         sums = torch.zeros(shape, dtype=self.ring.dtype, device=self.sketch.device)
-        for part in self.parts():
-            shares = share(self._words(A[part], part.start, key), self.servers, masks=masks)
-            add_rows(sums, self.sketch.rows[:, part], shares)
+        for first, words in self.speak(A, noise=draws):
+            rows = self.sketch.rows[:, first : first + words.shape[1]]
+            add_rows(sums, rows, share(words, self.servers, noise=draws))
         return self.reveal(sums)
 
     def reveal(self, sums: Tensor) -> Tensor:
@@ -251,7 +252,7 @@ class SecureSketch:
         ValueError where sigma is below 64 units, which makes that more than 6e-11 (take more fraction bits, or
         ``release``); TypeError.
         """
-        A, generator = self.check_all(A), checks.random_source(generator, self.sketch.device)
+        A, draws = self.check_all(A), Simulated(generator, self.sketch.device)
         counts, units = self.sketch.counts(), self.sigma * self.ring.scale
         if bool(((counts > 1) & (units < COARSEST)).any()):
             raise ValueError(
@@ -261,19 +262,9 @@ class SecureSketch:
         sums = torch.zeros(shape, dtype=torch.int64, device=self.sketch.device)
         for part in self.sketch.parts(self.columns):
             sums += self.sketch.part(part).sums(self.ring.encode(A[part]).long())
-        noise = torch.randn(
-            (*checks.sample_shape(sample_shape), *shape),
-            dtype=torch.float64,
-            device=sums.device,
-            generator=generator,
-        )
+        noise = draws.normal((*checks.sample_shape(sample_shape), *shape))
         noise *= (counts * units**2 + (counts - 1).clamp_min(0) / 12).sqrt()[:, None]
         return (sums + noise.round_().long()).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
-
-    def _check_clients(self, values: Tensor, first: int) -> None:
-        self.check(values)
-        if checks.integer("first", first, 0) + len(values) > self.sketch.clients:
-            raise ValueError(f"first = {first} and {len(values)} rows go beyond the {self.sketch.clients} clients")
 
     def _words(self, values: Tensor, first: int, key: Tensor) -> Tensor:
         part, ring = slice(first, first + len(values)), self.ring
@@ -298,3 +289,8 @@ class SecureSketch:
         distance = reach(self.sketch.counts(), entry, sigma, 1 / ring.scale)
         dense = float(sigma.max()) * ring.scale <= FINEST
         return dense and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
+
+
+def _key(draws: Noise) -> Tensor:
+    """256 bits for ChaCha20, which then makes the same noise on every device: (8,) int32."""
+    return draws.words((4,)).view(torch.int32)

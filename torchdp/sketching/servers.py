@@ -40,6 +40,11 @@ class Links:
                 raise ValueError(f"keys[{name!r}] must be at least 16 random bytes, such as os.urandom(32)")
         self._keys = dict(keys)
 
+    @property
+    def names(self) -> list[str]:
+        """The other ends."""
+        return list(self._keys)
+
     def __getitem__(self, name: str) -> bytes:
         if name not in self._keys:
             raise FrameError(f"there is no key for the link with {name!r}")

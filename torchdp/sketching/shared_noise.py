@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 
 
@@ -53,15 +55,15 @@ class SharedGaussian:
         source = "Balle, Wang (2018), Theorem 8, at the exact sensitivity"
         return Guarantee(self.epsilon, self.delta, self.model, Neighbours.REPLACE_ONE, True, source)
 
-    def add_share(self, encoded: Tensor, *, generator: torch.Generator) -> Tensor:
+    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
         """Encodings (n, words) with each client's noise."""
-        noise = _normal(encoded.shape, encoded.device, generator)
-        return encoded + (self.sigma / math.sqrt(self.clients - self.corrupt)) * noise
+        own = source(noise, encoded.device).normal(tuple(encoded.shape))
+        return encoded + (self.sigma / math.sqrt(self.clients - self.corrupt)) * own
 
-    def add_sum(self, total: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
         """A sum of encodings (words,) with the noise of all clients: (*sample_shape, words), exactly in law."""
         shape = (*checks.sample_shape(sample_shape), *total.shape)
-        return total + self.level * _normal(shape, total.device, generator)
+        return total + self.level * source(noise, total.device).normal(shape)
 
 
 @dataclass(frozen=True)
@@ -101,22 +103,18 @@ class SharedLaplace:
         source = "Dwork, McSherry, Nissim, Smith (2006), Theorem 1, at the exact sensitivity"
         return Guarantee(self.epsilon, 0.0, self.model, Neighbours.REPLACE_ONE, True, source)
 
-    def add_share(self, encoded: Tensor, *, generator: torch.Generator) -> Tensor:
+    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
         """Encodings (n, words) with each client's noise."""
-        return encoded + self._difference(1.0, encoded.shape, encoded.device, generator)
+        return encoded + self._difference(1.0, encoded.shape, source(noise, encoded.device))
 
-    def add_sum(self, total: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
         """A sum of encodings (words,) with the noise of all clients: (*sample_shape, words), exactly in law."""
         shape = (*checks.sample_shape(sample_shape), *total.shape)
-        return total + self._difference(float(self.clients), shape, total.device, generator)
+        return total + self._difference(float(self.clients), shape, source(noise, total.device))
 
-    def _difference(
-        self, clients: float, shape: tuple[int, ...], device: torch.device, generator: torch.Generator
-    ) -> Tensor:
-        generator = checks.random_source(generator, device)
+    def _difference(self, clients: float, shape: Sequence[int], draws: Draws) -> Tensor:
         share = clients / (self.clients - self.corrupt)
-        gammas = torch.full((2, *shape), share, dtype=torch.float64, device=device)
-        first, second = torch._standard_gamma(gammas, generator=generator)
+        first, second = draws.gamma(torch.full((2, *shape), share, dtype=torch.float64, device=draws.device))
         return self.scale * (first - second)
 
 
@@ -126,8 +124,3 @@ def _check(clients: int, corrupt: int, model: Model) -> None:
         raise ValueError(f"corrupt must be less than the {clients} clients: somebody's noise has to count")
     if model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (corrupt and model is Model.CENTRAL):
         raise ValueError("model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = 0")
-
-
-def _normal(shape: Sequence[int], device: torch.device, generator: torch.Generator) -> Tensor:
-    generator = checks.random_source(generator, device)
-    return torch.randn(tuple(shape), dtype=torch.float64, device=device, generator=generator)

@@ -180,7 +180,7 @@ def _scaled(C: Tensor, bound: float, participation: Participation, neighbours: N
         raise TypeError("neighbours must be a Neighbours")
     found = sensitivity(C, participation)
     factor = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-    return replace(found, value=factor * bound * found.value)
+    return Sensitivity(factor * bound * found.value, factor * bound * found.attained)
 
 
 def _noise_dtype(dtype: torch.dtype) -> None:
