@@ -56,7 +56,9 @@ def test_p_values_are_uniform_without_a_difference_and_small_with_one():
 def test_the_interval_at_level_one_minus_p_ends_at_zero():
     found = difference(*(estimate(OneMessage(STATISTIC, 2.0), FIRST, key) for key in (b"first", b"second")))
     for index in range(5):
-        parts = ErrorParts(*(each[index] for each in (found.error.variance, found.error.slope, found.error.curvature)))
+        parts = ErrorParts(
+            *(each[index] for each in (found.error.variance, found.error.slope, found.error.curvature))
+        )
         one = pairwise.Difference(found.value[index], found.standard_error[index], parts)
         low, high = one.interval(1 - float(one.p_value))
         assert min(abs(float(low)), abs(float(high))) < 1e-9 < float(one.standard_error)

@@ -72,7 +72,9 @@ def test_each_part_ends_where_its_own_variance_says():
     for end in interval(value, part, 0.9):
         u = float(end - value)
         assert u**2 == pytest.approx(1.6448536**2 * (0.04 - 0.1 * u + 0.05 * u**2), rel=1e-6)
-    wide = ErrorParts(part.variance, part.slope, part.curvature / 0.05 * 0.3)  # z^2 curvature < 1 at 0.9, not at 0.95
+    wide = ErrorParts(
+        part.variance, part.slope, part.curvature / 0.05 * 0.3
+    )  # z^2 curvature < 1 at 0.9, not at 0.95
     assert all(bool(end.isfinite()) for end in interval(value, wide, 0.9))
     assert interval(value, wide, 0.95, (0.0, 1.0)) == (0, 1)
 

@@ -235,7 +235,9 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     denominator = torch.zeros_like(numerator)
     denominator[-1] = -1 / (4 * square)
     points = torch.cat([base.points, label[:, None]], 1)
-    return PairwiseStatistic("auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5, limits=(0.0, 1.0))
+    return PairwiseStatistic(
+        "auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5, limits=(0.0, 1.0)
+    )
 
 
 def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -> PairwiseStatistic:
