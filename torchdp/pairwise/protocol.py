@@ -35,7 +35,7 @@ class PairwiseEstimate:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Confidence interval at this level for the statistic of these users; see :class:`ErrorParts`.
 
-        Coverage measured at 0.95 over 624 cells of seven kernels (experiments/pairwise/coverage.py): one and two messages
+        Coverage measured at 0.95 over 624 cells, seven kernels (experiments/pairwise/coverage.py): one and two messages
         0.94 to 0.97 from 10,000 users on, 0.94 to 1 below (mixed signatures cover too much). Randomized response and
         two rounds, each with one normal part, from 0.935 and 0.941 at 10,000 users; of 1,000 or 100 users, where
         their errors are far from normal, from 0.86 and 0.89.
