@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.interval import ErrorParts
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
@@ -50,7 +51,9 @@ class TwoMessage(AggregateProtocol):
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(sum of the first messages, sum of the second), each (r,)."""
         points, counts = self.statistic.points, torch.bincount(types, minlength=self.statistic.types)
-        first, second = (self.randomizer.collect(points, counts, generator=generator) for _ in range(2))
+        first, second = (
+            self.randomizer.collect(points, counts, noise=SeededNoise.of(generator)) for _ in range(2)
+        )
         return first, second
 
     def tally(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
@@ -143,7 +146,7 @@ class OneMessage(SingleMessage, AggregateProtocol):
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(sum of the messages,), (r,)."""
         counts = torch.bincount(types, minlength=self.statistic.types)
-        return (self.randomizer.collect(self.statistic.points, counts, generator=generator),)
+        return (self.randomizer.collect(self.statistic.points, counts, noise=SeededNoise.of(generator)),)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, (n, r)."""
@@ -209,7 +212,7 @@ class OneMessagePairs(SingleMessage):
         total, squares = points.new_zeros((2, points.shape[1]), dtype=torch.float64)
         with tqdm(total=len(types), unit="user", unit_scale=True, delay=2, leave=False, disable=None) as bar:
             for some in types.split(max(1, NUMBERS_AT_ONCE // points.shape[1])):
-                part = self.tally(self.randomizer.sample(points[some], generator=generator))
+                part = self.tally(self.randomizer.sample(points[some], noise=SeededNoise.of(generator)))
                 total, squares = total + part[0], squares + part[1]
                 bar.update(len(some))
         return total, squares

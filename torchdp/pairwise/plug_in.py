@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.pairwise.variance import in_parts, symmetric_variance
@@ -51,7 +52,7 @@ class RandomizedResponsePlugIn(AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(how many users report each value,), (k,)."""
-        return self.tally(self.randomizer.sample(types, generator=generator))
+        return self.tally(self.randomizer.sample(types, noise=SeededNoise.of(generator)))
 
     def tally(self, reports: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the reports of some users, (n,)."""

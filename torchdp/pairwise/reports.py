@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.pairwise.variance import pairs_variance, symmetric_variance
@@ -71,7 +72,9 @@ class SubsetPairs(PairwiseProtocol):
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(the oracle's tally (k + 1,), sum of the squares of the coordinates of Z, (r,))."""
         rows = max(1, NUMBERS_AT_ONCE // self.statistic.types)
-        parts = [self.tally(self.randomizer.sample(some, generator=generator)) for some in types.split(rows)]
+        parts = [
+            self.tally(self.randomizer.sample(some, noise=SeededNoise.of(generator))) for some in types.split(rows)
+        ]
         return tuple(torch.stack(each).sum(0) for each in zip(*parts, strict=True))
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +161,7 @@ class StrategyReports(AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(how many users send each output,), (m,)."""
-        return (self.strategy.collect(types, generator=generator),)
+        return (self.strategy.collect(types, noise=SeededNoise.of(generator)),)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, outputs (n,)."""
