@@ -126,7 +126,7 @@ def test_guarantee_answers_stay_in_range_whatever_is_published():
 @pytest.mark.parametrize("index", [0, 3, 5])
 def test_guarantee_the_messages_are_those_of_the_randomizers(index):
     protocol = protocols(DIFFERENCE, 2.0)[index]
-    sums = protocol.collect(TYPES, generator=keyed_generator(b"same"))
+    sums = protocol.collect(TYPES, noise=SeededNoise.of(keyed_generator(b"same")))
     generator, points = keyed_generator(b"same"), DIFFERENCE.points
     expected = [
         each.sample(points[TYPES], noise=SeededNoise.of(generator)).sum(0) for each in protocol.randomizers
@@ -176,7 +176,7 @@ def test_the_response_of_less_variance_is_taken():
 def test_both_paths_have_one_law(index, epsilon):
     protocol, generator = protocols(DIFFERENCE, epsilon)[index], keyed_generator(b"paths")
     repeats = 300 if index == 1 else 60
-    users = [protocol.estimate(TYPES, generator=generator) for _ in range(repeats)]
+    users = [protocol.estimate(TYPES, noise=SeededNoise.of(generator)) for _ in range(repeats)]
     sums = protocol.estimate_histogram(COUNTS, generator=generator, sample_shape=(4000,))
     for name in ("value", "standard_error"):
         one = torch.stack([getattr(each, name) for each in users])
@@ -307,7 +307,7 @@ def test_projection_wins_where_many_types_are_hardly_used():
 
 def test_two_users_and_distinct_pairs():
     for protocol in protocols(DIFFERENCE, 2.0):
-        found = protocol.estimate(torch.tensor([0, 3]), generator=keyed_generator(b"two"))
+        found = protocol.estimate(torch.tensor([0, 3]), noise=SeededNoise.of(keyed_generator(b"two")))
         assert bool(torch.isfinite(found.value)) and float(found.standard_error) > 0
 
 
@@ -323,10 +323,10 @@ def test_constant_kernel_asks_nothing():
     same = pairwise.PairwiseStatistic(
         "same", torch.ones(3, 1).double(), pairwise.Form(torch.ones(1).double()), pairs=Pairs.ALL
     )
-    found = TwoRound(same, 1.0, 0.5).estimate(torch.tensor([0, 1, 2]), generator=keyed_generator(b"constant"))
+    found = TwoRound(same, 1.0, 0.5).estimate(torch.tensor([0, 1, 2]), noise=SeededNoise(1))
     assert bool(torch.isfinite(found.value))
     assert statistic.radius == 0
-    with pytest.raises(ValueError, match="radius"):
+    with pytest.raises(ValueError, match="is constant: its mean is 0 whatever users hold"):
         TwoRound(statistic, 1.0, 0.5)
 
 

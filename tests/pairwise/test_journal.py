@@ -13,6 +13,7 @@ import torch
 
 import torchdp
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import Collection, Journal, OneMessage, RandomizedResponsePlugIn, load, save
 from torchdp.randomness import keyed_generator
 
@@ -23,7 +24,7 @@ PROTOCOL = OneMessage(STATISTIC, 1.0)
 
 def batch(index, protocol=PROTOCOL):
     generator = keyed_generator(f"batch {index}".encode())
-    return f"batch {index}", protocol.collect(torch.tensor([0, 1, index % 4]), generator=generator), 3
+    return f"batch {index}", protocol.collect(torch.tensor([0, 1, index % 4]), noise=SeededNoise.of(generator)), 3
 
 
 def filled(path, batches=4):

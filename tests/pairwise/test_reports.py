@@ -134,7 +134,7 @@ def test_guarantee_strategy_reports(epsilon):
     assert math.log(float((Q.amax(1) / Q.amin(1)).max())) <= epsilon * (1 + 1e-12)
     # what users send is the strategy's output, of their own type
     types = torch.tensor([0, 3, 3, 1])
-    (sums,) = protocol.collect(types, generator=keyed_generator(b"same"))
+    (sums,) = protocol.collect(types, noise=SeededNoise.of(keyed_generator(b"same")))
     sent = protocol.strategy.sample(types, noise=SeededNoise.of(keyed_generator(b"same")))
     assert torch.equal(sums, torch.bincount(sent, minlength=4))
 
@@ -152,7 +152,7 @@ def test_guarantee_subset_pairs(kind):
     else:  # two bits of a message can tell two types apart
         assert math.log(p * (1 - q) / (q * (1 - p))) == pytest.approx(1.2)
     types = torch.tensor([0, 3, 3, 1])
-    tally, squares = protocol.collect(types, generator=keyed_generator(b"same"))
+    tally, squares = protocol.collect(types, noise=SeededNoise.of(keyed_generator(b"same")))
     sent = oracle.sample(types, noise=SeededNoise.of(keyed_generator(b"same")))
     assert torch.equal(tally, oracle.tally(sent))
     centred = protocol.statistic.points - protocol.statistic.points.mean(0)
@@ -165,7 +165,7 @@ def test_two_paths_have_one_law(counts):
     counts, generator = torch.tensor(counts), keyed_generator(b"paths")
     protocol = StrategyReports(pairwise.absolute_difference(4), 1.1, uneven(4, 1.0))
     types = torch.arange(4).repeat_interleave(counts)
-    users = torch.stack([protocol.estimate(types, generator=generator).value for _ in range(300)])
+    users = torch.stack([protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in range(300)])
     drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(20_000,))
     assert ks_2samp(users, drawn.value).pvalue > 1e-6
     error = drawn.value - protocol.statistic.exact(counts)

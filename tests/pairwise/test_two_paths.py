@@ -24,7 +24,7 @@ def same_law(a, b):
 @pytest.mark.parametrize("kind", KINDS)
 def test_estimates(kind, epsilon):
     protocol, generator = kind(STATISTIC, epsilon), keyed_generator(b"estimates")
-    users = [protocol.estimate(TYPES, generator=generator) for _ in range(800)]
+    users = [protocol.estimate(TYPES, noise=SeededNoise.of(generator)) for _ in range(800)]
     sums = protocol.estimate_histogram(COUNTS, generator=generator, sample_shape=(20_000,))
     assert same_law(torch.stack([each.value for each in users]), sums.value)
     assert same_law(torch.stack([each.standard_error for each in users]), sums.standard_error)
@@ -56,7 +56,7 @@ def test_sums_of_messages(kind):
 
 def test_sums_of_randomized_responses():
     protocol, generator, trials = RandomizedResponsePlugIn(STATISTIC, 1.0), keyed_generator(b"reports"), 4_000
-    users = torch.stack([protocol.collect(TYPES, generator=generator)[0] for _ in range(trials)])
+    users = torch.stack([protocol.collect(TYPES, noise=SeededNoise.of(generator))[0] for _ in range(trials)])
     (drawn,) = protocol.collect_histogram(COUNTS, generator=generator, sample_shape=(trials,))
     (other,) = protocol.collect_histogram(OTHER, generator=generator, sample_shape=(trials,))
     assert bool((users.sum(1) == 24).all()) and bool((drawn.sum(1) == 24).all())
@@ -71,7 +71,7 @@ def test_per_user_path_in_small_parts(monkeypatch, at_once):
     # the parts only change which random number goes where: means over repetitions stay
     monkeypatch.setattr("torchdp.pairwise.messages.NUMBERS_AT_ONCE", at_once)
     protocol, generator = OneMessage(STATISTIC, 8.0), keyed_generator(b"parts")
-    total = torch.stack([protocol.collect(TYPES, generator=generator)[0] for _ in range(200)])
+    total = torch.stack([protocol.collect(TYPES, noise=SeededNoise.of(generator))[0] for _ in range(200)])
     want = STATISTIC.points[TYPES].sum(0)
     error = (24 * protocol.randomizer.moments.variance / 200) ** 0.5
     assert float((total.mean(0) - want).abs().max()) < 5 * error

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -14,7 +13,6 @@ from torchdp.pairwise.fingerprint import fingerprint
 from torchdp.pairwise.interactive import InteractiveProtocol
 from torchdp.pairwise.protocol import PairwiseEstimate, PairwiseProtocol
 from torchdp.privacy import Guarantee, Model
-from torchdp.randomness import keyed_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +43,7 @@ class Collection:
                 f"protocol must be one whose users send their messages each on their own; {type(protocol).__name__} "
                 "needs all its users at once: in batches it would estimate something else, or protect less"
             )
-        device = protocol.statistic.points.device
-        one_user = protocol.collect(
-            torch.zeros(1, dtype=torch.int64, device=device), generator=keyed_generator(b"layout", device)
-        )  # nobody's message: only its shapes and dtypes are taken
-        return Collection(protocol, MappingProxyType({}), 0, tuple(map(torch.zeros_like, one_user)))
+        return Collection(protocol, MappingProxyType({}), 0, protocol.layout)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -64,17 +58,10 @@ class Collection:
         if not isinstance(name, str) or not name:
             raise ValueError(f"name must be a text that no other batch has, not {name!r}")
         n = checks.integer("n", n, 1)
-        if isinstance(sums, Tensor) or len(sums) != len(self.sums):
-            raise ValueError(f"sums must be {len(self.sums)} tensors, as protocol.collect returns them")
-        checked = []
-        for index, (given, own) in enumerate(zip(sums, self.sums, strict=True)):
-            what = f"sums[{index}]"
-            value = checks.floating(what, given)
-            if value.shape != own.shape:
-                raise ValueError(f"{what} must have shape {tuple(own.shape)}, not {tuple(value.shape)}")
-            if not own.is_floating_point() and given.is_floating_point():
-                raise TypeError(f"{what} must hold counts ({own.dtype}), not {given.dtype}")
-            checked.append(given.detach().to(own))
+        checked = self.protocol.check_sums(sums, n)
+        for index, (given, own) in enumerate(zip(checked, self.sums, strict=True)):
+            if given.shape != own.shape:
+                raise ValueError(f"sums[{index}] must have shape {tuple(own.shape)}, not {tuple(given.shape)}")
         alone = Collection(self.protocol, {}, n, tuple(checked))
         return Collection(self.protocol, MappingProxyType({name: digest(alone)}), n, alone.sums)
 
