@@ -12,6 +12,7 @@ from torchdp.mean.domain import Domain
 from torchdp.mean.mechanism import MeanMechanism, encoding
 from torchdp.mean.noise_shape import NoiseShape
 from torchdp.mean.norm_error import normal_moment
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
@@ -84,7 +85,7 @@ class LocalMean(MeanMechanism):
     def _total(self, x: Tensor, generator: torch.Generator) -> Tensor:
         total = self.shape.root.new_zeros(self.shape.root.shape[1])
         for u in self.encoding.chunks(x):
-            total = total + self.randomizer.decode_sum(self.randomizer.sample(u, generator=generator))
+            total = total + self.randomizer.decode_sum(self.randomizer.sample(u, noise=SeededNoise.of(generator)))
         return total
 
     def _total_counts(

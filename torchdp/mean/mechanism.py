@@ -64,7 +64,7 @@ class Encoding:
     @cached_property
     def radius(self) -> float:
         """A proved upper bound on ||A^+ (x - c)|| over the domain."""
-        upper = self.domain.maximise(self.inverse.mT @ self.inverse, self.centre).upper
+        upper = self.domain.maximise(self.inverse, self.centre).upper
         return math.sqrt(max(upper, 0.0)) * (1 + 1e-12)
 
     @cached_property

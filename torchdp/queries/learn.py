@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import BallRandomizer, PrivUnit
@@ -124,7 +125,7 @@ class PrivateLearner:
         total = torch.zeros(self.concepts.dim, dtype=torch.float64, device=x.device)
         for some, signs in zip(x.split(size), labels.double().split(size), strict=True):
             codes = signs[:, None] * self.concepts.encode(some)
-            total += self.message.decode_sum(self.message.sample(codes, generator=generator))
+            total += self.message.decode_sum(self.message.sample(codes, noise=SeededNoise.of(generator)))
         losses = (1 - self.concepts.readers @ (total / len(x))) / 2
         best = int(losses.argmin())
         error = (self.variance / len(x)).sqrt()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.mechanism import Answers, Errors, QueryMechanism, users
@@ -84,7 +85,7 @@ class LocalFactorization(QueryMechanism):
             raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
         points = self.queries.right.mT
         counts = torch.bincount(types, minlength=len(points))
-        total = self.randomizer.collect(points, counts, generator=generator)
+        total = self.randomizer.collect(points, counts, noise=SeededNoise.of(generator))
         return self._answers(total, len(types))
 
     def answer_histogram(

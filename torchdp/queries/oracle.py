@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee
 from torchdp.queries.factored import dense
 from torchdp.queries.mechanism import Answers, Errors, QueryMechanism, users
@@ -52,7 +53,7 @@ class LocalOracle(QueryMechanism):
         types = checks.indices("types", types, self.workload.shape[1])
         if types.ndim != 1 or len(types) == 0:
             raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
-        return self._answers(self.oracle.collect(types, generator=generator), len(types))
+        return self._answers(self.oracle.collect(types, noise=SeededNoise.of(generator)), len(types))
 
     def answer_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
