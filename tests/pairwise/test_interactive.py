@@ -95,7 +95,7 @@ def test_guarantee_sign_response(epsilon):
     assert worst.tolist() == pytest.approx([epsilon] * 2, rel=1e-9)
     assert float((both[0] * size - both[1] * size - values).abs().max()) < 1e-12  # unbiased
     assert response.guarantee.epsilon == epsilon and response.guarantee.exact
-    drawn = response.sample(values.expand(trials, -1), generator=keyed_generator(b"sign"))
+    drawn = response.sample(values.expand(trials, -1), noise=SeededNoise(1))
     torch.testing.assert_close(drawn.abs(), torch.full_like(drawn, size))
     share = (drawn > 0).double().mean(0)
     assert float(((share - plus) / (plus * (1 - plus) / trials).sqrt()).abs().max()) < 5
@@ -126,14 +126,12 @@ def test_guarantee_answers_stay_in_range_whatever_is_published():
 @pytest.mark.parametrize("index", [0, 3, 5])
 def test_guarantee_the_messages_are_those_of_the_randomizers(index):
     protocol = protocols(DIFFERENCE, 2.0)[index]
-    sums = protocol.collect(TYPES, noise=SeededNoise.of(keyed_generator(b"same")))
-    generator, points = keyed_generator(b"same"), DIFFERENCE.points
-    expected = [
-        each.sample(points[TYPES], noise=SeededNoise.of(generator)).sum(0) for each in protocol.randomizers
-    ]
+    sums = protocol.collect(TYPES, noise=SeededNoise(1))
+    noise, points = SeededNoise(1), DIFFERENCE.points
+    expected = [each.sample(points[TYPES], noise=noise).sum(0) for each in protocol.randomizers]
     questions = [each for one in protocol.transcript(sums, 24).rounds for each in one.asked]
     for question, response in zip(questions, protocol.responses, strict=True):
-        expected.append(response.sample(question.shown(points)[TYPES], generator=generator).sum())
+        expected.append(response.sample(question.shown(points)[TYPES], noise=noise).sum())
     for found, each in zip(sums, expected, strict=True):
         torch.testing.assert_close(found, each)
 
@@ -147,7 +145,7 @@ def test_scalar_sums_have_the_law_of_the_messages(kind):
     values = torch.tensor([-1.0, -0.2, 0.3, 1.0], dtype=torch.float64)
     for counts in (COUNTS, torch.tensor([0, 0, 1, 0]), torch.tensor([2, 1, 0, 0])):
         held = values[torch.arange(4).repeat_interleave(counts)]
-        users = response.sample(held.expand(trials, -1), generator=keyed_generator(b"users")).sum(1)
+        users = response.sample(held.expand(trials, -1), noise=SeededNoise(1)).sum(1)
         sums = response.sample_sums(values.expand(trials, -1), counts, generator=keyed_generator(b"sums"))
         other = response.sample_sums(-values.expand(trials, -1), counts, generator=keyed_generator(b"other"))
         # binary sums of few users tie, and rounding must not split the ties
