@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     Collection,
     OneMessage,
@@ -69,7 +70,9 @@ def test_tally_of_messages_is_what_collect_returns(kind):
         given = STATISTIC.points[TYPES.sort().values]
     else:
         given = TYPES if kind is RandomizedResponsePlugIn else STATISTIC.points[TYPES]
-    messages = [protocol.randomizer.sample(given, generator=generator) for _ in range(1 + (kind is TwoMessage))]
+    messages = [
+        protocol.randomizer.sample(given, noise=SeededNoise.of(generator)) for _ in range(1 + (kind is TwoMessage))
+    ]
     for one, two in zip(protocol.tally(*messages), sums, strict=True):
         torch.testing.assert_close(one, two)
 

@@ -11,6 +11,8 @@ from torchdp import checks
 from torchdp.density.density import Density
 from torchdp.density.errors import MeanSquaredError, kernel_means
 from torchdp.density.family import Features
+from torchdp.draws import Simulated
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Neighbours
 from torchdp.shuffle import (
     BitSum,
@@ -18,7 +20,6 @@ from torchdp.shuffle import (
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
-    ShuffledBitSum,
     calibrate,
     delta_of,
 )
@@ -35,7 +36,8 @@ class ShuffledKDE:
     """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their sums are released.
 
     F~_ij = R (2 B~_ij - n), B~_ij the protocol's estimate of sum_u b_uij, and K~(y) = sum_ij F~_ij g_i(y)_j / (n I).
-    ``collect`` goes through what every user does; ``sample`` draws the release at once, exactly in law.
+    ``collect`` goes through what every user does; ``sample`` draws the release at once, exactly in law. A curator in
+    the shuffler's place (``CentralGaussianSum``, ``ExactSum``) adds up the features themselves: nothing is rounded.
 
     features: public. protocol: for n = protocol.users users, as ``calibrated_kde`` makes it. delta, epsilon: at which
     the guarantee is stated; without epsilon the smallest that is certified is searched for, rounded up by up to 1 %.
@@ -88,20 +90,21 @@ class ShuffledKDE:
         """Expected length of what one user sends, at most."""
         return self.messages_per_user * self.protocol.bits_per_message(self.features.instances)
 
-    def collect(self, x: Tensor, *, generator: torch.Generator) -> Density:
+    def collect(self, x: Tensor, *, noise: Noise | None = None) -> Density:
         """The release from each user's own messages, part by part: (n, d), n = protocol.users. O(n instances).
 
-        Estimates of parts of the users add up to that of all, since every analyst here is affine in what arrives.
+        noise: None for the system's, as real data need; a ``SeededNoise`` in tests. Estimates of parts of the users add
+        up to that of all, since every analyst here is affine in what arrives.
         Raises TypeError, ValueError, before anything is drawn.
         """
         x = self._present(x)
-        checks.random_source(generator, x.device)
+        draws = source(noise, x.device)
         _ = self.guarantee
-        if not isinstance(self.protocol, ShuffledBitSum):  # a curator sees the bits themselves
-            return self._sample(x, generator, ())
+        if self.protocol.sums_numbers:
+            return self._release(self.protocol.drawn(self.features._expected_ones(x), draws))
         estimates = torch.zeros(self.features.instances, dtype=torch.float64, device=x.device)
         for part in self.features.parts(x):
-            estimates += self.protocol.collect(self.features._bits(part, generator), generator=generator)
+            estimates += self.protocol.collect(self.features._bits(part, draws), noise=draws)
         return self._release(estimates)
 
     def sample(self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Density:
@@ -111,13 +114,15 @@ class ShuffledKDE:
         """
         x, shape = self._present(x), checks.sample_shape(sample_shape)
         _ = self.guarantee
-        return self._sample(x, checks.random_source(generator, x.device), shape)
+        draws = Simulated(generator, x.device)
+        return self._release(self.protocol.drawn(self._ones(x, draws, shape), draws))
 
     def predicted_mse(self, x: Tensor, y: Tensor) -> MeanSquaredError:
         """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (n, d), (q, d) -> (q,).
 
         feature: (sum_j F_j g_j/(n I) - mean_u k(x_u, y))^2, F the exact sums of f; rounding: sum_j g_j^2 (n R^2 - sum_u
-        f_uj^2)/(n I)^2; privacy: 4 R^2 sum_j g_j^2 E Var(B~_j)/(n I)^2. It is exact and not private: it reads x.
+        f_uj^2)/(n I)^2, none with a curator; privacy: 4 R^2 sum_j g_j^2 E Var(B~_j)/(n I)^2. It is exact and not
+        private: it reads x.
         """
         x, right = self._present(x), self.features.right(y).double()
         total, squares = torch.zeros((2, self.features.instances), dtype=torch.float64, device=x.device)
@@ -132,18 +137,25 @@ class ShuffledKDE:
         ).square()
         ends = self.protocol.variance(torch.tensor([0, n], device=x.device))  # the variance is affine in the ones
         variance = ends[0] + (ends[1] - ends[0]) * (1 + total / (n * bound)) / 2
-        rounding = (n * bound**2 - squares).clamp_min(0)
+        rounding = (n * bound**2 - squares).clamp_min(0) * (not self.protocol.sums_numbers)
         return MeanSquaredError(feature, weights @ rounding, 4 * bound**2 * (weights @ variance))
 
-    def _sample(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Density:
-        ones = self.features._ones(x, generator, shape)
-        return self._release(self.protocol.sample_sum(ones, generator=generator))
+    def _ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+        """What the protocol adds up, (*shape, instances)."""
+        if self.protocol.sums_numbers:
+            return self.features._expected_ones(x).expand(*shape, -1)
+        return self.features._ones(x, draws, shape)
+
+    @property
+    def _rounding(self) -> float:
+        """The largest variance that rounding adds to a coordinate of one user."""
+        return 0.0 if self.protocol.sums_numbers else self.features.rounding
 
     def _release(self, estimates: Tensor) -> Density:
         n, bound = self.protocol.users, self.features.bound
         users = torch.tensor(float(n), dtype=torch.float64, device=estimates.device)
-        noise = users.new_tensor(4 * bound**2 * self.protocol.rmse**2)
-        return Density(self.features, bound * (2 * estimates - n), users, noise, self.guarantee)
+        variance = users.new_tensor(n * self._rounding + 4 * bound**2 * self.protocol.rmse**2)
+        return Density(self.features, bound * (2 * estimates - n), users, variance, self.guarantee)
 
     def _present(self, x: Tensor) -> Tensor:
         x = self.features.family.users(x)

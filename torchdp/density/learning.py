@@ -12,6 +12,8 @@ from torchdp.density.density import Density
 from torchdp.density.family import Features
 from torchdp.density.inner_product import InnerProductFamily
 from torchdp.density.kde import ShuffledKDE, calibrated_kde
+from torchdp.draws import Simulated
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import BitSum
@@ -85,26 +87,28 @@ class ShuffledClasses:
         exact = worst.exact and not label
         return Guarantee(worst.epsilon + label, delta, model, worst.neighbours, exact, source)
 
-    def collect(self, x: Tensor, reported: Tensor, *, generator: torch.Generator) -> Density:
+    def collect(self, x: Tensor, reported: Tensor, *, noise: Noise | None = None) -> Density:
         """Densities of the classes from each user's own messages: (n, d), (n,) -> sums (classes, instances).
 
-        reported: what the users reported as their labels in the first round. Raises TypeError, ValueError.
+        reported: what the users reported as their labels in the first round. noise: None for the system's. Raises
+        TypeError, ValueError.
         """
         x = self._present(x, reported)
-        return self._joined(
-            [kde.collect(x[reported == c], generator=generator) for c, kde in enumerate(self.kdes)]
-        )
+        noise = source(noise, x.device)
+        return self._joined([kde.collect(x[reported == c], noise=noise) for c, kde in enumerate(self.kdes)])
 
     def sample(
         self, x: Tensor, reported: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Density:
         """The same in law by ``ShuffledKDE.sample``: sums (*sample_shape, classes, instances)."""
         x, shape = self._present(x, reported), checks.sample_shape(sample_shape)
-        source, features = checks.random_source(generator, x.device), self.kdes[0].features
-        labels = reported.to(x.device, torch.int64)
-        ones = features._class_ones(x, labels, len(self.kdes), source, shape)
-        sums = zip(self.kdes, ones.unbind(-2), strict=True)
-        return self._joined([kde._release(kde.protocol.sample_sum(each, generator=source)) for kde, each in sums])
+        draws, labels = Simulated(generator, x.device), reported.to(x.device, torch.int64)
+        if any(kde.protocol.sums_numbers for kde in self.kdes):
+            ones = [kde._ones(x[labels == c], draws, shape) for c, kde in enumerate(self.kdes)]
+        else:  # all classes at once, where one kernel rounds and counts them
+            ones = list(self.kdes[0].features._class_ones(x, labels, len(self.kdes), draws, shape).unbind(-2))
+        sums = zip(self.kdes, ones, strict=True)
+        return self._joined([kde._release(kde.protocol.drawn(each, draws)) for kde, each in sums])
 
     def _present(self, x: Tensor, reported: Tensor) -> Tensor:
         """``x``, and all that must hold before anything is drawn."""
@@ -122,9 +126,11 @@ class ShuffledClasses:
         return x
 
     def _joined(self, parts: list[Density]) -> Density:
-        users, noise = (torch.stack([getattr(part, name) for part in parts], -1) for name in ("users", "noise"))
+        users, variance = (
+            torch.stack([getattr(part, name) for part in parts], -1) for name in ("users", "variance")
+        )
         sums = torch.stack([part.sums for part in parts], -2)
-        return Density(parts[0].features, sums, users, noise, self.guarantee)
+        return Density(parts[0].features, sums, users, variance, self.guarantee)
 
 
 def calibrated_classes(

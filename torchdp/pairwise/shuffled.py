@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
@@ -99,7 +100,7 @@ class ShuffledForm(AggregateProtocol):
         for some in types.split(max(1, 2**22 // len(self.widths))):
             q = self.probabilities[some]
             bits = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator) < q
-            total += self.sums.collect(bits, generator=generator)
+            total += self.sums.collect(bits, noise=SeededNoise.of(generator))
         return (total,)
 
     def collect_histogram(
@@ -131,6 +132,9 @@ class ShuffledForm(AggregateProtocol):
         each = 4 * s.square() * second + 4 * s * third + fourth - second.square()  # Var (s + Z)^2, widths 1
         squares = (form.weights.square() * self.widths[:-1] ** 4 * each[:-1]).sum()
         return (squares + self.widths[-1] ** 2 * second[-1]) / n**4
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return (self.lows + self.widths * sums[0] / n)[..., :-1]
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """By the noise and a bound of the rounding, n min(max_x q (1 - q), q' (1 - q')), q' the estimated mean of q.

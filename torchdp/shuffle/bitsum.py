@@ -4,11 +4,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise, source
 from torchdp.privacy import Model
 from torchdp.shuffle.dominating import Profile
 from torchdp.shuffle.messages import Messages, shuffle
@@ -24,6 +27,10 @@ class BitSum(ABC):
     users: n >= 1, public. Neighbours replace one user's bits. ``collect`` goes through what every user does;
     ``sample_sum`` draws the estimate at once, exactly in law, at a cost that does not grow with n.
     """
+
+    sums_numbers: ClassVar[bool] = (
+        False  # whether ``drawn`` takes sums of numbers in [0, 1] too, not of bits alone
+    )
 
     users: int
 
@@ -45,12 +52,23 @@ class BitSum(ABC):
         """Length of a message, in bits: its content, and which of the instances it belongs to."""
 
     @abstractmethod
-    def collect(self, bits: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Estimates from the users' own bits: (users present, instances) bool -> (instances,), float64."""
+    def collect(self, bits: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """Estimates from the users' own bits: (users present, instances) bool -> (instances,), float64.
 
-    @abstractmethod
+        noise: None for the system's, as real data need; a ``SeededNoise`` in tests.
+        """
+
+    @final
     def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
         """Estimates where ``ones`` users hold a one: (*batch,) integers -> (*sample_shape, *batch), float64."""
+        ones = self._ones(ones)
+        self._countable()
+        shape = (*checks.sample_shape(sample_shape), *ones.shape)
+        return self.drawn(ones.expand(shape), Simulated(generator, ones.device))
+
+    @abstractmethod
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
+        """``sample_sum`` unchecked, one estimate for each entry of ``ones``."""
 
     @abstractmethod
     def variance(self, ones: Tensor) -> Tensor:
@@ -76,15 +94,6 @@ class BitSum(ABC):
         if ones.numel() and not (0 <= int(ones.min()) and int(ones.max()) <= self.users):
             raise ValueError(f"ones must lie in [0, {self.users}], the number of users; it holds counts outside")
         return ones.to(torch.int64)
-
-    def _drawn(
-        self, ones: Tensor, generator: torch.Generator, sample_shape: Sequence[int]
-    ) -> tuple[Tensor, torch.Generator]:
-        """Counts repeated to the shape of the draws, and the generator, both checked."""
-        ones = self._ones(ones)
-        self._countable()
-        shape = (*checks.sample_shape(sample_shape), *ones.shape)
-        return ones.expand(shape), checks.random_source(generator, ones.device)
 
     def _bits(self, bits: Tensor) -> Tensor:
         if not isinstance(bits, Tensor):
@@ -131,9 +140,18 @@ class ShuffledBitSum(BitSum):
     def contents(self) -> tuple[int, ...]:
         """What a message may hold."""
 
+    @final
+    def randomize(self, bits: Tensor, *, noise: Noise | None = None) -> Messages:
+        """The messages of some of the users together; one row of bits is one user: (m, instances) bool.
+
+        noise: None for the system's. Raises TypeError, ValueError.
+        """
+        bits = self._bits(bits)
+        return self.speak(bits, source(noise, bits.device))
+
     @abstractmethod
-    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
-        """The messages of some of the users together; one row of bits is one user: (m, instances) bool."""
+    def speak(self, bits: Tensor, draws: Draws) -> Messages:
+        """``randomize`` unchecked."""
 
     @abstractmethod
     def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
@@ -147,15 +165,16 @@ class ShuffledBitSum(BitSum):
         present = self._present(absent)
         return self._estimate(*self._tally(shuffled, instances), present)
 
-    def collect(self, bits: Tensor, *, generator: torch.Generator) -> Tensor:
+    def collect(self, bits: Tensor, *, noise: Noise | None = None) -> Tensor:
         """Randomizer, shuffler and analyst, part by part; rows that are missing are users who are absent.
 
         bits: (users present, instances) bool. Returns (instances,), float64. Memory does not grow with the users.
         """
         present, instances = self._bits(bits).shape
+        draws = source(noise, bits.device)
         messages, total = torch.zeros(2, instances, dtype=torch.int64, device=bits.device)
         for part in bits.split(max(1, int(MESSAGES_AT_ONCE / (instances * self.messages_per_user)))):
-            arrived = self._tally(shuffle(self.randomize(part, generator=generator)), instances)
+            arrived = self._tally(shuffle(self.speak(part, draws)), instances)
             messages += arrived[0]
             total += arrived[1]
         return self._estimate(messages, total, present)

@@ -1,12 +1,14 @@
 """What the protocols are measured against: a trusted curator, and no privacy at all."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
 from torchdp.privacy import Model
 from torchdp.shuffle.bitsum import BitSum
 from torchdp.shuffle.dominating import Profile, gaussian_profile
@@ -14,7 +16,12 @@ from torchdp.shuffle.dominating import Profile, gaussian_profile
 
 @dataclass(frozen=True)
 class CuratorSum(BitSum):
-    """Users hand their bits to a curator, one message each, who publishes what ``sample_sum`` draws."""
+    """Users hand their bits to a curator, one message each, who publishes what ``drawn`` makes of their sum.
+
+    A curator adds up numbers as well as bits: nothing has to be rounded.
+    """
+
+    sums_numbers: ClassVar[bool] = True
 
     @property
     def messages_per_user(self) -> float:
@@ -24,9 +31,10 @@ class CuratorSum(BitSum):
     def bits_per_message(self, instances: int) -> int:
         return 1 + (checks.integer("instances", instances, 1) - 1).bit_length()
 
-    def collect(self, bits: Tensor, *, generator: torch.Generator) -> Tensor:
+    def collect(self, bits: Tensor, *, noise: Noise | None = None) -> Tensor:
         """The curator counts, then draws: (users present, instances) bool -> (instances,), float64."""
-        return self.sample_sum(self._bits(bits).sum(0), generator=generator)
+        ones = self._bits(bits).sum(0)
+        return self.drawn(ones, source(noise, ones.device))
 
 
 @dataclass(frozen=True)
@@ -47,11 +55,9 @@ class CentralGaussianSum(CuratorSum):
     def model(self) -> Model:
         return Model.CENTRAL
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + N(0, sigma^2)."""
-        ones, generator = self._drawn(ones, generator, sample_shape)
-        noise = torch.randn(ones.shape, dtype=torch.float64, device=ones.device, generator=generator)
-        return ones + self.sigma * noise
+        return ones + self.sigma * draws.normal(tuple(ones.shape))
 
     def variance(self, ones: Tensor) -> Tensor:
         """sigma^2."""
@@ -71,9 +77,9 @@ class ExactSum(CuratorSum):
     def model(self) -> Model:
         return Model.CENTRAL
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """S."""
-        return self._drawn(ones, generator, sample_shape)[0].double()
+        return ones.double()
 
     def variance(self, ones: Tensor) -> Tensor:
         """0."""

@@ -1,13 +1,12 @@
 """Randomized response behind a shuffler: every user sends one bit."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.dominating import Profile, response_profile
 from torchdp.shuffle.messages import Messages
@@ -46,11 +45,9 @@ class RandomizedResponseSum(ShuffledBitSum):
         """1."""
         return 1.0
 
-    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
+    def speak(self, bits: Tensor, draws: Draws) -> Messages:
         """One message of each user in each instance: (m, instances) bool."""
-        bits = self._bits(bits)
-        generator = checks.random_source(generator, bits.device)
-        flips = torch.rand(bits.shape, dtype=torch.float64, device=bits.device, generator=generator) < self.flip
+        flips = draws.uniform(tuple(bits.shape)) < self.flip
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
         return Messages(instance, (bits ^ flips).flatten().to(torch.int8))
 
@@ -62,13 +59,9 @@ class RandomizedResponseSum(ShuffledBitSum):
             )
         return self._decode(total.double(), present)
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """(Binomial(S, 1 - flip) + Binomial(n - S, flip) - n flip)/(1 - 2 flip)."""
-        ones, generator = self._drawn(ones, generator, sample_shape)
-        kept, flipped = (
-            ones - binomial(ones, self.flip, generator),
-            binomial(self.users - ones, self.flip, generator),
-        )
+        kept, flipped = ones - draws.binomial(ones, self.flip), draws.binomial(self.users - ones, self.flip)
         return self._decode((kept + flipped).double(), self.users)
 
     def variance(self, ones: Tensor) -> Tensor:
