@@ -9,6 +9,8 @@ from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlug
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
+pytestmark = pytest.mark.filterwarnings("ignore:the denominator")  # few users of a class
+
 AGGREGATE = [TwoMessage, OneMessage, RandomizedResponsePlugIn]
 
 

@@ -66,10 +66,11 @@ def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
 def test_local_messages_and_the_aggregate_have_one_law(n):
     local = LocalRows(2, 1.0, 20.0, 0.1, 0.5)
     A, labels = sphere(n, 2, 1.0), 0.5 * sphere(n, 1, 1.0, seed=1)[:, 0]
-    single = torch.stack([local.collect(A, labels, noise=SeededNoise(s)) for s in range(1500)])
+    source = SeededNoise(1)
+    single = torch.stack([local.collect(A, labels, noise=source) for _ in range(700)])
     moments = second_moments(A, labels)
-    together = local.release(moments, noise=SeededNoise(7), sample_shape=(30000,))
-    wrong = LocalRows(2, 1.0, 14.0, 0.1, 0.5).release(moments, noise=SeededNoise(7), sample_shape=(30000,))
+    together = local.release(moments, noise=SeededNoise(7), sample_shape=(10_000,))
+    wrong = LocalRows(2, 1.0, 14.0, 0.1, 0.5).release(moments, noise=SeededNoise(7), sample_shape=(10_000,))
     views = [(0, 0), (0, 1), (1, 2), (2, 2)]
     values = [[r[:, i, j].numpy() for i, j in views] for r in (single, together, wrong)]
     for r in values:
@@ -206,5 +207,9 @@ def test_bad_input_is_named():
         AdaSSP(2, 1.0, 1.0, 1.0, DELTA, rho=1.0)
     with pytest.raises(ValueError, match="epsilon must"):
         SufficientStatistics(2, 1.0, 1.0, 0.0, DELTA)
+    for epsilon, delta, name in ((True, DELTA, "epsilon"), (1.0, 1, "delta"), (1.0, 1.5, "delta")):
+        for kind in (SufficientStatistics, AdaSSP):
+            with pytest.raises(ValueError, match=f"{name} must"):
+                kind(2, 1.0, 1.0, epsilon, delta)
     with pytest.raises(ValueError, match="longer than bound"):
         mod_sulq(2, 1.0, 1.0, DELTA).release(second_moments(3 * torch.eye(2)), noise=SeededNoise(0))

@@ -66,7 +66,8 @@ def test_each_client_adds_its_share_and_the_sum_has_the_level(label_bound):
     release = GramRelease(50, 3, 1.5, EPSILON, DELTA, label_bound=label_bound, corrupt=10)
     A = rows(50, 3)
     labels = None if label_bound is None else A[:, 0]
-    sent = torch.stack([release.messages(A, labels, noise=SeededNoise(s)) for s in range(400)])
+    source = SeededNoise(1)
+    sent = torch.stack([release.messages(A, labels, noise=source) for _ in range(400)])
     noise = sent - release.encode(A, labels)
     z = (noise.var() / (release.noise.sigma**2 / 40) - 1) * math.sqrt(noise.numel() / 2)
     assert abs(float(z)) < 5
@@ -81,10 +82,11 @@ def test_summed_messages_and_the_aggregate_release_have_one_law(n, labelled):
     release = GramRelease(n, 2, bound, 20.0, 0.1, label_bound=3.0 if labelled else None, corrupt=n // 3)
     A = rows(n, 2, bound=bound)
     labels = 3 * A[:, 1] if labelled else None
-    single = [release.collect(A, labels, noise=SeededNoise(s)) for s in range(1500)]
-    together = release.release(second_moments(A, labels), noise=SeededNoise(9), sample_shape=(30000,))
+    source = SeededNoise(1)
+    single = [release.collect(A, labels, noise=source) for _ in range(700)]
+    together = release.release(second_moments(A, labels), noise=SeededNoise(9), sample_shape=(10_000,))
     wrong = GramRelease(n, 2, bound, 10.0, 0.1, label_bound=3.0 if labelled else None, corrupt=n // 3).release(
-        second_moments(A, labels), noise=SeededNoise(8), sample_shape=(30000,)
+        second_moments(A, labels), noise=SeededNoise(8), sample_shape=(10_000,)
     )
     views = {
         "diagonal": lambda r: r.gram[..., 0, 0],
@@ -156,7 +158,7 @@ def test_forty_million_clients_take_milliseconds():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="corrupt must be less than the 5"):
+    with pytest.raises(ValueError, match="must be less than the 5"):
         GramRelease(5, 2, 1.0, 1.0, DELTA, corrupt=5)
     with pytest.raises(ValueError, match="model must be"):
         GramRelease(5, 2, 1.0, 1.0, DELTA, model=Model.LOCAL)

@@ -62,7 +62,7 @@ def same_law(first, second):
 @pytest.mark.parametrize("noise", NOISES)
 def test_sums_drawn_at_once_have_the_law_of_the_clients_noise(noise):
     """Rows of 0, 1, 3 and 40 clients; noise larger by a fifth is noticed."""
-    columns = 40_000
+    columns = 12_000
     single = repeated(noise, FEW, columns, 1)
     together = noise.sample_sum(FEW, columns, generator=generator(2))
     assert single.shape == together.shape == (4, columns) and single.dtype == together.dtype
@@ -87,7 +87,7 @@ def test_the_variance_of_the_release_is_the_stated_one(noise):
 )
 def test_rows_of_several_copies_have_the_stated_covariance(noise):
     """Independent copies: a diagonal; one copy used again: sigma^2 S S^T."""
-    sketch, columns = osnap(30, 5, 3, generator=generator(4)), 40_000
+    sketch, columns = osnap(30, 5, 3, generator=generator(4)), 15_000
     covariance = noise.variance(sketch).diag()
     if isinstance(noise, OneCopyGaussianNoise):
         covariance = noise.sigma**2 * sketch.gram()
@@ -154,7 +154,7 @@ def test_drawn_parts_of_pure_noise_follow_laplace_and_discrete_laplace(h):
 def test_polya_noise_on_the_finest_grid_is_a_discrete_laplace():
     """ratio = 1 - 1e-9: on its scale the law of z (1 - ratio) is Laplace to 1e-9."""
     noise = PolyaNoise(1 - 1e-9, torch.tensor([3.0]))
-    drawn = repeated(noise, rows_of(3), 50_000, 12)[0].double() * 1e-9
+    drawn = repeated(noise, rows_of(3), 1500, 12)[0].double() * 1e-9
     assert stats.kstest(drawn, stats.laplace.cdf).pvalue > ALPHA
     with pytest.raises(ValueError, match="coarser grid"):
         PolyaNoise(1 - 1e-10, torch.tensor([3.0]))

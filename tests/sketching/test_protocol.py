@@ -1,8 +1,10 @@
 """The secure sketch: exact integers, calibrated noise, refusals before anything is drawn, counted bytes."""
 
 import math
+import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import ks_2samp
@@ -12,17 +14,20 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
+    FrameError,
     SecureSketch,
     Sketch,
     StaticCoalition,
     add_rows,
     balanced_osnap,
+    clipped_rows,
     count_sketch,
     ones,
     osnap,
     share,
 )
 from torchdp.sketching import protocol as module
+from torchdp.sketching.servers import check_members
 
 
 def generator(seed=0):
@@ -90,7 +95,7 @@ def test_a_gpu_collects_the_same_integers(bits):
 
 def test_large_numbers_and_small_noise_add_up_without_rounding():
     p = SecureSketch(ones(3), 1, 1.0, 1.0, 1e-6, sensitivity=1e-6, fraction_bits=58)
-    A = torch.tensor([[1 - 2.0**-40], [-1 + 2.0**-40], [2.0**-40]], dtype=torch.float64)
+    A = 1 - torch.tensor([[2.0**-40], [2.0**-30], [0.0]], dtype=torch.float64)
     words = p.messages(A, noise=SeededNoise(1))
     units = normals(SeededNoise(1).words((4,)).view(torch.int32), 0, 3) * p.sigma * p.ring.scale
     assert torch.equal(words[0, :, 0], (A[:, 0] * 2.0**58).long() + units.round().long())
@@ -143,6 +148,7 @@ def test_a_bound_on_entries_leaves_room_for_more_bits():
     assert tight.ring.fraction_bits > plain.ring.fraction_bits
 
 
+@pytest.mark.filterwarnings("ignore:a grid of")
 def test_guarantee_no_client_is_told_apart_better_than_mu():
     epsilon, delta = 0.7, 1e-6
     for coalition in (AdaptiveCoalition(0), AdaptiveCoalition(3), StaticCoalition(10)):
@@ -212,6 +218,7 @@ def test_one_client_is_enough_and_keeps_all_its_noise():
     assert p.sample(torch.zeros(1, 2), generator=generator(), sample_shape=(4,)).shape == (4, 1, 2)
 
 
+@pytest.mark.filterwarnings("ignore:a grid of")
 def test_a_grid_too_coarse_for_sums_drawn_at_once_is_refused():
     p = protocol(fraction_bits=2)
     with pytest.raises(ValueError, match="too coarse"):
@@ -254,6 +261,10 @@ def test_public_and_private_randomness_do_not_mix():
 def test_rows_clipped_in_double_precision_pass():
     A = torch.nn.functional.normalize(torch.randn(60, 3, dtype=torch.float64, generator=generator()), dim=1)
     assert protocol().check(A) is A
+    short = clipped_rows(A.float() * 3, 1.0)
+    assert short.dtype == torch.float64 and protocol().check(short) is short
+    with pytest.raises(ValueError, match="in float64"):  # float32's rounding makes a row longer than the bound
+        protocol().check(torch.nn.functional.normalize(A.float(), dim=1))
     with pytest.raises(ValueError, match=r"entry = 0\.5"):
         protocol(entry=0.5).check(A)
 
@@ -295,6 +306,55 @@ def test_a_known_smaller_sensitivity_means_less_noise():
     assert float(less.sigma / full.sigma) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
 
 
+def test_a_grid_that_costs_noise_warns_with_its_factor():
+    with pytest.warns(UserWarning, match="772 times the least; take bits=64"):
+        p = SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6, bits=32)
+    least = gaussian_sigma(1.0, 1e-6, 2.0) ** 2
+    assert p.grid_factor == pytest.approx(float(p.noise_variance[0]) / least, rel=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6)
+        SecureSketch(ones(1000), 10, 1.0, 1.0, 1e-6, bits=32, sensitivity=1.0, entry=0.5)
+
+
+def test_rows_further_apart_than_the_stated_sensitivity_are_refused():
+    p = SecureSketch(ones(3), 2, 1.0, 1.0, 1e-6, sensitivity=0.25)
+    near = torch.tensor([[0.0, 0.9], [0.0, 0.7], [0.1, 0.7]], dtype=torch.float64)
+    assert p.release(near).shape == (1, 2) and "at most 0.25 apart" in p.guarantee.source
+    for verb in (p.release, p.messages, p.collect):
+        with pytest.raises(ValueError, match=r"more than sensitivity = 0\.25 apart"):
+            verb(torch.cat([near[:2], -near[2:]]))
+
+
+def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
+    """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a client."""
+    for absent in (0, 10):
+        p = SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent))
+        exact = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0)
+        assert (exact <= math.log(1e-6) + 1e-9) is (absent == 10)
+        there = torch.arange(30) >= 10
+        if absent:
+            check_members(p, there)
+        else:
+            with pytest.raises(FrameError, match="absent = 0 drop out"):
+                check_members(p, there)
+    with pytest.raises(FrameError, match="11 of 30"):
+        check_members(p, torch.arange(30) >= 11)
+    with pytest.raises(ValueError, match=r"corrupt \+ absent must be below"):
+        SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(20, absent=10))
+
+
+def test_the_same_numbers_in_other_types_are_the_same_session():
+    sketch, nonce = ones(9), bytes(range(32))
+    sessions = {
+        SecureSketch(
+            sketch, 1, kind(1), kind(2), 1e-6, sensitivity=kind(1), entry=kind(1), coalition=AdaptiveCoalition(n)
+        ).session(nonce)
+        for kind, n in ((int, 1), (float, np.int64(1)), (np.float32, torch.tensor(1)))
+    }
+    assert len(sessions) == 1
+
+
 def test_sessions_of_other_parameters_have_other_names():
     nonce = bytes(range(32))
     others = [
@@ -302,6 +362,7 @@ def test_sessions_of_other_parameters_have_other_names():
         protocol(bits=32),
         protocol(servers=2),
         protocol(coalition=AdaptiveCoalition(1)),
+        protocol(coalition=AdaptiveCoalition(absent=1)),
         protocol(d=4),
     ]
     assert len({p.session(nonce) for p in others}) == len(others)

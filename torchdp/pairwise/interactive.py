@@ -179,6 +179,9 @@ class InteractiveProtocol(AggregateProtocol):
         answers = self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
         return self.published_variance(counts, form) + answers
 
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0] / n
+
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """From the messages alone; a little too large, because the users' values enter by their mean.
 

@@ -82,6 +82,9 @@ class RandomizedResponsePlugIn(AggregateProtocol):
         gain = m.p - m.q
         return m.q / gain**2, (1 - gain) / gain
 
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return self.randomizer.decode_counts(sums[0]) @ self.statistic.points / n
+
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """[4 F + 2 G] / (n (n-1))^2 at the decoded counts c, less what their noise adds to F.
 

@@ -84,15 +84,20 @@ class SubsetPairs(PairwiseProtocol):
         return self.randomizer.tally(messages), (bits @ centred / self.randomizer.gap + middle).square().sum(0)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        tally, squares = sums
-        centred, middle = self._centred
-        total = self.randomizer.decode_counts(tally) @ centred + n * middle
+        total, squares = self._total(sums, n), sums[1]
         return (form.weights * (total.square() - squares)).sum(-1) / (n * (n - 1)) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         flat, own = self._noise
         kernel = self.statistic.kernel
         return symmetric_variance(lambda weights: kernel(Form(weights)), flat, own, counts, form.weights)
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return self._total(sums, n) / n
+
+    def _total(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        centred, middle = self._centred
+        return self.randomizer.decode_counts(sums[0]) @ centred + n * middle
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""
@@ -174,6 +179,9 @@ class StrategyReports(AggregateProtocol):
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         return pairs_variance(self.statistic.points, self._covariances, counts, form.weights)
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0].double() @ self._vectors / n
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""

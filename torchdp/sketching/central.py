@@ -99,6 +99,8 @@ class SufficientStatistics:
     delta: float
 
     def __post_init__(self) -> None:
+        checks.positive("epsilon", self.epsilon)
+        checks.fraction("delta", self.delta)
         _ = self.gram_sigma, self.cross_sigma
 
     @cached_property

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
@@ -24,6 +25,7 @@ from torchdp.sketching.sketch import Sketch
 from torchdp.sketching.transform import add_rows
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
+WASTE = 1.1  # times the least variance: from here on a warning
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 # standard deviations of noise in grid units: from COARSEST on a rounded normal stands for a sum of rounded normals; up
 # to FINEST every normal drawn in float64 has digits below one unit, so that rounding leaves no gaps in its law
@@ -39,10 +41,11 @@ class SecureSketch:
     of each row and publish the sums; their total is sqrt(s) 2^f Y, modulo 2^bits, and does not wrap around.
 
     sketch: public; ``ones(n)`` makes this a secure sum. columns: d. bound: B, |a_i|_2 <= B. epsilon, delta: the whole
-    budget. servers: S >= 2. coalition: t' clients whose noise does not count, because they collude or drop out. bits:
-    of the ring, 32 or 64. fraction_bits: f; as many as fit where None. sensitivity: the largest |a_i - a_i'|_2, 2B
-    where None. entry: the largest |a_il|, B where None; a smaller one leaves room for more fraction bits. Raises
-    ValueError before anything is drawn: where a used row has no honest client, or the sums may wrap.
+    budget. servers: S >= 2. coalition: how many clients may collude, and how many drop out. bits: of the ring, 32 or
+    64. fraction_bits: f; as many as fit where None. sensitivity: D, the largest distance of two rows that clients may
+    hold, 2B where None. entry: the largest |a_il|, B where None; a smaller one leaves room for more fraction bits.
+    Raises ValueError before anything is drawn: where a used row has no honest client, or the sums may wrap. Warns where
+    the grid makes the noise's variance 1.1 times the least or more (``grid_factor``).
 
     Guarantees: (epsilon, delta)-DP, one client's row replaced by any other within the bounds, against a coalition of
         all servers but one, the analyst and t' clients: their shares are uniform and independent of the words
@@ -67,18 +70,25 @@ class SecureSketch:
     entry: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sketch, Sketch):
-            raise TypeError(f"sketch must be a Sketch, such as ones(clients), not {type(self.sketch).__name__}")
-        checks.integer("columns", self.columns, 1)
-        checks.integer("servers", self.servers, 2)
-        if not isinstance(self.coalition, Coalition):
-            raise TypeError(
-                f"coalition must be a Coalition, such as AdaptiveCoalition(10), not {self.coalition!r}"
-            )
-        checks.positive("bound", self.bound)
-        if self.entry is not None and checks.positive("entry", self.entry) > self.bound:
+        checks.instance("sketch", self.sketch, Sketch)
+        checks.instance("coalition", self.coalition, Coalition)
+        checks.fraction("delta", self.delta)
+        for name in ("bound", "epsilon", "delta", "sensitivity", "entry"):
+            if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
+                self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session
+        self._set("columns", checks.integer("columns", self.columns, 1))
+        self._set("servers", checks.integer("servers", self.servers, 2, 2**15))
+        if self.entry is not None and self.entry > self.bound:
             raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
-        _ = self.ring
+        if self.grid_factor > WASTE:
+            warnings.warn(
+                f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
+                f"noise {self.grid_factor:.3g} times the least; take bits=64, or a smaller entry",
+                stacklevel=3,
+            )
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)
 
     @cached_property
     def honest(self) -> Tensor:
@@ -115,6 +125,8 @@ class SecureSketch:
     def guarantee(self) -> Guarantee:
         """(epsilon, delta), an upper bound because the grid costs a little."""
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
+        if self.sensitivity is not None:
+            source += f"; for rows of a client at most {self.sensitivity:g} apart"
         return Guarantee(self.epsilon, self.delta, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source)
 
     @cached_property
@@ -125,6 +137,14 @@ class SecureSketch:
         unit.
         """
         return self.sketch.counts() * (self.sigma**2 + 1 / (12 * self.ring.scale**2)) / self.sketch.copies
+
+    @cached_property
+    def grid_factor(self) -> float:
+        """What the grid costs: the noise's variance over c_j D^2/(h_j mu*^2), that of real numbers; the worst row's."""
+        distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
+        used = self.honest > 0
+        least = self.sketch.counts()[used] / self.honest[used] * (distance / self._mu) ** 2
+        return float((self.noise_variance[used] / least).max())
 
     @property
     def payload_bytes(self) -> int:
@@ -176,6 +196,13 @@ class SecureSketch:
                 )
             if self.entry is not None and bool((part.abs() > self.entry * (1 + SLACK)).any()):
                 raise ValueError(f"values hold an entry above entry = {self.entry} in size; clip them, in float64")
+            if self.sensitivity is not None and bool(
+                ((part - values[0].double()).square().sum(1).sqrt() > self.sensitivity * (1 + SLACK)).any()
+            ):
+                raise ValueError(
+                    f"values hold rows more than sensitivity = {self.sensitivity} apart: the noise would not hide a "
+                    "client who may hold either; state the largest distance"
+                )
         return values
 
     def check_all(self, A: Tensor) -> Tensor:
