@@ -9,7 +9,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from torchdp.pairwise.collection import Collection
-from torchdp.pairwise.fingerprint import fingerprint
+from torchdp.pairwise.description import same
 from torchdp.pairwise.interval import ErrorParts, distance, interval
 from torchdp.pairwise.projection import project
 from torchdp.pairwise.protocol import PairwiseEstimate
@@ -68,7 +68,7 @@ def compare(first: Collection, second: Collection) -> Difference:
     for name, value in (("first", first), ("second", second)):
         if not isinstance(value, Collection):
             raise TypeError(f"{name} must be a Collection, not {type(value).__name__}")
-    if fingerprint(first.protocol.statistic) != fingerprint(second.protocol.statistic):
+    if not same(first.protocol.statistic, second.protocol.statistic):
         raise ValueError("first and second must estimate the same statistic, with the same points")
     shared = first.batches.items() & second.batches.items()
     if shared:
