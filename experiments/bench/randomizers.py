@@ -27,6 +27,7 @@ from scipy.special import ndtri
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
+from torchdp.noise import Noise, SeededNoise
 from torchdp.randomizers import (
     BallRandomizer,
     DuchiJordanWainwright,
@@ -36,7 +37,6 @@ from torchdp.randomizers import (
     ProjUnit,
     RandomizedResponse,
 )
-from torchdp.randomizers.normals import normals_like
 from torchdp.randomness import keyed_generator
 
 DIM, USERS, EPSILON, AT_ONCE, ROUNDS = 256, 100_000, 1.0, 4096, 9
@@ -67,11 +67,11 @@ def measure(operations: list[Operation], rounds: int) -> list[tuple[str, float, 
     ]
 
 
-def randomise_and_sum(randomizer: BallRandomizer, points: Tensor, generator: torch.Generator) -> Tensor:
+def randomise_and_sum(randomizer: BallRandomizer, points: Tensor, noise: Noise) -> Tensor:
     """The sum of all users' messages, some users at a time, as a protocol adds them up."""
     total = torch.zeros(DIM, dtype=torch.float64, device=points.device)
     for some in points.split(AT_ONCE):
-        total += randomizer.decode_sum(randomizer.sample(some, generator=generator))
+        total += randomizer.decode_sum(randomizer.sample(some, noise=noise))
     return total
 
 
@@ -104,6 +104,7 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
     """Messages of dimension 256."""
     operations = []
     users, device = 2_000 if options.smoke else USERS, torch.device(options.device)
+    noise = SeededNoise(1, device)
     best, exact, projected = PrivUnitG(DIM, EPSILON), PrivUnit(DIM, EPSILON), ProjUnit(DIM, EPSILON, k=64)
     hemisphere, release = DuchiJordanWainwright(DIM, EPSILON), PointRelease(DIM, EPSILON)
     for dtype in (torch.float32, torch.float64):
@@ -113,12 +114,12 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
         floor = f"torch.randn d={DIM} {name}"
         operations.append(Operation(floor, users, partial(torch.randn, users, DIM + 1, **like), floor))
         operations.append(
-            Operation(f"normals_like d={DIM} {name}", users, partial(normals_like, points, generator), floor)
+            Operation(f"normals d={DIM} {name}", users, partial(noise.normal, tuple(points.shape), dtype), floor)
         )
-        sample = partial(best.sample, points, generator=generator)
+        sample = partial(best.sample, points, noise=noise)
         operations.append(Operation(f"PrivUnitG.sample d={DIM} {name}", users, sample, floor))
         for kind in (best, exact, projected, hemisphere, release):
-            run = partial(randomise_and_sum, kind, points, generator)
+            run = partial(randomise_and_sum, kind, points, noise)
             operations.append(Operation(f"{type(kind).__name__} randomise and sum, {name}", users, run, floor))
     if device.type == "cpu":
         run = partial(plain_numpy, best, points.numpy(), np.random.default_rng(0))
@@ -147,7 +148,10 @@ def values(options: argparse.Namespace, generator: torch.Generator) -> list[Oper
     return [
         Operation(floor, users, uniforms, floor),
         Operation(
-            "RandomizedResponse.sample k=1024", users, partial(response.sample, types, generator=generator), floor
+            "RandomizedResponse.sample k=1024",
+            users,
+            partial(response.sample, types, noise=SeededNoise(2, device)),
+            floor,
         ),
         Operation("RandomizedResponse.sample_reports k=1024, 1e9 users", int(counts.sum()), reports),
     ]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import factorization
+from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
@@ -53,7 +54,7 @@ def train(data: tuple[Tensor, ...], strategy: Tensor, rate: float, seed: int) ->
     nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
     noise = calibrated_noise(
         strategy, 650, bound=BOUND, epsilon=EPSILON, delta=DELTA, participation=Once(),
-        generator=keyed_generator(f"noise {seed}".encode()),
+        noise=SeededNoise(seed),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=rate / BATCH)
     for t in range(len(strategy)):

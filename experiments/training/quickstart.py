@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from torchdp.factorization import factorize_epochs
+from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, calibrated_noise, causal_strategy, clip_and_sum, iterates, set_gradients
 
@@ -39,7 +40,7 @@ def main() -> None:
         epsilon=EPSILON,
         delta=DELTA,
         participation=Epochs(batches),
-        generator=keyed_generator(b"noise"),  # torchdp.randomness.system_generator() for real data
+        noise=SeededNoise(1),  # so that this script repeats; leave it out for real data
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE / BATCH)
     for _ in range(epochs):

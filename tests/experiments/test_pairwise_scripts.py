@@ -24,7 +24,7 @@ def test_separation(smoke, tmp_path):
 
 def test_coverage(smoke):
     line = smoke("pairwise/coverage.py").splitlines()[-1]
-    cells, low, high = re.match(r"marked \*: (\d+) of 72 cells, coverage (\S+) to (\S+),", line).groups()
+    cells, low, high = re.match(r"marked \*: (\d+) of 78 cells, coverage (\S+) to (\S+),", line).groups()
     assert int(cells) > 50 and float(low) > 0.93 and float(high) < 0.97
 
 

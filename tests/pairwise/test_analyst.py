@@ -7,6 +7,8 @@ from torchdp import pairwise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.randomness import keyed_generator
 
+pytestmark = pytest.mark.filterwarnings("ignore:the denominator")  # few users of a class
+
 KINDS = [TwoMessage, OneMessage, OneMessagePairs, RandomizedResponsePlugIn]
 STATISTICS = [pairwise.absolute_difference(6), pairwise.kendall(2, 3), pairwise.auc(3)]
 TYPES = torch.tensor([0, 5, 5, 2, 3, 1, 4, 4, 0, 0])

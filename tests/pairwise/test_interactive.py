@@ -8,6 +8,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     OneMessage,
     Pairs,
@@ -127,7 +128,9 @@ def test_guarantee_the_messages_are_those_of_the_randomizers(index):
     protocol = protocols(DIFFERENCE, 2.0)[index]
     sums = protocol.collect(TYPES, generator=keyed_generator(b"same"))
     generator, points = keyed_generator(b"same"), DIFFERENCE.points
-    expected = [each.sample(points[TYPES], generator=generator).sum(0) for each in protocol.randomizers]
+    expected = [
+        each.sample(points[TYPES], noise=SeededNoise.of(generator)).sum(0) for each in protocol.randomizers
+    ]
     questions = [each for one in protocol.transcript(sums, 24).rounds for each in one.asked]
     for question, response in zip(questions, protocol.responses, strict=True):
         expected.append(response.sample(question.shown(points)[TYPES], generator=generator).sum())

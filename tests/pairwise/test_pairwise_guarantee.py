@@ -9,6 +9,7 @@ import torch
 from scipy.stats import chi2
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnitG
@@ -97,7 +98,7 @@ def test_guarantee_one_message_as_it_is_drawn():
     share = []
     for x in (0, 1):
         points = statistic.points[torch.full((users,), x)]
-        messages = protocol.randomizer.sample(points, generator=keyed_generator(f"type {x}".encode()))
+        messages = protocol.randomizer.sample(points, noise=SeededNoise.of(keyed_generator(f"type {x}".encode())))
         share.append(float((messages * statistic.points[1] >= statistic.radius**2).double().mean()))
     error = sum(p * (1 - p) / (users * p * p) for p in share) ** 0.5
     assert abs(math.log(share[1] / share[0]) - epsilon) < 5 * error < 0.05
@@ -110,7 +111,7 @@ def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
     sums = protocol.collect(types, generator=keyed_generator(b"same"))
     generator = keyed_generator(b"same")
     for total in sums:
-        messages = protocol.randomizer.sample(protocol.statistic.points[types], generator=generator)
+        messages = protocol.randomizer.sample(protocol.statistic.points[types], noise=SeededNoise.of(generator))
         torch.testing.assert_close(total, messages.sum(0))
     assert len(sums) == (2 if kind is TwoMessage else 1)
 

@@ -8,6 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     Form,
     OneMessage,
@@ -42,7 +43,7 @@ def draw(protocol, counts, trials, generator):
     if not isinstance(protocol, OneMessagePairs):
         return protocol.estimate_histogram(counts, generator=generator, sample_shape=(trials,)).value
     users = protocol.statistic.points.repeat_interleave(counts, 0).expand(trials, -1, -1)
-    messages = protocol.randomizer.sample(users, generator=generator)
+    messages = protocol.randomizer.sample(users, noise=SeededNoise.of(generator))
     return protocol.analyse((messages.sum(1), messages.square().sum(1)), int(counts.sum())).value
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import ProjectedQueries, project
 from torchdp.pairwise.projection import onto_simplex
 from torchdp.privacy import Model
@@ -90,7 +91,7 @@ def test_guarantee_projected_queries_are_those_of_the_randomizer():
         types = torch.tensor([0, 5, 5, 2])
         found = mechanism.answer(types, generator=keyed_generator(b"same"))
         users = points[types.sort().values]  # sums are made type by type
-        messages = mechanism.randomizer.sample(users, generator=keyed_generator(b"same"))
+        messages = mechanism.randomizer.sample(users, noise=SeededNoise.of(keyed_generator(b"same")))
         again = project(mechanism.vertices, messages.mean(0))
         torch.testing.assert_close(found.point, again.point)
 

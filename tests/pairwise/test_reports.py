@@ -8,6 +8,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs, strategy_reports
 from torchdp.pairwise.variance import pairs_variance
 from torchdp.randomizers import (
@@ -134,7 +135,7 @@ def test_guarantee_strategy_reports(epsilon):
     # what users send is the strategy's output, of their own type
     types = torch.tensor([0, 3, 3, 1])
     (sums,) = protocol.collect(types, generator=keyed_generator(b"same"))
-    sent = protocol.strategy.sample(types, generator=keyed_generator(b"same"))
+    sent = protocol.strategy.sample(types, noise=SeededNoise.of(keyed_generator(b"same")))
     assert torch.equal(sums, torch.bincount(sent, minlength=4))
 
 
@@ -152,7 +153,7 @@ def test_guarantee_subset_pairs(kind):
         assert math.log(p * (1 - q) / (q * (1 - p))) == pytest.approx(1.2)
     types = torch.tensor([0, 3, 3, 1])
     tally, squares = protocol.collect(types, generator=keyed_generator(b"same"))
-    sent = oracle.sample(types, generator=keyed_generator(b"same"))
+    sent = oracle.sample(types, noise=SeededNoise.of(keyed_generator(b"same")))
     assert torch.equal(tally, oracle.tally(sent))
     centred = protocol.statistic.points - protocol.statistic.points.mean(0)
     vectors = unpack(sent)[:, :4].double() @ centred / oracle.gap + protocol.statistic.points.mean(0)
@@ -179,7 +180,7 @@ def test_monte_carlo_finds_the_predicted_error_of_subsets(kind):
     protocol = SubsetPairs(pairwise.absolute_difference(5), 2.0, kind)
     types = torch.arange(5).repeat_interleave(counts)
     trials, (centred, middle) = 30_000, protocol._centred
-    sent = protocol.randomizer.sample(types.expand(trials, -1), generator=generator)
+    sent = protocol.randomizer.sample(types.expand(trials, -1), noise=SeededNoise.of(generator))
     bits = unpack(sent)[..., :5].double()
     tally = torch.nn.functional.pad(bits.sum(1), (0, 1), value=len(types))
     squares = (bits @ centred / protocol.randomizer.gap + middle).square().sum(1)

@@ -5,6 +5,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
 from torchdp.randomness import keyed_generator
 
@@ -39,7 +40,7 @@ def test_sums_of_messages(kind):
     users = STATISTIC.points[TYPES].expand(trials, -1, -1)
     drawn = protocol.collect_histogram(COUNTS, generator=generator, sample_shape=(trials,))
     other = protocol.collect_histogram(OTHER, generator=generator, sample_shape=(trials,))
-    messages = [protocol.randomizer.sample(users, generator=generator).sum(1) for _ in drawn]
+    messages = [protocol.randomizer.sample(users, noise=SeededNoise.of(generator)).sum(1) for _ in drawn]
     directions = torch.randn(STATISTIC.dim, 3, dtype=torch.float64, generator=generator)
     for one, two, wrong in zip(messages, drawn, other, strict=True):
         assert one.shape == two.shape == (trials, STATISTIC.dim)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torchdp import simulate, workloads
+from torchdp.noise import SeededNoise
 from torchdp.queries import LocalOracle, Objective, choose, choose_central
 from torchdp.randomizers import (
     HadamardResponse,
@@ -41,7 +42,8 @@ def test_both_paths_have_the_predicted_error(kind):
         return (drawn.value - truth).square().mean(-1)
 
     def messages(generator, size):
-        drawn = torch.stack([mechanism.answer(types, generator=generator).value for _ in range(size)])
+        noise = SeededNoise.of(generator)
+        drawn = torch.stack([mechanism.answer(types, noise=noise).value for _ in range(size)])
         return (drawn - truth).square().mean(-1)
 
     for path, trials in ((histogram, 4000), (messages, 400)):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.sketching import (
     GramRelease,
     adaptive_ridge,
@@ -32,7 +33,7 @@ def test_gram_wins_and_says_by_how_much_and_its_error_is_measured():
     assert choice.best.name == "gram" and len(choice.routes) == 3
     assert [r.error for r in choice.routes] == sorted(r.error for r in choice.routes)
     release = GramRelease(100_000, 4, 2.0, 0.1, 1e-6, label_bound=1.0)
-    noisy = release.release(moments, generator=generator(1), sample_shape=(2000,))
+    noisy = release.release(moments, noise=SeededNoise(1), sample_shape=(2000,))
     errors = phi(moments, adaptive_ridge(noisy, 10.0), 10.0) - 1
     assert float(errors.mean()) == pytest.approx(choice.best.error - 1, rel=0.1)
     assert choice.best.words == release.words == 14

@@ -1,22 +1,24 @@
 """Servers, clients and analyst as processes: the same bits, and nothing on the wire but shares and sums."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from scipy.stats import chi2
 
-from torchdp.randomness import keyed_generator
-from torchdp.sketching import SecureSketch, balanced_osnap, run_processes, system_masks, take_part
+from torchdp.noise import SeededNoise
+from torchdp.sketching import SecureSketch, balanced_osnap, processes, run_processes, take_part
 from torchdp.sketching.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
 from torchdp.sketching.servers import Links
 
-KEY = bytes(range(32))
+KEY, SEED = bytes(range(32)), int.from_bytes(bytes(range(1, 33)))
 
 
 def protocol(n=600, servers=2):
@@ -32,8 +34,8 @@ def words_of(frame):
 @pytest.mark.slow
 def test_processes_give_the_same_bits_and_the_wire_carries_only_shares_and_sums(tmp_path):
     p, A = protocol(), torch.full((600, 3), 0.5)
-    release = run_processes(p, A, noise_key=KEY, record=tmp_path)
-    assert torch.equal(release, p.release(A, generator=keyed_generator(KEY), masks=system_masks))
+    release = run_processes(p, A, seed=SEED, record=tmp_path)
+    assert torch.equal(release, p.release(A, noise=SeededNoise(SEED)))
 
     sent = {path.stem: torch.load(path) for path in tmp_path.iterdir()}
     assert set(sent) == {"server 0", "server 1", "clients", "analyst"}
@@ -62,16 +64,45 @@ def test_processes_give_the_same_bits_and_the_wire_carries_only_shares_and_sums(
 def test_bad_arguments_are_refused_before_any_process_starts():
     p = protocol()
     with pytest.raises(ValueError, match="600 rows"):
-        run_processes(p, torch.zeros(5, 3), noise_key=KEY)
+        run_processes(p, torch.zeros(5, 3))
     with pytest.raises(ValueError, match="l_2 norm"):
-        run_processes(p, torch.ones(600, 3), noise_key=KEY)
-    with pytest.raises(ValueError, match="noise_key"):
-        run_processes(p, torch.zeros(600, 3), noise_key=b"short")
+        run_processes(p, torch.ones(600, 3))
+    with pytest.raises(TypeError, match="seed"):
+        run_processes(p, torch.zeros(600, 3), seed=b"short")
     links = Links.derived(KEY, "clients", 2)
     with pytest.raises(ValueError, match="rank must be below 4"):
         take_part(p, KEY, 4, links)
-    with pytest.raises(ValueError, match="A and noise_key"):
-        take_part(p, KEY, 2, links)
+    for rank, given in ((2, {}), (0, {"A": torch.zeros(600, 3)}), (3, {"noise": SeededNoise(1)})):
+        with pytest.raises(ValueError, match="A and noise to no other"):
+            take_part(p, KEY, rank, links, **given)
+
+
+def test_each_process_is_handed_its_own_secrets_alone(monkeypatch):
+    given, row = {}, torch.tensor([0.1234567, 0.2345678, 0.3456789], dtype=torch.float64)
+    p, A = protocol(), torch.zeros(600, 3, dtype=torch.float64)
+    A[123] = row
+
+    def start(target, arguments, **settings):
+        assert settings["nprocs"] == 1
+        given[arguments[2]] = pickle.dumps(arguments)
+        if len(given) == 4:
+            raise KeyboardInterrupt
+        return SimpleNamespace(processes=[SimpleNamespace(kill=lambda: None)])
+
+    monkeypatch.setattr(processes.mp, "start_processes", start)
+    with pytest.raises(KeyboardInterrupt):
+        run_processes(p, A, seed=SEED)
+
+    def holders(secret):
+        return {rank for rank, arguments in given.items() if secret in arguments}
+
+    assert holders(row.numpy().tobytes()) == holders(SEED.to_bytes(32, "little")) == {2}
+    keys = [{name: links[name] for name in links.names} for links in (pickle.loads(given[k])[3] for k in range(4))]
+    names = processes.parties(p)
+    for rank, own in enumerate(keys):
+        for other, key in own.items():
+            assert holders(key) == {rank, names.index(other)}
+    assert holders(p.sketch.signs.numpy().tobytes()) == {0, 1, 2, 3}  # what is public is everywhere
 
 
 def test_processes_that_do_not_meet_say_so(tmp_path):
@@ -94,7 +125,8 @@ if rank == 1:  # the second server dies as soon as all have met
 links = Links.derived(key, processes.parties(p)[rank], 2)
 try:
     processes.take_part(
-        p, key, rank, links, init_method="file://" + sys.argv[2], A=torch.zeros(600, 3), noise_key=key, timeout=20.0
+        p, key, rank, links, init_method="file://" + sys.argv[2], timeout=20.0,
+        A=torch.zeros(600, 3) if rank == 2 else None,
     )
     print("released")
 except ConnectionError as error:
@@ -128,7 +160,7 @@ def test_a_party_killed_at_the_start_is_named():
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(RuntimeError, match=r"server 1 ended by SIGKILL"):
-        run_processes(protocol(), torch.zeros(600, 3), noise_key=KEY, timeout=20)
+        run_processes(protocol(), torch.zeros(600, 3), timeout=20)
     killer.join()
 
 

@@ -21,6 +21,7 @@ from torchdp.factorization.certificate import (
 from torchdp.factorization.fixed_point import power_norm
 from torchdp.factorization.orthogonal_columns import orthogonal_columns
 from torchdp.factorization.spectrum import SQUARE_TOLERANCE
+from torchdp.factorization.stopping import working
 from torchdp.workloads import Workload
 
 STEP = 0.9  # exponent of the update of M: half of that of single columns' weights
@@ -71,7 +72,7 @@ def factorize_epochs(
     Source: here. The problem: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order participation; its dual
     for one epoch: Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
-    W = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach()
+    W = working("W", checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach())
     if W.ndim != 2:
         raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
     period, p, tol = checks.integer("period", period, 1), check_exponent(p), checks.positive("tol", tol)

@@ -64,24 +64,23 @@ class Product(Domain):
         found = [middle for middle in middles if middle is not None]
         return torch.cat(found) if len(found) == len(middles) else None
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
         balls = _balls(self)
         if balls is not None:
-            return balls.maximise(M, centre)
-        blocks = _diagonal_blocks(M, self.sizes)
-        centres = centre.split(self.sizes)
-        best = [part.maximise(block, c) for part, block, c in zip(self.parts, blocks, centres, strict=True)]
+            return balls.maximise(B, centre)
+        pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
+        best = [part.maximise(block, c) for part, block, c in pieces]
         generator = keyed_generator(b"torchdp.mean.composite.maximise")
         starts = []
         for found in best:
-            place = torch.randint(len(found.points), (STARTS,), generator=generator)
+            place = torch.randint(len(found.points), (STARTS,), device="cpu", generator=generator)
             place[0] = 0
             starts.append(found.points[place.to(found.points.device)])
         start = torch.cat(starts, -1)
         points, value = best_first(
-            torch.cat([start, climb(self, start, M, centre)]), M, centre, most=max(STARTS, self.dimension)
+            torch.cat([start, climb(self, start, B, centre)]), B, centre, most=max(STARTS, self.dimension)
         )
-        upper = couple(M, self.sizes, [found.upper for found in best])
+        upper = couple(B, self.sizes, [found.upper for found in best])
         return Maximum(points, value, max(value, upper))
 
     def extreme(self, directions: Tensor) -> Tensor:
@@ -153,7 +152,7 @@ class Product(Domain):
 class LinearImage(Domain):
     """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler descriptions.
 
-    Oracle: K's, at F^T M F. contains and project mix extreme points: they are those of the convex hull, good to 1e-6
+    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull, good to 1e-6
     of its size. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 31.
     """
@@ -178,16 +177,15 @@ class LinearImage(Domain):
         middle = self.domain.middle
         return None if middle is None else self.transform @ middle
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
-        """(F x - v)^T M (F x - v) = (x - w)^T F^T M F (x - w) + rest, w a least squares solution near K's middle."""
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        """||B (F x - v)||^2 = ||B F (x - w)||^2 + rest, w a least squares solution near K's middle."""
         F = self.transform
-        pulled = F.mT @ M @ F
+        pulled = B @ F
         start = self.domain.spanning().mean(0) if self.domain.middle is None else self.domain.middle
-        w = start + torch.linalg.pinv(pulled, hermitian=True) @ (F.mT @ (M @ (centre - F @ start)))
-        off = centre - F @ w
-        rest = max(float(off @ M @ off), 0.0)
+        w = start + torch.linalg.pinv(pulled) @ (B @ (centre - F @ start))
+        rest = float((B @ (centre - F @ w)).square().sum())
         found = self.domain.maximise(pulled, w)
-        points, value = best_first(found.points @ F.mT, M, centre, most=len(found.points))
+        points, value = best_first(found.points @ F.mT, B, centre, most=len(found.points))
         return Maximum(points, value, max(found.upper + rest, value))
 
     def extreme(self, directions: Tensor) -> Tensor:
@@ -253,10 +251,6 @@ def _unit(shape: NoiseShape, p: float) -> Tensor:
     """The shape's row weights scaled to norm 1 in l_{p/(p-2)}."""
     order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
     return shape.row_weights / torch.linalg.vector_norm(shape.row_weights, ord=order).clamp_min(1e-300)
-
-
-def _diagonal_blocks(M: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return [row.split(list(sizes), dim=1)[i] for i, row in enumerate(M.split(list(sizes), dim=0))]
 
 
 def _transform(value: Tensor, domain: Domain) -> Tensor:

@@ -13,6 +13,7 @@ from torchdp.mean.domain import Domain
 from torchdp.mean.mechanism import Encoding, admitted, encoding
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.mean.noise_shape import NoiseShape
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 
 
@@ -102,19 +103,23 @@ class GaussianCovariance:
         return math.sqrt(tau**2 * (trace**2 + square) / 2 + cross + nu**2 * (trace**2 + square))
 
     def estimate(
-        self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, x: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
     ) -> CovarianceEstimate:
-        """Mean and covariance of x, (n, d). Raises ValueError for points outside the domain."""
+        """Mean and covariance of x, (n, d); noise: the system's where None.
+
+        sample_shape: repetitions, for simulations: each is a release of its own, and the guarantee is that of one.
+        Raises TypeError, ValueError (for points outside the domain).
+        """
         x = admitted("x", x, self.domain, self.shape)
-        generator, shape = checks.random_source(generator, x.device), checks.sample_shape(sample_shape)
+        draws, shape = source(noise, x.device), checks.sample_shape(sample_shape)
         n, r = len(x), self.root.shape[1]
         tau = self.moment_noise(n)
         second, first = self.root.new_zeros(r, r), self.root.new_zeros(r)
         for u in self.encoding.chunks(x):
             w = u / self.encoding.radius
             second, first = second + tensor_sum(w, 2), first + w.sum(0)
-        S = second / n + tau * symmetrised(_normals((*shape, r, r), self.root, generator), 2)
-        m = first / n + tau / self.mean_weight * _normals((*shape, r), self.root, generator)
+        S = second / n + tau * symmetrised(draws.normal((*shape, r, r)), 2)
+        m = first / n + tau / self.mean_weight * draws.normal((*shape, r))
         correction = (tau / self.mean_weight) ** 2 * torch.eye(r).to(S)
         covariance = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
         return CovarianceEstimate(self.encoding.centre + m @ self.root.mT, covariance, n)
@@ -167,7 +172,3 @@ def projection_bound(tau: float, dimension: int, radius: float = 1.0) -> float:
     tau, radius = checks.positive("tau", tau), checks.positive("radius", radius)
     d = checks.integer("dimension", dimension, 1)
     return radius * math.sqrt(tau * (math.sqrt(2 * d) + 1 / math.sqrt(2 * math.pi * d)))
-
-
-def _normals(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)

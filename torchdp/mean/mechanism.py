@@ -14,6 +14,7 @@ from torchdp.mean.domain import Domain
 from torchdp.mean.finite import Vertices
 from torchdp.mean.noise_shape import NoiseShape
 from torchdp.mean.norm_error import NormError
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 
 MOST_VERTICES = 20_000  # whose distances are all looked at
@@ -64,7 +65,7 @@ class Encoding:
     @cached_property
     def radius(self) -> float:
         """A proved upper bound on ||A^+ (x - c)|| over the domain."""
-        upper = self.domain.maximise(self.inverse.mT @ self.inverse, self.centre).upper
+        upper = self.domain.maximise(self.inverse, self.centre).upper
         return math.sqrt(max(upper, 0.0)) * (1 + 1e-12)
 
     @cached_property
@@ -115,8 +116,9 @@ def encoding(domain: Domain, shape: NoiseShape) -> Encoding:
 class MeanMechanism(ABC):
     """Releases the mean of n users' vectors, each a point of the domain, without bias; n is public.
 
-    ``estimate`` is the faithful path, from one vector for each user; ``estimate_counts`` draws the same law from
-    distinct points and how many users hold each. Points outside the domain are refused: see ``Domain.project``.
+    ``estimate`` is what is published, from one vector for each user; ``estimate_counts`` draws the same law from
+    distinct points and how many users hold each, for simulations: a generator's draws hide nobody. Points outside the
+    domain are refused: see ``Domain.project``.
 
     domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. Raises TypeError,
     ValueError where its range does not reach the whole domain.
@@ -146,26 +148,32 @@ class MeanMechanism(ABC):
         """The l_p error for n users; p: the shape's own where it is not given."""
         return NormError(self.noise_root(n), self.shape.p if p is None else p)
 
-    def estimate(self, x: Tensor, *, generator: torch.Generator) -> MeanEstimate:
-        """The private mean of x, (n, d), n >= 1. Raises ValueError for points outside the domain."""
+    def estimate(self, x: Tensor, *, noise: Noise | None = None) -> MeanEstimate:
+        """The private mean of x, (n, d), n >= 1; noise: the system's where None.
+
+        Raises TypeError, ValueError (for points outside the domain).
+        """
         x = admitted("x", x, self.domain, self.shape)
-        return self._estimate(self._total(x, checks.random_source(generator, x.device)), len(x))
+        return self._estimate(self._total(x, source(noise, x.device)), len(x))
 
     def estimate_counts(
         self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> MeanEstimate:
-        """The private mean of counts[j] users at points[j], (k, d); independent repetitions of ``sample_shape``."""
+        """The private mean of counts[j] users at points[j], (k, d); independent repetitions of ``sample_shape``.
+
+        Raises TypeError, ValueError.
+        """
         points = admitted("points", points, self.domain, self.shape)
         counts = checks.counts("counts", counts, len(points)).to(points.device)
         n = int(counts.sum())
         if n < 1:
             raise ValueError("counts must hold at least one user")
-        generator = checks.random_source(generator, points.device)
+        checks.random_source(generator, points.device)
         shape = checks.sample_shape(sample_shape)
         return self._estimate(self._total_counts(points, counts, shape, generator), n)
 
     @abstractmethod
-    def _total(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _total(self, x: Tensor, noise: Noise) -> Tensor:
         """Noisy sum of the encoded vectors of the users' x, (r,)."""
 
     @abstractmethod

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import OptimizedUnaryEncoding
 from torchdp.randomizers.base import user_counts
@@ -53,7 +54,9 @@ class HierarchicalAUC:
         generator = checks.random_source(generator, scores.device)
         level = torch.randint(1, self.levels + 1, scores.shape, device=scores.device, generator=generator)
         return tuple(
-            self._oracle(each).collect(scores[level == each] >> (self.levels - each), generator=generator)
+            self._oracle(each).collect(
+                scores[level == each] >> (self.levels - each), noise=SeededNoise.of(generator)
+            )
             for each in range(1, self.levels + 1)
         )
 

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.messages import NUMBERS_AT_ONCE
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.rounds import Question, Round, Transcript
@@ -93,7 +94,7 @@ class InteractiveProtocol(AggregateProtocol):
         """Sums over users of all messages: vectors (r,), then answers ()."""
         points, n = self.statistic.points, float(len(types))
         counts = torch.bincount(types, minlength=len(points))
-        vectors = tuple(each.collect(points, counts, generator=generator) for each in self.randomizers)
+        vectors = tuple(each.collect(points, counts, noise=SeededNoise.of(generator)) for each in self.randomizers)
         questions, _ = self.publish(tuple(each / n for each in vectors), n, self.statistic.form)
         answers = []
         for question, response in zip(questions, self.responses, strict=True):
@@ -177,6 +178,9 @@ class InteractiveProtocol(AggregateProtocol):
         missed = sum((each.vector @ mean for each in questions), offset) - (form.weights * mean.square()).sum()
         answers = self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
         return self.published_variance(counts, form) + answers
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0] / n
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """From the messages alone; a little too large, because the users' values enter by their mean.

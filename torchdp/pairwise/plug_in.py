@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.pairwise.variance import in_parts, symmetric_variance
@@ -51,7 +52,7 @@ class RandomizedResponsePlugIn(AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(how many users report each value,), (k,)."""
-        return self.tally(self.randomizer.sample(types, generator=generator))
+        return self.tally(self.randomizer.sample(types, noise=SeededNoise.of(generator)))
 
     def tally(self, reports: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the reports of some users, (n,)."""
@@ -80,6 +81,9 @@ class RandomizedResponsePlugIn(AggregateProtocol):
         m = self.randomizer.moments
         gain = m.p - m.q
         return m.q / gain**2, (1 - gain) / gain
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return self.randomizer.decode_counts(sums[0]) @ self.statistic.points / n
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """[4 F + 2 G] / (n (n-1))^2 at the decoded counts c, less what their noise adds to F.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import PrivUnitG
 
@@ -165,7 +166,7 @@ class ProjectedQueries:
         if types.ndim != 1 or len(types) == 0:
             raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
         counts = torch.bincount(types, minlength=len(self.points))
-        total = self.randomizer.collect(self.points, counts, generator=generator)
+        total = self.randomizer.collect(self.points, counts, noise=SeededNoise.of(generator))
         return project(self.vertices, total / len(types), tol=tol)
 
     def answer_histogram(

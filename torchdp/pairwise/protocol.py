@@ -1,16 +1,20 @@
 """What the pairwise protocols share: from messages to an estimate with its error."""
 
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.pairwise.interval import ErrorParts, interval
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee
+
+SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 
 
 @dataclass(frozen=True)
@@ -18,37 +22,30 @@ class PairwiseEstimate:
     """A private estimate and its standard error, both computed from the messages alone; shape (*sample_shape).
 
     The error is that of the privacy noise: it speaks of these n users, not of a population they came from.
-    slope: by how much the variance would grow for each unit by which the true value exceeds the estimate.
+    error: the parts that intervals are made of (None: one normal part of the standard error). limits: what the true
+    value can be; intervals stay inside, the value itself need not.
     """
 
     value: Tensor
     standard_error: Tensor
     n: int
-    slope: Tensor | float = 0.0
+    error: ErrorParts | None = None
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Score interval at this level for the statistic of these users; see ``score_interval``.
+        """Confidence interval at this level for the statistic of these users; see :class:`ErrorParts`.
 
-        Coverage measured at 0.95: 0.94 to 0.96 wherever the predicted RMSE is at most 5 % of the kernel's range and n
-        times the MSE within 10 % of its limit for large n; with fewer users mostly more, but less for randomized
-        response (experiments/pairwise/coverage.py).
+        Coverage measured at 0.95 over 624 cells, seven kernels (experiments/pairwise/coverage.py): one and two messages
+        0.94 to 0.97 from 10,000 users on, 0.94 to 1 below (mixed signatures cover too much). Randomized response and
+        two rounds, each with one normal part, from 0.935 and 0.941 at 10,000 users; of 1,000 or 100 users, where
+        their errors are far from normal, from 0.86 and 0.89.
         """
-        return score_interval(self.value, self.standard_error, self.slope, level)
+        return interval(self.value, self.parts, level, self.limits)
 
-
-def score_interval(
-    value: Tensor, standard_error: Tensor, slope: Tensor | float, level: float
-) -> tuple[Tensor, Tensor]:
-    """Normal confidence interval with the variance that belongs to each end, not to the estimate.
-
-    All t with (value - t)^2 <= z^2 (standard_error^2 + slope (t - value)): where the error grows with the value, as
-    it does for Gini's indices, value +- z standard_error covers too rarely.
-    Source: Wilson (1927), for proportions.
-    """
-    z = float(ndtri((1 + checks.fraction("level", level)) / 2))
-    shift = z**2 / 2 * slope
-    half = (z**2 * standard_error.square() + shift**2).sqrt()
-    return value + shift - half, value + shift + half
+    @property
+    def parts(self) -> ErrorParts:
+        """The error's independent parts."""
+        return ErrorParts.normal(self.standard_error.square()) if self.error is None else self.error
 
 
 @dataclass(frozen=True)
@@ -104,9 +101,13 @@ class PairwiseProtocol(ABC):
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Estimate of that variance from the messages alone. form.weights may carry batch dimensions."""
 
-    def variance_slope(self, n: float, form: Form) -> Tensor:
-        """d variance / d mean where the mean determines its variance, as it does for |u_x - u_y|^2; 0 elsewhere."""
-        return torch.zeros_like(form.weights[..., 0])
+    @abstractmethod
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        """Unbiased estimate of the users' mean vector, (*batch, r)."""
+
+    def mean_error(self, sums: tuple[Tensor, ...], n: float, form: Form) -> ErrorParts:
+        """The error of ``mean`` as intervals need it; form.weights: (r,)."""
+        return ErrorParts.normal(self.plug_in_variance(sums, n, form))
 
     def estimate(self, types: Tensor, *, generator: torch.Generator) -> PairwiseEstimate:
         """Estimate from each user's own messages; types: (n,) integers in [0, k), n >= 2."""
@@ -119,25 +120,45 @@ class PairwiseProtocol(ABC):
     def analyse(self, sums: tuple[Tensor, ...], n: int) -> PairwiseEstimate:
         """The analyst: from what ``collect`` returned to the estimate and its standard error.
 
-        Both are NaN where the estimated denominator of a ratio is 0.
+        Both are NaN where the estimated denominator of a ratio is 0; it warns where that is less than four standard
+        errors from 0, since the value may then be far off (a class that hardly anybody belongs to).
         """
         form, denominator = self.statistic.form, self.statistic.denominator
         m = float(n)  # powers of it leave the range of 64-bit integers
         value = self.pairs_mean(sums, m, form)
+        limits = self.statistic.limits or (-math.inf, math.inf)
         if denominator is None:
-            variance = self.plug_in_variance(sums, m, form) * self._slope(m) ** 2
-            return PairwiseEstimate(value, variance.sqrt(), n, self.variance_slope(m, form) * self._slope(m))
+            error = self.plug_in_variance(sums, m, form).sqrt() * self._slope(m)
+            parts = self.mean_error(sums, m, form).scaled(self._slope(m))
+            return PairwiseEstimate(value, error, n, parts, limits)
         below = self.pairs_mean(sums, m, denominator)
         below = torch.where(below.abs() > self._rounding(denominator), below, torch.nan)
         ratio = value / below
-        variance = self.plug_in_variance(sums, m, _difference(form, ratio, denominator)) * self._slope(m) ** 2
-        return PairwiseEstimate(self.statistic.offset + ratio, variance.sqrt() / below.abs(), n)
+        parts = self._ratio_error(sums, m, ratio, below)
+        _warn_of_small(parts.curvature)
+        return PairwiseEstimate(self.statistic.offset + ratio, parts.variance[..., 0].sqrt(), n, parts, limits)
+
+    def _ratio_error(self, sums: tuple[Tensor, ...], n: float, ratio: Tensor, below: Tensor) -> ErrorParts:
+        """Fieller's part: the variance of mean f - t mean g as a polynomial in t around the ratio, over (mean g)^2."""
+        if self.statistic.denominator is None:
+            raise ValueError("statistic must be a ratio")
+        apart = _difference(self.statistic.form, ratio, self.statistic.denominator)
+        g = Form(self.statistic.denominator.weights)
+        variance, own = (self.plug_in_variance(sums, n, each) for each in (apart, g))
+        least = torch.finfo(torch.float64).tiny
+        balance = (variance.clamp_min(least) / own.clamp_min(least)).sqrt()
+        both = self.plug_in_variance(sums, n, Form(apart.weights + balance[..., None] * g.weights))
+        most = (variance * own).sqrt()
+        covariance = ((both - variance) / balance - balance * own).div(2).clamp(-most, most)
+        scale = (self._slope(n) / below).square()
+        return ErrorParts(*((scale * each)[..., None] for each in (variance, -2 * covariance, own)))
 
     def predicted_mse(self, histogram: Tensor, n: int) -> float:
         """Mean squared error for n users with this histogram, in closed form; not private (it reads the data).
 
         histogram: (k,), non-negative, counts or probabilities (normalised here). Exact for a mean; for a ratio
-        (AUC) to first order in 1/n (the delta method). The bias of a statistic that ``approximates`` another counts.
+        (AUC) to first order in 1/n (the delta method), too low where the denominator is small against its own error: it
+        warns below four standard errors. The bias of a statistic that ``approximates`` another counts.
         """
         n = checks.integer("n", n, 2)
         k = self.statistic.types
@@ -154,8 +175,9 @@ class PairwiseProtocol(ABC):
         if abs(below) <= self._rounding(denominator):
             raise ValueError("histogram makes the statistic's denominator 0 (one class is empty)")
         ratio = self.statistic.mean(counts, form) / below
-        variance = float(self.mean_variance(counts, _difference(form, ratio, denominator)))
-        return variance * self._slope(n) ** 2 / below**2
+        scale = (self._slope(n) / below) ** 2
+        _warn_of_small(self.mean_variance(counts, Form(denominator.weights)) * scale)
+        return float(self.mean_variance(counts, _difference(form, ratio, denominator))) * scale
 
     def bias(self, counts: Tensor) -> float:
         """What the estimate misses on average for counts (k,), real numbers allowed; 0 unless the form approximates."""
@@ -213,3 +235,13 @@ def _difference(form: Form, ratio: Tensor, denominator: Form) -> Form:
     """The form f - ratio g, whose error over mean g is the ratio's to first order."""
     weights = form.weights - ratio[..., None] * denominator.weights
     return Form(weights, 0.0)
+
+
+def _warn_of_small(squared_error: Tensor) -> None:
+    """Warns where the denominator's relative variance is above ``SMALL``."""
+    if bool((squared_error > SMALL).any()):
+        warnings.warn(
+            "the denominator is less than four standard errors from 0 (one class is rare for so few users and so small "
+            "an epsilon): the ratio may be far off and its standard error too low; use interval()",
+            stacklevel=3,
+        )

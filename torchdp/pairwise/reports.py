@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.pairwise.variance import pairs_variance, symmetric_variance
@@ -71,7 +72,9 @@ class SubsetPairs(PairwiseProtocol):
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(the oracle's tally (k + 1,), sum of the squares of the coordinates of Z, (r,))."""
         rows = max(1, NUMBERS_AT_ONCE // self.statistic.types)
-        parts = [self.tally(self.randomizer.sample(some, generator=generator)) for some in types.split(rows)]
+        parts = [
+            self.tally(self.randomizer.sample(some, noise=SeededNoise.of(generator))) for some in types.split(rows)
+        ]
         return tuple(torch.stack(each).sum(0) for each in zip(*parts, strict=True))
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
@@ -81,15 +84,20 @@ class SubsetPairs(PairwiseProtocol):
         return self.randomizer.tally(messages), (bits @ centred / self.randomizer.gap + middle).square().sum(0)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        tally, squares = sums
-        centred, middle = self._centred
-        total = self.randomizer.decode_counts(tally) @ centred + n * middle
+        total, squares = self._total(sums, n), sums[1]
         return (form.weights * (total.square() - squares)).sum(-1) / (n * (n - 1)) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         flat, own = self._noise
         kernel = self.statistic.kernel
         return symmetric_variance(lambda weights: kernel(Form(weights)), flat, own, counts, form.weights)
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return self._total(sums, n) / n
+
+    def _total(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        centred, middle = self._centred
+        return self.randomizer.decode_counts(sums[0]) @ centred + n * middle
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""
@@ -153,7 +161,7 @@ class StrategyReports(AggregateProtocol):
 
     def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
         """(how many users send each output,), (m,)."""
-        return (self.strategy.collect(types, generator=generator),)
+        return (self.strategy.collect(types, noise=SeededNoise.of(generator)),)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, outputs (n,)."""
@@ -171,6 +179,9 @@ class StrategyReports(AggregateProtocol):
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         return pairs_variance(self.statistic.points, self._covariances, counts, form.weights)
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0].double() @ self._vectors / n
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, DuchiJordanWainwright, PrivUnitG
 
@@ -36,7 +37,7 @@ class ScalarResponse(ABC):
 
     def sample(self, values: Tensor, *, generator: torch.Generator) -> Tensor:
         """One message for each value of (*batch,)."""
-        return self.randomizer.sample(values[..., None], generator=generator)[..., 0]
+        return self.randomizer.sample(values[..., None], noise=SeededNoise.of(generator))[..., 0]
 
     @abstractmethod
     def sample_sums(self, values: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:

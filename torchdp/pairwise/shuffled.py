@@ -133,6 +133,9 @@ class ShuffledForm(AggregateProtocol):
         squares = (form.weights.square() * self.widths[:-1] ** 4 * each[:-1]).sum()
         return (squares + self.widths[-1] ** 2 * second[-1]) / n**4
 
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return (self.lows + self.widths * sums[0] / n)[..., :-1]
+
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """By the noise and a bound of the rounding, n min(max_x q (1 - q), q' (1 - q')), q' the estimated mean of q.
 

@@ -38,6 +38,7 @@ class PairwiseStatistic:
     points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.
     form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs are averaged over.
     A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
+    limits: what the statistic can be, where that is narrower than all numbers: intervals stay inside.
     approximates: where the form only comes near another statistic's, that one. ``exact`` and ``common_diagonal`` are
     then its own, and what an estimate misses on average counts as bias in every predicted error.
     """
@@ -49,6 +50,7 @@ class PairwiseStatistic:
     offset: float = 0.0
     pairs: Pairs = Pairs.DISTINCT
     approximates: "PairwiseStatistic | None" = None
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if checks.matrix("points", self.points).ndim != 2:
@@ -233,7 +235,9 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     denominator = torch.zeros_like(numerator)
     denominator[-1] = -1 / (4 * square)
     points = torch.cat([base.points, label[:, None]], 1)
-    return PairwiseStatistic("auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5)
+    return PairwiseStatistic(
+        "auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5, limits=(0.0, 1.0)
+    )
 
 
 def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -> PairwiseStatistic:
@@ -247,4 +251,5 @@ def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -
     base = from_kernel(workloads.auc(checks.integer("k", k, 2)), tol=tol, pairs=Pairs.ALL)
     share = negatives / (negatives + positives)
     form = Form(base.form.weights / (2 * share * (1 - share)), 0.5)
-    return PairwiseStatistic("auc of known class sizes", base.points, form, pairs=Pairs.ALL)
+    limits = (0.0, 1.0)
+    return PairwiseStatistic("auc of known class sizes", base.points, form, pairs=Pairs.ALL, limits=limits)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import PairwiseEstimate
 from torchdp.pairwise.statistic import unequal
 from torchdp.privacy import Guarantee
@@ -123,7 +124,7 @@ class OneMessageTriples:
         total = tuple(torch.zeros_like(self.statistic.linear) for _ in range(3))
         widest = max(self.statistic.directions.shape)
         for some in types.split(max(1, NUMBERS_AT_ONCE // widest)):
-            messages = self.randomizer.sample(self.statistic.points[some], generator=generator)
+            messages = self.randomizer.sample(self.statistic.points[some], noise=SeededNoise.of(generator))
             total = tuple(a + b for a, b in zip(total, self.tally(messages), strict=True))
         return total
 

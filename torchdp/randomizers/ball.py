@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise, source
 from torchdp.randomizers.base import LocalRandomizer, user_counts
 from torchdp.randomizers.subgaussian import SubGaussian
 from torchdp.randomizers.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
@@ -77,18 +79,21 @@ class BallRandomizer(LocalRandomizer):
         """dim float64 numbers (float32 points give messages of half that length)."""
         return 64 * self.dim
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One message for each point: x of shape (*batch, dim), the result alike, in x's dtype, without gradient.
+    def sample(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """One message for each point: x of shape (*batch, dim), the result alike, without gradient.
 
-        Raises ValueError for points outside the ball.
+        Made in float64, then rounded to x's dtype. noise: the system's where None. Raises TypeError, ValueError (for
+        points outside the ball).
         """
         x = self._inside("x", x)
-        generator = checks.random_source(generator, x.device)
+        return self.messages(x, source(noise, x.device))
+
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
         users = x.detach().reshape(-1, self.dim)
-        messages = users.new_empty(users.shape)
+        messages = torch.empty_like(users)
         rows = _rows(x, self.dim)
         for some, out in zip(users.split(rows), messages.split(rows), strict=True):
-            out.copy_(self._messages(some, generator))
+            out.copy_(self._messages(some.double(), draws))
         return messages.reshape(x.shape)
 
     def decode_sum(self, messages: Tensor) -> Tensor:
@@ -101,17 +106,17 @@ class BallRandomizer(LocalRandomizer):
             total += some.sum(-2, dtype=torch.float64)
         return checks.floating("messages", total)  # NaN and infinity come through
 
-    def collect(self, points: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
+    def collect(self, points: Tensor, counts: Tensor, *, noise: Noise | None = None) -> Tensor:
         """The sum of every user's own message, from its own draws, added up part by part: (dim,), float64.
 
         points: (m, dim); counts: (m,) whole numbers of users at each. In law ``sample_sum``, at the cost of all n
-        messages: what a deployment does, and a check of sums that are drawn at once. Memory: O(m dim), whatever n.
-        Raises ValueError, TypeError.
+        messages: what a deployment does, and a check of sums that are drawn at once. noise: the system's where None.
+        Memory: O(m dim), whatever n. Raises ValueError, TypeError.
         """
-        points, counts, generator = self._types(points, counts, generator)
+        points, counts = self._types(points, counts)
         if not counts.all():
             points, counts = points[counts > 0], counts[counts > 0]
-        return self._collect(points, counts, generator)
+        return self._collect(points, counts, source(noise, points.device))
 
     def sample_sum(
         self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
@@ -121,38 +126,36 @@ class BallRandomizer(LocalRandomizer):
         points: (m, dim); counts: (m,) whole numbers. Returns (*sample_shape, dim), float64: independent
         repetitions for the same counts. Each randomizer states the cost. Raises ValueError, TypeError.
         """
-        points, counts, generator = self._types(points, counts, generator)
+        points, counts = self._types(points, counts)
+        draws, shape = Simulated(generator, points.device), checks.sample_shape(sample_shape)
         scaled = points.double() / self.radius
         scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
-        return self.radius * self._sums(scaled, counts, checks.sample_shape(sample_shape), generator)
+        return self.radius * self._sums(scaled, counts, shape, draws)
 
-    def _collect(self, points: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+    def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
         """``collect`` for counts > 0."""
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
         for types in consecutive(counts, _rows(points, self.dim)):
             first, last = int(types[0]), int(types[-1])
-            total += self._total(points[first : last + 1], types - first, generator)
+            total += self._total(points[first : last + 1].double(), types - first, draws)
         return total
 
-    def _total(self, points: Tensor, types: Tensor, generator: torch.Generator) -> Tensor:
-        """The sum of one message of each user, who hold points[types]: (m, dim), (n,) -> (dim,)."""
-        return self._messages(points.index_select(0, types), generator).sum(0, dtype=torch.float64)
+    def _total(self, points: Tensor, types: Tensor, draws: Draws) -> Tensor:
+        """The sum of one message of each user, who hold points[types]: (m, dim) float64, (n,) -> (dim,)."""
+        return self._messages(points.index_select(0, types), draws).sum(0)
 
-    def _types(
-        self, points: Tensor, counts: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor, torch.Generator]:
+    def _types(self, points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         points = self._inside("points", points).detach()
         if points.ndim != 2:
             raise ValueError(f"points must have shape (types, {self.dim}), not {tuple(points.shape)}")
-        counts = user_counts(counts, points.shape[0]).to(points.device)
-        return points, counts, checks.random_source(generator, points.device)
+        return points, user_counts(counts, points.shape[0]).to(points.device)
 
     @abstractmethod
-    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
-        """One message for each row of ``users`` (n, dim)."""
+    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
+        """One message for each row of ``users`` (n, dim), float64."""
 
     @abstractmethod
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """Sums of messages for points (m, dim) of the unit ball, radius 1: (*shape, dim)."""
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
@@ -174,7 +177,7 @@ class BallRandomizer(LocalRandomizer):
 def _rows(x: Tensor, width: int) -> int:
     """How many rows of this many numbers to take at a time."""
     block = CPU_BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
-    return max(1, block // (x.element_size() * max(1, width)))
+    return max(1, block // (8 * max(1, width)))
 
 
 def consecutive(counts: Tensor, at_once: int) -> Iterator[Tensor]:
@@ -186,9 +189,7 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[Tensor]:
         yield torch.searchsorted(ends, some, right=True)
 
 
-def gaussian_sums(
-    axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator
-) -> Tensor:
+def gaussian_sums(axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
     """The sum over users of tau a + N(0, I - a a^T): sum_x along_x a_x + N(0, n I - sum_x counts_x a_x a_x^T).
 
     along_x: the sum of tau over the counts_x users with axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); along:
@@ -196,5 +197,4 @@ def gaussian_sums(
     """
     eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
     spread = (counts.sum() - eigenvalues).clamp_min(0).sqrt() * vectors
-    normals = torch.randn((*shape, axes.shape[-1]), dtype=torch.float64, device=axes.device, generator=generator)
-    return along @ axes + normals @ spread.mT
+    return along @ axes + draws.normal((*shape, axes.shape[-1])) @ spread.mT

@@ -2,19 +2,16 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import fuses
-from torchdp.kernels.philox import draw_key
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, bernoulli_words, column_counts, popcount, words_for
 from torchdp.randomizers.frequency import (
     WORDS_AT_ONCE,
@@ -23,7 +20,6 @@ from torchdp.randomizers.frequency import (
     alphabet,
     budget,
     in_parts,
-    listed,
 )
 
 
@@ -81,17 +77,17 @@ class BitVectorOracle(FrequencyOracle):
         reports = self._tallied(reports)
         return (reports[..., :-1] - reports[..., -1:] * self.off) / self.gap
 
-    def _packed(self, x: Tensor, generator: torch.Generator, other: float) -> Tensor:
+    def _packed(self, x: Tensor, draws: Draws, other: float) -> Tensor:
         """Independent bits: 0 with probability ``lost`` for the value x, 1 with ``other`` elsewhere; (n, words)."""
-        words = bernoulli_words((len(x), self._words), other, generator)
+        words = bernoulli_words((len(x), self._words), other, draws)
         if self.k % WORD:
             words[:, -1] &= (1 << self.k % WORD) - 1
-        put_bit(words, x, self._own(x, generator))
+        put_bit(words, x, self._own(x, draws))
         return words
 
-    def _own(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _own(self, x: Tensor, draws: Draws) -> Tensor:
         """Each user's own bit, 0 with probability ``lost`` rounded up to a multiple of 2^-53, the private side."""
-        return torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator) >= self.lost
+        return draws.uniform(tuple(x.shape)) >= self.lost
 
 
 @dataclass(frozen=True)
@@ -108,24 +104,21 @@ class UnaryEncoding(BitVectorOracle):
         """k."""
         return self.k
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One packed message for each user: int64 (*x.shape, ceil(k/64)); x: integers in [0, k)."""
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
-        return self._packed(x.flatten(), generator, self.off).view(*x.shape, self._words)
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One packed message for each user: int64 (*x.shape, ceil(k/64))."""
+        return self._packed(x.flatten(), draws, self.off).view(*x.shape, self._words)
 
-    def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """The tally of one message of each user: as in the base class, 64 users to a word for each value."""
-        x = listed(x)
-        generator = checks.random_source(generator, x.device)
-        if fuses(x.device):
-            tally = unary_counts.tally(x, self.k, self.lost, self.off, draw_key(generator))
+    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
+        """As in the base class, 64 users to a word for each value."""
+        key = draws.kernel_key() if fuses(x.device) else None
+        if key is not None:
+            tally = unary_counts.tally(x, self.k, self.lost, self.off, key)
             return all_counted(tally, tally[-1], x, self.k)
         total = torch.zeros(self.tallies, dtype=torch.int64, device=x.device)
         for part in in_parts(x, self.k, WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))):
             held, user = part.long(), torch.arange(len(part), device=x.device)
-            others = bernoulli_words((words_for(len(part)), self.k), self.off, generator)
-            own = self._own(part, generator)
+            others = bernoulli_words((words_for(len(part)), self.k), self.off, draws)
+            own = self._own(part, draws)
             instead = others[user // WORD, held] >> user % WORD & 1  # drawn as if the value were not the user's
             if len(part) % WORD:
                 others[-1] &= (1 << len(part) % WORD) - 1
@@ -134,16 +127,12 @@ class UnaryEncoding(BitVectorOracle):
         total[-1] = len(x)
         return total
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each repetition."""
-        counts = user_counts(counts, self.k)
-        generator = checks.random_source(generator, counts.device)
-        shape, total = checks.sample_shape(sample_shape), counts.sum()
+        total = counts.sum()
         both = torch.stack([counts, total - counts]).expand(*shape, 2, self.k)
         chance = torch.tensor([[self.on], [self.off]], dtype=torch.float64, device=counts.device)
-        drawn = binomial(both, chance, generator).sum(-2)
+        drawn = draws.binomial(both, chance).sum(-2)
         return torch.cat([drawn, total.expand(*shape, 1)], -1)
 
 

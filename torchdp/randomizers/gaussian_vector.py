@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.randomizers.ball import BallMoments, BallRandomizer
-from torchdp.randomizers.normals import normals_like
 from torchdp.randomizers.subgaussian import SubGaussian
 
 
@@ -56,11 +56,10 @@ class GaussianVector(BallRandomizer):
         """psi2 = sigma sqrt(8/3), proxy = sigma^2."""
         return SubGaussian(self.sigma * math.sqrt(8 / 3), self.sigma**2)
 
-    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
+    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
         norms = torch.linalg.vector_norm(users, dim=-1, keepdim=True) / self.radius
-        return normals_like(users, generator).mul_(self.sigma).add_(users / norms.clamp_min(1))
+        return draws.normal(tuple(users.shape)).mul_(self.sigma).add_(users / norms.clamp_min(1))
 
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        noise = torch.randn((*shape, self.dim), dtype=torch.float64, device=points.device, generator=generator)
+    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         users = counts.double()
-        return users @ points + noise * (users.sum().sqrt() * self.sigma / self.radius)
+        return users @ points + draws.normal((*shape, self.dim)) * (users.sum().sqrt() * self.sigma / self.radius)

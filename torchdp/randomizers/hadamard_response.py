@@ -1,15 +1,15 @@
 """Hadamard response: one index of a Hadamard matrix."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import multinomial, popcount
 from torchdp.randomizers.frequency import FrequencyOracle, alphabet, budget
 
@@ -73,18 +73,15 @@ class HadamardResponse(FrequencyOracle):
         squares = W.square()
         return c * c * squares.sum(-1, keepdim=True) + c * pairs - squares
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One index in [0, K) for each user: int64, the shape of ``x`` (integers in [0, k)).
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One index in [0, K) for each user: int64, the shape of ``x``.
 
         A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in it, which maps
         the indices of one sign one to one onto those of the other.
         """
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
-        sign, index = torch.rand((2, *x.shape), dtype=torch.float64, device=x.device, generator=generator)
-        y, row = (index * self.tallies).long(), x + 1
+        y, row = draws.words(tuple(x.shape)) & (self.tallies - 1), x + 1
         # 1: H = -1, with a probability that is rounded up to a multiple of 2^-53, the private side
-        wanted = (sign < 1 / (1 + math.exp(self.epsilon))).long()
+        wanted = (draws.uniform(tuple(x.shape)) < 1 / (1 + math.exp(self.epsilon))).long()
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
 
     def tally(self, messages: Tensor) -> Tensor:
@@ -96,17 +93,13 @@ class HadamardResponse(FrequencyOracle):
         """Sum of Y from the tally: (*batch, K) -> (*batch, k), float64, by a fast transform."""
         return self._scale * walsh_hadamard(self._tallied(reports))[..., 1 : self.k + 1]
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type that is held: O(k K) binomials for each repetition, whatever the users."""
-        counts = user_counts(counts, self.k)
-        generator = checks.random_source(generator, counts.device)
         row = torch.arange(1, self.k + 1, device=counts.device)[:, None]
         odd = popcount(row & torch.arange(self.tallies, device=counts.device)) & 1
         unlikely = 2 / self.tallies / (1 + math.exp(self.epsilon))
         laws = unlikely * (1 + math.expm1(self.epsilon) * (1 - odd.double()))
-        return multinomial(counts.expand(*checks.sample_shape(sample_shape), self.k), laws, generator)
+        return multinomial(counts.expand(*shape, self.k), laws, draws)
 
 
 def walsh_hadamard(values: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments
 from torchdp.randomizers.base import exact_local
@@ -57,5 +57,5 @@ class PrivUnit(SphereRandomizer):
     def _mean(self) -> float:
         return self.cap.threshold
 
-    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return self.cap.sample(shape, generator=generator)
+    def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
+        return self.cap.draw(shape, draws)

@@ -9,6 +9,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments
 from torchdp.randomizers.base import exact_local
@@ -106,11 +107,10 @@ class ProjUnit(SphereRandomizer):
         w, weights = law.quadrature(mode - law.mirrored.reach(-mode, CUT), mode + law.reach(mode, CUT))
         return np.sqrt(expit(w)), weights
 
-    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
         """(R T, sqrt(1 - R^2 T^2))."""
-        t, across = self.cap.sample(shape, generator=generator)
-        z = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
-        logit = self._projection.quantile(z)
+        t, across = self.cap.draw(shape, draws)
+        logit = self._projection.quantile(draws.normal(shape))
         along = t * torch.sigmoid(logit).sqrt()
         return along, (across.square() + t.square() * torch.sigmoid(-logit)).sqrt()
 

@@ -1,20 +1,18 @@
 """k-ary randomized response."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.kernels import response_counts
 from torchdp.kernels.dispatch import fuses
-from torchdp.kernels.philox import draw_key
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
-from torchdp.randomizers.frequency import FrequencyOracle, all_counted, alphabet, budget, listed, spread
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.frequency import FrequencyOracle, all_counted, alphabet, budget, spread
 
 
 @dataclass(frozen=True)
@@ -74,19 +72,16 @@ class RandomizedResponse(FrequencyOracle):
         """ceil(log2 k)."""
         return (self.k - 1).bit_length()
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One report in [0, k) for each user: int64, the shape of ``x`` (integers in [0, k))."""
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One report in [0, k) for each user: int64, the shape of ``x``."""
         # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
-        value = torch.empty_like(x).random_(generator=generator).div_(self._step, rounding_mode="floor")
+        value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
         return torch.where(value < self.k, value, x)
 
-    def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        x = listed(x)
-        if not fuses(x.device):
-            return super().collect(x, generator=generator)
-        key = draw_key(checks.random_source(generator, x.device))
+    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
+        key = draws.kernel_key() if fuses(x.device) else None
+        if key is None:
+            return super()._collect(x, draws)
         counts = response_counts.counts(x, self.k, self._step, key)
         return all_counted(counts, counts.sum(), x, self.k)
 
@@ -117,18 +112,14 @@ class RandomizedResponse(FrequencyOracle):
         users = reports.sum(-1, keepdim=True)
         return (reports - users * self._q) / self._kept
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """How many users report each value, where counts[x] users hold x: (*sample_shape, k), int64.
 
         Exact in law: Binomial(counts_x, k q) users of type x report uniformly, the others x; the reports of the
         former are drawn by halving [0, k) again and again. O(k) for each repetition, whatever the number of users.
         """
-        counts = user_counts(counts, self.k)
-        generator = checks.random_source(generator, counts.device)
-        counts = counts.expand(*checks.sample_shape(sample_shape), self.k)
-        uniform = binomial(counts, torch.full_like(counts, self._uniform, dtype=torch.float64), generator)
+        counts = counts.expand(*shape, self.k)
+        uniform = draws.binomial(counts, self._uniform)
         pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
         width = 1 << self.bits
         while width > 1:  # split each pool of `width` values into its two halves
@@ -137,7 +128,7 @@ class RandomizedResponse(FrequencyOracle):
             left = (self.k - starts).clamp(0, half)  # values below k in each half
             both = (self.k - starts).clamp(0, width)
             share = torch.where(both > 0, left.double() / both.clamp_min(1), 1.0)
-            first = binomial(pools, share, generator)
+            first = draws.binomial(pools, share)
             pools = torch.stack([first, pools - first], -1).flatten(-2)
             width = half
         return counts - uniform + pools[..., : self.k]

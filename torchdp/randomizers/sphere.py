@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from torch import Tensor
 
+from torchdp.draws import Draws
 from torchdp.kernels import privunitg
 from torchdp.randomizers.logit_beta import CUT, LogitBeta, panel_rule
 
@@ -122,14 +123,14 @@ class CapLaw:
         d, r = self.dim, math.sinh(self.rapidity) ** 2
         return d * (3 * (d + 1) * (1 + r) + (d * d + 5 * d + 12) * r) / ((d + 1) * (d + 2))
 
-    def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Independent copies of (T, sqrt(1 - T^2)), float64 on the generator's device.
+    def draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
+        """Independent copies of (T, sqrt(1 - T^2)), float64.
 
         The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across its edge.
         """
-        branch, tail = torch.rand((2, *shape), dtype=torch.float64, device=generator.device, generator=generator)
+        branch, tail = draws.uniform(shape), draws.exponential(shape).neg_().exp_()
         z = privunitg.tilted_normal(
-            branch, 1 - tail, threshold=-float(ndtri(self.survival)), upper=self.upper, survival=self.survival
+            branch, tail, threshold=-float(ndtri(self.survival)), upper=self.upper, survival=self.survival
         )
         return uniform_coordinate(self.dim, z)
 

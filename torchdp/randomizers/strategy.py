@@ -1,7 +1,6 @@
 """Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder for a workload."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,8 +8,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import multinomial
 from torchdp.randomizers.frequency import FrequencyOracle
 
@@ -127,11 +127,9 @@ class StrategyMatrix(FrequencyOracle):
         centred = V - (V @ law)[:, None]
         return (centred * law) @ centred.mT
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One output in [0, m) for each user: int64, the shape of ``x`` (integers in [0, k))."""
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
-        uniform = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator)
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One output in [0, m) for each user: int64, the shape of ``x``."""
+        uniform = draws.uniform(tuple(x.shape))
         width = self._cumulative.shape[-1]
         table, start = self._cumulative.flatten(), x * width
         found = torch.zeros_like(x)
@@ -149,14 +147,9 @@ class StrategyMatrix(FrequencyOracle):
         """Sum of Y from the tally: (*batch, m) -> (*batch, k), float64. Raises ValueError for rank below k."""
         return self._tallied(reports) @ self._full_decoder().mT
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type that is held: O(m k) binomials for each repetition, whatever the users."""
-        counts = user_counts(counts, self.k)
-        generator = checks.random_source(generator, counts.device)
-        shape = checks.sample_shape(sample_shape)
-        return multinomial(counts.expand(*shape, self.k), self.matrix.mT, generator)
+        return multinomial(counts.expand(*shape, self.k), self.matrix.mT, draws)
 
     def _full_decoder(self) -> Tensor:
         return self.decoder(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))

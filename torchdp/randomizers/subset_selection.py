@@ -1,17 +1,15 @@
 """Subset selection: the message is a set of w values, more often one that holds the user's own."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.bit_vectors import BitVectorOracle
 from torchdp.randomizers.draws import WORD, popcount, without_replacement
 from torchdp.randomizers.frequency import spread
@@ -86,21 +84,18 @@ class SubsetSelection(BitVectorOracle):
         squares = S + k * d.square()
         return ((q - self._pair) * squares + (self._pair - q * q) * (k * d).square()) / gap**2
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One packed subset for each user: int64 (*x.shape, ceil(k/64)); x: integers in [0, k).
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One packed subset for each user: int64 (*x.shape, ceil(k/64)).
 
         Independent bits with probability w/k, then values added or taken out at random until the size is right:
         given its size a set of independent bits is uniform, and stays so.
         """
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
         own = x.flatten()
-        words = self._packed(own, generator, self.subset / self.k)
+        words = self._packed(own, draws, self.subset / self.k)
         missing = self.subset - popcount(words).sum(-1)
         rows = missing.nonzero()[:, 0]
         while len(rows):
-            uniform = torch.rand(rows.shape, dtype=torch.float64, device=x.device, generator=generator)
-            value = (uniform * self.k).long().clamp_max(self.k - 1)
+            value = draws.below(self.k, (len(rows),))
             where, place = value // WORD, value % WORD
             word, sign = words[rows, where], missing[rows].sign()
             fits = (((word >> place) & 1) == (1 - sign) // 2) & (value != own[rows])
@@ -109,9 +104,7 @@ class SubsetSelection(BitVectorOracle):
             rows = rows[missing[rows] != 0]
         return words.view(*x.shape, self._words)
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """The tally, exactly in law, by one sweep over the values: O(k w) for each repetition, whatever the users.
 
         A subset is, with probability a, uniform among all w-subsets, and otherwise uniform among those that hold x
@@ -119,11 +112,8 @@ class SubsetSelection(BitVectorOracle):
         bound to a value still to come, and the others. At value v the users bound to it, a uniform part of the
         bound, take it and join the others, who pick v with probability r over the number of values left.
         """
-        counts, k, w = user_counts(counts, self.k), self.k, self.subset
-        generator = checks.random_source(generator, counts.device)
-        shape = checks.sample_shape(sample_shape)
-        chance = torch.full((k,), self._bound, dtype=torch.float64, device=counts.device)
-        bound_users = binomial(counts.expand(*shape, k), chance, generator)
+        k, w = self.k, self.subset
+        bound_users = draws.binomial(counts.expand(*shape, k), self._bound)
         bound = torch.zeros(*shape, w + 1, dtype=torch.int64, device=counts.device)
         free = torch.zeros_like(bound)
         bound[..., w - 1] = bound_users.sum(-1)
@@ -131,11 +121,11 @@ class SubsetSelection(BitVectorOracle):
         left = torch.arange(w + 1, dtype=torch.float64, device=counts.device)
         reports = []
         for v in range(k):
-            own = without_replacement(bound, bound_users[..., v], generator)
+            own = without_replacement(bound, bound_users[..., v], draws)
             bound = bound - own
             crowds = torch.stack([bound, free], -2)
             chance = torch.stack([left / max(1, k - 1 - v), left / (k - v)]).clamp_max(1)
-            picks = binomial(crowds, chance, generator)
+            picks = draws.binomial(crowds, chance)
             moved = torch.nn.functional.pad(picks[..., 1:], (0, 1))  # who picked has one pick less
             bound, free = (crowds - picks + moved).unbind(-2)
             free = free + own

@@ -10,9 +10,10 @@ from scipy.special import log_ndtr, ndtr
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws, Simulated
 from torchdp.kernels import privunitg
 from torchdp.randomizers.logit_beta import panel_rule
-from torchdp.randomizers.truncated_sums import sample_truncated_sums
+from torchdp.randomizers.truncated_sums import truncated_sums
 
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0
 
@@ -81,10 +82,13 @@ class TiltedNormal:
 
     def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> Tensor:
         """Independent copies of tau, float64 on the generator's device."""
-        generator = checks.random_source(generator, getattr(generator, "device", torch.device("cpu")))
-        branch, tail = torch.rand((2, *shape), dtype=torch.float64, device=generator.device, generator=generator)
+        return self.draw(shape, Simulated(generator))
+
+    def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """Independent copies of tau, float64."""
+        branch, tail = draws.uniform(shape), draws.exponential(shape).neg_().exp_()
         return privunitg.tilted_normal(
-            branch, 1 - tail, threshold=self.threshold, upper=self.upper, survival=self.survival
+            branch, tail, threshold=self.threshold, upper=self.upper, survival=self.survival
         )
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
@@ -101,17 +105,13 @@ class TiltedNormal:
         tau is N(0, 1) with probability c0 and N(0, 1) given >= k otherwise, so the sum is N(0, n - B) plus B
         truncated normals, B ~ Binomial(n, 1 - c0). The cost does not depend on n.
         """
-        generator = checks.random_source(generator, counts.device)
-        above = torch.binomial(
-            counts.double().expand(*sample_shape, *counts.shape).contiguous(),
-            torch.full(
-                (*sample_shape, *counts.shape), 1 - self.low_density, dtype=torch.float64, device=counts.device
-            ),
-            generator=generator,
-        )
-        z = torch.randn(above.shape, dtype=torch.float64, device=counts.device, generator=generator)
-        free = (counts - above).sqrt() * z
-        return free + sample_truncated_sums(self.threshold, above.long(), generator=generator)
+        return self.sums(counts, sample_shape, Simulated(generator, counts.device))
+
+    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """``sample_sums`` from draws."""
+        above = draws.binomial(counts.expand(*shape, *counts.shape), 1 - self.low_density)
+        free = (counts - above).double().sqrt() * draws.normal(tuple(above.shape))
+        return free + truncated_sums(self.threshold, above, draws)
 
 
 def _log_excess(epsilon: float) -> float:

@@ -40,6 +40,11 @@ class Links:
                 raise ValueError(f"keys[{name!r}] must be at least 16 random bytes, such as os.urandom(32)")
         self._keys = dict(keys)
 
+    @property
+    def names(self) -> list[str]:
+        """The other ends."""
+        return list(self._keys)
+
     def __getitem__(self, name: str) -> bytes:
         if name not in self._keys:
             raise FrameError(f"there is no key for the link with {name!r}")
@@ -97,20 +102,23 @@ class Server:
         return seal(self._links[f"server {other}"], header, pack_set(self._seen, self.protocol.bits))
 
     def agree(self, frame: bytes) -> None:
-        """Take another server's roll call: a client whom either lacks is left out. Raises FrameError."""
+        """Take another server's roll call: a client whom either lacks is left out. Raises FrameError.
+
+        This server may still be hearing clients; its own roll call closes the doors.
+        """
         other = header_of(frame).sender
         expected = roll_header(self.protocol, self.session, other, self.number)
         roll = unseal(self._links[f"server {other}"], expected, frame)
         if other in self._rolls:
             raise FrameError("a roll call came twice")
-        self._closed = True
         self._rolls[other] = unpack_set(roll, len(self._seen))
 
     def publish(self) -> bytes:
         """The frame with the (m, d) sums of the clients whom every server heard, for the analyst; once.
 
-        Refuses (FrameError) until every other server's roll call is in, a second time (the difference of two sums
-        would be somebody's data), and where too many clients are missing for the noise to suffice.
+        Refuses (FrameError) until every other server's roll call is in and its own is made, a second time (the
+        difference of two sums would be somebody's data), and where too many clients are missing for the noise to
+        suffice.
         """
         if self._published:
             raise FrameError("the sums were published already; two different sums would reveal their difference")
@@ -118,6 +126,8 @@ class Server:
             raise FrameError(
                 f"{len(self._rolls)} of {self.protocol.servers - 1} roll calls are in; wait for the others"
             )
+        if not self._closed:
+            raise FrameError("this server has made no roll call yet; the others wait for it")
         agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
         check_members(self.protocol, agreed)
         self._published = True
@@ -127,19 +137,17 @@ class Server:
 
 
 def check_members(protocol: SecureSketch, members: Tensor) -> None:
-    """Refuses (FrameError) a set of clients, (n,) bool, that leaves less noise than was calibrated to.
+    """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``.
 
-    Those who are missing count among the coalition's clients; where that is a ``StaticCoalition``, who drops out, or is
-    made to by somebody who holds frames back, must not depend on the sketch either.
+    Where the coalition is a ``StaticCoalition``, who drops out, or is made to by somebody who holds frames back, must
+    not depend on the sketch either.
     """
-    missing = int((~members).sum())
-    there = members.to(protocol.sketch.device)
-    if missing > protocol.coalition.corrupt or bool(
-        (protocol.sketch.part(there).counts() < protocol.honest).any()
-    ):
+    missing, there = int((~members).sum()), members.to(protocol.sketch.device)
+    if missing > protocol.coalition.absent or bool((protocol.sketch.part(there).counts() < protocol.honest).any()):
         raise FrameError(
-            f"{missing} of {len(members)} clients did not reach every server, the noise allows for "
-            f"{protocol.coalition.corrupt}: nothing is released; start a new session with those who are there"
+            f"{missing} of {len(members)} clients did not reach every server, the noise lets "
+            f"absent = {protocol.coalition.absent} drop out: nothing is released; start a new session with those who "
+            "are there"
         )
 
 

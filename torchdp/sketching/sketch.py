@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,15 +19,18 @@ class Sketch:
 
     rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs: (s, n), +1 or -1;
     height: m. A sketch is public: it is drawn without sight of the data (``osnap`` and the others), and every
-    calibration reads it. Raises ValueError, TypeError.
+    calibration reads it. exchangeable: that which client holds which column was uniformly random when it was drawn; the
+    functions of this package say so of what they draw. Raises ValueError, TypeError.
     """
 
     rows: Tensor
     signs: Tensor
     height: int
+    exchangeable: bool = False
 
     def __post_init__(self) -> None:
         checks.integer("height", self.height, 1)
+        checks.instance("exchangeable", self.exchangeable, bool)
         rows = checks.indices("rows", self.rows, self.height)
         if rows.ndim != 2 or 0 in rows.shape:
             raise ValueError(f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}")
@@ -70,8 +73,9 @@ class Sketch:
         return torch.bincount(self.rows.flatten(), minlength=self.height)
 
     def part(self, clients: Tensor | slice) -> "Sketch":
-        """The columns of these clients, in this order. Raises as indexing does."""
-        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height)
+        """The columns of these clients, in this order; exchangeable like these columns, if ``clients`` was chosen
+        without sight of them. Raises as indexing does."""
+        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height, self.exchangeable)
 
     def by_row(self) -> tuple["Sketch", Tensor]:
         """The same sketch with the clients in the order of their row in the first copy, and that order, (n,).
@@ -79,7 +83,7 @@ class Sketch:
         ``sorted.apply(A[order])`` is ``sketch.apply(A)``; with one balanced copy it is a contiguous sum.
         """
         order = self.rows[0].argsort(stable=True)
-        return self.part(order), order
+        return replace(self.part(order), exchangeable=False), order
 
     def apply(self, A: Tensor) -> Tensor:
         """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
