@@ -147,7 +147,7 @@ def ask(options: argparse.Namespace) -> Question:
 
 
 def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, PairwiseProtocol]:
-    """The protocol of that name; of 'auto' and 'best' that of ``pairwise.choose`` for a flat histogram, and its name."""
+    """The protocol of that name; for 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram; its name."""
     if name in PROTOCOLS:
         return name, PROTOCOLS[name](statistic, epsilon)
     flat = torch.ones(statistic.types, dtype=torch.float64)

@@ -33,7 +33,7 @@ LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
 
 @dataclass(frozen=True)
 class Candidate:
-    """A protocol and its predicted root mean squared error: at the prior, or the largest of :func:`histograms` tried."""
+    """A protocol and its predicted root mean squared error: at the prior, or the largest of :func:`histograms`."""
 
     name: str
     protocol: PairwiseProtocol
@@ -75,10 +75,10 @@ def choose(
     randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (means, up to
     64 types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, with bias.
 
-    statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users'
-    is like; None: the largest error over the few :func:`histograms` tried, not over all. rounds: 1, or 2 where users can be asked once more after
-    the first round's sums are published. search: False leaves out the candidates that take seconds, the trained kernels
-    and the strategy. Raises TypeError, ValueError.
+    statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
+    like; None: the largest error over the few :func:`histograms` tried, not over all. rounds: 1, or 2 where users can
+    be asked once more after the first round's sums are published. search: False leaves out the candidates that take
+    seconds, the trained kernels and the strategy. Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
