@@ -1,7 +1,6 @@
 """Approximate factorizations: gamma_2(W; alpha), and zeta, the price of an entry's error."""
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from torchdp.factorization.certificate import Certificate
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
 from torchdp.factorization.splitting import Best, Bound, Price, conic, weighted
+from torchdp.factorization.stopping import warn_where_open, working
 from torchdp.workloads import Workload
 
 LARGEST_CONE = 1024  # m + n up to which the semidefinite program is worth its eigendecompositions
@@ -71,7 +71,7 @@ def approximate(
     found = _solve(dense, batch, Bound((alpha / size).reshape(-1, 1, 1)), tol, max_iterations)
     left, right = found.left.to(given.dtype), found.right.to(given.dtype)
     certificate = certify_approximate(dense, alpha, left, right, *found.proof)
-    _warn(certificate, tol, found.iterations, given)
+    warn_where_open(certificate, tol, _size(dense), given.dtype, found.iterations, max_iterations)
     return ApproximateFactorization(left, right, alpha, *found.proof, certificate, found.iterations)
 
 
@@ -95,7 +95,7 @@ def priced(
     found = _solve(dense, batch, Price(price.reshape(-1, 1, 1)), tol, max_iterations)
     left, right = found.left.to(given.dtype), found.right.to(given.dtype)
     certificate = certify_zeta(dense, price, left, right, *found.proof)
-    _warn(certificate, tol, found.iterations, given)
+    warn_where_open(certificate, tol, _size(dense), given.dtype, found.iterations, max_iterations)
     return ApproximateFactorization(left, right, certificate.residual, *found.proof, certificate, found.iterations)
 
 
@@ -155,7 +155,7 @@ def _solve(W: Tensor, batch: torch.Size, h: Bound | Price, tol: float, max_itera
 def prepare(
     W: Tensor | Workload, tol: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, torch.Size, float, int]:
-    given = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach()
+    given = working("W", checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach(), stacklevel=4)
     tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
     return given, given.double(), given.shape[:-2], tol, max_iterations
 
@@ -163,14 +163,3 @@ def prepare(
 def _size(W: Tensor) -> Tensor:
     size = W.abs().amax((-2, -1))
     return torch.where(size > 0, size, 1.0)
-
-
-def _warn(certificate: Certificate, tol: float, iterations: int, W: Tensor) -> None:
-    rounding = 16 * torch.finfo(W.dtype).eps * W.double().abs().amax((-2, -1))
-    if not bool((certificate.upper <= certificate.lower * (1 + tol) + rounding).all()):
-        warnings.warn(
-            f"stopped after {iterations} iterations at a certified gap of {float(certificate.gap.max()):.2e}, above "
-            f"tol = {tol:.2e}; raise max_iterations or tol (float32 inputs stop near 1e-6)",
-            RuntimeWarning,
-            stacklevel=3,
-        )

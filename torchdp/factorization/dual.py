@@ -1,7 +1,6 @@
 """gamma_2*, the dual norm of gamma_2: the semidefinite program of Grothendieck's inequality, with a certificate."""
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.certificate import allowance, refuse_contradiction
+from torchdp.factorization.stopping import warn_open
 from torchdp.randomness import keyed_generator
 
 SMALLEST_WEIGHT = 1e-15  # relative: the weight of a row that the vectors have not reached yet
@@ -122,18 +122,13 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
         S = scaled @ Y
         weights = [_weights(torch.linalg.vector_norm(V, dim=-1)) for V in (S, T)]
         lower, upper = certify_dual(U, _unit(S), Y, *weights)
-        done = upper <= lower * (1 + tol)
+        rounding = allowance(upper, m + n + rank)
+        done = upper <= lower * (1 + tol) + rounding
         if bool(done.all()) or iteration >= max_iterations:
             break
-    rounding = allowance(upper, m + n + rank)
     result = Gamma2Dual(lower, upper, _unit(S), Y, weights[0], weights[1], iteration, rounding)
     if not bool(done.all()):
-        warnings.warn(
-            f"stopped after {iteration} iterations at a gap of {float(result.gap.max()):.2e}, above tol = {tol:.2e}; "
-            "raise max_iterations or tol",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn_open(float(result.gap.max()), tol, U.dtype, iteration, max_iterations)
     return result
 
 

@@ -188,6 +188,8 @@ def calibrated_noise(
 ) -> CorrelatedNoise:
     """:class:`CorrelatedNoise` with the least sigma that makes all outputs together (epsilon, delta)-DP.
 
+    The least where batches are not sampled at random: amplification by sampling is not counted. Where it could be, as
+    for Poisson batches and small epsilon, plain DP-SGD with independent noise may need less.
     bound: largest norm of a user's part of one sum (the clipping bound). noise, dtype, alone: as there. Raises
     TypeError, ValueError.
 

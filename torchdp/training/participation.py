@@ -37,6 +37,10 @@ class Participation(ABC):
         """How many of ``steps`` steps one user may enter."""
 
     @abstractmethod
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        """Whether users may not enter ``step`` who entered ``times`` >= 1 steps, from ``first`` to ``last``: (n,)."""
+
+    @abstractmethod
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         """A bound on the sum of ``sizes`` = abs(C^T C) over a permitted set squared, and sets that may attain it."""
 
@@ -47,6 +51,9 @@ class Once(Participation):
 
     def most(self, steps: int) -> int:
         return 1
+
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        return times > 0
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         largest = sizes.diagonal().max(0)
@@ -69,6 +76,9 @@ class Epochs(Participation):
 
     def most(self, steps: int) -> int:
         return -(-steps // self.period)
+
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        return (step - first) % self.period != 0
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         n, period = len(sizes), min(self.period, len(sizes))
@@ -96,6 +106,9 @@ class Separated(Participation):
 
     def most(self, steps: int) -> int:
         return min(self.times, -(-steps // self.gap))
+
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        return (times >= self.times) | (step - last < self.gap)
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         bound, chosen = worst_separated(sizes.cpu().numpy(), self.gap, self.times)
