@@ -45,7 +45,11 @@ def test_guarantee_epsilon_holds_whatever_the_parameters_are(epsilon, size):
         Q = learned().detach()
         assert (Q > 0).all() and float((Q.sum(0) - 1).abs().max()) < 1e-11
         assert float((Q.amax(1) / Q.amin(1)).log().max()) <= epsilon
-        assert learned.strategy().epsilon <= epsilon
+        try:
+            assert learned.strategy().epsilon <= epsilon
+        except ValueError as error:  # no output that says something has a chance that integers of 63 bits express
+            told = float(Q[Q.amax(1) > Q.amin(1) * (1 + 1e-9)].max())
+            assert "63 bits" in str(error) and told * min(epsilon, 1) < 2.0**-60
 
 
 def test_a_matrix_that_spends_more_is_seen():

@@ -103,7 +103,7 @@ def test_epochs_strategies_under_separated_steps(steps, gap, times, p, value):
     W = workloads.prefix(steps).dense()
     C = causal_strategy(W, factorization.factorize_epochs(W, gap, p))
     found, gram = sensitivity(C, Separated(gap, times)), (C.mT @ C).abs()
-    assert found.exact and math.isclose(found.value, value, rel_tol=1e-4)
+    assert found.exact and math.isclose(found.value, value, rel_tol=2e-3)
     if times == 3:
         triples = torch.cartesian_prod(*[torch.arange(steps)] * 3)
         first, second, third = triples[(triples.diff(dim=1) >= gap).all(1)].unbind(1)

@@ -13,7 +13,7 @@ from torchdp.noise import SeededNoise
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.shuffle import PoissonSum, calibrate, calibrate_rounded, delta_of, rounded_delta_of
+from torchdp.shuffle import PoissonSum, calibrate_rounded, rounded_delta_of
 
 MOVES = 1e-12  # smaller differences of a probability are rounding
 
@@ -165,9 +165,7 @@ def shuffled_form(statistic: PairwiseStatistic, users: int, epsilon: float, delt
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     q = _probabilities(statistic)[0]
     flips, movement, instances = _change(q)
-    noise = calibrate(PoissonSum, 1, epsilon, delta, flips).mean
-    if movement < flips:
-        noise = min(noise, calibrate_rounded(1, epsilon, delta, instances, movement).mean)
+    noise = calibrate_rounded(PoissonSum, 1, epsilon, delta, instances, movement, flips=flips).mean
     return ShuffledForm(statistic, epsilon, users, noise, delta)
 
 
@@ -195,10 +193,9 @@ def _change(q: Tensor) -> tuple[int, float, int]:
         apart = (q - row).abs()
         flips = max(flips, int((apart > 0).sum(1).max()))
         movement = max(movement, float(apart.square().sum(1).max()))
-    return max(flips, 1), max(movement * (1 + 1e-12), MOVES), q.shape[1]
+    return max(flips, 1), min(max(movement * (1 + 1e-12), MOVES), float(q.shape[1])), q.shape[1]
 
 
 def _delta(sums: PoissonSum, epsilon: float, q: Tensor) -> float:
     flips, movement, instances = _change(q)
-    composed = delta_of(sums, epsilon, flips)
-    return composed if movement >= flips else min(composed, rounded_delta_of(sums, epsilon, instances, movement))
+    return rounded_delta_of(sums, epsilon, instances, movement, flips=flips)

@@ -52,6 +52,11 @@ def bernoulli_words(shape: tuple[int, ...], probability: float, draws: Draws) ->
     return result.view(shape)
 
 
+def bernoulli(size: int, probability: float, draws: Draws) -> Tensor:
+    """Independent bits, 1 with this probability, exactly: (size,), int64."""
+    return unpack(bernoulli_words((words_for(size),), probability, draws))[:size]
+
+
 def column_counts(words: Tensor) -> Tensor:
     """How many rows have each bit set: (n, words) packed -> (64 * words,), int64.
 

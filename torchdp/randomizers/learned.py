@@ -63,7 +63,8 @@ class LearnedStrategy(nn.Module):
     def strategy(self, prior: Tensor | None = None) -> StrategyMatrix:
         """The randomizer that the parameters stand for, its epsilon measured; prior: for which its decoder is best.
 
-        Raises ValueError where the parameters are so large that rounding spends more than epsilon.
+        Raises ValueError where the parameters are so large that rounding spends more than epsilon, or that only outputs
+        of chances below 2^-63 tell types apart.
         """
         found = StrategyMatrix(self(), prior)
         if found.epsilon > self.epsilon:
