@@ -18,7 +18,8 @@ from torchdp.sketching import SecureSketch, balanced_osnap, processes, run_proce
 from torchdp.sketching.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
 from torchdp.sketching.servers import Links
 
-KEY, SEED = bytes(range(32)), int.from_bytes(bytes(range(1, 33)))
+KEY = bytes(range(32))
+SEED = int.from_bytes(bytes.fromhex("9f3c1e77ab5d02466d8e9910fe3271c55a0bd4e8167f29833cc1705f4eb2d8a6"), "little")
 
 
 def protocol(n=600, servers=2):
@@ -115,13 +116,16 @@ def test_processes_that_do_not_meet_say_so(tmp_path):
 PARTY = """
 import os, sys, torch
 from pathlib import Path
-from torchdp.sketching import AdaptiveCoalition, SecureSketch, balanced_osnap, processes
+from torchdp.sketching import FrameError, SecureSketch, balanced_osnap, processes
 from torchdp.sketching.servers import Links
 
-rank, key = int(sys.argv[1]), bytes(range(32))
+rank, key, fault = int(sys.argv[1]), bytes(range(32)), sys.argv[3]
 p = SecureSketch(balanced_osnap(600, 6, 2, generator=torch.Generator().manual_seed(0)), 3, 1.0, 1.0, 1e-5, servers=2)
-if rank == 1:  # the second server dies as soon as all have met
+if rank == 1 and fault == "dies":  # the second server, as soon as all have met
     processes._serve = lambda *arguments: os._exit(9)
+frames = processes.client_frames
+if fault == "length":  # the clients send the second server frames that are too long
+    processes.client_frames = lambda *arguments: [f + bytes(9 * k) for k, f in enumerate(frames(*arguments))]
 links = Links.derived(key, processes.parties(p)[rank], 2)
 try:
     processes.take_part(
@@ -129,21 +133,29 @@ try:
         A=torch.zeros(600, 3) if rank == 2 else None,
     )
     print("released")
-except ConnectionError as error:
-    print(error)
+except (ConnectionError, FrameError) as error:
+    print(type(error).__name__, error)
 """
+
+
+def parties(folder, fault):
+    """What the four parties said, and how they ended."""
+    commands = [[sys.executable, "-c", PARTY, str(rank), str(folder / "r"), fault] for rank in range(4)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    return [process.communicate(timeout=120)[0] for process in running], [p.returncode for p in running]
+
+
+@pytest.mark.slow
+def test_frames_of_the_wrong_length_are_refused_and_end_no_process(tmp_path):
+    said, ended = parties(tmp_path, "length")
+    assert ended == [0, 0, 0, 0] and all("FrameError 600 of 600 clients" in said[k] for k in (0, 1))
+    assert all("released" not in said[k].split() for k in (0, 1, 3))
 
 
 @pytest.mark.slow
 def test_when_a_server_dies_in_the_middle_the_others_say_so_and_release_nothing(tmp_path):
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", PARTY, str(rank), str(tmp_path / "r")], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(4)
-    ]
-    said = [process.communicate(timeout=120)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 9, 0, 0]
+    said, ended = parties(tmp_path, "dies")
+    assert ended == [0, 9, 0, 0]
     assert all("is gone, or silent" in said[rank] and "nothing is released" in said[rank] for rank in (0, 2, 3))
     assert "server 1" in said[0]
 

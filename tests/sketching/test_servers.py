@@ -17,12 +17,14 @@ from torchdp.sketching import (
     balanced_osnap,
     client_frames,
     ones,
+    reconstruct,
     reveal_frames,
     share,
 )
 from torchdp.sketching.frames import (
     HEADER_BYTES,
     TAG_BYTES,
+    client_key,
     header_of,
     pack_set,
     seal,
@@ -31,7 +33,7 @@ from torchdp.sketching.frames import (
     unseal,
 )
 
-SECRET, SESSION_NONCE = bytes(range(32)), bytes(32)
+SECRET, SESSION_NONCE, KEY = bytes(range(32)), bytes(32), bytes(range(1, 33))
 
 
 def generator(seed=0):
@@ -278,8 +280,6 @@ def test_one_client_can_not_speak_for_another():
     run = Run(protocol())
     inbound = run.links["clients"]["server 0"]
     header = header_of(run.frames[4][0])
-    from torchdp.sketching.frames import client_key
-
     forged = seal(client_key(inbound, 3), header, torch.zeros(header.shape, dtype=torch.int64))
     with pytest.raises(FrameError, match="tag"):
         run.servers()[0].receive(forged)
@@ -294,6 +294,24 @@ def test_both_ends_of_a_link_have_its_key_and_no_two_links_share_one():
         _ = links["server 1"]["server 99"]
     with pytest.raises(ValueError, match="16 random bytes"):
         Links({"analyst": b"short"})
+
+
+def test_who_has_no_key_of_a_link_reads_nothing():
+    """All frames of a client add up to its words in nobody's hands; the same words are never the same frame."""
+    run = Run(protocol())
+    words = run.protocol.messages(run.A, noise=SeededNoise(1))
+    for i in (0, 7):
+        bodies = [frame[HEADER_BYTES:-TAG_BYTES] for frame in run.frames[i]]
+        total = sum(torch.frombuffer(bytearray(body), dtype=torch.int64) for body in bodies)
+        assert (total != words[:, i].flatten()).all()
+        headers = [header_of(frame) for frame in run.frames[i]]
+        opened = [
+            unseal(client_key(run.links["clients"][f"server {k}"], i), headers[k], frame)
+            for k, frame in enumerate(run.frames[i])
+        ]
+        assert torch.equal(reconstruct(torch.stack(opened))[:, 0], words[:, i])  # with the keys they do
+        frames = {seal(KEY, headers[0], opened[0]) for _ in range(20)}
+        assert len({frame[HEADER_BYTES:] for frame in frames}) == 20
 
 
 def test_sets_of_clients_survive_packing():

@@ -65,6 +65,8 @@ class Encoding:
     @cached_property
     def radius(self) -> float:
         """A proved upper bound on ||A^+ (x - c)|| over the domain."""
+        if not self.inverse.any():
+            return 0.0  # a single point
         upper = self.domain.maximise(self.inverse, self.centre).upper
         return math.sqrt(max(upper, 0.0)) * (1 + 1e-12)
 

@@ -1,10 +1,13 @@
 """The parties of a secure sketch as processes, over torch.distributed (gloo): S servers, clients, analyst.
 
-gloo sends in the clear: whoever reads all links of a client adds up its shares. Between machines, run it inside an
-encrypted network (WireGuard, IPsec); frames are authenticated here in any case.
+gloo encrypts and authenticates nothing: whoever reaches the meeting point may take any rank. What he gets there are
+frames (``frames``), which without the links' keys he can neither read nor make; he can hold them back, and end a
+process by speaking gloo otherwise than here. Between machines keep it inside a network of its own (WireGuard, IPsec).
+The keys themselves are the parties' to agree on: nothing here tells a client who holds a server's key.
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
@@ -50,17 +53,25 @@ class Wire:
     def exchange(self, out: Sequence[tuple[str, bytes]], due: Sequence[tuple[str, int]] = ()) -> list[bytes]:
         """Send frames, each to the party named with it, and return one frame from each party that is ``due``.
 
-        The length of a frame is public, by the protocol. Receives are posted first: gloo's sends wait for them.
+        The length of a frame is public, by the protocol; it goes ahead of the frame all the same, so that one of
+        another length arrives, to be refused, where gloo would abort. Receives are posted first: sends wait for them.
         """
         if self._keep:
             self.sent += out
-        buffers = [torch.empty(length, dtype=torch.uint8) for _, length in due]
+        ranks = [self._rank(name) for name, _ in due]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in due]
         try:
-            work = [dist.irecv(buffer, self._rank(name)) for buffer, (name, _) in zip(buffers, due, strict=True)]
-            frames = [torch.frombuffer(bytearray(frame), dtype=torch.uint8) for _, frame in out]
-            work += [dist.isend(frame, self._rank(name)) for frame, (name, _) in zip(frames, out, strict=True)]
-            for pending in filter(None, work):
-                pending.wait()
+            coming = [dist.irecv(length, rank) for length, rank in zip(lengths, ranks, strict=True)]
+            work, held = [], []
+            for name, frame in out:
+                held += [torch.tensor([len(frame)]), torch.frombuffer(bytearray(frame), dtype=torch.uint8)]
+                work += [dist.isend(part, self._rank(name)) for part in held[-2:]]
+            _finish(coming)
+            buffers = [
+                torch.empty(_bounded(int(length), most), dtype=torch.uint8)
+                for length, (_, most) in zip(lengths, due, strict=True)
+            ]
+            _finish([dist.irecv(buffer, rank) for buffer, rank in zip(buffers, ranks, strict=True)] + work)
         except RuntimeError as error:
             others = " or ".join(sorted({name for name, _ in (*out, *due)}))
             raise ConnectionError(
@@ -71,6 +82,18 @@ class Wire:
 
     def _rank(self, name: str) -> int:
         return self._names.index(name)
+
+
+def _finish(work: Sequence[dist.Work | None]) -> None:
+    for pending in filter(None, work):
+        pending.wait()
+
+
+def _bounded(length: int, due: int) -> int:
+    """A length to make room for. Raises RuntimeError for one that is far from what is due."""
+    if not 0 < length <= 2 * due + 2**16:
+        raise RuntimeError(f"a frame of {length} bytes is coming, {due} are due")
+    return length
 
 
 def take_part(
@@ -142,8 +165,8 @@ def run_processes(
 
     What is isolated, and what is not. The process that calls this holds all rows and keys. Each process is handed its
     own keys alone; the rows, and what the noise is drawn from, go to the clients' process alone, one for all clients.
-    They are processes of one user on one machine, who may read the memory of all of them; what they send each other is
-    authenticated and in plain text. So this shows and tests the protocol; it keeps no secret from whoever runs it.
+    They are processes of one user on one machine, who may read the memory of all of them. So this shows and tests the
+    protocol; it keeps no secret from whoever runs it. They listen on the loopback interface alone.
 
     seed: of a ``SeededNoise`` made in the clients' process, for tests: ``release`` with it gives the same bits on the
     same device; None: the system's. timeout, record: as for ``take_part``. A script that calls this needs ``if
@@ -197,6 +220,7 @@ def _process(
     folder: str,
 ) -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     noise = None if seed is None else SeededNoise(seed, protocol.sketch.device)
     release = take_part(
         protocol, nonce, rank, links, init_method=f"file://{folder}/rendezvous", A=A, noise=noise, timeout=timeout,
