@@ -1,6 +1,5 @@
 """Pairwise statistics in the shuffle model: a quadratic form of shuffled sums of randomly rounded vectors."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,8 +8,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
-from torchdp.noise import SeededNoise
-from torchdp.pairwise.protocol import AggregateProtocol
+from torchdp.noise import Noise
+from torchdp.pairwise.messages import ROUNDING
+from torchdp.pairwise.protocol import FARTHEST, AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.shuffle import PoissonSum, calibrate_rounded, rounded_delta_of
@@ -93,22 +93,31 @@ class ShuffledForm(AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return (torch.zeros_like(self.widths),)
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        if n != self.users:
+            return f"the protocol is for {self.users} users"
+        spread = FARTHEST * (self.noise**0.5 + FARTHEST)  # of the noise, with its tail
+        if bool(((sums[0] < -self.noise - ROUNDING * n) | (sums[0] > n + spread)).any()):
+            return "a sum of ones is negative or above n, by more than the noise"
+        return None
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(estimates of how many users hold a one in each sum,), (r + 1,)."""
         self._present(len(types))
         total = torch.zeros_like(self.widths)
         for some in types.split(max(1, 2**22 // len(self.widths))):
             q = self.probabilities[some]
-            bits = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator) < q
-            total += self.sums.collect(bits, noise=SeededNoise.of(generator))
+            bits = noise.uniform(tuple(q.shape)) < q
+            total += self.sums.collect(bits, noise=noise)
         return (total,)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         """The ones of each sum are binomial for each type; the noise is drawn at once."""
         self._present(int(counts.sum()))
-        shape = checks.sample_shape(sample_shape)
         ones = torch.zeros(*shape, len(self.widths), dtype=torch.int64, device=self.widths.device)
         for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
             if crowd > 0:
