@@ -94,7 +94,7 @@ def test_estimate_is_near_the_truth(name, protocol, users, capsys):
     assert abs(got["estimate"] - truth(name, table)) < 5 * got["predicted_rmse"] < 0.5 * truth(name, table) + 0.5
     assert got["users"] == USERS and got["epsilon"] == 8 and got["level"] == 0.95
     low, high = got["interval"]
-    assert high - low == pytest.approx(2 * 1.959964 * got["predicted_rmse"], rel=1e-3)
+    assert high - low == pytest.approx(2 * 1.959964 * got["predicted_rmse"], rel=5e-3)
     assert (low + high) / 2 == pytest.approx(got["estimate"], rel=5e-3)  # variances differ at the ends
     assert "local" in got["guarantee"] and "epsilon = 8" in got["guarantee"] and "replace one" in got["guarantee"]
     assert got["protocol"] == protocol or protocol == "auto"
@@ -156,8 +156,8 @@ def test_what_is_printed_depends_on_the_messages_alone(name, protocol, users, tm
     other = write(tmp_path / "other.csv", reversed_table)
     collect, messages = kind.collect, []
 
-    def first(self, types, *, generator):
-        messages.append(collect(self, types, generator=generator))
+    def first(self, types, *, noise):
+        messages.append(collect(self, types, noise=noise))
         return messages[0]
 
     monkeypatch.setattr(kind, "collect", first)

@@ -300,14 +300,12 @@ def test_queries_and_parameters_are_checked_too():
             family.draw(2, generator=3)
 
 
-@pytest.mark.parametrize("path", ["collect", "sample"])
-def test_a_release_that_is_not_certified_is_refused_before_anything_is_drawn(path):
-    kde = ShuffledKDE(GaussianSquareWave(D).draw(2, generator=generator()), PoissonSum(8, 0.5), DELTA)
-    source = generator(1)
-    before = source.get_state()
-    with pytest.raises(ValueError, match="certified"):
-        getattr(kde, path)(ball(8), **({"generator": source} if path == "sample" else {"noise": Silent(1)}))
-    assert torch.equal(source.get_state(), before)
+def test_a_release_that_is_not_certified_is_refused_when_it_is_made():
+    features = GaussianSquareWave(D).draw(2, generator=generator())
+    with pytest.raises(ValueError, match="not reached at any epsilon"):
+        ShuffledKDE(features, PoissonSum(8, 0.5), DELTA)
+    with pytest.raises(ValueError, match="not certified"):
+        ShuffledKDE(features, PoissonSum(8, 30.0), DELTA, epsilon=0.1)
 
 
 def test_one_user_and_no_queries():

@@ -13,7 +13,7 @@ from torchdp.density import (
     ShuffledClasses,
     calibrated_kde,
 )
-from torchdp.density.kde import _movement
+from torchdp.density.kde import _moved
 from torchdp.density.rounding import count, rounded
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
@@ -171,5 +171,5 @@ def test_guarantee_of_rounded_bits_leaves_room_for_float32():
     half = math.pi / float(features.frequencies.abs())
     x = torch.linspace(-50, 50, 20_001)[:, None]
     apart = features._share(x).double() - features._share(x + half).double()
-    assert float(apart.square().sum(1).max() / 4) <= _movement(features) < features.movement * (1 + 5e-6)
-    assert _movement(features) > features.movement
+    assert float(apart.square().sum(1).max() / 4) <= _moved(features)[1] < features.movement * (1 + 5e-6)
+    assert _moved(features)[1] > features.movement

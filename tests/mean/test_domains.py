@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import linprog
 
 from torchdp.mean import (
     BallSum,
@@ -234,6 +235,21 @@ def test_polytope_membership_tells_the_hull_from_its_outside_at_one_part_in_a_mi
     square = Polytope(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64))
     edge = torch.tensor([[0.3, 1.0], [0.3, 1 + 3e-6], [1.0, 1.0], [-3e-6, 0.5], [0.5, 0.5]], dtype=torch.float64)
     assert square.contains(edge).tolist() == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_polytope_membership_agrees_with_linear_programming(seed):
+    d, k = 1 + seed, 4 + 3 * seed
+    domain = Polytope(normal(k, d, seed=seed))
+    mixtures = normal(8, k, seed=seed + 50).softmax(-1) @ domain.points
+    x = torch.cat([domain.points[:3], mixtures, 0.7 * normal(12, d, seed=seed + 99)])
+    edge = torch.ones(d, 1).double()
+    for point, inside in zip(x, domain.contains(x).tolist(), strict=True):
+        rows = torch.cat([torch.cat([s * domain.points.mT, -edge], 1) for s in (1, -1)])
+        sides = torch.cat([point, -point])
+        sums = [[1.0] * k + [0.0]]  # the least t with a mixture within t of the point in every coordinate
+        found = linprog([0.0] * k + [1.0], rows.numpy(), sides.numpy(), sums, [1.0])
+        assert inside == (found.fun <= 1e-6)
 
 
 def test_bad_domains_are_refused_in_words():

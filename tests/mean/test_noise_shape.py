@@ -261,6 +261,39 @@ def test_products_without_symmetry_and_images_of_products(p):
     assert float(found.certificate.lower) >= exact * (1 - 1e-2)  # the search stops where a round gains little
 
 
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_and_products_of_few_corners_are_as_good_as_all_their_points(seed, p):
+    first, second = normal(2, 2 + seed % 3, seed=seed), normal(2 + seed % 2, 2 + seed % 3, seed=seed + 20)
+    every = FiniteSet((first[:, None] + second).flatten(0, 1))
+    exact = noise_shape(every, p).upper
+    for parts in ([Polytope(first), Polytope(second)], [FiniteSet(first), Polytope(second)]):
+        summed = minkowski_sum(parts)
+        shape = noise_shape(summed, p)
+        assert float(shape.certificate.gap) <= 1e-4 and shape.upper == pytest.approx(exact, rel=2e-4)
+        assert bool(summed.contains(every.points).all()) and isinstance(summed, Polytope)
+    assert isinstance(minkowski_sum([FiniteSet(first), FiniteSet(second)]), FiniteSet)
+    pairs = Product((FiniteSet(first), FiniteSet(second)))
+    assert pairs.factor == 1 and float(noise_shape(pairs, p).certificate.gap) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (lp_ball(3, 1.0), lp_ball(3, math.inf)),
+        (Box(LOW[:3], HIGH[:3]), Polytope(POINTS)),
+        (LpBall(AXES[:3], 1.0, LOW[:3]),) * 2,
+    ],
+)
+def test_corners_are_those_of_the_hull(parts):
+    for domain in (Product(parts), linear_image(normal(2, 6, seed=31), Product(parts)), minkowski_sum(parts)):
+        corners = domain.corners(2048)
+        slopes = normal(50, domain.dimension, seed=30)
+        reached = (domain.extreme(slopes) * slopes).sum(-1)
+        torch.testing.assert_close((slopes @ corners.mT).amax(-1), reached)
+        assert domain.corners(len(corners) - 1) is None
+
+
 @exponents
 def test_norm_is_homogeneous_and_blind_to_translation_and_grows_with_the_set(p):
     base = noise_shape(FiniteSet(POINTS), p).upper

@@ -7,6 +7,7 @@ import torch
 from scipy.stats import kstest
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     Collection,
     OneMessage,
@@ -65,7 +66,7 @@ def test_the_interval_at_level_one_minus_p_ends_at_zero():
 
 
 def collection(protocol, types, name="batch"):
-    sums = protocol.collect(types, generator=keyed_generator(name.encode()))
+    sums = protocol.collect(types, noise=SeededNoise.of(keyed_generator(name.encode())))
     return Collection.empty(protocol).add(name, sums, len(types))
 
 

@@ -108,10 +108,9 @@ def test_guarantee_one_message_as_it_is_drawn():
 def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
     protocol = kind(pairwise.unequal(4), 2.0)
     types = torch.tensor([0, 1, 3, 3])  # sums are made type by type
-    sums = protocol.collect(types, generator=keyed_generator(b"same"))
-    generator = keyed_generator(b"same")
+    sums, noise = protocol.collect(types, noise=SeededNoise(1)), SeededNoise(1)
     for total in sums:
-        messages = protocol.randomizer.sample(protocol.statistic.points[types], noise=SeededNoise.of(generator))
+        messages = protocol.randomizer.sample(protocol.statistic.points[types], noise=noise)
         torch.testing.assert_close(total, messages.sum(0))
     assert len(sums) == (2 if kind is TwoMessage else 1)
 
@@ -130,7 +129,7 @@ def test_guarantee_randomized_response_plug_in(epsilon):
     users = 50_000
     for x in range(4):
         types = torch.full((users,), x)
-        (reports,) = protocol.collect(types, generator=keyed_generator(f"row {x}".encode()))
+        (reports,) = protocol.collect(types, noise=SeededNoise.of(keyed_generator(f"row {x}".encode())))
         expected = users * channel[x]
         assert float(((reports - expected).square() / expected).sum()) < chi2.isf(1e-6, 3)
         wrong = users * channel[(x + 1) % 4]  # control: the same test knows another row

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.pairwise.interval import ErrorParts, distance, interval
 from torchdp.randomness import keyed_generator
@@ -111,7 +112,7 @@ def test_the_slope_is_how_the_exact_variance_follows_the_value(kind, pairs):
 def test_the_parts_variances_add_up_to_the_estimates(kind):
     statistic, n = square_root(4), 10**6
     protocol = kind(statistic, 2.0)
-    sums = protocol.collect(torch.arange(n // 10) % 4, generator=keyed_generator(b"parts"))
+    sums = protocol.collect(torch.arange(n // 10) % 4, noise=SeededNoise.of(keyed_generator(b"parts")))
     parts = protocol.mean_error(sums, n / 10, statistic.form)
     assert parts.variance.shape == (2,)
     total = float(protocol.plug_in_variance(sums, n / 10, statistic.form))

@@ -131,7 +131,7 @@ def test_guarantee_one_message_triples(statistic, epsilon):
     assert float(statistic.points.norm(dim=1).max()) <= protocol.randomizer.radius * (1 + 1e-12)
     assert math.log(tau.high_density / tau.low_density) == pytest.approx(epsilon, rel=1e-12)
     types = torch.tensor([0, 3, 3, 1])
-    sums = protocol.collect(types, generator=keyed_generator(b"same"))
+    sums = protocol.collect(types, noise=SeededNoise.of(keyed_generator(b"same")))
     messages = protocol.randomizer.sample(statistic.points[types], noise=SeededNoise.of(keyed_generator(b"same")))
     for one, two in zip(sums, protocol.tally(messages), strict=True):
         torch.testing.assert_close(one, two)
@@ -142,9 +142,9 @@ def test_guarantee_one_message_triples(statistic, epsilon):
 def test_users_in_parts_and_the_estimate(monkeypatch):
     protocol = OneMessageTriples(three_distinct(5), 50.0)
     types = torch.arange(3000) % 5
-    whole = protocol.estimate(types, generator=keyed_generator(b"parts"))
+    whole = protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"parts")))
     monkeypatch.setattr("torchdp.pairwise.triplets.NUMBERS_AT_ONCE", 1000)
-    part = protocol.estimate(types, generator=keyed_generator(b"parts"))
+    part = protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"parts")))
     truth = protocol.statistic.exact(torch.bincount(types))
     for each in (whole, part):
         assert abs(float(each.value - truth)) < 5 * float(each.standard_error) < 0.05 and each.n == 3000
@@ -160,7 +160,7 @@ def test_bad_input():
     protocol, generator = OneMessageTriples(statistic, 1.0), keyed_generator(b"bad")
     for types in (torch.tensor([0, 1]), torch.tensor([[0, 1, 2]]), torch.tensor([0, 1, 4])):
         with pytest.raises(ValueError, match="types must"):
-            protocol.estimate(types, generator=generator)
+            protocol.estimate(types, noise=SeededNoise.of(generator))
     for n in (2, 2.5, None):
         with pytest.raises(ValueError, match="n must be an integer >= 3"):
             protocol.predicted_mse(torch.ones(4), n)

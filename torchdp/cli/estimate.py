@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchdp import checks, pairwise
 from torchdp.cli.table import MOST_TYPES, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
-from torchdp.randomness import keyed_generator, system_generator
 
 PROTOCOLS: dict[str, type[PairwiseProtocol]] = {
     "one-message": pairwise.OneMessage,
@@ -75,11 +75,8 @@ def estimate(options: argparse.Namespace) -> int:
     checks.fraction("--level", options.level)
     question = ask(options)
     protocol = choose(options.protocol, question.statistic, epsilon, len(question.types))
-    if options.seed is None:
-        generator = system_generator()
-    else:
-        generator = keyed_generator(f"torchdp estimate\n{checks.integer('--seed', options.seed, 0)}".encode())
-    answer = protocol.estimate(question.types, generator=generator)
+    noise = None if options.seed is None else SeededNoise(checks.integer("--seed", options.seed, 0))
+    answer = protocol.estimate(question.types, noise=noise)
     if not (math.isfinite(answer.value) and math.isfinite(answer.standard_error)):
         raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
     low, high = answer.interval(options.level)

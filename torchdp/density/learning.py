@@ -122,7 +122,6 @@ class ShuffledClasses:
                 f"reported must hold {expected} users of the classes, as the protocols count on, not "
                 f"{counts.tolist()}; make them anew for these counts"
             )
-        _ = self.guarantee
         return x
 
     def _joined(self, parts: list[Density]) -> Density:

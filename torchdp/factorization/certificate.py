@@ -113,13 +113,13 @@ def certify(
         W, left = checks.floating("error_weights times W", w * W), w * left
         shift = None if shift is None else w * shift
     missing = W - left @ right if shift is None else W - left @ right - shift
-    upper = or_infinite(_row_norm(left, p) * _norm(right, 2.0, -2).amax(-1) + _row_norm(missing, p))
+    upper = or_infinite(row_norm(left, p) * _norm(right, 2.0, -2).amax(-1) + row_norm(missing, p))
     subtracted = [] if shift is None else [_norm(W.abs().amax(-1), p, -1)]
     rounding = allowance(upper, m + n + r, *subtracted)
     residual = missing.abs().amax((-2, -1))
 
-    rows = _weights("row_weights", rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
-    columns = _weights("column_weights", columns, 1.0)
+    rows = scaled_weights("row_weights", rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    columns = scaled_weights("column_weights", columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / torch.where(size > 0, size, 1.0)
     centred = W if shift is None else W - (W @ columns[..., None])
@@ -177,7 +177,8 @@ def check_exponent(p: float) -> float:
     return float(p)
 
 
-def _row_norm(matrix: Tensor, p: float) -> Tensor:
+def row_norm(matrix: Tensor, p: float) -> Tensor:
+    """The l_p norm of the row norms, (*batch)."""
     return _norm(_norm(matrix, 2.0, -1), p, -1)
 
 
@@ -193,7 +194,7 @@ def or_infinite(bound: Tensor) -> Tensor:
     return torch.where(bound.isfinite(), bound, math.inf)
 
 
-def _weights(name: str, weights: Tensor, order: float) -> Tensor:
+def scaled_weights(name: str, weights: Tensor, order: float) -> Tensor:
     """``weights`` scaled to norm 1: first by the largest, so that subnormal ones keep their ratios."""
     if (weights < 0).any():
         raise ValueError(f"{name} must hold no negative weights")

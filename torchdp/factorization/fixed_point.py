@@ -10,6 +10,7 @@ from torch import Tensor
 from torchdp.factorization.acceleration import History, pick
 from torchdp.factorization.certificate import certify
 from torchdp.factorization.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
+from torchdp.factorization.stopping import Looks
 
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
 # a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
@@ -18,9 +19,6 @@ FLOOR = 0.1
 SMALLEST_WEIGHT = 1e-12
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
 STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
-FIRST_LOOK, NEXT_LOOK = 50, 1.5  # iteration of the first look at an unfinished solution; ratio of the next
-REFUSALS = 6  # solutions, finished as the iteration sees it, that may be refused before it ends
-SMALL, STALLED = 1e-8, 0.98  # a gap below SMALL that falls by less than this in three looks is rounding
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def attempts(
     upper = W.new_full(batch, math.inf)
     primal: tuple[Tensor, ...] = ()  # maps and weights behind `upper`
     dual: tuple[Tensor, ...] = ()  # weights behind `lower`
-    gap, within, look, seen, refusals = math.inf, tol, FIRST_LOOK, [math.inf] * 3, 0
+    gap, looks = math.inf, Looks(tol)
     for iterations in range(1, max_iterations + 1):
         s, P = weights.split([m, n], -1)
         c = s**exponent
@@ -133,19 +131,13 @@ def attempts(
         upper, lower = torch.minimum(upper, value), torch.maximum(lower, trace)
         primal = _pick_each(better, (*maps, P), primal)
         dual = _pick_each(tighter, (c, P), dual)
-        finished = bool((upper <= lower * (1 + within) + ROUNDING).all())
+        finished = bool((upper <= lower * (1 + looks.within) + ROUNDING).all())
         gap = float((upper / lower.clamp_min(tiny)).amax()) - 1
-        if finished or iterations >= look or iterations == max_iterations:
+        if looks.due(iterations, finished) or iterations == max_iterations:
             yield _solution(whole, W, scale, shift, primal, dual, iterations)
-        if not finished and iterations >= look:
-            if STALLED * seen[-3] < gap < SMALL:
+            if not looks.go_on(iterations, gap, finished):
                 return
-            seen, look = [*seen, gap], math.ceil(NEXT_LOOK * look)
-        if finished:
-            if refusals == REFUSALS:
-                return
-            refusals, within = refusals + 1, within / 2
-            if spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
+            if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
                 lower, previous = torch.zeros_like(lower), torch.zeros_like(lower)
                 upper = torch.full_like(upper, math.inf)
         fell = trace < previous * (1 - 1e-12)

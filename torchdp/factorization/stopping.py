@@ -1,11 +1,42 @@
 """When a certificate is good enough, and what to say where it is not: one rule for every solver and every caller."""
 
+import math
 import warnings
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificate import Certificate
+
+FIRST_LOOK, NEXT_LOOK = 50, 1.5  # iteration of the first look at an unfinished solution; ratio of the next
+REFUSALS = 6  # solutions, finished as the iteration sees it, that may be refused before it ends
+SMALL, STALLED = 1e-8, 0.98  # a gap below SMALL that falls by less than this in three looks is rounding
+
+
+class Looks:
+    """When an iteration shows its solution to the caller, who judges it by its certificate, and when it gives up.
+
+    within: the gap, as the iteration sees it, at which it believes to be finished; half of it after each refusal.
+    """
+
+    def __init__(self, tol: float) -> None:
+        self.within = tol
+        self.look, self.refusals, self.seen = FIRST_LOOK, 0, [math.inf] * 3
+
+    def due(self, iteration: int, finished: bool) -> bool:
+        """Whether to show the solution now."""
+        return finished or iteration >= self.look
+
+    def go_on(self, iteration: int, gap: float, finished: bool) -> bool:
+        """Notes that the solution was refused. False where more iterations have nothing to offer."""
+        if finished:
+            self.refusals, self.within = self.refusals + 1, self.within / 2
+            return self.refusals <= REFUSALS
+        if iteration >= self.look:
+            self.look = math.ceil(NEXT_LOOK * self.look)
+            self.seen.append(gap)
+            return not STALLED * self.seen[-4] < gap < SMALL
+        return True
 
 
 def closed(certificate: Certificate, tol: float, size: Tensor, dtype: torch.dtype) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp.mean.domain import Candidate, Domain, Maximum, best_first
-from torchdp.mean.groups import Groups, longest, moved_inside
+from torchdp.mean.groups import Groups, corners, longest, moved_inside
 from torchdp.mean.relaxation import ENUMERATED, hadamard_signs, maximise_image, rounded, split
 from torchdp.mean.trust_region import maximise_on_sphere
 
@@ -71,6 +71,10 @@ class BallImage(Domain):
 
     def spanning(self) -> Tensor:
         return torch.cat([self.middle + self.generators.mT, self.middle - self.generators.mT])
+
+    def corners(self, most: int) -> Tensor | None:
+        z = corners(self.groups, most)
+        return None if z is None else self.middle + z.to(self.generators) @ self.generators.mT
 
     def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
         """Root F diag(y)^{-1/2}, y from :func:`split`; a point that is no shift counts as one more generator.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,11 +14,13 @@ from torchdp.mean.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.mean.coupling import couple, independent_law, mirrored, signed_law
 from torchdp.mean.domain import Candidate, Domain, Maximum, best_first, climb
 from torchdp.mean.finite import FiniteSet, Polytope
+from torchdp.mean.groups import paired
 from torchdp.mean.noise_shape import NoiseShape, noise_shape
 from torchdp.mean.relaxation import split
 from torchdp.randomness import keyed_generator
 
 STARTS = 64  # of the local search over products
+MOST_CORNERS = 2048  # that are tried one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +29,9 @@ class Product(Domain):
 
     The ellipsoid is put together from the parts': M = blockdiag(M_i / t_i), t_i ~ Gamma_i^{2p/(p+2)}; optimal, with
     Gamma_p = the l_{2p/(p+2)} norm of the parts' (with shift, or for symmetric parts).
-    Oracle: exact for forms without entries between the parts and exact parts; else a semidefinite bound,
-    within k times the worst part's factor for sets symmetric about the centre. Raises ValueError, TypeError.
+    Oracle: exact where the parts' corners make 2048 pairs at most, which are all tried, and for forms without entries
+    between exact parts; else a semidefinite bound, within k times the worst part's factor for sets symmetric about the
+    centre. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 60.
     """
 
@@ -48,8 +52,23 @@ class Product(Domain):
     def dimension(self) -> int:
         return sum(self.sizes)
 
+    def corners(self, most: int) -> Tensor | None:
+        joined = None
+        for part in self.parts:
+            own = part.corners(most)
+            if own is None or len(own) * (1 if joined is None else len(joined)) > most:
+                return None
+            joined = own if joined is None else paired(joined, own)
+        return joined
+
+    @cached_property
+    def _few(self) -> Tensor | None:
+        return self.corners(MOST_CORNERS)
+
     @property
     def factor(self) -> float:
+        if self._few is not None:
+            return 1.0
         balls = _balls(self)
         if balls is not None:
             return balls.factor
@@ -65,6 +84,9 @@ class Product(Domain):
         return torch.cat(found) if len(found) == len(middles) else None
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        if self._few is not None:
+            points, value = best_first(self._few, B, centre, most=max(STARTS, self.dimension))
+            return Maximum(points, value, value)
         balls = _balls(self)
         if balls is not None:
             return balls.maximise(B, centre)
@@ -172,6 +194,10 @@ class LinearImage(Domain):
     def factor(self) -> float:
         return self.domain.factor
 
+    def corners(self, most: int) -> Tensor | None:
+        own = self.domain.corners(most)
+        return None if own is None else own @ self.transform.mT
+
     @property
     def middle(self) -> Tensor | None:
         middle = self.domain.middle
@@ -204,7 +230,8 @@ class LinearImage(Domain):
 def linear_image(transform: Tensor, domain: Domain) -> Domain:
     """{F x: x in K}, as points, an ellipsoid, a zonotope or a sum of balls where it is one. transform: F, (e, d).
 
-    Raises ValueError, TypeError.
+    The image of a product with at most 2048 pairs of corners is the hull of theirs, or the points where K is made of
+    finite sets. Raises ValueError, TypeError.
     """
     F = _transform(transform, domain)
     if isinstance(domain, FiniteSet):
@@ -212,6 +239,10 @@ def linear_image(transform: Tensor, domain: Domain) -> Domain:
     if isinstance(domain, Polytope):
         return Polytope(domain.points @ F.mT)
     balls = _balls(domain)
+    if balls is None or balls.factor > 1:
+        few = domain.corners(MOST_CORNERS)
+        if few is not None:
+            return FiniteSet(few @ F.mT) if _finite(domain) else Polytope(few @ F.mT)
     if balls is None:
         return LinearImage(F, domain)
     generators, groups, middle = F @ balls.generators, balls.groups, F @ balls.middle
@@ -245,6 +276,10 @@ def _balls(domain: Domain) -> BallImage | None:
             groups = tuple(group for part in found for group in part.groups)
             return BallSum(generators, groups, torch.cat([part.middle for part in found]))
     return None
+
+
+def _finite(domain: Domain) -> bool:
+    return isinstance(domain, FiniteSet) or (isinstance(domain, Product) and all(map(_finite, domain.parts)))
 
 
 def _unit(shape: NoiseShape, p: float) -> Tensor:

@@ -73,6 +73,8 @@ class GaussianCovariance:
         At most 2^{1/2}, beyond which more weight on the mean makes its own noise larger.
         """
         eigenvalues = torch.linalg.svdvals(self.root).square()
+        if not eigenvalues.any():
+            return math.sqrt(2)  # a single point: there is no noise
         trace, square, top = (float(v) for v in (eigenvalues.sum(), eigenvalues.square().sum(), eigenvalues.max()))
         H, C = (trace**2 + square) / 2, 2 * top * (trace + top)
         return math.sqrt(min(2.0, (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)))
@@ -116,7 +118,7 @@ class GaussianCovariance:
         tau = self.moment_noise(n)
         second, first = self.root.new_zeros(r, r), self.root.new_zeros(r)
         for u in self.encoding.chunks(x):
-            w = u / self.encoding.radius
+            w = u / (self.encoding.radius or 1.0)
             second, first = second + tensor_sum(w, 2), first + w.sum(0)
         S = second / n + tau * symmetrised(draws.normal((*shape, r, r)), 2)
         m = first / n + tau / self.mean_weight * draws.normal((*shape, r))

@@ -84,11 +84,15 @@ class Domain(ABC):
     def spanning(self) -> Tensor:
         """Finitely many points of K, (k, d) float64, whose affine hull holds K."""
 
+    def corners(self, most: int) -> Tensor | None:
+        """Points (k, d) of K, k <= most, whose convex hull is that of K; None where so few are not known."""
+        return None
+
     def contains(self, x: Tensor) -> Tensor:
         """Whether x (..., d) lies in K, up to 1e-9 of K's size where K has a formula and 1e-6 elsewhere; bool (...)."""
         x = self._vectors(x)
-        size = self.spanning().to(x).abs().max()
-        return (x - self.project(x)).norm(dim=-1) <= max(NEAR, slack(x)) * size
+        room = max(NEAR, slack(x)) * float(self.spanning().to(x).abs().max())
+        return (x - nearest_by_corners(x, self.extreme, near=room / 2)).norm(dim=-1) <= room
 
     def project(self, x: Tensor) -> Tensor:
         """The nearest point of K, for x of shape (..., d). Raises NotImplementedError where none is at hand."""

@@ -55,6 +55,9 @@ class Vertices(Domain):
     def spanning(self) -> Tensor:
         return self.points
 
+    def corners(self, most: int) -> Tensor | None:
+        return self.points if len(self.points) <= most else None
+
 
 @dataclass(frozen=True, eq=False)
 class FiniteSet(Vertices):

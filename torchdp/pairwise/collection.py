@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -13,7 +12,6 @@ from torchdp.pairwise.description import same
 from torchdp.pairwise.interactive import InteractiveProtocol
 from torchdp.pairwise.protocol import PairwiseEstimate, PairwiseProtocol
 from torchdp.privacy import Guarantee, Model
-from torchdp.randomness import keyed_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +42,7 @@ class Collection:
                 f"protocol must be one whose users send their messages each on their own; {type(protocol).__name__} "
                 "needs all its users at once: in batches it would estimate something else, or protect less"
             )
-        device = protocol.statistic.points.device
-        one_user = protocol.collect(
-            torch.zeros(1, dtype=torch.int64, device=device), generator=keyed_generator(b"layout", device)
-        )  # nobody's message: only its shapes and dtypes are taken
-        return Collection(protocol, Batches(), 0, tuple(map(torch.zeros_like, one_user)))
+        return Collection(protocol, Batches(), 0, protocol.layout)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -63,18 +57,11 @@ class Collection:
         if not isinstance(name, str) or not name:
             raise ValueError(f"name must be a text that no other batch has, not {name!r}")
         n = checks.integer("n", n, 1)
-        if isinstance(sums, Tensor) or len(sums) != len(self.sums):
-            raise ValueError(f"sums must be {len(self.sums)} tensors, as protocol.collect returns them")
-        checked = []
-        for index, (given, own) in enumerate(zip(sums, self.sums, strict=True)):
-            what = f"sums[{index}]"
-            value = checks.floating(what, given)
-            if value.shape != own.shape:
-                raise ValueError(f"{what} must have shape {tuple(own.shape)}, not {tuple(value.shape)}")
-            if not own.is_floating_point() and given.is_floating_point():
-                raise TypeError(f"{what} must hold counts ({own.dtype}), not {given.dtype}")
-            checked.append(given.detach().to(own))
-        return Collection(self.protocol, Batches({name: digest(checked, n)}), n, tuple(checked))
+        checked = self.protocol.check_sums(sums, n)
+        for index, (given, own) in enumerate(zip(checked, self.sums, strict=True)):
+            if given.shape != own.shape:
+                raise ValueError(f"sums[{index}] must have shape {tuple(own.shape)}, not {tuple(given.shape)}")
+        return Collection(self.protocol, Batches({name: digest(checked, n)}), n, checked)
 
     def add(self, name: str, sums: Sequence[Tensor], n: int) -> "Collection":
         """This collection and the batch; itself where the batch is in it already.

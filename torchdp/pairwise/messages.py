@@ -1,6 +1,5 @@
 """Protocols whose messages are noisy vectors: two messages at half the budget, and one at the full budget."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -8,14 +7,15 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchdp.noise import SeededNoise
+from torchdp.noise import Noise
 from torchdp.pairwise.interval import ErrorParts
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
-from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
+from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol, reach
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
 from torchdp.randomizers import PrivUnit, PrivUnitG
 
+ROUNDING = 1e-9  # of sums over users
 NUMBERS_AT_ONCE = 2**22  # of message coordinates held in memory by the per-user path
 
 
@@ -48,24 +48,28 @@ class TwoMessage(AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return tuple(self.statistic.points.new_zeros(2, self.statistic.dim))
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        v = self.randomizer.moments.variance
+        return reach(torch.stack(sums), n, self.statistic.radius, v)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the first messages, sum of the second), each (r,)."""
         points, counts = self.statistic.points, torch.bincount(types, minlength=self.statistic.types)
-        first, second = (
-            self.randomizer.collect(points, counts, noise=SeededNoise.of(generator)) for _ in range(2)
-        )
+        first, second = (self.randomizer.collect(points, counts, noise=noise) for _ in range(2))
         return first, second
 
     def tally(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the two messages of some users, each (n, r)."""
         return self.randomizer.decode_sum(first), self.randomizer.decode_sum(second)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         draw = self.randomizer.sample_sum
         points = self.statistic.points
-        return tuple(draw(points, counts, generator=generator, sample_shape=sample_shape) for _ in range(2))
+        return tuple(draw(points, counts, generator=generator, sample_shape=shape) for _ in range(2))
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         first, second = sums
@@ -143,20 +147,25 @@ class OneMessage(SingleMessage, AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return (self.statistic.points.new_zeros(self.statistic.dim),)
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        return reach(sums[0], n, self.statistic.radius, self.randomizer.moments.variance)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the messages,), (r,)."""
         counts = torch.bincount(types, minlength=self.statistic.types)
-        return (self.randomizer.collect(self.statistic.points, counts, noise=SeededNoise.of(generator)),)
+        return (self.randomizer.collect(self.statistic.points, counts, noise=noise),)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, (n, r)."""
         return (self.randomizer.decode_sum(messages),)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         points = self.statistic.points
-        return (self.randomizer.sample_sum(points, counts, generator=generator, sample_shape=sample_shape),)
+        return (self.randomizer.sample_sum(points, counts, generator=generator, sample_shape=shape),)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         v = self.randomizer.moments.variance
@@ -206,13 +215,24 @@ class OneMessagePairs(SingleMessage):
     def native_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return tuple(self.statistic.points.new_zeros(2, self.statistic.dim))
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        total, squares = sums
+        if bool((squares * n < total.square() * (1 - ROUNDING)).any()):
+            return "the squares add up to less than the square of the sum over n"
+        radius, v = self.statistic.radius, self.randomizer.moments.variance
+        return reach(total, n, radius, v) or reach(squares.sqrt(), n, radius, v)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the messages, sum of the squares of their coordinates), each (r,); some users at a time."""
         points = self.statistic.points
         total, squares = points.new_zeros((2, points.shape[1]), dtype=torch.float64)
         with tqdm(total=len(types), unit="user", unit_scale=True, delay=2, leave=False, disable=None) as bar:
             for some in types.split(max(1, NUMBERS_AT_ONCE // points.shape[1])):
-                part = self.tally(self.randomizer.sample(points[some], noise=SeededNoise.of(generator)))
+                part = self.tally(self.randomizer.sample(points[some], noise=noise))
                 total, squares = total + part[0], squares + part[1]
                 bar.update(len(some))
         return total, squares

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise, source
 from torchdp.pairwise.interval import ErrorParts, interval
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee
 
+FARTHEST = 40  # standard deviations that no message lies from what it says: less likely than 1e-300
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 
 
@@ -61,8 +63,12 @@ class PairwiseProtocol(ABC):
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.statistic, PairwiseStatistic):
-            raise TypeError(f"statistic must be a PairwiseStatistic, not {type(self.statistic).__name__}")
+        checks.instance("statistic", self.statistic, PairwiseStatistic)
+        if self.statistic.radius == 0:
+            raise ValueError(
+                f"{self.statistic.name!r} is constant: its mean is {self.statistic.form.constant:g} whatever users "
+                "hold, so nobody needs to send anything"
+            )
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         _ = self.guarantee  # builds the randomizer, which refuses an epsilon out of its range
 
@@ -81,9 +87,62 @@ class PairwiseProtocol(ABC):
     def native_pairs(self) -> Pairs:
         """The pairs whose mean the analyst estimates directly."""
 
+    @property
     @abstractmethod
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What arrives when the users hold ``types`` (n,), each in [0, k): sums over users of their messages."""
+    def layout(self) -> tuple[Tensor, ...]:
+        """What ``collect`` returns for no user at all: zeros of its shapes and dtypes."""
+
+    def admit(self, types: Tensor, least: int = 1) -> Tensor:
+        """The types (n,) of n >= ``least`` users, each in [0, k), int64 on the statistic's device.
+
+        Raises ValueError, TypeError.
+        """
+        types = checks.indices("types", types, self.statistic.types)
+        if types.ndim != 1 or len(types) < least:
+            raise ValueError(f"types must have shape (n,) with n >= {least} users, not {tuple(types.shape)}")
+        return types.to(self.statistic.points.device)
+
+    def collect(self, types: Tensor, *, noise: Noise | None = None) -> tuple[Tensor, ...]:
+        """What arrives when the users hold ``types`` (n,), each in [0, k): sums over users of their messages.
+
+        noise: the system's where None. Raises ValueError, TypeError.
+        """
+        types = self.admit(types)
+        return self.gather(types, source(noise, types.device))
+
+    @abstractmethod
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
+        """``collect`` of types that have been admitted."""
+
+    def check_sums(self, sums: Sequence[Tensor], n: int) -> tuple[Tensor, ...]:
+        """The sums, if n users can have sent them: of the protocol's shapes and dtypes, finite, not contradictory.
+
+        Leading batch dimensions are allowed, the same for all. Raises ValueError, TypeError.
+        """
+        n, layout = checks.integer("n", n, 1), self.layout
+        if isinstance(sums, Tensor) or not isinstance(sums, Sequence) or len(sums) != len(layout):
+            raise ValueError(f"sums must be {len(layout)} tensors, as {type(self).__name__}.collect returns them")
+        checked = []
+        for index, (given, own) in enumerate(zip(sums, layout, strict=True)):
+            name = f"sums[{index}]"
+            value = checks.floating(name, given)
+            if not own.is_floating_point() and given.is_floating_point():
+                raise TypeError(f"{name} must hold counts ({own.dtype}), not {given.dtype}")
+            if value.ndim < own.ndim or value.shape[value.ndim - own.ndim :] != own.shape:
+                raise ValueError(
+                    f"{name} must have shape (..., {', '.join(map(str, own.shape))}), not {(*value.shape,)}"
+                )
+            checked.append(given.detach().to(own))
+        if len({each.shape[: each.ndim - own.ndim] for each, own in zip(checked, layout, strict=True)}) > 1:
+            raise ValueError("sums must have the same leading dimensions")
+        wrong = self.contradiction(tuple(checked), n)
+        if wrong is not None:
+            raise ValueError(f"sums are not what {n} users of {type(self).__name__} can have sent: {wrong}")
+        return tuple(checked)
+
+    @abstractmethod
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        """Why no n users can have sent these sums, of the right shapes and finite; None where they can."""
 
     @abstractmethod
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
@@ -109,20 +168,20 @@ class PairwiseProtocol(ABC):
         """The error of ``mean`` as intervals need it; form.weights: (r,)."""
         return ErrorParts.normal(self.plug_in_variance(sums, n, form))
 
-    def estimate(self, types: Tensor, *, generator: torch.Generator) -> PairwiseEstimate:
-        """Estimate from each user's own messages; types: (n,) integers in [0, k), n >= 2."""
-        types = checks.indices("types", types, self.statistic.types)
-        if types.ndim != 1 or len(types) < 2:
-            raise ValueError(f"types must have shape (n,) with n >= 2 users, not {tuple(types.shape)}")
-        types = types.to(self.statistic.points.device)
-        return self.analyse(self.collect(types, generator=generator), len(types))
+    def estimate(self, types: Tensor, *, noise: Noise | None = None) -> PairwiseEstimate:
+        """Estimate from each user's own messages; types: (n,) integers in [0, k), n >= 2. noise: as in ``collect``."""
+        types = self.admit(types, 2)
+        return self.analyse(self.collect(types, noise=noise), len(types))
 
-    def analyse(self, sums: tuple[Tensor, ...], n: int) -> PairwiseEstimate:
-        """The analyst: from what ``collect`` returned to the estimate and its standard error.
+    def analyse(self, sums: Sequence[Tensor], n: int) -> PairwiseEstimate:
+        """The analyst: from what ``collect`` returned for n >= 2 users to the estimate and its standard error.
 
         Both are NaN where the estimated denominator of a ratio is 0; it warns where that is less than four standard
-        errors from 0, since the value may then be far off (a class that hardly anybody belongs to).
+        errors from 0, since the value may then be far off (a class that hardly anybody belongs to). Raises ValueError,
+        TypeError (see ``check_sums``).
         """
+        n = checks.integer("n", n, 2)
+        sums = self.check_sums(sums, n)
         form, denominator = self.statistic.form, self.statistic.denominator
         m = float(n)  # powers of it leave the range of 64-bit integers
         value = self.pairs_mean(sums, m, form)
@@ -211,30 +270,49 @@ class PairwiseProtocol(ABC):
 class AggregateProtocol(PairwiseProtocol):
     """A protocol whose analyst needs only sums that can be drawn without drawing the messages."""
 
-    @abstractmethod
     def collect_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> tuple[Tensor, ...]:
-        """In law what ``collect`` returns for counts (k,) users of each type, at a cost free of their number.
+        """In law what ``collect`` returns for counts (k,) users of each type, n >= 1, without making their messages.
 
-        Each entry gets leading dimensions ``sample_shape``: independent repetitions for the same counts.
+        Each entry gets leading dimensions ``sample_shape``: independent repetitions for the same counts. The cost does
+        not grow with n for PrivUnitG and for reports; the sums of PrivUnit take O(n) draws.
         """
+        counts = self._counts(counts, 1)
+        generator = checks.random_source(generator, counts.device)
+        return self.draw_sums(counts, generator, checks.sample_shape(sample_shape))
+
+    @abstractmethod
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """``collect_histogram`` of counts that have been checked."""
 
     def estimate_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> PairwiseEstimate:
         """In law what ``estimate`` returns for counts (k,) users of each type; shape (*sample_shape)."""
+        counts = self._counts(counts, 2)
+        n = int(counts.sum())
+        return self.analyse(self.collect_histogram(counts, generator=generator, sample_shape=sample_shape), n)
+
+    def _counts(self, counts: Tensor, least: int) -> Tensor:
         counts = checks.counts("counts", counts, self.statistic.types).to(self.statistic.points.device)
         n = int(counts.sum())
-        if n < 2:
-            raise ValueError(f"counts must add up to at least 2 users, not {n}")
-        return self.analyse(self.collect_histogram(counts, generator=generator, sample_shape=sample_shape), n)
+        if n < least:
+            raise ValueError(f"counts must add up to at least {least} users, not {n}")
+        return counts
 
 
 def _difference(form: Form, ratio: Tensor, denominator: Form) -> Form:
-    """The form f - ratio g, whose error over mean g is the ratio's to first order."""
-    weights = form.weights - ratio[..., None] * denominator.weights
-    return Form(weights, 0.0)
+    """The form f - ratio g, whose error over mean g is the ratio's to first order; f where the ratio is NaN."""
+    return Form(form.weights - ratio.nan_to_num(0.0)[..., None] * denominator.weights)
+
+
+def reach(total: Tensor, n: int, radius: float, variance: float) -> str | None:
+    """Why n vectors of this norm with noise of this variance a coordinate cannot add up to ``total`` (..., r)."""
+    most = n * (radius + FARTHEST * variance**0.5)
+    if bool((total.abs() > most).any()):
+        return f"an entry is above {most:.3g}, more than {FARTHEST} standard errors of each user"
+    return None
 
 
 def _warn_of_small(squared_error: Tensor) -> None:

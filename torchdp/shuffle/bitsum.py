@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -28,9 +28,8 @@ class BitSum(ABC):
     ``sample_sum`` draws the estimate at once, exactly in law, at a cost that does not grow with n.
     """
 
-    sums_numbers: ClassVar[bool] = (
-        False  # whether ``drawn`` takes sums of numbers in [0, 1] too, not of bits alone
-    )
+    sums_numbers: ClassVar[bool] = False  # whether ``drawn`` takes sums of numbers in [0, 1] too
+    counts_movement: ClassVar[bool] = False  # whether ``moved_delta`` certifies anything
 
     users: int
 
@@ -80,6 +79,18 @@ class BitSum(ABC):
 
         ``absent`` users send nothing, or tell the adversary all they send: their noise does not count.
         """
+
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        """A delta where a user's probabilities of ones move by ``change`` in all, see ``rounded_delta_of``; unchecked.
+
+        1 where only flips are counted.
+        """
+        return 1.0
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float) -> Self:
+        """The protocol of this kind with this error. Raises TypeError where its noise is no one number."""
+        raise TypeError(f"{cls.__name__} is not given by its error alone")
 
     @property
     def rmse(self) -> float:

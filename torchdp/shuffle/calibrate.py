@@ -44,12 +44,8 @@ def calibrate(kind: type[Kind], users: int, epsilon: float, delta: float, instan
         protocol = _without_delta(kind, users, epsilon / instances, absent)
     elif kind is CentralGaussianSum:
         protocol = CentralGaussianSum(users, gaussian_sigma(epsilon, delta, math.sqrt(instances)))
-    elif kind is RandomizedResponseSum:
-        protocol = _calibrated(lambda noise: _response(users, noise), epsilon, delta, instances, absent)
-    elif kind is PoissonSum:
-        protocol = _calibrated(lambda noise: PoissonSum(users, noise**2), epsilon, delta, instances, absent)
-    elif kind is NegativeBinomialSum:
-        protocol = calibrate_negative_binomial(users, epsilon, delta, instances, absent)
+    elif kind in (RandomizedResponseSum, PoissonSum, NegativeBinomialSum):
+        protocol = _calibrated(lambda noise: kind.of_rmse(users, noise), epsilon, delta, instances, absent)
     elif kind is CorrelatedSum:
         protocol = calibrate_correlated(users, epsilon, delta, instances, absent)
     elif kind is PureSum:
@@ -72,9 +68,8 @@ def calibrate_negative_binomial(
     Guarantees: as ``calibrate``.
     """
     ratio = checks.fraction("ratio", ratio)
-    per_variance = (1 - ratio) ** 2 / ratio
     return _calibrated(
-        lambda noise: NegativeBinomialSum(users, noise**2 * per_variance, ratio), epsilon, delta, instances, absent
+        lambda noise: NegativeBinomialSum.of_rmse(users, noise, ratio), epsilon, delta, instances, absent
     )
 
 
@@ -143,7 +138,7 @@ def _root(
     def excess(log_noise: float) -> float:
         return math.log(_largest_alone(family(math.exp(log_noise)), epsilon, instances, absent) / delta)
 
-    return math.exp(_crossing(excess, math.log(start)) + _TOLERANCE / 2)
+    return math.exp(crossing(excess, math.log(start)) + _TOLERANCE / 2)
 
 
 def _largest_alone(protocol: BitSum, epsilon: float, instances: int, absent: int) -> float:
@@ -159,13 +154,13 @@ def _largest(
     def excess(log_inverse: float) -> float:
         return math.log(max(composed_delta(profiles(math.exp(-log_inverse)), instances, epsilon), 1e-300) / delta)
 
-    root = _crossing(excess, math.log(instances / epsilon))
+    root = crossing(excess, math.log(instances / epsilon))
     while excess(root) > 0:
         root += _TOLERANCE / 10
     return math.exp(-root)
 
 
-def _crossing(excess: Callable[[float], float], start: float) -> float:
+def crossing(excess: Callable[[float], float], start: float) -> float:
     """A point near which ``excess`` falls through 0."""
     low, high, width = start, start, 0.02
     while excess(high) > 0:
@@ -174,12 +169,6 @@ def _crossing(excess: Callable[[float], float], start: float) -> float:
     while low == high or excess(low) <= 0:
         low, high, width = low - width, low, 3 * width
     return float(brentq(excess, low, high, xtol=_TOLERANCE / 2, rtol=1e-15))
-
-
-def _response(users: int, noise: float) -> RandomizedResponseSum:
-    """The flip probability at which the RMSE is ``noise``: (1 - sqrt(n/(n + 4 noise^2)))/2, without cancellation."""
-    whole = users + 4 * noise**2
-    return RandomizedResponseSum(users, 2 * noise**2 / (whole * (1 + math.sqrt(users / whole))))
 
 
 def _without_delta(kind: type[BitSum], users: int, epsilon: float, absent: int) -> BitSum:

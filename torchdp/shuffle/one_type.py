@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -9,9 +10,11 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.shuffle.bitsum import ShuffledBitSum
-from torchdp.shuffle.dominating import Profile, negative_binomial_profiles, poisson_profiles
+from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
+from torchdp.shuffle.dominating import Profile, one_type_profiles
 from torchdp.shuffle.draws import scattered_negative_binomial, scattered_poisson
 from torchdp.shuffle.messages import Messages
+from torchdp.shuffle.moments import moments_delta
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class OneTypeSum(ShuffledBitSum):
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
+    counts_movement: ClassVar[bool] = True
+
     @property
     @abstractmethod
     def noise_mean(self) -> float:
@@ -33,6 +38,16 @@ class OneTypeSum(ShuffledBitSum):
     @abstractmethod
     def noise_variance(self) -> float:
         """Var D."""
+
+    @abstractmethod
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        """The law of D, less the shares of so many users. Raises ValueError."""
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        return one_type_profiles(self.noise_law(absent))
+
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        return moments_delta(self.noise_law(absent), epsilon, instances, change)
 
     @abstractmethod
     def _noise(self, like: Tensor, draws: Draws) -> Tensor:
@@ -97,8 +112,12 @@ class PoissonSum(OneTypeSum):
     def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         return scattered_poisson(users, instances, self.mean / self.users, draws)
 
-    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        return poisson_profiles(self.mean * self._present(absent) / self.users)
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        return poisson_law(self.mean * self._present(absent) / self.users)
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float) -> Self:
+        return cls(users, rmse**2)
 
 
 @dataclass(frozen=True)
@@ -134,5 +153,9 @@ class NegativeBinomialSum(OneTypeSum):
     def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         return scattered_negative_binomial(users, instances, self.shape / self.users, self.ratio, draws)
 
-    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        return negative_binomial_profiles(self.shape * self._present(absent) / self.users, self.ratio)
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        return negative_binomial_law(self.shape * self._present(absent) / self.users, self.ratio)
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float, ratio: float = 0.5) -> Self:
+        return cls(users, rmse**2 * (1 - ratio) ** 2 / ratio, ratio)

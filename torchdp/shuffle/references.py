@@ -1,15 +1,17 @@
 """What the protocols are measured against: a trusted curator, and no privacy at all."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.noise import Noise, source
-from torchdp.privacy import Model
+from torchdp.privacy import Model, gaussian_log_delta
 from torchdp.shuffle.bitsum import BitSum
 from torchdp.shuffle.dominating import Profile, gaussian_profile
 
@@ -45,6 +47,8 @@ class CentralGaussianSum(CuratorSum):
     Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.
     """
 
+    counts_movement: ClassVar[bool] = True
+
     sigma: float
 
     def __post_init__(self) -> None:
@@ -67,6 +71,17 @@ class CentralGaussianSum(CuratorSum):
         """The curator's noise counts whoever is absent."""
         self._present(absent)
         return (gaussian_profile(self.sigma),)
+
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        """Exact: sums of numbers in [0, 1] move by sqrt(change) in l_2 norm."""
+        distance = math.sqrt(change)
+        if epsilon == 0:
+            return float(gaussian_profile(self.sigma / distance)(np.zeros(1))[0])
+        return math.exp(gaussian_log_delta(self.sigma, epsilon, distance))
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float) -> Self:
+        return cls(users, rmse)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Randomized response behind a shuffler: every user sends one bit."""
 
+import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -71,6 +73,12 @@ class RandomizedResponseSum(ShuffledBitSum):
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return (response_profile(self._present(absent), self.flip),)
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float) -> Self:
+        """flip = (1 - sqrt(n/(n + 4 rmse^2)))/2, without cancellation."""
+        whole = users + 4 * rmse**2
+        return cls(users, 2 * rmse**2 / (whole * (1 + math.sqrt(users / whole))))
 
     def _decode(self, total: Tensor, present: int) -> Tensor:
         return (total - present * self.flip) / (1 - 2 * self.flip)

@@ -125,6 +125,8 @@ class CorrelatedNoise(nn.Module):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         """From a state dict: where the step is not this one's, no noise is drawn before ``load_secret_state``."""
+        if not isinstance(state, dict) or set(state) != {"step"}:
+            raise ValueError("the state dict of CorrelatedNoise must be {'step': ...}, as state_dict() returns it")
         self._stream.expect(checks.integer("step", state["step"], 0))
 
     def forward(self, total: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ class CorrelatedNoise(nn.Module):
     @torch.no_grad()
     def _next(self, total: Tensor) -> Tensor:
         size, device = self._stream.size, self._stream.device
-        if not isinstance(total, Tensor) or total.shape != (size,):
+        if checks.instance("total", total, Tensor).shape != (size,):
             raise ValueError(f"total must be a tensor of shape ({size},), one flat gradient")
         if _recorded(total):
             raise RuntimeError(
@@ -150,7 +152,7 @@ class CorrelatedNoise(nn.Module):
             )
         if total.device != device:
             raise ValueError(f"total is on {total.device}, the noise on {device}; move one of them")
-        total = checks.floating("total", total).to(self._stream.dtype)
+        total = checks.floating("total", checks.real("total", total).to(self._stream.dtype))
         return total + self._stream.next(total)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CorrelatedNoise":
@@ -205,8 +207,7 @@ def calibrated_noise(
 def _scaled(C: Tensor, bound: float, participation: Participation, neighbours: Neighbours) -> Sensitivity:
     """The sensitivity in the gradients' units: replacing a user moves a sum by twice the bound."""
     bound = checks.positive("bound", bound)
-    if not isinstance(neighbours, Neighbours):
-        raise TypeError("neighbours must be a Neighbours")
+    checks.instance("neighbours", neighbours, Neighbours)
     found = sensitivity(C, participation)
     factor = 2 if neighbours is Neighbours.REPLACE_ONE else 1
     return Sensitivity(factor * bound * found.value, factor * bound * found.attained)
