@@ -152,7 +152,7 @@ def test_bad_scripts(text, words, tmp_path, capsys):
         (["--seed", "-1"], "--seed must be an integer >= 0"),
         (["--target-relative-ci", "0"], "target_relative_ci"),
         (["--target-relative-ci", "nan"], "target_relative_ci"),
-        (["--device", "abacus"], "--device abacus"),
+        (["--device", "abacus"], "--device must be a device of this machine"),
     ],
 )
 def test_bad_options(toy, tmp_path, arguments, words, capsys):

@@ -157,7 +157,7 @@ def test_every_protocol_comes_back_from_its_file(tmp_path, kind):
     after = Journal(tmp_path / "votes.db").protocol
     assert type(after) is type(before) is type(protocol) and before is not protocol
     counts = torch.tensor([30.0, 5, 20, 5, 40])[: protocol.statistic.types]
-    assert after.predicted_mse(counts, 100) == pytest.approx(protocol.predicted_mse(counts, 100), rel=1e-12)
+    assert after.predicted_mse(counts, 10**6) == pytest.approx(protocol.predicted_mse(counts, 10**6), rel=1e-12)
 
 
 SIMILAR = """

@@ -2,6 +2,8 @@
 
 import functools
 import math
+import threading
+from types import ModuleType
 
 import pytest
 import torch
@@ -102,7 +104,21 @@ def test_frozen_parameters_are_left_out_and_gradients_go_back():
     [
         (lambda x, y: clip_and_sum(model(), cross_entropy, x, y, 0.0), ValueError, "bound must be"),
         (lambda x, y: clip_and_sum(model(), cross_entropy, x, y[:1], 1.0), ValueError, "equally many"),
-        (lambda x, y: clip_and_sum(model(), cross_entropy, x, [1, 2], 1.0), TypeError, "inputs and targets"),
+        (lambda x, y: clip_and_sum(model(), cross_entropy, x, [1, 2], 1.0), TypeError, "targets must be"),
+        (
+            lambda x, y: clip_and_sum(model(), cross_entropy, x.to_sparse(), y, 1.0),
+            TypeError,
+            "inputs must be a dense",
+        ),
+        (lambda x, y: clip_and_sum(model(), cross_entropy, x[0, 0], y, 1.0), ValueError, "inputs must have one"),
+        (lambda x, y: clip_and_sum(model().forward, cross_entropy, x, y, 1.0), TypeError, "module must be"),
+        (lambda x, y: clip_and_sum(model(), "mse", x, y, 1.0), TypeError, "loss must be"),
+        (lambda x, y: clip_and_sum(model(), cross_entropy, x, y, 1e-40), ValueError, "bound must be at least"),
+        (
+            lambda x, y: clip_and_sum(nn.Linear(4, 4, dtype=torch.complex64), mse_loss, x, x, 1.0),
+            TypeError,
+            "real parameters",
+        ),
         (lambda x, y: clip_and_sum(model(), cross_entropy, x, y, 1.0, at_once=0), ValueError, "at_once must be"),
         (lambda x, y: clip_and_sum(nn.BatchNorm1d(4).double(), mse_loss, x, x, 1.0), ValueError, "GroupNorm"),
         (
@@ -120,6 +136,8 @@ def test_bad_arguments(call, error, message):
 
 
 SEEN, CALLS = [], 0
+there = ModuleType("there")
+there.factor = 1.0
 
 
 def plain(x):
@@ -173,6 +191,42 @@ class Global(Stateful):
         return SEEN[0]
 
 
+class OfAThread(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.own = threading.local()
+
+    def remember(self, x):
+        before, self.own.factor = getattr(self.own, "factor", 1.0), plain(x)
+        return before
+
+
+class Gradient(Stateful):
+    def remember(self, x):
+        before, self.scale.grad = self.scale.grad, torch.tensor(plain(x), dtype=torch.float64)
+        return 1.0 if before is None else before
+
+
+class OfAModule(Stateful):
+    def remember(self, x):
+        before, there.factor = there.factor, plain(x)
+        return before
+
+
+class Slots:
+    __slots__ = ("factor",)
+
+
+class InASlot(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.slots = Slots()
+
+    def remember(self, x):
+        before, self.slots.factor = getattr(self.slots, "factor", 1.0), plain(x)
+        return before
+
+
 class Counts(Stateful):
     def remember(self, x):
         global CALLS
@@ -208,6 +262,10 @@ def counted():
         (OfTheClass, cross_entropy, r"class OfTheClass\.factor,"),
         (Global, cross_entropy, r"global\.SEEN,"),
         (Counts, cross_entropy, r"global\.CALLS,"),
+        (OfAThread, cross_entropy, r"changed module\.0\.own\.factor,"),
+        (Gradient, cross_entropy, r"changed module\.0\.scale\.grad,"),
+        (OfAModule, cross_entropy, r"there\.factor,"),
+        (InASlot, cross_entropy, r"changed module\.0\.slots\.factor,"),
         (None, Loss(), r"changed loss\.before,"),
         (None, Loss().__call__, r"changed loss\.__self__\.before,"),
         (None, functools.partial(Loss()), r"changed loss\.before,"),
@@ -218,7 +276,8 @@ def test_guarantee_what_remembers_the_examples_is_refused_by_name_and_put_back(m
     net, (x, y) = nn.Sequential(module()) if module else model(), data(5)
 
     def state():
-        return str((net.state_dict(), getattr(net[0], "box", 0), vars(OfTheClass).get("factor"), len(SEEN), CALLS))
+        of_class, box = vars(OfTheClass).get("factor"), getattr(net[0], "box", 0)
+        return str((net.state_dict(), box, of_class, len(SEEN), CALLS, there.factor))
 
     before = state()
     for at_once in (5, 2, 2):  # the third time as the first: nothing is left of the others

@@ -374,7 +374,23 @@ def test_after_the_last_step():
     [
         (lambda: make()(torch.zeros(SIZE + 1)), ValueError, "total must be a tensor of shape"),
         (lambda: make()(torch.full((SIZE,), math.nan)), ValueError, "total holds NaN"),
-        (lambda: make()([0.0] * SIZE), ValueError, "total must be a tensor"),
+        (lambda: make()([0.0] * SIZE), TypeError, "total must be"),
+        (
+            lambda: make(dtype=torch.float32)(torch.full((SIZE,), 1e300, dtype=torch.float64)),
+            ValueError,
+            "total holds NaN",
+        ),
+        (lambda: make()(torch.zeros(SIZE).to_sparse()), TypeError, "total must be a dense"),
+        (lambda: make()(torch.zeros(SIZE).cfloat()), TypeError, "total must be real"),
+        (lambda: make().load_state_dict({"_extra_state": None}), ValueError, "state dict of CorrelatedNoise must"),
+        (lambda: make().load_state_dict({"_extra_state": {"step": "x"}}), ValueError, "step must be"),
+        (
+            lambda: make().load_secret_state({**make().secret_state(), "step": 99}),
+            ValueError,
+            "step must be at most",
+        ),
+        (lambda: make().load_secret_state({**make().secret_state(), "sigma": 0.0}), ValueError, "sigma must be"),
+        (lambda: make().load_secret_state({**make().secret_state(), "key": "key"}), ValueError, "key must be"),
         (lambda: make(torch.ones(3, 3)), ValueError, "strategy must be one square lower"),
         (lambda: make(torch.ones(3, 3).tril(-1)), ValueError, "strategy must have no 0"),
         (lambda: make(-torch.eye(3)), ValueError, "strategy must have a positive diagonal"),
@@ -398,3 +414,15 @@ def test_after_the_last_step():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [1e38, 1e39, 1e-44, 1e-300])
+def test_scales_that_the_dtype_cannot_hold_are_refused_and_others_change_nothing(scale):
+    C, setting = torch.ones(3, 3, dtype=torch.float64).tril(), {"bound": 1.0, "epsilon": 1.0, "delta": 1e-6}
+    with pytest.raises(ValueError, match="divide both by the strategy's largest entry"):
+        calibrated_noise(scale * C, 4, participation=Epochs(3), **setting)
+    one, other = (
+        calibrated_noise(factor * C, 4, participation=Epochs(3), noise=SeededNoise(1), **setting)(torch.zeros(4))
+        for factor in (1.0, 2.0**90)
+    )
+    torch.testing.assert_close(one, other)

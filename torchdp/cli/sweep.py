@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchdp import checks, simulate
 from torchdp.simulate import Experiment, Sampler, Trial
 
@@ -40,7 +38,7 @@ def sweep(options: argparse.Namespace) -> int:
             store=store,
             block_size=experiment.block_size,
             target_relative_ci=options.target_relative_ci,
-            device=_available(options.device),
+            device=checks.device("--device", options.device),
             devices=options.devices.split(",") if options.devices is not None else None,
         )
     table = folder / "results.csv"
@@ -48,14 +46,6 @@ def sweep(options: argparse.Namespace) -> int:
     for path in (store, table, *experiment.draw(rows, folder)):
         print(path)
     return 0
-
-
-def _available(device: str) -> torch.device:
-    """The device of that name. Raises ValueError where this machine has none."""
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} is not available here") from error
 
 
 def load(path: str, smoke: bool) -> Experiment:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchdp import checks
+
 J = TypeVar("J")
 A = TypeVar("A")
 Device = torch.device | str
@@ -45,8 +47,8 @@ def answers(
         ChildProcessError: a worker was killed.
     """
     if devices is None:
-        return _here(work, choose, torch.device(device))
-    if torch.device(device) != torch.device("cpu"):
+        return _here(work, choose, checks.device("device", device))
+    if device not in ("cpu", torch.device("cpu")):
         raise ValueError("device and devices exclude each other; give the one or the other")
     return _spread(_sendable(name, work), choose, one_kind(devices))
 
@@ -63,6 +65,8 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
         ) from error
     if len({device.type for device in found}) > 1:
         raise ValueError(f"devices must be of one kind, not {devices!r}: a block's numbers depend on the kind")
+    if found[0].type == "meta":
+        raise ValueError("devices must hold data, not be 'meta'")
     here = torch.cuda.device_count() if found[0].type == "cuda" else None  # makes no CUDA context
     if here is not None:
         found = [torch.device("cuda", device.index or 0) for device in found]

@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, vmap
 from torchdp import checks
 from torchdp.training.memory import Memory
 
+LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 
 
@@ -34,8 +35,12 @@ def clip_and_sum(
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1.
     """
     bound, at_once = checks.positive("bound", bound), checks.integer("at_once", at_once, 1)
-    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or not inputs.ndim or not targets.ndim:
-        raise TypeError("inputs and targets must be tensors with one entry for each example")
+    if bound < LEAST:
+        raise ValueError(f"bound must be at least {LEAST:.1e}, not {bound!r}: float32 has no digits there")
+    checks.instance("module", module, nn.Module), checks.function("loss", loss)
+    for name, value in (("inputs", inputs), ("targets", targets)):
+        if not checks.dense(name, value).ndim:
+            raise ValueError(f"{name} must have one entry for each example, not shape ()")
     if len(inputs) != len(targets):
         raise ValueError(f"inputs and targets must be equally many, not {len(inputs)} and {len(targets)}")
     for part in module.modules():
@@ -75,7 +80,7 @@ def clip_and_sum(
 
 def set_gradients(module: nn.Module, gradient: Tensor) -> None:
     """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
     size = sum(p.numel() for p in parameters)
     if not isinstance(gradient, Tensor) or gradient.shape != (size,):
         raise ValueError(f"gradient must be a flat tensor of shape ({size},)")

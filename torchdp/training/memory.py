@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 LIBRARY = set(sys.stdlib_module_names) | {"torch", "numpy"}
+CONTAINERS = ("functools", "types", "collections", "queue", "weakref", "_thread")  # of the library, looked into
 LARGEST = 2**22  # numbers; of a larger tensor only the count of its changes in place is kept
 TABLES = ("_parameters", "_buffers", "_modules")  # of a module: they are no part of a name
 HOOKS = {name for name in vars(nn.Module()) if "hooks" in name}  # of a module: mostly empty, and left out then
+EMPTY = object()  # in a slot
 OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"}
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -57,7 +59,10 @@ class Memory:
                 self._keep(path, lambda: value._version, lambda _: None)
             else:
                 self._keep(path, lambda: value.detach().clone(), lambda old: value.data.copy_(old))
-            return []
+            if not value.is_leaf:
+                return [(path, vars(value))]
+            self._keep(f"{path}.grad", lambda: value.grad, lambda old: setattr(value, "grad", old))
+            return [(path, vars(value)), (f"{path}.grad", value.grad)]
         if isinstance(value, np.ndarray):
             self._keep(path, value.copy, lambda old: np.copyto(value, old))
             return []
@@ -110,7 +115,12 @@ class Memory:
         found.append((path, function.__kwdefaults__))
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         found += [(f"{path}, {name}", cell) for name, cell in cells]
-        return found + self._table(f"{path}, global", function.__globals__, _names(function.__code__))
+        names = _names(function.__code__)
+        for name in names:
+            module = function.__globals__.get(name)
+            if isinstance(module, ModuleType) and module.__name__.split(".")[0] not in LIBRARY:
+                found += self._table(f"{path}, {name}", vars(module), names)
+        return found + self._table(f"{path}, global", function.__globals__, names)
 
     def _class(self, path: str, kind: type) -> list[tuple[str, object]]:
         found: list[tuple[str, object]] = []
@@ -132,20 +142,21 @@ class Memory:
 
     def _object(self, path: str, value: object) -> list[tuple[str, object]]:
         if _library(type(value)) and not isinstance(value, nn.Module):
-            own = ("func", "args", "keywords") if type(value).__module__ == "functools" else ("__dict__",)
-            kept = type(value).__module__ in ("functools", "types", "collections", "queue")
-            return [(path, getattr(value, name)) for name in own if kept and hasattr(value, name)]
+            own = ("func", "args", "keywords", "__dict__") if type(value).__module__ in CONTAINERS else ()
+            return [(path, getattr(value, name)) for name in own if hasattr(value, name)]
         found: list[tuple[str, object]] = [(path, type(value))]
         if hasattr(value, "__dict__"):
             found.append((path, value.__dict__))
         for name in (name for part in type(value).__mro__ for name in _slots(part)):
-            if hasattr(value, name):
-                self._slot(f"{path}.{name}", value, name)
-                found.append((f"{path}.{name}", getattr(value, name)))
+            self._slot(f"{path}.{name}", value, name)
+            found.append((f"{path}.{name}", getattr(value, name, None)))
         return found
 
     def _slot(self, path: str, owner: object, name: str) -> None:
-        self._keep(path, lambda: getattr(owner, name, None), lambda old: object.__setattr__(owner, name, old))
+        def write(old: Any) -> None:
+            object.__delattr__(owner, name) if old is EMPTY else object.__setattr__(owner, name, old)
+
+        self._keep(path, lambda: getattr(owner, name, EMPTY), write)
 
     def _keep(self, path: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
         self._notes.append((path, read(), read, write))

@@ -11,8 +11,8 @@ from torchdp import checks
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
-from torchdp.training.strategy import _lower
-from torchdp.training.stream import Stream
+from torchdp.training.strategy import lower_triangular
+from torchdp.training.stream import Stream, noise_dtype
 
 
 class CorrelatedNoise(nn.Module):
@@ -52,10 +52,17 @@ class CorrelatedNoise(nn.Module):
         alone: bool = False,
     ) -> None:
         super().__init__()
-        C, size = _lower("strategy", strategy), checks.integer("size", size, 1)
+        C, size = lower_triangular("strategy", strategy), checks.integer("size", size, 1)
         sigma = checks.positive("sigma", sigma)
         if not (C.diagonal() > 0).all():
             raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
+        noise_dtype(dtype)
+        low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max
+        if not (low < min(sigma, float(C.diagonal().min())) and max(sigma, float(C.abs().max())) < high):
+            raise ValueError(
+                f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "
+                "its law; divide both by the strategy's largest entry, which changes nothing else"
+            )
         key = source(noise, C.device).words((4,)).cpu().numpy().tobytes()
         row, column = C.nonzero().unbind(1)
         bands = int((row - column).max()) + 1
@@ -125,6 +132,8 @@ class CorrelatedNoise(nn.Module):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         """From a state dict: where the step is not this one's, no noise is drawn before ``load_secret_state``."""
+        if not isinstance(state, dict) or set(state) != {"step"}:
+            raise ValueError("the state dict of CorrelatedNoise must be {'step': ...}, as state_dict() returns it")
         self._stream.expect(checks.integer("step", state["step"], 0))
 
     def forward(self, total: Tensor) -> Tensor:
@@ -141,7 +150,7 @@ class CorrelatedNoise(nn.Module):
     @torch.no_grad()
     def _next(self, total: Tensor) -> Tensor:
         size, device = self._stream.size, self._stream.device
-        if not isinstance(total, Tensor) or total.shape != (size,):
+        if checks.instance("total", total, Tensor).shape != (size,):
             raise ValueError(f"total must be a tensor of shape ({size},), one flat gradient")
         if _recorded(total):
             raise RuntimeError(
@@ -150,7 +159,7 @@ class CorrelatedNoise(nn.Module):
             )
         if total.device != device:
             raise ValueError(f"total is on {total.device}, the noise on {device}; move one of them")
-        total = checks.floating("total", total).to(self._stream.dtype)
+        total = checks.floating("total", checks.real("total", total).to(self._stream.dtype))
         return total + self._stream.next(total)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CorrelatedNoise":
@@ -196,7 +205,7 @@ def calibrated_noise(
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.
     """
-    C = _lower("strategy", strategy)
+    C = lower_triangular("strategy", strategy)
     found = _scaled(C, bound, participation, neighbours)
     sigma = gaussian_sigma(epsilon, delta, found.value) * (1 + 1e-11)  # ``guarantee`` finds epsilon to rounding
     return CorrelatedNoise(C, size, sigma, noise=noise, dtype=dtype, alone=alone)
@@ -205,8 +214,7 @@ def calibrated_noise(
 def _scaled(C: Tensor, bound: float, participation: Participation, neighbours: Neighbours) -> Sensitivity:
     """The sensitivity in the gradients' units: replacing a user moves a sum by twice the bound."""
     bound = checks.positive("bound", bound)
-    if not isinstance(neighbours, Neighbours):
-        raise TypeError("neighbours must be a Neighbours")
+    checks.instance("neighbours", neighbours, Neighbours)
     found = sensitivity(C, participation)
     factor = 2 if neighbours is Neighbours.REPLACE_ONE else 1
     return Sensitivity(factor * bound * found.value, factor * bound * found.attained)

@@ -23,6 +23,7 @@ def worst_separated(sizes: Array, gap: int, times: int) -> tuple[float, list[int
     meet (no entry 2 gap or more off the diagonal) and where branch and bound ends within its limits. In general the
     problem is NP-hard: gap = 1 and the adjacency of a graph ask for its densest part of ``times`` points.
     """
+    gap = min(gap, len(sizes))
     times = min(times, -(-len(sizes) // gap))
     if not np.triu(sizes, 2 * gap).any():
         return _neighbours(sizes, gap, times)
