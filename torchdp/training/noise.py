@@ -12,7 +12,7 @@ from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
 from torchdp.training.strategy import lower_triangular
-from torchdp.training.stream import Stream
+from torchdp.training.stream import Stream, noise_dtype
 
 
 class CorrelatedNoise(nn.Module):
@@ -56,6 +56,13 @@ class CorrelatedNoise(nn.Module):
         sigma = checks.positive("sigma", sigma)
         if not (C.diagonal() > 0).all():
             raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
+        noise_dtype(dtype)
+        low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max
+        if not (low < min(sigma, float(C.diagonal().min())) and max(sigma, float(C.abs().max())) < high):
+            raise ValueError(
+                f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "
+                "its law; divide both by the strategy's largest entry, which changes nothing else"
+            )
         key = source(noise, C.device).words((4,)).cpu().numpy().tobytes()
         row, column = C.nonzero().unbind(1)
         bands = int((row - column).max()) + 1
