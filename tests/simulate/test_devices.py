@@ -209,6 +209,7 @@ import worker_trials
 from torchdp.simulate import sweep
 if __name__ == "__main__":
     make_trial = partial(worker_trials.slow, Path({str(folder)!r}), {seconds})
+    make_trial.__wrapped__ = worker_trials.make_trial
     sweep(make_trial, worker_trials.GRID, store={str(store)!r}, devices=["cpu"] * {count}, **worker_trials.SETTINGS)
 """
     path = folder / "sweep_with_workers.py"
