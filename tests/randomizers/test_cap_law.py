@@ -158,11 +158,12 @@ def test_sampler_follows_the_exact_distribution_function(dim, epsilon):
 def test_extreme_uniforms_stay_on_their_side(planted, dim, epsilon):
     """Deterministic: the branch decides between the cap and its complement, whatever the second uniform."""
     law, tiny = CapLaw(dim, epsilon), 2.0**-53
-    branch = torch.tensor([0.0, law.upper - tiny, law.upper, 1 - tiny], dtype=torch.float64)[:, None]
+    word = torch.tensor([0, law.chance - 1, law.chance, 2**63 - 1])[:, None]
     tail = torch.tensor([2.0**-126, tiny, 0.5, 1 - 1e-9, 1], dtype=torch.float64)
-    t, across = law.draw((4, 5), planted(uniform=branch, exponential=-tail.log()))
+    words = torch.cat([word, word | -(2**63)])  # both ends of either part
+    t, across = law.draw((8, 5), planted(words=words, exponential=-tail.log()))
     assert t.isfinite().all() and (across >= 0).all() and (t.abs() <= 1).all()
-    inside = (branch < law.upper).expand_as(t)
+    inside = (words & (2**63 - 1) < law.chance).expand_as(t)
     # Across the edge by rounding only: in the angle, where 1 - gamma keeps its digits.
     angle, edge = torch.atan2(across, t), 2 * math.atan(math.exp(-law.rapidity))
     assert (angle[inside] <= edge * (1 + 1e-9)).all() and (angle[~inside] >= edge * (1 - 1e-9)).all()

@@ -63,9 +63,10 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, kin
         x = torch.zeros(5, dim, dtype=torch.float64)
         x[:, 0] = 2.0 * norm
         edge = float(randomizer.disagreement(norms(norm)))
-        uniform = torch.tensor([0.0, edge * (1 - 1e-9), edge * (1 + 1e-9), 0.9, 1 - 2**-53], dtype=torch.float64)
+        edges = [0, int(edge * (1 - 1e-9) * 2**63), int(edge * (1 + 1e-9) * 2**63), 2**62 + 2**61, 2**63 - 1]
+        integers = torch.tensor(edges)
         for seed in range(20):
-            y = randomizer.messages(x, planted(seed, uniform=uniform))
+            y = randomizer.messages(x, planted(seed, integers=integers))
             assert (y[:, 0] < 0).tolist() == [True, True, False, False, False]
 
 

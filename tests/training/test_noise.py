@@ -414,3 +414,15 @@ def test_after_the_last_step():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [1e38, 1e39, 1e-44, 1e-300])
+def test_scales_that_the_dtype_cannot_hold_are_refused_and_others_change_nothing(scale):
+    C, setting = torch.ones(3, 3, dtype=torch.float64).tril(), {"bound": 1.0, "epsilon": 1.0, "delta": 1e-6}
+    with pytest.raises(ValueError, match="divide both by the strategy's largest entry"):
+        calibrated_noise(scale * C, 4, participation=Epochs(3), **setting)
+    one, other = (
+        calibrated_noise(factor * C, 4, participation=Epochs(3), noise=SeededNoise(1), **setting)(torch.zeros(4))
+        for factor in (1.0, 2.0**90)
+    )
+    torch.testing.assert_close(one, other)

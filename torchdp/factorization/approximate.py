@@ -53,10 +53,11 @@ def approximate(
     with (*batch): a whole curve gamma_2(W; alpha) is one call. tol: relative gap at which each problem stops. The
     factors follow W's dtype and device; the work is in float64.
 
-    Two splittings: :func:`~torchdp.factorization.splitting.weighted` costs an eigendecomposition of side min(m, n) an
-    iteration; where the weights vanish on rows that still bind, :func:`~torchdp.factorization.splitting.conic` (side
-    m + n, up to 1024) finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true
-    all the same. Raises ValueError, TypeError.
+    Closed forms are offered first: the factorization of W itself, 0, and one level with signs. Then two splittings:
+    :func:`~torchdp.factorization.splitting.weighted` costs an eigendecomposition of side min(m, n) an iteration; where
+    the weights vanish on rows that still bind, :func:`~torchdp.factorization.splitting.conic` (side m + n, up to 1024)
+    finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true all the same.
+    Raises ValueError, TypeError.
 
     Guarantees: certificate.lower <= gamma_2(W; alpha) <= certificate.upper, and certificate.residual <= alpha up to
     rounding.
@@ -134,13 +135,15 @@ def _solve(W: Tensor, batch: torch.Size, h: Bound | Price, tol: float, max_itera
     proof = exact.row_weights, exact.column_weights
     best.raise_(everything, Y, h, witness(Y, *proof), *proof)
     best.cut(everything, Y, h, Y.new_zeros(*Y.shape[:-1], 1), Y.new_zeros(Y.shape[0], 1, Y.shape[-1]))
-    iterations, state = weighted(Y, h, best, tol, max_iterations)
-    left_over = (best.gap() > tol).nonzero()[:, 0]
-    if len(left_over) and m + n <= LARGEST_CONE and iterations < max_iterations:
-        start = tuple(part[left_over] for part in state)
-        iterations += conic(
-            Y[left_over], h.pick(left_over), best, left_over, start, tol, max_iterations - iterations
-        )
+    _offer_signs(Y, h, best)
+    iterations = 0
+    going = (best.gap() > tol).nonzero()[:, 0]
+    if len(going):
+        iterations, state = weighted(Y[going], h.pick(going), best, going, tol, max_iterations)
+        still = best.gap()[going] > tol
+        going, start = going[still], tuple(part[still] for part in state)
+    if len(going) and m + n <= LARGEST_CONE and iterations < max_iterations:
+        iterations += conic(Y[going], h.pick(going), best, going, start, tol, max_iterations - iterations)
     left, right, U, c, P = best.left, best.right, best.witness, best.row_weights, best.column_weights
     if not tall:
         left, right, U, c, P = right.mT, left.mT, U.mT, P, c
@@ -150,6 +153,27 @@ def _solve(W: Tensor, batch: torch.Size, h: Bound | Price, tol: float, max_itera
         return x.reshape(*batch, *x.shape[1:])
 
     return _Found(half * shaped(left), half * shaped(right), (shaped(U), shaped(c), shaped(P)), iterations)
+
+
+def _offer_signs(W: Tensor, h: Bound | Price, best: Best) -> None:
+    """Offers level u v^T with signs u, v, whose norm is the level, and the witness that is 1 at W's largest entry.
+
+    Both are best where no entry is further than alpha from such a matrix: gamma_2(W; alpha) = max abs(W) - alpha, as
+    for entries of one sign from alpha = (max - min) / 2 on. u = v = 1, up to W's sign; or those of W's row and column
+    through its largest entry.
+    """
+    b, m, n = W.shape
+    everything = torch.arange(b, device=W.device)
+    place = W.abs().flatten(1).argmax(1)
+    i, j = place // n, place % n
+    sign = torch.where(W[everything, i, j] < 0, -1.0, 1.0)
+    row, column = (torch.where(x < 0, -1.0, 1.0) for x in (W[everything, i], W[everything, :, j]))
+    root = h.level(W).sqrt()[:, None, None]
+    for u, v in (sign[:, None].expand(b, m), torch.ones_like(row)), (column, row * sign[:, None]):
+        best.cut(everything, W, h, root * u[:, :, None], root * v[:, None, :])
+    U = torch.zeros_like(W)
+    U[everything, i, j] = sign.to(W)
+    best.raise_(everything, W, h, U, U.abs().sum(2), U.abs().sum(1))
 
 
 def prepare(

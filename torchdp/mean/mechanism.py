@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.mean.domain import Domain
+from torchdp.mean.domain import Domain, Maximum
 from torchdp.mean.finite import Vertices
 from torchdp.mean.noise_shape import NoiseShape
 from torchdp.mean.norm_error import NormError
@@ -63,12 +63,31 @@ class Encoding:
         return torch.linalg.pinv(self.shape.root)
 
     @cached_property
+    def _furthest(self) -> Maximum:
+        return self.domain.maximise(self.inverse, self.centre)
+
+    @cached_property
     def radius(self) -> float:
         """A proved upper bound on ||A^+ (x - c)|| over the domain."""
         if not self.inverse.any():
             return 0.0  # a single point
-        upper = self.domain.maximise(self.inverse, self.centre).upper
-        return math.sqrt(max(upper, 0.0)) * (1 + 1e-12)
+        return math.sqrt(max(self._furthest.upper, 0.0)) * (1 + 1e-12)
+
+    @cached_property
+    def widest(self) -> float:
+        """||A^+ (x - y)|| of the two points of the domain furthest apart that are known."""
+        if not self.inverse.any():
+            return 0.0
+        if self._listed:
+            points = self.domain.spanning()
+        elif self.domain.middle is not None:
+            return 2 * math.sqrt(self._furthest.value)  # a point and its mirror image
+        else:
+            points = self._furthest.points
+        encoded = (points - self.centre) @ self.inverse.mT
+        rows = max(1, CHUNK // len(encoded))
+        exactly = "donot_use_mm_for_euclid_dist"
+        return max(float(torch.cdist(some, encoded, compute_mode=exactly).max()) for some in encoded.split(rows))
 
     @cached_property
     def diameter(self) -> float:
@@ -77,15 +96,15 @@ class Encoding:
         Vectors are shortened to ``radius``, so that what a membership test lets through costs nothing; a diameter
         below 2 radius, that of vertices (at most 20,000) which are not symmetric, is enlarged by it.
         """
-        if not isinstance(self.domain, Vertices) or len(self.domain.points) > MOST_VERTICES:
+        if not self._listed:
             return 2 * self.radius
-        points = self.domain.points
-        encoded = (points - self.centre) @ self.inverse.mT
-        rows = max(1, CHUNK // len(encoded))
-        exactly = "donot_use_mm_for_euclid_dist"
-        widest = max(float(torch.cdist(some, encoded, compute_mode=exactly).max()) for some in encoded.split(rows))
-        slack = 2 * LET_THROUGH * float(points.abs().max()) * float(torch.linalg.matrix_norm(self.inverse, 2))
-        return min(2 * self.radius, widest + slack)
+        longest = float(self.domain.spanning().abs().max())
+        slack = 2 * LET_THROUGH * longest * float(torch.linalg.matrix_norm(self.inverse, 2))
+        return min(2 * self.radius, self.widest + slack)
+
+    @property
+    def _listed(self) -> bool:
+        return isinstance(self.domain, Vertices) and len(self.domain.points) <= MOST_VERTICES
 
     def __call__(self, x: Tensor) -> Tensor:
         """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""

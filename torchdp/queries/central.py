@@ -25,7 +25,8 @@ class CentralFactorization(QueryMechanism):
 
     queries: encoder and decoder; epsilon > 0; delta in (0, 1). Raises ValueError, TypeError.
 
-    Guarantees: exactly (epsilon, delta)-DP in the central model, for replacing one user's value, n public.
+    Guarantees: (epsilon, delta)-DP in the central model, for replacing one user's value, n public; attained where
+    ``guarantee.exact`` says so.
     Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Balle, Wang (2018), Theorem 8, for sigma.
     """
 
@@ -47,7 +48,12 @@ class CentralFactorization(QueryMechanism):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, True, SOURCE)
+        """Exact where two types at the diameter differ along the rows of L alone: the answers show nothing else."""
+        L, R = self.queries.left, self.queries.right.mT
+        seen = R @ torch.linalg.pinv(L, rtol=1e-9) @ L
+        widest = float(torch.cdist(seen, seen, compute_mode="donot_use_mm_for_euclid_dist").max())
+        exact = self.sigma > 0 and widest >= self.queries.diameter * (1 - 1e-9)
+        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, exact, SOURCE)
 
     @cached_property
     def errors(self) -> Errors:

@@ -17,6 +17,8 @@ from torchdp.randomizers.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
 
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
 CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
+LARGEST_RADIUS = 1e140  # its square, and that of its inverse, times any moment is a float
+MOST_MISSED = 2.0**-50
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class BallMoments:
 class BallRandomizer(LocalRandomizer):
     """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
 
-    dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
+    dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError, also where ``missed``
+    is too large.
     """
 
     dim: int
@@ -59,6 +62,33 @@ class BallRandomizer(LocalRandomizer):
                 f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
                 f"not {self.epsilon!r}"
             )
+        if not 1 / LARGEST_RADIUS <= self.radius <= LARGEST_RADIUS:
+            raise ValueError(
+                f"radius must lie in [{1 / LARGEST_RADIUS:g}, {LARGEST_RADIUS:g}], not {self.radius!r}; scale x"
+            )
+
+    @property
+    def missed(self) -> float:
+        """A bound on the chance of a message, from any point, that another point can not give because the draws end.
+
+        Normals end at 13.2, uniform numbers at 2^-126: a message beyond would rule the other point out. Messages are
+        made in float64 whatever the dtype of the points, so it is the same for float32. 0: the ends are the same for
+        all points.
+        """
+        return 0.0
+
+    def _refuse_missed(self, most: float = MOST_MISSED) -> None:
+        if self.missed > most:
+            raise ValueError(
+                f"epsilon = {self.epsilon!r} at dim = {self.dim} can not be kept: with chance {self.missed:.1e}, "
+                f"more than {most:.1e}, a message lies where the normals that are drawn end; for float32 and "
+                f"float64 points alike {self._remedy}"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        """What would do."""
+        return "take a smaller epsilon"
 
     @property
     @abstractmethod
@@ -164,8 +194,8 @@ class BallRandomizer(LocalRandomizer):
             raise ValueError(f"{name} must have shape (..., {self.dim}), not {tuple(x.shape)}")
         if x.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{name} must be float32 or float64, not {x.dtype}: the message needs their precision")
-        norms = torch.linalg.vector_norm(x, dim=-1)  # one pass over x; NaN and infinity come through
-        if not torch.isfinite(norms).all():
+        norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)  # one pass; NaN and infinity come through
+        if not torch.isfinite(norms).all() and not torch.isfinite(x).all():
             raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
         largest = float(norms.detach().max()) if x.numel() else 0.0
         # Rounding of the norm is let through (such points are projected onto the ball), no more.

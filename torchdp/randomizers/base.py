@@ -57,6 +57,12 @@ def exact_local(epsilon: float, source: str) -> Guarantee:
     return Guarantee(epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, exact=True, source=source)
 
 
+def real_local(epsilon: float, source: str, delta: float = 0.0) -> Guarantee:
+    """``exact_local`` of a law over the real numbers, with (epsilon, delta), where floating-point numbers are sent."""
+    source = f"{source}; of real numbers: the low-order bits of the floats that are sent are not covered"
+    return Guarantee(epsilon, delta, Model.LOCAL, Neighbours.REPLACE_ONE, exact=True, source=source)
+
+
 def user_counts(value: Tensor, k: int) -> Tensor:
     """``value`` as int64 counts of shape (k,), at most 1e14 users in all. Raises TypeError, ValueError."""
     counts = checks.counts("counts", value, k)

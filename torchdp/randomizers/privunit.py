@@ -9,7 +9,7 @@ from torch import Tensor
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments
-from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.base import real_local
 from torchdp.randomizers.sphere import CapLaw
 from torchdp.randomizers.sphere_randomizer import SphereRandomizer
 from torchdp.randomizers.subgaussian import SubGaussian, constants
@@ -39,7 +39,7 @@ class PrivUnit(SphereRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Bhowmick et al. (2018), PrivUnit; density ratio c1/c0 = e^epsilon")
+        return real_local(self.epsilon, "Bhowmick et al. (2018), PrivUnit; density ratio c1/c0 = e^epsilon")
 
     @property
     def moments(self) -> BallMoments:

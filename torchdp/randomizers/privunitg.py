@@ -9,8 +9,8 @@ from torchdp.draws import Draws
 from torchdp.kernels import privunitg
 from torchdp.kernels.dispatch import fuses
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.ball import BallMoments, BallRandomizer, gaussian_sums
-from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.ball import MOST_MISSED, BallMoments, BallRandomizer, gaussian_sums
+from torchdp.randomizers.base import real_local
 from torchdp.randomizers.subgaussian import SubGaussian, constants
 from torchdp.randomizers.tilted_normal import TiltedNormal
 
@@ -29,6 +29,22 @@ class PrivUnitG(BallRandomizer):
     Source: Asi, Feldman, Talwar (2022), PrivUnitG; plays the role of Ghazi et al. (2023), Theorem 9 (VRand).
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_missed()
+
+    @property
+    def missed(self) -> float:
+        """c1 times what a uniform point's normals miss: pairs end at a circle, 2^-127 beyond it, tau at 2^-126."""
+        return self.tau.high_density * (self.dim + 4) * 2.0**-127
+
+    @property
+    def _remedy(self) -> str:
+        epsilon = self.epsilon
+        while TiltedNormal(epsilon).high_density * (self.dim + 4) * 2.0**-127 > MOST_MISSED:
+            epsilon -= 0.5
+        return f"take epsilon = {epsilon:.4g}, or PrivUnit"
+
     @cached_property
     def tau(self) -> TiltedNormal:
         """The law of the noisy coordinate along x."""
@@ -36,7 +52,7 @@ class PrivUnitG(BallRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Asi, Feldman, Talwar (2022), PrivUnitG; density ratio c1/c0 = e^epsilon")
+        return real_local(self.epsilon, "Asi, Feldman, Talwar (2022), PrivUnitG; density ratio c1/c0 = e^epsilon")
 
     @property
     def moments(self) -> BallMoments:

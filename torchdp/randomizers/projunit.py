@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments
-from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.base import real_local
 from torchdp.randomizers.logit_beta import CUT, LogitBeta
 from torchdp.randomizers.sphere import CapLaw, coordinate_size
 from torchdp.randomizers.sphere_randomizer import SphereRandomizer
@@ -61,7 +61,7 @@ class ProjUnit(SphereRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; ratio e^epsilon")
+        return real_local(self.epsilon, "Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; ratio e^epsilon")
 
     @property
     def moments(self) -> BallMoments:
@@ -88,11 +88,6 @@ class ProjUnit(SphereRandomizer):
         across = np.concatenate([-across[0], across[0]]), np.concatenate([across[1], across[1]])
         both = constants((along * scale - self.radius, mass)), constants(across)
         return SubGaussian(max(c.psi2 for c in both), max(c.proxy for c in both))
-
-    @property
-    def bits(self) -> int:
-        """k float64 numbers and a 64-bit seed of the projection."""
-        return 64 * (self.k + 1)
 
     @property
     def _coordinates(self) -> Law:

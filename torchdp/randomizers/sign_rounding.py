@@ -14,6 +14,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments, BallRandomizer, gaussian_sums
 from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.chances import at_least, exponential
 from torchdp.randomizers.logit_beta import panel_rule
 from torchdp.randomizers.sphere import coordinate_size, mean_coordinate, uniform_coordinate
 from torchdp.randomizers.sphere_sums import sphere_sums
@@ -38,6 +39,11 @@ class SignRounding(BallRandomizer):
         """P(<Y, x> < 0) = P(s = -1) for points x of these norms, in units of the radius."""
         norms = norms.double().clamp_max(1)
         return (1 - norms) / 2 + norms / (math.exp(self.epsilon) + 1)
+
+    def _behind(self, norms: Tensor) -> Tensor:
+        """``disagreement`` in whole numbers of 2^63, rounded up: the private side."""
+        least = at_least(1 / (exponential(self.epsilon) + 1))  # on the sphere, without rounding errors
+        return (self.disagreement(norms).clamp_min(least) * 2.0**63).ceil().to(torch.int64)
 
     @property
     @abstractmethod
@@ -81,9 +87,8 @@ class SignRounding(BallRandomizer):
 
     def _signs(self, users: Tensor, normals: Tensor, draws: Draws) -> Tensor:
         """s S for each user (n,), +-1, where <V, x> has the sign of <normals, x>."""
-        lost = draws.uniform((len(users),)) < self.disagreement(
-            torch.linalg.vector_norm(users, dim=-1) / self.radius
-        )
+        norms = torch.linalg.vector_norm(users, dim=-1) / self.radius
+        lost = draws.integers((len(users),)) < self._behind(norms)
         return 1 - 2 * (lost ^ ((normals * users).sum(-1) < 0)).to(users.dtype)
 
 

@@ -12,8 +12,8 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp.draws import Draws
-from torchdp.kernels import privunitg
 from torchdp.randomizers.logit_beta import CUT, LogitBeta, panel_rule
+from torchdp.randomizers.tilted_normal import cap_chance, tilted
 
 WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
 
@@ -128,11 +128,13 @@ class CapLaw:
 
         The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across its edge.
         """
-        branch, tail = draws.uniform(shape), draws.exponential(shape).neg_().exp_()
-        z = privunitg.tilted_normal(
-            branch, tail, threshold=-float(ndtri(self.survival)), upper=self.upper, survival=self.survival
-        )
+        z = tilted(shape, draws, -float(ndtri(self.survival)), self.chance, self.survival)
         return uniform_coordinate(self.dim, z)
+
+    @cached_property
+    def chance(self) -> int:
+        """Of 2^63 integers those that lead to the cap, rounded down: the private side."""
+        return cap_chance(self.epsilon, self.survival)
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes 2 artanh T and weights for expectations under this law, off the cap and on it."""

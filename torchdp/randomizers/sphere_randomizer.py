@@ -10,6 +10,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import privunit
 from torchdp.kernels.dispatch import fuses
 from torchdp.randomizers.ball import BallRandomizer
+from torchdp.randomizers.sphere import CapLaw
 from torchdp.randomizers.sphere_sums import sphere_sums
 
 USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
@@ -21,6 +22,16 @@ class SphereRandomizer(BallRandomizer):
 
     u = (x', sqrt(1 - ||x'||^2)), x' = x / radius, lies on the unit sphere of R^{dim + 1}.
     """
+
+    @property
+    @abstractmethod
+    def cap(self) -> CapLaw:
+        """The law of PrivUnit's coordinate."""
+
+    @property
+    def missed(self) -> float:
+        """T ends at normals of chance 2^-126 on either side; directions across u do not end. At most 1.2e-16."""
+        return self.cap.high_density * 2.0**-125
 
     @property
     @abstractmethod

@@ -79,7 +79,7 @@ def paper_mod_sulq(clients: int, columns: int, bound: float, epsilon: float, del
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
     beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
-    return ModSulq(d, bound, n * checks.positive("bound", bound) ** 2 * beta, delta)
+    return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torchdp import checks
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
-from torchdp.training.strategy import _lower
-from torchdp.training.stream import Stream
+from torchdp.training.strategy import lower_triangular
+from torchdp.training.stream import Stream, noise_dtype
 
 
 class CorrelatedNoise(nn.Module):
@@ -52,10 +52,17 @@ class CorrelatedNoise(nn.Module):
         alone: bool = False,
     ) -> None:
         super().__init__()
-        C, size = _lower("strategy", strategy), checks.integer("size", size, 1)
+        C, size = lower_triangular("strategy", strategy), checks.integer("size", size, 1)
         sigma = checks.positive("sigma", sigma)
         if not (C.diagonal() > 0).all():
             raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
+        noise_dtype(dtype)
+        low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max
+        if not (low < min(sigma, float(C.diagonal().min())) and max(sigma, float(C.abs().max())) < high):
+            raise ValueError(
+                f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "
+                "its law; divide both by the strategy's largest entry, which changes nothing else"
+            )
         key = source(noise, C.device).words((4,)).cpu().numpy().tobytes()
         row, column = C.nonzero().unbind(1)
         bands = int((row - column).max()) + 1
@@ -198,7 +205,7 @@ def calibrated_noise(
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.
     """
-    C = _lower("strategy", strategy)
+    C = lower_triangular("strategy", strategy)
     found = _scaled(C, bound, participation, neighbours)
     sigma = gaussian_sigma(epsilon, delta, found.value) * (1 + 1e-11)  # ``guarantee`` finds epsilon to rounding
     return CorrelatedNoise(C, size, sigma, noise=noise, dtype=dtype, alone=alone)

@@ -43,7 +43,7 @@ def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization
     Guarantees: (W C^{-1}) (W C^{-1})^T = left left^T; where left right = W no column of C is longer than right's.
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1's proof; the norms since C = Q right.
     """
-    W = _lower("W", W)
+    W = lower_triangular("W", W)
     kinds = (Factorization, EpochFactorization)
     left = factorization.left if isinstance(factorization, kinds) else factorization
     left = checks.matrix("left", left).detach().double()
@@ -66,13 +66,13 @@ def standard_errors(W: Tensor, strategy: Tensor) -> Tensor:
     Raises TypeError, ValueError.
     Guarantees: exact.
     """
-    C, W = _lower("strategy", strategy), checks.matrix("W", W).detach().double()
+    C, W = lower_triangular("strategy", strategy), checks.matrix("W", W).detach().double()
     if W.ndim != 2 or W.shape[1] != len(C) or W.device != C.device:
         raise ValueError(f"W must be one (queries, {len(C)}) matrix on strategy's device, not {tuple(W.shape)}")
     return torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
 
 
-def _lower(name: str, value: Tensor) -> Tensor:
+def lower_triangular(name: str, value: Tensor) -> Tensor:
     """``value`` as a lower triangular, invertible float64 matrix. Raises TypeError, ValueError."""
     value = checks.matrix(name, value).detach().double()
     if value.ndim != 2 or value.shape[0] != value.shape[1] or value.triu(1).any():

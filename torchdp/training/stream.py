@@ -58,14 +58,14 @@ class Stream:
 
     def next(self, total: Tensor) -> Tensor:
         """The noise of the next step, for ``total``, which it does not change: (size,)."""
+        if self._process != process():  # before the lock, which a thread of the parent may hold for ever
+            raise RuntimeError(
+                "this noise was made before a fork, and its parent may draw it too; make the noise in the child, "
+                "or load_secret_state there if the parent draws no more"
+            )
         with self._lock:
             self._keep()
             t = self.step
-            if self._process != process():
-                raise RuntimeError(
-                    "this noise was made before a fork, and its parent may draw it too; make the noise in the child, "
-                    "or load_secret_state there if the parent draws no more"
-                )
             if self._awaited is not None:
                 raise RuntimeError(
                     f"the state dict is of a stream at step {self._awaited}, whose noise it does not hold; "
