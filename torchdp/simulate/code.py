@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import torchdp
+_ROOT = Path(__file__).resolve().parents[1]
 
 _INSTALLED = [os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib", "platlib")]
-_INSTALLED.append(os.path.realpath(Path(torchdp.__file__).parent))
+_INSTALLED.append(str(_ROOT))
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
 
 
@@ -43,11 +43,11 @@ def code_of(make_trial: object) -> str:
 @cache
 def package() -> str:
     """torchdp's version, and a digest of its source files as they lie on the disk."""
-    root, hashed = Path(torchdp.__file__).parent, hashlib.sha256()
-    found = [Path(at, name) for at, _, names in os.walk(root, followlinks=True) for name in names]
+    hashed, version = hashlib.sha256(), sys.modules[__name__.partition(".")[0]].__version__
+    found = [Path(at, name) for at, _, names in os.walk(_ROOT, followlinks=True) for name in names]
     for path in sorted(path for path in found if path.suffix == ".py"):
-        hashed.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"torchdp {torchdp.__version__} ({hashed.hexdigest()[:12]})"
+        hashed.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"torchdp {version} ({hashed.hexdigest()[:12]})"
 
 
 class _Walk:

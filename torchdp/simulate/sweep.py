@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,6 +16,7 @@ from torchdp import checks
 from torchdp.simulate.blocks import Block, Gathering, Sampler, check_target, run_block
 from torchdp.simulate.code import code_of
 from torchdp.simulate.engine import progress_bar
+from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import Moments, merge
 from torchdp.simulate.store import Record, append, check_writable, load
 from torchdp.simulate.streams import canonical, digest
@@ -149,7 +149,7 @@ def sweep(
             made = next(whole, code)
             stored = found.get(made, {})
         facts = [stored[key].facts for key in sorted(stored)]
-        _same_facts(copied, facts)
+        same_facts(copied, facts)
         plans.append(_Plan(copied, Gathering(trials, block_size, target_relative_ci, stored), facts[:1], made))
     open_plans = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
 
@@ -171,7 +171,7 @@ def sweep(
         for job, record in records:
             plan = plans[job.plan]
             try:
-                _same_facts(plan.config, [*plan.facts, record.facts])
+                same_facts(plan.config, [*plan.facts, record.facts])
             except ValueError as error:
                 if not failed(job, error):
                     raise
@@ -268,7 +268,7 @@ class _Runner:
             self._made = None  # two at once might not fit into memory
             self._made = job.plan, _open(self._make_trial, config)
         trial = self._made[1]
-        _same_facts(config, [*job.facts, trial.facts])
+        same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, job.block, device)
         return Record(
             seed=job.block.seed,
@@ -294,30 +294,10 @@ def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
 def _row(records: Iterable[Record]) -> Row:
     records = list(records)  # in block order
     first = records[0]
-    _same_facts(first.config, [record.facts for record in records])
+    same_facts(first.config, [record.facts for record in records])
     moments = reduce(merge, (record.moments for record in records))
     seconds = sum(record.seconds for record in records)
     return Row(first.config, moments, seconds, first.facts, first.seed, first.block_size, first.code)
-
-
-def _same_facts(config: dict[str, Any], facts: Sequence[Mapping[str, object]]) -> None:
-    for other in facts[1:]:
-        if not _alike(other, facts[0]):
-            raise ValueError(
-                f"facts of config {config} differ between its blocks: {facts[0]} and {other}; the trial has "
-                "changed since the store was begun, so it needs a new store"
-            )
-
-
-def _alike(a: object, b: object) -> bool:
-    """Whether two values of JSON are equal; floats up to the rounding that another number of threads brings."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_alike, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b
 
 
 def _device_name(device: torch.device) -> str:
