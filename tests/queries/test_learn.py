@@ -61,8 +61,12 @@ def test_losses_are_unbiased_with_the_predicted_variance(randomizer):
     concepts = stumps([3, 4])
     learner = PrivateLearner(concepts, 1.0, randomizer)
     x, y = data(concepts, 40)
-    noise, trials = SeededNoise(1), 2000
-    drawn = torch.stack([learner.learn(x, y, noise=noise).losses for _ in range(trials)])
+    codes, trials = y[:, None] * concepts.encode(x), 3000
+    learned = learner.learn(x, y, noise=SeededNoise(1)).losses
+    mean = learner.message.sample(codes, noise=SeededNoise(1)).mean(0)  # the same draws
+    torch.testing.assert_close(learned, (1 - concepts.readers @ mean) / 2)
+    messages = learner.message.sample(codes.repeat(trials, 1), noise=SeededNoise(2))
+    drawn = (1 - messages.view(trials, 40, -1).mean(1) @ concepts.readers.mT) / 2
     error = drawn - concepts.losses(x, y)
     variance = learner.variance / 40
     assert (error.mean(0).abs() <= 5 * (variance / trials).sqrt()).all()
