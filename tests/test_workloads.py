@@ -196,3 +196,26 @@ def test_bad_workloads():
         workloads.marginal_tables(2, 3)
     with pytest.raises(ValueError, match="spacing must be"):
         workloads.absolute_difference(3, spacing=0.0)
+
+
+KINDS = [workloads.identity, workloads.prefix, workloads.all_ranges, workloads.sign, workloads.auc]
+KINDS += [workloads.absolute_difference, workloads.unequal]
+SETS = [workloads.parities, workloads.marginals, workloads.marginal_tables]
+
+
+@pytest.mark.parametrize("size", [10**6, 2**40, 2**70, 10**400])
+@pytest.mark.parametrize("make", [*KINDS, workloads.kendall])
+def test_sizes_that_no_memory_holds_are_refused_at_once(make, size):
+    with pytest.raises(ValueError, match=r"more than|at most"):
+        make(size, 2) if make is workloads.kendall else make(size)
+
+
+@pytest.mark.parametrize("d", [31, 2**40, 10**400])
+@pytest.mark.parametrize("make", SETS)
+def test_bits_that_no_memory_holds_are_refused_at_once(make, d):
+    with pytest.raises(ValueError, match=r"more than|at most"):
+        make(d, 2)
+    with pytest.raises(ValueError, match=r"at most|more than"):
+        make(20, 10**400)
+    with pytest.raises(ValueError, match="more than"):
+        make(20, 10)

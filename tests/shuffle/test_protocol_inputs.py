@@ -14,7 +14,16 @@ from torchdp.shuffle import (
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
+    calibrate,
+    calibrate_rounded,
+    delta_of,
+    epsilon_of,
+    guarantee,
+    join,
     pure_sum,
+    rounded_delta_of,
+    rounded_guarantee,
+    shuffle,
 )
 
 
@@ -133,7 +142,7 @@ def test_the_analyst_refuses_what_no_user_sends(protocol):
             protocol.analyse(messages(instance, [content] * 3), 2)
     with pytest.raises(ValueError, match="the content of a message must be one of"):
         protocol.analyse(messages([0, 1], [content, 7]), 2)
-    with pytest.raises(TypeError, match="shuffled must be Messages, not Tensor"):
+    with pytest.raises(TypeError, match="shuffled must be a Messages, not Tensor"):
         protocol.analyse(torch.ones(3), 2)
     with pytest.raises(ValueError, match="instances must be an integer >= 1"):
         protocol.analyse(messages([], []), 0)
@@ -144,6 +153,27 @@ def test_the_analyst_refuses_what_no_user_sends(protocol):
         protocol.profiles(-1)
     with pytest.raises(ValueError, match="absent must be below"):
         protocol.profiles(3)
+
+
+def test_wrong_objects_are_named():
+    sums = PoissonSum(3, 5.0)
+    for call in (
+        lambda: delta_of(3, 1.0, 1),
+        lambda: epsilon_of(PoissonSum, 1e-3, 1),
+        lambda: guarantee(None, 1e-3, 1),
+        lambda: rounded_delta_of(3, 1.0, 4, 2.0),
+        lambda: rounded_guarantee("poisson", 1e-3, 4, 2.0),
+        lambda: calibrate_rounded(sums, 3, 1.0, 1e-3, 4, 2.0),
+        lambda: join([3]),
+        lambda: shuffle(torch.zeros(3)),
+    ):
+        with pytest.raises(TypeError, match="must be a"):
+            call()
+    with pytest.raises(ValueError, match="at most 2147483647"):
+        sums.analyse(messages([0], [1]), 2**40)
+    for kind in (PoissonSum, RandomizedResponseSum, CentralGaussianSum, PureSum):
+        with pytest.raises(ValueError, match="epsilon must be at most 700"):
+            calibrate(kind, 10, 1e30, 1e-6, 1)
 
 
 def test_response_needs_one_message_of_every_user():

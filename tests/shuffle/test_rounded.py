@@ -8,7 +8,7 @@ from scipy import stats
 
 from torchdp.privacy import Model, gaussian_sigma
 from torchdp.privacy.accounting import composed_delta
-from torchdp.shuffle import PoissonSum
+from torchdp.shuffle import CentralGaussianSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum, delta_of
 from torchdp.shuffle.dominating import pair_profile, poisson_law
 from torchdp.shuffle.moments import _Base
 from torchdp.shuffle.rounded import calibrate_rounded, rounded_delta_of, rounded_guarantee
@@ -137,6 +137,19 @@ def test_guarantee_is_what_was_calibrated(epsilon):
     assert rounded_guarantee(protocol, 1e-5, 64, 8, epsilon=epsilon).epsilon == epsilon
     with pytest.raises(ValueError, match="not certified"):
         rounded_guarantee(PoissonSum(100, 0.7 * protocol.mean), 1e-5, 64, 8, epsilon=epsilon)
+
+
+def test_negative_binomial_noise_and_a_curator_s_count_movement_too_and_others_count_flips():
+    for kind in (NegativeBinomialSum, CentralGaussianSum):
+        protocol = calibrate_rounded(kind, 500, 1.0, 1e-5, 8, 1.0)
+        assert rounded_delta_of(protocol, 1.0, 8, 1.0) <= 1e-5 < delta_of(protocol, 1.0, 8)
+    assert protocol.sigma == pytest.approx(gaussian_sigma(1.0, 1e-5), rel=3e-4)
+    response = RandomizedResponseSum(20, 0.3)
+    assert rounded_delta_of(response, 1.0, 4, 2.0) == delta_of(response, 1.0, 4)
+    few = PoissonSum(500, 60.0)  # where only so many bits can flip, the better of both
+    assert rounded_delta_of(few, 1.0, 32, 2.0, flips=1) <= delta_of(few, 1.0, 1)
+    with pytest.raises(ValueError, match="flips"):
+        rounded_delta_of(few, 1.0, 32, 2.0, flips=33)
 
 
 def test_absent_users_are_made_up_for():

@@ -177,9 +177,9 @@ def test_one_client_adds_the_whole_noise():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: GaussianNoise(0.0), "sigma must be finite, > 0"),
-        (lambda: GaussianNoise(torch.tensor([1.0, math.nan])), "sigma must be finite"),
-        (lambda: GaussianNoise(torch.ones(2, 2)), "sigma must be finite"),
+        (lambda: GaussianNoise(0.0), "sigma must"),
+        (lambda: GaussianNoise(torch.tensor([1.0, math.nan])), "sigma (must|holds)"),
+        (lambda: GaussianNoise(torch.ones(2, 2)), "sigma (must|holds)"),
         (lambda: GaussianNoise(torch.ones(3)).sample_sum(FEW, 2, generator=generator()), "sigma has 3 rows"),
         (lambda: OneCopyGaussianNoise(-1.0), "sigma must be a finite number > 0"),
         (lambda: LaplaceNoise(0.0, PARTS), "scale must be"),

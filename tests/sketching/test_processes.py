@@ -79,7 +79,7 @@ def test_bad_arguments_are_refused_before_any_process_starts():
 
 
 def test_each_process_is_handed_its_own_secrets_alone(monkeypatch):
-    given, row = {}, torch.tensor([0.1234567, 0.2345678, 0.3456789], dtype=torch.float64)
+    given, interfaces, row = {}, [], torch.tensor([0.1234567, 0.2345678, 0.3456789], dtype=torch.float64)
     p, A = protocol(), torch.zeros(600, 3, dtype=torch.float64)
     A[123] = row
 
@@ -103,6 +103,11 @@ def test_each_process_is_handed_its_own_secrets_alone(monkeypatch):
     for rank, own in enumerate(keys):
         for other, key in own.items():
             assert holders(key) == {rank, names.index(other)}
+    monkeypatch.setattr(processes, "take_part", lambda *given, **more: os.environ["GLOO_SOCKET_IFNAME"])
+    monkeypatch.setattr(processes.torch, "save", lambda interface, path: interfaces.append(interface))
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    processes._process(0, p, KEY, 0, None, None, None, 1.0, None, "folder")
+    assert interfaces == ["lo"] or sys.platform != "linux"
     assert holders(p.sketch.signs.numpy().tobytes()) == {0, 1, 2, 3}  # what is public is everywhere
 
 

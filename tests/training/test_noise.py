@@ -390,12 +390,19 @@ def test_after_the_last_step():
             "step must be at most",
         ),
         (lambda: make().load_secret_state({**make().secret_state(), "sigma": 0.0}), ValueError, "sigma must be"),
+        (lambda: make().load_secret_state({**make().secret_state(), "sigma": 1e304}), ValueError, "keeps its law"),
         (lambda: make().load_secret_state({**make().secret_state(), "key": "key"}), ValueError, "key must be"),
         (lambda: make(torch.ones(3, 3)), ValueError, "strategy must be one square lower"),
         (lambda: make(torch.ones(3, 3).tril(-1)), ValueError, "strategy must have no 0"),
         (lambda: make(-torch.eye(3)), ValueError, "strategy must have a positive diagonal"),
         (lambda: make(size=0), ValueError, "size must be"),
         (lambda: make(sigma=0.0), ValueError, "sigma must be"),
+        (lambda: make(sigma=1e-33, dtype=torch.float32), ValueError, "where torch.float32 noise keeps"),
+        (lambda: make(sigma=1e304), ValueError, "where torch.float64 noise keeps"),
+        (lambda: make(dtype=torch.float32)(W[0, :SIZE] * 1e6), ValueError, "total is so large that torch.float32"),
+        (lambda: make(size=10**15), ValueError, "size would hold"),
+        (lambda: make(alone=2), TypeError, "alone must be a bool"),
+        (lambda: iterates(2, learning_rates=3.0), TypeError, "learning_rates must be"),
         (lambda: make(dtype=torch.bfloat16), TypeError, "noise must be float32"),
         (lambda: CorrelatedNoise(DENSE, 2, 1.0, noise=key()), TypeError, "noise must be None"),
         (lambda: make().load_secret_state({}), ValueError, "state must be what secret_state"),
@@ -414,3 +421,15 @@ def test_after_the_last_step():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [1e38, 1e39, 1e-44, 1e-300])
+def test_scales_that_the_dtype_cannot_hold_are_refused_and_others_change_nothing(scale):
+    C, setting = torch.ones(3, 3, dtype=torch.float64).tril(), {"bound": 1.0, "epsilon": 1.0, "delta": 1e-6}
+    with pytest.raises(ValueError, match="divide both by the strategy's largest entry"):
+        calibrated_noise(scale * C, 4, participation=Epochs(3), **setting)
+    one, other = (
+        calibrated_noise(factor * C, 4, participation=Epochs(3), noise=SeededNoise(1), **setting)(torch.zeros(4))
+        for factor in (1.0, 2.0**90)
+    )
+    torch.testing.assert_close(one, other)

@@ -47,6 +47,7 @@ class Density:
     guarantee: Guarantee | None
 
     def __post_init__(self) -> None:
+        checks.instance("features", self.features, Features)
         sums, users, variance = (
             checks.floating(name, getattr(self, name)).double() for name in ("sums", "users", "variance")
         )

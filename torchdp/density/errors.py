@@ -26,7 +26,8 @@ class MeanSquaredError:
 
 def kernel_means(family: Family, x: Tensor, y: Tensor) -> Tensor:
     """The exact density, not private: mean_u k(x_u, y), (n, d), (q, d) -> (q,), float64, part by part."""
-    x, y = family.users(x), family.queries(y)
+    family = checks.instance("family", family, Family)
+    x, y = family.users(x).detach(), family.queries(y).detach()
     total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
     for part in x.split(max(1, NUMBERS_AT_ONCE // max(1, len(y)))):
         total += family._kernel(part, y.to(part)).sum(0, dtype=torch.float64)
@@ -44,7 +45,11 @@ def expected_mse(
     Source: Wagner (2025), section A.1, with the terms kept apart and exact.
     """
     repetitions = checks.integer("repetitions", repetitions, 1)
-    x, y = family.users(x).double(), family.queries(y).double()
+    family, protocol = (
+        checks.instance("family", family, OneTermFamily),
+        checks.instance("protocol", protocol, BitSum),
+    )
+    x, y = family.users(x).detach().double(), family.queries(y).detach().double()
     n = len(x)
     pairs, own = torch.zeros((2, len(y)), dtype=torch.float64, device=x.device)
     for part in x.split(max(1, NUMBERS_AT_ONCE // max(1, n * len(y) * family.dimension))):

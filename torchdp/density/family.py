@@ -71,7 +71,9 @@ class Family(ABC):
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         """k(x_u, y_v): (*batch, n, d), (*batch, q, d) -> (*batch, n, q). Raises TypeError, ValueError."""
-        return self._kernel(self._points("x", x), self._points("y", y))
+        x, y = self._points("x", x), self._points("y", y)
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return self._kernel(x.to(dtype), y.to(dtype))
 
     def users(self, x: Tensor) -> Tensor:
         """``x`` as users' vectors (n, d), float32 or float64, in the domain. Raises TypeError, ValueError."""

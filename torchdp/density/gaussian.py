@@ -173,5 +173,5 @@ class SquareWaveFeatures(SignFeatures):
 
 
 def waves(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
-    """cos(<w_i, x> + b_i): (n, d) -> (n, repetitions)."""
-    return torch.addmm(phases.to(x), x, frequencies.to(x)).cos_()
+    """cos(<w_i, x> + b_i): (n, d) -> (n, repetitions). An angle that overflows counts as 0."""
+    return torch.addmm(phases.to(x), x, frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0).cos_()

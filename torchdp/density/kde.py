@@ -47,9 +47,8 @@ class ShuffledKDE:
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (("features", Features), ("protocol", BitSum)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} must be {kind.__name__}, not {type(getattr(self, name)).__name__}")
+        checks.instance("features", self.features, Features)
+        checks.instance("protocol", self.protocol, BitSum)
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
@@ -108,7 +107,8 @@ class ShuffledKDE:
         f_uj^2)/(n I)^2, none with a curator; privacy: 4 R^2 sum_j g_j^2 E Var(B~_j)/(n I)^2. It is exact and not
         private: it reads x.
         """
-        x, right = self._present(x), self.features.right(y).double()
+        x, y = self._present(x).detach(), y.detach() if isinstance(y, Tensor) else y
+        right = self.features.right(y).double()
         total, squares = torch.zeros((2, self.features.instances), dtype=torch.float64, device=x.device)
         for part in self.features.parts(x):
             left = self.features._left(part).double()
@@ -159,6 +159,7 @@ def calibrated_kde(
     kind: such as ``shuffle.PoissonSum``. absent: so many users are corrupt, and their noise is not counted on. Raises
     as ``shuffle.calibrate``.
     """
+    features = checks.instance("features", features, Features)
     users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     instances, change, flips = _moved(features)

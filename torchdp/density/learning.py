@@ -63,6 +63,7 @@ class ShuffledClasses:
             raise TypeError("kdes must hold a ShuffledKDE for each class, one at least")
         if any(kde.features is not self.kdes[0].features for kde in self.kdes):
             raise ValueError("kdes must share one Features object")
+        checks.instance("response", self.response, (RandomizedResponse, type(None)))
         if self.response is not None and self.response.k != len(self.kdes):
             raise ValueError(
                 f"response must have k = {len(self.kdes)}, the number of classes, not {self.response.k}"
@@ -144,6 +145,9 @@ def calibrated_classes(
 
     counts: as from ``class_counts``. Classes of one size are calibrated once. Raises as ``calibrated_kde``.
     """
+    counts = checks.instance("counts", counts, Tensor)
+    if counts.ndim != 1 or not len(counts):
+        raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
     sizes = [checks.integer("counts", size, 1) for size in counts.tolist()]
     made = {n: calibrated_kde(features, kind, n, epsilon, delta) for n in sorted(set(sizes))}
     return ShuffledClasses(tuple(made[n] for n in sizes), response)
@@ -187,13 +191,13 @@ def decode(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
     Source: Wagner (2025), section 3.3, private class decoding.
     """
     top = checks.integer("top", top, 1)
-    scores = densities.evaluate(vocabulary)
+    scores = checks.instance("densities", densities, Density).evaluate(vocabulary)
     if top > scores.shape[-1]:
         raise ValueError(f"top must be at most the number of words, {scores.shape[-1]}, not {top}")
     return scores.topk(top, dim=-1).indices
 
 
 def _classes(densities: Density) -> Density:
-    if densities.sums.ndim < 2:
+    if checks.instance("densities", densities, Density).sums.ndim < 2:
         raise ValueError("densities must be of several classes, as ShuffledClasses releases them")
     return densities

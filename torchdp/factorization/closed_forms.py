@@ -212,8 +212,12 @@ def _norms(name: str, values: Tensor) -> Tensor:
 
 def _half(low: Tensor, high: Tensor) -> Tensor:
     low, high = checks.floating("low", low).double(), checks.floating("high", high).double()
-    if low.shape != high.shape:
-        raise ValueError(f"low {tuple(low.shape)} and high {tuple(high.shape)} must have one shape, (*batch, d)")
+    try:
+        torch.broadcast_shapes(low.shape, high.shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"low {tuple(low.shape)} and high {tuple(high.shape)} must have one shape, (*batch, d)"
+        ) from error
     if bool((low > high).any()):
         raise ValueError("low must be at most high in every coordinate")
     return _norms("high - low", high - low) / 2

@@ -196,9 +196,8 @@ class ShuffledBitSum(BitSum):
 
     def _tally(self, shuffled: Messages, instances: int) -> tuple[Tensor, Tensor]:
         """Number of messages of each instance and the sum of their contents, (instances,), int64."""
-        instances = checks.integer("instances", instances, 1)
-        if not isinstance(shuffled, Messages):
-            raise TypeError(f"shuffled must be Messages, not {type(shuffled).__name__}")
+        instances = checks.integer("instances", instances, 1, 2**31 - 1)
+        checks.instance("shuffled", shuffled, Messages)
         instance = checks.indices("the instance of a message", shuffled.instance, instances)
         known = torch.zeros_like(shuffled.content, dtype=torch.bool)
         for content in self.contents:

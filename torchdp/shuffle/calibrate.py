@@ -19,6 +19,7 @@ from torchdp.shuffle.references import CentralGaussianSum
 from torchdp.shuffle.response import RandomizedResponseSum
 
 Kind = TypeVar("Kind", bound=BitSum)
+LARGEST = 700.0  # e^epsilon is a float64 up to here
 _TOLERANCE = 1e-4  # of the noise, relative
 
 
@@ -35,6 +36,8 @@ def calibrate(kind: type[Kind], users: int, epsilon: float, delta: float, instan
     """
     users, instances = checks.integer("users", users, 1), checks.integer("instances", instances, 1)
     absent, epsilon = checks.integer("absent", absent, 0), checks.positive("epsilon", epsilon)
+    if epsilon > LARGEST:
+        raise ValueError(f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: no such promise protects anybody")
     if absent >= users:
         raise ValueError(f"absent must be below the number of users, {users}, not {absent}")
     if not (isinstance(kind, type) and issubclass(kind, BitSum)):
@@ -95,7 +98,10 @@ def calibrate_correlated(
 
     def messages(log_c: float) -> float:
         protocol = family(math.exp(log_c))
-        return protocol(_root(protocol, 10 / limit, epsilon, delta, instances, absent)).messages_per_user
+        try:
+            return protocol(_root(protocol, 10 / limit, epsilon, delta, instances, absent)).messages_per_user
+        except ValueError:  # a flood over more counts than can be followed
+            return math.inf
 
     bounds = (math.log(0.02), math.log(1.5))
     best = minimize_scalar(messages, bounds=bounds, method="bounded", options={"maxiter": 6, "xatol": 0.3})
@@ -164,10 +170,10 @@ def crossing(excess: Callable[[float], float], start: float) -> float:
     """A point near which ``excess`` falls through 0."""
     low, high, width = start, start, 0.02
     while excess(high) > 0:
-        low, high, width = high, high + width, 3 * width
+        low, high, width = high, high + width, min(3 * width, 1.0)
     width = 0.02
     while low == high or excess(low) <= 0:
-        low, high, width = low - width, low, 3 * width
+        low, high, width = low - width, low, min(3 * width, 1.0)
     return float(brentq(excess, low, high, xtol=_TOLERANCE / 2, rtol=1e-15))
 
 

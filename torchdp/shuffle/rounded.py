@@ -133,8 +133,8 @@ def _checked(protocol: object, instances: int, change: float, flips: int | None)
     instances, change = checks.integer("instances", instances, 1), checks.positive("change", change)
     if change > instances:
         raise ValueError(f"change must be at most the number of instances, {instances}, not {change}")
-    if not (isinstance(protocol, BitSum) or (isinstance(protocol, type) and issubclass(protocol, BitSum))):
-        raise TypeError(f"protocol must be a bitsum protocol, such as PoissonSum, not {type(protocol).__name__}")
+    if not isinstance(protocol, type):  # ``calibrate`` checks a kind
+        checks.instance("protocol", protocol, BitSum)
     if flips is None:
         return instances, change, instances
     if checks.integer("flips", flips, 1) > instances:

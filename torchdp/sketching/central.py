@@ -58,7 +58,7 @@ class ModSulq:
         draws, shape = source(noise, moments.matrix.device), checks.sample_shape(sample_shape)
         upper = draws.normal((*shape, self.columns, self.columns)).triu()
         gram = moments.matrix + self.sigma * (upper + upper.triu(1).mT)
-        level = gram.new_full(shape[:-2], math.sqrt(2) * self.sigma)
+        level = gram.new_full(shape, math.sqrt(2) * self.sigma)
         return NoisyMoments(gram, None, level, level)
 
 
@@ -79,7 +79,7 @@ def paper_mod_sulq(clients: int, columns: int, bound: float, epsilon: float, del
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
     beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
-    return ModSulq(d, bound, n * checks.positive("bound", bound) ** 2 * beta, delta)
+    return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,12 @@ from torchdp.sketching.losses import Losses, client_losses, copy_losses, worst_l
 from torchdp.sketching.sketch import Sketch
 
 
+def known(sketch: Sketch, coalition: "Coalition") -> Sketch:
+    """``sketch``, if the two are what they should be. Raises TypeError."""
+    checks.instance("coalition", coalition, Coalition)
+    return checks.instance("sketch", sketch, Sketch)
+
+
 class Coalition(ABC):
     """At most ``corrupt`` clients who collude and ``absent`` ones who drop out: their noise does not count."""
 
@@ -62,7 +68,7 @@ class Coalition(ABC):
 
     def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
         """Of noise N(0, (2 B ratio_j)^2) in each pair of row j, independent copies; ratio: (m,). Raises ValueError."""
-        square = row_loss(self.honest(sketch, delta) * ratio**2, sketch)
+        square = row_loss(self.honest(sketch, delta) * ratios(ratio, sketch) ** 2, sketch)
         return worst_loss(square, self.slack(delta), self.exact(sketch))
 
     def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
@@ -105,7 +111,7 @@ class AdaptiveCoalition(Coalition):
         return _thinned(leverages, float(leverages.topk(self._members(sketch)).values.sum()))
 
     def slack(self, delta: float) -> float:
-        return 0.0
+        return 0.0 * checks.non_negative("delta", delta)
 
     def exact(self, sketch: Sketch) -> bool:
         return self._members(sketch) == 0 or sketch.copies == 1
@@ -166,7 +172,8 @@ class StaticCoalition(Coalition):
         return checks.instance("sketch", sketch, Sketch).counts()
 
     def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
-        return copy_losses(sketch, self._members(sketch), ratio, lambda honest, r: 1 / (honest * r**2))
+        members = self._members(sketch)
+        return copy_losses(sketch, members, ratios(ratio, sketch), lambda honest, r: 1 / (honest * r**2))
 
     def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
         if checks.instance("sketch", sketch, Sketch).copies == 1:
@@ -180,6 +187,14 @@ class StaticCoalition(Coalition):
 
     def exact(self, sketch: Sketch) -> bool:
         return False
+
+
+def ratios(ratio: Tensor, sketch: Sketch) -> Tensor:
+    """One number > 0 for each row, (m,), float64. Raises ValueError, TypeError."""
+    ratio = checks.floating("ratio", ratio).double()
+    if ratio.shape != (sketch.height,) or not bool((ratio > 0).all()):
+        raise ValueError(f"ratio must hold {sketch.height} numbers > 0, one for each row")
+    return ratio
 
 
 def row_loss(information: Tensor, sketch: Sketch) -> float:

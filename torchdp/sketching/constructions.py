@@ -72,6 +72,7 @@ def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sket
     Source: Achlioptas (2003).
     """
     n, m, _ = _sizes(clients, height, 1)
+    checks.fits("the sketch", n, m)
     device = _device(generator)
     rows = (torch.arange(n, device=device) + torch.arange(m, device=device)[:, None]) % m
     return Sketch(rows, _signs(m, n, generator), m, True)
@@ -79,7 +80,8 @@ def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sket
 
 def ones(clients: int, *, device: torch.device | str = "cpu") -> Sketch:
     """One row of +1: the plain sum of all clients. Raises ValueError."""
-    n = checks.integer("clients", clients, 1)
+    n, device = checks.integer("clients", clients, 1), checks.device("device", device)
+    checks.fits("the sketch", n)
     return Sketch(
         torch.zeros(1, n, dtype=torch.int64, device=device),
         torch.ones(1, n, dtype=torch.int8, device=device),
@@ -94,6 +96,7 @@ def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:
         checks.integer("height", height, 1),
         checks.integer("copies", copies, 1),
     )
+    checks.fits("the sketch", s, n)
     if s > m:
         raise ValueError(f"copies must be at most height = {m}: a column has distinct rows, not {s}")
     return n, m, s

@@ -100,5 +100,6 @@ def import_moments(path: str | Path) -> SecondMoments:
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Standard normals where the generator lives."""
+    checks.fits("the rows", *shape)
     generator = checks.random_source(generator, getattr(generator, "device", torch.device("cpu")))
     return torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)

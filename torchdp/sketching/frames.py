@@ -22,6 +22,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.sketching.ring import WORDS
 
 NONCE_BYTES = 12
@@ -109,7 +110,7 @@ def seal(key: bytes, header: Header, words: Tensor) -> bytes:
 
 def header_of(frame: bytes) -> Header:
     """What the frame claims to be; nothing of it is verified. Raises FrameError."""
-    if len(frame) < HEADER_BYTES + TAG_BYTES:
+    if len(checks.instance("frame", frame, bytes)) < HEADER_BYTES + TAG_BYTES:
         raise FrameError("a frame is shorter than a header and a tag")
     session, agreed, kind, bits, sender, receiver, copies, columns, first, count = _FORMAT.unpack_from(frame)
     if bits not in WORDS or kind not in tuple(Kind):

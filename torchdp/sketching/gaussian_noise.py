@@ -8,7 +8,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.coalition import Coalition, known
 from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
@@ -29,8 +29,11 @@ class GaussianNoise(DivisibleNoise):
     sigma: Tensor | float
 
     def __post_init__(self) -> None:
-        sigma = torch.as_tensor(self.sigma, dtype=torch.float64)
-        if sigma.ndim > 1 or not (sigma > 0).all() or not torch.isfinite(sigma).all():
+        given = checks.floating("sigma", self.sigma) if isinstance(self.sigma, Tensor) else self.sigma
+        if not isinstance(given, Tensor):
+            given = torch.tensor(checks.positive("sigma", given), dtype=torch.float64)
+        sigma = given.double()
+        if sigma.ndim > 1 or not sigma.numel() or not (sigma > 0).all() or not torch.isfinite(sigma).all():
             raise ValueError(
                 f"sigma must be finite, > 0, one number or one for each row, not of shape {tuple(sigma.shape)}"
             )
@@ -43,12 +46,13 @@ class GaussianNoise(DivisibleNoise):
         return draws.normal(shape) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
 
     def variance(self, sketch: Sketch) -> Tensor:
+        checks.instance("sketch", sketch, Sketch)
         return sketch.counts() * self._rows(sketch) ** 2 / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
-        ratio = self._rows(sketch) / (2 * checks.positive("bound", bound))
+        ratio = self._rows(known(sketch, coalition)) / (2 * checks.squarable("bound", bound))
         return coalition.losses(sketch, ratio, checks.fraction("delta", delta)).guarantee(delta)
 
     def _rows(self, sketch: Sketch) -> Tensor:
@@ -72,7 +76,7 @@ class OneCopyGaussianNoise(DivisibleNoise):
     sigma: float
 
     def __post_init__(self) -> None:
-        checks.positive("sigma", self.sigma)
+        checks.squarable("sigma", self.sigma)
 
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
         shape = (sketch.clients, columns)
@@ -84,10 +88,11 @@ class OneCopyGaussianNoise(DivisibleNoise):
         return self.sigma * (root @ draws.normal(shape))
 
     def variance(self, sketch: Sketch) -> Tensor:
-        return self.sigma**2 * sketch.counts().double() / sketch.copies
+        return self.sigma**2 * checks.instance("sketch", sketch, Sketch).counts().double() / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
-        ratio = self.sigma / (2 * checks.positive("bound", bound))
+        known(sketch, coalition)
+        ratio = self.sigma / (2 * checks.squarable("bound", bound))
         return coalition.one_copy_losses(sketch, checks.fraction("delta", delta)).scaled(ratio).guarantee(delta)

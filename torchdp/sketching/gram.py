@@ -184,6 +184,9 @@ def within(
 ) -> None:
     """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
     checked(moments)
+    bound = checks.squarable("bound", bound)
+    if label_bound is not None:
+        label_bound = checks.squarable("label_bound", label_bound)
     wanted = columns + (label_bound is not None)
     if moments.columns != wanted or clients not in (None, moments.clients):
         raise ValueError(

@@ -95,8 +95,14 @@ class LocalRows:
         return rotated.mT @ rotated + self.sigma**2 * wishart(moments.clients - r, d, shape, draws)
 
     def decode(self, total: Tensor, clients: int) -> NoisyMoments:
-        """The debiased moments, Z^T Z - n sigma^2 I, with the levels of their noise: (*batch, d', d')."""
+        """The debiased moments, Z^T Z - n sigma^2 I, with the levels of their noise: (*batch, d', d').
+
+        Raises ValueError, TypeError.
+        """
         total, variance = checks.matrix("total", total).double(), self.sigma**2
+        clients, size = checks.integer("clients", clients, 1), self.columns + (self.label_bound is not None)
+        if total.shape[-2:] != (size, size):
+            raise ValueError(f"total must have shape (..., {size}, {size}), not {tuple(total.shape)}")
         matrix = total - clients * variance * torch.eye(total.shape[-1]).to(total)
         return from_noisy_rows(matrix, clients * variance**2, variance, self.label_bound is not None)
 

@@ -40,7 +40,8 @@ class FrequencyMoments:
 
     def __post_init__(self) -> None:
         checks.positive("bound", self.bound)
-        orders = tuple(checks.positive("orders", order) for order in self.orders)
+        orders = checks.instance("orders", self.orders, (tuple, list))
+        orders = tuple(checks.positive("orders", order) for order in orders)
         if not orders or len(set(orders)) < len(orders):
             raise ValueError("orders must hold at least one number, none twice")
         object.__setattr__(self, "orders", orders)
@@ -149,6 +150,8 @@ class SecureHistogram:
     def messages(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
         """What clients of types x in [0, k) send, in the clear: (n,) -> (n, k), float64."""
         x = checks.indices("x", x, self.types)
+        if x.ndim != 1:
+            raise ValueError(f"x must have shape (n,), one type for each client, not {tuple(x.shape)}")
         return self.noise.add_share(torch.nn.functional.one_hot(x, self.types).double(), noise=noise)
 
     def decode(self, total: Tensor, clients: int) -> Tensor:
@@ -189,6 +192,6 @@ def shared_noise(
     clients: int, l2: float, l1: float, epsilon: float, delta: float, corrupt: int, absent: int
 ) -> SharedNoise:
     """Gaussian noise at the l_2 sensitivity, or, for delta = 0, Laplace noise at the l_1 sensitivity."""
-    if delta == 0:
+    if checks.non_negative("delta", delta) == 0:
         return SharedLaplace(clients, l1, epsilon, corrupt, absent=absent)
     return SharedGaussian(clients, l2, epsilon, delta, corrupt, absent=absent)

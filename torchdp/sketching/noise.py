@@ -29,14 +29,17 @@ class DivisibleNoise(ABC):
     def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
         """What each client adds in each copy, in simulation: (s, n, d). Raises ValueError, TypeError."""
         draws = Simulated(generator, _checked(sketch).device)
-        return self.parts_of(sketch, checks.integer("columns", columns, 1), draws)
+        checks.fits("the noise", *sketch.rows.shape, checks.integer("columns", columns, 1))
+        return self.parts_of(sketch, columns, draws)
 
     def sample_sum(
         self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
         """The noise of each row, exactly in law, without the clients': (*sample_shape, m, d)."""
         shape, draws = checks.sample_shape(sample_shape), Simulated(generator, _checked(sketch).device)
-        return self.sums_of(sketch, (*shape, sketch.height, checks.integer("columns", columns, 1)), draws)
+        shape = (*shape, sketch.height, checks.integer("columns", columns, 1))
+        checks.fits("the noise", *shape)
+        return self.sums_of(sketch, shape, draws)
 
     @abstractmethod
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
@@ -71,6 +74,7 @@ class DivisibleNoise(ABC):
         """
         draws = source(noise, _checked(sketch).device)
         sketch.check_rows(values, 2)
+        checks.floating("values", values)
         if values.ndim > 2:
             raise ValueError(f"values must have shape (n, d), not {tuple(values.shape)}")
 
@@ -82,6 +86,4 @@ class DivisibleNoise(ABC):
 
 
 def _checked(sketch: Sketch) -> Sketch:
-    if not isinstance(sketch, Sketch):
-        raise TypeError(f"sketch must be a Sketch, such as ones(clients), not {type(sketch).__name__}")
-    return sketch
+    return checks.instance("sketch", sketch, Sketch)

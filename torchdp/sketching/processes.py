@@ -116,7 +116,8 @@ def take_part(
     process alone. timeout: seconds that any step may wait. record: folder for "<party>.pt", all frames that were sent.
     Raises ConnectionError where another process is gone, FrameError, ValueError, TypeError.
     """
-    names = parties(protocol)
+    names = parties(checks.instance("protocol", protocol, SecureSketch))
+    checks.instance("links", links, Links)
     if checks.integer("rank", rank, 0) >= len(names):
         raise ValueError(
             f"rank must be below {len(names)}: {protocol.servers} servers, clients, analyst; not {rank}"
@@ -173,7 +174,7 @@ def run_processes(
     __name__ == "__main__"``, as every use of Python's spawned processes does. Raises RuntimeError naming the party that
     failed; ValueError, TypeError before any process starts.
     """
-    A = protocol.check_all(A)
+    A = checks.instance("protocol", protocol, SecureSketch).check_all(A)
     if seed is not None:
         SeededNoise(seed)  # refuses what is no seed
     secret, nonce, started = os.urandom(32), os.urandom(32), {}

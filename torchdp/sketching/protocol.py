@@ -76,8 +76,9 @@ class SecureSketch:
         for name in ("bound", "epsilon", "delta", "sensitivity", "entry"):
             if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
                 self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session
+        self._set("bits", checks.integer("bits", self.bits, 32, 64))
         self._set("columns", checks.integer("columns", self.columns, 1))
-        self._set("servers", checks.integer("servers", self.servers, 2, 2**15))
+        self._set("servers", checks.integer("servers", self.servers, 2, 2**15 - 1))
         if self.entry is not None and self.entry > self.bound:
             raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
         if self.grid_factor > WASTE:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.coalition import Coalition, known
 from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
@@ -41,13 +41,15 @@ class LaplaceNoise(DivisibleNoise):
         return self.scale * _gamma_difference(shares[:, None].expand(shape), draws)
 
     def variance(self, sketch: Sketch) -> Tensor:
+        checks.instance("sketch", sketch, Sketch)
         return 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
+        known(sketch, coalition)
         return _pure(
-            2 * sketch.copies * checks.positive("bound", bound) / self.scale, self.parts, sketch, delta, coalition
+            2 * sketch.copies * checks.squarable("bound", bound) / self.scale, self.parts, sketch, delta, coalition
         )
 
 
@@ -81,12 +83,18 @@ class PolyaNoise(DivisibleNoise):
 
     def variance(self, sketch: Sketch) -> Tensor:
         each = 2 * self.ratio / (1 - self.ratio) ** 2
-        return each * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
+        return (
+            each
+            * checks.instance("sketch", sketch, Sketch).counts()
+            / _row_parts(self.parts, sketch)
+            / sketch.copies
+        )
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
-        distance = 2 * sketch.copies * math.floor(checks.positive("bound", bound))
+        known(sketch, coalition)
+        distance = 2 * sketch.copies * math.floor(checks.squarable("bound", bound))
         return _pure(-distance * math.log(self.ratio), self.parts, sketch, delta, coalition)
 
     def _difference(self, shares: Tensor, draws: Draws) -> Tensor:

@@ -74,7 +74,13 @@ class Sketch:
 
     def part(self, clients: Tensor | slice) -> "Sketch":
         """The columns of these clients, in this order; exchangeable like these columns, if ``clients`` was chosen
-        without sight of them. Raises as indexing does."""
+        without sight of them. clients: a slice, numbers or (n,) bool. Raises TypeError, ValueError."""
+        if not isinstance(clients, slice) and checks.dense("clients", clients).dtype != torch.bool:
+            clients = checks.indices("clients", clients, self.clients)
+        if isinstance(clients, Tensor) and (
+            clients.ndim != 1 or (clients.dtype == torch.bool and len(clients) != self.clients)
+        ):
+            raise ValueError(f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}")
         return Sketch(self.rows[:, clients], self.signs[:, clients], self.height, self.exchangeable)
 
     def by_row(self) -> tuple["Sketch", Tensor]:
@@ -178,8 +184,8 @@ class Sketch:
 
     def check_rows(self, values: Tensor, least: int) -> None:
         """Raises TypeError or ValueError unless these are values of the clients: (..., n, d), ``least`` dimensions."""
-        if not isinstance(values, Tensor):
-            raise TypeError(f"values must be a torch.Tensor, not {type(values).__name__}")
+        if checks.dense("values", values).dtype == torch.bool:
+            raise TypeError("values must hold numbers, not bool; call .double()")
         if values.ndim < least or values.shape[-2] != self.clients:
             raise ValueError(f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}")
         if values.device != self.device:
@@ -195,6 +201,6 @@ def embedding_values(sketch: Sketch, basis: Tensor) -> Tensor:
     basis = checks.matrix("basis", basis).double()
     if basis.ndim != 2 or basis.shape[0] < basis.shape[1]:
         raise ValueError(f"basis must have shape (n, r) with r <= n, not {tuple(basis.shape)}")
-    values = torch.linalg.svdvals(sketch.apply(torch.linalg.qr(basis).Q))
+    values = torch.linalg.svdvals(checks.instance("sketch", sketch, Sketch).apply(torch.linalg.qr(basis).Q))
     smallest = values[-1] if sketch.height >= basis.shape[1] else torch.zeros_like(values[0])
     return torch.stack([smallest, values[0]])

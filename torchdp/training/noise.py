@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
-from torchdp.training.strategy import _lower
+from torchdp.training.strategy import lower_triangular
 from torchdp.training.stream import Stream
 
 
@@ -52,8 +52,8 @@ class CorrelatedNoise(nn.Module):
         alone: bool = False,
     ) -> None:
         super().__init__()
-        C, size = _lower("strategy", strategy), checks.integer("size", size, 1)
-        sigma = checks.positive("sigma", sigma)
+        C, size = lower_triangular("strategy", strategy), checks.integer("size", size, 1)
+        sigma, alone = checks.positive("sigma", sigma), checks.instance("alone", alone, bool)
         if not (C.diagonal() > 0).all():
             raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
         key = source(noise, C.device).words((4,)).cpu().numpy().tobytes()
@@ -133,8 +133,8 @@ class CorrelatedNoise(nn.Module):
         """The next private sum: (size,) -> (size,), in the noise's dtype; ``step`` goes up by one.
 
         total: the sum of this step's clipped gradients (:func:`clip_and_sum`). Raises TypeError and ValueError on
-        another shape or device or on entries that are not finite, and RuntimeError after the last step, before any
-        noise is spent.
+        another shape or device, on entries that are not finite or so large that their rounding would swallow the
+        noise, and RuntimeError after the last step, before any noise is spent.
         """
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._next)(total)
@@ -198,7 +198,7 @@ def calibrated_noise(
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.
     """
-    C = _lower("strategy", strategy)
+    C = lower_triangular("strategy", strategy)
     found = _scaled(C, bound, participation, neighbours)
     sigma = gaussian_sigma(epsilon, delta, found.value) * (1 + 1e-11)  # ``guarantee`` finds epsilon to rounding
     return CorrelatedNoise(C, size, sigma, noise=noise, dtype=dtype, alone=alone)
