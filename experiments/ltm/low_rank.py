@@ -86,7 +86,7 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
     }
     for name, mechanism in centrals.items():
         noisy = mechanism.release(moments, noise=own, sample_shape=(runs,))
-        predicted = predicted_psi(moments, rank, float(noisy.gram_sigma[0]))
+        predicted = predicted_psi(moments, rank, float(noisy.gram_sigma.max()))  # one for all runs
         found[name] = psi(moments, top_directions(noisy.gram, rank)), predicted, mechanism.guarantee.epsilon
     return found
 

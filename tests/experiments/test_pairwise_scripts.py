@@ -44,10 +44,8 @@ def test_choose(smoke, tmp_path):
 
 def test_tables(smoke, tmp_path):
     printed = smoke("pairwise/tables.py", "--out", tmp_path)
-    assert (
-        float(re.search(r"measured over predicted MSE of the messages at most (\S+) from 1", printed).group(1))
-        < 0.3
-    )
+    off = re.search(r"measured over predicted MSE of the messages at most (\S+) from 1", printed).group(1)
+    assert float(off) < 0.6  # 100 trials: 0.14 in standard errors; a factor of two shows
     two, one = map(
         float, re.search(r"^AUC .*two messages (\S+) .*one message (\S+) ", printed, re.MULTILINE).groups()
     )
