@@ -102,7 +102,8 @@ def main() -> None:
     answers, questions = {}, {}
     for name, words in QUESTIONS.items():
         table = folder / ("breast_cancer.csv" if name == "auc" else "diabetes.csv")
-        arguments = ["estimate", "--csv", str(table), *words.split(), "--epsilon", f"{config.epsilon:g}"]
+        budget = ["--epsilon", f"{config.epsilon:g}", "--protocol", "one-message"]
+        arguments = ["estimate", "--csv", str(table), *words.split(), *budget]
         print("$ torchdp", shlex.join(arguments))
         questions[name] = ask(cli.parser().parse_args(arguments))
         answers[name] = run(arguments)
