@@ -139,6 +139,8 @@ def test_mod_sulq_adds_the_noise_it_states():
     mechanism = mod_sulq(3, B, EPSILON, DELTA)
     noisy = mechanism.release(moments, noise=SeededNoise(3), sample_shape=(20000,))
     assert torch.equal(noisy.gram, noisy.gram.mT)
+    assert noisy.gram_sigma.shape == (20000,)
+    assert float(noisy.gram_sigma[0]) == pytest.approx(math.sqrt(2) * mechanism.sigma)
     z = ((noisy.gram - moments.matrix).var(0) / mechanism.sigma**2 - 1) * math.sqrt(10000)
     assert float(z.abs().max()) < 5
 

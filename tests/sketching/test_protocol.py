@@ -74,7 +74,7 @@ def test_messages_are_signed_truncated_values_plus_rounded_noise():
 
 
 def test_the_parts_of_all_messages_are_those_of_one_key(monkeypatch):
-    p, A = protocol(), rows(60, 3)
+    p, A = protocol(fraction_bits=20), rows(60, 3)
     monkeypatch.setattr(module, "WORDS_AT_ONCE", 6 * 17)  # 17 clients at a time
     parts = list(p.speak(A, noise=SeededNoise(1)))
     assert [first for first, _ in parts] == [0, 17, 34, 51]

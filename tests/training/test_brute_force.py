@@ -89,7 +89,7 @@ def test_guarantee_no_sensitivity_is_too_small_and_exact_ones_are_attained():
 
 def test_guarantee_unit_vectors_move_no_further_than_signs_say():
     g = keyed_generator(b"vectors")
-    for C, rule in itertools.islice(instances(300), 200):
+    for C, rule in itertools.islice(instances(150), 120):
         supports = (users(rule, C.shape[1]) > 0).double()[..., None]
         U = supports * torch.nn.functional.normalize(
             torch.randn(*supports.shape[:-1], 2, dtype=torch.float64, generator=g), dim=-1
@@ -116,11 +116,11 @@ def full_sets_only(C, rule):
     ],
 )
 def test_planted_faults_are_caught(fault):
-    seen = compare(200, fault)
+    seen = compare(100, fault)
     assert seen["too small"] + seen["not attained"] + seen["exact and wrong"] > 0
 
 
 def test_a_search_that_is_cut_short_is_a_bound_and_says_so(monkeypatch):
     monkeypatch.setattr(separated, "NODES", 0)
-    seen = compare(300, sensitivity)
+    seen = compare(150, sensitivity)
     assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0

@@ -58,7 +58,7 @@ class ModSulq:
         draws, shape = source(noise, moments.matrix.device), checks.sample_shape(sample_shape)
         upper = draws.normal((*shape, self.columns, self.columns)).triu()
         gram = moments.matrix + self.sigma * (upper + upper.triu(1).mT)
-        level = gram.new_full(shape[:-2], math.sqrt(2) * self.sigma)
+        level = gram.new_full(shape, math.sqrt(2) * self.sigma)
         return NoisyMoments(gram, None, level, level)
 
 

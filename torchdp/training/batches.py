@@ -23,12 +23,14 @@ class Attendance:
     def __init__(self, participation: Participation, users: int) -> None:
         self.participation = checks.instance("participation", participation, Participation)
         self.users, self.step = checks.integer("users", users, 1), 0
+        checks.fits("users", self.users)
         self._first, self._last = torch.full((2, self.users), -1)
         self._times = torch.zeros(self.users, dtype=torch.int64)
 
     def check(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then. Raises ValueError."""
-        batch = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), dtype=torch.int64)
+        checks.instance("indices", indices, (Tensor, Sequence))
+        batch = indices if isinstance(indices, Tensor) else _as_tensor(indices)
         batch = checks.indices("indices", batch, self.users).cpu()
         if batch.ndim != 1:
             raise ValueError(f"indices must have shape (n,), not {tuple(batch.shape)}")
@@ -99,3 +101,7 @@ class Batches(Sampler[list[int]]):
             place = self.step % self.period * self.size
             self.step += 1
             yield self._order[place : place + self.size].tolist()
+
+
+def _as_tensor(indices: Sequence[int]) -> Tensor:
+    return torch.tensor([checks.integer("indices", index, 0) for index in indices], dtype=torch.int64)

@@ -22,6 +22,7 @@ def iterates(steps: int, *, momentum: float = 0.0, learning_rates: Sequence[floa
     W = workloads.prefix(steps).dense()
     momentum = 0.0 if momentum == 0 else checks.fraction("momentum", momentum)
     if learning_rates is not None:
+        checks.instance("learning_rates", learning_rates, (Sequence, Tensor))
         rates = [checks.positive("learning_rates", rate) for rate in learning_rates]
         if len(rates) != steps:
             raise ValueError(f"learning_rates must hold {steps} numbers, one for each step, not {len(rates)}")

@@ -13,6 +13,7 @@ from torchdp.training import replicas
 
 KEY = 32  # bytes; the whole stream of noise is a function of them
 AT_ONCE = 2**20  # normals drawn in float64 together
+COARSE = 2.0**-6  # of the noise: what rounding a sum may move it by
 SECRET = ("coefficients", "sigma", "past", "step", "key")
 
 
@@ -26,7 +27,8 @@ class Stream:
     def __init__(
         self, coefficients: Tensor, size: int, sigma: float, key: bytes, dtype: torch.dtype, alone: bool
     ) -> None:
-        noise_dtype(dtype)
+        _has_digits(dtype, sigma, coefficients)
+        checks.fits("size", coefficients.shape[1], size)
         self.coefficients, self.sigma = coefficients, sigma
         self._past = torch.zeros(coefficients.shape[1] - 1, size, dtype=dtype, device=coefficients.device)
         self._lock, self._process = threading.RLock(), process()
@@ -73,6 +75,12 @@ class Stream:
                 )
             if t >= len(self.coefficients):
                 raise RuntimeError(f"all {t} steps of the strategy are spent; make one for more steps")
+            least = self.sigma / float(self.coefficients[t, 0])  # of the noise, given all before
+            if float(total.abs().max()) * torch.finfo(self.dtype).eps > COARSE * least:
+                raise ValueError(
+                    f"total is so large that {self.dtype} has no digits for noise of {least:.1e}; use float64, and "
+                    "check that each user's part was clipped"
+                )
             if not self._alone:
                 replicas.check_agree(t, self._digest, total)
             noise = self._draw(t)
@@ -123,11 +131,11 @@ class Stream:
         past, key = state["past"], state["key"]
         if not isinstance(past, Tensor) or past.shape != (bands - 1, self.size) or not past.isfinite().all():
             raise ValueError(f"past must be a finite ({bands - 1}, {self.size}) tensor, as in secret_state()")
-        noise_dtype(past.dtype)
         if not isinstance(key, Tensor) or key.dtype != torch.uint8 or key.shape != (KEY,):
             raise ValueError(f"key must be a uint8 tensor of shape ({KEY},), as in secret_state()")
         if step > steps or not (coefficients[:, 0] > 0).all():
             raise ValueError(f"step must be at most {steps} and coefficients[:, 0] positive, as in secret_state()")
+        _has_digits(past.dtype, sigma, coefficients)
         with self._lock:
             if self._awaited not in (None, step):
                 raise ValueError(f"the secret state is at step {step}, the state dict at {self._awaited}")
@@ -173,7 +181,14 @@ class Stream:
         )
 
 
-def noise_dtype(dtype: torch.dtype) -> None:
-    """Raises TypeError unless the noise has digits enough."""
+def _has_digits(dtype: torch.dtype, sigma: float, coefficients: Tensor) -> None:
+    """Raises TypeError, ValueError unless the noise of each step is made of numbers with all their digits."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"noise must be float32 or float64, not {dtype}: fewer digits show through")
+    low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max
+    least, most = float(coefficients[:, 0].min()), float(coefficients.abs().max())
+    if not (low < min(sigma, least, sigma / most) and max(sigma, most, sigma / least) < high):
+        raise ValueError(
+            f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "
+            "its law; divide both by the strategy's largest entry, which changes nothing else"
+        )
