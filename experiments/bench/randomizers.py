@@ -27,15 +27,19 @@ from scipy.special import ndtri
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
+from torchdp.draws import Simulated
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomizers import (
     BallRandomizer,
     DuchiJordanWainwright,
+    HadamardResponse,
+    OptimizedUnaryEncoding,
     PointRelease,
     PrivUnit,
     PrivUnitG,
     ProjUnit,
     RandomizedResponse,
+    SubsetSelection,
 )
 from torchdp.randomness import keyed_generator
 
@@ -121,6 +125,19 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
         for kind in (best, exact, projected, hemisphere, release):
             run = partial(randomise_and_sum, kind, points, noise)
             operations.append(Operation(f"{type(kind).__name__} randomise and sum, {name}", users, run, floor))
+    for kind in (
+        best,
+        exact,
+        projected,
+        hemisphere,
+        release,
+    ):  # float64 points; words of a generator, of the cipher
+        label = f"{type(kind).__name__}, words of"
+        operations.append(
+            Operation(f"{label} a generator", users, partial(kind.messages, points, Simulated(generator)), floor)
+        )
+        run = partial(kind.messages, points, Noise(device))
+        operations.append(Operation(f"{label} the system's cipher", users, run, f"{label} a generator"))
     if device.type == "cpu":
         run = partial(plain_numpy, best, points.numpy(), np.random.default_rng(0))
         operations.append(Operation("PrivUnitG in plain numpy, float64", users, run, floor))
@@ -145,7 +162,19 @@ def values(options: argparse.Namespace, generator: torch.Generator) -> list[Oper
     counts = torch.full((1024,), 10**9 // 1024, device=device)
     reports = partial(response.sample_reports, counts, generator=generator)
     floor = "torch.rand of 2 float64"
+    oracles = [
+        kind(1024, EPSILON)
+        for kind in (RandomizedResponse, HadamardResponse, OptimizedUnaryEncoding, SubsetSelection)
+    ]
+    sources = []
+    for oracle in oracles:
+        some, label = types[:20_000], f"{type(oracle).__name__} k=1024, words of"
+        plain = partial(oracle.messages, some, Simulated(generator))
+        private = partial(oracle.messages, some, Noise(device))
+        sources.append(Operation(f"{label} a generator", len(some), plain, f"{label} a generator"))
+        sources.append(Operation(f"{label} the system's cipher", len(some), private, f"{label} a generator"))
     return [
+        *sources,
         Operation(floor, users, uniforms, floor),
         Operation(
             "RandomizedResponse.sample k=1024",

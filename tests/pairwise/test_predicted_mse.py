@@ -82,7 +82,7 @@ def test_monte_carlo_finds_the_predicted_error(kind, statistic, epsilon, n, tria
 @pytest.mark.parametrize("n", [2, 3, 4, 6])
 @pytest.mark.parametrize("statistic", [*STATISTICS, EVERY], ids=lambda each: each.name)
 def test_monte_carlo_one_message_for_very_few_users(statistic, n):
-    check(OneMessage(statistic, 6.0), counts_of(statistic, n), 200_000)
+    check(OneMessage(statistic, 6.0), counts_of(statistic, n), 100_000)
 
 
 def test_monte_carlo_sees_the_third_and_fourth_moments():

@@ -165,9 +165,9 @@ def test_two_paths_have_one_law(counts):
     counts, generator = torch.tensor(counts), keyed_generator(b"paths")
     protocol = StrategyReports(pairwise.absolute_difference(4), 1.1, uneven(4, 1.0))
     types = torch.arange(4).repeat_interleave(counts)
-    users = torch.stack([protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in range(300)])
-    drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(20_000,))
-    assert ks_2samp(users, drawn.value).pvalue > 1e-6
+    users = torch.stack([protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in range(200)])
+    drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(10_000,))
+    assert ks_2samp(users.round(decimals=9), drawn.value.round(decimals=9)).pvalue > 1e-6
     error = drawn.value - protocol.statistic.exact(counts)
     squared = Moments.of(error.square())
     assert abs(squared.z_score(protocol.predicted_mse(counts, len(types)))) < 5

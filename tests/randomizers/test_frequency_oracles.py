@@ -325,3 +325,20 @@ def test_oracles_on_a_gpu(kind):
     ):
         assert reports.is_cuda
         assert float(((oracle.answer(reports, W) - W @ held.double()) / deviation).abs().max()) < 5.5
+
+
+@pytest.mark.parametrize("at_once", [0, 32])
+def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
+    """Values added many at a time and one by one: the size, the own value's rate, and each other value's and pair's."""
+    monkeypatch.setattr("torchdp.randomizers.subset_selection.AT_ONCE", at_once)
+    oracle, n, x = SubsetSelection(70, 0.3), 20_000, 66
+    bits = unpack(oracle.sample(torch.full((n,), x), noise=SeededNoise(3)))
+    assert (bits.sum(1) == oracle.subset).all() and not bits[:, 70:].any()
+    rates = bits[:, :70].double().mean(0)
+    chance = torch.full((70,), oracle.off, dtype=torch.float64)
+    chance[x] = oracle.on
+    assert float(((rates - chance) / (chance * (1 - chance) / n).sqrt()).abs().max()) < 5.5
+    pairs = (bits[:, :35] * bits[:, 35:70])[:, :30].double().mean(0)  # v and v + 35, none of them x
+    r = oracle._pair
+    assert float((pairs - r).abs().max()) < 5.5 * math.sqrt(r * (1 - r) / n)
+    assert abs(float(pairs.mean()) - oracle.off**2) > 3 * math.sqrt(r * (1 - r) / n / 30)  # not independent bits

@@ -47,7 +47,9 @@ def bits_with(n, ones, instances=INSTANCES):
 
 def two_sample(x, y):
     """Chi-square p-value that two samples of a discrete law have one law."""
-    values, cells = np.unique(np.concatenate([x, y]), return_inverse=True)
+    values, cells = np.unique(
+        np.concatenate([x, y]).round(6), return_inverse=True
+    )  # atoms apart by rounding are one
     table = np.stack([np.bincount(part, minlength=len(values)) for part in (cells[: len(x)], cells[len(x) :])])
     rare = table.sum(0) < 20
     table = np.concatenate([table[:, ~rare], table[:, rare].sum(1, keepdims=True)], 1)

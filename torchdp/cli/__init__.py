@@ -63,7 +63,15 @@ def parser() -> argparse.ArgumentParser:
         help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",
     )  # fmt: skip
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
-    sweep.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
+    sweep.add_argument(
+        "--other-code", choices=("refuse", "keep", "again"), default="refuse",
+        help="blocks stored by another version of the script, torchdp or torch: refuse to go on (default); keep the "
+        "configurations that are complete and measure the rest; measure all again. They are never merged",
+    )  # fmt: skip
+    sweep.add_argument("--stop-on-error", action="store_true", help="let one bad configuration stop the others")
+    only = sweep.add_mutually_exclusive_group()
+    only.add_argument("--measure-only", action="store_true", help="no figures: the store and the table alone")
+    only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
     return top
 
 

@@ -16,6 +16,8 @@ from torchdp.randomizers.chances import at_least, exponential, logarithm, stated
 from torchdp.randomizers.draws import WORD, popcount, without_replacement
 from torchdp.randomizers.frequency import spread
 
+AT_ONCE = 32  # values missing from a set: up to here they are added one by one, without a sort
+
 
 @dataclass(frozen=True)
 class SubsetSelection(BitVectorOracle):
@@ -119,22 +121,26 @@ class SubsetSelection(BitVectorOracle):
             missing = missing[missing > 0]
             if not len(rows):
                 break
-            row = torch.arange(len(rows), device=x.device).repeat_interleave(missing)
+            row, many = torch.arange(len(rows), device=x.device), int(missing.max()) > AT_ONCE
+            if many:
+                row = row.repeat_interleave(missing)
             value = draws.below(k - 1, (len(row),))
             value += value >= own[rows][row]
             fresh = words[rows[row], value // WORD] >> value % WORD & 1 == 0
-            new = (row[fresh] * k + value[fresh]).unique()  # at most as many as are missing
-            row, value = new // k, new % k
+            row, value = row[fresh], value[fresh]
+            if many:  # at most as many as are missing
+                new = (row * k + value).unique()
+                row, value = new // k, new % k
             place = rows[row] * self._words + value // WORD
             words.view(-1).index_add_(0, place, torch.ones_like(value) << value % WORD)  # bits that were 0
-            missing = missing - torch.bincount(row, minlength=len(rows))
+            missing -= torch.bincount(row, minlength=len(rows))
         put_bit(words, own, held)
         return words.view(*x.shape, self._words)
 
     def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
         """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""
         least = self.subset - 1
-        share = math.floor(256 * (least - 2 * math.sqrt(least)) / self.k) / 256 if least > 32 else 0.0
+        share = math.floor(256 * (least - 1.5 * math.sqrt(least)) / self.k) / 256 if least > 8 else 0.0
         words = self._others(len(own), share, draws)
         put_bit(words, own, torch.zeros_like(own))
         rows = (popcount(words).sum(-1) > wanted).nonzero()[:, 0]

@@ -116,6 +116,10 @@ class Gathering(Generic[F]):
         self._back[index, size] = found
         self._merge()
 
+    def give_up(self) -> None:
+        """No further block is handed out or merged."""
+        self._next = None
+
     @property
     def finished(self) -> bool:
         """Whether no block is needed any more."""
