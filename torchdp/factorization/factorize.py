@@ -178,7 +178,8 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     rows = power_norm(solution.left.norm(dim=-1), p)
     columns = solution.right.norm(dim=-2).amax(-1)
     scale = torch.where((rows > 0) & (columns > 0), (columns / rows).sqrt(), 1.0)[..., None, None]
-    left, right = (scale * solution.left).to(W.dtype), (solution.right / scale).to(W.dtype)
+    left = (scale * solution.left).to(W.dtype).contiguous()  # torch.kron takes no transposed factors
+    right = (solution.right / scale).to(W.dtype).contiguous()
     shift = None if solution.shift is None else solution.shift.to(W.dtype)
     weights = solution.row_weights, solution.column_weights
     certificate = certify(W, left, right, *weights, p=p, shift=shift)
