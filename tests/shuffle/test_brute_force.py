@@ -23,11 +23,8 @@ from torchdp.shuffle import (
     rounded_delta_of,
 )
 
-INSTANCES, SIZE, FLAT = (
-    40,
-    90,
-    30,
-)  # random instances of each protocol; counts of one kind, and of each of two kinds
+# random instances of each protocol; counts of one kind, and of each of two kinds
+INSTANCES, SIZE, FLAT = 14, 80, 26
 SEED = 20
 
 
