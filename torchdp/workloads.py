@@ -191,7 +191,8 @@ def from_callable(kernel: Callable[[Tensor, Tensor], Tensor], points: Tensor) ->
     points: (k, ...), the public values of the k types. Raises ValueError where the result is not a finite
     (k, k) tensor.
     """
-    if not isinstance(points, Tensor) or points.ndim == 0 or points.shape[0] == 0:
+    checks.function("kernel", kernel)
+    if checks.dense("points", points).ndim == 0 or points.shape[0] == 0:
         raise ValueError("points must be a tensor with one entry for each type")
     values = checks.floating("kernel(points, points)", kernel(points[:, None], points[None, :]))
     k = points.shape[0]

@@ -28,6 +28,8 @@ def kernel_means(family: Family, x: Tensor, y: Tensor) -> Tensor:
     """The exact density, not private: mean_u k(x_u, y), (n, d), (q, d) -> (q,), float64, part by part."""
     family = checks.instance("family", family, Family)
     x, y = family.users(x).detach(), family.queries(y).detach()
+    if not len(x):
+        raise ValueError("x must hold one user at least")
     total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
     for part in x.split(max(1, NUMBERS_AT_ONCE // max(1, len(y)))):
         total += family._kernel(part, y.to(part)).sum(0, dtype=torch.float64)
@@ -51,6 +53,8 @@ def expected_mse(
     )
     x, y = family.users(x).detach().double(), family.queries(y).detach().double()
     n = len(x)
+    if not n:
+        raise ValueError("x must hold one user at least")
     pairs, own = torch.zeros((2, len(y)), dtype=torch.float64, device=x.device)
     for part in x.split(max(1, NUMBERS_AT_ONCE // max(1, n * len(y) * family.dimension))):
         pairs += family.cross_moment(part[:, None, None], x[None, :, None], y).sum((0, 1))

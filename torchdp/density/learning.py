@@ -25,7 +25,7 @@ def class_counts(labels: Tensor, classes: int) -> Tensor:
     Of labels that went through randomized response the counts are private by post-processing. Raises TypeError,
     ValueError: also for a class without users, of which no density can be released.
     """
-    labels = checks.indices("labels", labels, checks.integer("classes", classes, 1))
+    labels = checks.indices("labels", labels, checks.integer("classes", classes, 1, 2**30))
     if labels.ndim != 1:
         raise ValueError(f"labels must have shape (n,), not {tuple(labels.shape)}")
     counts = torch.bincount(labels, minlength=classes)
@@ -145,7 +145,7 @@ def calibrated_classes(
 
     counts: as from ``class_counts``. Classes of one size are calibrated once. Raises as ``calibrated_kde``.
     """
-    counts = checks.instance("counts", counts, Tensor)
+    counts = checks.dense("counts", counts)
     if counts.ndim != 1 or not len(counts):
         raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
     sizes = [checks.integer("counts", size, 1) for size in counts.tolist()]

@@ -170,11 +170,7 @@ def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
 
 def check_exponent(p: float) -> float:
     """``p`` as a float in [2, inf]. Raises ValueError."""
-    if p != math.inf:
-        p = checks.positive("p", p)
-    if p < 2:
-        raise ValueError(f"p must lie in [2, inf], not {p}")
-    return float(p)
+    return checks.order("p", p, 2)
 
 
 def row_norm(matrix: Tensor, p: float) -> Tensor:

@@ -38,7 +38,7 @@ class Product(Domain):
     parts: tuple[Domain, ...]
 
     def __post_init__(self) -> None:
-        parts = tuple(self.parts)
+        parts = tuple(checks.instance("parts", self.parts, Sequence))
         if not parts or not all(isinstance(part, Domain) for part in parts):
             raise TypeError("parts must be a non-empty sequence of torchdp.mean.Domain")
         object.__setattr__(self, "parts", parts)
@@ -258,7 +258,7 @@ def minkowski_sum(parts: Sequence[Domain]) -> Domain:
 
     Source: Nikolov, Tang (2023), Theorem 20 (4).
     """
-    product = Product(tuple(parts))
+    product = Product(tuple(checks.instance("parts", parts, Sequence)))
     if len(set(product.sizes)) > 1:
         raise ValueError(f"parts must share one dimension, not {product.sizes}")
     return linear_image(torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product)

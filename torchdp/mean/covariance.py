@@ -143,7 +143,7 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
     too large, shifted down together. matrix: (*batch, d, d), symmetric. Post-processing: as private as its input.
     Source: Nikolov, Talwar, Zhang (2016), the projection mechanism, for the ball's second moments.
     """
-    matrix, total = checks.matrix("matrix", matrix), checks.positive("radius", radius) ** 2
+    matrix, total = _square(matrix), checks.squarable("radius", radius) ** 2
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     falling = values.flip(-1)
     places = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
@@ -156,8 +156,17 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
 
 def project_covariance(matrix: Tensor) -> Tensor:
     """The nearest positive semidefinite matrix: biased upwards, never further from a covariance than its input."""
-    values, vectors = torch.linalg.eigh((checks.matrix("matrix", matrix) + matrix.mT) / 2)
+    matrix = _square(matrix)
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     return (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
+
+
+def _square(matrix: Tensor) -> Tensor:
+    """(*batch, d, d), at least float32."""
+    matrix = checks.matrix("matrix", matrix)
+    if matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"matrix must have shape (..., d, d), not {tuple(matrix.shape)}")
+    return matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
 
 
 def projection_bound(tau: float, dimension: int, radius: float = 1.0) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.mean.domain import Candidate, Domain, Maximum, best_first, slack
 from torchdp.mean.noise_shape import noise_shape
 from torchdp.randomness import keyed_generator
@@ -29,6 +30,8 @@ class KroneckerProduct(Domain):
     right: Domain
 
     def __post_init__(self) -> None:
+        checks.instance("left", self.left, Domain)
+        checks.instance("right", self.right, Domain)
         if not (self.left.symmetric or self.right.symmetric):
             raise ValueError(
                 "left or right must be symmetric, K = -K, for the product to be; "

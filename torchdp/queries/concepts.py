@@ -155,6 +155,7 @@ def conjunctions(d: int, order: int) -> ConceptClass:
 
 def stumps(sizes: Sequence[int], names: Sequence[str] | None = None) -> ConceptClass:
     """Decision stumps: thresholds, both ways, on each of several features; sizes[j]: values of feature j."""
+    checks.instance("sizes", sizes, Sequence)
     sizes = [checks.integer("sizes", k, 2) for k in sizes]
     names = [f"feature {j}" for j in range(len(sizes))] if names is None else list(names)
     if len(names) != len(sizes):

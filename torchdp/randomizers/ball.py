@@ -101,8 +101,10 @@ class BallRandomizer(LocalRandomizer):
         """Exact sub-Gaussian constants of the noise Y - x."""
 
     def squared_error(self, norm: float) -> float:
-        """E ||Y - x||^2 for ||x|| = norm."""
-        return self.dim * self.moments.variance + self.moments.outer * checks.non_negative("norm", norm) ** 2
+        """E ||Y - x||^2 for ||x|| = norm <= radius. Raises ValueError."""
+        if checks.non_negative("norm", norm) > self.radius * (1 + 1e-6):
+            raise ValueError(f"norm must be at most radius = {self.radius:g}, not {norm:g}")
+        return self.dim * self.moments.variance + self.moments.outer * norm**2
 
     @property
     def bits(self) -> int:

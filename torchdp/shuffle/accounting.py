@@ -41,7 +41,7 @@ def epsilon_of(protocol: BitSum, delta: float, instances: int, absent: int = 0) 
     instances = checks.integer("instances", instances, 1)
     curves = checks.instance("protocol", protocol, BitSum).profiles(absent)
     basic = pure_epsilon(protocol, absent) * instances
-    if delta == 0:
+    if checks.non_negative("delta", delta) == 0:
         return basic
     delta = checks.fraction("delta", delta)
     if isinstance(protocol, CentralGaussianSum) and delta_of(protocol, 1e-12, instances, absent) > delta:

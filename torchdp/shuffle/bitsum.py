@@ -100,6 +100,7 @@ class BitSum(ABC):
     def _ones(self, ones: Tensor) -> Tensor:
         if not isinstance(ones, Tensor):
             raise TypeError(f"ones must be a torch.Tensor of integers, not {type(ones).__name__}")
+        checks.dense("ones", ones)
         if ones.is_floating_point() or ones.is_complex() or ones.dtype == torch.bool:
             raise TypeError(f"ones must be an integer tensor, not {ones.dtype}; a count of the users with a one")
         if ones.numel() and not (0 <= int(ones.min()) and int(ones.max()) <= self.users):
@@ -109,7 +110,7 @@ class BitSum(ABC):
     def _bits(self, bits: Tensor) -> Tensor:
         if not isinstance(bits, Tensor):
             raise TypeError(f"bits must be a torch.Tensor, not {type(bits).__name__}")
-        if bits.dtype != torch.bool:
+        if checks.dense("bits", bits).dtype != torch.bool:
             raise TypeError(f"bits must be a boolean tensor, not {bits.dtype}; call (bits == 1) on zeros and ones")
         if bits.ndim != 2 or bits.shape[1] < 1:
             raise ValueError(f"bits must have shape (users, instances), instances >= 1, not {tuple(bits.shape)}")

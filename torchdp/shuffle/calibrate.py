@@ -43,7 +43,7 @@ def calibrate(kind: type[Kind], users: int, epsilon: float, delta: float, instan
     if not (isinstance(kind, type) and issubclass(kind, BitSum)):
         raise TypeError(f"kind must be a class of bitsum protocols, such as PoissonSum, not {kind!r}")
     protocol: BitSum
-    if delta == 0:
+    if checks.non_negative("delta", delta) == 0:
         protocol = _without_delta(kind, users, epsilon / instances, absent)
     elif kind is CentralGaussianSum:
         protocol = CentralGaussianSum(users, gaussian_sigma(epsilon, delta, math.sqrt(instances)))
@@ -200,7 +200,7 @@ def _pure(users: int, epsilon: float, absent: int) -> PureSum:
 
 
 def _delta(delta: float, instances: int) -> float:
-    delta = checks.fraction("delta", delta)
+    delta, instances = checks.fraction("delta", delta), checks.integer("instances", instances, 1)
     least = 10 * rounding(instances)
     if instances > 1 and delta < least:
         raise ValueError(

@@ -73,6 +73,7 @@ class SecureSketch:
         checks.instance("sketch", self.sketch, Sketch)
         checks.instance("coalition", self.coalition, Coalition)
         checks.fraction("delta", self.delta)
+        checks.squarable("bound", self.bound)
         for name in ("bound", "epsilon", "delta", "sensitivity", "entry"):
             if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
                 self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session

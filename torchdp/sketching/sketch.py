@@ -35,7 +35,7 @@ class Sketch:
         if rows.ndim != 2 or 0 in rows.shape:
             raise ValueError(f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}")
         signs = self.signs
-        if not isinstance(signs, Tensor) or signs.shape != rows.shape or signs.device != rows.device:
+        if checks.dense("signs", signs).shape != rows.shape or signs.device != rows.device:
             raise ValueError("signs must be a tensor of the shape and on the device of rows")
         if not (signs.abs() == 1).all():
             raise ValueError("signs must hold +1 and -1 alone")
