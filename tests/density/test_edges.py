@@ -81,7 +81,10 @@ def test_kernels_take_two_dtypes(family):
 def test_wrong_objects_are_named(kde):
     x, features = unit(8), kde.features
     for call, match in [
-        (lambda: calibrated_classes(features, PoissonSum, [3, 4], 1.0, 1e-5), "counts must be a Tensor, not list"),
+        (
+            lambda: calibrated_classes(features, PoissonSum, [3, 4], 1.0, 1e-5),
+            "counts must be a torch.Tensor, not list",
+        ),
         (lambda: calibrated_kde(GaussianFourier(D), PoissonSum, 8, 1.0, 1e-5), "features must be a Features"),
         (lambda: calibrated_kde(features, PoissonSum(8, 3.0), 8, 1.0, 1e-5), "kind must be a class"),
         (lambda: ShuffledClasses((kde,), response=3), "response must be a RandomizedResponse"),

@@ -2,9 +2,12 @@
 
 import re
 
+import pytest
+
 PNG = b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_separation(smoke, tmp_path):
     printed = smoke("pairwise/separation.py", "--out", tmp_path)
     last = {
@@ -34,6 +37,7 @@ def test_groups(smoke):
     assert float(low) > 0.91 and float(high) < 0.985
 
 
+@pytest.mark.slow
 def test_choose(smoke, tmp_path):
     printed = smoke("pairwise/choose.py", "--out", tmp_path)
     off = re.search(r"measured over predicted at most (\S+) standard errors from 1", printed).group(1)

@@ -31,5 +31,5 @@ def test_bad_input_gets_a_clear_error(recipe):
 
 def test_raw_errors_and_silent_nans_are_seen():
     raw = {"first": lambda x: x.shape[0] + 1, "root": lambda x: x.sqrt(), "W": recipes.names()["W"]}
-    assert len(harness.faults("first(W)", lambda: raw)[0]) > 5
+    assert len(harness.faults("first(W)", lambda: raw)[0]) >= 5
     assert any("NaN" in fault for fault in harness.faults("root(W.abs())", lambda: raw)[0])

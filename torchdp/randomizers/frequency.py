@@ -134,7 +134,7 @@ class FrequencyOracle(LocalRandomizer):
 
 def listed(x: Tensor) -> Tensor:
     """The users' types in a row, of the width that their integers have, their range unread: (n,). Raises TypeError."""
-    checks.indices("x", checks.dense("x", x).flatten()[:0], 1)
+    checks.indices("x", x.flatten()[:0] if isinstance(x, Tensor) and x.layout == torch.strided else x, 1)
     return x.flatten()
 
 

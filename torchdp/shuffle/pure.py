@@ -137,7 +137,9 @@ def pure_sum(users: int, epsilon: float, slack: float = 0.1) -> PureSum:
     For each share, the largest drop that keeps the RMSE solves a quadratic equation. Raises ValueError.
     """
     users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, 1e-6, 700)
-    budget = (1 + checks.within("slack", slack, 1e-9, 1e9)) ** 2 * _laplace_variance(epsilon)
+    budget = (1 + checks.within("slack", checks.positive("slack", slack), 0, 1e9)) ** 2 * _laplace_variance(
+        epsilon
+    )
 
     def protocol(share: float) -> PureSum:
         noise = _laplace_variance((1 - share) * epsilon)

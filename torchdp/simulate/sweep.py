@@ -125,7 +125,7 @@ def sweep(
     for config in grid:
         if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
             raise ValueError(f"grid holds {copied} twice")
-    trials, seed = checks.integer("trials", trials, 1), checks.integer("seed", seed, 0)
+    trials, seed = checks.integer("trials", trials, 1), checks.integer("seed", seed, 0, 2**256)
     block_size = checks.integer("block_size", block_size, 1)
     check_target(target_relative_ci)
     known, code = load(store) if os.path.exists(store) else {}, code_of(make_trial)
