@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from torchdp import draws
+from torchdp.draws import Simulated
 from torchdp.shuffle.draws import logarithmic, scattered_negative_binomial, scattered_poisson
 
 ALPHA = 1e-6
@@ -65,7 +66,7 @@ def test_negative_binomial_counts_have_their_law(shape, ratio):
 
 @pytest.mark.parametrize("ratio", [1e-12, 0.01, 0.5, 0.99, 0.99999])
 def test_logarithmic_counts_have_their_law(ratio):
-    drawn = logarithmic(40_000, ratio, generator(4))
+    drawn = logarithmic(40_000, ratio, Simulated(generator(4)))
     assert int(drawn.min()) >= 1
     assert agrees(drawn, stats.logser(ratio)) > ALPHA
     if ratio > 0.1:
@@ -84,7 +85,7 @@ def test_binomial_counts_have_their_law(size, probability):
 def test_scattered_messages_of_one_user_have_the_user_s_law(users, ratio):
     """One cell at each place: the counts at the places are independent NB(r/n, p), for r = 4."""
     places = 30_000
-    where = scattered_negative_binomial(1, places, 4 / users, ratio, generator(6))
+    where = scattered_negative_binomial(1, places, 4 / users, ratio, Simulated(generator(6)))
     assert where.dtype == torch.int32
     counts = torch.bincount(where.long(), minlength=places)
     assert len(counts) == places
@@ -96,11 +97,11 @@ def test_scattered_messages_of_one_user_have_the_user_s_law(users, ratio):
 @pytest.mark.parametrize("mean", [1e-3, 0.4, 6.0])
 def test_scattered_poisson_messages_have_their_law(mean):
     places = 30_000
-    counts = torch.bincount(scattered_poisson(3, places, mean, generator(7)).long(), minlength=places)
+    counts = torch.bincount(scattered_poisson(3, places, mean, Simulated(generator(7))).long(), minlength=places)
     assert agrees(counts, stats.poisson(3 * mean)) > ALPHA
     assert agrees(counts, stats.poisson(6 * mean)) < ALPHA
 
 
 def test_nothing_is_drawn_where_nobody_is():
-    assert len(scattered_negative_binomial(5, 3, 1e-300, 0.5, generator())) == 0
-    assert len(logarithmic(0, 0.5, generator())) == 0
+    assert len(scattered_negative_binomial(5, 3, 1e-300, 0.5, Simulated(generator()))) == 0
+    assert len(logarithmic(0, 0.5, Simulated(generator()))) == 0

@@ -18,6 +18,7 @@ from torchdp.factorization import (
     priced,
     signature_form,
 )
+from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 
 pytestmark = pytest.mark.gpu
@@ -73,10 +74,12 @@ def test_pairwise_protocols(kind):
         if isinstance(protocol, pairwise.AggregateProtocol):
             drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(size,)).value
         else:
-            drawn = torch.stack([protocol.estimate(types, generator=generator).value for _ in range(size)])
+            drawn = torch.stack(
+                [protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in range(size)]
+            )
         return (drawn - truth).square()
 
     trials = 20_000 if isinstance(protocol, pairwise.AggregateProtocol) else 500
     moments = simulate.run(squared_error, trials, 0, device="cuda", block_size=trials // 2).moments
     assert abs(moments.z_score(protocol.predicted_mse(counts, 500))) < 5
-    assert protocol.estimate(types, generator=keyed_generator(b"types", "cuda")).value.is_cuda
+    assert protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"types", "cuda"))).value.is_cuda

@@ -166,8 +166,10 @@ def test_from_callable_refuses():
     with pytest.raises(TypeError, match=r"torch\.Tensor"):
         workloads.from_callable(lambda x, y: 1.0, points)
     for bad in ([0.0, 1.0], torch.tensor(1.0), torch.empty(0)):
-        with pytest.raises(ValueError, match="points must be a tensor"):
+        with pytest.raises((ValueError, TypeError), match=r"points must be a (torch\.T|t)ensor"):
             workloads.from_callable(lambda x, y: x - y, bad)
+    with pytest.raises(TypeError, match="kernel must be a function"):
+        workloads.from_callable(3, points)
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.5, True, "3"])
@@ -196,3 +198,26 @@ def test_bad_workloads():
         workloads.marginal_tables(2, 3)
     with pytest.raises(ValueError, match="spacing must be"):
         workloads.absolute_difference(3, spacing=0.0)
+
+
+KINDS = [workloads.identity, workloads.prefix, workloads.all_ranges, workloads.sign, workloads.auc]
+KINDS += [workloads.absolute_difference, workloads.unequal]
+SETS = [workloads.parities, workloads.marginals, workloads.marginal_tables]
+
+
+@pytest.mark.parametrize("size", [10**6, 2**40, 2**70, 10**400])
+@pytest.mark.parametrize("make", [*KINDS, workloads.kendall])
+def test_sizes_that_no_memory_holds_are_refused_at_once(make, size):
+    with pytest.raises(ValueError, match=r"more than|at most"):
+        make(size, 2) if make is workloads.kendall else make(size)
+
+
+@pytest.mark.parametrize("d", [31, 2**40, 10**400])
+@pytest.mark.parametrize("make", SETS)
+def test_bits_that_no_memory_holds_are_refused_at_once(make, d):
+    with pytest.raises(ValueError, match=r"more than|at most"):
+        make(d, 2)
+    with pytest.raises(ValueError, match=r"at most|more than"):
+        make(20, 10**400)
+    with pytest.raises(ValueError, match="more than"):
+        make(20, 10)

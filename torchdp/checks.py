@@ -40,6 +40,22 @@ def squarable(name: str, value: float) -> float:
     return number
 
 
+def order(name: str, value: float, least: float) -> float:
+    """``value``, the order of a norm, as a float in [least, inf]. Raises ValueError."""
+    number = _number(name, value)
+    if not number >= least:
+        raise ValueError(f"{name} must lie in [{least:g}, inf], not {value!r}")
+    return number
+
+
+def within(name: str, value: float, low: float, high: float) -> float:
+    """``value`` as a float in [low, high]. Raises ValueError."""
+    number = _number(name, value)
+    if not low <= number <= high:
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}], not {value!r}")
+    return number
+
+
 def fraction(name: str, value: float) -> float:
     """``value`` as a float in (0, 1). Raises ValueError."""
     number = _number(name, value)

@@ -28,7 +28,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def _process() -> tuple[int, int]:
+def process() -> tuple[int, int]:
+    """What tells this process from its parent and its children: a stream that two of them read is read twice."""
     return os.getpid(), _forks
 
 
@@ -49,8 +50,8 @@ class Noise(Draws):
 
     def fill(self, words: Tensor) -> None:
         own = self._own
-        if getattr(own, "process", None) != _process() or own.stream.used + words.numel() > LONGEST:
-            own.stream, own.process = chacha.Stream(chacha.system_key(self.device)), _process()
+        if getattr(own, "process", None) != process() or own.stream.used + words.numel() > LONGEST:
+            own.stream, own.process = chacha.Stream(chacha.system_key(self.device)), process()
         own.stream.fill(words)
 
     def kernel_key(self) -> int | None:
@@ -77,7 +78,7 @@ class SeededNoise(Noise):
         self.seed = seed
         key = hashlib.shake_256(b"torchdp seeded noise %d" % seed).digest(32)
         self._stream = chacha.Stream(torch.frombuffer(bytearray(key), dtype=torch.int32).to(self.device))
-        self._lock, self._made = threading.Lock(), _process()
+        self._lock, self._made = threading.Lock(), process()
 
     @staticmethod
     def of(generator: torch.Generator) -> "SeededNoise":
@@ -87,7 +88,7 @@ class SeededNoise(Noise):
         return SeededNoise(int.from_bytes(words, "little"), draws.device)
 
     def fill(self, words: Tensor) -> None:
-        if self._made != _process():
+        if self._made != process():
             raise RuntimeError("this SeededNoise was made before a fork; make one with another seed in the child")
         with self._lock:
             self._stream.fill(words)

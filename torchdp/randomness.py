@@ -6,7 +6,6 @@ seeds. Here the whole state of the Mersenne Twister (19937 bits) is filled; on a
 """
 
 import hashlib
-import os
 import sys
 
 import torch
@@ -18,16 +17,6 @@ _HEADER, _WORDS, _SIZE = 24, 624, 5056
 def keyed_generator(key: bytes, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator whose stream is a function of ``key`` (by SHAKE-256) and of the kind of device alone."""
     return _generator(hashlib.shake_256(key).digest(4 * _WORDS), torch.device(device))
-
-
-def system_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator that nobody can repeat, filled by the operating system.
-
-    The Mersenne Twister is no cipher: its output may be published as noise under a sum, not as a key, and a generator
-    that has drawn published noise must make no key; a fresh one may. On a GPU it holds 64 bits: keys there come from
-    ``sketching.system_key``.
-    """
-    return _generator(os.urandom(4 * _WORDS), torch.device(device))
 
 
 def _generator(material: bytes, device: torch.device) -> torch.Generator:

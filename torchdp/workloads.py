@@ -15,6 +15,8 @@ from torch import Tensor
 
 from torchdp import checks
 
+MOST_BITS = 32  # 2^d types, d numbers for each
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -46,20 +48,27 @@ class Workload:
         return reduce(torch.kron, self.factors)
 
 
+def _side(k: int) -> int:
+    """k, where a k x k matrix can be asked for. Raises ValueError."""
+    k = checks.integer("k", k, 1)
+    checks.fits("W", k, k)
+    return k
+
+
 def _differences(k: int, device: torch.device | str | None) -> Tensor:
     """i - j for i, j in [0, k), as integers: half precision would round large positions into ties."""
-    x = torch.arange(checks.integer("k", k, 1), device=device)
+    x = torch.arange(_side(k), device=device)
     return x[:, None] - x
 
 
 def identity(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
     """The histogram: W = I_k."""
-    return Workload("identity", (torch.eye(checks.integer("k", k, 1), dtype=dtype, device=device),))
+    return Workload("identity", (torch.eye(_side(k), dtype=dtype, device=device),))
 
 
 def prefix(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
     """Prefix sums (continual counting): W[i, j] = 1[j <= i], of shape (k, k)."""
-    k = checks.integer("k", k, 1)
+    k = _side(k)
     return Workload("prefix", (torch.ones(k, k, dtype=dtype, device=device).tril(),))
 
 
@@ -67,7 +76,9 @@ def all_ranges(
     k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
 ) -> Workload:
     """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
-    low, high = torch.triu_indices(checks.integer("k", k, 1), k, device=device)
+    k = checks.integer("k", k, 1)
+    checks.fits("all_ranges", k * (k + 1) // 2, k)
+    low, high = torch.triu_indices(k, k, device=device)
     types = torch.arange(k, device=device)
     return Workload("all ranges", (((low[:, None] <= types) & (types <= high[:, None])).to(dtype),))
 
@@ -115,7 +126,7 @@ def absolute_difference(
 
 def unequal(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
     """Gini's diversity index: W[i, j] = 1[i != j], of shape (k, k)."""
-    k = checks.integer("k", k, 1)
+    k = _side(k)
     return Workload("unequal", (1 - torch.eye(k, dtype=dtype, device=device),))
 
 
@@ -123,7 +134,8 @@ def parities(
     d: int, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
 ) -> Workload:
     """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
-    d, order = checks.integer("d", d, 1), checks.integer("order", order, 0)
+    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
+    checks.fits("parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d)
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]  # a set of bits, coded like a type
     return Workload("parities", ((1 - 2 * (sets @ bits.T % 2)).to(dtype),))
@@ -138,7 +150,8 @@ def marginals(
     All cells of the marginal tables: :func:`marginal_tables`.
     Source: Edmonds, Nikolov, Ullman (2020), Corollary 6, who call them marginal queries.
     """
-    d, order = checks.integer("d", d, 1), checks.integer("order", order, 0)
+    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
+    checks.fits("marginals", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d)
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]
     return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).to(dtype),))
@@ -154,9 +167,10 @@ def marginal_tables(
     Raises ValueError where order > d.
     Source: Nikolov, Tang (2023), Theorem 7, without their repetitions.
     """
-    d, order = checks.integer("d", d, 1), checks.integer("order", order, 1)
+    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 1)
     if order > d:
         raise ValueError(f"order must be at most d = {d}, not {order}")
+    checks.fits("marginal_tables", math.comb(d, order) * 2**order, 2**d)
     sets = torch.combinations(torch.arange(d, device=device), order)
     place = 2 ** torch.arange(order, device=device)
     cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T  # (sets, 2^d): where x lies in the table of S
@@ -177,7 +191,8 @@ def from_callable(kernel: Callable[[Tensor, Tensor], Tensor], points: Tensor) ->
     points: (k, ...), the public values of the k types. Raises ValueError where the result is not a finite
     (k, k) tensor.
     """
-    if not isinstance(points, Tensor) or points.ndim == 0 or points.shape[0] == 0:
+    checks.function("kernel", kernel)
+    if checks.dense("points", points).ndim == 0 or points.shape[0] == 0:
         raise ValueError("points must be a tensor with one entry for each type")
     values = checks.floating("kernel(points, points)", kernel(points[:, None], points[None, :]))
     k = points.shape[0]

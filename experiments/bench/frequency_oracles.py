@@ -21,6 +21,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -145,13 +146,13 @@ def main() -> None:
     options = arguments.parse_args()
     device, users = torch.device(options.device), 20_000 if options.smoke else 1_000_000
     torch.set_num_threads(1)
-    generator = keyed_generator(b"oracles", device)
+    generator, noise = keyed_generator(b"oracles", device), SeededNoise(1, device)
     x = torch.randint(K, (users,), device=device, generator=generator)
     print(f"k = {K}, epsilon = {EPSILON:g}, one thread")
     print(f"{'per user':<44}{'users':>12}{'seconds':>12}{'users/s':>13}")
     for kind in ORACLES:
         oracle = kind(K, EPSILON)
-        seconds = median(lambda o=oracle: o.collect(x, generator=generator), 1 if options.smoke else 5)
+        seconds = median(lambda o=oracle: o.collect(x, noise=noise), 1 if options.smoke else 5)
         print(
             f"{'torchdp, ' + kind.__name__:<44}{users:>12.3g}{seconds:>12.4f}{users / seconds:>13.3g}", flush=True
         )

@@ -27,16 +27,20 @@ from scipy.special import ndtri
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
+from torchdp.draws import Simulated
+from torchdp.noise import Noise, SeededNoise
 from torchdp.randomizers import (
     BallRandomizer,
     DuchiJordanWainwright,
+    HadamardResponse,
+    OptimizedUnaryEncoding,
     PointRelease,
     PrivUnit,
     PrivUnitG,
     ProjUnit,
     RandomizedResponse,
+    SubsetSelection,
 )
-from torchdp.randomizers.normals import normals_like
 from torchdp.randomness import keyed_generator
 
 DIM, USERS, EPSILON, AT_ONCE, ROUNDS = 256, 100_000, 1.0, 4096, 9
@@ -67,11 +71,11 @@ def measure(operations: list[Operation], rounds: int) -> list[tuple[str, float, 
     ]
 
 
-def randomise_and_sum(randomizer: BallRandomizer, points: Tensor, generator: torch.Generator) -> Tensor:
+def randomise_and_sum(randomizer: BallRandomizer, points: Tensor, noise: Noise) -> Tensor:
     """The sum of all users' messages, some users at a time, as a protocol adds them up."""
     total = torch.zeros(DIM, dtype=torch.float64, device=points.device)
     for some in points.split(AT_ONCE):
-        total += randomizer.decode_sum(randomizer.sample(some, generator=generator))
+        total += randomizer.decode_sum(randomizer.sample(some, noise=noise))
     return total
 
 
@@ -104,6 +108,7 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
     """Messages of dimension 256."""
     operations = []
     users, device = 2_000 if options.smoke else USERS, torch.device(options.device)
+    noise = SeededNoise(1, device)
     best, exact, projected = PrivUnitG(DIM, EPSILON), PrivUnit(DIM, EPSILON), ProjUnit(DIM, EPSILON, k=64)
     hemisphere, release = DuchiJordanWainwright(DIM, EPSILON), PointRelease(DIM, EPSILON)
     for dtype in (torch.float32, torch.float64):
@@ -113,13 +118,26 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
         floor = f"torch.randn d={DIM} {name}"
         operations.append(Operation(floor, users, partial(torch.randn, users, DIM + 1, **like), floor))
         operations.append(
-            Operation(f"normals_like d={DIM} {name}", users, partial(normals_like, points, generator), floor)
+            Operation(f"normals d={DIM} {name}", users, partial(noise.normal, tuple(points.shape), dtype), floor)
         )
-        sample = partial(best.sample, points, generator=generator)
+        sample = partial(best.sample, points, noise=noise)
         operations.append(Operation(f"PrivUnitG.sample d={DIM} {name}", users, sample, floor))
         for kind in (best, exact, projected, hemisphere, release):
-            run = partial(randomise_and_sum, kind, points, generator)
+            run = partial(randomise_and_sum, kind, points, noise)
             operations.append(Operation(f"{type(kind).__name__} randomise and sum, {name}", users, run, floor))
+    for kind in (
+        best,
+        exact,
+        projected,
+        hemisphere,
+        release,
+    ):  # float64 points; words of a generator, of the cipher
+        label = f"{type(kind).__name__}, words of"
+        operations.append(
+            Operation(f"{label} a generator", users, partial(kind.messages, points, Simulated(generator)), floor)
+        )
+        run = partial(kind.messages, points, Noise(device))
+        operations.append(Operation(f"{label} the system's cipher", users, run, f"{label} a generator"))
     if device.type == "cpu":
         run = partial(plain_numpy, best, points.numpy(), np.random.default_rng(0))
         operations.append(Operation("PrivUnitG in plain numpy, float64", users, run, floor))
@@ -144,10 +162,25 @@ def values(options: argparse.Namespace, generator: torch.Generator) -> list[Oper
     counts = torch.full((1024,), 10**9 // 1024, device=device)
     reports = partial(response.sample_reports, counts, generator=generator)
     floor = "torch.rand of 2 float64"
+    oracles = [
+        kind(1024, EPSILON)
+        for kind in (RandomizedResponse, HadamardResponse, OptimizedUnaryEncoding, SubsetSelection)
+    ]
+    sources = []
+    for oracle in oracles:
+        some, label = types[:20_000], f"{type(oracle).__name__} k=1024, words of"
+        plain = partial(oracle.messages, some, Simulated(generator))
+        private = partial(oracle.messages, some, Noise(device))
+        sources.append(Operation(f"{label} a generator", len(some), plain, f"{label} a generator"))
+        sources.append(Operation(f"{label} the system's cipher", len(some), private, f"{label} a generator"))
     return [
+        *sources,
         Operation(floor, users, uniforms, floor),
         Operation(
-            "RandomizedResponse.sample k=1024", users, partial(response.sample, types, generator=generator), floor
+            "RandomizedResponse.sample k=1024",
+            users,
+            partial(response.sample, types, noise=SeededNoise(2, device)),
+            floor,
         ),
         Operation("RandomizedResponse.sample_reports k=1024, 1e9 users", int(counts.sum()), reports),
     ]

@@ -29,6 +29,7 @@ from torch import Tensor
 from torchdp.kernels import philox
 from torchdp.kernels.response_counts import reference as response
 from torchdp.kernels.unary_counts import reference as unary
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse
 
 EPSILON = 1.0
@@ -50,11 +51,11 @@ def values(n: int, k: int, device: str = "cpu", dtype: torch.dtype = torch.int64
 
 
 def response_collect(x: Tensor, k: int) -> Tensor:
-    return RandomizedResponse(k, EPSILON).collect(x, generator=torch.Generator(x.device).manual_seed(2))
+    return RandomizedResponse(k, EPSILON).collect(x, noise=SeededNoise(2, x.device))
 
 
 def unary_collect(x: Tensor, k: int) -> Tensor:
-    return OptimizedUnaryEncoding(k, EPSILON).collect(x, generator=torch.Generator(x.device).manual_seed(2))
+    return OptimizedUnaryEncoding(k, EPSILON).collect(x, noise=SeededNoise(2, x.device))
 
 
 def response_plain(x: Tensor, k: int) -> Tensor:

@@ -26,8 +26,10 @@ from torch.utils.benchmark import Timer
 
 from torchdp.kernels import chacha, secure_sketch
 from torchdp.kernels.chacha import reference as plain
+from torchdp.noise import Noise
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import SecureSketch, balanced_osnap, system_masks
+from torchdp.sketching import SecureSketch, balanced_osnap
+from torchdp.sketching.shares import masks
 
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 SETUP = """
@@ -35,17 +37,17 @@ import sys
 sys.path.insert(0, {folder!r})
 from secure_sketch import numpy_sums, problem
 from torchdp.kernels import chacha, secure_sketch
-from torchdp.sketching import system_masks
+from torchdp.noise import Noise
 A, protocol = problem({clients}, {bits}, torch.device({device!r}))
-generator, key = torch.Generator({device!r}), chacha.system_key({device!r})
+noise = Noise({device!r})
 protocol.sigma
 small, protocol_small = problem(1000, {bits}, torch.device({device!r}))
-protocol_small.collect(small, key=key)
+protocol_small.collect(small, noise=noise)
 """
 STATEMENTS = {
-    "collect": "protocol.collect(A, key=key)",
-    "release": "protocol.release(A, generator=generator, masks=system_masks)",
-    "reference at once": "secure_sketch.WORDS_AT_ONCE = 10**18; protocol.collect(A, key=key)",
+    "collect": "protocol.collect(A, noise=noise)",
+    "release": "protocol.release(A, noise=noise)",
+    "reference at once": "secure_sketch.WORDS_AT_ONCE = 10**18; protocol.collect(A, noise=noise)",
     "numpy at once": "numpy_sums(A, protocol)",
 }
 
@@ -85,16 +87,16 @@ def median(work: Callable[[], object], device: torch.device, least: float) -> fl
 def sources(device: torch.device, blocks: int, least: float) -> float:
     """Gigabytes a second of each source of words; returns the best of ChaCha20 on this device."""
     key, count = chacha.system_key(device), 16 * blocks
-    cpu = torch.device("cpu")
+    noise = Noise(device)
     runs = {
         "operating system": lambda: os.urandom(64 * blocks),
-        "system_masks, here": lambda: system_masks((count,), torch.int32, device),
+        "masks of shares, here": lambda: masks((count,), torch.int32, noise),
         "ChaCha20, torch": lambda: plain.keystream(key, 0, blocks),
         "ChaCha20, this device's path": lambda: chacha.keystream(key, 0, blocks),
         "torch generator, here": lambda: torch.empty(count, dtype=torch.int32, device=device).random_(),
     }
     if device.type == "cuda":
-        runs["system_masks of the CPU, copied"] = lambda: system_masks((count,), torch.int32, cpu).to(device)
+        runs["masks of the CPU, copied"] = lambda: masks((count,), torch.int32, Noise()).to(device)
     print(f"\nGB of words a second, {64 * blocks / 2**20:.0f} MiB at once")
     rates = {}
     for name, work in runs.items():
@@ -106,7 +108,7 @@ def sources(device: torch.device, blocks: int, least: float) -> float:
 def times(clients: int, bits: int, device: torch.device, ceiling: float, least: float) -> None:
     """Nanoseconds for one number, by each way."""
     A, protocol = problem(clients, bits, device)
-    generator, key = keyed_generator(b"times", device), chacha.system_key(device)
+    noise, key = Noise(device), chacha.system_key(device)
     sketch, scale = protocol.sketch, protocol.ring.scale
     at_once = sketch.rows, sketch.signs, protocol.sigma * scale, key, 0, scale
 
@@ -115,8 +117,8 @@ def times(clients: int, bits: int, device: torch.device, ceiling: float, least: 
         secure_sketch.reference.add(sums, A, *at_once)
 
     runs = {
-        "collect": lambda: protocol.collect(A, key=key),
-        "release": lambda: protocol.release(A, generator=generator, masks=system_masks),
+        "collect": lambda: protocol.collect(A, noise=noise),
+        "release": lambda: protocol.release(A, noise=noise),
         "reference at once": stored,
     }
     if device.type == "cpu":
@@ -149,13 +151,7 @@ def memory(sizes: tuple[int, ...], bits: int, device: torch.device) -> None:
         for clients in sizes:
             if device.type == "cuda":
                 A, protocol = problem(clients, bits, device)
-                local = {
-                    "A": A,
-                    "protocol": protocol,
-                    "key": chacha.system_key(device),
-                    "system_masks": system_masks,
-                }
-                local["generator"] = keyed_generator(b"memory", device)
+                local = {"A": A, "protocol": protocol, "noise": Noise(device)}
                 _ = protocol.sigma
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()

@@ -9,8 +9,8 @@ First, n = 1e6 clients, d = 10, m = 100, s = 1: what one server computes on its 
     one server; the sum of the servers' results. The paper's seconds, from other machines, are of one server. Third,
     the cost of one number: noise, masks, and the whole protocol in one process.
 Expected: the transform within 1.3 times one read, at least 4 times as fast as sign-multiply plus index_add_. MB equal
-    to the paper's in every row. Machines are noisy: compare ratios, not seconds. Masks take 15 times as long where the
-    package cryptography (AES) is not installed; torchdp does not require it.
+    to the paper's in every row. Machines are noisy: compare ratios, not seconds. Masks are those of the package
+    cryptography (ChaCha20).
 Output: medians of 15 runs taken in turns, of three for the rest, in CPU time of one thread: wall time where nobody
     else computes.
 Time: three minutes, 5 GB of memory; --smoke in seconds.
@@ -24,17 +24,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.sketching import (
     SecureSketch,
     balanced_osnap,
     bucket_sums,
-    generator_masks,
     reconstruct,
     share,
-    system_masks,
 )
 from torchdp.sketching.frames import payload_bytes
+from torchdp.sketching.shares import masks
 
 COLUMNS, HEIGHT = 10, 100
 # table, clients, copies, servers, the paper's seconds and MB
@@ -70,7 +70,7 @@ def transform(clients: int, repeats: int) -> None:
     generator = keyed_generator(b"transform")
     print(f"one server's transform, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
     for dtype in (torch.int64, torch.int32):
-        table = generator_masks(generator)((HEIGHT, COLUMNS, clients // HEIGHT), dtype, torch.device("cpu"))
+        table = masks((HEIGHT, COLUMNS, clients // HEIGHT), dtype, SeededNoise(1))
         plain = table.transpose(1, 2).reshape(clients, COLUMNS)
         signs = (2 * torch.randint(2, (clients, 1), generator=generator) - 1).to(dtype)
         rows = torch.randint(HEIGHT, (clients,), generator=generator)
@@ -94,14 +94,14 @@ def transform(clients: int, repeats: int) -> None:
 
 def share_all(words: Tensor, part: Tensor, servers: int) -> None:
     """Share as many words as ``words`` holds, as many at once as ``part`` does."""
+    noise = Noise()
     for _ in range(len(words) // len(part)):
-        share(part, servers, masks=system_masks)
+        share(part, servers, noise=noise)
 
 
 def tables(smoke: bool) -> None:
     """The paper's settings: sharing by all clients, the transform of one server, the sum of the servers' results."""
-    generator = keyed_generator(b"tables")
-    masks, cpu = generator_masks(generator), torch.device("cpu")
+    noise = SeededNoise(1)
     print(
         f"\n{'table':>5}{'n':>9}{'s':>4}{'S':>3}{'share s':>10}{'transform s':>13}{'reveal s':>11}{'MB':>11}",
         end="",
@@ -111,9 +111,9 @@ def tables(smoke: bool) -> None:
         if smoke and (clients > 100_000 or copies > 1):
             continue
         shape = (HEIGHT, COLUMNS, copies * clients // HEIGHT)
-        held = masks(shape, torch.int64, cpu)  # a server's shares: uniform, whatever was shared
+        held = masks(shape, torch.int64, noise)  # a server's shares: uniform, whatever was shared
         part = held[: max(1, HEIGHT // copies)]  # what is shared at once
-        published = masks((servers, HEIGHT, COLUMNS), torch.int64, cpu)
+        published = masks((servers, HEIGHT, COLUMNS), torch.int64, noise)
 
         times = {
             **medians({"share": lambda h=held, p=part, k=servers: share_all(h, p, k)}, 1 if copies > 1 else 3),
@@ -131,13 +131,12 @@ def numbers(clients: int, repeats: int) -> None:
     """Nanoseconds for one number: noise, masks, and everything together."""
     generator = keyed_generator(b"numbers")
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
-    cpu, count = torch.device("cpu"), clients * COLUMNS
+    noise, count = Noise(), clients * COLUMNS
     A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator)
     protocols = {
         bits: SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=3, bits=bits, entry=1.0)
         for bits in (64, 32)
     }
-    cheap = generator_masks(generator)
 
     def by_parts(work: Callable[[int, slice], object]) -> None:
         for part in protocols[64].parts():
@@ -145,21 +144,19 @@ def numbers(clients: int, repeats: int) -> None:
 
     times = medians(
         {
-            "64-bit masks, operating system": lambda: by_parts(lambda k, a: system_masks((k,), torch.int64, cpu)),
-            "64-bit masks, torch generator": lambda: by_parts(lambda k, a: cheap((k,), torch.int64, cpu)),
-            "32-bit masks, operating system": lambda: by_parts(lambda k, a: system_masks((k,), torch.int32, cpu)),
+            "64-bit masks": lambda: by_parts(lambda k, a: masks((k,), torch.int64, noise)),
+            "32-bit masks": lambda: by_parts(lambda k, a: masks((k,), torch.int32, noise)),
+            "64-bit words of a torch generator": lambda: by_parts(
+                lambda k, a: torch.empty(k, dtype=torch.int64).random_(generator=generator)
+            ),
             "normal numbers alone": lambda: by_parts(
                 lambda k, a: torch.randn(k, dtype=torch.float64, generator=generator)
             ),
             "messages: check, encode, noise, round": lambda: by_parts(
-                lambda k, a: protocols[64].messages(A[a], a.start, generator=generator)
+                lambda k, a: protocols[64].messages(A[a], a.start, noise=noise)
             ),
-            "whole protocol, 3 servers, 64 bits": lambda: protocols[64].release(
-                A, generator=generator, masks=system_masks
-            ),
-            "whole protocol, 3 servers, 32 bits": lambda: protocols[32].release(
-                A, generator=generator, masks=system_masks
-            ),
+            "whole protocol, 3 servers, 64 bits": lambda: protocols[64].release(A, noise=noise),
+            "whole protocol, 3 servers, 32 bits": lambda: protocols[32].release(A, noise=noise),
             "release drawn at once": lambda: protocols[64].sample(A, generator=generator),
         },
         repeats,

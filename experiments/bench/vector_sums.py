@@ -25,6 +25,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp.kernels import normals
+from torchdp.noise import Noise, SeededNoise
 from torchdp.randomizers import BallRandomizer, PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
 
@@ -32,6 +33,7 @@ EPSILON, TYPES, AT_ONCE, MOST_NUMBERS = 1.0, 100, 2**18, 2**26
 Run = Callable[[], object]
 
 SETUP = """
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import PrivUnit, PrivUnitG
 import sys
 sys.path.insert(0, {path!r})
@@ -40,11 +42,12 @@ from torchdp.randomness import keyed_generator
 generator = keyed_generator(b"memory")
 randomizer = {kind}({d}, 1.0)
 points, counts = people({d}, {n}, torch.device("cpu"))
-randomizer.collect(points, (counts > 0).long(), generator=generator)
+noise = SeededNoise.of(generator)
+randomizer.collect(points, (counts > 0).long(), noise=noise)
 """
 STATEMENTS = {
-    "collect": "randomizer.collect(points, counts, generator=generator)",
-    "sample, decode_sum": "block_by_block(randomizer, points, counts, generator)",
+    "collect": "randomizer.collect(points, counts, noise=noise)",
+    "sample, decode_sum": "block_by_block(randomizer, points, counts, noise)",
     "torch, n x d": "at_once(randomizer, points, counts, generator)",
 }
 
@@ -57,14 +60,12 @@ def people(d: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return (x / (1.01 * x.norm(dim=1, keepdim=True))).to(device), counts.to(device)
 
 
-def block_by_block(
-    randomizer: BallRandomizer, points: Tensor, counts: Tensor, generator: torch.Generator
-) -> Tensor:
+def block_by_block(randomizer: BallRandomizer, points: Tensor, counts: Tensor, noise: Noise) -> Tensor:
     """The messages of some users at a time, and their sum."""
     types = torch.arange(TYPES, device=points.device).repeat_interleave(counts)
     total = torch.zeros(randomizer.dim, dtype=torch.float64, device=points.device)
     for some in types.split(max(1, AT_ONCE // randomizer.dim)):
-        total += randomizer.decode_sum(randomizer.sample(points[some], generator=generator))
+        total += randomizer.decode_sum(randomizer.sample(points[some], noise=noise))
     return total
 
 
@@ -105,11 +106,12 @@ def floor(d: int, n: int, device: torch.device, generator: torch.Generator) -> N
 def rows(d: int, n: int, device: torch.device) -> dict[str, Run]:
     """What is timed."""
     generator, (points, counts) = keyed_generator(b"sums", device), people(d, n, device)
+    noise = SeededNoise(1, device)
     found: dict[str, Run] = {"normals alone": partial(floor, d, n, device, generator)}
     for kind in (PrivUnitG(d, EPSILON), PrivUnit(d, EPSILON)):
         name = type(kind).__name__
-        found[f"{name} collect"] = partial(kind.collect, points, counts, generator=generator)
-        found[f"{name} sample, decode_sum"] = partial(block_by_block, kind, points, counts, generator)
+        found[f"{name} collect"] = partial(kind.collect, points, counts, noise=noise)
+        found[f"{name} sample, decode_sum"] = partial(block_by_block, kind, points, counts, noise)
     best = PrivUnitG(d, EPSILON)
     if n * d <= MOST_NUMBERS:
         found["PrivUnitG torch, n x d"] = partial(at_once, best, points, counts, generator)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.queries import PrivateLearner, stumps
-from torchdp.randomness import keyed_generator
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SIZES = (569, 10_000, 100_000)
@@ -77,7 +77,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     records, labels, names = table()
     concepts = stumps([BINS] * records.shape[1], names)
-    generator = keyed_generator(b"learner")
+    noise = SeededNoise(1)
     path = options.out / "learner.csv"
     print(f"{len(concepts)} stumps, code of length {concepts.dim}, norm {concepts.norm:.4f}")
     print(
@@ -93,7 +93,7 @@ def main() -> None:
             trials = 3 if options.smoke else max(20, 20_000 // n)
             for epsilon in EPSILONS[1::3] if options.smoke else EPSILONS:
                 learner = PrivateLearner(concepts, epsilon)
-                found = [learner.learn(x, y, generator=generator) for _ in range(trials)]
+                found = [learner.learn(x, y, noise=noise) for _ in range(trials)]
                 loss = torch.stack([truth[f.concept] for f in found])
                 error = float(loss.std()) / math.sqrt(trials)
                 estimated = sum(f.loss for f in found) / trials

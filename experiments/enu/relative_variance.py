@@ -21,6 +21,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import betainc, betaln
 
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import (
     BallRandomizer,
     DuchiJordanWainwright,
@@ -83,7 +84,7 @@ def z_score(randomizer: BallRandomizer, generator: torch.Generator, users: int) 
     errors, rows = [], max(1, AT_ONCE // d)
     for start in range(0, users, rows):
         points = x.expand(min(rows, users - start), d)
-        errors.append((randomizer.sample(points, generator=generator) - x).square().sum(-1))
+        errors.append((randomizer.sample(points, noise=SeededNoise.of(generator)) - x).square().sum(-1))
     squares = torch.cat(errors)
     return float((squares.mean() - randomizer.squared_error(1.0)) / (squares.std() / math.sqrt(users)))
 

@@ -27,6 +27,7 @@ from torchdp.mean import (
     project_covariance,
     project_second_moment,
 )
+from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 
@@ -80,7 +81,8 @@ def measure(name: str, rows: Tensor, copies: int, trials: int) -> list[dict[str,
     shape = noise_shape(ball, 2.0)
     mechanism = gaussian_covariance(ball, shape, EPSILON, DELTA)
     size = float(exact.norm())
-    drawn = mechanism.estimate(x, generator=keyed_generator(f"{name} {n}".encode()), sample_shape=(trials,))
+    noise = SeededNoise.of(keyed_generator(f"{name} {n}".encode()))
+    drawn = mechanism.estimate(x, noise=noise, sample_shape=(trials,))
     # The same release as a second moment, moved to the nearest that data in the ball can have; so is the mean.
     noise_of_square = (mechanism.moment_noise(n) / mechanism.mean_weight) ** 2 * torch.eye(d, dtype=x.dtype)
     second = drawn.covariance + drawn.mean[:, :, None] * drawn.mean[:, None, :] - noise_of_square

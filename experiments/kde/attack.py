@@ -137,9 +137,9 @@ def with_less(protocol: object) -> object:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--trials", type=int, default=200_000)
-    arguments.add_argument("--smoke", action="store_true", help="20000 trials")
+    arguments.add_argument("--smoke", action="store_true", help="6000 trials")
     options = arguments.parse_args()
-    trials, generator, start = 20_000 if options.smoke else options.trials, keyed_generator(b"attack"), time.time()
+    trials, generator, start = 6000 if options.smoke else options.trials, keyed_generator(b"attack"), time.time()
     print(
         f"n = {USERS}, I = {INSTANCES}, epsilon = {EPSILON:g}, {trials} trials each; certified: delta <= {DELTA:g}"
     )

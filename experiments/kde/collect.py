@@ -120,8 +120,8 @@ def main() -> None:
     x = unit_vectors(few, generator)
     for kind in (RandomizedResponseSum, PoissonSum):
         kde, clock = calibrated_kde(wave, kind, few, EPSILON, DELTA), Clock()
-        protocol, bits = kde.protocol, wave.bits(x, generator=generator)
-        clock.time("all", lambda p=protocol, o=bits: p.collect(o, generator=generator))
+        protocol, bits = kde.protocol, wave.bits(x)
+        clock.time("all", lambda p=protocol, o=bits: p.collect(o))
         each = clock.seconds["all"] / few / REPETITIONS * 1e9
         print(
             f"  {type(protocol).__name__:<24}{kde.messages_per_user:>9.0f} messages per user of "

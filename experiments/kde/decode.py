@@ -16,6 +16,7 @@ import torch
 from classification import protocol
 
 from torchdp.density import InnerProductRotated, ShuffledClasses, class_counts, decode
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 
@@ -37,7 +38,7 @@ def main() -> None:
         with np.load(options.folder / "documentation.npz") as file:
             vectors = torch.from_numpy(file["words"])
     response = RandomizedResponse(len(embeddings.PACKAGES), LABEL_EPSILON)
-    reported = response.sample(labels, generator=generator)
+    reported = response.sample(labels, noise=SeededNoise.of(generator))
     features = InnerProductRotated(x.shape[1]).draw(1, generator=generator)
     for name in ("no privacy", "Poisson", "randomized response, paper"):
         counts = class_counts(reported, len(embeddings.PACKAGES)).tolist()

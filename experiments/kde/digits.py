@@ -37,6 +37,7 @@ from torchdp.density import (
     classify,
     kernel_means,
 )
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum
@@ -103,7 +104,7 @@ def released(line: Line, x: Tensor, labels: Tensor, epsilon: float, generator: t
     """The densities of all classes."""
     reported, randomizer = labels, RandomizedResponse(CLASSES, LABEL_EPSILON)
     if line.labels:
-        reported = randomizer.sample(labels, generator=generator)
+        reported = randomizer.sample(labels, noise=SeededNoise.of(generator))
     features = line.family.draw(line.repetitions, generator=generator)
     kdes = tuple(line.make(features, int(n), epsilon) for n in class_counts(reported, CLASSES))
     return ShuffledClasses(kdes, randomizer if line.labels else None).sample(x, reported, generator=generator)

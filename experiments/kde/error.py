@@ -3,9 +3,9 @@
 Paper: Wagner (2025), Figures 2 (messages of a user) and 3 (error of the density at queries).
 Command:  python experiments/kde/error.py --data documentation   (made by data.py; or as in classification.py)
 Expected: measured root mean squared errors over the queries equal those predicted in closed form. With exact
-    calibration the privacy noise of one-bit randomized response is a curator's; the random features are then the
-    largest part, which orthogonal frequencies make smaller. The paper's calibration of randomized response is about 60
-    times as noisy.
+    calibration the random features are the largest part, which orthogonal frequencies make smaller; a curator, who adds
+    up the features themselves, has no part of rounding, and never more privacy noise than a shuffled protocol. The
+    paper's calibration of randomized response is about 60 times as noisy.
 Output: results/kde/error_<data>.csv and .png. Time: digits a minute; --smoke in seconds.
 """
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.sketching import (
     GaussianNoise,
@@ -74,7 +75,8 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
         Y = torch.stack(SA) + level * torch.randn(runs, HEIGHT, COLUMNS, dtype=torch.float64, generator=generator)
         spent = noise.guarantee(sketch, BOUND, delta=DELTA).epsilon
         found[name] = psi(moments, top_directions(Y.mT @ Y, rank)), math.nan, spent
-    local = LocalRows(COLUMNS, BOUND, epsilon, DELTA).release(moments, generator=generator, sample_shape=(runs,))
+    own = SeededNoise.of(generator)
+    local = LocalRows(COLUMNS, BOUND, epsilon, DELTA).release(moments, noise=own, sample_shape=(runs,))
     found["local"] = psi(moments, top_directions(local, rank)), math.nan, epsilon
     gram = GramRelease(n, COLUMNS, BOUND, epsilon, DELTA)
     centrals = {
@@ -83,8 +85,8 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
         "Gram": gram,
     }
     for name, mechanism in centrals.items():
-        noisy = mechanism.release(moments, generator=generator, sample_shape=(runs,))
-        predicted = predicted_psi(moments, rank, float(noisy.gram_sigma[0]))
+        noisy = mechanism.release(moments, noise=own, sample_shape=(runs,))
+        predicted = predicted_psi(moments, rank, float(noisy.gram_sigma.max()))  # one for all runs
         found[name] = psi(moments, top_directions(noisy.gram, rank)), predicted, mechanism.guarantee.epsilon
     return found
 

@@ -15,6 +15,7 @@ import math
 import torch
 
 from torchdp import workloads
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.queries import LocalOracle
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
@@ -38,7 +39,7 @@ def main() -> None:
         cells = []
         for delta in (DELTA, 0.0):
             histogram = SecureHistogram(n, TYPES, EPSILON, delta)
-            found = histogram.estimate(counts, generator=generator, sample_shape=(runs,))
+            found = histogram.estimate(counts, noise=SeededNoise.of(generator), sample_shape=(runs,))
             cells += [histogram.standard_error, float((found - counts).square().mean().sqrt())]
         oracles = [kind(TYPES, EPSILON) for kind in (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding)]
         local = min(n * float(LocalOracle(W, oracle).errors.mse(counts, n).mean().sqrt()) for oracle in oracles)
@@ -53,7 +54,7 @@ def main() -> None:
         truth = torch.stack([x.abs().pow(k).sum() for k in ORDERS])
         for delta in (DELTA, 0.0):
             release = FrequencyMoments(n, BOUND, ORDERS, EPSILON, delta)
-            found = release.estimate(x, generator=generator, sample_shape=(runs,))
+            found = release.estimate(x, noise=SeededNoise.of(generator), sample_shape=(runs,))
             ratios = (found - truth).square().mean(0).sqrt() / release.standard_error
             relative = release.standard_error / truth
             print(

@@ -17,13 +17,14 @@ import math
 
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.sketching import (
     AdaptiveCoalition,
     Coalition,
+    DivisibleNoise,
     GaussianNoise,
-    Noise,
     OneCopyGaussianNoise,
     Sketch,
     StaticCoalition,
@@ -149,15 +150,13 @@ def paper_table(users: int, generator: torch.Generator) -> None:
 
 
 def drawn_delta(
-    noise: Noise, sketch: Sketch, covariance: torch.Tensor, client: int, draws: int, generator: torch.Generator
+    noise: DivisibleNoise, sketch: Sketch, covariance: torch.Tensor, client: int, draws: int, source: SeededNoise
 ) -> tuple[float, float]:
     """Hockey-stick divergence at epsilon = 1 of the release for rows at +-1, and its standard error; each column of
     the noise that the clients add is one draw. covariance: of the noise's rows, what the attacker believes it to be."""
     shift = 2 * sketch.dense()[:, client]
     direction = torch.linalg.solve(covariance, shift)
-    noisy = noise.collect(sketch, torch.zeros(sketch.clients, draws), generator=generator) / math.sqrt(
-        sketch.copies
-    )
+    noisy = noise.collect(sketch, torch.zeros(sketch.clients, draws), noise=source) / math.sqrt(sketch.copies)
     loss = direction @ noisy.double() + float(direction @ shift) / 2
     gain = (1 - (1 - loss).exp()).clamp_min(0)
     return float(gain.mean()), float(gain.std()) / math.sqrt(draws)
@@ -168,6 +167,7 @@ def monte_carlo(draws: int, generator: torch.Generator) -> None:
     print(
         f"\n(5) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
     )
+    source = SeededNoise.of(generator)
     several, single = balanced_osnap(60, 12, 3, generator=generator), count_sketch(60, 3, generator=generator)
     gone = single.rows[0].eq(int(single.counts().argmin())).nonzero()[:10, 0]  # ten from the thinnest row
     honest = torch.ones(60, dtype=torch.bool)
@@ -193,7 +193,7 @@ def monte_carlo(draws: int, generator: torch.Generator) -> None:
         for factor in (1.0, 0.9):
             used = type(noise)(factor * noise.sigma)
             covariance = used.sigma**2 * sketch.gram() if one_copy else used.variance(sketch).diag()
-            found, error = drawn_delta(used, sketch, covariance, client, draws, generator)
+            found, error = drawn_delta(used, sketch, covariance, client, draws, source)
             z = (found - LOOSE) / error
             flag = "  FLAGGED" if z > Z else ""
             print(

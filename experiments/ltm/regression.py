@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.randomness import keyed_generator
 from torchdp.sketching import (
@@ -77,15 +78,18 @@ def methods(
     for name, variance in noises.items():
         noise = torch.randn(SA.shape, dtype=torch.float64, generator=generator)
         found[name] = plain(SA + variance.sqrt()[:, None] * noise, ridge)
+    own = SeededNoise.of(generator)
     for name, model in (("Gram", Model.LINEAR_TRANSFORM), ("central", Model.CENTRAL)):
         release = GramRelease(n, COLUMNS, BOUND, model=model, **kind)
-        found[name] = adaptive_ridge(release.release(moments, generator=generator, sample_shape=(runs,)), ridge)
+        found[name] = adaptive_ridge(release.release(moments, noise=own, sample_shape=(runs,)), ridge)
     ssp = SufficientStatistics(COLUMNS, BOUND, LABEL, epsilon, DELTA)
-    noisy = ssp.release(moments, generator=generator, sample_shape=(runs,))
+    noisy = ssp.release(moments, noise=SeededNoise.of(generator), sample_shape=(runs,))
     found["SSP"] = solve_ridge(noisy.gram, noisy.cross, ridge)
     ada = AdaSSP(COLUMNS, BOUND, LABEL, epsilon, DELTA)
-    found["AdaSSP"] = ada.solve(moments, ridge, generator=generator, sample_shape=(runs,))
-    local = LocalRows(COLUMNS, BOUND, **kind).release(moments, generator=generator, sample_shape=(runs,))
+    found["AdaSSP"] = ada.solve(moments, ridge, noise=SeededNoise.of(generator), sample_shape=(runs,))
+    local = LocalRows(COLUMNS, BOUND, **kind).release(
+        moments, noise=SeededNoise.of(generator), sample_shape=(runs,)
+    )
     found["local"] = solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], ridge)
     return {name: phi(moments, found[name], ridge) for name in NAMES if name in found}
 
@@ -167,7 +171,7 @@ def large(smoke: bool) -> None:
         SA = torch.cat(sums).view(m, -1, COLUMNS + 1).sum(1)
         Y = SA + math.sqrt(V) * torch.randn(50, *SA.shape, dtype=torch.float64, generator=generator)
         release = GramRelease(n, COLUMNS, BOUND, 0.5, DELTA, label_bound=LABEL)
-        gram = release.release(moments, generator=generator, sample_shape=(50,))
+        gram = release.release(moments, noise=SeededNoise.of(generator), sample_shape=(50,))
         solutions = plain(Y, RIDGE), adaptive_ridge(debiased(Y, V), RIDGE), adaptive_ridge(gram, RIDGE)
         cells = [float(phi(moments, solution, RIDGE).mean()) for solution in solutions]
         zero = float(phi(moments, torch.zeros(COLUMNS), RIDGE))

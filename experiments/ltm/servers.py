@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.sketching import (
     AdaptiveCoalition,
@@ -27,7 +28,6 @@ from torchdp.sketching import (
     SecureSketch,
     balanced_osnap,
     run_processes,
-    system_masks,
     take_part,
 )
 from torchdp.sketching.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
@@ -45,9 +45,9 @@ def setting(smoke: bool) -> tuple[SecureSketch, Tensor]:
     return protocol, A / A.norm(dim=1, keepdim=True)
 
 
-def report(protocol: SecureSketch, A: Tensor, release: Tensor, key: bytes) -> None:
+def report(protocol: SecureSketch, A: Tensor, release: Tensor, seed: int) -> None:
     """Compare with the protocol in one process and with the noise that was predicted."""
-    here = protocol.release(A, generator=keyed_generator(key), masks=system_masks)
+    here = protocol.release(A, noise=SeededNoise(seed))
     z = (release - protocol.sketch.apply(A)) / protocol.noise_variance.sqrt()[:, None]
     print(protocol.guarantee)
     print(f"identical: {torch.equal(release, here)}")
@@ -57,10 +57,10 @@ def report(protocol: SecureSketch, A: Tensor, release: Tensor, key: bytes) -> No
 def here(smoke: bool) -> None:
     """Start every party on this machine and read what they sent."""
     protocol, A = setting(smoke)
-    key = os.urandom(32)
+    seed = int.from_bytes(os.urandom(32), "little")  # known here, so that the bits can be compared
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        release = run_processes(protocol, A, noise_key=key, record=Path(folder))
+        release = run_processes(protocol, A, seed=seed, record=Path(folder))
         print(f"{', '.join(parties(protocol))}: {time.perf_counter() - start:.1f} seconds with their start")
         sent = [item for path in sorted(Path(folder).iterdir()) for item in torch.load(path)]
     words = [(to, header_of(frame).kind, len(frame) - HEADER_BYTES - TAG_BYTES) for to, frame in sent]
@@ -70,20 +70,20 @@ def here(smoke: bool) -> None:
     print(
         f"the analyst received frames of {[length for to, _, length in words if to == 'analyst']} bytes of words"
     )
-    report(protocol, A, release, key)
+    report(protocol, A, release, seed)
 
 
 def under_torchrun(smoke: bool, secret: bytes) -> None:
     """Be the party of this process's rank."""
     protocol, A = setting(smoke)
-    rank, noise_key = int(os.environ["RANK"]), hashlib.sha256(b"noise" + secret).digest()
+    rank, seed = int(os.environ["RANK"]), int.from_bytes(hashlib.sha256(b"noise" + secret).digest(), "little")
     name, clients = parties(protocol)[rank], parties(protocol)[rank] == "clients"
     release = take_part(
         protocol, hashlib.sha256(b"nonce" + secret).digest(), rank, Links.derived(secret, name, protocol.servers),
-        A=A if clients else None, noise_key=noise_key if clients else None,
+        A=A if clients else None, noise=SeededNoise(seed) if clients else None,
     )  # fmt: skip
     if release is not None:
-        report(protocol, A, release, noise_key)
+        report(protocol, A, release, seed)
 
 
 def main() -> None:

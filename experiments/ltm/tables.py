@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.sketching import (
     AdaSSP,
@@ -78,7 +79,7 @@ def regression(
     name: str, moments: SecondMoments, bound: float, label: float, runs: int, paper: str, generator
 ) -> None:
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
-    repeats = {"generator": generator, "sample_shape": (runs,)}
+    repeats = {"noise": SeededNoise.of(generator), "sample_shape": (runs,)}
     gram = GramRelease(moments.clients, d, bound, **kind).release(moments, **repeats)
     local = LocalRows(d, bound, **kind).release(moments, **repeats)
     V = entry_variance(math.hypot(bound, label), epsilon=EPSILON_PHI, delta=DELTA)
@@ -99,7 +100,7 @@ def regression(
 
 def low_rank(name: str, moments: SecondMoments, rank: int, bound: float, runs: int, generator) -> None:
     features, d = SecondMoments(moments.clients, moments.gram), moments.columns - 1
-    repeats = {"generator": generator, "sample_shape": (runs,)}
+    repeats = {"noise": SeededNoise.of(generator), "sample_shape": (runs,)}
     V = entry_variance(bound, epsilon=EPSILON_PSI, delta=DELTA)
     SA = normal_sketch(features, runs, generator)
     Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)

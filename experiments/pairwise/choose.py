@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import AggregateProtocol, PairwiseProtocol, PairwiseStatistic
 from torchdp.randomness import keyed_generator
 
@@ -80,7 +81,7 @@ def squared_errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, gene
     else:
         types = torch.arange(len(counts)).repeat_interleave(counts)
         runs = range(min(trials, USER_TRIALS))
-        value = torch.stack([protocol.estimate(types, generator=generator).value for _ in runs])
+        value = torch.stack([protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in runs])
     return (value - truth).square()
 
 

@@ -114,4 +114,4 @@ def experiment(smoke: bool) -> Experiment:
         for protocol in PROTOCOLS
         for n in config.users
     ]
-    return Experiment("error_vs_n", grid, make_trial, config.trials, config.block_size, draw)
+    return Experiment("error_vs_n", grid, make_trial, config.trials, config.block_size, draw, needs=["matplotlib"])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import Collection, OneMessage, PairwiseStatistic, compare, difference, of_population
 from torchdp.randomness import keyed_generator
 
@@ -107,7 +108,11 @@ def main() -> None:
             generator = keyed_generator(f"{question.title} {copies} {epsilon}".encode())
             empty = Collection.empty(protocol)
             groups = [
-                empty.add(name, protocol.collect(types.repeat(copies), generator=generator), copies * len(types))
+                empty.add(
+                    name,
+                    protocol.collect(types.repeat(copies), noise=SeededNoise.of(generator)),
+                    copies * len(types),
+                )
                 for name, types in question.groups.items()
             ]
             found = compare(*groups)

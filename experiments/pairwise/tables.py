@@ -122,7 +122,9 @@ def main() -> None:
                     protocol = candidates[each]
                     mse, drawn = protocol.predicted_mse(counts, n), (math.nan, math.nan)
                     if (n == 10**5 and epsilon == 1) or options.smoke:
-                        drawn = ratio(measure(protocol, counts, trials // 5, generator), mse)
+                        drawn = ratio(
+                            measure(protocol, counts, trials if options.smoke else trials // 5, generator), mse
+                        )
                         off = max(off, abs(drawn[0] - 1))
                     row[each] = (mse, *drawn)
                 mse = HierarchicalAUC((k - 1).bit_length(), epsilon).predicted_mse(counts[:k], counts[k:])

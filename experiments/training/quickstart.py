@@ -2,6 +2,8 @@
 
 Command:  python experiments/training/quickstart.py
 Expected: a guarantee of epsilon = 2, delta = 1e-05, and an accuracy on 297 test images of about 0.9 (0.1 by guessing).
+    The strategy's error is the least where nothing is gained by sampling. Here Poisson batches with independent noise
+    (DP-SGD) err less: 8.7 against 10.2 clipping bounds, root mean square of the prefix sums.
 Time: 5 seconds of one core; --smoke the same with one epoch.
 """
 
@@ -12,8 +14,17 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from torchdp.factorization import factorize_epochs
+from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.training import Epochs, calibrated_noise, causal_strategy, clip_and_sum, iterates, set_gradients
+from torchdp.training import (
+    Batches,
+    Epochs,
+    calibrated_noise,
+    causal_strategy,
+    clip_and_sum,
+    iterates,
+    set_gradients,
+)
 
 EPSILON, DELTA, BOUND, BATCH, RATE = 2.0, 1e-5, 1.0, 50, 1.0
 
@@ -24,13 +35,15 @@ def main() -> None:
     epochs = 1 if arguments.parse_args().smoke else 4
     torch.set_num_threads(1)
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
-    order = torch.randperm(len(images), generator=keyed_generator(b"split"))
+    generator = keyed_generator(b"split")
+    order = torch.randperm(len(images), generator=generator)
     x, y = images[order].float() / 16, labels[order]
-    train, test = slice(0, 1500), slice(1500, None)
+    test = slice(1500, None)
 
-    batches = 1500 // BATCH  # in the same order in every epoch
-    W = iterates(epochs * batches)  # what training releases: all prefix sums of the gradients
-    factors = factorize_epochs(W, period=batches)  # the least largest error of any strategy, within 0.1 %
+    period = 1500 // BATCH  # batches of an epoch, in the same order in every epoch
+    batches = Batches(Epochs(period), 1500, BATCH, epochs * period, generator=generator)
+    W = iterates(len(batches))  # what training releases: all prefix sums of the gradients
+    factors = factorize_epochs(W, period)  # without sampling the least largest error of any strategy, within 0.1 %
     model = nn.Sequential(nn.Linear(64, 10))
     noise = calibrated_noise(
         causal_strategy(W, factors),
@@ -38,17 +51,19 @@ def main() -> None:
         bound=BOUND,
         epsilon=EPSILON,
         delta=DELTA,
-        participation=Epochs(batches),
-        generator=keyed_generator(b"noise"),  # torchdp.randomness.system_generator() for real data
+        participation=Epochs(period),
+        noise=SeededNoise(1),  # so that this script repeats; leave it out for real data
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE / BATCH)
-    for _ in range(epochs):
-        for inputs, targets in zip(x[train].split(BATCH), y[train].split(BATCH), strict=True):
-            total = clip_and_sum(model, nn.functional.cross_entropy, inputs, targets, BOUND)
-            set_gradients(model, noise(total))
-            optimizer.step()
-    print(noise.guarantee(BOUND, DELTA, Epochs(batches)))
-    print(f"error of the noise at most {float(factors.certificate.gap):.1e} above the least of any strategy")
+    for batch in batches:
+        total = clip_and_sum(model, nn.functional.cross_entropy, x[batch], y[batch], BOUND)
+        set_gradients(model, noise(total))
+        optimizer.step()
+    print(noise.guarantee(BOUND, DELTA, Epochs(period)))
+    gap = float(factors.certificate.gap)
+    print(
+        f"error of the noise at most {gap:.1e} above the least of any strategy without amplification by sampling"
+    )
     print(f"accuracy {(model(x[test]).argmax(1) == y[test]).double().mean():.3f}")
 
 

@@ -11,7 +11,7 @@ from torchdp.kernels.chacha import reference
 from torchdp.kernels.chacha.reference import block
 from torchdp.kernels.dispatch import fuses
 
-__all__ = ["Stream", "block", "check_key", "generator_key", "keystream", "system_key"]
+__all__ = ["Stream", "block", "keystream", "system_key"]
 
 WORDS = 8  # of 64 bits, in one block
 LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
@@ -20,22 +20,6 @@ LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
 def system_key(device: torch.device | str = "cpu") -> Tensor:
     """A key of 256 bits that nobody can repeat, from the operating system: (8,) int32."""
     return torch.frombuffer(bytearray(os.urandom(32)), dtype=torch.int32).to(device)
-
-
-def generator_key(generator: torch.Generator) -> Tensor:
-    """A key of 256 bits from a torch generator, on its device: (8,) int32. As hard to guess as the generator's state:
-    ``system_generator`` fills it, a CUDA generator holds 64 bits, ``manual_seed`` on a CPU keeps 32."""
-    words = torch.empty(8, dtype=torch.int32, device=generator.device)
-    return words.random_(-(2**31), None, generator=generator)
-
-
-def check_key(key: Tensor, device: torch.device) -> Tensor:
-    """``key`` on this device, if it is one on this kind of device. Raises TypeError, ValueError."""
-    if not isinstance(key, Tensor) or key.dtype != torch.int32 or key.shape != (8,):
-        raise TypeError("key must be an int32 tensor of shape (8,), such as sketching.system_key(device)")
-    if key.device.type != device.type:
-        raise ValueError(f"key is on {key.device}, the data on {device}; make the key on {device}")
-    return key.to(device).contiguous()  # from another GPU a kernel could not read it
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:

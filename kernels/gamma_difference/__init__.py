@@ -57,7 +57,7 @@ def column_sums(
 
 def _checked(shape: float, users: int, columns: int, first: int, stream: int) -> tuple[float, int, int, int, int]:
     shape = checks.positive("shape", shape)
-    users, first = checks.integer("users", users, 0), checks.integer("first", first, 0)
+    users, first = checks.integer("users", users, 0), checks.integer("first", first, 0, 2**63 - 1)
     columns, stream = checks.integer("columns", columns, 0), checks.integer("stream", stream, 0)
     if first + users > 2**63 or columns > 2**27 or stream >= 2**30:
         raise ValueError("first + users must be at most 2^63, columns at most 2^27, and stream below 2^30")

@@ -35,7 +35,7 @@ def column_sums(table: Table, key: int, users: int, columns: int, *, first: int 
 
 
 def _checked(users: int, columns: int, first: int, stream: int) -> tuple[int, int, int, int]:
-    users, first = checks.integer("users", users, 0), checks.integer("first", first, 0)
+    users, first = checks.integer("users", users, 0), checks.integer("first", first, 0, 2**63 - 1)
     columns, stream = checks.integer("columns", columns, 0), checks.integer("stream", stream, 0)
     if first + users > 2**63 or columns > 2**31 or stream >= reference.SECOND:
         raise ValueError("first + users must be at most 2^63, columns at most 2^31, and stream below 2^30")

@@ -25,7 +25,7 @@ def draws(
     Raises TypeError, ValueError.
     """
     device, size, width = torch.device(device), checks.integer("size", size, 0), checks.integer("width", width, 0)
-    first, stream = checks.integer("first", first, 0), checks.integer("stream", stream, 0)
+    first, stream = checks.integer("first", first, 0, 2**63 - 1), checks.integer("stream", stream, 0)
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
     if fuses(device):

@@ -34,7 +34,7 @@ def draws(
     A number depends on the key, the stream and itself: parts of a range add up to the whole. Raises ValueError.
     """
     HalfLine(threshold)
-    size, first = checks.integer("size", size, 0), checks.integer("first", first, 0)
+    size, first = checks.integer("size", size, 0), checks.integer("first", first, 0, 2**63 - 1)
     stream, device = checks.integer("stream", stream, 0), torch.device(device)
     if fuses(device):
         from torchdp.kernels.truncated_normal import fused

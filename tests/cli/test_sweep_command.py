@@ -152,7 +152,7 @@ def test_bad_scripts(text, words, tmp_path, capsys):
         (["--seed", "-1"], "--seed must be an integer >= 0"),
         (["--target-relative-ci", "0"], "target_relative_ci"),
         (["--target-relative-ci", "nan"], "target_relative_ci"),
-        (["--device", "abacus"], "--device abacus"),
+        (["--device", "abacus"], "--device must be a device of this machine"),
     ],
 )
 def test_bad_options(toy, tmp_path, arguments, words, capsys):
@@ -161,3 +161,54 @@ def test_bad_options(toy, tmp_path, arguments, words, capsys):
 
 def test_folder_that_is_a_file(toy, tmp_path, capsys):
     assert "toy.py" in refuse(capsys, toy, "--out", toy)
+
+
+def table(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_an_edited_script_is_not_merged(toy, tmp_path, capsys):
+    run(toy, "--out", tmp_path)
+    before = table(tmp_path)
+    Path(toy).write_text(TOY.replace(".square()", ".square() * 100").replace("drawn.txt", "figure.txt"))
+    assert "holds blocks of config {'n': 2} by other code: trial" in refuse_after(capsys, toy, "--out", tmp_path)
+    run(toy, "--out", tmp_path, "--other-code", "keep")
+    assert table(tmp_path) == before
+    run(toy, "--out", tmp_path, "--draw-only")
+    assert "drawn from blocks by other code: trial" in capsys.readouterr().err
+    run(toy, "--out", tmp_path, "--other-code", "again", "--trials", 200)
+    after = table(tmp_path)
+    assert all(row["trials"] == "200" and float(row["mse"]) * float(row["n"]) > 50 for row in after)
+    assert {row["code"] for row in after}.isdisjoint({row["code"] for row in before})
+    run(toy, "--out", tmp_path, "--draw-only")
+    assert capsys.readouterr().err == "" and table(tmp_path) == after
+    Path(toy).write_text(TOY)  # the old script finds its own blocks
+    run(toy, "--out", tmp_path)
+    assert table(tmp_path) == before
+
+
+def refuse_after(capsys, *arguments):
+    capsys.readouterr()
+    return refuse(capsys, *arguments)
+
+
+def test_a_bad_configuration_does_not_stop_the_others(toy, tmp_path, capsys):
+    bad = TOY.replace("def sample(", "if config['n'] == 4: raise ValueError('a planted error')\n    def sample(")
+    Path(toy).write_text(bad)
+    assert cli.main(["sweep", toy, "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert said.err == "torchdp sweep: {'n': 4} failed: ValueError: a planted error\n" and "drawn.txt" in said.out
+    assert [(row["n"], row["trials"], row["error"]) for row in table(tmp_path)] == [
+        ("2", "100", ""), ("4", "0", "ValueError: a planted error"), ("8", "100", "")
+    ]  # fmt: skip
+    assert (tmp_path / "drawn.txt").read_text() == "2:0:100 8:0:100"
+    assert "a planted error" in refuse(capsys, toy, "--out", tmp_path, "--stop-on-error")
+
+
+def test_what_figures_need_is_looked_for_before_the_work(toy, tmp_path, capsys):
+    Path(toy).write_text(TOY.replace("100, 40, draw)", "100, 40, draw, needs=['a_package_that_nobody_has'])"))
+    said = refuse(capsys, toy, "--out", tmp_path / "out")
+    assert "a_package_that_nobody_has" in said and "--measure-only" in said and not (tmp_path / "out").exists()
+    run(toy, "--out", tmp_path, "--measure-only")
+    assert len(table(tmp_path)) == 3 and not (tmp_path / "drawn.txt").exists()

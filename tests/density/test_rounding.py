@@ -13,8 +13,10 @@ from torchdp.density import (
     ShuffledClasses,
     calibrated_kde,
 )
-from torchdp.density.kde import _movement
+from torchdp.density.kde import _moved
 from torchdp.density.rounding import count, rounded
+from torchdp.draws import Simulated
+from torchdp.noise import SeededNoise
 from torchdp.shuffle import PoissonSum
 
 ALPHA = 1e-4
@@ -27,12 +29,14 @@ def generator(seed=0):
 
 
 class Words:
-    """Stands for the generator: all bytes once for each share, and given uniforms where they tie."""
+    """Stands for the noise: all bytes once for each share, and given uniforms where they tie."""
 
     def __init__(self, monkeypatch, shares, uniform):
         byte = torch.arange(-128, 128, dtype=torch.int8)[:, None].expand(256, shares)
         monkeypatch.setattr("torchdp.density.rounding._bytes", lambda sizes, source: byte.contiguous())
-        monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full(size, uniform, dtype=torch.float64))
+        monkeypatch.setattr(
+            SeededNoise, "uniform", lambda self, size: torch.full(size, uniform, dtype=torch.float64)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -43,7 +47,7 @@ def test_bytes_and_ties_add_up_to_the_chance_to_the_last_bit(dtype, monkeypatch)
     shares = torch.cat([shares, torch.tensor(ends, dtype=dtype)])
     for uniform in (0.0, 0.25, 0.75):
         Words(monkeypatch, len(shares), uniform)
-        ones = rounded(shares, (256,), generator()).sum(0)
+        ones = rounded(shares, (256,), SeededNoise(0)).sum(0)
         exact = 128 * (1 + shares.double())
         assert torch.equal(ones, torch.ceil(exact - uniform).clamp_min(0).to(ones.dtype))
 
@@ -51,7 +55,7 @@ def test_bytes_and_ties_add_up_to_the_chance_to_the_last_bit(dtype, monkeypatch)
 def test_a_byte_alone_would_be_noticed(monkeypatch):
     shares = torch.full((1,), 0.3)
     Words(monkeypatch, 1, 0.999)
-    assert int(rounded(shares, (256,), generator()).sum()) == math.floor(128 * 1.3)
+    assert int(rounded(shares, (256,), SeededNoise(0)).sum()) == math.floor(128 * 1.3)
     assert math.floor(128 * 1.3) != 128 * 1.3
 
 
@@ -59,7 +63,7 @@ def test_a_byte_alone_would_be_noticed(monkeypatch):
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
 def test_bits_are_one_as_often_as_their_share_says(share, shape):
     n = 60_000
-    bits = rounded(torch.full((n,), share), shape, generator(3))
+    bits = rounded(torch.full((n,), share), shape, SeededNoise(3))
     assert bits.shape == (*shape, n) and bits.dtype == torch.bool
     chance, total = (1 + share) / 2, bits.numel()
     spread = max(1e-9, math.sqrt(total * chance * (1 - chance)))
@@ -71,21 +75,21 @@ def test_bits_are_one_as_often_as_their_share_says(share, shape):
 def test_neighbouring_bits_are_independent():
     """Eight come from one word."""
     n = 1 << 15
-    bits = rounded(torch.zeros(n, 8), (), generator(1)).double() - 0.5
+    bits = rounded(torch.zeros(n, 8), (), SeededNoise(1)).double() - 0.5
     products = (bits.mT @ bits) / (0.25 * math.sqrt(n))
     assert products.fill_diagonal_(0).abs().max() < 4.5
 
 
 def test_shares_outside_count_as_the_nearest_end():
     shares = torch.tensor([1 + 1e-6, 1.5, -1 - 1e-6, -1.5])
-    bits = rounded(shares, (2000,), generator())
+    bits = rounded(shares, (2000,), SeededNoise(0))
     assert bits[:, :2].all() and not bits[:, 2:].any()
 
 
 def test_no_shares_make_no_bits():
-    assert rounded(torch.zeros(0, 4), (), generator()).shape == (0, 4)
-    assert rounded(torch.zeros(3, 4), (0,), generator()).shape == (0, 3, 4)
-    assert count(rounded(torch.zeros(0, 4), (2,), generator())).tolist() == [[0] * 4] * 2
+    assert rounded(torch.zeros(0, 4), (), SeededNoise(0)).shape == (0, 4)
+    assert rounded(torch.zeros(3, 4), (0,), SeededNoise(0)).shape == (0, 3, 4)
+    assert count(rounded(torch.zeros(0, 4), (2,), SeededNoise(0))).tolist() == [[0] * 4] * 2
 
 
 def by_kernel(monkeypatch, features):
@@ -129,7 +133,7 @@ def test_ones_of_classes_are_those_of_each(family, fused, monkeypatch):
     labels = torch.arange(90) % 3
     if fused:
         by_kernel(monkeypatch, features)
-    ones = features._class_ones(x, labels, 3, generator(1), (200,)).double()
+    ones = features._class_ones(x, labels, 3, Simulated(generator(1)), (200,)).double()
     assert ones.shape == (200, 3, features.instances)
     chances = torch.stack([(1 + features.left(x[labels == c]).double() / features.bound) / 2 for c in range(3)])
     mean, spread = chances.sum(1), (chances * (1 - chances)).sum(1).sqrt().clamp_min(1e-5)
@@ -167,5 +171,5 @@ def test_guarantee_of_rounded_bits_leaves_room_for_float32():
     half = math.pi / float(features.frequencies.abs())
     x = torch.linspace(-50, 50, 20_001)[:, None]
     apart = features._share(x).double() - features._share(x + half).double()
-    assert float(apart.square().sum(1).max() / 4) <= _movement(features) < features.movement * (1 + 5e-6)
-    assert _movement(features) > features.movement
+    assert float(apart.square().sum(1).max() / 4) <= _moved(features)[1] < features.movement * (1 + 5e-6)
+    assert _moved(features)[1] > features.movement

@@ -59,3 +59,9 @@ def test_sweep_devices(smoke):
     assert "the rows are the same bits" in printed
     assert printed.count(", ratio ") == 2
     assert sum("a block costs" in line for line in printed.splitlines()) == 2
+
+
+def test_journal(smoke):
+    """Threads of forked processes by two paths, and kills; the script fails where a batch is lost or counted twice."""
+    printed = smoke("bench/journal.py")
+    assert "3 kills" in printed and "of 40 batches, all in the file, none twice (40 batches" in printed

@@ -3,9 +3,12 @@
 import csv
 import re
 
+import pytest
+
 PNG = b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_bitsums(smoke):
     printed = smoke("kde/bitsums.py")
     row = next(line.split() for line in printed.splitlines() if line.split()[:3] == ["768", "2", "1e+05"])
@@ -17,6 +20,7 @@ def test_bitsums(smoke):
     assert "delta 4.43e-05" in printed
 
 
+@pytest.mark.slow
 def test_attack(smoke):
     printed = smoke("kde/attack.py")
     calibrated, planted = (

@@ -2,9 +2,12 @@
 
 import re
 
+import pytest
+
 PNG = b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_separation(smoke, tmp_path):
     printed = smoke("pairwise/separation.py", "--out", tmp_path)
     last = {
@@ -24,7 +27,7 @@ def test_separation(smoke, tmp_path):
 
 def test_coverage(smoke):
     line = smoke("pairwise/coverage.py").splitlines()[-1]
-    cells, low, high = re.match(r"marked \*: (\d+) of 72 cells, coverage (\S+) to (\S+),", line).groups()
+    cells, low, high = re.match(r"marked \*: (\d+) of 78 cells, coverage (\S+) to (\S+),", line).groups()
     assert int(cells) > 50 and float(low) > 0.93 and float(high) < 0.97
 
 
@@ -34,6 +37,7 @@ def test_groups(smoke):
     assert float(low) > 0.91 and float(high) < 0.985
 
 
+@pytest.mark.slow
 def test_choose(smoke, tmp_path):
     printed = smoke("pairwise/choose.py", "--out", tmp_path)
     off = re.search(r"measured over predicted at most (\S+) standard errors from 1", printed).group(1)
@@ -44,10 +48,8 @@ def test_choose(smoke, tmp_path):
 
 def test_tables(smoke, tmp_path):
     printed = smoke("pairwise/tables.py", "--out", tmp_path)
-    assert (
-        float(re.search(r"measured over predicted MSE of the messages at most (\S+) from 1", printed).group(1))
-        < 0.3
-    )
+    off = re.search(r"measured over predicted MSE of the messages at most (\S+) from 1", printed).group(1)
+    assert float(off) < 0.6  # 100 trials: 0.14 in standard errors; a factor of two shows
     two, one = map(
         float, re.search(r"^AUC .*two messages (\S+) .*one message (\S+) ", printed, re.MULTILINE).groups()
     )

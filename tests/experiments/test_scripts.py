@@ -10,6 +10,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 RUN_HERE = {
     "bench/factorization_gpu.py",
     "bench/frequency_oracles.py",
+    "bench/journal.py",
     "bench/report_sums.py",
     "bench/rounded_features.py",
     "bench/samplers.py",

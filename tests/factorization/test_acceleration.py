@@ -42,7 +42,7 @@ def test_points_in_the_plane(p, shift):
     W = torch.tensor([[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]).double()
     (fast, few), (plain, _) = (certified(W, p=p, shift=shift, tol=1e-6, memory=memory) for memory in (8, 0))
     assert few <= 60 and fast.gap <= 1.01e-6
-    assert fast.lower <= plain.upper and plain.lower <= fast.upper
+    assert fast.lower <= plain.upper * (1 + 1e-12) and plain.lower <= fast.upper * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_random_matrices_to_a_small_gap(kind):
     generator = keyed_generator(kind.encode())
     counts = []
     for p, shift in ((math.inf, False), (2.0, False), (3.0, True), (math.inf, True)):
-        for _ in range(6):
+        for _ in range(4):
             m, n = torch.randint(2, 17, (2,), generator=generator).tolist()
             W = torch.randn(m, n, dtype=torch.float64, generator=generator)
             if kind == "low rank":

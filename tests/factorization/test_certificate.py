@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import Certificate, certify, factorize, witness
+from torchdp.factorization import Certificate, FreeConstant, Gamma2Dual, LeastError, certify, factorize, witness
 
 
 def normal(*shape, seed=0):
@@ -26,7 +26,7 @@ def test_guarantee_certify_is_sound_for_random_factors_and_weights(p, shift, see
     for left, right in rough:
         weights = normal(6, seed=seed + 4).abs(), normal(9, seed=seed + 5).square()
         certificate = certify(W, left, right, *weights, p=p, shift=v)
-        assert certificate.lower <= truth.upper and truth.lower <= certificate.upper
+        assert certificate.lower <= truth.upper * (1 + 1e-12) and truth.lower <= certificate.upper * (1 + 1e-12)
         torch.testing.assert_close(certificate.residual, (target - left @ right).abs().max())
 
 
@@ -87,15 +87,64 @@ def test_float32_is_judged_in_float64():
     again = certify(
         W.double(), result.left.double(), result.right.double(), result.row_weights, result.column_weights
     )
-    assert torch.equal(again.upper, certificate.upper) and torch.equal(again.lower, certificate.lower)
+    bounds = (certificate.upper, certificate.lower)
+    torch.testing.assert_close((again.upper, again.lower), bounds, rtol=1e-12, atol=0)
     exact = factorize(W.double(), tol=1e-8).certificate
-    assert certificate.lower <= exact.upper and exact.lower <= certificate.upper
+    assert certificate.lower <= exact.upper * (1 + 1e-12) and exact.lower <= certificate.upper * (1 + 1e-12)
 
 
 def test_gap():
     zero, one, two = torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2.0)
-    gap = Certificate(torch.stack([two, one, zero, one]), torch.stack([one, one, zero, zero]), zero).gap
-    assert gap.tolist() == [1.0, 0.0, 0.0, math.inf]
+    certificate = Certificate(
+        torch.stack([two, one, zero, one]), torch.stack([one, one, zero, zero]), zero, rounding=0.0
+    )
+    assert certificate.gap.tolist() == [1.0, 0.0, 0.0, math.inf]
+    assert certificate.closed(0.9).tolist() == [False, True, True, False]
+    assert certificate.closed(1.0).tolist() == [True, True, True, False]
+
+
+def number(value):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+MAKERS = {
+    "Certificate": lambda low, high: Certificate(
+        number([9.0, high]), number([1.0, low]), number(0), rounding=1e-9
+    ),
+    "Gamma2Dual": lambda low, high: Gamma2Dual(number(low), number(high), *[torch.ones(1)] * 4, 1, number(1e-9)),
+    "FreeConstant": lambda low, high: FreeConstant(0.0, high, low, 1e-9),
+    "LeastError": lambda low, high: LeastError(high, low, None, 1e-9),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_guarantee_bounds_that_contradict_each_other_are_refused_not_repaired(maker):
+    make = MAKERS[maker]
+    for low, high in (0.5, 0.5), (0.5, 0.5 - 5e-10), (0.0, math.inf), (-1.0, 0.0):
+        assert make(low, high)
+    for low, high in (0.5, 0.5 - 2e-9), (1.0, 0.0), (math.nan, 1.0), (0.0, math.nan), (math.inf, 1.0):
+        with pytest.raises(ArithmeticError, match="lower bound exceeds"):
+            make(low, high)
+
+
+def test_rounding_is_stated():
+    one = torch.tensor(1.0)
+    with pytest.raises(TypeError, match="rounding"):
+        Certificate(one, one, one)
+    for rounding in (-1e-9, math.nan, math.inf, torch.tensor([0.0, math.inf])):
+        with pytest.raises(ArithmeticError, match="rounding must be"):
+            Certificate(one, one, one, rounding=rounding)
+
+
+@pytest.mark.parametrize("fault", ["svdvals", "vector_norm"])
+def test_an_evaluator_that_errs_by_a_ten_millionth_is_refused(fault, monkeypatch):
+    """Negative control: the optimum of the identity is known to 1e-15, so that any such error is a contradiction."""
+    eye, ones = torch.eye(8, dtype=torch.float64), torch.ones(8)
+    assert float(certify(eye, eye, eye, ones, ones).rounding) < 1e-13
+    right, factor = getattr(torch.linalg, fault), 1 + 1e-7 if fault == "svdvals" else 1 - 1e-7
+    monkeypatch.setattr(torch.linalg, fault, lambda *args, **kwargs: factor * right(*args, **kwargs))
+    with pytest.raises(ArithmeticError, match="lower bound exceeds"):
+        certify(eye, eye, eye, ones, ones)
 
 
 def test_weights_it_refuses():

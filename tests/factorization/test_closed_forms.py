@@ -194,6 +194,7 @@ def test_closed_forms_are_differentiable_and_batched():
         (lambda: gamma_block_diagonal(torch.tensor([1.0, -1.0])), ValueError, "norms must be"),
         (lambda: gamma_product_domain(torch.empty(0)), ValueError, "norms must be"),
         (lambda: gamma_box(torch.ones(2), torch.zeros(2)), ValueError, "low must be at most high"),
+        (lambda: gamma_box(torch.zeros(3), torch.ones(2)), ValueError, "low .* and high .* must have one shape"),
         (lambda: box_axes(torch.zeros(2), torch.tensor([1.0, math.nan])), ValueError, "high holds NaN"),
         (lambda: gamma_ellipsoid(torch.ones(3)), ValueError, "A must be"),
         (lambda: group_invariant([[1.0]]), TypeError, "W must be a torch.Tensor"),

@@ -28,17 +28,17 @@ def test_guarantee_closed_forms(W, constant, value):
     assert found.upper <= value * (1 + 1e-5) + 1e-12
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_guarantee_no_constant_does_better(seed):
     """Random matrices far from balanced: the bracket holds against a scan, and follows a shift of W."""
     generator = keyed_generator(bytes([seed]))
     W = torch.randn(7, 9, dtype=torch.float64, generator=generator).exp() + seed
     found = free_constant(W)
     assert found.upper <= found.lower * (1 + 1.01e-3)
-    for c in torch.linspace(-float(W.max()), 1, 25).tolist():
-        assert found.lower <= float(factorize(W + c).certificate.upper)
+    scan = torch.linspace(-float(W.max()), 1, 25, dtype=torch.float64)
+    assert (found.lower <= factorize(W + scan[:, None, None]).certificate.upper).all()
     moved = free_constant(W + 100)
-    assert moved.lower <= found.upper and found.lower <= moved.upper
+    assert moved.lower <= found.upper * (1 + 1e-12) and found.lower <= moved.upper * (1 + 1e-12)
     attained = float(factorize(W + found.constant, tol=2.5e-4).certificate.upper)
     assert math.isclose(attained, found.upper, rel_tol=1e-3)
 

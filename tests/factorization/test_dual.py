@@ -59,7 +59,7 @@ def test_guarantee_gamma2_dual_closes_the_gap(name):
         found = gamma2_dual(U)
     assert 0 <= found.gap + 1e-14 and found.gap <= 1e-6 and found.lower > 0
     again = certify_dual(U, found.left, found.right, found.row_weights, found.column_weights)
-    assert torch.equal(found.lower, again[0]) and torch.equal(found.upper, again[1])
+    torch.testing.assert_close((found.lower, found.upper), again, rtol=1e-12, atol=0)
     for vectors in (found.left, found.right):
         norms = vectors.norm(dim=-1)
         assert ((norms - 1).abs().minimum(norms) < 1e-14).all()
@@ -101,7 +101,7 @@ def test_guarantee_any_vectors_and_any_weights_are_bounds(seed):
     left, right = normal(7, 3, name=b"left"), normal(9, 3, name=b"right")
     rows, columns = normal(7, name=b"rows").abs(), normal(9, name=b"columns").square()
     lower, upper = certify_dual(U, left, right, rows, columns)
-    assert lower <= found.upper and found.lower <= upper
+    assert lower <= found.upper * (1 + 1e-12) and found.lower <= upper
     # negative controls: vectors longer than 1, weights that sum to more than 1
     assert (1.05 * found.left @ found.right.mT * U).sum() > found.upper
     cheated = torch.linalg.matrix_norm(
@@ -128,7 +128,7 @@ def test_scale_of_the_weights_is_free_and_a_missing_weight_proves_nothing():
 
 def test_duality():
     """<W, U> <= gamma_2(W) gamma_2*(U) for every pair, with equality at the witness and at the vectors' Gram matrix."""
-    for i in range(10):
+    for i in range(5):
         W, U = normal(6, 8, name=b"W" + bytes([i])), normal(6, 8, name=b"U" + bytes([i]))
         found, other = factorize(W, tol=1e-5), gamma2_dual(U)
         assert (W * U).sum().abs() <= found.certificate.upper * other.upper

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import certify_epochs, epochs, factorize, factorize_epochs
+from torchdp.factorization import certify_epochs, factorize, factorize_epochs
+from torchdp.factorization.epochs_certificate import sensitivity as class_sensitivity
+from torchdp.factorization.epochs_solver import classes_of, parts_of
 from torchdp.factorization.orthogonal_columns import orthogonal_columns
 from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, causal_strategy, iterates, sensitivity, standard_errors
@@ -50,12 +52,45 @@ def test_the_semidefinite_program_agrees(rows, columns, period, p):
     assert found.lower <= expected * (1 + 1e-5) and found.upper >= expected * (1 - 1e-5)
 
 
+DEFICIENT = {
+    "wide": (normal(3, 6), 2),
+    "rank 2": (normal(5, 2) @ normal(2, 5, name=b"right"), 2),
+    "one class": (normal(2, 4), 1),
+    "last sum": (workloads.prefix(6).dense()[-1:], 3),
+    "every third": (workloads.prefix(9).dense()[2::3], 3),
+    "a step without effect": (torch.cat([normal(5, 3), torch.zeros(5, 2).double()], 1), 2),
+}
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize("case", DEFICIENT)
+def test_a_workload_of_any_rank(case, p):
+    W, period = DEFICIENT[case]
+    found = factorize_epochs(W, period, p)
+    expected = program(W, period, p)
+    assert found.certificate.gap <= 1e-3 and found.certificate.residual < 1e-9
+    assert expected * (1 - 1e-5) <= found.certificate.upper <= expected * (1 + 1e-3)
+    assert found.certificate.lower <= expected * (1 + 1e-5)
+    torch.testing.assert_close(found.left @ found.right, W)
+
+
+def test_the_zero_workload_costs_nothing():
+    found = factorize_epochs(torch.zeros(4, 6), 2)
+    assert found.certificate.upper == 0 and found.left.shape == (4, 6) and found.left.isfinite().all()
+
+
+def test_it_stops_where_its_caller_is_content():
+    """Twice the iterations and more went to a gap of half of ``tol``."""
+    W = workloads.prefix(96).dense() * torch.logspace(-6, 0, 96, dtype=torch.float64)[:, None]
+    assert factorize_epochs(W, 32, max_iterations=300).certificate.gap <= 1e-3
+
+
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize("period", [9, 12])
 def test_one_participation_is_the_ordinary_norm(period, p):
     W = normal(11, 9)
     ours, plain = factorize_epochs(W, period, p, tol=1e-7).certificate, factorize(W, p, tol=1e-7).certificate
-    assert ours.lower <= plain.upper and plain.lower <= ours.upper
+    assert ours.lower <= plain.upper * (1 + 1e-12) and plain.lower <= ours.upper * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 7])
@@ -106,18 +141,18 @@ def test_a_class_whose_weight_all_but_vanishes_on_the_way_is_solved_too():
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 7])
 def test_guarantee_orthogonal_columns_are_as_sensitive_and_no_row_of_left_grows(period):
     n = 7
-    A, (order, shapes) = normal(9, n), epochs._classes(n, period, torch.device("cpu"))
+    A, (order, shapes) = normal(9, n), classes_of(n, period, torch.device("cpu"))
     for seed in range(20):
         right = normal(n, n, name=bytes([seed]))
-        blocks = [part.mT @ part for part in epochs._parts(right, shapes)]
+        blocks = [part.mT @ part for part in parts_of(right, shapes)]
         loose = [torch.eye(k, dtype=torch.float64).expand(count, k, k) for count, k in shapes]
         back = order.argsort()
-        before = epochs._sensitivity(right[:, back], period)
+        before = class_sensitivity(right[:, back], period)
         left, made, squared = orthogonal_columns(A, right, blocks, loose)
         torch.testing.assert_close(left @ made, A)
         assert (left.norm(dim=1) <= (A @ right.inverse()).norm(dim=1) * (1 + 1e-10)).all()
-        assert epochs._sensitivity(made[:, back], period) <= before * (1 + 1e-12)
-        torch.testing.assert_close(epochs._sensitivity(made[:, back], period) ** 2, squared)
+        assert class_sensitivity(made[:, back], period) <= before * (1 + 1e-12)
+        torch.testing.assert_close(class_sensitivity(made[:, back], period) ** 2, squared)
 
 
 def moved(right, period, vectors):
@@ -128,14 +163,13 @@ def moved(right, period, vectors):
 
 def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
     W, period = normal(8, 7), 3
-    best = factorize_epochs(W, period, tol=1e-7).certificate
+    best, good = factorize_epochs(W, period, tol=1e-7).certificate, factorize_epochs(W, period, tol=1e-3)
     for seed in range(30):
         name = bytes([seed])
         left, right = normal(8, 9, name=name), normal(9, 7, name=name + b"r")
         if seed % 2:
             left = W @ torch.linalg.pinv(right)
         if seed % 5 == 0:  # a good pair, cut short: what is missing is charged
-            good = factorize_epochs(W, period, tol=1e-3)
             left, right = good.left * (1 - 1e-3 * seed), good.right
         found = certify_epochs(W, left, right, normal(8, name=name).abs(), normal(7, 2 + seed % 4), period)
         assert found.lower <= best.upper * (1 + 1e-12) and found.upper >= best.lower * (1 - 1e-12)
@@ -147,7 +181,7 @@ def test_guarantee_no_gradients_of_one_user_move_further_than_the_factors_promis
     largest = float(found.left.norm(dim=1).max())
     promised = float(found.certificate.upper) / largest
     reached = [moved(found.right, period, normal(12, 5, name=bytes([seed]))) for seed in range(200)]
-    assert max(reached) <= promised and max(reached) > 0.99 * promised
+    assert 0.99 * promised < max(reached) <= promised * (1 + 1e-12)
 
 
 def test_a_bound_that_ignores_repetition_is_seen():
@@ -159,7 +193,7 @@ def test_a_bound_that_ignores_repetition_is_seen():
     assert charged.upper > 1.1 * often.certificate.upper > 2 * once.certificate.upper
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e-3, 1e300])
+@pytest.mark.parametrize("scale", [1e-300, 1e-3, 1e300])
 def test_the_value_scales_and_the_dtype_follows(scale):
     W = normal(6, 5)
     found = factorize_epochs(W * scale, 2)
@@ -181,9 +215,6 @@ def test_a_workload_is_taken_and_a_stop_before_the_tolerance_is_told():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: factorize_epochs(torch.ones(2, 3), 2), ValueError, "must have rank 3"),
-        (lambda: factorize_epochs(torch.ones(3, 2), 2), ValueError, "must have rank 2"),
-        (lambda: factorize_epochs(torch.zeros(2, 2), 2), ValueError, "must have rank 2"),
         (lambda: factorize_epochs(torch.ones(2, 2, 2), 2), ValueError, "W must be one"),
         (lambda: factorize_epochs(torch.eye(2), 0), ValueError, "period must be"),
         (lambda: factorize_epochs(torch.eye(2), 1, 1.5), ValueError, "p must lie"),

@@ -201,7 +201,7 @@ def test_a_workload_with_its_negative_has_the_norm_without_shift():
     expected = float(unshifted.certificate.lower)
     assert math.isclose(symmetric.information(1.0), math.sinh(0.5) ** 2 / expected**2, rel_tol=1e-3)
     assert math.isclose(symmetric.information(1.0), hard_instance(both).information(1.0), rel_tol=1e-2)
-    assert torch.equal(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
+    torch.testing.assert_close(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
     assert symmetric.samples(0.01, 1.0) > hard_instance(W).samples(0.01, 1.0)
     coarse = approximate(W, 0.1).witness  # a witness of gamma_2(W; 0.1) proves less for small errors
     assert (

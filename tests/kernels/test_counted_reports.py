@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from torchdp.kernels import response_counts, unary_counts
-from torchdp.kernels.philox import draw_key
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SymmetricUnaryEncoding
 
 ALPHA = 1e-6
@@ -60,8 +60,8 @@ def test_counted_reports_have_the_law_of_the_aggregate(kind, epsilon):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_collected_reports_have_the_law_of_the_aggregate(kind, epsilon):
-    oracle, repeats, source = kind(4, epsilon), 1500, generator(7)
-    single = torch.stack([oracle.collect(USERS, generator=source) for _ in range(repeats)])
+    oracle, repeats, noise = kind(4, epsilon), 1500, SeededNoise(7)
+    single = torch.stack([oracle.collect(USERS, noise=noise) for _ in range(repeats)])
     together = oracle.sample_reports(COUNTS, generator=generator(8), sample_shape=(repeats,))
     assert single.shape == together.shape and same_law(single, together) > ALPHA
     other = kind(4, 2 * epsilon).sample_reports(COUNTS, generator=generator(9), sample_shape=(6 * repeats,))
@@ -77,15 +77,15 @@ def test_unary_encoding_that_hides_nothing_collects_the_histogram(monkeypatch, n
     wanted = [*torch.bincount(x, minlength=k).tolist(), n]
     for words in (1, 128, 2**18):
         monkeypatch.setattr("torchdp.randomizers.bit_vectors.WORDS_AT_ONCE", words)
-        assert oracle.collect(x, generator=generator(1)).tolist() == wanted
-        assert oracle.collect(x.view(-1, 1), generator=generator(1)).tolist() == wanted
+        assert oracle.collect(x, noise=SeededNoise(1)).tolist() == wanted
+        assert oracle.collect(x.view(-1, 1), noise=SeededNoise(1)).tolist() == wanted
 
 
 def test_users_of_one_word_and_of_one_value_are_independent():
     """The variance of the whole tally's sums: shared or repeated digits would change it."""
-    k, n, repeats, source = 3, 130, 2000, generator(2)
+    k, n, repeats, noise = 3, 130, 2000, SeededNoise(2)
     oracle, x = OptimizedUnaryEncoding(k, 1.0), torch.arange(130) % 3
-    tallies = torch.stack([oracle.collect(x, generator=source) for _ in range(repeats)])[:, :k].double()
+    tallies = torch.stack([oracle.collect(x, noise=noise) for _ in range(repeats)])[:, :k].double()
     held = torch.bincount(x, minlength=k)
     variance = held * 0.25 + (n - held) * oracle.off * (1 - oracle.off)
     total = tallies.sum(1)
@@ -113,45 +113,44 @@ def test_collecting_takes_the_fused_path_and_has_the_law_of_the_aggregate(fused)
     held = torch.bincount(x, minlength=4)
     for kind in KINDS:
         oracle = kind(4, 1.0)
-        source = torch.Generator(fused).manual_seed(3)
-        tally = oracle.collect(x.to(fused), generator=source).cpu()
+        noise = SeededNoise(3, fused)
+        tally = oracle.collect(x.to(fused), noise=noise).cpu()
         assert tally.dtype == torch.int64 and tally.shape == (oracle.tallies,)
         assert int(tally[-1]) == len(x) or (kind is RandomizedResponse and int(tally.sum()) == len(x))
         deviation = (oracle.workload_variance(torch.eye(4)) @ held.double()).sqrt()
         assert float(((oracle.decode_counts(tally) - held) / deviation).abs().max()) < 5.2
         wrong = kind(4, 0.3).decode_counts(tally)
         assert float(((wrong - held) / deviation).abs().max()) > 5.2
-        again = oracle.collect(x.to(fused), generator=source).cpu()
-        assert not torch.equal(again, tally)  # a new key from the same generator
+        again = oracle.collect(x.to(fused), noise=noise).cpu()
+        assert not torch.equal(again, tally)  # a new key from the same noise
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fused_path_says_what_is_wrong_with_its_arguments(fused, kind):
-    oracle, source = kind(4, 1.0), torch.Generator(fused).manual_seed(0)
+    oracle, noise = kind(4, 1.0), SeededNoise(0, fused)
     for bad in ([0, 4], [-1, 0], [2**40, 1]):
         with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
-            oracle.collect(torch.tensor(bad, device=fused), generator=source)
+            oracle.collect(torch.tensor(bad, device=fused), noise=noise)
     for bad in (torch.zeros(3, device=fused), torch.zeros(3, dtype=torch.bool, device=fused), [0, 1]):
         with pytest.raises(TypeError, match="x must be"):
-            oracle.collect(bad, generator=source)
-    with pytest.raises(TypeError, match="generator"):
-        oracle.collect(torch.zeros(3, dtype=torch.int64, device=fused), generator=7)
-    assert not oracle.collect(torch.zeros(0, dtype=torch.int64, device=fused), generator=source).any()
+            oracle.collect(bad, noise=noise)
+    with pytest.raises(TypeError, match="noise"):
+        oracle.collect(torch.zeros(3, dtype=torch.int64, device=fused), noise=7)
+    assert not oracle.collect(torch.zeros(0, dtype=torch.int64, device=fused), noise=noise).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_collecting_reads_integers_of_any_width_and_checks_all_before_it_draws(kind):
     oracle, x = kind(4, 1.0), USERS.repeat(3)
-    wanted = oracle.collect(x, generator=generator(4))
+    wanted = oracle.collect(x, noise=SeededNoise(4))
     for dtype in (torch.int32, torch.int16, torch.uint8):
-        assert torch.equal(oracle.collect(x.to(dtype), generator=generator(4)), wanted)
-    source = generator(5)
-    before = source.get_state()
+        assert torch.equal(oracle.collect(x.to(dtype), noise=SeededNoise(4)), wanted)
+    noise = SeededNoise(5)
     with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
-        oracle.collect(torch.tensor([0, 4]), generator=source)
+        oracle.collect(torch.tensor([0, 4]), noise=noise)
     with pytest.raises(TypeError, match="x must be"):
-        oracle.collect([0, 1], generator=source)
-    assert torch.equal(source.get_state(), before)
+        oracle.collect([0, 1], noise=noise)
+    assert torch.equal(noise.words((8,)), SeededNoise(5).words((8,)))
 
 
 @pytest.mark.gpu
@@ -161,9 +160,8 @@ def test_collecting_on_a_gpu_counts_the_specifications_reports(kind, k):
     oracle, n = kind(k, 1.0), 3001
     x = torch.arange(n) ** 2 % k
     for dtype in (torch.int64, torch.int32, torch.int16):
-        source = torch.Generator("cuda").manual_seed(6)
-        tally = oracle.collect(x.to("cuda", dtype), generator=source)
-        key = draw_key(torch.Generator("cuda").manual_seed(6))
+        tally = oracle.collect(x.to("cuda", dtype), noise=SeededNoise(6, "cuda"))
+        key = SeededNoise(6, "cuda").kernel_key()
         wanted = (
             response_counts.reference.counts(x, k, oracle._step, key)
             if kind is RandomizedResponse

@@ -10,6 +10,7 @@ from scipy.stats import chi2, kstest
 
 from torchdp.kernels import chacha, secure_sketch
 from torchdp.kernels.secure_sketch import reference
+from torchdp.noise import SeededNoise
 
 DTYPES = {32: torch.int32, 64: torch.int64}
 
@@ -24,7 +25,7 @@ def problem(n, s, d, m, seed=0, unit=2.0**20):
 
 
 def new_key(seed=0):
-    return chacha.generator_key(torch.Generator().manual_seed(seed))
+    return SeededNoise(seed).words((4,)).view(torch.int32)
 
 
 def signed(value, bits):

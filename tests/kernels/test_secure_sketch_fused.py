@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from torchdp.kernels.chacha import generator_key
 from torchdp.kernels.secure_sketch import reference
+from torchdp.noise import SeededNoise
 
 triton = pytest.importorskip("triton")
 
@@ -27,7 +27,7 @@ def problem(n, s, d, m, dtype, unit=2.0**20):
     signs = (2 * torch.randint(2, (n, s), generator=g) - 1).to(torch.int8).T
     values = torch.randn(d, 2 * n, dtype=torch.float64, generator=g).to(dtype)[:, n:].T
     units = unit * (1 + torch.arange(m, dtype=torch.float64) / m)
-    return values, rows, signs, units, generator_key(g)
+    return values, rows, signs, units, SeededNoise(n).words((4,)).view(torch.int32)
 
 
 @pytest.mark.parametrize(("n", "s", "d", "m", "servers", "bits", "first", "dtype"), CASES)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torchdp.kernels import philox, privunit, privunitg
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import PrivUnit, PrivUnitG, ball, sphere_randomizer
 from torchdp.randomizers import privunitg as randomizer_module
 
@@ -164,8 +165,7 @@ def test_collect_on_a_device_with_fused_kernels(device, kind, monkeypatch):
     monkeypatch.setattr(ball.BallRandomizer, "_total", None)  # not the plain path
     randomizer, counts = kind(3, 20.0), torch.tensor([0, 90, 130], device=device)
     points = torch.tensor([[9.0, 0, 0], [0.6, 0, 0.8], [0, 0.5, 0]], dtype=torch.float64, device=device) / 9
-    seeded = [torch.Generator(device).manual_seed(seed) for seed in (1, 1, 2)]
-    one, again, other = (randomizer.collect(points, counts, generator=each) for each in seeded)
+    one, again, other = (randomizer.collect(points, counts, noise=SeededNoise(seed, device)) for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
     for total in (one, other):
         z = (total - counts.double() @ points) / math.sqrt(220 * randomizer.moments.variance)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import linprog
 
 from torchdp.mean import (
     BallSum,
@@ -63,13 +64,13 @@ each = pytest.mark.parametrize("name", DOMAINS)
 
 
 def forms(d, seed=20):
-    """Positive semidefinite matrices: random, of rank one, and the identity."""
+    """Maps B of the form ||B x||^2: random, one row, fewer rows than columns, and the identity."""
     A = normal(d, d, seed=seed)
-    return [A @ A.mT, torch.outer(A[0], A[0]), torch.eye(d).double()]
+    return [A, A[:1], A[: (d + 1) // 2], torch.eye(d).double()]
 
 
-def value(x, M, centre):
-    return ((x - centre) @ M * (x - centre)).sum(-1)
+def value(x, B, centre):
+    return ((x - centre) @ B.mT).square().sum(-1)
 
 
 def some_points(domain, count=40):
@@ -81,20 +82,20 @@ def test_guarantee_no_point_of_the_domain_exceeds_the_oracles_upper_bound(name):
     domain = DOMAINS[name]
     points = some_points(domain)
     middle = points.mean(0) if domain.middle is None else domain.middle
-    for M in forms(domain.dimension):
+    for B in forms(domain.dimension):
         for centre in (middle, middle + normal(domain.dimension, seed=22)):
-            found = domain.maximise(M, centre)
-            assert found.value == pytest.approx(float(value(found.points[0], M, centre)), rel=1e-9)
+            found = domain.maximise(B, centre)
+            assert found.value == pytest.approx(float(value(found.points[0], B, centre)), rel=1e-9)
             assert found.value <= found.upper
-            assert float(value(points, M, centre).max()) <= found.upper * (1 + 1e-9) + 1e-12
+            assert float(value(points, B, centre).max()) <= found.upper * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("name", [name for name in DOMAINS if DOMAINS[name].factor < math.inf])
 def test_oracle_is_as_good_as_its_factor(name):
     domain = DOMAINS[name]
     middle = some_points(domain).mean(0) if domain.middle is None else domain.middle
-    for M in forms(domain.dimension):
-        found = domain.maximise(M, middle)
+    for B in forms(domain.dimension):
+        found = domain.maximise(B, middle)
         assert found.upper <= domain.factor * found.value * (1 + 1e-6) + 1e-12
 
 
@@ -102,8 +103,8 @@ def test_oracle_is_as_good_as_its_factor(name):
 def test_what_the_oracles_return_lies_in_the_domain(name):
     domain = DOMAINS[name]
     assert bool(domain.contains(some_points(domain, 10)).all())
-    M = forms(domain.dimension)[0]
-    assert bool(domain.contains(domain.maximise(M, torch.zeros(domain.dimension).double()).points[:20]).all())
+    B = forms(domain.dimension)[0]
+    assert bool(domain.contains(domain.maximise(B, torch.zeros(domain.dimension).double()).points[:20]).all())
 
 
 @each
@@ -234,6 +235,21 @@ def test_polytope_membership_tells_the_hull_from_its_outside_at_one_part_in_a_mi
     square = Polytope(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64))
     edge = torch.tensor([[0.3, 1.0], [0.3, 1 + 3e-6], [1.0, 1.0], [-3e-6, 0.5], [0.5, 0.5]], dtype=torch.float64)
     assert square.contains(edge).tolist() == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_polytope_membership_agrees_with_linear_programming(seed):
+    d, k = 1 + seed, 4 + 3 * seed
+    domain = Polytope(normal(k, d, seed=seed))
+    mixtures = normal(8, k, seed=seed + 50).softmax(-1) @ domain.points
+    x = torch.cat([domain.points[:3], mixtures, 0.7 * normal(12, d, seed=seed + 99)])
+    edge = torch.ones(d, 1).double()
+    for point, inside in zip(x, domain.contains(x).tolist(), strict=True):
+        rows = torch.cat([torch.cat([s * domain.points.mT, -edge], 1) for s in (1, -1)])
+        sides = torch.cat([point, -point])
+        sums = [[1.0] * k + [0.0]]  # the least t with a mixture within t of the point in every coordinate
+        found = linprog([0.0] * k + [1.0], rows.numpy(), sides.numpy(), sums, [1.0])
+        assert inside == (found.fun <= 1e-6)
 
 
 def test_bad_domains_are_refused_in_words():

@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from torchdp.mean import Box, FiniteSet, LocalMean, local_mean, lp_ball, noise_shape
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG
 
@@ -57,9 +58,9 @@ def test_both_paths_have_one_law(n):
     domain = DOMAINS[0]
     mechanism = local_mean(domain, noise_shape(domain, 2.0), 2.0, PrivUnitG)
     x = torch.rand(n, 3, dtype=torch.float64, generator=generator(5)) * domain.high
-    source = generator(6)
-    by_user = torch.stack([mechanism.estimate(x, generator=source).value for _ in range(250)])
-    by_counts = mechanism.estimate_counts(x, torch.ones(n), generator=source, sample_shape=(4000,)).value
+    noise = SeededNoise(6)
+    by_user = torch.stack([mechanism.estimate(x, noise=noise).value for _ in range(250)])
+    by_counts = mechanism.estimate_counts(x, torch.ones(n), generator=generator(6), sample_shape=(4000,)).value
     for k in range(3):
         assert stats.ks_2samp(by_user[:, k], by_counts[:, k]).pvalue > 1e-4
 
@@ -121,4 +122,4 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="single point"):
         local_mean(single, noise_shape(single, 2.0), 1.0)
     with pytest.raises(ValueError, match="outside the domain"):
-        local_mean(domain, shape, 1.0).estimate(domain.high[None] + 1, generator=generator())
+        local_mean(domain, shape, 1.0).estimate(domain.high[None] + 1, noise=SeededNoise(0))

@@ -280,3 +280,19 @@ def test_a_uniform_point_has_the_second_moments_eigenvalues():
     values = torch.linalg.eigvalsh(torch.cov(tensors(x, 2).mT))
     assert float(values[-14:].mean()) == pytest.approx(2 / (5 * 7), rel=0.01)
     assert float(values[:-14].abs().max()) < 1e-9  # d (d + 1)/2 - 1 = 14 directions, and no others
+
+
+@pytest.mark.parametrize(
+    "covariance", [-torch.eye(2), torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])]
+)
+def test_what_is_no_covariance_is_refused(covariance):
+    with pytest.raises(ValueError, match="symmetric and positive semidefinite"):
+        distributional_lower_bound(1.0, covariance, 10)
+    with pytest.raises(ValueError, match=r"shape \(d, d\)"):
+        distributional_lower_bound(1.0, torch.eye(2).expand(3, 2, 2), 10)
+
+
+def test_losses_without_limit_bound_nothing():
+    for bound in (concentrated_lower_bound, pure_lower_bound, local_lower_bound):
+        assert 0 < bound(1.0, 10, 600.0 if bound is not concentrated_lower_bound else 300.0) < 1e-100
+        assert bound(1.0, 10, 1e30) == 0

@@ -20,6 +20,7 @@ from torchdp.mean import (
     projection_bound,
 )
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
+from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_log_delta
 
 
@@ -109,7 +110,7 @@ def test_guarantee_the_moments_are_without_bias(order):
     domain = ellipsoid(3)
     mechanism = moments(domain, order)
     x = in_ball(6, 3, seed=4) @ domain.root.mT
-    drawn = mechanism.estimate(x, generator=generator(5), sample_shape=(20_000,))
+    drawn = mechanism.estimate(x, noise=SeededNoise(5), sample_shape=(20_000,))
     deviations = mechanism.deviations(6)
     z = (drawn.mean(0) - power(x, order).mean(0)).abs() / (deviations / math.sqrt(20_000))
     assert (z < 6).all()
@@ -122,7 +123,7 @@ def test_guarantee_the_moments_are_without_bias(order):
 def test_the_error_of_draws_is_the_predicted_one(p):
     mechanism = moments(ellipsoid(3), 2)
     x = torch.zeros(5, 3, dtype=torch.float64)
-    drawn = mechanism.estimate(x, generator=generator(6), sample_shape=(50_000,)).flatten(1)
+    drawn = mechanism.estimate(x, noise=SeededNoise(6), sample_shape=(50_000,)).flatten(1)
     found = float(torch.linalg.vector_norm(drawn, ord=p, dim=1).pow(p).mean() ** (1 / p))
     assert found / mechanism.root_mean_power(5, p) == pytest.approx(1, abs=0.03)
 
@@ -140,11 +141,11 @@ def test_moments_around_another_point_than_the_origin_are_refused():
     with pytest.raises(ValueError, match="shift=False"):
         GaussianMoments(domain, noise_shape(domain, 2.0), 2, 1.0, 1e-6)
     mechanism = moments(domain, 2)  # around the origin, although the box is not
-    assert mechanism.estimate(torch.ones(1, 2), generator=generator()).shape == (2, 2)
+    assert mechanism.estimate(torch.ones(1, 2), noise=SeededNoise(0)).shape == (2, 2)
     with pytest.raises(ValueError, match="too large"):
         moments(domain, 7)
     with pytest.raises(ValueError, match="outside"):
-        mechanism.estimate(2 * torch.ones(1, 2), generator=generator())
+        mechanism.estimate(2 * torch.ones(1, 2), noise=SeededNoise(0))
 
 
 def joint(x, weight):
@@ -179,7 +180,7 @@ def test_guarantee_covariance_and_mean_are_without_bias(offset):
     domain = Ellipsoid(base.root, torch.full((3,), offset, dtype=torch.float64))
     mechanism = gaussian_covariance(domain, noise_shape(domain, 2.0), 2.0, 1e-6)
     x = in_ball(4, 3, seed=7) @ base.root.mT + offset
-    drawn = mechanism.estimate(x, generator=generator(8), sample_shape=(40_000,))
+    drawn = mechanism.estimate(x, noise=SeededNoise(8), sample_shape=(40_000,))
     exact = torch.cov(x.mT, correction=0)
     z = (drawn.covariance.mean(0) - exact).abs() / (drawn.covariance.std(0) / 200)
     assert (z < 6).all()
@@ -224,7 +225,7 @@ def test_the_projection_wins_for_few_users_and_is_biased():
     ball = lp_ball(d, 2.0)
     mechanism = gaussian_moments(ball, noise_shape(ball, 2.0), 2, 1.0, 1e-6)
     x = in_ball(100, d, seed=12)
-    drawn = mechanism.estimate(x, generator=generator(13), sample_shape=(400,))
+    drawn = mechanism.estimate(x, noise=SeededNoise(13), sample_shape=(400,))
     near = project_second_moment(drawn)
     exact = power(x, 2).mean(0)
     error = (near - exact).square().sum((1, 2)).mean().sqrt()
@@ -235,5 +236,5 @@ def test_the_projection_wins_for_few_users_and_is_biased():
 
 def test_a_finite_domain_is_served_too():
     domain = FiniteSet(torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
-    drawn = moments(domain, 2).estimate(domain.points, generator=generator(1))
+    drawn = moments(domain, 2).estimate(domain.points, noise=SeededNoise(1))
     assert torch.allclose(drawn, drawn.mT)

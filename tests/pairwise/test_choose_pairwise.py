@@ -8,6 +8,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     AggregateProtocol,
     Form,
@@ -205,7 +206,7 @@ def test_hierarchical_auc_measures_what_is_predicted(epsilon):
 def test_hierarchical_auc_two_paths_one_law(counts):
     protocol, counts = HierarchicalAUC(2, 1.5), torch.tensor(counts)
     generator, types = keyed_generator(b"two paths"), torch.arange(4).repeat_interleave(counts)
-    users = [protocol.collect(types, generator=generator) for _ in range(300)]
+    users = [protocol.collect(types, noise=SeededNoise.of(generator)) for _ in range(300)]
     drawn = protocol.collect_histogram(counts, generator=generator, sample_shape=(5_000,))
     for level in range(2):
         own = torch.stack([each[level] for each in users])
@@ -222,7 +223,7 @@ def test_guarantee_hierarchical_auc(epsilon):
     for level in (1, 2, 3):  # one message, at one level: two of its bits can tell two nodes apart
         p, q = protocol._oracle(level).on, protocol._oracle(level).off
         assert math.log(p * (1 - q) / (q * (1 - p))) == pytest.approx(epsilon, rel=1e-12)
-    sent = protocol.collect(torch.arange(8).repeat(10), generator=keyed_generator(b"one each"))
+    sent = protocol.collect(torch.arange(8).repeat(10), noise=SeededNoise.of(keyed_generator(b"one each")))
     assert sum(int(tally[-1]) for tally in sent) == 80
 
 
@@ -233,7 +234,7 @@ def test_hierarchical_auc_refuses_bad_arguments():
     with pytest.raises(ValueError, match="at least"):
         HierarchicalAUC(3, 1.0).predicted_mse(NEGATIVES * 0, POSITIVES)
     with pytest.raises(ValueError, match="scores must lie"):
-        HierarchicalAUC(2, 1.0).collect(torch.tensor([4]), generator=keyed_generator(b"x"))
+        HierarchicalAUC(2, 1.0).collect(torch.tensor([4]), noise=SeededNoise.of(keyed_generator(b"x")))
 
 
 def test_auc_of_known_sizes_is_the_auc():

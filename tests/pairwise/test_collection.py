@@ -1,20 +1,25 @@
 """Batches as they arrive: each counted once, whatever the order; estimates are those of all users at once."""
 
+import copy
 import dataclasses
+import json
 import math
+import pickle
+import threading
 
 import pytest
 import torch
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     Collection,
     OneMessage,
     OneMessagePairs,
     RandomizedResponsePlugIn,
     TwoMessage,
-    fingerprint,
 )
+from torchdp.pairwise.description import described, difference, made
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
@@ -25,7 +30,7 @@ TYPES = torch.randint(4, (60,), generator=keyed_generator(b"types"))
 
 def parts(protocol, types=TYPES, size=13, key=b"messages"):
     generator = keyed_generator(key)
-    return [(protocol.collect(some, generator=generator), len(some)) for some in types.split(size)]
+    return [(protocol.collect(some, noise=SeededNoise.of(generator)), len(some)) for some in types.split(size)]
 
 
 def filled(protocol, key=b"messages"):
@@ -63,13 +68,12 @@ def test_guarantee_collection_holds_what_its_protocol_promises_and_nothing_but_t
 @pytest.mark.parametrize("kind", KINDS)
 def test_tally_of_messages_is_what_collect_returns(kind):
     protocol = kind(STATISTIC, 2.0)
-    sums = protocol.collect(TYPES, generator=keyed_generator(b"tally"))
-    generator = keyed_generator(b"tally")
+    sums, noise = protocol.collect(TYPES, noise=SeededNoise(1)), SeededNoise(1)
     if kind in (OneMessage, TwoMessage):  # their sums are made type by type
         given = STATISTIC.points[TYPES.sort().values]
     else:
         given = TYPES if kind is RandomizedResponsePlugIn else STATISTIC.points[TYPES]
-    messages = [protocol.randomizer.sample(given, generator=generator) for _ in range(1 + (kind is TwoMessage))]
+    messages = [protocol.randomizer.sample(given, noise=noise) for _ in range(1 + (kind is TwoMessage))]
     for one, two in zip(protocol.tally(*messages), sums, strict=True):
         torch.testing.assert_close(one, two)
 
@@ -108,11 +112,11 @@ def test_merging_is_adding_all_batches_in_any_order():
 @pytest.mark.parametrize(
     "other",
     [
-        OneMessage(STATISTIC, 1.0 + 1e-15),
+        OneMessage(STATISTIC, 1.0 + 1e-8),
         OneMessagePairs(STATISTIC, 1.0),
         TwoMessage(STATISTIC, 1.0),
         OneMessage(STATISTIC, 1.0, PrivUnit),
-        OneMessage(pairwise.absolute_difference(4, spacing=1 + 1e-12), 1.0),
+        OneMessage(pairwise.absolute_difference(4, spacing=1 + 1e-5), 1.0),
         OneMessage(dataclasses.replace(STATISTIC, pairs=pairwise.Pairs.ALL), 1.0),
         OneMessage(dataclasses.replace(STATISTIC, points=STATISTIC.points.flip(0)), 1.0),
         OneMessage(pairwise.unequal(4), 1.0),
@@ -121,14 +125,18 @@ def test_merging_is_adding_all_batches_in_any_order():
 )
 def test_another_protocol_does_not_merge(other):
     protocol = OneMessage(STATISTIC, 1.0)
-    assert fingerprint(other) != fingerprint(protocol)
+    assert difference(described(other), described(protocol)) is not None
     with pytest.raises(ValueError, match="different protocols do not merge"):
         filled(protocol).merge(Collection.empty(other))
-    same = OneMessage(pairwise.absolute_difference(4), 1)
-    assert filled(protocol).merge(filled(same)).n == len(TYPES)  # equal, though another object: the same batches
+    for same in (
+        OneMessage(pairwise.absolute_difference(4), 1),
+        OneMessage(pairwise.absolute_difference(4, spacing=1 + 1e-12), 1),
+    ):
+        total = filled(protocol)
+        assert filled(same).merge(total.batch("more", total.sums, 60)).n == 2 * len(TYPES)
 
 
-def test_a_fingerprint_covers_every_field_and_refuses_what_it_cannot_read():
+def test_a_description_covers_every_field_and_refuses_what_it_cannot_read():
     statistic = pairwise.auc(2)
     changed = [
         dataclasses.replace(statistic, name="other"),
@@ -137,12 +145,82 @@ def test_a_fingerprint_covers_every_field_and_refuses_what_it_cannot_read():
         dataclasses.replace(statistic, form=pairwise.Form(-statistic.form.weights)),
         dataclasses.replace(statistic, form=dataclasses.replace(statistic.form, constant=1.0)),
     ]
-    names = {fingerprint(TwoMessage(each, 1.0)) for each in (statistic, *changed)}
-    assert len(names) == 6 and all(len(name) == 64 for name in names)
-    assert fingerprint(("ab", "c")) != fingerprint(("a", "bc"))
-    assert fingerprint(1) != fingerprint(1.0) != fingerprint(True) != fingerprint("1")
-    with pytest.raises(TypeError, match=r"value\[1\] cannot enter a fingerprint: it is a list"):
-        fingerprint((1, [2]))
+    written = [described(TwoMessage(each, 1.0)) for each in (statistic, *changed)]
+    for one in written:
+        assert sum(difference(one, other) is None for other in written) == 1
+        assert described(made(one, {})) == one == json.loads(json.dumps(one))
+    different = [
+        1,
+        1.0,
+        True,
+        "1",
+        None,
+        ("ab", "c"),
+        ("a", "bc"),
+        ("a",),
+        2.0,
+        float("inf"),
+        pairwise.Pairs.ALL,
+        PrivUnit,
+    ]
+    different += [
+        torch.zeros(2),
+        torch.zeros(2, 1),
+        torch.zeros(2).long(),
+        torch.tensor([1, 2]),
+        torch.tensor([1.0, 2.0]),
+    ]
+    for one in different:
+        assert [difference(described(one), described(other)) is None for other in different].count(True) == 1
+        assert described(made(described(one), {})) == described(one)
+    with pytest.raises(TypeError, match=r"protocol\[1\] cannot be written down: it is a list"):
+        described((1, [2]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(OneMessage):
+    """A protocol that is not torchdp's."""
+
+
+def test_a_class_of_somebody_else_must_be_given():
+    classes: dict[str, type] = {}
+    tree = described(Own(STATISTIC, 1.0), classes)
+    assert type(made(tree, classes)) is Own
+    for name in (f"{__name__}:Own", "os:system", "torchdp.checks:positive", "torchdp.checks:os"):
+        with pytest.raises(ValueError, match="is not"):
+            made({**tree, "made": name}, {})
+
+
+def test_it_can_be_pickled_and_copied():
+    total = filled(OneMessage(STATISTIC, 1.0))
+    for other in (pickle.loads(pickle.dumps(total)), copy.deepcopy(total)):
+        assert dict(other.batches) == dict(total.batches) and torch.equal(other.sums[0], total.sums[0])
+        assert other.merge(total) is other
+        assert other.add("more", total.sums, 7).n == 67 and total.add("other", total.sums, 8).n == 68
+
+
+def test_collections_share_their_names_and_never_change():
+    """Batches cost time in proportion to their number: only a second continuation copies the names."""
+    empty = Collection.empty(RandomizedResponsePlugIn(STATISTIC, 1.0))
+    one, steps = torch.tensor([1, 0, 0, 0]), [empty]
+    for index in range(50):
+        steps.append(steps[-1].add(str(index), (one,), 1))
+    assert all(each.batches._shared is steps[1].batches._shared for each in steps)
+    for size, each in enumerate(steps):
+        assert list(each.batches) == [str(index) for index in range(size)] and len(each.batches) == each.n == size
+        assert str(size) not in each.batches
+    other = steps[20].add("other", (one,), 1)
+    assert list(other.batches) == [*map(str, range(20)), "other"] and "other" not in steps[-1].batches
+    assert other.batches._shared is not steps[20].batches._shared
+    team = [
+        threading.Thread(target=lambda i=i: steps.append(steps[50].add(f"thread {i}", (one,), 1)))
+        for i in range(8)
+    ]
+    for each in team:
+        each.start()
+    for each in team:
+        each.join()
+    assert all(list(each.batches)[:-1] == list(steps[50].batches) for each in steps[51:]) and len(steps) == 59
 
 
 @pytest.mark.parametrize(
@@ -154,7 +232,7 @@ def test_a_fingerprint_covers_every_field_and_refuses_what_it_cannot_read():
         ("a", (torch.zeros(3),), 2.5, ValueError, "n must be an integer >= 1"),
         ("a", (), 5, ValueError, "sums must be 1 tensors"),
         ("a", torch.zeros(1, 3), 5, ValueError, "sums must be 1 tensors"),
-        ("a", (torch.zeros(4),), 5, ValueError, r"sums\[0\] must have shape \(3,\), not \(4,\)"),
+        ("a", (torch.zeros(4),), 5, ValueError, r"sums\[0\] must have shape \(\.\.\., 3\), not \(4,\)"),
         ("a", (torch.tensor([1.0, math.nan, 2.0]),), 5, ValueError, r"sums\[0\] holds NaN"),
         ("a", ([1.0, 2.0, 3.0],), 5, TypeError, r"sums\[0\] must be a torch.Tensor"),
     ],
@@ -188,7 +266,7 @@ def test_other_bad_input():
     counts = Collection.empty(RandomizedResponsePlugIn(STATISTIC, 1.0))
     with pytest.raises(TypeError, match=r"sums\[0\] must hold counts"):
         counts.add("a", (torch.tensor([1.0, 2.0, 0.0, 0.0]),), 3)
-    with pytest.raises(TypeError, match="collections merge with collections"):
+    with pytest.raises(TypeError, match="other must be a Collection"):
         counts.merge(3)
     for n in (0, 1):
         few = counts if n == 0 else counts.add("a", (torch.tensor([1, 0, 0, 0]),), 1)

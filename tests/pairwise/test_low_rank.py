@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import Form, OneMessage, OneMessagePairs, Pairs, PairwiseStatistic, distortion
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.randomizers import PrivUnit, PrivUnitG
@@ -47,7 +48,7 @@ def test_monte_carlo_finds_the_predicted_error_with_its_bias(kind, randomizer):
         value = protocol.estimate_histogram(counts, generator=generator, sample_shape=(20_000,)).value
     else:
         users = statistic.points.repeat_interleave(counts, 0).expand(20_000, -1, -1)
-        messages = protocol.randomizer.sample(users, generator=generator)
+        messages = protocol.randomizer.sample(users, noise=SeededNoise.of(generator))
         value = protocol.analyse((messages.sum(1), messages.square().sum(1)), 40).value
     error = value - BASE.exact(counts)
     predicted = protocol.predicted_mse(counts, 40)

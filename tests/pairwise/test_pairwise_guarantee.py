@@ -9,6 +9,7 @@ import torch
 from scipy.stats import chi2
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnitG
@@ -97,7 +98,7 @@ def test_guarantee_one_message_as_it_is_drawn():
     share = []
     for x in (0, 1):
         points = statistic.points[torch.full((users,), x)]
-        messages = protocol.randomizer.sample(points, generator=keyed_generator(f"type {x}".encode()))
+        messages = protocol.randomizer.sample(points, noise=SeededNoise.of(keyed_generator(f"type {x}".encode())))
         share.append(float((messages * statistic.points[1] >= statistic.radius**2).double().mean()))
     error = sum(p * (1 - p) / (users * p * p) for p in share) ** 0.5
     assert abs(math.log(share[1] / share[0]) - epsilon) < 5 * error < 0.05
@@ -107,10 +108,9 @@ def test_guarantee_one_message_as_it_is_drawn():
 def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
     protocol = kind(pairwise.unequal(4), 2.0)
     types = torch.tensor([0, 1, 3, 3])  # sums are made type by type
-    sums = protocol.collect(types, generator=keyed_generator(b"same"))
-    generator = keyed_generator(b"same")
+    sums, noise = protocol.collect(types, noise=SeededNoise(1)), SeededNoise(1)
     for total in sums:
-        messages = protocol.randomizer.sample(protocol.statistic.points[types], generator=generator)
+        messages = protocol.randomizer.sample(protocol.statistic.points[types], noise=noise)
         torch.testing.assert_close(total, messages.sum(0))
     assert len(sums) == (2 if kind is TwoMessage else 1)
 
@@ -129,7 +129,7 @@ def test_guarantee_randomized_response_plug_in(epsilon):
     users = 50_000
     for x in range(4):
         types = torch.full((users,), x)
-        (reports,) = protocol.collect(types, generator=keyed_generator(f"row {x}".encode()))
+        (reports,) = protocol.collect(types, noise=SeededNoise.of(keyed_generator(f"row {x}".encode())))
         expected = users * channel[x]
         assert float(((reports - expected).square() / expected).sum()) < chi2.isf(1e-6, 3)
         wrong = users * channel[(x + 1) % 4]  # control: the same test knows another row

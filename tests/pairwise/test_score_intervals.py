@@ -1,11 +1,15 @@
 """Intervals with the variance that belongs to each end, and plug-in variances that few users do not bias."""
 
+import dataclasses
+import warnings
+
 import pytest
 import torch
 
 from torchdp import pairwise
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
-from torchdp.pairwise.protocol import score_interval
+from torchdp.pairwise.interval import ErrorParts, distance, interval
 from torchdp.randomness import keyed_generator
 
 STATISTICS = [pairwise.unequal(16), pairwise.absolute_difference(16)]
@@ -40,15 +44,52 @@ def test_the_normal_interval_would_not():
     )
     truth = statistic.exact(counts)
     assert 0.94 < coverage(answer.interval(), truth) < 0.965
-    assert coverage(score_interval(answer.value, answer.standard_error, 0.0, 0.95), truth) < 0.93
+    normal = ErrorParts.normal(answer.standard_error.square())
+    assert coverage(interval(answer.value, normal, 0.95), truth) < 0.93
 
 
-def test_its_ends_have_their_own_variance():
-    value, error, slope = (torch.tensor(each).double() for each in (0.3, 0.2, -0.1))
-    for end in score_interval(value, error, slope, 0.9):
-        assert float((value - end).square()) == pytest.approx(
-            1.6448536**2 * float(error.square() + slope * (end - value)), rel=1e-6
-        )
+def square_root(k):
+    x = torch.arange(k).double()
+    return pairwise.from_kernel((x[:, None] - x).abs().sqrt())
+
+
+@pytest.mark.parametrize("kind", [OneMessage, TwoMessage])
+@pytest.mark.parametrize("n", [300, 1000])
+def test_mixed_signatures_cover_too(kind, n):
+    statistic = square_root(5)  # one weight +1, four of -1
+    answer = kind(statistic, 1.0).estimate_histogram(
+        counts_of(torch.ones(5), n), generator=keyed_generator(b"mixed"), sample_shape=(6_000,)
+    )
+    truth = statistic.exact(counts_of(torch.ones(5), n))
+    assert coverage(answer.interval(), truth) > 0.94
+    if (kind, n) == (OneMessage, 1000):  # control: one normal part is not enough
+        normal = ErrorParts.normal(answer.standard_error.square())
+        assert coverage(interval(answer.value, normal, 0.95), truth) < 0.92
+
+
+def test_each_part_ends_where_its_own_variance_says():
+    value = torch.tensor(0.3).double()
+    part = ErrorParts(*(torch.tensor([each]).double() for each in (0.04, -0.1, 0.05)))
+    for end in interval(value, part, 0.9):
+        u = float(end - value)
+        assert u**2 == pytest.approx(1.6448536**2 * (0.04 - 0.1 * u + 0.05 * u**2), rel=1e-6)
+    wide = ErrorParts(
+        part.variance, part.slope, part.curvature / 0.05 * 0.3
+    )  # z^2 curvature < 1 at 0.9, not at 0.95
+    assert all(bool(end.isfinite()) for end in interval(value, wide, 0.9))
+    assert interval(value, wide, 0.95, (0.0, 1.0)) == (0, 1)
+
+
+def test_the_sum_of_parts_ends_at_the_root_of_their_squares_and_a_negative_one_is_mirrored():
+    one, two = (ErrorParts(*torch.tensor(each).double()[:, None]) for each in ((0.04, -0.1, 0), (0.01, 0.2, 0.1)))
+    arms = [part.reach(1.5) for part in (one, two)]
+    both = one.joined(two.negated()).reach(1.5)
+    mirrored = arms[1][::-1]
+    for side in range(2):
+        want = (arms[0][side].square() + mirrored[side].square()).sqrt()
+        torch.testing.assert_close(both[side], want)
+    far = one.reach(distance(torch.tensor(0.5).double(), one))
+    assert float(far[0]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("kind", [OneMessage, TwoMessage, OneMessagePairs])
@@ -56,19 +97,51 @@ def test_its_ends_have_their_own_variance():
 def test_the_slope_is_how_the_exact_variance_follows_the_value(kind, pairs):
     # many users, so that terms of order 1/n of the variance are out of sight
     for statistic in (pairwise.absolute_difference(5, spacing=0.3), pairwise.unequal(5)):
-        statistic = pairwise.PairwiseStatistic(
-            statistic.name, statistic.points, statistic.form, statistic.denominator, pairs=pairs
-        )
+        statistic = dataclasses.replace(statistic, pairs=pairs)
         protocol, n = kind(statistic, 1.0), 10**7
         histograms = torch.tensor([[3.0, 1, 1, 1, 4], [1, 1, 5, 1, 1]]).double() / 10
         variances = [protocol.predicted_mse(each, n) for each in histograms]
         values = [float(statistic.exact(each * n)) for each in histograms]
-        m = float(n)
-        slope = float(protocol.variance_slope(m, statistic.form))
+        sums = tuple(torch.ones(statistic.dim).double() for _ in range(2 - (kind is OneMessage)))
+        slope = float(protocol.mean_error(sums, float(n), statistic.form).slope)
         assert slope < 0
         assert slope == pytest.approx((variances[1] - variances[0]) / (values[1] - values[0]), rel=1e-4)
-    indefinite = pairwise.kendall(2, 3)
-    assert float(kind(indefinite, 1.0).variance_slope(100.0, indefinite.form)) == 0
+
+
+@pytest.mark.parametrize("kind", [OneMessage, TwoMessage, OneMessagePairs])
+def test_the_parts_variances_add_up_to_the_estimates(kind):
+    statistic, n = square_root(4), 10**6
+    protocol = kind(statistic, 2.0)
+    sums = protocol.collect(torch.arange(n // 10) % 4, noise=SeededNoise.of(keyed_generator(b"parts")))
+    parts = protocol.mean_error(sums, n / 10, statistic.form)
+    assert parts.variance.shape == (2,)
+    total = float(protocol.plug_in_variance(sums, n / 10, statistic.form))
+    assert float(parts.variance.sum()) == pytest.approx(total, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:the denominator")
+@pytest.mark.parametrize(("n", "whole"), [(10**6, 0.5), (10**8, 0.0)])
+def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_covers(n, whole):
+    statistic = pairwise.auc(8)
+    counts = counts_of(torch.cat([99 * ZIPF[:8] / ZIPF[:8].sum(), torch.ones(8) / 8]), n)
+    protocol = OneMessage(statistic, 1.0)
+    draw = {"generator": keyed_generator(b"rare"), "sample_shape": (4_000,)}
+    truth = statistic.exact(counts)
+    if not whole:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            answer = protocol.estimate_histogram(counts, **draw)
+            protocol.predicted_mse(counts, n)
+    else:
+        with pytest.warns(UserWarning, match="denominator is less than four standard errors from 0"):
+            answer = protocol.estimate_histogram(counts, **draw)
+        with pytest.warns(UserWarning, match="denominator is less than four standard errors from 0"):
+            protocol.predicted_mse(counts, n)
+        assert float(((answer.value < 0) | (answer.value > 1)).double().mean()) > 0.05  # the values do leave it
+    low, high = answer.interval()
+    assert float(low.min()) >= 0 and float(high.max()) <= 1
+    assert 0.94 < coverage((low, high), truth) < 0.985
+    assert abs(float(((low == 0) & (high == 1)).double().mean()) - whole) < 0.3
 
 
 @pytest.mark.parametrize("weights", [ZIPF, FEW_TYPES, torch.ones(16).double()])

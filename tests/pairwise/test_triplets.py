@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import kstat
 
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     OneMessageTriples,
     TripleStatistic,
@@ -87,7 +88,7 @@ def test_monte_carlo_with_the_real_noise(statistic, n, trials):
     types = torch.arange(n) * torch.arange(n) % 3 + (torch.arange(n) % 7 == 0)
     counts = torch.bincount(types, minlength=4)
     users = statistic.points[types].expand(trials, -1, -1)
-    sums = protocol.tally(protocol.randomizer.sample(users, generator=generator))
+    sums = protocol.tally(protocol.randomizer.sample(users, noise=SeededNoise.of(generator)))
     errors = protocol.analyse(sums, n).value - statistic.exact(counts)
     assert abs(Moments.of(errors).z_score(0.0)) < 5
     squared = Moments.of(errors.square())
@@ -105,7 +106,9 @@ def test_intervals_cover_and_the_plug_in_variance_is_right(statistic):
     truth = statistic.exact(torch.bincount(types, minlength=4))
     drawn = [
         protocol.tally(
-            protocol.randomizer.sample(statistic.points[types].expand(100, -1, -1), generator=generator)
+            protocol.randomizer.sample(
+                statistic.points[types].expand(100, -1, -1), noise=SeededNoise.of(generator)
+            )
         )
         for _ in range(trials // 100)
     ]
@@ -128,8 +131,8 @@ def test_guarantee_one_message_triples(statistic, epsilon):
     assert float(statistic.points.norm(dim=1).max()) <= protocol.randomizer.radius * (1 + 1e-12)
     assert math.log(tau.high_density / tau.low_density) == pytest.approx(epsilon, rel=1e-12)
     types = torch.tensor([0, 3, 3, 1])
-    sums = protocol.collect(types, generator=keyed_generator(b"same"))
-    messages = protocol.randomizer.sample(statistic.points[types], generator=keyed_generator(b"same"))
+    sums = protocol.collect(types, noise=SeededNoise.of(keyed_generator(b"same")))
+    messages = protocol.randomizer.sample(statistic.points[types], noise=SeededNoise.of(keyed_generator(b"same")))
     for one, two in zip(sums, protocol.tally(messages), strict=True):
         torch.testing.assert_close(one, two)
     wider = replace(statistic, points=statistic.points * 1.01)  # control: the radius follows the points
@@ -139,9 +142,9 @@ def test_guarantee_one_message_triples(statistic, epsilon):
 def test_users_in_parts_and_the_estimate(monkeypatch):
     protocol = OneMessageTriples(three_distinct(5), 50.0)
     types = torch.arange(3000) % 5
-    whole = protocol.estimate(types, generator=keyed_generator(b"parts"))
+    whole = protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"parts")))
     monkeypatch.setattr("torchdp.pairwise.triplets.NUMBERS_AT_ONCE", 1000)
-    part = protocol.estimate(types, generator=keyed_generator(b"parts"))
+    part = protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"parts")))
     truth = protocol.statistic.exact(torch.bincount(types))
     for each in (whole, part):
         assert abs(float(each.value - truth)) < 5 * float(each.standard_error) < 0.05 and each.n == 3000
@@ -157,7 +160,7 @@ def test_bad_input():
     protocol, generator = OneMessageTriples(statistic, 1.0), keyed_generator(b"bad")
     for types in (torch.tensor([0, 1]), torch.tensor([[0, 1, 2]]), torch.tensor([0, 1, 4])):
         with pytest.raises(ValueError, match="types must"):
-            protocol.estimate(types, generator=generator)
+            protocol.estimate(types, noise=SeededNoise.of(generator))
     for n in (2, 2.5, None):
         with pytest.raises(ValueError, match="n must be an integer >= 3"):
             protocol.predicted_mse(torch.ones(4), n)

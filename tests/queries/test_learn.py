@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torchdp.factorization import factorize
+from torchdp.noise import SeededNoise
 from torchdp.queries import ConceptClass, PrivateLearner, conjunctions, parities, stumps, thresholds
 from torchdp.randomizers import PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
@@ -60,13 +61,17 @@ def test_losses_are_unbiased_with_the_predicted_variance(randomizer):
     concepts = stumps([3, 4])
     learner = PrivateLearner(concepts, 1.0, randomizer)
     x, y = data(concepts, 40)
-    generator, trials = keyed_generator(b"losses"), 3000
-    drawn = torch.stack([learner.learn(x, y, generator=generator).losses for _ in range(trials)])
+    codes, trials = y[:, None] * concepts.encode(x), 3000
+    learned = learner.learn(x, y, noise=SeededNoise(1)).losses
+    mean = learner.message.sample(codes, noise=SeededNoise(1)).mean(0)  # the same draws
+    torch.testing.assert_close(learned, (1 - concepts.readers @ mean) / 2)
+    messages = learner.message.sample(codes.repeat(trials, 1), noise=SeededNoise(2))
+    drawn = (1 - messages.view(trials, 40, -1).mean(1) @ concepts.readers.mT) / 2
     error = drawn - concepts.losses(x, y)
     variance = learner.variance / 40
     assert (error.mean(0).abs() <= 5 * (variance / trials).sqrt()).all()
     ratio = error.square().mean(0) / variance  # of nearly normal errors: standard error sqrt(2 / trials)
-    assert (ratio - 1).abs().max() < 6 * math.sqrt(2 / trials)
+    assert (ratio - 1).abs().max() < 5.5 * math.sqrt(2 / trials)
     assert (1.2 * ratio - 1).abs().min() > 0.05  # a variance that is 20 % off would be seen
 
 
@@ -82,10 +87,10 @@ def test_guarantee_samples_learn_with_the_stated_probability():
     concepts = thresholds(8)
     learner = PrivateLearner(concepts, 3.0)
     n = learner.samples(0.3, 0.1)
-    good, generator = 0, keyed_generator(b"pac")
+    good, noise = 0, SeededNoise(2)
     for trial in range(40):
         x, y = data(concepts, n, b"sample %d" % trial)
-        found = learner.learn(x, y, generator=generator)
+        found = learner.learn(x, y, noise=noise)
         law = (1 - 0.8 * (concepts.tables[0] @ concepts.tables[0][1]) / 8) / 2  # losses on the law of the data
         good += bool(law[found.concept] <= law.min() + 0.3 and abs(found.loss - law[found.concept]) <= 0.15)
     assert good >= 36
@@ -101,13 +106,13 @@ def test_samples_grow_as_the_square_of_the_norm_over_epsilon():
 
 
 def test_bad_input_is_named():
-    learner, generator = PrivateLearner(stumps([3, 4]), 1.0), keyed_generator(b"bad")
+    learner = PrivateLearner(stumps([3, 4]), 1.0)
     with pytest.raises(ValueError, match="records must be integers of shape"):
-        learner.learn(torch.zeros(3, 3, dtype=torch.int64), torch.ones(3), generator=generator)
+        learner.learn(torch.zeros(3, 3, dtype=torch.int64), torch.ones(3))
     with pytest.raises(ValueError, match="records must lie in"):
-        learner.learn(torch.full((3, 2), 3), torch.ones(3), generator=generator)
+        learner.learn(torch.full((3, 2), 3), torch.ones(3))
     with pytest.raises(ValueError, match=r"labels must be \+1 or -1"):
-        learner.learn(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3), generator=generator)
+        learner.learn(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3))
     with pytest.raises(ValueError, match="matrices of"):
         ConceptClass(("a",), (torch.zeros(1, 3),))
     with pytest.raises(ValueError, match="names must hold 2 names"):

@@ -1,5 +1,6 @@
 """Local and central factorization mechanisms: privacy, exact errors, both paths."""
 
+import itertools
 import math
 
 import pytest
@@ -7,22 +8,30 @@ import torch
 
 from torchdp import simulate, workloads
 from torchdp.factorization import approximate, factorize
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, gaussian_log_delta
 from torchdp.queries import (
     CentralFactorization,
+    ConceptClass,
     FactoredQueries,
     LocalFactorization,
+    LocalOracle,
     Objective,
+    PrivateLearner,
+    conjunctions,
     factored,
     identity,
     local_factorization,
+    parities,
     plain,
+    thresholds,
 )
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
 
 W = workloads.prefix(6).dense()
 COUNTS = torch.tensor([5, 0, 40, 1, 3, 11])
+TYPES = torch.repeat_interleave(torch.arange(6), COUNTS)
 TRUTH = W @ COUNTS.double() / 60
 
 
@@ -48,19 +57,26 @@ def test_factors_answer_the_queries_up_to_their_bias(kind):
     assert q.diameter == pytest.approx(float(distances.max())) and q.diameter <= 2 * q.radius + 1e-12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("randomizer", [PrivUnitG, PrivUnit, DuchiJordanWainwright])
+@pytest.mark.parametrize(
+    ("kind", "randomizer"),
+    [
+        *itertools.product(["gamma_2", "approximate"], [PrivUnitG, PrivUnit, DuchiJordanWainwright]),
+        ("gamma_F", PrivUnitG),
+        ("identity", DuchiJordanWainwright),
+        ("plain", PrivUnit),
+    ],
+)
 def test_both_local_paths_have_the_predicted_error(kind, randomizer):
     mechanism = local_factorization(queries(kind), 1.0, randomizer)
     predicted = mechanism.predicted_mse(COUNTS)
-    types = torch.repeat_interleave(torch.arange(6), COUNTS)
 
     def histogram(generator, size):
         drawn = mechanism.answer_histogram(COUNTS, generator=generator, sample_shape=(size,))
         return (drawn.value - TRUTH).square().mean(-1)
 
     def messages(generator, size):
-        drawn = torch.stack([mechanism.answer(types, generator=generator).value for _ in range(size)])
+        noise = SeededNoise.of(generator)
+        drawn = torch.stack([mechanism.answer(TYPES, noise=noise).value for _ in range(size)])
         return (drawn - TRUTH).square().mean(-1)
 
     for path, trials in ((histogram, 4000), (messages, 400)):
@@ -117,8 +133,7 @@ def test_central_answers_have_the_predicted_error(kind):
         return (drawn.value - TRUTH).square().mean(-1)
 
     assert abs(simulate.run(squared, 4000, 3, block_size=4000).moments.z_score(predicted)) < 5
-    types = torch.repeat_interleave(torch.arange(6), COUNTS)
-    one = mechanism.answer(types, generator=keyed_generator(b"central"))
+    one = mechanism.answer(TYPES, noise=SeededNoise(1))
     assert (one.value - TRUTH).abs().max() < 6 * float(one.standard_error.max() + one.bias.max())
 
 
@@ -167,9 +182,9 @@ def test_bad_input_is_named():
     mechanism = local_factorization(queries("gamma_2"), 1.0)
     generator = keyed_generator(b"bad")
     with pytest.raises(ValueError, match="types must lie in"):
-        mechanism.answer(torch.tensor([6]), generator=generator)
+        mechanism.answer(torch.tensor([6]))
     with pytest.raises(ValueError, match=r"types must have shape \(n,\)"):
-        mechanism.answer(torch.zeros(0, dtype=torch.int64), generator=generator)
+        mechanism.answer(torch.zeros(0, dtype=torch.int64))
     with pytest.raises(ValueError, match="counts must have shape"):
         mechanism.predicted_mse(torch.ones(5))
     with pytest.raises(ValueError, match="at least one user"):
@@ -178,3 +193,52 @@ def test_bad_input_is_named():
         mechanism.worst_error(10, "worst")
     with pytest.raises(ValueError, match="left, right, shift must have shapes"):
         FactoredQueries(W, torch.eye(6), torch.eye(5), torch.zeros(6))
+
+
+def test_wrong_objects_are_named():
+    q = queries("identity")
+    cases = [
+        ("queries must be a FactoredQueries", lambda: CentralFactorization(W, 1.0, 1e-6)),
+        ("queries must be a FactoredQueries", lambda: LocalFactorization(W, PrivUnit(6, 1.0))),
+        ("queries must be a FactoredQueries", lambda: local_factorization(W, 1.0)),
+        ("randomizer must be a BallRandomizer", lambda: LocalFactorization(q, 1.0)),
+        ("randomizer must be a function", lambda: local_factorization(q, 1.0, "PrivUnit")),
+        ("factorization must be a Factorization", lambda: factored(W, W)),
+        ("workload must be a torch.Tensor", lambda: identity("prefix")),
+        ("oracle must be a FrequencyOracle", lambda: LocalOracle(W, PrivUnit(6, 1.0))),
+        ("concepts must be a ConceptClass", lambda: PrivateLearner(W, 1.0)),
+        ("randomizer must be a function", lambda: PrivateLearner(thresholds(3), 1.0, 7)),
+        ("tables must be a tuple or list", lambda: ConceptClass(("a",), torch.ones(1, 2))),
+        ("noise must be None", lambda: local_factorization(q, 1.0).answer(TYPES, noise=keyed_generator(b"no"))),
+        ("noise must be None", lambda: CentralFactorization(q, 1.0, 1e-6).answer(TYPES, noise=1)),
+    ]
+    for message, call in cases:
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+def test_users_that_cannot_be_are_refused():
+    errors, concepts = CentralFactorization(queries("identity"), 1.0, 1e-6).errors, thresholds(3)
+    x = torch.tensor([[0], [2]])
+    cases = [
+        ("n must be", lambda: errors.mse(COUNTS, -1)),
+        ("sum to n = 59", lambda: errors.mse(COUNTS, 59)),
+        ("no negative numbers", lambda: errors.mse(torch.tensor([-1, 0, 0, 0, 0, 61]), 60)),
+        ("counts must have shape", lambda: errors.mse(torch.tensor([60]), 60)),
+        ("n must be", lambda: errors.worst(0, Objective.WORST_QUERY)),
+        ("types must lie in", lambda: local_factorization(queries("plain"), 1.0).answer(torch.tensor([-1]))),
+        ("records must lie in", lambda: concepts.encode(torch.tensor([[-1]]))),
+        ("records must lie in", lambda: concepts.predict(torch.tensor([[-1]]), 0)),
+        ("concepts must", lambda: concepts.predict(x, -1)),
+        ("concepts must lie in", lambda: concepts.predict(x, torch.tensor([0, 5]))),
+        ("records must lie in", lambda: concepts.losses(torch.tensor([[3]]), torch.ones(1))),
+        ("labels must be", lambda: concepts.losses(x, torch.tensor([1.0, 0.0]))),
+        ("labels must be", lambda: concepts.losses(x, torch.ones(3))),
+        ("thresholds would hold", lambda: thresholds(2**40)),
+        ("d must be", lambda: parities(2**40, 2)),
+        ("parities would hold", lambda: parities(20, 20)),
+        ("conjunctions would hold", lambda: conjunctions(20, 20)),
+    ]
+    for message, call in cases:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import (
     BallRandomizer,
     DuchiJordanWainwright,
@@ -75,7 +76,7 @@ def test_mean_and_covariance(make, epsilon):
     randomizer = make(3, epsilon, RADIUS)
     for norm in (0.0, 0.6, 1.0):
         x = at(norm, 3)
-        noise = randomizer.sample(x.expand(60_000, 3), generator=generator(1)) - x
+        noise = randomizer.sample(x.expand(60_000, 3), noise=SeededNoise(1)) - x
         covariance = randomizer.moments.covariance(x)
         z = whitened(noise, covariance)
         assert plausible(moment_scores(z))
@@ -91,7 +92,7 @@ def test_mean_and_covariance(make, epsilon):
 def test_standardised_third_and_fourth_moment_along_the_point(make, epsilon):
     randomizer, x, n = make(4, epsilon, RADIUS), at(1.0, 4), 200_000
     m = randomizer.moments
-    noise = (randomizer.sample(x.expand(n, 4), generator=generator(2)) - x) @ x / RADIUS
+    noise = (randomizer.sample(x.expand(n, 4), noise=SeededNoise(2)) - x) @ x / RADIUS
     z = noise / math.sqrt(m.variance + m.outer * RADIUS**2)
     for power, moment in ((3, m.third), (4, m.fourth)):
         error = float(z.pow(power).std()) / math.sqrt(n)
@@ -103,7 +104,7 @@ def test_standardised_third_and_fourth_moment_along_the_point(make, epsilon):
 def test_float32_and_float64_have_one_law(make):
     x, randomizer = at(0.6, 3, 1.0), make(3, 2.5)
     single, double = (
-        randomizer.sample(x.to(dtype).expand(60_000, 3), generator=generator(seed))
+        randomizer.sample(x.to(dtype).expand(60_000, 3), noise=SeededNoise(seed))
         for seed, dtype in ((4, torch.float32), (5, torch.float64))
     )
     assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
@@ -116,7 +117,7 @@ def test_float32_and_float64_have_one_law(make):
 
 @every
 def test_float32_sums_stay_close_to_float64_sums(make):
-    messages = make(16, 1.0).sample(torch.zeros(20_000, 16), generator=generator(6))
+    messages = make(16, 1.0).sample(torch.zeros(20_000, 16), noise=SeededNoise(6))
     sums = make(16, 1.0).decode_sum(messages), messages.double().sum(0)
     torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-8)
 
@@ -149,7 +150,7 @@ def test_sample_sum_has_the_law_of_summed_messages(make, dim, epsilon):
         return  # refused: test_projunit.py
     randomizer, repeats, points = make(dim, epsilon, RADIUS), 2500, types(dim)
     users, center = points.repeat_interleave(COUNTS, 0), COUNTS.double() @ points
-    slow = randomizer.decode_sum(randomizer.sample(users.expand(repeats, *users.shape), generator=generator(7)))
+    slow = randomizer.decode_sum(randomizer.sample(users.expand(repeats, *users.shape), noise=SeededNoise(7)))
     fast = randomizer.sample_sum(points, COUNTS, generator=generator(8), sample_shape=(repeats,))
     pairs = list(zip(projections(randomizer, slow, center), projections(randomizer, fast, center), strict=True))
     assert all(stats.ks_2samp(a.numpy(), b.numpy()).pvalue > ALPHA for a, b in pairs)
@@ -180,9 +181,9 @@ def test_sample_sum_has_the_law_of_summed_messages_in_many_draws(make, dim, epsi
         return  # refused: test_projunit.py
     randomizer, points, slow = make(dim, epsilon, RADIUS), types(dim), []
     users, center = points.repeat_interleave(COUNTS, 0), COUNTS.double() @ points
-    source = generator(16)
+    source, noise = generator(16), SeededNoise(16)
     for _ in range(10):
-        slow.append(randomizer.decode_sum(randomizer.sample(users.expand(4000, *users.shape), generator=source)))
+        slow.append(randomizer.decode_sum(randomizer.sample(users.expand(4000, *users.shape), noise=noise)))
     fast = randomizer.sample_sum(points, COUNTS, generator=source, sample_shape=(40_000,))
     for a, b in zip(
         projections(randomizer, torch.cat(slow), center), projections(randomizer, fast, center), strict=True
@@ -198,7 +199,7 @@ def test_sample_sum_has_the_law_of_summed_messages_in_many_draws(make, dim, epsi
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_sums_of_a_few_users_keep_the_law_of_the_messages(make, count):
     randomizer, x = make(3, 2.0), at(1.0, 3, 1.0)
-    messages = randomizer.sample(x.expand(10_000, count, 3), generator=generator(10)).sum(1)
+    messages = randomizer.sample(x.expand(10_000, count, 3), noise=SeededNoise(10)).sum(1)
     sums = randomizer.sample_sum(x[None], torch.tensor([count]), generator=generator(11), sample_shape=(10_000,))
     for a, b in zip(
         projections(randomizer, messages, count * x), projections(randomizer, sums, count * x), strict=True
@@ -230,15 +231,15 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     randomizer = make(50, 1.0)
     x = torch.nn.functional.normalize(torch.randn(500, 50, generator=generator(13)), dim=-1)
     assert (x.double().norm(dim=-1) > 1).any()
-    near, same = (randomizer.sample(points, generator=generator(14)) for points in (x * (1 + 4e-7), x))
+    near, same = (randomizer.sample(points, noise=SeededNoise(14)) for points in (x * (1 + 4e-7), x))
     torch.testing.assert_close(near, same, rtol=3e-3, atol=3e-3)
     ulp = torch.tensor([[1 + 2**-52], [1.0], [1 - 2**-53]], dtype=torch.float64)
     if make is not MAKE["ProjUnit"]:
-        near = make(1, 1.0).sample(ulp, generator=generator(15))
+        near = make(1, 1.0).sample(ulp, noise=SeededNoise(15))
         assert near.isfinite().all()
     for points in (1.0001 * x, 1.0001 * x.double()):
         with pytest.raises(ValueError, match="x holds points outside"):
-            randomizer.sample(points, generator=generator(14))
+            randomizer.sample(points, noise=SeededNoise(14))
         with pytest.raises(ValueError, match="points holds points outside"):
             randomizer.sample_sum(points, torch.ones(500), generator=generator(14))
 
@@ -250,14 +251,14 @@ def test_edges(make, dim, epsilon):
     if make is MAKE["ProjUnit"] and dim == 1:
         return  # refused: test_projunit.py
     randomizer, none, zero = make(dim, epsilon), torch.zeros(0, dim), torch.zeros(5, dtype=torch.int64)
-    assert randomizer.sample(none, generator=generator()).shape == (0, dim)
+    assert randomizer.sample(none, noise=SeededNoise(0)).shape == (0, dim)
     assert (randomizer.decode_sum(none) == 0).all() and randomizer.decode_sum(torch.zeros(2, 0, dim)).shape == (
         2,
         dim,
     )
-    assert randomizer.sample(torch.zeros(dim), generator=generator()).shape == (dim,)
+    assert randomizer.sample(torch.zeros(dim), noise=SeededNoise(0)).shape == (dim,)
     for x in (torch.zeros(2, 3, dim), torch.full((7, dim), 1e-40), at(1.0, dim, 1.0).expand(7, dim)):
-        messages = randomizer.sample(x, generator=generator())
+        messages = randomizer.sample(x, noise=SeededNoise(0))
         assert messages.shape == x.shape and messages.isfinite().all()
     for points in (torch.zeros(5, dim), torch.full((5, dim), 1e-310, dtype=torch.float64)):
         assert (randomizer.sample_sum(points, zero, generator=generator()) == 0).all()
@@ -272,8 +273,8 @@ def test_edges(make, dim, epsilon):
 def test_draws_are_a_function_of_the_generator_alone(make):
     randomizer, points, counts = make(3, 1.0), types(3) / RADIUS, COUNTS
     for draw in (
-        lambda g: randomizer.sample(points, generator=g),
-        lambda g: randomizer.sample(points.float(), generator=g),
+        lambda g: randomizer.sample(points, noise=SeededNoise.of(g)),
+        lambda g: randomizer.sample(points.float(), noise=SeededNoise.of(g)),
         lambda g: randomizer.sample_sum(points, counts, generator=g, sample_shape=(5,)),
     ):
         shared = generator(3)
@@ -294,7 +295,7 @@ def test_draws_are_a_function_of_the_generator_alone(make):
 def test_messages_carry_no_gradient_and_leave_their_input_alone(make):
     x = at(0.5, 4, 1.0).expand(10, 4).clone().requires_grad_()
     before = x.detach().clone()
-    assert not make(4, 1.0).sample(x, generator=generator()).requires_grad
+    assert not make(4, 1.0).sample(x, noise=SeededNoise(0)).requires_grad
     assert not make(4, 1.0).sample_sum(x, torch.ones(10), generator=generator()).requires_grad
     assert torch.equal(x.detach(), before)
 
@@ -320,16 +321,18 @@ def test_bad_input_is_refused_by_name(make):
     randomizer, one = make(3, 1.0, 2.0), torch.tensor([1])
     for bad in (torch.zeros(4), torch.tensor(1.0), torch.full((3,), math.nan), torch.full((3,), 1.2)):
         with pytest.raises(ValueError, match=r"^x "):
-            randomizer.sample(bad, generator=generator())
+            randomizer.sample(bad, noise=SeededNoise(0))
         with pytest.raises(ValueError, match=r"^points "):
             randomizer.sample_sum(bad, one, generator=generator())
     for bad in (None, [0.0] * 3, torch.zeros(3, dtype=torch.float16), torch.zeros(3, dtype=torch.complex64)):
         with pytest.raises(TypeError, match=r"^x "):
-            randomizer.sample(bad, generator=generator())
+            randomizer.sample(bad, noise=SeededNoise(0))
     with pytest.raises(ValueError, match=r"^counts "):
         randomizer.sample_sum(torch.zeros(2, 3), one, generator=generator())
+    with pytest.raises(TypeError, match=r"^noise "):
+        randomizer.sample(torch.zeros(3), noise=generator())
     with pytest.raises(TypeError, match=r"^generator "):
-        randomizer.sample(torch.zeros(3), generator=None)
+        randomizer.sample_sum(torch.zeros(1, 3), one, generator=SeededNoise(1))
     for bad in (torch.zeros(3), torch.zeros(2, 4), torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)):
         with pytest.raises(ValueError, match=r"^messages "):
             randomizer.decode_sum(bad)
@@ -344,7 +347,7 @@ def test_the_base_is_abstract():
 @every
 def test_laws_on_a_gpu(make):
     randomizer, x = make(3, 2.5, RADIUS), at(0.6, 3).cuda()
-    noise = randomizer.sample(x.expand(200_000, 3), generator=generator(1, "cuda")) - x
+    noise = randomizer.sample(x.expand(200_000, 3), noise=SeededNoise(1, "cuda")) - x
     covariance = randomizer.moments.covariance(x).cpu()
     assert plausible(moment_scores(whitened(noise.cpu(), covariance)))
     counts = torch.tensor([5], device="cuda")

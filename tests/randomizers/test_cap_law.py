@@ -9,6 +9,7 @@ import torch
 from scipy.special import betainc
 from scipy.stats import chi2
 
+from torchdp.draws import Simulated
 from torchdp.randomizers.sphere import CapLaw, coordinate_size, mean_coordinate, uniform_coordinate
 
 EPSILONS = [1e-6, 0.01, 1, 8, 20, 50]
@@ -144,7 +145,7 @@ def chi_square(uniform, bins=100):
 @pytest.mark.parametrize("dim", [2, 3, 17, 100_001])
 def test_sampler_follows_the_exact_distribution_function(dim, epsilon):
     law = CapLaw(dim, epsilon)
-    t, across = law.sample((300_000,), generator=generator(1))
+    t, across = law.draw((300_000,), Simulated(generator(1)))
     torch.testing.assert_close(t.square() + across.square(), torch.ones_like(t), rtol=0, atol=1e-15)
     critical = chi2.isf(1e-6, 99)
     assert chi_square(cdf(law, t.numpy())) < critical
@@ -154,16 +155,15 @@ def test_sampler_follows_the_exact_distribution_function(dim, epsilon):
 
 @pytest.mark.parametrize("epsilon", [0.01, 4, 20, 50])
 @pytest.mark.parametrize("dim", [2, 3, 257])
-def test_extreme_uniforms_stay_on_their_side(monkeypatch, dim, epsilon):
+def test_extreme_uniforms_stay_on_their_side(planted, dim, epsilon):
     """Deterministic: the branch decides between the cap and its complement, whatever the second uniform."""
     law, tiny = CapLaw(dim, epsilon), 2.0**-53
-    branch = torch.tensor([0.0, law.upper - tiny, law.upper, 1 - tiny], dtype=torch.float64)[:, None]
-    tail = torch.tensor([0.0, tiny, 0.5, 1 - 1e-9, 1 - tiny], dtype=torch.float64)
-    uniform = torch.stack(torch.broadcast_tensors(branch, tail))
-    monkeypatch.setattr(torch, "rand", lambda *shape, **options: uniform)
-    t, across = law.sample((4, 5), generator=generator())
+    word = torch.tensor([0, law.chance - 1, law.chance, 2**63 - 1])[:, None]
+    tail = torch.tensor([2.0**-126, tiny, 0.5, 1 - 1e-9, 1], dtype=torch.float64)
+    words = torch.cat([word, word | -(2**63)])  # both ends of either part
+    t, across = law.draw((8, 5), planted(words=words, exponential=-tail.log()))
     assert t.isfinite().all() and (across >= 0).all() and (t.abs() <= 1).all()
-    inside = (branch < law.upper).expand_as(t)
+    inside = (words & (2**63 - 1) < law.chance).expand_as(t)
     # Across the edge by rounding only: in the angle, where 1 - gamma keeps its digits.
     angle, edge = torch.atan2(across, t), 2 * math.atan(math.exp(-law.rapidity))
     assert (angle[inside] <= edge * (1 + 1e-9)).all() and (angle[~inside] >= edge * (1 - 1e-9)).all()

@@ -7,33 +7,38 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.draws import Simulated
 from torchdp.randomizers import draws
 
 ALPHA = 1e-6
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+def seeded(seed):
+    return Simulated(torch.Generator().manual_seed(seed))
 
 
-def test_random_words_use_all_64_bits():
-    bits = draws.unpack(draws.random_words((20_000, 2), generator(1)))
-    z = (bits.double().mean(0) - 0.5) * 2 * math.sqrt(20_000)
-    assert float(z.abs().max()) < stats.norm.isf(ALPHA / 256)
+class Digits(Simulated):
+    """Words that are put in by hand, one after the other."""
+
+    def __init__(self, *digits):
+        super().__init__(torch.Generator())
+        self.digits = iter(digits)
+
+    def fill(self, words):
+        words.fill_(next(self.digits))
 
 
 @pytest.mark.parametrize("numerator", [0, 1, 3, 5, 7, 8])
-def test_bernoulli_bits_compare_a_uniform_number_with_the_probability_digit_by_digit(monkeypatch, numerator):
+def test_bernoulli_bits_compare_a_uniform_number_with_the_probability_digit_by_digit(numerator):
     """Deterministic: all eight triples of digits stand in eight lanes; ``numerator`` of them are below it."""
-    digits = iter([0b00001111, 0b00110011, 0b01010101])
-    monkeypatch.setattr(draws, "random_words", lambda shape, g: torch.full(shape, next(digits)))
-    word = int(draws.bernoulli_words((1,), numerator / 8, generator())) & 255
+    digits = Digits(0b00001111, 0b00110011, 0b01010101)
+    word = int(draws.bernoulli_words((1,), numerator / 8, digits)) & 255
     assert bin(word).count("1") == numerator
 
 
 @pytest.mark.parametrize("probability", [1e-9, 0.1, 0.2689414213699951, 0.5, 0.9, 1 - 1e-3])
 def test_bernoulli_bits_have_their_probability_in_every_lane(probability):
-    bits = draws.unpack(draws.bernoulli_words((30_000, 3), probability, generator(2))).sum(0).numpy()
+    bits = draws.unpack(draws.bernoulli_words((30_000, 3), probability, seeded(2))).sum(0).numpy()
     z = (bits - 30_000 * probability) / math.sqrt(30_000 * probability * (1 - probability) + 1e-9)
     assert np.abs(z).max() < stats.norm.isf(ALPHA / 384) or bits.max() < 3
     if 0.01 < probability < 0.99:
@@ -41,7 +46,7 @@ def test_bernoulli_bits_have_their_probability_in_every_lane(probability):
             bits.size * 30_000 * probability
         )
         assert abs(wrong) > 5
-        together = draws.unpack(draws.bernoulli_words((30_000, 1), probability, generator(3))).sum(1).numpy()
+        together = draws.unpack(draws.bernoulli_words((30_000, 1), probability, seeded(3))).sum(1).numpy()
         expected = 30_000 * stats.binom.pmf(np.arange(65), 64, probability)
         keep = expected > 10
         counts = np.bincount(together, minlength=65)
@@ -53,7 +58,7 @@ def test_bernoulli_bits_have_their_probability_in_every_lane(probability):
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 64, 1000])
 def test_column_counts_add_up_the_bits(rows):
-    words = draws.random_words((rows, 3), generator(4))
+    words = seeded(4).words((rows, 3))
     assert torch.equal(draws.column_counts(words), draws.unpack(words).sum(0))
     assert torch.equal(draws.popcount(words), draws.unpack(words).unflatten(-1, (3, 64)).sum(-1))
     every = torch.full((rows, 1), -1)
@@ -63,7 +68,7 @@ def test_column_counts_add_up_the_bits(rows):
 def test_multinomial_splits_every_crowd_by_its_own_law():
     laws = torch.tensor([[0.5, 0.5, 0, 0, 0], [0, 0, 0.1, 0.2, 0.7], [0.2] * 5], dtype=torch.float64)
     counts = torch.tensor([[100, 0, 0], [0, 50, 0], [10**12, 10**12, 10**12]])
-    drawn = draws.multinomial(counts.expand(2000, 3, 3), laws, generator(5))
+    drawn = draws.multinomial(counts.expand(2000, 3, 3), laws, seeded(5))
     assert torch.equal(drawn.sum(-1), counts.sum(-1).expand(2000, 3))
     assert not drawn[:, 0, 2:].any() and not drawn[:, 1, :2].any()
     held = counts.double()
@@ -78,7 +83,7 @@ def test_multinomial_splits_every_crowd_by_its_own_law():
 def test_multinomial_in_parts_is_the_same_law(monkeypatch):
     laws, counts = torch.full((2, 3), 1 / 3), torch.tensor([30, 60])
     monkeypatch.setattr(draws, "DRAWS_AT_ONCE", 20)
-    drawn = draws.multinomial(counts.expand(500, 2), laws, generator(6))
+    drawn = draws.multinomial(counts.expand(500, 2), laws, seeded(6))
     assert drawn.shape == (500, 3) and (drawn.sum(1) == 90).all()
     assert float((drawn.double().mean(0) - 30).abs().max()) < 6 * math.sqrt(20 / 500)
 
@@ -89,7 +94,7 @@ def test_picks_without_replacement_are_hypergeometric(crowds, share):
     total, repeats = sum(crowds), 4000
     size = round(share * total)
     crowds = torch.tensor(crowds).expand(repeats, 4)
-    picked = draws.without_replacement(crowds, torch.full((repeats,), size), generator(7))
+    picked = draws.without_replacement(crowds, torch.full((repeats,), size), seeded(7))
     assert (picked >= 0).all() and (picked <= crowds).all() and (picked.sum(-1) == size).all()
     for i in (0, 1, 3):
         law = stats.hypergeom(total, int(crowds[0, i]), size)
@@ -113,7 +118,7 @@ def test_picks_without_replacement_are_hypergeometric(crowds, share):
 
 def test_picks_from_crowds_of_very_many_people():
     crowds = torch.tensor([6 * 10**13, 10**13, 5]).expand(3000, 3)
-    picked = draws.without_replacement(crowds, torch.full((3000,), 2 * 10**13), generator(8)).double()
+    picked = draws.without_replacement(crowds, torch.full((3000,), 2 * 10**13), seeded(8)).double()
     assert (picked.sum(-1) == 2e13).all()
     n, size, good = 7e13 + 5, 2e13, 6e13
     variance = size * good / n * (1 - good / n) * (n - size) / (n - 1)

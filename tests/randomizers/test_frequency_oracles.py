@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from scipy.linalg import hadamard
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import (
     HadamardResponse,
@@ -136,23 +137,14 @@ def test_guarantee_holds_at_large_epsilon_where_p_rounds_to_one(kind, epsilon):
     assert kind is OptimizedUnaryEncoding or epsilon < 80 or oracle.on == 1
 
 
-class Least(torch.overrides.TorchFunctionMode):
-    """Every uniform number is the least one."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        drawn = func(*args, **(kwargs or {}))
-        return torch.zeros_like(drawn) if func is torch.rand else drawn
-
-
 @pytest.mark.parametrize("epsilon", [1.0, 40.0, 100.0, 700.0])
-def test_at_every_epsilon_some_uniform_number_hides_the_value(epsilon):
+def test_at_every_epsilon_some_uniform_number_hides_the_value(planted, epsilon):
     """Else a message would rule out a value for certain, whatever epsilon is said to be."""
-    k, x = 6, torch.arange(6)
-    with Least():
-        for kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
-            words = kind(k, epsilon).sample(x, generator=generator())[:, 0]
-            assert not (words >> x & 1).any()
-        indices = HadamardResponse(k, epsilon).sample(x, generator=generator())
+    k, x, least = 6, torch.arange(6), planted(words=torch.tensor(-1))  # 1: the uniform number's digit is 0
+    for kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
+        words = kind(k, epsilon).messages(x, least)[:, 0]
+        assert not (words >> x & 1).any()
+    indices = HadamardResponse(k, epsilon).messages(x, least)
     signs = [bin((v + 1) & y).count("1") % 2 for v, y in enumerate(indices.tolist())]
     assert all(signs)  # -1, the unlikely one
 
@@ -200,7 +192,7 @@ def test_subset_selection_takes_the_size_of_least_error():
 def test_messages_follow_the_law(kind, epsilon):
     k, n = 4, 400_000
     messages, law = written_out(kind, k, epsilon)
-    drawn = kind(k, epsilon).sample(torch.full((n,), 2), generator=generator(1)).reshape(n, -1)[:, 0]
+    drawn = kind(k, epsilon).sample(torch.full((n,), 2), noise=SeededNoise(1)).reshape(n, -1)[:, 0]
     counts = np.array([int((drawn == message).sum()) for message in messages])
     assert counts.sum() == n
     assert stats.chisquare(counts, n * law[2] / law[2].sum()).pvalue > ALPHA
@@ -215,7 +207,7 @@ def test_messages_follow_the_law(kind, epsilon):
 def test_packed_messages_hold_the_bits_of_the_alphabet_and_no_others(kind, k):
     oracle = kind(k, 1.0)
     x = torch.arange(6).reshape(2, 3) % k
-    messages = oracle.sample(x, generator=generator(2))
+    messages = oracle.sample(x, noise=SeededNoise(2))
     assert messages.shape == (2, 3, -(-k // 64)) and messages.dtype == torch.int64
     bits = unpack(messages)
     assert not bits[..., k:].any()
@@ -253,7 +245,7 @@ def test_aggregate_reports_have_the_law_of_single_messages(kind, epsilon):
     """Counts 0, 1 and 3 among them; another epsilon is noticed."""
     oracle, repeats = make(kind, epsilon), 1000
     users = torch.arange(5).repeat_interleave(COUNTS)
-    messages = oracle.sample(users.expand(repeats, -1), generator=generator(4))
+    messages = oracle.sample(users.expand(repeats, -1), noise=SeededNoise(4))
     single = torch.stack([oracle.tally(message) for message in messages])
     together = oracle.sample_reports(COUNTS, generator=generator(5), sample_shape=(repeats,))
     assert together.dtype == single.dtype == torch.int64 and together.shape == single.shape
@@ -285,7 +277,7 @@ def test_collecting_part_by_part_is_the_tally_of_all_messages(kind, monkeypatch)
     oracle = make(kind, 1.0)
     x = torch.randint(5, (10_000,), generator=generator(8))
     monkeypatch.setattr("torchdp.randomizers.frequency.WORDS_AT_ONCE", 700)
-    total = oracle.collect(x, generator=generator(9))
+    total = oracle.collect(x, noise=SeededNoise(9))
     assert total.shape == (oracle.tallies,) and total.dtype == torch.int64
     W, held = normal(2, 5), torch.bincount(x, minlength=5).double()
     error = oracle.answer(total, W) - W @ held
@@ -297,10 +289,10 @@ def test_collecting_part_by_part_is_the_tally_of_all_messages(kind, monkeypatch)
 def test_tallies_add_up_and_empty_groups_count_nothing(kind):
     oracle = make(kind, 1.0)
     none = torch.zeros(0, dtype=torch.int64)
-    assert not oracle.tally(oracle.sample(none, generator=generator())).any()
-    assert not oracle.collect(none, generator=generator()).any()
+    assert not oracle.tally(oracle.sample(none, noise=SeededNoise(0))).any()
+    assert not oracle.collect(none, noise=SeededNoise(0)).any()
     assert not oracle.sample_reports(torch.zeros(5), generator=generator()).any()
-    messages = oracle.sample(torch.arange(5), generator=generator())
+    messages = oracle.sample(torch.arange(5), noise=SeededNoise(0))
     assert torch.equal(oracle.tally(messages[:2]) + oracle.tally(messages[2:]), oracle.tally(messages))
     assert oracle.sample_reports(COUNTS, generator=generator(), sample_shape=(2, 3)).shape == (
         2,
@@ -328,8 +320,25 @@ def test_oracles_on_a_gpu(kind):
     held, W = torch.bincount(x, minlength=70), normal(3, 70).cuda()
     deviation = (oracle.workload_variance(W) @ held.double()).sqrt()
     for reports in (
-        oracle.collect(x, generator=generator(2, "cuda")),
+        oracle.collect(x, noise=SeededNoise(2, "cuda")),
         oracle.sample_reports(held, generator=generator(3, "cuda")),
     ):
         assert reports.is_cuda
         assert float(((oracle.answer(reports, W) - W @ held.double()) / deviation).abs().max()) < 5.5
+
+
+@pytest.mark.parametrize("at_once", [0, 32])
+def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
+    """Values added many at a time and one by one: the size, the own value's rate, and each other value's and pair's."""
+    monkeypatch.setattr("torchdp.randomizers.subset_selection.AT_ONCE", at_once)
+    oracle, n, x = SubsetSelection(70, 0.3), 20_000, 66
+    bits = unpack(oracle.sample(torch.full((n,), x), noise=SeededNoise(3)))
+    assert (bits.sum(1) == oracle.subset).all() and not bits[:, 70:].any()
+    rates = bits[:, :70].double().mean(0)
+    chance = torch.full((70,), oracle.off, dtype=torch.float64)
+    chance[x] = oracle.on
+    assert float(((rates - chance) / (chance * (1 - chance) / n).sqrt()).abs().max()) < 5.5
+    pairs = (bits[:, :35] * bits[:, 35:70])[:, :30].double().mean(0)  # v and v + 35, none of them x
+    r = oracle._pair
+    assert float((pairs - r).abs().max()) < 5.5 * math.sqrt(r * (1 - r) / n)
+    assert abs(float(pairs.mean()) - oracle.off**2) > 3 * math.sqrt(r * (1 - r) / n / 30)  # not independent bits

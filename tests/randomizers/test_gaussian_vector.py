@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import GaussianVector
 
@@ -49,7 +50,7 @@ def test_points_outside_by_rounding_are_projected():
     randomizer = GaussianVector(50, 1.0, delta=1e-6)
     x = torch.nn.functional.normalize(torch.ones(1, 50), dim=-1) * (1 + 5e-7)
     far, same = (
-        randomizer.sample(points, generator=torch.Generator().manual_seed(0)).double()
+        randomizer.sample(points, noise=SeededNoise.of(torch.Generator().manual_seed(0))).double()
         for points in (x, x / x.norm())
     )
     assert float((far - same).abs().max()) < 1e-6

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -53,8 +54,8 @@ def test_bad_arguments_are_refused_by_name(oracle):
     reports = torch.zeros(oracle.tallies)
     one = torch.ones(4, dtype=torch.int64)
     for name, call in [
-        ("x", lambda: oracle.sample(torch.tensor([4]), generator=generator())),
-        ("x", lambda: oracle.collect(torch.tensor([-1]), generator=generator())),
+        ("x", lambda: oracle.sample(torch.tensor([4]), noise=SeededNoise(0))),
+        ("x", lambda: oracle.collect(torch.tensor([-1]), noise=SeededNoise(0))),
         ("x", lambda: oracle.covariance(4)),
         ("x", lambda: oracle.covariance(-1)),
         ("W", lambda: oracle.workload_variance(torch.ones(3, 5))),
@@ -74,8 +75,8 @@ def test_bad_arguments_are_refused_by_name(oracle):
         with pytest.raises(ValueError, match=rf"^{name} "):
             call()
     for name, call in [
-        ("x", lambda: oracle.sample(torch.tensor([1.0]), generator=generator())),
-        ("generator", lambda: oracle.sample(one, generator=None)),
+        ("x", lambda: oracle.sample(torch.tensor([1.0]), noise=SeededNoise(0))),
+        ("noise", lambda: oracle.sample(one, noise=generator())),
         ("generator", lambda: oracle.sample_reports(one, generator=None)),
         ("W", lambda: oracle.workload_variance([[1.0] * 4])),
         ("reports", lambda: oracle.decode_counts([1.0])),
@@ -98,8 +99,8 @@ DRAWS = {
     f"{name} {path}": call
     for oracle, name in zip(ORACLES, NAMES, strict=True)
     for path, call in {
-        "message": lambda g, o=oracle: o.sample(torch.arange(200) % 4, generator=g),
-        "tally": lambda g, o=oracle: o.collect(torch.arange(200) % 4, generator=g),
+        "message": lambda g, o=oracle: o.sample(torch.arange(200) % 4, noise=SeededNoise.of(g)),
+        "tally": lambda g, o=oracle: o.collect(torch.arange(200) % 4, noise=SeededNoise.of(g)),
         "reports": lambda g, o=oracle: o.sample_reports(
             torch.tensor([10**13 + 1, 3, 5 * 10**8, 0]), generator=g, sample_shape=(5,)
         ),
@@ -129,4 +130,4 @@ def test_integers_that_torch_can_not_compare_are_refused_with_a_remedy(oracle, d
     x = torch.tensor([0, 3]).to(dtype)
     for call in (oracle.sample, oracle.collect):
         with pytest.raises(TypeError, match=r"x must be .*call \.to\(torch\.int64\)"):
-            call(x, generator=generator())
+            call(x)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit, PrivUnitG
 from torchdp.randomizers.sphere import uniform_coordinate
@@ -156,7 +157,7 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
     x *= norm / np.linalg.norm(x)
     slow = rejected(dim, epsilon, x, 30_000, 1)
     fast, off = (
-        PrivUnit(dim, e).sample(torch.from_numpy(x).expand(30_000, dim), generator=generator(2)).numpy()
+        PrivUnit(dim, e).sample(torch.from_numpy(x).expand(30_000, dim), noise=SeededNoise(2)).numpy()
         for e in (epsilon, 1.25 * epsilon)
     )
     views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]
@@ -167,7 +168,7 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
 def test_direction_across_the_point_is_uniform_and_independent_of_the_coordinate_along_it():
     dim, x = 5, torch.zeros(5, dtype=torch.float64)
     x[0] = 1
-    y = PrivUnit(dim, 4.0).sample(x.expand(100_000, dim), generator=generator(3))
+    y = PrivUnit(dim, 4.0).sample(x.expand(100_000, dim), noise=SeededNoise(3))
     along, across = y[:, 0], torch.nn.functional.normalize(y[:, 1:], dim=-1)
     uniform = stats.beta(1.5, 1.5, -1, 2)  # a coordinate on the sphere of R^4
     for i in range(4):

@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 from scipy.special import log_ndtr, ndtr
 
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import PrivUnitG
 
 ALPHA = 1e-6
@@ -45,7 +46,7 @@ def points_at(norm, dim, radius):
 def test_mean_and_covariance_do_not_depend_on_the_point(epsilon, norm):
     randomizer = PrivUnitG(3, epsilon, 2.5)
     x = points_at(norm, 3, 2.5)
-    samples = randomizer.sample(x.expand(200_000, 3), generator=generator(1))
+    samples = randomizer.sample(x.expand(200_000, 3), noise=SeededNoise(1))
     variance = randomizer.moments.variance
     assert plausible(moment_scores(samples, x, variance))
     assert not plausible(moment_scores(samples, x, variance * 1.01**2))  # radius 1 % off
@@ -57,11 +58,7 @@ def test_mean_and_covariance_do_not_depend_on_the_point(epsilon, norm):
 def test_standardised_moments_along_the_point(epsilon):
     randomizer = PrivUnitG(4, epsilon)
     x, n = points_at(1.0, 4, 1.0), 1_000_000
-    z = (
-        (randomizer.sample(x.expand(n, 4), generator=generator(2)) - x)
-        @ x
-        / math.sqrt(randomizer.moments.variance)
-    )
+    z = (randomizer.sample(x.expand(n, 4), noise=SeededNoise(2)) - x) @ x / math.sqrt(randomizer.moments.variance)
     for power, moment in ((3, randomizer.moments.third), (4, randomizer.moments.fourth)):
         error = float(z.pow(power).std()) / math.sqrt(n)
         assert abs(float(z.pow(power).mean()) - moment) < 5.2 * error
@@ -93,7 +90,7 @@ def distribution_function(randomizer, x):
 def test_law_in_one_dimension(epsilon, x):
     randomizer = PrivUnitG(1, epsilon, 2.0)
     points = torch.full((1_000_000, 1), 2.0 * x, dtype=torch.float64)
-    y = randomizer.sample(points, generator=generator(3))[:, 0].numpy() * randomizer.tau.threshold / 2.0
+    y = randomizer.sample(points, noise=SeededNoise(3))[:, 0].numpy() * randomizer.tau.threshold / 2.0
 
     def chi_square(y):
         counts = np.histogram(distribution_function(randomizer, x)(y), 100, (0, 1))[0]
@@ -107,7 +104,7 @@ def test_law_in_one_dimension(epsilon, x):
 def test_float32_and_float64_have_one_law():
     x = points_at(0.6, 3, 1.0)
     single, double = (
-        PrivUnitG(3, 4).sample(x.to(dtype).expand(200_000, 3), generator=generator(seed))
+        PrivUnitG(3, 4).sample(x.to(dtype).expand(200_000, 3), noise=SeededNoise(seed))
         for seed, dtype in ((4, torch.float32), (5, torch.float64))
     )
     assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
@@ -131,7 +128,7 @@ def both_paths(request):
     """(epsilon, sums from every user's own message, sums drawn at once)."""
     randomizer, repeats = PrivUnitG(3, request.param, 1.5), 20_000
     users = types().repeat_interleave(COUNTS, 0)
-    messages = randomizer.sample(users.expand(repeats, *users.shape), generator=generator(6))
+    messages = randomizer.sample(users.expand(repeats, *users.shape), noise=SeededNoise(6))
     sums = randomizer.sample_sum(types(), COUNTS, generator=generator(7), sample_shape=(repeats,))
     return request.param, randomizer.decode_sum(messages), sums
 
@@ -206,21 +203,21 @@ def test_a_point_rounded_out_of_the_ball_is_taken_as_on_the_sphere():
     assert (x.double().norm(dim=-1) > 1).any()
     randomizer = PrivUnitG(50, 1.0)
     out = x * (1 + 4e-7)
-    near, same = (randomizer.sample(points, generator=generator(12)) for points in (out, x))
+    near, same = (randomizer.sample(points, noise=SeededNoise(12)) for points in (out, x))
     torch.testing.assert_close(near, same, rtol=1e-3, atol=1e-3)
     for points in (1.0001 * x, 1.0001 * x.double()):
         with pytest.raises(ValueError, match="x holds points outside"):
-            randomizer.sample(points, generator=generator(12))
+            randomizer.sample(points, noise=SeededNoise(12))
 
 
 @pytest.mark.parametrize("dim", [1, 4])
 def test_edges(dim):
     randomizer = PrivUnitG(dim, 1.0)
     none = torch.zeros(0, dim)
-    assert randomizer.sample(none, generator=generator()).shape == (0, dim)
+    assert randomizer.sample(none, noise=SeededNoise(0)).shape == (0, dim)
     assert (randomizer.decode_sum(none) == 0).all()
-    assert randomizer.sample(torch.zeros(dim), generator=generator()).shape == (dim,)
-    assert randomizer.sample(torch.zeros(2, 3, dim), generator=generator()).shape == (2, 3, dim)
+    assert randomizer.sample(torch.zeros(dim), noise=SeededNoise(0)).shape == (dim,)
+    assert randomizer.sample(torch.zeros(2, 3, dim), noise=SeededNoise(0)).shape == (2, 3, dim)
     x, zero = torch.zeros(5, dim), torch.zeros(5, dtype=torch.int64)
     assert (randomizer.sample_sum(x, zero, generator=generator()) == 0).all()
     for shape in ((), (0,), (2, 0), (1,), (2, 3)):
@@ -233,7 +230,7 @@ def test_edges(dim):
 @pytest.mark.parametrize("epsilon", [0.5, 8])
 def test_law_on_a_gpu(epsilon):
     randomizer, x = PrivUnitG(3, epsilon), points_at(0.6, 3, 1.0).cuda()
-    samples = randomizer.sample(x.expand(400_000, 3), generator=generator(1, "cuda"))
+    samples = randomizer.sample(x.expand(400_000, 3), noise=SeededNoise(1, "cuda"))
     assert plausible(moment_scores(samples.cpu(), x.cpu(), randomizer.moments.variance))
     counts = torch.tensor([3], device="cuda")
     sums = randomizer.sample_sum(x[None], counts, generator=generator(2, "cuda"), sample_shape=(400_000,))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import PrivUnitG, RandomizedResponse, TiltedNormal
 
 COUNTS = torch.tensor([10**13 + 1, 3, 123_456_789])
@@ -11,10 +12,10 @@ POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
 DRAWS = {
     "tau": lambda g: TiltedNormal(1.0).sample((50,), generator=g),
     "tau sums": lambda g: TiltedNormal(1.0).sample_sums(COUNTS, generator=g, sample_shape=(7,)),
-    "privunitg float32": lambda g: PrivUnitG(2, 4.0).sample(POINTS, generator=g),
-    "privunitg float64": lambda g: PrivUnitG(2, 20.0).sample(POINTS.double(), generator=g),
+    "privunitg float32": lambda g: PrivUnitG(2, 4.0).sample(POINTS, noise=SeededNoise.of(g)),
+    "privunitg float64": lambda g: PrivUnitG(2, 20.0).sample(POINTS.double(), noise=SeededNoise.of(g)),
     "privunitg sum": lambda g: PrivUnitG(2, 0.5).sample_sum(POINTS, COUNTS, generator=g, sample_shape=(5,)),
-    "response": lambda g: RandomizedResponse(5, 1.0).sample(torch.arange(5), generator=g),
+    "response": lambda g: RandomizedResponse(5, 1.0).sample(torch.arange(5), noise=SeededNoise.of(g)),
     "response decoded": lambda g: RandomizedResponse(3, 2.0).decode_counts(COUNTS),
     "response reports": lambda g: RandomizedResponse(3, 1.0).sample_reports(
         COUNTS, generator=g, sample_shape=(5,)

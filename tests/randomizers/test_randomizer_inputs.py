@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import PrivUnitG, RandomizedResponse
 
 VECTOR, RESPONSE = PrivUnitG(3, 1.0, 2.0), RandomizedResponse(4, 1.0)
@@ -71,7 +72,7 @@ def test_parameters_at_their_limits_are_taken():
 )
 def test_points_that_are_no_points_of_the_ball(bad):
     with pytest.raises(ValueError, match=r"^x "):
-        VECTOR.sample(bad, generator=generator())
+        VECTOR.sample(bad, noise=SeededNoise(0))
     with pytest.raises(ValueError, match=r"^points "):
         VECTOR.sample_sum(bad, torch.tensor([1]), generator=generator())
 
@@ -84,7 +85,7 @@ def test_points_that_are_no_points_of_the_ball(bad):
 )
 def test_points_of_a_wrong_kind(bad):
     with pytest.raises(TypeError, match=r"^x "):
-        VECTOR.sample(bad, generator=generator())
+        VECTOR.sample(bad, noise=SeededNoise(0))
     with pytest.raises(TypeError, match=r"^points "):
         VECTOR.sample_sum(bad, torch.tensor([1]), generator=generator())
 
@@ -92,7 +93,7 @@ def test_points_of_a_wrong_kind(bad):
 @pytest.mark.parametrize("bad", [torch.tensor([4]), torch.tensor([-1, 0]), torch.tensor(2**40)])
 def test_values_outside_the_alphabet(bad):
     for name, call in [
-        ("x", lambda: RESPONSE.sample(bad, generator=generator())),
+        ("x", lambda: RESPONSE.sample(bad, noise=SeededNoise(0))),
         ("messages", lambda: RESPONSE.decode_sum(bad)),
         ("points", lambda: RESPONSE.sample_sum(bad, torch.tensor([1]), generator=generator())),
     ]:
@@ -105,7 +106,7 @@ def test_values_outside_the_alphabet(bad):
 )
 def test_values_of_a_wrong_kind(bad):
     for name, call in [
-        ("x", lambda: RESPONSE.sample(bad, generator=generator())),
+        ("x", lambda: RESPONSE.sample(bad, noise=SeededNoise(0))),
         ("messages", lambda: RESPONSE.decode_sum(bad)),
         ("points", lambda: RESPONSE.sample_sum(bad, torch.tensor([1]), generator=generator())),
     ]:
@@ -143,17 +144,22 @@ def test_counts(bad, error):
             call()
 
 
-@pytest.mark.parametrize("bad", [None, 0, "cpu", torch, torch.Generator])
-def test_a_generator_is_required(bad):
+@pytest.mark.parametrize("bad", [0, "cpu", torch, torch.Generator, SeededNoise(1), torch.Generator()])
+def test_users_take_noise_and_simulations_a_generator(bad):
     one = torch.tensor([1, 1])
-    for call in [
-        lambda: VECTOR.sample(POINTS, generator=bad),
-        lambda: VECTOR.sample_sum(POINTS, one, generator=bad),
-        lambda: RESPONSE.sample(VALUES, generator=bad),
-        lambda: RESPONSE.sample_sum(VALUES, one, generator=bad),
-        lambda: RandomizedResponse(2, 1.0).sample_reports(one, generator=bad),
+    for name, call in [
+        ("noise", lambda: VECTOR.sample(POINTS, noise=bad)),
+        ("noise", lambda: VECTOR.collect(POINTS, one, noise=bad)),
+        ("noise", lambda: RESPONSE.sample(VALUES, noise=bad)),
+        ("noise", lambda: RESPONSE.collect(VALUES, noise=bad)),
+        ("generator", lambda: VECTOR.sample_sum(POINTS, one, generator=bad)),
+        ("generator", lambda: RESPONSE.sample_sum(VALUES, one, generator=bad)),
+        ("generator", lambda: RandomizedResponse(2, 1.0).sample_reports(one, generator=bad)),
     ]:
-        with pytest.raises(TypeError, match=r"^generator "):
+        if isinstance(bad, SeededNoise if name == "noise" else torch.Generator):
+            call()
+            continue
+        with pytest.raises(TypeError, match=rf"^{name} "):
             call()
 
 
@@ -199,11 +205,11 @@ def test_covariance_of_no_value(bad):
 def test_messages_of_the_errors_hold_no_data():
     secret = 1.23456789
     with pytest.raises(ValueError) as error:
-        VECTOR.sample(torch.full((3,), secret * 2), generator=generator())
+        VECTOR.sample(torch.full((3,), secret * 2), noise=SeededNoise(0))
     assert "1.2345" not in str(error.value) and "2.469" not in str(error.value)
 
 
 @pytest.mark.gpu
 def test_a_generator_of_another_device():
     with pytest.raises(ValueError, match=r"^generator "):
-        VECTOR.sample(POINTS.cuda(), generator=generator())
+        VECTOR.sample(POINTS.cuda(), noise=SeededNoise(0))

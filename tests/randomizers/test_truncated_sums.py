@@ -11,7 +11,8 @@ from scipy.integrate import quad
 from scipy.interpolate import CubicSpline
 from scipy.special import ndtr, ndtri
 
-from torchdp.randomizers.truncated_sums import excess_moments, quantile, sample_truncated_sums
+from torchdp.draws import Simulated
+from torchdp.randomizers.truncated_sums import excess_moments, quantile, truncated_sums
 
 THRESHOLDS = [4e-7, 0.004, 0.4, 2.7, 9.0]
 Z = torch.linspace(-7, 7, 14 * 500 + 1, dtype=torch.float64)
@@ -137,8 +138,8 @@ def test_quantiles_increase_and_are_smooth_between_the_nodes(threshold, copies):
 def test_no_copies_add_nothing():
     assert (at(0.4, 0, Z) == 0).all()
     counts = torch.zeros(2, 0, dtype=torch.int64)
-    assert sample_truncated_sums(0.4, counts, generator=generator()).shape == (2, 0)
-    assert (sample_truncated_sums(0.4, torch.zeros(5, dtype=torch.int64), generator=generator()) == 0).all()
+    assert truncated_sums(0.4, counts, Simulated(generator())).shape == (2, 0)
+    assert (truncated_sums(0.4, torch.zeros(5, dtype=torch.int64), Simulated(generator())) == 0).all()
 
 
 @pytest.mark.parametrize("threshold", [0.2, 1.5, 5.3])
@@ -146,7 +147,7 @@ def test_no_copies_add_nothing():
 def test_draws_match_sums_of_single_draws(threshold, copies):
     repeats = 100_000
     counts = torch.full((repeats,), copies)
-    fast = sample_truncated_sums(threshold, counts, generator=generator(1)).numpy()
+    fast = truncated_sums(threshold, counts, Simulated(generator(1))).numpy()
     uniform = np.random.default_rng(2).random((repeats, copies))
     slow = -ndtri((1 - uniform) * ndtr(-threshold)).sum(-1)
     assert stats.ks_2samp(fast, slow).pvalue > 1e-6
@@ -159,7 +160,7 @@ def test_sums_of_many_copies_are_float64_to_the_last_digits():
     """One draw at every size around 1e14: rounding to float32 anywhere would be a million deviations off."""
     counts = torch.arange(10**14, 10**14 + 1000)
     mean, deviation, *_ = standardised_cumulants(0.4)
-    sums = sample_truncated_sums(0.4, counts, generator=generator(3))
+    sums = truncated_sums(0.4, counts, Simulated(generator(3)))
     z = (sums - counts.double() * (0.4 + mean)) / (deviation * counts.double().sqrt())
     assert abs(float(z.mean())) < 5 / math.sqrt(1000)
     assert abs(float(z.square().mean()) - 1) < 5 * math.sqrt(2 / 1000)

@@ -89,6 +89,13 @@ def test_guarantee_arguments_of_their_own():
         assert delta_of(protocol, 2.0, 64 if isinstance(protocol, NegativeBinomialSum) else 1) <= 1e-6
 
 
+@pytest.mark.slow
+def test_guarantee_a_small_budget_is_met_though_some_floods_are_too_wide_to_follow():
+    protocol = calibrate(CorrelatedSum, 1000, 0.01, 1e-8, 1)
+    assert delta_of(protocol, 0.01, 1) <= 1e-8
+    assert protocol.rmse < 1.1 * math.sqrt(2) / 0.01  # discrete Laplace noise at this epsilon
+
+
 def test_guarantee_without_delta():
     pure = calibrate(PureSum, 1000, 4.0, 0, 16)
     assert epsilon_of(pure, 0, 16) == pytest.approx(4.0, rel=1e-12)

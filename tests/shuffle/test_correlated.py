@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 from scipy.signal import convolve2d
 
+from torchdp.noise import SeededNoise
 from torchdp.shuffle import CorrelatedSum
 
 EPSILONS = np.linspace(-2, 2, 41)
@@ -112,7 +113,7 @@ def pvalue(law, plus, minus):
 def test_messages_have_the_law_that_is_written_out(setting, bits):
     protocol, instances = CorrelatedSum(2, *setting), 40_000
     rows = torch.tensor(bits, dtype=torch.bool)[:, None].expand(-1, instances)
-    sent = protocol.randomize(rows, generator=torch.Generator().manual_seed(0))
+    sent = protocol.randomize(rows, noise=SeededNoise(0))
     plus, minus = (
         torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances).numpy() for sign in (1, -1)
     )

@@ -128,6 +128,17 @@ def test_a_flood_that_is_too_small_is_caught():
     assert (promised < truth - 1e-3).any() and (unlimited < truth - 0.05).any()
 
 
+@pytest.mark.filterwarnings("error")
+def test_curves_far_out_do_not_overflow():
+    epsilons = np.array([-1e6, 1e3, 1e6])
+    for profile in (
+        *unlimited_flood_profiles(0.5),
+        *unlimited_flood_profiles(0.5, shape=0.7),
+        *poisson_profiles(40.0),
+    ):
+        assert profile(epsilons)[0] == 1 and (profile(epsilons)[1:] <= 1e-3).all()
+
+
 def test_unlimited_flood_is_the_limit_and_randomized_response():
     for flooded, limit in zip(correlated_profiles(0.5, 4e4, 0.9), unlimited_flood_profiles(0.5), strict=True):
         assert (flooded(EPSILONS) >= limit(EPSILONS) - 1e-9).all()

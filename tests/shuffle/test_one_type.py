@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.noise import SeededNoise
 from torchdp.shuffle import NegativeBinomialSum, PoissonSum
 
 EPSILONS = np.linspace(-2, 2, 81)
@@ -84,7 +85,7 @@ def test_the_law_s_tail_is_below_rounding():
 def test_messages_have_the_law_that_is_written_out(make, bits):
     protocol, instances = make(2), 40_000
     rows = torch.tensor(bits, dtype=torch.bool)[:, None].expand(-1, instances)
-    sent = protocol.randomize(rows, generator=torch.Generator().manual_seed(0))
+    sent = protocol.randomize(rows, noise=SeededNoise(0))
     found = np.bincount(torch.bincount(sent.instance.long(), minlength=instances).numpy(), minlength=SIZE)
 
     def pvalue(law):

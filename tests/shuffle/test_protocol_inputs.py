@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.shuffle import (
     CentralGaussianSum,
@@ -13,7 +14,16 @@ from torchdp.shuffle import (
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
+    calibrate,
+    calibrate_rounded,
+    delta_of,
+    epsilon_of,
+    guarantee,
+    join,
     pure_sum,
+    rounded_delta_of,
+    rounded_guarantee,
+    shuffle,
 )
 
 
@@ -71,21 +81,21 @@ def test_parameters_out_of_range_are_refused(make, match):
 
 @pytest.mark.parametrize("protocol", EVERY, ids=lambda p: type(p).__name__)
 def test_bits_must_be_boolean_rows_of_users_who_exist(protocol):
-    calls = [protocol.collect] + ([protocol.randomize] if protocol in SHUFFLED else [])
-    for call in calls:
+    for call in [protocol.collect] + ([protocol.randomize] if protocol in SHUFFLED else []):
         with pytest.raises(TypeError, match=r"boolean tensor, not torch.int64; call"):
-            call(torch.ones(3, 2, dtype=torch.int64), generator=generator())
+            call(torch.ones(3, 2, dtype=torch.int64))
         with pytest.raises(TypeError, match=r"bits must be a torch.Tensor, not list"):
-            call([[True]], generator=generator())
+            call([[True]])
         with pytest.raises(ValueError, match="1 to 3, not 4"):
-            call(torch.ones(4, 2, dtype=torch.bool), generator=generator())
+            call(torch.ones(4, 2, dtype=torch.bool))
         with pytest.raises(ValueError, match="1 to 3, not 0"):
-            call(torch.ones(0, 2, dtype=torch.bool), generator=generator())
+            call(torch.ones(0, 2, dtype=torch.bool))
         for shape in [(3,), (3, 0), (1, 3, 2)]:
             with pytest.raises(ValueError, match="shape"):
-                call(torch.ones(shape, dtype=torch.bool), generator=generator())
-        with pytest.raises(TypeError, match=r"torch.Generator, not int"):
-            call(torch.ones(3, 2, dtype=torch.bool), generator=1)
+                call(torch.ones(shape, dtype=torch.bool))
+        for public in (1, generator()):
+            with pytest.raises(TypeError, match=rf"noise must be .*not {type(public).__name__}"):
+                call(torch.ones(3, 2, dtype=torch.bool), noise=public)
 
 
 @pytest.mark.parametrize("protocol", EVERY, ids=lambda p: type(p).__name__)
@@ -107,6 +117,8 @@ def test_ones_must_count_users(protocol):
         assert call(torch.tensor(2)).shape == ()
     with pytest.raises(ValueError, match="sample_shape"):
         protocol.sample_sum(torch.tensor(1), generator=generator(), sample_shape=(-1,))
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator, not SeededNoise"):
+        protocol.sample_sum(torch.tensor(1), generator=SeededNoise(1))
 
 
 def test_a_generator_elsewhere_is_refused():
@@ -116,8 +128,10 @@ def test_a_generator_elsewhere_is_refused():
     for protocol in EVERY:
         with pytest.raises(ValueError, match="generator is on cuda, the data on cpu"):
             protocol.sample_sum(torch.tensor([1]), generator=Elsewhere())
-        with pytest.raises(ValueError, match="generator is on cuda, the data on cpu"):
-            protocol.collect(torch.ones(3, 2, dtype=torch.bool), generator=Elsewhere())
+        noise = SeededNoise(1)
+        noise.device = torch.device("cuda")
+        with pytest.raises(ValueError, match="noise is on cuda, the data on cpu"):
+            protocol.collect(torch.ones(3, 2, dtype=torch.bool), noise=noise)
 
 
 @pytest.mark.parametrize("protocol", SHUFFLED, ids=lambda p: type(p).__name__)
@@ -128,7 +142,7 @@ def test_the_analyst_refuses_what_no_user_sends(protocol):
             protocol.analyse(messages(instance, [content] * 3), 2)
     with pytest.raises(ValueError, match="the content of a message must be one of"):
         protocol.analyse(messages([0, 1], [content, 7]), 2)
-    with pytest.raises(TypeError, match="shuffled must be Messages, not Tensor"):
+    with pytest.raises(TypeError, match="shuffled must be a Messages, not Tensor"):
         protocol.analyse(torch.ones(3), 2)
     with pytest.raises(ValueError, match="instances must be an integer >= 1"):
         protocol.analyse(messages([], []), 0)
@@ -139,6 +153,27 @@ def test_the_analyst_refuses_what_no_user_sends(protocol):
         protocol.profiles(-1)
     with pytest.raises(ValueError, match="absent must be below"):
         protocol.profiles(3)
+
+
+def test_wrong_objects_are_named():
+    sums = PoissonSum(3, 5.0)
+    for call in (
+        lambda: delta_of(3, 1.0, 1),
+        lambda: epsilon_of(PoissonSum, 1e-3, 1),
+        lambda: guarantee(None, 1e-3, 1),
+        lambda: rounded_delta_of(3, 1.0, 4, 2.0),
+        lambda: rounded_guarantee("poisson", 1e-3, 4, 2.0),
+        lambda: calibrate_rounded(sums, 3, 1.0, 1e-3, 4, 2.0),
+        lambda: join([3]),
+        lambda: shuffle(torch.zeros(3)),
+    ):
+        with pytest.raises(TypeError, match="must be a"):
+            call()
+    with pytest.raises(ValueError, match="at most 2147483647"):
+        sums.analyse(messages([0], [1]), 2**40)
+    for kind in (PoissonSum, RandomizedResponseSum, CentralGaussianSum, PureSum):
+        with pytest.raises(ValueError, match="epsilon must be at most 700"):
+            calibrate(kind, 10, 1e30, 1e-6, 1)
 
 
 def test_response_needs_one_message_of_every_user():
@@ -155,11 +190,11 @@ def test_response_needs_one_message_of_every_user():
 
 
 def test_more_messages_than_float64_counts_are_refused():
-    for protocol in (PoissonSum(3, 1e16), NegativeBinomialSum(3, 1e20, 0.5), ExactSum(10**17)):
+    for protocol in (PoissonSum(3, 1e16), NegativeBinomialSum(3, 1e20, 0.5)):
         with pytest.raises(ValueError, match="float64 counts exactly"):
             protocol.sample_sum(torch.tensor([1]), generator=generator())
         with pytest.raises(ValueError, match="float64 counts exactly"):
-            protocol.collect(torch.ones(3, 2, dtype=torch.bool), generator=generator())
+            protocol.collect(torch.ones(3, 2, dtype=torch.bool), noise=SeededNoise(0))
 
 
 def test_no_messages_at_all_are_an_answer_too():

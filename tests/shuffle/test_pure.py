@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from scipy.signal import convolve2d
 
+from torchdp.noise import SeededNoise
 from torchdp.shuffle import PureSum, pure_sum
 
 ALPHA = 1e-6
@@ -107,8 +108,7 @@ def test_the_flood_is_the_least_that_its_condition_allows(setting):
 @pytest.mark.parametrize("bit", [False, True])
 def test_messages_have_the_enumerated_law(users, bit):
     protocol, instances = PureSum(users, 1.0, 0.3, 0.05), 40_000
-    g = torch.Generator().manual_seed(users)
-    sent = protocol.randomize(torch.full((1, instances), bit), generator=g)
+    sent = protocol.randomize(torch.full((1, instances), bit), noise=SeededNoise(users))
     seen = np.zeros((200, 200))
     plus, minus = (
         torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances) for sign in (1, -1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.shuffle import Messages, RandomizedResponseSum, shuffle
 
 EPSILONS = np.linspace(-1.5, 1.5, 61)
@@ -71,6 +72,6 @@ def test_estimates_are_unbiased_with_the_predicted_variance_exactly(bits, flip):
 
 def test_every_user_sends_one_message_in_each_instance():
     protocol = RandomizedResponseSum(4, 0.3)
-    sent = protocol.randomize(torch.zeros(4, 9, dtype=torch.bool), generator=torch.Generator().manual_seed(0))
+    sent = protocol.randomize(torch.zeros(4, 9, dtype=torch.bool), noise=SeededNoise(0))
     assert torch.bincount(sent.instance.long()).tolist() == [4] * 9
     assert protocol.messages_per_user == 1 and protocol.bits_per_message(9) == 5

@@ -8,9 +8,10 @@ from scipy import stats
 
 from torchdp.privacy import Model, gaussian_sigma
 from torchdp.privacy.accounting import composed_delta
-from torchdp.shuffle import PoissonSum
+from torchdp.shuffle import CentralGaussianSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum, delta_of
 from torchdp.shuffle.dominating import pair_profile, poisson_law
-from torchdp.shuffle.rounded import _rate, calibrate_rounded, rounded_delta_of, rounded_guarantee
+from torchdp.shuffle.moments import _Base
+from torchdp.shuffle.rounded import calibrate_rounded, rounded_delta_of, rounded_guarantee
 
 
 def laws(mean, width=400):
@@ -47,7 +48,7 @@ def worst_composition(mean, changes, instances, epsilon):
 def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, change, epsilon):
     """However the change is spread over the coordinates; six tenths of the noise variance are not enough."""
     delta = 1e-5
-    protocol = calibrate_rounded(1000, epsilon, delta, 256, change)
+    protocol = calibrate_rounded(PoissonSum, 1000, epsilon, delta, 256, change)
     assert rounded_delta_of(protocol, epsilon, 256, change) <= delta
     assert worst_composition(protocol.mean, change, instances, epsilon) <= delta
     assert worst_composition(0.6 * protocol.mean, change, instances, epsilon) > delta
@@ -79,7 +80,7 @@ def test_delta_is_what_the_proof_says_and_a_tenth_less_noise_or_more_movement_is
         moments = change * float(np.max(rates)) - (alpha - 1) * epsilon
         least = min(least, moments + alpha * math.log1p(-1 / alpha) - math.log(alpha - 1))
     found, noise, movement = (
-        math.log(rounded_delta_of(PoissonSum(50, scale * mean), epsilon, 64, more * change))
+        math.log(PoissonSum(50, scale * mean).moved_delta(epsilon, 64, more * change))
         for scale, more in ((1, 1), (0.9, 1), (1, 1.1))
     )
     assert least - 1e-3 <= found <= least + 0.03
@@ -107,7 +108,7 @@ def test_moments_are_largest_where_one_of_the_laws_is_at_an_end():
 def test_the_rate_is_nowhere_below_the_moments(mean, power):
     law = poisson_law(mean)
     for base, excess in ((law.mass[1:], np.expm1(-law.step)), (law.mass[:-1], np.expm1(law.step))):
-        rate = _rate(base, excess, power, 0.0, 1e-3)
+        rate = _Base(base, excess).rate(power, 0.0, 1e-3)
         t = np.concatenate([np.geomspace(1e-3, 1, 3001)[:-1], 1 - np.geomspace(1e-6, 1e-2, 50)])
         moments = np.exp(power * np.log1p(t[:, None] * excess)) @ base
         slope = abs(power * float(base @ excess)) * t
@@ -119,7 +120,7 @@ def test_the_rate_is_nowhere_below_the_moments(mean, power):
 @pytest.mark.parametrize("epsilon", [1.0, 4.5])
 def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
     """The central mechanism's l_2 sensitivity is sqrt(change)."""
-    protocol = calibrate_rounded(10_000, epsilon, 1e-6, 768, 48)
+    protocol = calibrate_rounded(PoissonSum, 10_000, epsilon, 1e-6, 768, 48)
     central = gaussian_sigma(epsilon, 1e-6, math.sqrt(48))
     assert 1 < protocol.rmse / central < 1.11
     assert protocol.rmse < gaussian_sigma(epsilon, 1e-6, math.sqrt(768)) / 3.5
@@ -127,14 +128,32 @@ def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 6.0])
 def test_guarantee_is_what_was_calibrated(epsilon):
-    promised = rounded_guarantee(calibrate_rounded(100, epsilon, 1e-5, 64, 8), 1e-5, 64, 8)
-    assert promised.epsilon == pytest.approx(epsilon, rel=3e-4)
+    protocol = calibrate_rounded(PoissonSum, 100, epsilon, 1e-5, 64, 8)
+    promised = rounded_guarantee(protocol, 1e-5, 64, 8)
+    assert promised.epsilon <= epsilon * (1 + 3e-4)
+    assert promised.epsilon > epsilon * (1 - 3e-4) or epsilon == 6.0  # there Pr[D = 0] asks for the noise
     assert (promised.delta, promised.exact, promised.model) == (1e-5, False, Model.SHUFFLE)
-    assert rounded_delta_of(calibrate_rounded(100, epsilon, 1e-5, 64, 8), promised.epsilon, 64, 8) <= 1e-5
+    assert rounded_delta_of(protocol, promised.epsilon, 64, 8) <= 1e-5
+    assert rounded_guarantee(protocol, 1e-5, 64, 8, epsilon=epsilon).epsilon == epsilon
+    with pytest.raises(ValueError, match="not certified"):
+        rounded_guarantee(PoissonSum(100, 0.7 * protocol.mean), 1e-5, 64, 8, epsilon=epsilon)
+
+
+def test_negative_binomial_noise_and_a_curator_s_count_movement_too_and_others_count_flips():
+    for kind in (NegativeBinomialSum, CentralGaussianSum):
+        protocol = calibrate_rounded(kind, 500, 1.0, 1e-5, 8, 1.0)
+        assert rounded_delta_of(protocol, 1.0, 8, 1.0) <= 1e-5 < delta_of(protocol, 1.0, 8)
+    assert protocol.sigma == pytest.approx(gaussian_sigma(1.0, 1e-5), rel=3e-4)
+    response = RandomizedResponseSum(20, 0.3)
+    assert rounded_delta_of(response, 1.0, 4, 2.0) == delta_of(response, 1.0, 4)
+    few = PoissonSum(500, 60.0)  # where only so many bits can flip, the better of both
+    assert rounded_delta_of(few, 1.0, 32, 2.0, flips=1) <= delta_of(few, 1.0, 1)
+    with pytest.raises(ValueError, match="flips"):
+        rounded_delta_of(few, 1.0, 32, 2.0, flips=33)
 
 
 def test_absent_users_are_made_up_for():
-    full, fewer = (calibrate_rounded(1000, 1.0, 1e-5, 64, 8, absent=a) for a in (0, 100))
+    full, fewer = (calibrate_rounded(PoissonSum, 1000, 1.0, 1e-5, 64, 8, absent=a) for a in (0, 100))
     assert fewer.mean == pytest.approx(full.mean / 0.9)
     assert rounded_delta_of(fewer, 1.0, 64, 8, absent=100) <= 1e-5 < rounded_delta_of(full, 1.0, 64, 8, absent=100)
 
@@ -145,11 +164,11 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match="change"):
             rounded_delta_of(protocol, 1.0, 64, change)
     with pytest.raises(ValueError, match="delta"):
-        calibrate_rounded(10, 1.0, 0.0, 64, 8)
+        calibrate_rounded(PoissonSum, 10, 1.0, 0.0, 64, 8)
     with pytest.raises(ValueError, match="absent"):
-        calibrate_rounded(10, 1.0, 1e-5, 64, 8, absent=10)
+        calibrate_rounded(PoissonSum, 10, 1.0, 1e-5, 64, 8, absent=10)
     with pytest.raises(ValueError, match="instances"):
-        calibrate_rounded(10, 1.0, 1e-5, 0, 8)
+        calibrate_rounded(PoissonSum, 10, 1.0, 1e-5, 0, 8)
 
 
 def test_too_little_noise_is_no_privacy():

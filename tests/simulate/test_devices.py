@@ -1,6 +1,7 @@
 """Worker processes: the same bits as one process, whatever dies, fails or is interrupted, and nothing left behind."""
 
 import errno
+import functools
 import multiprocessing
 import os
 import random
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import torchdp
-from torchdp.simulate import Row, block_generator, read, run, sweep, total
+from torchdp.simulate import OnError, Row, block_generator, read, run, sweep, total
 
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
 import worker_trials as trials
@@ -31,6 +32,9 @@ def results(rows: list[Row]) -> list[tuple]:
 
 def never(config):
     raise AssertionError(f"nothing was left to run, yet a trial was made for {config}")
+
+
+never.__wrapped__ = trials.make_trial
 
 
 def lines(store: Path) -> list[bytes]:
@@ -76,6 +80,9 @@ def test_a_killed_worker_is_reported_and_loses_its_block_alone(tmp_path, expecte
     assert multiprocessing.active_children() == []
     kept = lines(store)
     assert len(kept) >= 4  # whoever reached the third configuration had done one, and its first block
+    rows = sweep(trials.dying, GRID, store=store, devices=["cpu"], on_error=OnError.GO_ON, **SETTINGS)
+    assert "was killed" in rows[2].error or "signal" in rows[2].error  # and another worker did the rest
+    assert [*results(rows)[:2], results(rows)[3]] == [*expected[:2], expected[3]]
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
     assert lines(store)[: len(kept)] == kept and len(set(lines(store))) == len(lines(store)) == 12
 
@@ -152,7 +159,9 @@ def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_proce
 
 
 @pytest.mark.parametrize(
-    "bad", [lambda config: trials.make_trial(config), threading.Lock()], ids=["lambda", "other"]
+    "bad",
+    [lambda config: trials.make_trial(config), functools.partial(trials.slow, threading.Lock())],
+    ids=["lambda", "other"],
 )
 def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path, bad):
     store = tmp_path / "folder" / "store.jsonl"
@@ -174,6 +183,9 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path, bad):
         ({"devices": ["abacus"]}, "devices must name devices of torch"),
         ({"devices": [None]}, "devices must name devices of torch"),
         ({"devices": ["cpu", "meta"]}, "of one kind"),
+        ({"devices": ["meta"]}, "devices must hold data"),
+        ({"device": "abacus"}, "device must be a device of this machine"),
+        ({"device": "meta"}, "device must hold data"),
         ({"devices": ["cuda:99"]}, r"CUDA device\(s\) are available"),
         ({"devices": ["cpu"], "device": "meta"}, "exclude each other"),
     ],
@@ -206,6 +218,7 @@ import worker_trials
 from torchdp.simulate import sweep
 if __name__ == "__main__":
     make_trial = partial(worker_trials.slow, Path({str(folder)!r}), {seconds})
+    make_trial.__wrapped__ = worker_trials.make_trial
     sweep(make_trial, worker_trials.GRID, store={str(store)!r}, devices=["cpu"] * {count}, **worker_trials.SETTINGS)
 """
     path = folder / "sweep_with_workers.py"

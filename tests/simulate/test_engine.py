@@ -92,6 +92,11 @@ def test_bad_arguments_are_named(arguments):
         run(squared_error, **{"trials": 10, "seed": 0, **arguments})
 
 
+def test_a_trial_that_is_no_function_is_named():
+    with pytest.raises(TypeError, match="trial must be a function, not int"):
+        run(3, 10, 0)
+
+
 def test_target_stops_at_the_first_block_that_meets_it():
     result = run(squared_error, 100_000, 3, block_size=500, target_relative_ci=0.05)
     assert result.reached_target is True
@@ -100,6 +105,11 @@ def test_target_stops_at_the_first_block_that_meets_it():
     before = run(squared_error, (result.blocks - 1) * 500, 3, block_size=500)
     assert exact.moments == result.moments
     assert exact.moments.relative_half_width() <= 0.05 < before.moments.relative_half_width()
+
+
+def test_a_huge_number_of_trials_starts_at_once():
+    result = run(squared_error, 10**15, 3, block_size=100, target_relative_ci=0.2)
+    assert result.moments == run(squared_error, result.moments.count, 3, block_size=100).moments
 
 
 def test_target_out_of_reach_runs_all_trials():

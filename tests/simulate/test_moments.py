@@ -112,3 +112,8 @@ def test_interval_covers_at_its_level_and_the_check_has_power():
     assert p_value(0.95) > 1e-4
     assert p_value(0.90) < 1e-6  # negative control: a narrower interval must be caught
     assert p_value(0.98) < 1e-6
+
+
+def test_merging_something_else_is_refused():
+    with pytest.raises(TypeError, match="b must be a Moments, not float"):
+        merge(Moments(), 1.0)

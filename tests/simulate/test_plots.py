@@ -65,7 +65,7 @@ def test_csv_holds_the_numbers(tmp_path):
     extra = replace(row(5, "c", 2.0), config={"k": 3})
     write_csv([ROWS[0], extra], path)
     first, second = csv.DictReader(path.open())
-    measured = "trials,mse,mse_low,mse_high,rmse,predicted_mse,ratio,z,seconds"
+    measured = "trials,mse,mse_low,mse_high,rmse,predicted_mse,ratio,z,seconds,code,error"
     assert path.read_text().splitlines()[0] == f"n,name,k,{measured}"
     moments = ROWS[0].moments
     assert (first["n"], first["name"], first["k"], first["trials"]) == ("1000", "a", "", "400")
@@ -79,3 +79,13 @@ def test_csv_holds_the_numbers(tmp_path):
 def test_csv_refuses_ambiguous_columns(tmp_path):
     with pytest.raises(ValueError, match="seconds"):
         write_csv([replace(ROWS[0], config={"seconds": 1})], tmp_path / "table.csv")
+
+
+def test_csv_says_which_rows_failed(tmp_path):
+    path = tmp_path / "table.csv"
+    write_csv(
+        [replace(ROWS[0], moments=Moments(), error="ValueError: no"), replace(ROWS[1], code="trial a")], path
+    )
+    first, second = csv.DictReader(path.open())
+    assert (first["trials"], first["mse"], first["error"]) == ("0", "", "ValueError: no")
+    assert (second["code"], second["error"]) == ("trial a", "") and float(second["mse"]) > 0

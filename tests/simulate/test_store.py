@@ -23,7 +23,9 @@ CONFIG = {"n": 100, "eps": 0.1, "name": "é\n", "list": [1, None, True]}
 
 def record(block: int) -> Record:
     samples = torch.rand(50, generator=torch.Generator().manual_seed(block), dtype=torch.float64)
-    return Record(3, CONFIG, block, 50, Moments.of(samples), {"predicted_mse": 1 / 3}, 0.25, "cpu", "2.13.0")
+    return Record(
+        3, CONFIG, block, 50, Moments.of(samples), {"predicted_mse": 1 / 3}, 0.25, "cpu", "trial a, torch 2.13.0"
+    )
 
 
 def filled(path: Path, blocks: int = 4) -> list[Record]:
@@ -108,7 +110,7 @@ def test_damaged_lines_are_counted_and_reported(tmp_path):
 
 
 def test_another_format_is_skipped():
-    assert decode(encode(record(0)).replace(b"torchdp.simulate/1", b"torchdp.simulate/2")) is None
+    assert decode(encode(record(0)).replace(b"torchdp.simulate.store/2", b"torchdp.simulate/1")) is None
 
 
 def test_equal_duplicates_are_idempotent_first_wins(tmp_path):
@@ -129,15 +131,16 @@ def test_duplicates_with_other_moments_are_refused(tmp_path):
         load(path)
 
 
-def test_other_seeds_block_sizes_and_lengths_are_not_duplicates(tmp_path):
+def test_other_seeds_block_sizes_lengths_and_code_are_not_duplicates(tmp_path):
     path = tmp_path / "store.jsonl"
     shorter = replace(record(1).moments, count=7)
     items = [record(0), replace(record(0), seed=4), replace(record(0), block_size=60)]
     items += [replace(record(0), moments=shorter), replace(record(0), config={"n": 100})]
+    items += [replace(record(1), code="trial b, torch 2.13.0")]
     for item in items:
         append(path, item)
     runs = load(path)
-    assert [len(run) for run in runs.values()] == [2, 1, 1, 1]
+    assert [len(run) for run in runs.values()] == [2, 1, 1, 1, 1]
 
 
 def test_threads_may_append_to_one_file(tmp_path):

@@ -1,5 +1,6 @@
 """sweep: resuming, order, what may mix and what may not."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import torchdp
-from torchdp.simulate import Row, Trial, block_generator, read, run, sweep
+from torchdp.simulate import OnError, OtherCode, Row, Trial, block_generator, read, run, sweep
 
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
 SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}
@@ -27,6 +28,9 @@ def make_trial(config: dict[str, Any]) -> Trial:
 
 def never(config: dict[str, Any]) -> Trial:
     raise AssertionError(f"nothing was left to run, yet a trial was made for {config}")
+
+
+never.__wrapped__ = make_trial  # type: ignore[attr-defined]
 
 
 def results(rows: list[Row]) -> list[tuple]:
@@ -69,6 +73,7 @@ def test_a_kill_at_every_block_boundary_changes_nothing(tmp_path, expected, boun
 
         return Trial(sample, trial.facts)
 
+    killed.__wrapped__ = make_trial  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         sweep(killed, GRID, store=path, **SETTINGS)
     assert len(path.read_bytes().splitlines()) == boundary
@@ -98,15 +103,14 @@ def test_key_order_of_a_config_does_not_matter(tmp_path, expected):
 def test_real_kill_then_resume(tmp_path, expected):
     path = tmp_path / "store.jsonl"
     script = f"""
-import time
-import torch
-from torchdp.simulate import Trial, sweep
-def make_trial(config):
-    def sample(generator, size):
-        time.sleep(0.05)
-        return torch.randn(size, generator=generator, dtype=torch.float64).square() / config["n"]
-    return Trial(sample, {{"predicted_mse": 1 / config["n"]}})
-sweep(make_trial, {GRID!r}, store={str(path)!r}, **{SETTINGS!r})
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_sweep import GRID, SETTINGS, Trial, make_trial, sweep
+def slow(config):
+    trial = make_trial(config)
+    return Trial(lambda generator, size: (time.sleep(0.05), trial.sample(generator, size))[1], trial.facts)
+slow.__wrapped__ = make_trial
+sweep(slow, GRID, store={str(path)!r}, **SETTINGS)
 """
     child = subprocess.Popen([sys.executable, "-c", script], cwd=Path(torchdp.__file__).parents[1])
     deadline = time.monotonic() + 120
@@ -196,6 +200,7 @@ def test_changed_facts_are_refused_before_any_work(tmp_path):
     def changed(config: dict[str, Any]) -> Trial:
         return Trial(make_trial(config).sample, {"predicted_mse": 2.0})
 
+    changed.__wrapped__ = make_trial  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"facts of config.*2\.0"):
         sweep(changed, GRID[:1], store=path, trials=1000, seed=7, block_size=100)
     assert path.read_bytes() == before
@@ -204,7 +209,9 @@ def test_changed_facts_are_refused_before_any_work(tmp_path):
 def test_facts_may_differ_by_rounding(tmp_path):
     def rounded(relative: float) -> Any:
         facts = {"p": 0.1 * (1 + relative), "list": [0.3 * (1 + relative), "word"]}
-        return lambda config: Trial(make_trial(config).sample, facts)
+        rounded = functools.partial(lambda facts, config: Trial(make_trial(config).sample, facts), facts)
+        rounded.__wrapped__ = make_trial  # type: ignore[attr-defined]
+        return rounded
 
     path = tmp_path / "store.jsonl"
     sweep(rounded(0), GRID[:1], store=path, trials=100, seed=7, block_size=100)
@@ -237,3 +244,64 @@ def test_an_unwritable_store_is_refused_before_any_work(tmp_path):
         sweep(never, GRID, store=tmp_path / "missing" / ".." / os.devnull / "s", **SETTINGS)
     with pytest.raises(FileNotFoundError, match="absent"):
         read(tmp_path / "absent.jsonl")
+
+
+def factor(number: float) -> Any:
+    def made(config: dict[str, Any]) -> Any:
+        return lambda generator, size: number * torch.rand(size, generator=generator, dtype=torch.float64)
+
+    return made
+
+
+def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path):
+    path, longer = tmp_path / "store.jsonl", {**SETTINGS, "trials": 400}
+    old = sweep(factor(1), GRID[:2], store=path, **SETTINGS)
+    stored = path.read_bytes()
+    for policy in ({}, {"other_code": OtherCode.REFUSE}):
+        with pytest.raises(ValueError, match=r"by other code: trial \w+, torchdp .*; this is trial \w+.*KEEP"):
+            sweep(factor(100), GRID[:2], store=path, **SETTINGS, **policy)
+    assert path.read_bytes() == stored
+    assert sweep(factor(100), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.KEEP) == old
+    assert path.read_bytes() == stored
+    # more trials, or another configuration: those are the present code's alone
+    alone = sweep(factor(100), GRID[:3], store=tmp_path / "alone.jsonl", **longer)
+    kept = sweep(factor(100), GRID[:3], store=path, **longer, other_code=OtherCode.KEEP)
+    assert results(kept) == results(alone) and {row.code for row in kept} == {row.code for row in alone}
+    assert kept[0].code != old[0].code and kept[0].moments.mean > 20 * old[0].moments.mean
+    assert results(sweep(factor(100), GRID[:3], store=path, **longer)) == results(alone)  # its own are there
+    assert sweep(factor(1), GRID[:2], store=path, **SETTINGS) == old
+    again = sweep(factor(2), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.AGAIN)
+    assert again[0].moments.mean == pytest.approx(2 * old[0].moments.mean)
+    assert len({row.code for row in read(path)}) == 3 and len(read(path)) == 2 + 3 + 2
+
+
+@pytest.mark.parametrize("devices", [None, pytest.param(["cpu"], marks=pytest.mark.slow)])
+def test_one_bad_configuration_does_not_stop_the_others(tmp_path, expected, devices):
+    path = tmp_path / "store.jsonl"
+    bad = functools.partial(broken, GRID[1])
+    with pytest.raises((ZeroDivisionError, RuntimeError), match="a planted error"):
+        sweep(bad, GRID, store=path, devices=devices, **SETTINGS)
+    rows = sweep(bad, GRID, store=path, devices=devices, on_error=OnError.GO_ON, **SETTINGS)
+    assert "a planted error" in rows[1].error and rows[1].moments.count == 100  # the block before it counts
+    good = [result for result, row in zip(results(rows), rows, strict=True) if row.error is None]
+    assert good == [expected[0], *expected[2:]]
+
+
+def broken(which: dict[str, Any], config: dict[str, Any]) -> Trial:
+    trial = make_trial(config)
+    seeds = [block_generator(7, which, block).initial_seed() for block in (1, 2)]
+
+    def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+        if generator.initial_seed() in seeds:
+            raise ZeroDivisionError("a planted error")
+        return trial.sample(generator, size)
+
+    return Trial(sample, trial.facts)
+
+
+def test_objects_of_another_kind_are_named(tmp_path):
+    for given in ({"other_code": "keep"}, {"on_error": True}):
+        with pytest.raises(TypeError, match=next(iter(given))):
+            sweep(make_trial, GRID, store=tmp_path / "s", **SETTINGS, **given)
+    with pytest.raises(TypeError, match="make_trial must be a function"):
+        sweep(3, GRID, store=tmp_path / "s", **SETTINGS)  # type: ignore[arg-type]

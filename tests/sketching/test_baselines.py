@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta
 from torchdp.sketching import (
     AdaSSP,
@@ -52,8 +53,8 @@ def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
     assert gaussian_log_delta(local.sigma, EPSILON, distance) == pytest.approx(math.log(DELTA), abs=1e-6)
     assert gaussian_log_delta(0.99 * local.sigma, EPSILON, distance) > math.log(DELTA) + 0.01
     far, labels = sphere(100, 3, 50.0), None if label_bound is None else 9 * sphere(100, 1, 1.0)[:, 0]
-    sent = local.messages(far, labels, generator=generator(1)) - local.messages(
-        torch.zeros_like(far), None if labels is None else torch.zeros(100), generator=generator(1)
+    sent = local.messages(far, labels, noise=SeededNoise(1)) - local.messages(
+        torch.zeros_like(far), None if labels is None else torch.zeros(100), noise=SeededNoise(1)
     )
     assert float(torch.linalg.vector_norm(sent, dim=1).max()) <= distance / 2 * (1 + 1e-9)  # cut to the bounds
     guarantee = local.guarantee
@@ -65,10 +66,11 @@ def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
 def test_local_messages_and_the_aggregate_have_one_law(n):
     local = LocalRows(2, 1.0, 20.0, 0.1, 0.5)
     A, labels = sphere(n, 2, 1.0), 0.5 * sphere(n, 1, 1.0, seed=1)[:, 0]
-    single = torch.stack([local.collect(A, labels, generator=generator(s)) for s in range(1500)])
+    source = SeededNoise(1)
+    single = torch.stack([local.collect(A, labels, noise=source) for _ in range(700)])
     moments = second_moments(A, labels)
-    together = local.release(moments, generator=generator(7), sample_shape=(30000,))
-    wrong = LocalRows(2, 1.0, 14.0, 0.1, 0.5).release(moments, generator=generator(7), sample_shape=(30000,))
+    together = local.release(moments, noise=SeededNoise(7), sample_shape=(10_000,))
+    wrong = LocalRows(2, 1.0, 14.0, 0.1, 0.5).release(moments, noise=SeededNoise(7), sample_shape=(10_000,))
     views = [(0, 0), (0, 1), (1, 2), (2, 2)]
     values = [[r[:, i, j].numpy() for i, j in views] for r in (single, together, wrong)]
     for r in values:
@@ -80,7 +82,7 @@ def test_local_messages_and_the_aggregate_have_one_law(n):
 def test_local_release_debiased_is_unbiased_with_the_stated_levels():
     local, n = LocalRows(2, 1.0, 1.0, 1e-5, 0.5), 10**6
     moments = SecondMoments(n, torch.diag(torch.tensor([0.3, 0.5, 0.2], dtype=torch.float64)) * n)
-    noisy = local.decode(local.release(moments, generator=generator(2), sample_shape=(20000,)), n)
+    noisy = local.decode(local.release(moments, noise=SeededNoise(2), sample_shape=(20000,)), n)
     for found, exact in ((noisy.gram, moments.gram), (noisy.cross, moments.cross)):
         z = (found.mean(0) - exact) / (found.std(0) / math.sqrt(20000))
         assert float(z.abs().max()) < 5
@@ -92,7 +94,7 @@ def test_local_release_debiased_is_unbiased_with_the_stated_levels():
 
 @pytest.mark.parametrize("degrees", [0, 1, 2, 3, 50])
 def test_wishart_is_the_gram_of_normals(degrees):
-    drawn = wishart(degrees, 3, (20000,), generator(1))
+    drawn = wishart(degrees, 3, (20000,), SeededNoise(1))
     normal = torch.randn(20000, degrees, 3, dtype=torch.float64, generator=generator(2))
     direct = normal.mT @ normal
     if degrees == 0:
@@ -135,8 +137,10 @@ def test_published_mod_sulq_is_private_and_wastes_most_of_its_budget():
 def test_mod_sulq_adds_the_noise_it_states():
     moments = SecondMoments(100, torch.eye(3, dtype=torch.float64))
     mechanism = mod_sulq(3, B, EPSILON, DELTA)
-    noisy = mechanism.release(moments, generator=generator(3), sample_shape=(20000,))
+    noisy = mechanism.release(moments, noise=SeededNoise(3), sample_shape=(20000,))
     assert torch.equal(noisy.gram, noisy.gram.mT)
+    assert noisy.gram_sigma.shape == (20000,)
+    assert float(noisy.gram_sigma[0]) == pytest.approx(math.sqrt(2) * mechanism.sigma)
     z = ((noisy.gram - moments.matrix).var(0) / mechanism.sigma**2 - 1) * math.sqrt(10000)
     assert float(z.abs().max()) < 5
 
@@ -190,9 +194,9 @@ def test_published_adassp_scale_fails_alone_and_wastes_together():
 def test_adassp_solves_and_shrinks_where_noise_rules():
     A = sphere(20000, 3, B)
     moments = second_moments(A, (A[:, 0] * 0.4).clamp(-C, C) + 0.1 * torch.sign(A[:, 1]))
-    good = AdaSSP(3, B, C, 2.0, 1e-6).solve(moments, 1.0, generator=generator(1), sample_shape=(50,))
+    good = AdaSSP(3, B, C, 2.0, 1e-6).solve(moments, 1.0, noise=SeededNoise(1), sample_shape=(50,))
     assert float(phi(moments, good, 1.0).mean()) < 1.05
-    poor = AdaSSP(3, B, C, 1e-4, 1e-6).solve(moments, 1.0, generator=generator(1), sample_shape=(50,))
+    poor = AdaSSP(3, B, C, 1e-4, 1e-6).solve(moments, 1.0, noise=SeededNoise(1), sample_shape=(50,))
     assert float(phi(moments, poor, 1.0).median()) < 3 * float(phi(moments, torch.zeros(3), 1.0))
 
 
@@ -205,5 +209,9 @@ def test_bad_input_is_named():
         AdaSSP(2, 1.0, 1.0, 1.0, DELTA, rho=1.0)
     with pytest.raises(ValueError, match="epsilon must"):
         SufficientStatistics(2, 1.0, 1.0, 0.0, DELTA)
+    for epsilon, delta, name in ((True, DELTA, "epsilon"), (1.0, 1, "delta"), (1.0, 1.5, "delta")):
+        for kind in (SufficientStatistics, AdaSSP):
+            with pytest.raises(ValueError, match=f"{name} must"):
+                kind(2, 1.0, 1.0, epsilon, delta)
     with pytest.raises(ValueError, match="longer than bound"):
-        mod_sulq(2, 1.0, 1.0, DELTA).release(second_moments(3 * torch.eye(2)), generator=generator())
+        mod_sulq(2, 1.0, 1.0, DELTA).release(second_moments(3 * torch.eye(2)), noise=SeededNoise(0))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from scipy import special, stats
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
@@ -247,7 +249,7 @@ def test_a_sketch_without_honest_clients_in_some_row_is_refused():
     assert averaged.guarantee(sketch, BOUND, delta=DELTA, coalition=static).epsilon == pytest.approx(
         EPSILON, rel=1e-6
     )
-    with pytest.raises(ValueError, match="corrupt must be below the number of clients, 40"):
+    with pytest.raises(ValueError, match=r"corrupt \+ absent must be below the number of clients, 40"):
         rows(sketch, coalition=AdaptiveCoalition(40))
 
 
@@ -328,7 +330,7 @@ def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
     mean = float(direction @ (2 * BOUND * sketch.dense()[:, i]))
 
     def z_score(part):
-        sums = noise.collect(sketch, torch.zeros(12, draws).double(), generator=generator(10)) / math.sqrt(2)
+        sums = noise.collect(sketch, torch.zeros(12, draws).double(), noise=SeededNoise(10)) / math.sqrt(2)
         loss = part * (direction @ sums) / part**2 + mean / part**2 / 2
         gain = (1 - (epsilon - loss).exp()).clamp_min(0)
         return (float(gain.mean()) - delta) / (float(gain.std()) / math.sqrt(draws))
@@ -346,8 +348,12 @@ def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
         (lambda s: one_copy_sigma(s, math.nan, epsilon=1.0, delta=1e-6), "bound must be"),
         (lambda s: polya_noise(s, 1.5, epsilon=1.0), "bound must be an integer"),
         (lambda s: one_copy(s, coalition=StaticCoalition(1, share=1.0)), "share must lie"),
-        (lambda s: rows(s, coalition=StaticCoalition(40)), "corrupt must be below"),
+        (lambda s: rows(s, coalition=StaticCoalition(40)), "corrupt . absent must be below"),
         (lambda s: rows(s, coalition=AdaptiveCoalition(-1)), "corrupt must be"),
+        (lambda s: rows(s, coalition=AdaptiveCoalition(1, absent=-1)), "absent must be"),
+        (lambda s: rows(s, coalition=StaticCoalition(1, share=math.nan)), "share must lie"),
+        (lambda s: rows(s.by_row()[0], coalition=StaticCoalition(1)), "do not sort its clients"),
+        (lambda s: rows(replace(s, exchangeable=False), coalition=StaticCoalition(1)), "exchangeable"),
         (lambda s: laplace_noise(s, 1.0, epsilon=1.0, coalition=StaticCoalition(1)), "delta must lie"),
         (lambda s: GaussianNoise(1.0).guarantee(s, 1.0), "delta must lie"),
     ],

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.sketching import (
     GramRelease,
+    SecondMoments,
     adaptive_ridge,
     choose_low_rank,
     choose_regression,
@@ -32,7 +34,7 @@ def test_gram_wins_and_says_by_how_much_and_its_error_is_measured():
     assert choice.best.name == "gram" and len(choice.routes) == 3
     assert [r.error for r in choice.routes] == sorted(r.error for r in choice.routes)
     release = GramRelease(100_000, 4, 2.0, 0.1, 1e-6, label_bound=1.0)
-    noisy = release.release(moments, generator=generator(1), sample_shape=(2000,))
+    noisy = release.release(moments, noise=SeededNoise(1), sample_shape=(2000,))
     errors = phi(moments, adaptive_ridge(noisy, 10.0), 10.0) - 1
     assert float(errors.mean()) == pytest.approx(choice.best.error - 1, rel=0.1)
     assert choice.best.words == release.words == 14
@@ -54,6 +56,21 @@ def test_far_too_much_noise_predicts_the_error_of_knowing_nothing():
     choice = choose_regression(moments, 10.0, 2.0, 1.0, epsilon=1e-3, delta=1e-6)
     zero = float(phi(moments, torch.zeros(4), 10.0))
     assert all(route.error == pytest.approx(zero) for route in choice.routes)
+    assert [r.name.split(",")[0] for r in choice.routes] == ["gram", "sketch", "local"]  # ties keep this order
+
+
+def test_the_gram_route_is_first_on_random_problems():
+    g = generator(5)
+    for _ in range(25):
+        d, n = int(torch.randint(1, 9, (1,), generator=g)), int(10 ** (2 + 4 * float(torch.rand(1, generator=g))))
+        A = torch.randn(500, d, dtype=torch.float64, generator=g) * torch.rand(d, generator=g)
+        b = A @ torch.randn(d, dtype=torch.float64, generator=g) + torch.randn(
+            500, dtype=torch.float64, generator=g
+        )
+        moments = SecondMoments(n, second_moments(A, b).matrix * n / 500)
+        epsilon = 10 ** (2 * float(torch.rand(1, generator=g)) - 1)
+        bounds = float(A.norm(dim=1).max()), float(b.abs().max())
+        assert choose_regression(moments, 3.0, *bounds, epsilon=epsilon, delta=1e-6).best.name == "gram"
 
 
 def test_low_rank_ranks_gram_sketch_local():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta
 from torchdp.sketching import GramRelease, SecondMoments, second_moments
 
@@ -65,7 +66,8 @@ def test_each_client_adds_its_share_and_the_sum_has_the_level(label_bound):
     release = GramRelease(50, 3, 1.5, EPSILON, DELTA, label_bound=label_bound, corrupt=10)
     A = rows(50, 3)
     labels = None if label_bound is None else A[:, 0]
-    sent = torch.stack([release.messages(A, labels, generator=generator(s)) for s in range(400)])
+    source = SeededNoise(1)
+    sent = torch.stack([release.messages(A, labels, noise=source) for _ in range(400)])
     noise = sent - release.encode(A, labels)
     z = (noise.var() / (release.noise.sigma**2 / 40) - 1) * math.sqrt(noise.numel() / 2)
     assert abs(float(z)) < 5
@@ -80,10 +82,11 @@ def test_summed_messages_and_the_aggregate_release_have_one_law(n, labelled):
     release = GramRelease(n, 2, bound, 20.0, 0.1, label_bound=3.0 if labelled else None, corrupt=n // 3)
     A = rows(n, 2, bound=bound)
     labels = 3 * A[:, 1] if labelled else None
-    single = [release.collect(A, labels, generator=generator(s)) for s in range(1500)]
-    together = release.release(second_moments(A, labels), generator=generator(9), sample_shape=(30000,))
+    source = SeededNoise(1)
+    single = [release.collect(A, labels, noise=source) for _ in range(700)]
+    together = release.release(second_moments(A, labels), noise=SeededNoise(9), sample_shape=(10_000,))
     wrong = GramRelease(n, 2, bound, 10.0, 0.1, label_bound=3.0 if labelled else None, corrupt=n // 3).release(
-        second_moments(A, labels), generator=generator(8), sample_shape=(30000,)
+        second_moments(A, labels), noise=SeededNoise(8), sample_shape=(10_000,)
     )
     views = {
         "diagonal": lambda r: r.gram[..., 0, 0],
@@ -104,7 +107,7 @@ def test_summed_messages_and_the_aggregate_release_have_one_law(n, labelled):
 def test_release_equals_the_central_gaussian_mechanism_draw_by_draw():
     moments = second_moments(rows(30, 4), rows(30, 4)[:, 1])
     both = [
-        GramRelease(30, 4, 1.5, 1.0, DELTA, label_bound=1.5, model=model).release(moments, generator=generator(3))
+        GramRelease(30, 4, 1.5, 1.0, DELTA, label_bound=1.5, model=model).release(moments, noise=SeededNoise(3))
         for model in (Model.LINEAR_TRANSFORM, Model.CENTRAL)
     ]
     assert torch.equal(both[0].gram, both[1].gram) and torch.equal(both[0].cross, both[1].cross)
@@ -115,7 +118,7 @@ def test_release_equals_the_central_gaussian_mechanism_draw_by_draw():
 def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
     moments = second_moments(rows(30, 3), 5 * rows(30, 3)[:, 1])
     release = GramRelease(30, 3, 1.5, 1.0, DELTA, label_bound=7.5)
-    noisy = release.release(moments, generator=generator(4), sample_shape=(40000,))
+    noisy = release.release(moments, noise=SeededNoise(4), sample_shape=(40000,))
     noise = noisy.gram - moments.gram
     assert torch.equal(noise, noise.mT)
     rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=generator(5))).Q
@@ -131,8 +134,8 @@ def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
 def test_units_of_the_label_do_not_matter():
     moments = second_moments(rows(30, 3), rows(30, 3)[:, 1])
     scaled = second_moments(rows(30, 3), 1000 * rows(30, 3)[:, 1])
-    one = GramRelease(30, 3, 1.5, 1.0, DELTA, label_bound=1.5).release(moments, generator=generator(1))
-    other = GramRelease(30, 3, 1.5, 1.0, DELTA, label_bound=1500).release(scaled, generator=generator(1))
+    one = GramRelease(30, 3, 1.5, 1.0, DELTA, label_bound=1.5).release(moments, noise=SeededNoise(1))
+    other = GramRelease(30, 3, 1.5, 1.0, DELTA, label_bound=1500).release(scaled, noise=SeededNoise(1))
     torch.testing.assert_close(other.cross, 1000 * one.cross, rtol=1e-12, atol=0)
     torch.testing.assert_close(other.gram, one.gram, rtol=1e-12, atol=0)
 
@@ -149,13 +152,13 @@ def test_forty_million_clients_take_milliseconds():
     release = GramRelease(n, d, math.sqrt(d), 0.1, 1e-6, label_bound=1.0)
     moments = SecondMoments(n, torch.eye(d + 1, dtype=torch.float64) * n * 0.3)
     start = time.perf_counter()
-    noisy = release.release(moments, generator=generator(0), sample_shape=(100,))
+    noisy = release.release(moments, noise=SeededNoise(0), sample_shape=(100,))
     assert time.perf_counter() - start < 1 and noisy.gram.shape == (100, d, d)
     assert release.words == 65
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="corrupt must be less than the 5"):
+    with pytest.raises(ValueError, match="must be less than the 5"):
         GramRelease(5, 2, 1.0, 1.0, DELTA, corrupt=5)
     with pytest.raises(ValueError, match="model must be"):
         GramRelease(5, 2, 1.0, 1.0, DELTA, model=Model.LOCAL)
@@ -165,17 +168,17 @@ def test_bad_input_is_named():
         GramRelease(5, 2, 1.0, 1.0, 0.0)
     release = GramRelease(5, 2, 1.0, 1.0, DELTA)
     with pytest.raises(ValueError, match="longer than bound"):
-        release.release(second_moments(torch.ones(5, 2)), generator=generator())
+        release.release(second_moments(torch.ones(5, 2)), noise=SeededNoise(0))
     with pytest.raises(ValueError, match="5 rows of 2 columns"):
-        release.release(second_moments(torch.zeros(4, 2)), generator=generator())
+        release.release(second_moments(torch.zeros(4, 2)), noise=SeededNoise(0))
     with pytest.raises(ValueError, match="each of the 5 clients"):
-        release.collect(torch.zeros(4, 2), generator=generator())
+        release.collect(torch.zeros(4, 2), noise=SeededNoise(0))
     with pytest.raises(ValueError, match="label_bound"):
         release.encode(torch.zeros(5, 2), torch.zeros(5))
     with pytest.raises(ValueError, match="NaN"):
         release.encode(torch.full((5, 2), math.nan))
     with pytest.raises(TypeError, match=r"torch\.Generator"):
-        release.messages(torch.zeros(5, 2), generator=3)
+        release.messages(torch.zeros(5, 2), noise=3)
 
 
 @pytest.mark.gpu
@@ -183,8 +186,8 @@ def test_gram_release_on_a_gpu():
     release = GramRelease(1000, 3, 1.5, 1.0, DELTA, label_bound=1.5)
     A = rows(1000, 3).cuda()
     both = [
-        release.collect(A, A[:, 0], generator=generator(1, "cuda")),
-        release.release(second_moments(A, A[:, 0]), generator=generator(2, "cuda")),
+        release.collect(A, A[:, 0], noise=SeededNoise(1, "cuda")),
+        release.release(second_moments(A, A[:, 0]), noise=SeededNoise(2, "cuda")),
     ]
     for noisy in both:
         assert noisy.gram.is_cuda and noisy.cross.is_cuda

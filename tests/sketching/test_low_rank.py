@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.sketching import (
     GramRelease,
     SecondMoments,
@@ -45,7 +46,7 @@ def test_predicted_psi_of_the_gram_route_is_measured():
     moments = moments_of([9e4, 6e4, 4e4, 3e3, 2e3, 1e3], 10**5)
     release = GramRelease(10**5, 6, math.sqrt(2.0), 0.5, 1e-6)
     predicted = predicted_psi(moments, 3, release.gram_sigma)
-    noisy = release.release(moments, generator=generator(1), sample_shape=(4000,))
+    noisy = release.release(moments, noise=SeededNoise(1), sample_shape=(4000,))
     errors = psi(moments, top_directions(noisy.gram, 3))
     assert float(errors.min()) >= -1e-12
     z = (float(errors.mean()) - predicted) / (float(errors.std()) / math.sqrt(4000))

@@ -6,9 +6,11 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta
 from torchdp.sketching import (
     FrequencyMoments,
+    GramRelease,
     SecureHistogram,
     SharedGaussian,
     SharedLaplace,
@@ -44,7 +46,7 @@ def test_guarantee_frequency_moments_exactly_epsilon_delta(delta, bound, orders)
     x = torch.cat([torch.linspace(-bound, bound, 200), torch.tensor([0.0, 9.0, -9.0])])
     check(release.noise, release.encode(x), delta)
     torch.testing.assert_close(
-        release.decode(release.encode(x[:5]).sum(0)),
+        release.decode(release.encode(x[:5]).sum(0), 100),
         (x[:5, None].abs() ** torch.tensor(orders)).sum(0).double(),
         rtol=1e-5,
         atol=0,
@@ -61,15 +63,43 @@ def test_guarantee_shared_noise_honest_clients_alone_make_the_whole(kind):
     """What 7 of 10 clients add has the law of the noise that the guarantee is about, with the other 3 silent."""
     budget = (2.0, 0.01) if kind is SharedGaussian else (2.0,)
     noise = kind(10, 1.0, *budget, corrupt=3)
-    honest = torch.stack(
-        [noise.add_share(torch.zeros(7, 40), generator=generator(s)).sum(0) for s in range(500)]
-    ).flatten()
+    honest = noise.add_share(torch.zeros(7, 20_000), noise=SeededNoise(0)).sum(0)
     law = stats.norm(0, noise.sigma) if kind is SharedGaussian else stats.laplace(0, noise.scale)
     assert stats.kstest(honest.numpy(), law.cdf).pvalue > ALPHA
-    fewer = torch.stack(
-        [noise.add_share(torch.zeros(5, 40), generator=generator(s)).sum(0) for s in range(500)]
-    ).flatten()
+    fewer = noise.add_share(torch.zeros(5, 20_000), noise=SeededNoise(1)).sum(0)
     assert stats.kstest(fewer.numpy(), law.cdf).pvalue < ALPHA
+
+
+def gaussian_delta(mu, epsilon):
+    """Balle, Wang (2018), Theorem 8, from the error function."""
+
+    def below(x):
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    return below(mu / 2 - epsilon / mu) - math.exp(epsilon) * below(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize(("corrupt", "absent", "heard"), [(0, 0, 60), (0, 0, 100), (10, 20, 80), (10, 20, 12)])
+def test_guarantee_of_fewer_clients_is_exact_and_they_are_refused(corrupt, absent, heard):
+    release = GramRelease(100, 3, 1.0, 1.0, 1e-6, corrupt=corrupt, absent=absent)
+    one = release.noise.level_of(1)  # standard deviation of a client's noise
+    assert float(release.messages(torch.zeros(1, 3).expand(5000, 3)).std()) == pytest.approx(one, rel=0.05)
+    mu = release.noise.sensitivity / (one * math.sqrt(heard - corrupt))
+    found = release.guarantee_of(heard)
+    assert gaussian_delta(mu, found.epsilon) == pytest.approx(1e-6, rel=1e-4) and found.delta == 1e-6
+    assert gaussian_delta(mu, 0.99 * found.epsilon) > 1.01e-6
+    if heard >= 100 - absent:
+        assert found.epsilon <= 1
+        assert float(release.decode(torch.zeros(6), heard).gram_sigma) == pytest.approx(one * math.sqrt(heard))
+    else:
+        assert found.epsilon > (1.317 if heard == 60 else 3)
+        for other in (release, SecureHistogram(100, 6, 1.0, 1e-6, corrupt=corrupt, absent=absent)):
+            with pytest.raises(ValueError, match=f"clients = {heard} of 100 were heard, the noise lets absent"):
+                other.decode(torch.zeros(6), heard)
+        laplace = FrequencyMoments(100, 1.0, (1.0,), 1.0, corrupt=corrupt, absent=absent)
+        for call in (laplace.guarantee_of, lambda k: laplace.decode(torch.zeros(1), k)):
+            with pytest.raises(ValueError, match="were heard"):
+                call(heard)
 
 
 @pytest.mark.parametrize("kind", [SharedGaussian, SharedLaplace])
@@ -77,12 +107,12 @@ def test_guarantee_shared_noise_honest_clients_alone_make_the_whole(kind):
 def test_summed_shares_and_the_aggregate_have_one_law(kind, n):
     budget = (2.0, 0.01) if kind is SharedGaussian else (2.0,)
     noise = kind(n, 1.0, *budget, corrupt=n // 2)
-    single = torch.stack([noise.add_share(torch.zeros(n, 30), generator=generator(s)).sum(0) for s in range(300)])
-    together = noise.add_sum(torch.zeros(30), generator=generator(1), sample_shape=(1000,))
+    single = noise.add_share(torch.zeros(n, 9000), noise=SeededNoise(0)).sum(0)
+    together = noise.add_sum(torch.zeros(30), noise=SeededNoise(1), sample_shape=(1000,))
     assert stats.ks_2samp(single.flatten().numpy(), together.flatten().numpy()).pvalue > ALPHA
     assert float(together.std()) == pytest.approx(noise.level, rel=0.03)
     other = kind(n, 1.3, *budget, corrupt=n // 2).add_sum(
-        torch.zeros(30), generator=generator(1), sample_shape=(1000,)
+        torch.zeros(30), noise=SeededNoise(1), sample_shape=(1000,)
     )
     assert stats.ks_2samp(single.flatten().numpy(), other.flatten().numpy()).pvalue < ALPHA
 
@@ -92,7 +122,7 @@ def test_moments_are_unbiased_with_the_stated_error_whatever_n(delta):
     for n in (1, 50_000):
         x = torch.rand(n, dtype=torch.float64, generator=generator(n)) * 4 - 2
         release = FrequencyMoments(n, 2.0, (1.0, 3.0), 1.0, delta)
-        found = release.estimate(x, generator=generator(2), sample_shape=(20000,))
+        found = release.estimate(x, noise=SeededNoise(2), sample_shape=(20000,))
         truth = torch.stack([x.abs().sum(), x.abs().pow(3).sum()])
         z = (found - truth).mean(0) / (release.standard_error / math.sqrt(20000))
         assert float(z.abs().max()) < 5
@@ -106,7 +136,7 @@ def test_moments_are_unbiased_with_the_stated_error_whatever_n(delta):
 def test_histograms_add_up_and_have_the_stated_error(delta):
     counts = torch.tensor([0, 1, 3, 96])
     histogram = SecureHistogram(100, 4, 1.0, delta, corrupt=20)
-    found = histogram.estimate(counts, generator=generator(3), sample_shape=(20000,))
+    found = histogram.estimate(counts, noise=SeededNoise(3), sample_shape=(20000,))
     torch.testing.assert_close(found.sum(-1), torch.full((20000,), 100.0).double())
     z = (found - counts).mean(0) / (histogram.standard_error / math.sqrt(20000))
     assert float(z.abs().max()) < 5
@@ -114,9 +144,9 @@ def test_histograms_add_up_and_have_the_stated_error(delta):
     assert float(rmse) == pytest.approx(histogram.standard_error, rel=0.03)
     assert histogram.standard_error < histogram.noise.level
     x = torch.arange(4).repeat_interleave(counts)
-    sent = torch.stack(
-        [histogram.decode(histogram.messages(x, generator=generator(s)).sum(0)) for s in range(300)]
-    )
+    source = SeededNoise(4)
+    sent = torch.stack([histogram.messages(x, noise=source).sum(0) for s in range(300)])
+    sent = histogram.decode(sent, 100)
     assert stats.ks_2samp(sent[:, 1].numpy(), found[:, 1].numpy()).pvalue > ALPHA
 
 
@@ -138,11 +168,13 @@ def test_bad_input_is_named():
         FrequencyMoments(10, 1.0, (0.0,), 1.0)
     with pytest.raises(ValueError, match="delta must"):
         FrequencyMoments(10, 1.0, (1.0,), 1.0, 1.0)
-    with pytest.raises(ValueError, match="corrupt must be less"):
+    with pytest.raises(ValueError, match="must be less than the 10"):
         SecureHistogram(10, 3, 1.0, corrupt=10)
+    with pytest.raises(ValueError, match=r"corrupt \+ absent = 10 must be less"):
+        SecureHistogram(10, 3, 1.0, corrupt=4, absent=6)
     with pytest.raises(ValueError, match="add up to the 10"):
-        SecureHistogram(10, 3, 1.0).estimate(torch.tensor([1, 2, 3]), generator=generator())
+        SecureHistogram(10, 3, 1.0).estimate(torch.tensor([1, 2, 3]), noise=SeededNoise(0))
     with pytest.raises(ValueError, match=r"x must have shape \(10,\)"):
-        FrequencyMoments(10, 1.0, (1.0,), 1.0).estimate(torch.zeros(3), generator=generator())
+        FrequencyMoments(10, 1.0, (1.0,), 1.0).estimate(torch.zeros(3), noise=SeededNoise(0))
     with pytest.raises(ValueError, match="NaN"):
-        FrequencyMoments(1, 1.0, (1.0,), 1.0).estimate(torch.tensor([math.nan]), generator=generator())
+        FrequencyMoments(1, 1.0, (1.0,), 1.0).estimate(torch.tensor([math.nan]), noise=SeededNoise(0))

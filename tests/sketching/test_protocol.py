@@ -1,29 +1,33 @@
 """The secure sketch: exact integers, calibrated noise, refusals before anything is drawn, counted bytes."""
 
 import math
+import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from torchdp.kernels.chacha import generator_key, system_key
 from torchdp.kernels.secure_sketch.reference import normals
+from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
+    FrameError,
     SecureSketch,
     Sketch,
     StaticCoalition,
     add_rows,
     balanced_osnap,
+    clipped_rows,
     count_sketch,
-    generator_masks,
     ones,
     osnap,
     share,
-    system_masks,
 )
+from torchdp.sketching import protocol as module
+from torchdp.sketching.servers import check_members
 
 
 def generator(seed=0):
@@ -45,7 +49,7 @@ def protocol(n=60, m=6, s=2, d=3, **settings):
 @pytest.mark.parametrize("servers", [2, 5])
 def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
     p, A = protocol(bits=bits, servers=servers), rows(60, 3)
-    words = p.messages(A, generator=generator(1))
+    words = p.messages(A, noise=SeededNoise(1))
     assert words.shape == (2, 60, 3) and words.dtype == p.ring.dtype
     total = [[0] * 3 for _ in range(6)]
     for c in range(2):
@@ -55,61 +59,68 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
     limit = 2 ** (bits - 1)
     assert all(-limit <= v < limit for row in total for v in row)  # nothing wrapped around
     expected = torch.tensor(total, dtype=torch.float64) / p.ring.scale / math.sqrt(2)
-    for masks in (system_masks, generator_masks(generator(9))):
-        assert torch.equal(p.release(A, generator=generator(1), masks=masks), expected)
+    assert torch.equal(p.release(A, noise=SeededNoise(1)), expected)
 
 
 def test_messages_are_signed_truncated_values_plus_rounded_noise():
-    p, A, key = protocol(fraction_bits=20), rows(60, 3), generator_key(generator(1))
+    p, A, key = protocol(fraction_bits=20), rows(60, 3), SeededNoise(1).words((4,)).view(torch.int32)
     noise = (
         normals(key, 0, 360).view(60, 2, 3).transpose(0, 1) * p.sigma[p.sketch.rows][..., None]
     )  # client by client
     expected = p.sketch.signs[..., None] * ((A * 2**20).trunc() + (noise * 2**20).round()).long()
-    words = p.keyed_messages(A, key=key)
+    words = p.messages(A, noise=SeededNoise(1))
     assert words.shape == (2, 60, 3) and torch.equal(words, expected)
-    assert torch.equal(p.messages(A, generator=generator(1)), expected)
-    one = p.keyed_messages(A[7:8], 7, key=key)
-    assert torch.equal(one, expected[:, 7:8])
+    assert torch.equal(p.messages(A[7:8], 7, noise=SeededNoise(1)), expected[:, 7:8])
+
+
+def test_the_parts_of_all_messages_are_those_of_one_key(monkeypatch):
+    p, A = protocol(fraction_bits=20), rows(60, 3)
+    monkeypatch.setattr(module, "WORDS_AT_ONCE", 6 * 17)  # 17 clients at a time
+    parts = list(p.speak(A, noise=SeededNoise(1)))
+    assert [first for first, _ in parts] == [0, 17, 34, 51]
+    assert torch.equal(torch.cat([words for _, words in parts], 1), p.messages(A, noise=SeededNoise(1)))
+    assert torch.equal(p.release(A, noise=SeededNoise(1)), p.reveal(p.collect(A, noise=SeededNoise(1))))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_gpu_collects_the_same_integers(bits):
-    here, A, key = protocol(n=600, bits=bits, fraction_bits=16), rows(600, 3), generator_key(generator(3))
+    here, A = protocol(n=600, bits=bits, fraction_bits=16), rows(600, 3)
     sketch = Sketch(here.sketch.rows.cuda(), here.sketch.signs.cuda(), here.sketch.height)
     there = replace(here, sketch=sketch)
-    assert torch.equal(there.collect(A.cuda(), key=key.cuda()).cpu(), here.collect(A, key=key))
-    assert torch.equal(there.keyed_messages(A.cuda(), key=key.cuda()).cpu(), here.keyed_messages(A, key=key))
+    for verb in ("collect", "messages"):
+        remote = getattr(there, verb)(A.cuda(), noise=SeededNoise(3, "cuda"))
+        assert torch.equal(remote.cpu(), getattr(here, verb)(A, noise=SeededNoise(3)))
 
 
 def test_large_numbers_and_small_noise_add_up_without_rounding():
     p = SecureSketch(ones(3), 1, 1.0, 1.0, 1e-6, sensitivity=1e-6, fraction_bits=58)
-    A = torch.tensor([[1 - 2.0**-40], [-1 + 2.0**-40], [2.0**-40]], dtype=torch.float64)
-    words = p.keyed_messages(A, key=generator_key(generator(1)))
-    units = normals(generator_key(generator(1)), 0, 3) * p.sigma * p.ring.scale
+    A = 1 - torch.tensor([[2.0**-40], [2.0**-30], [0.0]], dtype=torch.float64)
+    words = p.messages(A, noise=SeededNoise(1))
+    units = normals(SeededNoise(1).words((4,)).view(torch.int32), 0, 3) * p.sigma * p.ring.scale
     assert torch.equal(words[0, :, 0], (A[:, 0] * 2.0**58).long() + units.round().long())
 
 
 @pytest.mark.parametrize(("bits", "servers", "copies"), [(32, 2, 1), (64, 3, 2), (32, 4, 3)])
-def test_guarantee_collected_sums_are_the_keyed_messages_shared_out(bits, servers, copies):
-    p, A, key = protocol(bits=bits, servers=servers, s=copies), rows(60, 3), generator_key(generator(3))
-    sums = p.collect(A, key=key)
+def test_guarantee_collected_sums_are_the_messages_shared_out(bits, servers, copies):
+    p, A = protocol(bits=bits, servers=servers, s=copies), rows(60, 3)
+    sums = p.collect(A, noise=SeededNoise(3))
     assert sums.shape == (servers, 6, 3) and sums.dtype == p.ring.dtype
-    shares = share(p.keyed_messages(A, key=key), servers, masks=system_masks)
+    shares = share(p.messages(A, noise=SeededNoise(3)), servers)
     direct = add_rows(torch.zeros_like(sums), p.sketch.rows, shares)
     assert torch.equal(p.reveal(sums), p.reveal(direct)) and not torch.equal(sums, direct)  # other masks
-    other = p.collect(A.flip(0), key=key)
+    other = p.collect(A.flip(0), noise=SeededNoise(3))
     assert torch.equal(other[:-1], sums[:-1]) and not torch.equal(other[-1], sums[-1])  # the masks know no data
-    assert torch.equal(p.release(A, generator=generator(3), masks=system_masks), p.reveal(sums))
-    again = p.collect(A, key=system_key())
-    assert not torch.equal(p.reveal(again), p.reveal(sums))
+    assert torch.equal(p.release(A, noise=SeededNoise(3)), p.reveal(sums))
+    for verb in (p.collect, p.messages, p.release):  # without a seed nothing is repeated
+        assert not torch.equal(verb(A), verb(A))
 
 
 @pytest.mark.parametrize(("bits", "sensitivity"), [(32, 2.0), (64, 1e-6)])
 def test_the_fullest_sums_do_not_wrap_and_one_bit_more_is_refused(bits, sensitivity):
     n, settings = 300, {"bits": bits, "sensitivity": sensitivity}
     p = SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings)
-    total = p.release(torch.ones(n, 1), generator=generator(2), masks=system_masks)
+    total = p.release(torch.ones(n, 1), noise=SeededNoise(2))
     assert abs(float(total) - n) < 6 * float(p.noise_variance.sqrt())
     finest = p.ring.fraction_bits
     assert SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings, fraction_bits=finest).ring == p.ring
@@ -122,7 +133,7 @@ def test_the_fullest_sums_do_not_wrap_and_one_bit_more_is_refused(bits, sensitiv
 def test_every_unit_of_the_grid_can_be_hit_by_float64_noise():
     p = SecureSketch(ones(4000), 1, 1.0, 1.0, 1e-6)
     assert 2**39 < float(p.sigma) * p.ring.scale <= 2**40
-    words = p.messages(torch.zeros(4000, 1), generator=generator(3))
+    words = p.messages(torch.zeros(4000, 1), noise=SeededNoise(3))
     for bit in range(8):
         assert abs(float(((words >> bit) & 1).double().mean()) - 0.5) < 4 / math.sqrt(4 * 4000)
     with pytest.raises(ValueError, match="gaps"):
@@ -137,6 +148,7 @@ def test_a_bound_on_entries_leaves_room_for_more_bits():
     assert tight.ring.fraction_bits > plain.ring.fraction_bits
 
 
+@pytest.mark.filterwarnings("ignore:a grid of")
 def test_guarantee_no_client_is_told_apart_better_than_mu():
     epsilon, delta = 0.7, 1e-6
     for coalition in (AdaptiveCoalition(0), AdaptiveCoalition(3), StaticCoalition(10)):
@@ -173,8 +185,8 @@ def test_noise_of_both_paths_has_the_predicted_variance(s):
     p, A = SecureSketch(sketch, d, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(7)), rows(n, d)
     exact = sketch.apply(A)
     for release in (
-        p.release(A, generator=generator(3), masks=system_masks),
-        p.reveal(p.collect(A, key=generator_key(generator(4)))),
+        p.release(A, noise=SeededNoise(3)),
+        p.reveal(p.collect(A, noise=SeededNoise(4))),
         p.sample(A, generator=generator(3)),
     ):
         z = (release - exact) / p.noise_variance.sqrt()[:, None]
@@ -189,7 +201,7 @@ def test_messages_and_sums_drawn_at_once_have_one_law():
     )  # 1, 0, 3, 0, 2 clients
     p = SecureSketch(sketch, 1000, 1.0, 1.0, 1e-3)
     A = rows(6, 1000)
-    messages = torch.cat([p.release(A, generator=generator(k), masks=system_masks) for k in range(3)], 1)
+    messages = torch.cat([p.release(A, noise=SeededNoise(k)) for k in range(3)], 1)
     at_once = p.sample(A, generator=generator(50), sample_shape=(3,)).transpose(0, 1).flatten(1)
     assert messages.dtype == at_once.dtype == torch.float64
     centre = sketch.apply(A).repeat(1, 3)
@@ -206,11 +218,12 @@ def test_one_client_is_enough_and_keeps_all_its_noise():
     assert p.sample(torch.zeros(1, 2), generator=generator(), sample_shape=(4,)).shape == (4, 1, 2)
 
 
+@pytest.mark.filterwarnings("ignore:a grid of")
 def test_a_grid_too_coarse_for_sums_drawn_at_once_is_refused():
     p = protocol(fraction_bits=2)
     with pytest.raises(ValueError, match="too coarse"):
         p.sample(rows(60, 3), generator=generator())
-    assert p.release(rows(60, 3), generator=generator(), masks=system_masks).shape == (6, 3)
+    assert p.release(rows(60, 3), noise=SeededNoise(0)).shape == (6, 3)
 
 
 BAD = {
@@ -224,18 +237,34 @@ BAD = {
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_data_are_refused_before_any_noise_is_drawn(message):
-    p, random = protocol(), generator(4)
-    before = random.get_state()
-    for action in (p.sample, lambda A, generator: p.release(A, generator=generator, masks=system_masks)):
+    p, random, own = protocol(), generator(4), SeededNoise(4)
+    before, calls = random.get_state(), [(p.sample, {"generator": random})]
+    calls += [(verb, {"noise": own}) for verb in (p.release, p.collect, p.speak)]
+    for verb, source in calls:
         with pytest.raises(ValueError, match=message) as error:
-            action(BAD[message](rows(60, 3)), generator=random)
+            verb(BAD[message](rows(60, 3)), **source)
         assert "tensor(" not in str(error.value)
-        assert torch.equal(random.get_state(), before)
+    assert torch.equal(random.get_state(), before)
+    assert torch.equal(own.words((4,)), SeededNoise(4).words((4,)))
+
+
+def test_public_and_private_randomness_do_not_mix():
+    p, A = protocol(), rows(60, 3)
+    for verb in (p.messages, p.speak, p.collect, p.release):
+        with pytest.raises(TypeError, match="never what hides a user"):
+            verb(A, noise=generator())
+    for call in (lambda g: p.sample(A, generator=g), lambda g: osnap(9, 3, 1, generator=g)):
+        with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
+            call(SeededNoise(1))
 
 
 def test_rows_clipped_in_double_precision_pass():
     A = torch.nn.functional.normalize(torch.randn(60, 3, dtype=torch.float64, generator=generator()), dim=1)
     assert protocol().check(A) is A
+    short = clipped_rows(A.float() * 3, 1.0)
+    assert short.dtype == torch.float64 and protocol().check(short) is short
+    with pytest.raises(ValueError, match="in float64"):  # float32's rounding makes a row longer than the bound
+        protocol().check(torch.nn.functional.normalize(A.float(), dim=1))
     with pytest.raises(ValueError, match=r"entry = 0\.5"):
         protocol(entry=0.5).check(A)
 
@@ -267,17 +296,63 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"one .* for each server"):
         p.reveal(torch.zeros(2, 6, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="beyond the 60 clients"):
-        p.messages(rows(60, 3), 1, generator=generator())
+        p.messages(rows(60, 3), 1, noise=SeededNoise(0))
     with pytest.raises(ValueError, match="nonce"):
         p.session(b"short")
-    for action in (p.collect, p.keyed_messages):
-        with pytest.raises(TypeError, match=r"system_key"):
-            action(rows(60, 3), key=bytes(32))
 
 
 def test_a_known_smaller_sensitivity_means_less_noise():
     full, less = (SecureSketch(ones(1000), 5, 1.0, 1.0, 1e-6, sensitivity=v) for v in (None, math.sqrt(2)))
     assert float(less.sigma / full.sigma) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
+
+
+def test_a_grid_that_costs_noise_warns_with_its_factor():
+    with pytest.warns(UserWarning, match="772 times the least; take bits=64"):
+        p = SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6, bits=32)
+    least = gaussian_sigma(1.0, 1e-6, 2.0) ** 2
+    assert p.grid_factor == pytest.approx(float(p.noise_variance[0]) / least, rel=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6)
+        SecureSketch(ones(1000), 10, 1.0, 1.0, 1e-6, bits=32, sensitivity=1.0, entry=0.5)
+
+
+def test_rows_further_apart_than_the_stated_sensitivity_are_refused():
+    p = SecureSketch(ones(3), 2, 1.0, 1.0, 1e-6, sensitivity=0.25)
+    near = torch.tensor([[0.0, 0.9], [0.0, 0.7], [0.1, 0.7]], dtype=torch.float64)
+    assert p.release(near).shape == (1, 2) and "at most 0.25 apart" in p.guarantee.source
+    for verb in (p.release, p.messages, p.collect):
+        with pytest.raises(ValueError, match=r"more than sensitivity = 0\.25 apart"):
+            verb(torch.cat([near[:2], -near[2:]]))
+
+
+def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
+    """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a client."""
+    for absent in (0, 10):
+        p = SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent))
+        exact = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0)
+        assert (exact <= math.log(1e-6) + 1e-9) is (absent == 10)
+        there = torch.arange(30) >= 10
+        if absent:
+            check_members(p, there)
+        else:
+            with pytest.raises(FrameError, match="absent = 0 drop out"):
+                check_members(p, there)
+    with pytest.raises(FrameError, match="11 of 30"):
+        check_members(p, torch.arange(30) >= 11)
+    with pytest.raises(ValueError, match=r"corrupt \+ absent must be below"):
+        SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(20, absent=10))
+
+
+def test_the_same_numbers_in_other_types_are_the_same_session():
+    sketch, nonce = ones(9), bytes(range(32))
+    sessions = {
+        SecureSketch(
+            sketch, 1, kind(1), kind(2), 1e-6, sensitivity=kind(1), entry=kind(1), coalition=AdaptiveCoalition(n)
+        ).session(nonce)
+        for kind, n in ((int, 1), (float, np.int64(1)), (np.float32, torch.tensor(1)))
+    }
+    assert len(sessions) == 1
 
 
 def test_sessions_of_other_parameters_have_other_names():
@@ -287,6 +362,7 @@ def test_sessions_of_other_parameters_have_other_names():
         protocol(bits=32),
         protocol(servers=2),
         protocol(coalition=AdaptiveCoalition(1)),
+        protocol(coalition=AdaptiveCoalition(absent=1)),
         protocol(d=4),
     ]
     assert len({p.session(nonce) for p in others}) == len(others)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torchdp.noise import SeededNoise
 from torchdp.sketching import (
     AdaptiveCoalition,
     FrameError,
@@ -15,15 +16,15 @@ from torchdp.sketching import (
     Server,
     balanced_osnap,
     client_frames,
-    generator_masks,
     ones,
+    reconstruct,
     reveal_frames,
     share,
-    system_masks,
 )
 from torchdp.sketching.frames import (
     HEADER_BYTES,
     TAG_BYTES,
+    client_key,
     header_of,
     pack_set,
     seal,
@@ -32,16 +33,16 @@ from torchdp.sketching.frames import (
     unseal,
 )
 
-SECRET, SESSION_NONCE = bytes(range(32)), bytes(32)
+SECRET, SESSION_NONCE, KEY = bytes(range(32)), bytes(32), bytes(range(1, 33))
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def protocol(n=24, corrupt=3, **settings):
+def protocol(n=24, absent=3, **settings):
     sketch = balanced_osnap(n, 4, 2, generator=generator())
-    settings = {"servers": 3, "coalition": AdaptiveCoalition(corrupt), **settings}
+    settings = {"servers": 3, "coalition": AdaptiveCoalition(absent=absent), **settings}
     return SecureSketch(sketch, 3, 1.0, 1.0, 1e-5, **settings)
 
 
@@ -53,8 +54,8 @@ class Run:
         names = ["clients", "analyst", *(f"server {k}" for k in range(p.servers))]
         self.links = {name: Links.derived(secret, name, p.servers) for name in names}
         self.A = torch.full((p.sketch.clients, p.columns), 0.1)
-        words = p.messages(self.A, generator=generator(1))
-        shares = share(words, p.servers, masks=generator_masks(generator(2)))
+        words = p.messages(self.A, noise=SeededNoise(1))
+        shares = share(words, p.servers, noise=SeededNoise(2))
         inbound = [self.links["clients"][f"server {k}"] for k in range(p.servers)]
         self.frames = [
             client_frames(p, self.session, shares[:, :, i : i + 1], i, inbound) for i in range(p.sketch.clients)
@@ -87,7 +88,7 @@ def agreed(servers):
 def test_frames_give_the_bits_of_the_protocol_in_one_process():
     for settings in ({}, {"bits": 32}, {"servers": 2}):
         run = Run(protocol(**settings))
-        expected = run.protocol.release(run.A, generator=generator(1), masks=system_masks)
+        expected = run.protocol.release(run.A, noise=SeededNoise(1))
         assert torch.equal(run.release(run.fed()), expected)
 
 
@@ -114,40 +115,40 @@ def changed(frame, chance):
     return bytes(out)
 
 
-def test_ten_thousand_attacks_in_transit_are_all_found():
+def test_three_thousand_attacks_in_transit_are_all_found():
     run, other = Run(protocol()), Run(protocol(), nonce=bytes(range(1, 33)))
     stranger = Run(protocol(), secret=os.urandom(32))
     chance, found = random.Random(0), 0
     target = run.fed(without={(i, 1) for i in range(24)})[1]  # a server whom nobody has reached yet
     full = run.fed()[1]
-    for _ in range(4000):  # changed on its way
+    for _ in range(1200):  # changed on its way
         frame = run.frames[chance.randrange(24)][1]
         with pytest.raises(FrameError):
             target.receive(changed(frame, chance))
         found += 1
-    for _ in range(3000):  # a true frame in the wrong place: another server's, session's or sender's
+    for _ in range(900):  # a true frame in the wrong place: another server's, session's or sender's
         i = chance.randrange(24)
         wrong = chance.choice([run.frames[i][chance.choice([0, 2])], other.frames[i][1], stranger.frames[i][1]])
         with pytest.raises(FrameError):
             target.receive(wrong)
         found += 1
-    for _ in range(500):  # one client's frame passed off as another's, under a header that says so
+    for _ in range(150):  # one client's frame passed off as another's, under a header that says so
         i, j = chance.sample(range(24), 2)
         with pytest.raises(FrameError):
             target.receive(run.frames[j][1][:HEADER_BYTES] + run.frames[i][1][HEADER_BYTES:])
         found += 1
     assert not target.seen.any()  # nothing of all this left a trace
-    for _ in range(2000):  # repeated
+    for _ in range(600):  # repeated
         with pytest.raises(FrameError, match="repeats"):
             full.receive(run.frames[chance.randrange(24)][1])
         found += 1
-    few = Run(protocol(n=8, corrupt=1))
-    for _ in range(500):  # dropped: too many are missing, at one server or spread over all
+    few = Run(protocol(n=8, absent=1))
+    for _ in range(150):  # dropped: too many are missing, at one server or spread over all
         lost = {(i, chance.randrange(3)) for i in chance.sample(range(8), chance.randrange(2, 9))}
         with pytest.raises(FrameError, match="did not reach every server"):
             agreed(few.fed(without=lost))
         found += 1
-    assert found == 10_000
+    assert found == 3000
 
 
 def test_the_attacked_session_then_gives_the_right_result():
@@ -159,7 +160,7 @@ def test_the_attacked_session_then_gives_the_right_result():
                 with pytest.raises(FrameError):
                     servers[k].receive(wrong)
             servers[k].receive(frame)
-    expected = run.protocol.release(run.A, generator=generator(1), masks=system_masks)
+    expected = run.protocol.release(run.A, noise=SeededNoise(1))
     assert torch.equal(run.release(servers), expected)
 
 
@@ -168,7 +169,7 @@ def test_clients_who_reached_only_some_servers_are_left_out_everywhere():
     gone = torch.zeros(24, dtype=torch.bool)
     gone[[2, 11, 20]] = True
     servers = run.fed(without={(2, 0), (11, 1), (11, 2), (20, 0), (20, 1), (20, 2)})
-    words = run.protocol.messages(run.A, generator=generator(1))
+    words = run.protocol.messages(run.A, noise=SeededNoise(1))
     words[:, gone] = 0
     sums = torch.zeros(4, 3, dtype=torch.int64).index_add_(
         0, run.protocol.sketch.rows.flatten(), words.flatten(0, 1)
@@ -227,6 +228,28 @@ def test_a_server_publishes_once_and_lets_nobody_in_late():
             server.receive(run.frames[0][server.number])
 
 
+def test_a_fast_server_does_not_close_a_slow_ones_doors():
+    """Server 1 has nobody yet when server 0's roll call comes; it hears all and makes its own afterwards."""
+    run = Run(protocol())
+    servers, full = run.servers(), run.fed()
+    for i in range(24):
+        for k in (0, 2):
+            servers[k].receive(run.frames[i][k])
+    servers[1].agree(servers[0].roll_call(1))
+    servers[1].agree(servers[2].roll_call(1))
+    with pytest.raises(FrameError, match="no roll call yet"):
+        servers[1].publish()
+    for i in range(24):
+        servers[1].receive(run.frames[i][1])
+    for k in (0, 2):
+        servers[k].agree(servers[1].roll_call(k))
+        servers[k].agree(servers[2 - k].roll_call(k))
+    with pytest.raises(FrameError, match="begun to agree"):
+        servers[1].receive(run.frames[0][1])
+    released = reveal_frames(run.protocol, run.session, [s.publish() for s in servers], run.links["analyst"])
+    assert torch.equal(released, run.release(full))
+
+
 def test_another_ring_or_sketch_is_another_session():
     run, narrow, wide = Run(protocol()), Run(protocol(bits=32)), Run(protocol(n=28))
     for other in (narrow, wide):
@@ -257,8 +280,6 @@ def test_one_client_can_not_speak_for_another():
     run = Run(protocol())
     inbound = run.links["clients"]["server 0"]
     header = header_of(run.frames[4][0])
-    from torchdp.sketching.frames import client_key
-
     forged = seal(client_key(inbound, 3), header, torch.zeros(header.shape, dtype=torch.int64))
     with pytest.raises(FrameError, match="tag"):
         run.servers()[0].receive(forged)
@@ -273,6 +294,24 @@ def test_both_ends_of_a_link_have_its_key_and_no_two_links_share_one():
         _ = links["server 1"]["server 99"]
     with pytest.raises(ValueError, match="16 random bytes"):
         Links({"analyst": b"short"})
+
+
+def test_who_has_no_key_of_a_link_reads_nothing():
+    """All frames of a client add up to its words in nobody's hands; the same words are never the same frame."""
+    run = Run(protocol())
+    words = run.protocol.messages(run.A, noise=SeededNoise(1))
+    for i in (0, 7):
+        bodies = [frame[HEADER_BYTES:-TAG_BYTES] for frame in run.frames[i]]
+        total = sum(torch.frombuffer(bytearray(body), dtype=torch.int64) for body in bodies)
+        assert (total != words[:, i].flatten()).all()
+        headers = [header_of(frame) for frame in run.frames[i]]
+        opened = [
+            unseal(client_key(run.links["clients"][f"server {k}"], i), headers[k], frame)
+            for k, frame in enumerate(run.frames[i])
+        ]
+        assert torch.equal(reconstruct(torch.stack(opened))[:, 0], words[:, i])  # with the keys they do
+        frames = {seal(KEY, headers[0], opened[0]) for _ in range(20)}
+        assert len({frame[HEADER_BYTES:] for frame in frames}) == 20
 
 
 def test_sets_of_clients_survive_packing():

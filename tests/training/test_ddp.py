@@ -1,16 +1,17 @@
-"""Two processes: one sum, the same noise in both, and a layer's gradients averaged by DDP."""
+"""Two processes: one sum, the same noise in both, an error where they part, and a layer's gradients by DDP."""
 
 import os
 from datetime import timedelta
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.functional import mse_loss
 
 from torchdp import density, factorization, workloads
+from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.training import CorrelatedNoise, FeatureLayer, causal_strategy, clip_and_sum
+from torchdp.training import CorrelatedNoise, FeatureLayer, causal_strategy, clip_and_sum, replicas
 
 
 def model():
@@ -26,11 +27,14 @@ def data():
     return torch.randn(2, 6, 3, dtype=torch.float64, generator=keyed_generator(b"data"))
 
 
-def private(net, x, reduce):
+def private(net, x, reduce, noise):
     """Two private sums; ``reduce`` adds up a sum over the processes."""
-    C = causal_strategy(workloads.prefix(2).dense(), factorization.square_root(2))
-    noise = CorrelatedNoise(C, 5, 1.0, generator=keyed_generator(b"noise"), dtype=torch.float64)
     return torch.stack([noise(reduce(clip_and_sum(net, mse_loss, x, x[:, :1], 0.1))) for _ in range(2)])
+
+
+def make(noise, **options):
+    C = causal_strategy(workloads.prefix(3).dense(), factorization.square_root(3))
+    return CorrelatedNoise(C, 5, 1.0, noise=noise, dtype=torch.float64, **options)
 
 
 def process(rank, folder):
@@ -49,7 +53,23 @@ def process(rank, folder):
     mse_loss(parallel(mine), mine[:, :1]).backward()
     gradient = [p.grad for p in net.parameters()]
     net.zero_grad()
-    torch.save((gradient, private(net, mine, reduce)), f"{folder}/{rank}.pt")
+    noise = make(SeededNoise(rank + 1))  # process 0's key counts
+    outputs = private(net, mine, reduce, noise)
+    refused = []
+    for other, total in (
+        (noise, mine[0].new_full((5,), 1.0 + rank)),  # sums that were not added up
+        (make(None), mine.new_zeros(5)),
+        (make(SeededNoise(rank), alone=True), mine.new_zeros(5)),
+    ):
+        if len(refused) == 1 and rank:
+            state = make(SeededNoise(5), alone=True).secret_state()
+            other.load_secret_state({**state, "step": 1})
+        try:
+            other(total)
+            refused.append("")
+        except RuntimeError as error:
+            refused.append(str(error))
+    torch.save((gradient, outputs, refused), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -59,9 +79,28 @@ def test_two_processes_are_one(tmp_path):
     net, x = model(), data().flatten(0, 1)
     mse_loss(net(x), x[:, :1]).backward()
     gradient = [p.grad for p in net.parameters()]
-    expected = private(model(), x, lambda total: total)
+    expected = private(model(), x, lambda total: total, make(SeededNoise(1)))
     for rank in range(2):
-        found, outputs = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        found, outputs, refused = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for a, b in zip(found, gradient, strict=True):
             torch.testing.assert_close(a, b)
         torch.testing.assert_close(outputs, expected)
+        assert "differ in the sum;" in refused[0] and not refused[2]
+        assert "differ in the step and the key, strategy, sigma or dtype;" in refused[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_bits_decide_whether_sums_agree(monkeypatch, dtype):
+    """A sum whose last bits differ is seen; equal ones pass."""
+    total, sent = torch.randn(7, generator=keyed_generator(b"total")).to(dtype), []
+
+    def all_gather(out, own):  # the first process and this one
+        sent.append(own)
+        out[0].copy_(sent[0]), out[1].copy_(own)
+
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_gather", all_gather)
+    for mine in (total, total.clone()):
+        replicas.check_agree(3, b"digest..", mine)
+    with pytest.raises(RuntimeError, match="differ in the sum; add up the sums"):
+        replicas.check_agree(3, b"digest..", total.nextafter(total.new_tensor(9.0)))

@@ -4,13 +4,18 @@ import copy
 import io
 import itertools
 import math
+import os
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from scipy import stats
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchdp import factorization, workloads
+from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
@@ -23,6 +28,7 @@ from torchdp.training import (
     iterates,
     sensitivity,
     standard_errors,
+    stream,
 )
 
 STEPS, SIZE = 8, 5
@@ -43,11 +49,11 @@ def key(name=b"noise"):
 
 
 def make(strategy=DENSE, size=SIZE, sigma=2.0, **options):
-    return CorrelatedNoise(strategy, size, sigma, generator=key(), **{"dtype": torch.float64, **options})
+    return CorrelatedNoise(strategy, size, sigma, **{"dtype": torch.float64, "noise": SeededNoise(1), **options})
 
 
 def run(noise, steps=STEPS):
-    zero = torch.zeros(noise.past.shape[1], dtype=noise.past.dtype)
+    zero = torch.zeros(noise.secret_state()["past"].shape[1], dtype=torch.float64)
     return torch.stack([noise(zero) for _ in range(steps)])
 
 
@@ -102,7 +108,7 @@ def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
         delta=delta,
         participation=pattern,
         neighbours=neighbours,
-        generator=key(),
+        noise=SeededNoise(2),
     )
     outputs = float(noise.sigma) ** 2 * W @ torch.linalg.inv(DENSE.mT @ DENSE) @ W.mT
     size = bound * (2 if neighbours is Neighbours.REPLACE_ONE else 1)
@@ -161,47 +167,160 @@ def test_iterates_are_the_parameters_of_gradient_descent():
 
 @pytest.mark.parametrize(("strategy", "memory"), [(DENSE, STEPS - 1), (BANDED, 2), (torch.eye(STEPS), 0)])
 def test_memory_is_bands_minus_one_gradients(strategy, memory):
-    assert make(strategy).past.shape == (memory, SIZE)
+    assert make(strategy).secret_state()["past"].shape == (memory, SIZE)
+
+
+def through_a_file(state):
+    stored = io.BytesIO()
+    torch.save(state, stored)
+    stored.seek(0)
+    return torch.load(stored, weights_only=True)
 
 
 @pytest.mark.parametrize("strategy", [DENSE, BANDED, torch.eye(STEPS)])
 @pytest.mark.parametrize("stop", [0, 1, 4])
-def test_the_stream_resumes_exactly(strategy, stop):
+def test_the_secret_state_resumes_the_stream_exactly(strategy, stop):
     whole = run(make(strategy))
     noise = make(strategy)
     run(noise, stop) if stop else None
-    assert set(noise.state_dict()) == {"coefficients", "sigma", "past", "step", "key"}
+    fresh = CorrelatedNoise(strategy, SIZE, 1.0)
+    fresh.load_state_dict(through_a_file(noise.state_dict()))
+    fresh.load_secret_state(through_a_file(noise.secret_state()))
+    for other in (fresh, noise):
+        assert torch.equal(run(other, STEPS - stop), whole[stop:])
+        assert other.step == STEPS
+
+
+def test_the_state_dict_holds_no_secret_and_alone_draws_no_noise():
+    noise, parent = make(), torch.nn.ModuleDict({"noise": make(noise=SeededNoise(2))})
+    state = noise.secret_state()
+    run(noise, 3)
+    assert noise.state_dict() == {"_extra_state": {"step": 3}}
+    assert not list(noise.buffers()) and not list(noise.parameters())
+    secrets = [bytes(state["key"].tolist()), noise.secret_state()["past"].numpy().tobytes()]
     stored = io.BytesIO()
     torch.save(noise.state_dict(), stored)
-    stored.seek(0)
-    fresh = CorrelatedNoise(strategy, SIZE, 1.0, generator=key(b"other"), dtype=torch.float64)
-    fresh.load_state_dict(torch.load(stored, weights_only=True))
-    for other in (fresh, copy.deepcopy(noise), pickle.loads(pickle.dumps(noise)), noise):
-        assert torch.equal(run(other, STEPS - stop), whole[stop:])
-        assert int(other.step) == STEPS
+    assert not any(secret[:8] in stored.getvalue() for secret in secrets)
+    parent.load_state_dict({"noise._extra_state": {"step": 3}})
+    with pytest.raises(RuntimeError, match="load_secret_state first"):
+        parent["noise"](torch.zeros(SIZE))
+    with pytest.raises(ValueError, match="the secret state is at step 0, the state dict at 3"):
+        parent["noise"].load_secret_state(state)
+    parent["noise"].load_secret_state(noise.secret_state())
+    assert torch.equal(run(parent["noise"], 5), run(noise, 5))
+
+
+def test_a_stream_does_not_go_back():
+    noise = make()
+    before, public = noise.secret_state(), noise.state_dict()
+    run(noise, 2)
+    with pytest.raises(ValueError, match="its noise would repeat"):
+        noise.load_secret_state(before)
+    with pytest.raises(RuntimeError, match="noise would repeat"):
+        noise.load_state_dict(public)
+    other = make(noise=SeededNoise(2))
+    run(other, 3)
+    other.load_secret_state(before)  # of another stream
+    assert other.step == 0 and noise.step == 2
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, pickle.dumps, lambda n: copy.deepcopy(torch.nn.ModuleList([n]))]
+)
+def test_copies_and_pickles_are_refused(copied):
+    with pytest.raises(TypeError, match="move it by secret_state"):
+        copied(make())
+
+
+def test_a_shallow_copy_by_force_takes_turns():
+    """What DataParallel does to modules: the copies share one stream, so no noise is drawn twice."""
+    noise = make(torch.eye(STEPS))
+    forced = object.__new__(CorrelatedNoise)
+    forced.__dict__ = noise.__dict__.copy()
+    zero = torch.zeros(SIZE, dtype=torch.float64)
+    assert not torch.equal(noise(zero), forced(zero)) and noise.step == forced.step == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_draws_nothing():
+    noise = make()
+    child = os.fork()
+    if not child:
+        try:
+            noise(torch.zeros(SIZE))
+        except RuntimeError as error:
+            os._exit(7 if "before a fork" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    noise(torch.zeros(SIZE))
+
+
+def test_threads_take_turns():
+    noise, zero = make(DENSE), torch.zeros(SIZE, dtype=torch.float64)
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda _: noise(zero), range(STEPS)))
+    expected = run(make(DENSE))
+    assert all(any(torch.equal(row, found) for found in outputs) for row in expected)
+
+
+@pytest.mark.parametrize("strategy", [DENSE, BANDED, torch.eye(STEPS)])
+def test_an_interrupted_step_is_spent_or_not_begun(strategy):
+    """An exception at each line of the step in turn: the noise keeps its law, and none is seen twice."""
+    expected, zero = run(make(strategy)), torch.zeros(SIZE, dtype=torch.float64)
+    for line in itertools.count():
+        noise, seen, hits = make(strategy), [], 0
+
+        def interrupt(frame, event, _, line=line):
+            nonlocal hits
+            if frame.f_code.co_filename != stream.__file__:
+                return None
+            if event == "line":
+                hits += 1
+                if hits == line + 1:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        for t in range(STEPS):
+            sys.settrace(interrupt if t == 3 else None)
+            try:
+                seen.append((noise.step, noise(zero)))
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+        while noise.step < STEPS:
+            seen.append((noise.step, noise(zero)))
+        assert len({t for t, _ in seen}) == len(seen) >= STEPS - 1
+        for t, output in seen:
+            assert torch.equal(output, expected[t])
+        if hits <= line:
+            break
+    assert line > 15
 
 
 def test_a_loaded_state_is_what_the_guarantee_speaks_of():
-    noise, other = make(sigma=2.0), make(BANDED.triu(-1) + BANDED.tril(-1), sigma=5.0)
-    other = make(sigma=5.0)
-    other.load_state_dict(noise.state_dict())
+    noise, other = make(sigma=2.0), make(BANDED, sigma=5.0)
+    other.load_secret_state(noise.secret_state())
     assert other.guarantee(1.0, 1e-5, Once()) == noise.guarantee(1.0, 1e-5, Once())
     assert other.guarantee(1.0, 1e-5, Once()).epsilon > make(sigma=5.0).guarantee(1.0, 1e-5, Once()).epsilon
 
 
 def test_another_key_is_another_stream_and_steps_do_not_repeat():
-    a, b = run(make(torch.eye(STEPS))), run(CorrelatedNoise(torch.eye(STEPS), SIZE, 2.0, generator=key(b"b")))
-    assert len(torch.cat([a.float(), b]).unique()) == 2 * STEPS * SIZE
+    eye = torch.eye(STEPS)
+    outputs = [run(make(eye, noise=noise)) for noise in (SeededNoise(1), SeededNoise(2), None, Noise())]
+    assert len(torch.cat(outputs).unique()) == 4 * STEPS * SIZE
 
 
-def test_to_another_dtype():
-    noise = make().to(torch.float32)
-    assert noise(torch.zeros(SIZE)).dtype == torch.float32
-    torch.testing.assert_close(DENSE.float() @ run(make().float()), run(make(torch.eye(STEPS)).float()))
-    half = make().half()
-    with pytest.raises(TypeError, match="noise must be float32 or float64"):
-        half(torch.zeros(SIZE))
-    assert int(half.step) == 0
+def test_casts_move_no_number():
+    noise, parent = make(), torch.nn.ModuleList([make()])
+    parent.half().float().bfloat16().to(torch.float16).to_empty(device="cpu")
+    assert torch.equal(noise.strategy, parent[0].strategy) and parent[0].sigma == noise.sigma
+    assert torch.equal(run(parent[0]), run(noise))
+    single = make(dtype=torch.float32)
+    assert single(torch.zeros(SIZE).half()).dtype == torch.float32
+    with pytest.raises(RuntimeError, match="meta device"):
+        make().to("meta")
 
 
 def test_autocast_does_not_touch_the_noise():
@@ -210,19 +329,37 @@ def test_autocast_does_not_touch_the_noise():
         assert torch.equal(run(make(dtype=torch.float32)), plain)
 
 
-def test_vmap_is_refused_in_words():
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "record",
+    [
+        lambda noise: torch.func.vmap(noise)(torch.zeros(3, SIZE).double()),
+        lambda noise: torch.func.grad(lambda x: noise(x).sum())(torch.zeros(SIZE).double()),
+        lambda noise: torch.jit.trace(noise, torch.zeros(SIZE).double()),
+        lambda noise: make_fx(noise)(torch.zeros(SIZE).double()),
+        lambda noise: make_fx(noise, tracing_mode="fake")(torch.zeros(SIZE).double()),
+    ],
+)
+def test_what_would_repeat_a_step_is_refused_in_words(record):
     noise = make()
     with pytest.raises(RuntimeError, match="cannot run inside vmap"):
-        torch.func.vmap(noise)(torch.zeros(3, SIZE).double())
-    assert int(noise.step) == 0
+        record(noise)
+    assert noise.step == 0
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_noise_is_the_same_noise():
-    noise = make(BANDED)
-    step = torch.compile(lambda total: 2 * noise(2 * total), backend="eager")
+def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
+    noise, operations = make(BANDED), set()
+
+    def backend(graph, _):
+        operations.update(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    torch._dynamo.reset()
+    step = torch.compile(lambda total: 2 * noise(2 * total), backend=backend)
     outputs = torch.stack([step(torch.zeros(SIZE).double()) for _ in range(STEPS)])
     assert torch.equal(outputs, 2 * run(make(BANDED)))
+    assert operations == {"<built-in function mul>"}
 
 
 def test_after_the_last_step():
@@ -237,14 +374,39 @@ def test_after_the_last_step():
     [
         (lambda: make()(torch.zeros(SIZE + 1)), ValueError, "total must be a tensor of shape"),
         (lambda: make()(torch.full((SIZE,), math.nan)), ValueError, "total holds NaN"),
-        (lambda: make()([0.0] * SIZE), ValueError, "total must be a tensor"),
+        (lambda: make()([0.0] * SIZE), TypeError, "total must be"),
+        (
+            lambda: make(dtype=torch.float32)(torch.full((SIZE,), 1e300, dtype=torch.float64)),
+            ValueError,
+            "total holds NaN",
+        ),
+        (lambda: make()(torch.zeros(SIZE).to_sparse()), TypeError, "total must be a dense"),
+        (lambda: make()(torch.zeros(SIZE).cfloat()), TypeError, "total must be real"),
+        (lambda: make().load_state_dict({"_extra_state": None}), ValueError, "state dict of CorrelatedNoise must"),
+        (lambda: make().load_state_dict({"_extra_state": {"step": "x"}}), ValueError, "step must be"),
+        (
+            lambda: make().load_secret_state({**make().secret_state(), "step": 99}),
+            ValueError,
+            "step must be at most",
+        ),
+        (lambda: make().load_secret_state({**make().secret_state(), "sigma": 0.0}), ValueError, "sigma must be"),
+        (lambda: make().load_secret_state({**make().secret_state(), "sigma": 1e304}), ValueError, "keeps its law"),
+        (lambda: make().load_secret_state({**make().secret_state(), "key": "key"}), ValueError, "key must be"),
         (lambda: make(torch.ones(3, 3)), ValueError, "strategy must be one square lower"),
         (lambda: make(torch.ones(3, 3).tril(-1)), ValueError, "strategy must have no 0"),
         (lambda: make(-torch.eye(3)), ValueError, "strategy must have a positive diagonal"),
         (lambda: make(size=0), ValueError, "size must be"),
         (lambda: make(sigma=0.0), ValueError, "sigma must be"),
+        (lambda: make(sigma=1e-33, dtype=torch.float32), ValueError, "where torch.float32 noise keeps"),
+        (lambda: make(sigma=1e304), ValueError, "where torch.float64 noise keeps"),
+        (lambda: make(dtype=torch.float32)(W[0, :SIZE] * 1e6), ValueError, "total is so large that torch.float32"),
+        (lambda: make(size=10**15), ValueError, "size would hold"),
+        (lambda: make(alone=2), TypeError, "alone must be a bool"),
+        (lambda: iterates(2, learning_rates=3.0), TypeError, "learning_rates must be"),
         (lambda: make(dtype=torch.bfloat16), TypeError, "noise must be float32"),
-        (lambda: CorrelatedNoise(DENSE, 2, 1.0, generator=3), TypeError, "generator must be"),
+        (lambda: CorrelatedNoise(DENSE, 2, 1.0, noise=key()), TypeError, "noise must be None"),
+        (lambda: make().load_secret_state({}), ValueError, "state must be what secret_state"),
+        (lambda: make().load_secret_state(make(size=2).secret_state()), ValueError, "past must be"),
         (lambda: make().guarantee(0.0, 1e-5, Once()), ValueError, "bound must be"),
         (lambda: make().guarantee(1.0, 1e-5, Once(), "add"), TypeError, "neighbours must be"),
         (lambda: causal_strategy(W, W[:, :3]), ValueError, "left must be one"),
@@ -259,3 +421,15 @@ def test_after_the_last_step():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [1e38, 1e39, 1e-44, 1e-300])
+def test_scales_that_the_dtype_cannot_hold_are_refused_and_others_change_nothing(scale):
+    C, setting = torch.ones(3, 3, dtype=torch.float64).tril(), {"bound": 1.0, "epsilon": 1.0, "delta": 1e-6}
+    with pytest.raises(ValueError, match="divide both by the strategy's largest entry"):
+        calibrated_noise(scale * C, 4, participation=Epochs(3), **setting)
+    one, other = (
+        calibrated_noise(factor * C, 4, participation=Epochs(3), noise=SeededNoise(1), **setting)(torch.zeros(4))
+        for factor in (1.0, 2.0**90)
+    )
+    torch.testing.assert_close(one, other)

@@ -38,8 +38,9 @@ def parser() -> argparse.ArgumentParser:
     estimate.add_argument("--positive", metavar="VALUE", default="1", help="auc: the label that counts as 1")
     estimate.add_argument("--negative", metavar="VALUE", default="0", help="auc: the label that counts as 0")
     estimate.add_argument(
-        "--protocol", choices=("auto", *PROTOCOLS), default="auto",
-        help="auto: the least predicted error when all types are equally frequent (blind to the data)",
+        "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
+        help="auto: the least predicted error when all types are equally frequent (blind to the data); best: the same "
+        "with protocols that are optimised for the statistic, up to half a minute",
     )  # fmt: skip
     estimate.add_argument("--level", type=float, default=0.95, help="of the confidence interval (default: 0.95)")
     estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")
@@ -62,7 +63,15 @@ def parser() -> argparse.ArgumentParser:
         help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",
     )  # fmt: skip
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
-    sweep.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
+    sweep.add_argument(
+        "--other-code", choices=("refuse", "keep", "again"), default="refuse",
+        help="blocks stored by another version of the script, torchdp or torch: refuse to go on (default); keep the "
+        "configurations that are complete and measure the rest; measure all again. They are never merged",
+    )  # fmt: skip
+    sweep.add_argument("--stop-on-error", action="store_true", help="let one bad configuration stop the others")
+    only = sweep.add_mutually_exclusive_group()
+    only.add_argument("--measure-only", action="store_true", help="no figures: the store and the table alone")
+    only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
     return top
 
 

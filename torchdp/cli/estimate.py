@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from torchdp import checks, pairwise
 from torchdp.cli.table import MOST_TYPES, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
+from torchdp.noise import SeededNoise
 from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
-from torchdp.randomness import keyed_generator, system_generator
 
 PROTOCOLS: dict[str, type[PairwiseProtocol]] = {
     "one-message": pairwise.OneMessage,
@@ -74,12 +75,13 @@ def estimate(options: argparse.Namespace) -> int:
     epsilon = checks.positive("--epsilon", options.epsilon)
     checks.fraction("--level", options.level)
     question = ask(options)
-    protocol = choose(options.protocol, question.statistic, epsilon, len(question.types))
-    if options.seed is None:
-        generator = system_generator()
-    else:
-        generator = keyed_generator(f"torchdp estimate\n{checks.integer('--seed', options.seed, 0)}".encode())
-    answer = protocol.estimate(question.types, generator=generator)
+    name, protocol = choose(options.protocol, question.statistic, epsilon, len(question.types))
+    noise = None if options.seed is None else SeededNoise(checks.integer("--seed", options.seed, 0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answer = protocol.estimate(question.types, noise=noise)
+    for each in caught:
+        print(f"torchdp estimate: {each.message}", file=sys.stderr)
     if not (math.isfinite(answer.value) and math.isfinite(answer.standard_error)):
         raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
     low, high = answer.interval(options.level)
@@ -94,7 +96,7 @@ def estimate(options: argparse.Namespace) -> int:
         "predicted_rmse": float(answer.standard_error),
         "level": options.level,
         "interval": [float(low), float(high)],
-        "protocol": next(name for name, kind in PROTOCOLS.items() if isinstance(protocol, kind)),
+        "protocol": name,
         "bits_per_user": protocol.bits_per_user,
         "epsilon": protocol.guarantee.epsilon,
         "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
@@ -144,13 +146,15 @@ def ask(options: argparse.Namespace) -> Question:
     return Question(title, pairwise.auc(bins.count), labels * bins.count + scores, words)
 
 
-def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> PairwiseProtocol:
-    """The protocol of that name, or for 'auto' the one that predicts the least error for a flat histogram."""
-    if name != "auto":
-        return PROTOCOLS[name](statistic, epsilon)
-    candidates = [kind(statistic, epsilon) for kind in PROTOCOLS.values()]
+def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, PairwiseProtocol]:
+    """The protocol of that name; for 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram; its name."""
+    if name in PROTOCOLS:
+        return name, PROTOCOLS[name](statistic, epsilon)
     flat = torch.ones(statistic.types, dtype=torch.float64)
-    return min(candidates, key=lambda protocol: protocol.predicted_mse(flat, n))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a rare class: the estimate warns of its own
+        first = pairwise.choose(statistic, n, epsilon, prior=flat, search=name == "best").candidates[0]
+    return first.name, first.protocol
 
 
 def _table(result: dict) -> str:

@@ -2,60 +2,72 @@
 
 import argparse
 import importlib.util
+import sys
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchdp import checks, simulate
-from torchdp.simulate import Experiment, Sampler, Trial
+from torchdp.simulate import Experiment, OnError, OtherCode, Row, Sampler, Trial
+from torchdp.simulate.sweep import MakeTrial
 
 
 def sweep(options: argparse.Namespace) -> int:
     """Measures what the store lacks, then writes the table and the figures from the store's rows."""
-    experiment = load(options.experiment, options.smoke)
+    _loaded.cache_clear()  # the script may have been edited
+    experiment = _loaded(str(Path(options.experiment).resolve()), options.smoke)
+    missing = [] if options.measure_only else [name for name in experiment.needs if find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"the figures need {', '.join(missing)}: pip install torchdp[plot], or add --measure-only for the table"
+        )
     folder = Path(options.out or f"results/{experiment.name}")
     trials = experiment.trials if options.trials is None else checks.integer("--trials", options.trials, 1)
-    store = folder / "results.jsonl"
+    store, there = folder / "results.jsonl", Script(str(Path(options.experiment).resolve()), options.smoke)
     if options.draw_only:
-        wanted = {simulate.canonical(config) for config in experiment.grid}
-        rows = [
-            row
-            for row in simulate.read(store)
-            if (row.seed, row.block_size) == (options.seed, experiment.block_size)
-            and simulate.canonical(row.config) in wanted
-        ]
-        if not rows:
-            raise ValueError(f"{store} holds no row of this grid and seed; run without --draw-only first")
+        rows = _stored(store, experiment, options.seed, simulate.code_of(there))
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        there = Script(str(Path(options.experiment).resolve()), options.smoke)
         rows = simulate.sweep(
-            there if options.devices is not None else experiment.make_trial,
+            there,
             experiment.grid,
             trials=trials,
             seed=checks.integer("--seed", options.seed, 0),
             store=store,
             block_size=experiment.block_size,
             target_relative_ci=options.target_relative_ci,
-            device=_available(options.device),
+            device=checks.device("--device", options.device),
             devices=options.devices.split(",") if options.devices is not None else None,
+            other_code=OtherCode(options.other_code),
+            on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
         )
+    failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
+    if not good:
+        raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
     simulate.write_csv(rows, table)
-    for path in (store, table, *experiment.draw(rows, folder)):
+    for path in (store, table, *([] if options.measure_only else experiment.draw(good, folder))):
         print(path)
-    return 0
+    for row in failed:
+        print(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def _available(device: str) -> torch.device:
-    """The device of that name. Raises ValueError where this machine has none."""
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} is not available here") from error
+def _stored(store: Path, experiment: Experiment, seed: int, code: str) -> list[Row]:
+    """The stored rows of the grid; of those that several codes made, the present one's or else the last."""
+    found: dict[str, Row] = {}
+    wanted = {simulate.canonical(config) for config in experiment.grid}
+    for row in simulate.read(store):
+        key = simulate.canonical(row.config)
+        if (row.seed, row.block_size) == (seed, experiment.block_size) and key in wanted:
+            found[key] = found[key] if key in found and found[key].code == code else row
+    if not found:
+        raise ValueError(f"{store} holds no row of this grid and seed; run without --draw-only first")
+    if others := sorted({row.code for row in found.values()} - {code}):
+        print(f"torchdp sweep: drawn from blocks by other code: {'; '.join(others)}", file=sys.stderr)
+    return list(found.values())
 
 
 def load(path: str, smoke: bool) -> Experiment:
@@ -78,13 +90,17 @@ def load(path: str, smoke: bool) -> Experiment:
 
 @dataclass(frozen=True)
 class Script:
-    """``make_trial`` of a script that each worker process loads for itself, once."""
+    """``make_trial`` of a script that each process loads for itself, once; ``__wrapped__``: it."""
 
     path: str
     smoke: bool
 
+    @property
+    def __wrapped__(self) -> MakeTrial:
+        return _loaded(self.path, self.smoke).make_trial
+
     def __call__(self, config: dict[str, Any]) -> Trial | Sampler:
-        return _loaded(self.path, self.smoke).make_trial(config)
+        return self.__wrapped__(config)
 
 
 @cache

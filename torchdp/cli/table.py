@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 MOST_TYPES = 4096
+WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,11 @@ def read_columns(path: str, names: Sequence[str]) -> dict[str, list[str]]:
                 if header.count(name) != 1:
                     found = "is missing" if name not in header else "occurs more than once"
                     # Without a header line the first row would be a user's: its cells are not shown.
-                    raise ValueError(f"column {name!r} {found} in the header of {path} ({len(header)} columns)")
+                    other = next((each for each in ";\t|" if len(header) == 1 and each in header[0]), None)
+                    hint = "" if other is None else f"; the delimiter must be a comma, not {other!r}"
+                    raise ValueError(
+                        f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}"
+                    )
             where = [header.index(name) for name in names]
             cells: dict[str, list[str]] = {name: [] for name in names}
             for row in reader:
@@ -112,7 +117,7 @@ def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tupl
             raise ValueError(f"--bounds gives {name!r} twice")
         if not low < high:
             raise ValueError(f"--bounds {text!r}: the lower end must be below the upper one")
-        if not (high - low) / MOST_TYPES > 0 or not math.isfinite(high - low):
-            raise ValueError(f"--bounds {text!r}: the width of a bin leaves the range of floating-point numbers")
+        if not 1 / WIDEST <= high - low <= WIDEST:
+            raise ValueError(f"--bounds {text!r}: high - low must lie between {1 / WIDEST:g} and {WIDEST:g}")
         bounds[name] = (low, high)
     return bounds

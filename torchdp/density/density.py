@@ -30,10 +30,11 @@ class Density:
     """K~(y) = <sums, right(y)> / (users * repetitions): an unbiased estimate of mean_u E <f(x_u), g(y)>.
 
     features: public. sums: (*batch, instances), float64, noisy sums over the users of f_i(x)_j; a batch is of classes,
-    or of repeated releases (``sample_shape``). users: (*batch,), how many were summed. noise: (*batch,), the variance
-    of the privacy noise of each sum, the largest over the data. guarantee: of all classes together, but of one release:
-    repeats of the same users are for simulations, and compose if they are published. None: nobody is protected (a
-    reference). Raises ValueError, TypeError.
+    or of repeated releases (``sample_shape``).
+    users: (*batch,), how many were summed. variance: (*batch,), of each sum over rounding and privacy noise, the
+    largest over the data. guarantee: of all classes together, but of one release: repeats of the same users are for
+    simulations, and compose if they are published. None: nobody is protected (a reference). Raises ValueError,
+    TypeError.
 
     Guarantees: that of ``guarantee``, however many queries are asked, since they are answered from the sums alone.
     Source: Wagner (2025), Algorithm 1, KDE query.
@@ -42,12 +43,13 @@ class Density:
     features: Features
     sums: Tensor
     users: Tensor
-    noise: Tensor
+    variance: Tensor
     guarantee: Guarantee | None
 
     def __post_init__(self) -> None:
-        sums, users, noise = (
-            checks.floating(name, getattr(self, name)).double() for name in ("sums", "users", "noise")
+        checks.instance("features", self.features, Features)
+        sums, users, variance = (
+            checks.floating(name, getattr(self, name)).double() for name in ("sums", "users", "variance")
         )
         if sums.ndim < 1 or sums.shape[-1] != self.features.instances:
             raise ValueError(f"sums must have shape (..., {self.features.instances}), not {tuple(sums.shape)}")
@@ -55,7 +57,9 @@ class Density:
             raise ValueError("users must hold counts of at least 1")
         object.__setattr__(self, "sums", sums)
         object.__setattr__(self, "users", users.to(sums.device).expand(sums.shape[:-1]))
-        object.__setattr__(self, "noise", noise.to(sums.device).expand(sums.shape[:-1]))
+        if not (variance >= 0).all():
+            raise ValueError("variance must hold numbers >= 0")
+        object.__setattr__(self, "variance", variance.to(sums.device).expand(sums.shape[:-1]))
 
     def evaluate(self, y: Tensor) -> Tensor:
         """K~ at each query: (q, d) -> (*batch, q), float64. Raises TypeError, ValueError."""
@@ -65,9 +69,9 @@ class Density:
     def standard_error(self, y: Tensor) -> Tensor:
         """Root of the variance of K~(y) for these features, at most, over rounding and privacy: (q, d) -> (*batch, q).
 
-        (sum_j g(y)_j^2 (users * rounding + noise))^{1/2} / (users * repetitions). It is computed from public numbers.
+        (sum_j g(y)_j^2 variance)^{1/2} / (users * repetitions). It is computed from public numbers.
         """
-        each = (self.users * self.features.rounding + self.noise).sqrt() / (self.users * self.features.repetitions)
+        each = self.variance.sqrt() / (self.users * self.features.repetitions)
         norms = torch.cat([torch.linalg.vector_norm(right, dim=-1) for right in self._rights(y)])
         return each[..., None] * norms
 
@@ -88,7 +92,7 @@ class Density:
                 raise
             except Exception as error:  # torch raises UnpicklingError, RuntimeError, EOFError ... for other files
                 raise ValueError(f"{os.fspath(path)} holds no Density; write it with Density.save") from error
-        if not isinstance(loaded, Density):
+        if not isinstance(loaded, Density) or "variance" not in vars(loaded):
             raise ValueError(f"{os.fspath(path)} holds no Density; write it with Density.save")
         return replace(loaded)  # goes through the checks
 

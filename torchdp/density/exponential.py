@@ -80,7 +80,8 @@ class Exponential(OneTermFamily):
         return ParityFeatures(self, repetitions, normal, (2 * uniform - 1) * self.radius, owner)
 
     def _inside(self, name: str, points: Tensor) -> Tensor:
-        if len(points) and float(torch.linalg.vector_norm(points, dim=-1).max()) > self.radius * (1 + SLACK):
+        norms = torch.linalg.vector_norm(points, dim=-1, dtype=torch.float64)
+        if len(points) and float(norms.max()) > self.radius * (1 + SLACK):
             raise ValueError(
                 f"{name} must lie in the ball of radius {self.radius:g}; scale it or state a larger radius"
             )

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.rounding import count, rounded
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise, source
 
 NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
 SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding
@@ -69,7 +71,9 @@ class Family(ABC):
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         """k(x_u, y_v): (*batch, n, d), (*batch, q, d) -> (*batch, n, q). Raises TypeError, ValueError."""
-        return self._kernel(self._points("x", x), self._points("y", y))
+        x, y = self._points("x", x), self._points("y", y)
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return self._kernel(x.to(dtype), y.to(dtype))
 
     def users(self, x: Tensor) -> Tensor:
         """``x`` as users' vectors (n, d), float32 or float64, in the domain. Raises TypeError, ValueError."""
@@ -191,10 +195,13 @@ class Features(ABC):
         """g_i(y)_j of each query: (q, d) -> (q, instances). Raises TypeError, ValueError."""
         return self._right(self.family.queries(y))
 
-    def bits(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool. Raises as ``left``."""
+    def bits(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool. Raises as ``left``.
+
+        noise: None for the system's. The bits alone hide nobody: a protocol of ``torchdp.shuffle`` does.
+        """
         x = self.family.users(x)
-        return self._bits(x, checks.random_source(generator, x.device))
+        return self._bits(x, source(noise, x.device))
 
     def ones(self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
         """How many users round to a one, part by part: (n, d) -> (*sample_shape, instances), int64.
@@ -202,7 +209,7 @@ class Features(ABC):
         sample_shape: independent roundings of the same vectors. Raises as ``left``.
         """
         x, shape = self.family.users(x), checks.sample_shape(sample_shape)
-        return self._ones(x, checks.random_source(generator, x.device), shape)
+        return self._ones(x, Simulated(generator, x.device), shape)
 
     def parts(self, x: Tensor, times: int = 1) -> Iterator[Tensor]:
         """``x`` in parts of so many users that arrays over them and ``times`` repeats stay small."""
@@ -225,26 +232,33 @@ class Features(ABC):
         """f_i(x)_j / R, in [-1, 1]."""
         return self._left(x) / self.bound
 
-    def _bits(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return rounded(self._share(x), (), generator)
+    def _bits(self, x: Tensor, draws: Draws) -> Tensor:
+        return rounded(self._share(x), (), draws)
 
-    def _ones(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    def _expected_ones(self, x: Tensor) -> Tensor:
+        """sum_u (1 + f_i(x_u)_j / R)/2, the mean of ``_ones``: (n, d) -> (instances,) float64."""
+        total = torch.zeros(self.instances, dtype=torch.float64, device=x.device)
+        for part in self.parts(x):
+            total += self._share(part).sum(0, dtype=torch.float64)
+        return (len(x) + total) / 2
+
+    def _ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         """How many users round to a one: (n, d) -> (*shape, instances) int64."""
         everybody = torch.zeros((), dtype=torch.int64, device=x.device).expand(len(x))
-        return self._class_ones(x, everybody, 1, generator, shape)[..., 0, :]
+        return self._class_ones(x, everybody, 1, draws, shape)[..., 0, :]
 
     def _class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         """How many users of each class round to a one: (n, d), (n,) -> (*shape, classes, instances) int64."""
         members = [x] if classes == 1 else (x[labels == c] for c in range(classes))
-        return torch.stack([self._sums(each, generator, shape) for each in members], -2)
+        return torch.stack([self._sums(each, draws, shape) for each in members], -2)
 
-    def _sums(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    def _sums(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         """``_ones`` part by part, on any device."""
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x, math.prod(shape)):
-            total += count(rounded(self._share(part), shape, generator))
+            total += count(rounded(self._share(part), shape, draws))
         return total
 
 
@@ -264,10 +278,10 @@ class SignFeatures(Features):
     def _left(self, x: Tensor) -> Tensor:
         return self._positive(x).to(x.dtype).mul_(2 * self.bound).sub_(self.bound)
 
-    def _bits(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self._positive(x)
 
-    def _sums(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    def _sums(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         total = torch.zeros(self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x):
             total += count(self._positive(part))
@@ -277,7 +291,7 @@ class SignFeatures(Features):
 def drawn(repetitions: int, generator: torch.Generator) -> tuple[int, torch.Generator]:
     """The arguments of ``draw``, checked. Raises TypeError, ValueError."""
     device = generator.device if isinstance(generator, torch.Generator) else torch.device("cpu")
-    return checks.integer("repetitions", repetitions, 1), checks.random_source(generator, device)
+    return checks.integer("repetitions", repetitions, 1, 2**30), checks.random_source(generator, device)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn, squared_distances
 from torchdp.density.rounding import TURN, fused, fused_ones, fused_positive
+from torchdp.draws import Simulated
 
 HARMONICS = 1024  # of the square wave, in its second moments
 
@@ -94,11 +95,11 @@ class FourierFeatures(Features):
         return waves(x, self.frequencies, self.phases)
 
     def _class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         if not fused(x):
-            return super()._class_ones(x, labels, classes, generator, shape)
-        return fused_ones(x, self.frequencies, self.phases[None], labels, classes, generator, shape)
+            return super()._class_ones(x, labels, classes, draws, shape)
+        return fused_ones(x, self.frequencies, self.phases[None], labels, classes, draws, shape)
 
     def _right(self, y: Tensor) -> Tensor:
         return self._left(y)
@@ -160,10 +161,10 @@ class SquareWaveFeatures(SignFeatures):
         return turns.sub_(turns.round()).abs_() < 0.25  # where the cosine is positive, without one
 
     def _class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         if not fused(x):
-            return super()._class_ones(x, labels, classes, generator, shape)
+            return super()._class_ones(x, labels, classes, draws, shape)
         ones = fused_positive(x, self.frequencies, self.phases[None], labels, classes)
         return ones.expand(*shape, *ones.shape)
 
@@ -172,5 +173,5 @@ class SquareWaveFeatures(SignFeatures):
 
 
 def waves(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
-    """cos(<w_i, x> + b_i): (n, d) -> (n, repetitions)."""
-    return torch.addmm(phases.to(x), x, frequencies.to(x)).cos_()
+    """cos(<w_i, x> + b_i): (n, d) -> (n, repetitions). An angle that overflows counts as 0."""
+    return torch.addmm(phases.to(x), x, frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0).cos_()

@@ -12,6 +12,8 @@ from torchdp.density.density import Density
 from torchdp.density.family import Features
 from torchdp.density.inner_product import InnerProductFamily
 from torchdp.density.kde import ShuffledKDE, calibrated_kde
+from torchdp.draws import Simulated
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import BitSum
@@ -23,7 +25,7 @@ def class_counts(labels: Tensor, classes: int) -> Tensor:
     Of labels that went through randomized response the counts are private by post-processing. Raises TypeError,
     ValueError: also for a class without users, of which no density can be released.
     """
-    labels = checks.indices("labels", labels, checks.integer("classes", classes, 1))
+    labels = checks.indices("labels", labels, checks.integer("classes", classes, 1, 2**30))
     if labels.ndim != 1:
         raise ValueError(f"labels must have shape (n,), not {tuple(labels.shape)}")
     counts = torch.bincount(labels, minlength=classes)
@@ -61,6 +63,7 @@ class ShuffledClasses:
             raise TypeError("kdes must hold a ShuffledKDE for each class, one at least")
         if any(kde.features is not self.kdes[0].features for kde in self.kdes):
             raise ValueError("kdes must share one Features object")
+        checks.instance("response", self.response, (RandomizedResponse, type(None)))
         if self.response is not None and self.response.k != len(self.kdes):
             raise ValueError(
                 f"response must have k = {len(self.kdes)}, the number of classes, not {self.response.k}"
@@ -85,26 +88,28 @@ class ShuffledClasses:
         exact = worst.exact and not label
         return Guarantee(worst.epsilon + label, delta, model, worst.neighbours, exact, source)
 
-    def collect(self, x: Tensor, reported: Tensor, *, generator: torch.Generator) -> Density:
+    def collect(self, x: Tensor, reported: Tensor, *, noise: Noise | None = None) -> Density:
         """Densities of the classes from each user's own messages: (n, d), (n,) -> sums (classes, instances).
 
-        reported: what the users reported as their labels in the first round. Raises TypeError, ValueError.
+        reported: what the users reported as their labels in the first round. noise: None for the system's. Raises
+        TypeError, ValueError.
         """
         x = self._present(x, reported)
-        return self._joined(
-            [kde.collect(x[reported == c], generator=generator) for c, kde in enumerate(self.kdes)]
-        )
+        noise = source(noise, x.device)
+        return self._joined([kde.collect(x[reported == c], noise=noise) for c, kde in enumerate(self.kdes)])
 
     def sample(
         self, x: Tensor, reported: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Density:
         """The same in law by ``ShuffledKDE.sample``: sums (*sample_shape, classes, instances)."""
         x, shape = self._present(x, reported), checks.sample_shape(sample_shape)
-        source, features = checks.random_source(generator, x.device), self.kdes[0].features
-        labels = reported.to(x.device, torch.int64)
-        ones = features._class_ones(x, labels, len(self.kdes), source, shape)
-        sums = zip(self.kdes, ones.unbind(-2), strict=True)
-        return self._joined([kde._release(kde.protocol.sample_sum(each, generator=source)) for kde, each in sums])
+        draws, labels = Simulated(generator, x.device), reported.to(x.device, torch.int64)
+        if any(kde.protocol.sums_numbers for kde in self.kdes):
+            ones = [kde._ones(x[labels == c], draws, shape) for c, kde in enumerate(self.kdes)]
+        else:  # all classes at once, where one kernel rounds and counts them
+            ones = list(self.kdes[0].features._class_ones(x, labels, len(self.kdes), draws, shape).unbind(-2))
+        sums = zip(self.kdes, ones, strict=True)
+        return self._joined([kde._release(kde.protocol.drawn(each, draws)) for kde, each in sums])
 
     def _present(self, x: Tensor, reported: Tensor) -> Tensor:
         """``x``, and all that must hold before anything is drawn."""
@@ -118,13 +123,14 @@ class ShuffledClasses:
                 f"reported must hold {expected} users of the classes, as the protocols count on, not "
                 f"{counts.tolist()}; make them anew for these counts"
             )
-        _ = self.guarantee
         return x
 
     def _joined(self, parts: list[Density]) -> Density:
-        users, noise = (torch.stack([getattr(part, name) for part in parts], -1) for name in ("users", "noise"))
+        users, variance = (
+            torch.stack([getattr(part, name) for part in parts], -1) for name in ("users", "variance")
+        )
         sums = torch.stack([part.sums for part in parts], -2)
-        return Density(parts[0].features, sums, users, noise, self.guarantee)
+        return Density(parts[0].features, sums, users, variance, self.guarantee)
 
 
 def calibrated_classes(
@@ -139,6 +145,9 @@ def calibrated_classes(
 
     counts: as from ``class_counts``. Classes of one size are calibrated once. Raises as ``calibrated_kde``.
     """
+    counts = checks.dense("counts", counts)
+    if counts.ndim != 1 or not len(counts):
+        raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
     sizes = [checks.integer("counts", size, 1) for size in counts.tolist()]
     made = {n: calibrated_kde(features, kind, n, epsilon, delta) for n in sorted(set(sizes))}
     return ShuffledClasses(tuple(made[n] for n in sizes), response)
@@ -182,13 +191,13 @@ def decode(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
     Source: Wagner (2025), section 3.3, private class decoding.
     """
     top = checks.integer("top", top, 1)
-    scores = densities.evaluate(vocabulary)
+    scores = checks.instance("densities", densities, Density).evaluate(vocabulary)
     if top > scores.shape[-1]:
         raise ValueError(f"top must be at most the number of words, {scores.shape[-1]}, not {top}")
     return scores.topk(top, dim=-1).indices
 
 
 def _classes(densities: Density) -> Density:
-    if densities.sums.ndim < 2:
+    if checks.instance("densities", densities, Density).sums.ndim < 2:
         raise ValueError("densities must be of several classes, as ShuffledClasses releases them")
     return densities

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdp.density.family import Features, drawn
 from torchdp.density.gaussian import GaussianKernel
 from torchdp.density.rounding import fused, fused_ones
+from torchdp.draws import Simulated
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class OrthogonalFeatures(Features):
         return self._left(y)
 
     def _class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, generator: torch.Generator, shape: tuple[int, ...]
+        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         if not fused(x):
-            return super()._class_ones(x, labels, classes, generator, shape)
+            return super()._class_ones(x, labels, classes, draws, shape)
         phases = self.frequencies.new_tensor([[0.0], [-math.pi / 2]]).expand(2, self.repetitions)
-        return fused_ones(x, self.frequencies, phases, labels, classes, generator, shape)
+        return fused_ones(x, self.frequencies, phases, labels, classes, draws, shape)

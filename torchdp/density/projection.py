@@ -10,6 +10,7 @@ from torchdp import checks
 from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFamily
 from torchdp.density.hadamard import power_of_two, random_signs, rotate
+from torchdp.draws import Draws, Simulated
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ class ProjectedFeatures(Features):
     def _right(self, y: Tensor) -> Tensor:
         return self.inner._right(self.project(y))
 
-    def _bits(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return self.inner._bits(self.project(x), generator)
+    def _bits(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.inner._bits(self.project(x), draws)
 
-    def _sums(self, x: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    def _sums(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x):
-            total += self.inner._ones(self.project(part), generator, shape)
+            total += self.inner._ones(self.project(part), draws, shape)
         return total

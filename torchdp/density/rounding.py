@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
+from torchdp.draws import Draws, Simulated
 from torchdp.kernels.dispatch import fuses
-from torchdp.kernels.philox import draw_key
 from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 
 TURN = 2 * torch.pi
 
 
-def rounded(shares: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def rounded(shares: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
     """Bernoulli((1 + s)/2) for each share s, ``shape`` times: (...) -> (*shape, ...) bool.
 
     A random byte decides against the first 8 bits of the chance; where they tie, once in 256, 53 more bits do. The
@@ -18,12 +18,12 @@ def rounded(shares: Tensor, shape: tuple[int, ...], generator: torch.Generator) 
     """
     levels = (shares * 128).floor_().clamp_(-128, 127).to(torch.int8)
     sizes = (*shape, *shares.shape)
-    byte = _bytes(sizes, generator)
+    byte = _bytes(sizes, draws)
     bits = byte < levels
     tied = (byte == levels).view(-1).nonzero()[:, 0]
     where = tied % max(1, shares.numel())
     rest = shares.reshape(-1)[where].double() * 128 - levels.view(-1)[where]
-    bits.view(-1)[tied] = torch.rand(rest.shape, dtype=rest.dtype, device=rest.device, generator=generator) < rest
+    bits.view(-1)[tied] = draws.uniform(tuple(rest.shape)) < rest
     return bits
 
 
@@ -43,13 +43,13 @@ def fused_ones(
     phases: Tensor,
     labels: Tensor,
     classes: int,
-    generator: torch.Generator,
+    draws: Simulated,
     shape: tuple[int, ...],
 ) -> Tensor:
     """Ones of rounded cosines: frequencies (d, I), phases (waves, I) -> (*shape, classes, I waves) int64."""
     waves, starts = _turns(x, frequencies), _turns(x, phases)
     repeats = torch.Size(shape).numel()
-    counts = rounded_counts(x, waves, starts, labels, classes, key=draw_key(generator), repeats=repeats)
+    counts = rounded_counts(x, waves, starts, labels, classes, key=draws.kernel_key(), repeats=repeats)
     return counts.view(*shape, *counts.shape[1:])
 
 
@@ -62,8 +62,7 @@ def _turns(x: Tensor, radians: Tensor) -> Tensor:
     return (radians.to(x.device) / TURN).to(x.dtype)
 
 
-def _bytes(sizes: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _bytes(sizes: tuple[int, ...], draws: Draws) -> Tensor:
     """Uniform int8, eight for each random word."""
     number = torch.Size(sizes).numel()
-    words = torch.empty(-(-number // 8), dtype=torch.int64, device=generator.device)
-    return words.random_(-(2**63), None, generator=generator).view(torch.int8)[:number].view(sizes)
+    return draws.words((-(-number // 8),)).view(torch.int8)[:number].view(sizes)

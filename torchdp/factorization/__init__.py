@@ -52,7 +52,8 @@ from torchdp.factorization.constructive import (
     workload_strategy,
 )
 from torchdp.factorization.dual import Gamma2Dual, certify_dual, gamma2_dual
-from torchdp.factorization.epochs import EpochFactorization, certify_epochs, factorize_epochs
+from torchdp.factorization.epochs import EpochFactorization, factorize_epochs
+from torchdp.factorization.epochs_certificate import certify_epochs
 from torchdp.factorization.factorize import Factorization, SignatureFactorization, factorize, signature_form
 from torchdp.factorization.gradient import gradient, low_rank
 from torchdp.factorization.hard import HardInstance, hard_instance, sample_upper_bound

@@ -1,18 +1,18 @@
 """Approximate factorizations: gamma_2(W; alpha), and zeta, the price of an entry's error."""
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.approximate_certificate import certify_approximate, certify_zeta
+from torchdp.factorization.approximate_certificate import amounts, certify_approximate, certify_zeta
 from torchdp.factorization.certificate import Certificate
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
 from torchdp.factorization.splitting import Best, Bound, Price, conic, weighted
+from torchdp.factorization.stopping import warn_where_open, working
 from torchdp.workloads import Workload
 
 LARGEST_CONE = 1024  # m + n up to which the semidefinite program is worth its eigendecompositions
@@ -40,8 +40,8 @@ class ApproximateFactorization:
 
     @property
     def norm(self) -> Tensor:
-        """Largest row norm of left * largest column norm of right, (*batch)."""
-        return self.left.norm(dim=-1).amax(-1) * self.right.norm(dim=-2).amax(-1)
+        """Largest row norm of left * largest column norm of right, (*batch), float64."""
+        return self.left.double().norm(dim=-1).amax(-1) * self.right.double().norm(dim=-2).amax(-1)
 
 
 def approximate(
@@ -53,10 +53,11 @@ def approximate(
     with (*batch): a whole curve gamma_2(W; alpha) is one call. tol: relative gap at which each problem stops. The
     factors follow W's dtype and device; the work is in float64.
 
-    Two splittings: :func:`~torchdp.factorization.splitting.weighted` costs an eigendecomposition of side min(m, n) an
-    iteration; where the weights vanish on rows that still bind, :func:`~torchdp.factorization.splitting.conic` (side
-    m + n, up to 1024) finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true
-    all the same. Raises ValueError, TypeError.
+    Closed forms are offered first: the factorization of W itself, 0, and one level with signs. Then two splittings:
+    :func:`~torchdp.factorization.splitting.weighted` costs an eigendecomposition of side min(m, n) an iteration; where
+    the weights vanish on rows that still bind, :func:`~torchdp.factorization.splitting.conic` (side m + n, up to 1024)
+    finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true all the same.
+    Raises ValueError, TypeError.
 
     Guarantees: certificate.lower <= gamma_2(W; alpha) <= certificate.upper, and certificate.residual <= alpha up to
     rounding.
@@ -64,14 +65,14 @@ def approximate(
     Glowinski, Marroco (1975) and Gabay, Mercier (1976).
     """
     given, dense, batch, tol, max_iterations = prepare(W, tol, max_iterations)
-    alpha = _amounts("alpha", alpha, dense)
+    alpha = amounts("alpha", alpha, dense)
     batch = torch.broadcast_shapes(batch, alpha.shape)
     alpha = alpha.expand(batch)
     size = _size(dense)
     found = _solve(dense, batch, Bound((alpha / size).reshape(-1, 1, 1)), tol, max_iterations)
     left, right = found.left.to(given.dtype), found.right.to(given.dtype)
     certificate = certify_approximate(dense, alpha, left, right, *found.proof)
-    _warn(certificate, tol, found.iterations, given)
+    warn_where_open(certificate, tol, _size(dense), given.dtype, found.iterations, max_iterations)
     return ApproximateFactorization(left, right, alpha, *found.proof, certificate, found.iterations)
 
 
@@ -87,7 +88,7 @@ def priced(
     Source: as :func:`zeta`.
     """
     given, dense, batch, tol, max_iterations = prepare(W, tol, max_iterations)
-    price = _amounts("price", price, dense)
+    price = amounts("price", price, dense)
     if bool((price == 0).any()):
         raise ValueError("price must be > 0: at 0 every matrix is approximated by 0")
     batch = torch.broadcast_shapes(batch, price.shape)
@@ -95,7 +96,7 @@ def priced(
     found = _solve(dense, batch, Price(price.reshape(-1, 1, 1)), tol, max_iterations)
     left, right = found.left.to(given.dtype), found.right.to(given.dtype)
     certificate = certify_zeta(dense, price, left, right, *found.proof)
-    _warn(certificate, tol, found.iterations, given)
+    warn_where_open(certificate, tol, _size(dense), given.dtype, found.iterations, max_iterations)
     return ApproximateFactorization(left, right, certificate.residual, *found.proof, certificate, found.iterations)
 
 
@@ -134,13 +135,15 @@ def _solve(W: Tensor, batch: torch.Size, h: Bound | Price, tol: float, max_itera
     proof = exact.row_weights, exact.column_weights
     best.raise_(everything, Y, h, witness(Y, *proof), *proof)
     best.cut(everything, Y, h, Y.new_zeros(*Y.shape[:-1], 1), Y.new_zeros(Y.shape[0], 1, Y.shape[-1]))
-    iterations, state = weighted(Y, h, best, tol, max_iterations)
-    left_over = (best.gap() > tol).nonzero()[:, 0]
-    if len(left_over) and m + n <= LARGEST_CONE and iterations < max_iterations:
-        start = tuple(part[left_over] for part in state)
-        iterations += conic(
-            Y[left_over], h.pick(left_over), best, left_over, start, tol, max_iterations - iterations
-        )
+    _offer_signs(Y, h, best)
+    iterations = 0
+    going = (best.gap() > tol).nonzero()[:, 0]
+    if len(going):
+        iterations, state = weighted(Y[going], h.pick(going), best, going, tol, max_iterations)
+        still = best.gap()[going] > tol
+        going, start = going[still], tuple(part[still] for part in state)
+    if len(going) and m + n <= LARGEST_CONE and iterations < max_iterations:
+        iterations += conic(Y[going], h.pick(going), best, going, start, tol, max_iterations - iterations)
     left, right, U, c, P = best.left, best.right, best.witness, best.row_weights, best.column_weights
     if not tall:
         left, right, U, c, P = right.mT, left.mT, U.mT, P, c
@@ -152,41 +155,35 @@ def _solve(W: Tensor, batch: torch.Size, h: Bound | Price, tol: float, max_itera
     return _Found(half * shaped(left), half * shaped(right), (shaped(U), shaped(c), shaped(P)), iterations)
 
 
+def _offer_signs(W: Tensor, h: Bound | Price, best: Best) -> None:
+    """Offers level u v^T with signs u, v, whose norm is the level, and the witness that is 1 at W's largest entry.
+
+    Both are best where no entry is further than alpha from such a matrix: gamma_2(W; alpha) = max abs(W) - alpha, as
+    for entries of one sign from alpha = (max - min) / 2 on. u = v = 1, up to W's sign; or those of W's row and column
+    through its largest entry.
+    """
+    b, m, n = W.shape
+    everything = torch.arange(b, device=W.device)
+    place = W.abs().flatten(1).argmax(1)
+    i, j = place // n, place % n
+    sign = torch.where(W[everything, i, j] < 0, -1.0, 1.0)
+    row, column = (torch.where(x < 0, -1.0, 1.0) for x in (W[everything, i], W[everything, :, j]))
+    root = h.level(W).sqrt()[:, None, None]
+    for u, v in (sign[:, None].expand(b, m), torch.ones_like(row)), (column, row * sign[:, None]):
+        best.cut(everything, W, h, root * u[:, :, None], root * v[:, None, :])
+    U = torch.zeros_like(W)
+    U[everything, i, j] = sign.to(W)
+    best.raise_(everything, W, h, U, U.abs().sum(2), U.abs().sum(1))
+
+
 def prepare(
     W: Tensor | Workload, tol: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, torch.Size, float, int]:
-    given = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach()
+    given = working("W", checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach(), stacklevel=4)
     tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
     return given, given.double(), given.shape[:-2], tol, max_iterations
-
-
-def _amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
-    """A number, or a tensor of numbers for the batch, in float64 on W's device."""
-    if not isinstance(value, Tensor):
-        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64)
-    value = checks.floating(name, value).detach().to(W.device, torch.float64)
-    if bool((value < 0).any()):
-        raise ValueError(f"{name} must hold no negative numbers")
-    try:
-        torch.broadcast_shapes(value.shape, W.shape[:-2])
-    except RuntimeError as error:
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
-        ) from error
-    return value
 
 
 def _size(W: Tensor) -> Tensor:
     size = W.abs().amax((-2, -1))
     return torch.where(size > 0, size, 1.0)
-
-
-def _warn(certificate: Certificate, tol: float, iterations: int, W: Tensor) -> None:
-    rounding = 16 * torch.finfo(W.dtype).eps * W.double().abs().amax((-2, -1))
-    if not bool((certificate.upper <= certificate.lower * (1 + tol) + rounding).all()):
-        warnings.warn(
-            f"stopped after {iterations} iterations at a certified gap of {float(certificate.gap.max()):.2e}, above "
-            f"tol = {tol:.2e}; raise max_iterations or tol (float32 inputs stop near 1e-6)",
-            RuntimeWarning,
-            stacklevel=3,
-        )

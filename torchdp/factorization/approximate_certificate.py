@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import Certificate
+from torchdp.factorization.certificate import Certificate, allowance, or_infinite
 
 
 def certify_approximate(
@@ -29,11 +29,14 @@ def certify_approximate(
     alpha/2, but their dual, Lemma 12, is the one for alpha); Lemma 13 for the weights.
     """
     W, missing, norm, U, size = _evaluate(W, left, right, U, row_weights, column_weights)
-    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=W.device)
+    alpha = amounts("alpha", alpha, W)
     bound = alpha[..., None, None]
     beyond = missing - missing.clamp(-bound, bound)
+    upper = or_infinite(norm + beyond.norm(dim=-1).amax(-1))
     lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size.clamp_min(1)
-    return Certificate(norm + beyond.norm(dim=-1).amax(-1), lower.clamp_min(0), missing.abs().amax((-2, -1)))
+    summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size.clamp_min(1)
+    rounding = allowance(upper, W.shape[-2] + W.shape[-1] + left.shape[-1], summed)
+    return Certificate(upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
 
 
 def certify_zeta(
@@ -55,10 +58,31 @@ def certify_zeta(
     their dual whose slope -sum abs(U) is at least -price.
     """
     W, missing, norm, U, size = _evaluate(W, left, right, U, row_weights, column_weights)
-    price = torch.as_tensor(price, dtype=torch.float64, device=W.device)
+    price = amounts("price", price, W)
+    if bool((price == 0).any()):
+        raise ValueError("price must be > 0: at 0 every matrix is approximated by 0")
     size = torch.maximum(size, U.abs().sum((-2, -1)) / price).clamp_min(1)
-    residual = missing.abs().amax((-2, -1))
-    return Certificate(norm + price * residual, ((W * U).sum((-2, -1)) / size).clamp_min(0), residual)
+    residual = or_infinite(missing.abs().amax((-2, -1)))
+    upper = or_infinite(norm + price * residual)
+    lower = ((W * U).sum((-2, -1)) / size).clamp_min(0)
+    rounding = allowance(upper, W.shape[-2] + W.shape[-1] + left.shape[-1], (W * U).abs().sum((-2, -1)) / size)
+    return Certificate(upper, lower, residual, rounding=rounding)
+
+
+def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
+    """A number, or a tensor of numbers for the batch of W, in float64 on W's device; none negative."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64)
+    value = checks.floating(name, value).detach().to(W.device, torch.float64)
+    if bool((value < 0).any()):
+        raise ValueError(f"{name} must hold no negative numbers")
+    try:
+        torch.broadcast_shapes(value.shape, W.shape[:-2])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
+        ) from error
+    return value
 
 
 def _evaluate(

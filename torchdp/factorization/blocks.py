@@ -12,6 +12,7 @@ from torchdp.factorization import combine
 from torchdp.factorization.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, factors, warn
 from torchdp.factorization.fixed_point import power_norm
+from torchdp.factorization.stopping import working
 
 
 def factorize_blocks(
@@ -29,7 +30,7 @@ def factorize_blocks(
     Source: see :func:`combine.block_diagonal`.
     """
     p = check_exponent(p)
-    matrices = [checks.matrix("blocks", block).detach() for block in blocks]
+    matrices = [working("blocks", checks.matrix("blocks", block).detach(), stacklevel=4) for block in blocks]
     if not matrices or any(block.ndim != 2 for block in matrices):
         raise ValueError("blocks must hold at least one matrix, each of shape (m_i, n_i)")
     if len({(block.dtype, block.device) for block in matrices}) > 1:
@@ -54,7 +55,7 @@ def factorize_blocks(
     if p > 2:
         row_weights = row_weights / power_norm(row_weights, 1.0 if p == math.inf else p / (p - 2))
     largest = torch.stack([block.abs().max() for block in matrices]).max()
-    warn([largest[None, None]], certificate, tol, max(part.iterations for part in parts))
+    warn([largest[None, None]], certificate, tol, max(part.iterations for part in parts), max_iterations)
     return replace(
         parts[0],
         left=left,

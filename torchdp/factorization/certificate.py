@@ -1,7 +1,7 @@
 """The one evaluator of factorizations: it judges every solver and trusts nothing that any of them says."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -20,18 +20,50 @@ class Certificate:
     upper, lower, residual: float64 tensors of shape (*batch). None is squared.
     ``residual`` is max abs(W - shift 1^T - left right); its own factorization norm is part of ``upper``, so a
     factorization that misses W is charged for it. With error weights all three are of diag(error_weights) W.
-    Both bounds hold up to the rounding of float64 linear algebra (about 1e-14 relative).
+    rounding: (*batch) or a number, absolute: what the arithmetic of whoever made the bounds may have cost; they hold
+    up to it. Bounds that contradict each other by more do not become a certificate, and are not repaired.
+
+    Raises ArithmeticError where lower <= upper + rounding does not hold, and where a bound is not a number.
     """
 
     upper: Tensor
     lower: Tensor
     residual: Tensor
+    _: KW_ONLY
+    rounding: Tensor | float
+
+    def __post_init__(self) -> None:
+        refuse_contradiction(self.lower, self.upper, self.rounding)
 
     @property
     def gap(self) -> Tensor:
         """upper / lower - 1, the relative distance to the optimum at most (0 where both bounds are equal)."""
         gap = torch.where(self.upper == self.lower, 0.0, self.upper / self.lower - 1)
         return torch.where(self.upper.isfinite(), gap, math.inf)
+
+    def closed(self, tol: float) -> Tensor:
+        """Whether upper <= (1 + tol) lower + rounding: the gap is at most ``tol``, or all rounding; (*batch)."""
+        return self.upper.isfinite() & (self.upper <= self.lower * (1 + tol) + self.rounding)
+
+
+def refuse_contradiction(lower: Tensor | float, upper: Tensor | float, rounding: Tensor | float) -> None:
+    """Raises ArithmeticError unless lower <= upper + rounding everywhere, in numbers, 0 <= rounding < inf."""
+    lower, upper, rounding = (torch.as_tensor(x, dtype=torch.float64) for x in (lower, upper, rounding))
+    if not bool(((rounding >= 0) & rounding.isfinite()).all()):
+        raise ArithmeticError("rounding must be finite and not negative")
+    if not bool((lower <= upper + rounding).all()):
+        beyond = float((lower - upper - rounding).max())
+        raise ArithmeticError(
+            f"the lower bound exceeds the upper bound by {beyond:.3g} more than rounding explains (nan: one is not a "
+            "number), so that one of them is false: an error in the code, or input that is too ill-conditioned for it"
+        )
+
+
+def allowance(upper: Tensor, terms: int, *others: Tensor) -> Tensor:
+    """8 eps terms (upper + others): what sums of ``terms`` numbers in float64 may cost; 0 where upper is infinite."""
+    smallest = torch.finfo(upper.dtype).tiny  # eps times it is the last subnormal number
+    size = sum(others, upper + smallest)
+    return torch.where(upper.isfinite() & size.isfinite(), 8 * torch.finfo(upper.dtype).eps * terms * size, 0.0)
 
 
 def certify(
@@ -59,7 +91,8 @@ def certify(
     W: (*batch, m, n); left: (*batch, m, r); right: (*batch, r, n); row_weights: (*batch, m) and
     column_weights: (*batch, n), non-negative (all zero: lower = 0); shift: (*batch, m) or None; error_weights:
     (*batch, m), positive, or None. Leading dimensions broadcast to W's; all on W's device. No gradients.
-    upper is inf, and so is the gap, where left @ right overflows.
+    upper is inf, and so is the gap, where left @ right overflows. rounding = 8 eps (m + n + r) (upper + [with shift
+    only] l_p norm of the rows' largest entries).
     Raises ValueError or TypeError, naming the argument, on other shapes and devices, on entries that are not finite,
     on negative weights and on p outside [2, inf].
 
@@ -80,11 +113,13 @@ def certify(
         W, left = checks.floating("error_weights times W", w * W), w * left
         shift = None if shift is None else w * shift
     missing = W - left @ right if shift is None else W - left @ right - shift
-    upper = _row_norm(left, p) * _norm(right, 2.0, -2).amax(-1) + _row_norm(missing, p)
+    upper = or_infinite(row_norm(left, p) * _norm(right, 2.0, -2).amax(-1) + row_norm(missing, p))
+    subtracted = [] if shift is None else [_norm(W.abs().amax(-1), p, -1)]
+    rounding = allowance(upper, m + n + r, *subtracted)
     residual = missing.abs().amax((-2, -1))
 
-    rows = _weights("row_weights", rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
-    columns = _weights("column_weights", columns, 1.0)
+    rows = scaled_weights("row_weights", rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    columns = scaled_weights("column_weights", columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / torch.where(size > 0, size, 1.0)
     centred = W if shift is None else W - (W @ columns[..., None])
@@ -94,7 +129,7 @@ def certify(
     else:
         lower = torch.linalg.svdvals(weighted).sum(-1)
     lower = lower * size[..., 0, 0]
-    return Certificate(_or_infinite(upper), lower, _or_infinite(residual))
+    return Certificate(upper, lower, or_infinite(residual), rounding=rounding)
 
 
 def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
@@ -135,14 +170,11 @@ def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
 
 def check_exponent(p: float) -> float:
     """``p`` as a float in [2, inf]. Raises ValueError."""
-    if p != math.inf:
-        p = checks.positive("p", p)
-    if p < 2:
-        raise ValueError(f"p must lie in [2, inf], not {p}")
-    return float(p)
+    return checks.order("p", p, 2)
 
 
-def _row_norm(matrix: Tensor, p: float) -> Tensor:
+def row_norm(matrix: Tensor, p: float) -> Tensor:
+    """The l_p norm of the row norms, (*batch)."""
     return _norm(_norm(matrix, 2.0, -1), p, -1)
 
 
@@ -153,11 +185,12 @@ def _norm(values: Tensor, p: float, dim: int) -> Tensor:
     return (torch.linalg.vector_norm(values / top, ord=p, dim=dim, keepdim=True) * top).squeeze(dim)
 
 
-def _or_infinite(bound: Tensor) -> Tensor:
+def or_infinite(bound: Tensor) -> Tensor:
+    """``bound``, infinite where infinity times 0 or a difference of infinities made it no number."""
     return torch.where(bound.isfinite(), bound, math.inf)
 
 
-def _weights(name: str, weights: Tensor, order: float) -> Tensor:
+def scaled_weights(name: str, weights: Tensor, order: float) -> Tensor:
     """``weights`` scaled to norm 1: first by the largest, so that subnormal ones keep their ratios."""
     if (weights < 0).any():
         raise ValueError(f"{name} must hold no negative weights")

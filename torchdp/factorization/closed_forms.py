@@ -9,6 +9,7 @@ from torchdp import checks
 from torchdp.factorization.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.fixed_point import RANK_TOLERANCE, Solution, power_norm
+from torchdp.factorization.stopping import working
 
 EXACT = 1e-10  # the certified gap of a factorization that is optimal but for rounding
 
@@ -87,7 +88,7 @@ def group_invariant(W: Tensor, p: float = math.inf) -> Factorization:
     Source: Lee, Shraibman, Spalek (2008), Theorem on group-invariant matrices; certified case by case here.
     """
     p = check_exponent(p)
-    W = checks.matrix("W", W).detach()
+    W = working("W", checks.matrix("W", W).detach())
     U, S, Vh = torch.linalg.svd(W.double(), full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE * S[..., :1], S, 0.0).sqrt()
     kept = (root > 0).reshape(-1, root.shape[-1]).any(0)
@@ -167,7 +168,7 @@ def _gamma_cyclic(first: Tensor, p: float, skew: bool) -> Tensor:
 
 def _cyclic(first: Tensor, p: float, skew: bool) -> Factorization:
     p = check_exponent(p)
-    first = _column(first).detach()
+    first = working("first", _column(first).detach(), stacklevel=4)
     size = first.double().abs().amax(-1, keepdim=True)
     size = torch.where(size > 0, size, 1.0)
     values = _eigenvalues(first.double() / size, skew)
@@ -211,6 +212,12 @@ def _norms(name: str, values: Tensor) -> Tensor:
 
 def _half(low: Tensor, high: Tensor) -> Tensor:
     low, high = checks.floating("low", low).double(), checks.floating("high", high).double()
+    try:
+        torch.broadcast_shapes(low.shape, high.shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"low {tuple(low.shape)} and high {tuple(high.shape)} must have one shape, (*batch, d)"
+        ) from error
     if bool((low > high).any()):
         raise ValueError("low must be at most high in every coordinate")
     return _norms("high - low", high - low) / 2

@@ -7,7 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificate import Certificate, check_exponent
+from torchdp.factorization.certificate import Certificate, allowance, check_exponent, or_infinite
 
 
 def kronecker(certificates: Sequence[Certificate]) -> Certificate:
@@ -18,15 +18,16 @@ def kronecker(certificates: Sequence[Certificate]) -> Certificate:
     As max abs(W_i) <= gamma_(p)(W_i) <= upper_i, with e_i = residual_i,
         residual = prod (upper_i + e_i) - prod upper_i, summed without cancellation, bounds what is missing entrywise.
 
+    rounding is made of the parts' likewise.
+
     Guarantees: lower <= gamma_(p)(W_1 (x) W_2 (x) ...) <= upper for the p of the parts, none with a shift.
     Source: Nikolov, Tang (2023), Lemma 62; both inequalities hold for any factors and any weights.
     """
     upper, lower = (reduce(torch.mul, [getattr(c, side) for c in certificates]) for side in ("upper", "lower"))
-    residual, above = torch.zeros_like(upper), torch.ones_like(upper)  # above: prod (upper_i + e_i)
-    for certificate in certificates:
-        residual = residual * certificate.upper + above * certificate.residual
-        above = above * (certificate.upper + certificate.residual)
-    return Certificate(_or_infinite(upper), lower, _or_infinite(residual))
+    upper = or_infinite(upper)
+    residual = or_infinite(_more([(c.upper, c.residual) for c in certificates]))
+    rounding = _more([(c.upper, c.rounding) for c in certificates]) + allowance(upper, len(certificates))
+    return Certificate(upper, lower, residual, rounding=torch.where(upper.isfinite(), rounding, 0.0))
 
 
 def block_diagonal(certificates: Sequence[Certificate], p: float) -> Certificate:
@@ -45,10 +46,13 @@ def block_diagonal(certificates: Sequence[Certificate], p: float) -> Certificate
     top = upper.amax(-1, keepdim=True)
     top = torch.where((top > 0) & top.isfinite(), top, 1.0)  # scaled, so that no power overflows
     lower = torch.stack([c.lower for c in certificates], -1)
+    upper = or_infinite(torch.linalg.vector_norm(upper / top, ord=p, dim=-1) * top[..., 0])
+    rounding = sum((c.rounding for c in certificates), allowance(upper, len(certificates)))
     return Certificate(
-        upper=_or_infinite(torch.linalg.vector_norm(upper / top, ord=p, dim=-1) * top[..., 0]),
+        upper=upper,
         lower=torch.linalg.vector_norm(lower / top, ord=p, dim=-1) * top[..., 0],
         residual=torch.stack([c.residual for c in certificates], -1).amax(-1),
+        rounding=rounding,
     )
 
 
@@ -61,11 +65,16 @@ def rounded(certificate: Certificate, columns: int, relative: float) -> Certific
     """
     moved = math.expm1(2 * math.log1p(relative)) * certificate.upper
     return Certificate(
-        upper=_or_infinite(certificate.upper + math.sqrt(columns) * moved),
+        upper=or_infinite(certificate.upper + math.sqrt(columns) * moved),
         lower=certificate.lower,
-        residual=_or_infinite(certificate.residual + moved),
+        residual=or_infinite(certificate.residual + moved),
+        rounding=certificate.rounding,
     )
 
 
-def _or_infinite(bound: Tensor) -> Tensor:
-    return torch.where(bound.isfinite(), bound, math.inf)  # infinity times 0 is not a number, nor a bound
+def _more(pairs: Sequence[tuple[Tensor, Tensor | float]]) -> Tensor:
+    """prod (a_i + b_i) - prod a_i, without cancellation."""
+    more, above = torch.zeros_like(pairs[0][0]), torch.ones_like(pairs[0][0])
+    for a, b in pairs:
+        more, above = more * a + above * b, above * (a + b)
+    return more

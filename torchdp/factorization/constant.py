@@ -6,17 +6,27 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.certificate import refuse_contradiction
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
+
+ROUNDING = 1e-13  # of the largest entry of W
 
 
 @dataclass(frozen=True)
 class FreeConstant:
-    """min over c of gamma_2(W + c 1 1^T) lies in [lower, upper]; ``constant`` attains upper."""
+    """min over c of gamma_2(W + c 1 1^T) lies in [lower, upper]; ``constant`` attains upper.
+
+    rounding: what float64 may have cost the bounds. Raises ArithmeticError where lower > upper + rounding.
+    """
 
     constant: float
     upper: float
     lower: float
+    rounding: float
+
+    def __post_init__(self) -> None:
+        refuse_contradiction(self.lower, self.upper, self.rounding)
 
 
 def free_constant(W: Tensor, *, tol: float = 1e-3, most: int = 60) -> FreeConstant:
@@ -36,6 +46,7 @@ def free_constant(W: Tensor, *, tol: float = 1e-3, most: int = 60) -> FreeConsta
         raise ValueError(f"W must be one matrix, not of shape {tuple(W.shape)}")
     tol, most = checks.positive("tol", tol), checks.integer("most", most, 1)
     middle, width = -float(W.max() + W.min()) / 2, float(W.max() - W.min())
+    size = float(W.abs().max())
     falling: tuple[float, float, float] | None = None  # c, height at 0 and slope of the innermost line that falls
     rising: tuple[float, float, float] | None = None
     c, best, upper, lower = middle, middle, math.inf, 0.0
@@ -59,6 +70,6 @@ def free_constant(W: Tensor, *, tol: float = 1e-3, most: int = 60) -> FreeConsta
             lower = max(lower, rising[1] + meet * rising[2])
             margin = (rising[0] - falling[0]) / 10
             c = min(max(meet, falling[0] + margin), rising[0] - margin)
-        if upper <= lower * (1 + tol) or upper <= 1e-13 * float(W.abs().max()):
+        if upper <= lower * (1 + tol) or upper <= ROUNDING * size:
             break
-    return FreeConstant(best, upper, lower)
+    return FreeConstant(best, upper, lower, ROUNDING * size)

@@ -1,13 +1,14 @@
 """gamma_2*, the dual norm of gamma_2: the semidefinite program of Grothendieck's inequality, with a certificate."""
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.certificate import allowance, refuse_contradiction
+from torchdp.factorization.stopping import warn_open
 from torchdp.randomness import keyed_generator
 
 SMALLEST_WEIGHT = 1e-15  # relative: the weight of a row that the vectors have not reached yet
@@ -19,7 +20,8 @@ class Gamma2Dual:
 
     lower, upper: (*batch), float64; left: (*batch, m, r) and right: (*batch, n, r), rows of norm 1 (of a row or
     column of U that is 0: of norm 1 or 0); row_weights c: (*batch, m) and column_weights P: (*batch, n), each a
-    probability vector.
+    probability vector. rounding: (*batch), what float64 may have cost. Raises ArithmeticError where
+    lower <= upper + rounding does not hold.
     """
 
     lower: Tensor
@@ -29,6 +31,10 @@ class Gamma2Dual:
     row_weights: Tensor
     column_weights: Tensor
     iterations: int
+    rounding: Tensor
+
+    def __post_init__(self) -> None:
+        refuse_contradiction(self.lower, self.upper, self.rounding)
 
     @property
     def gap(self) -> Tensor:
@@ -116,17 +122,13 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
         S = scaled @ Y
         weights = [_weights(torch.linalg.vector_norm(V, dim=-1)) for V in (S, T)]
         lower, upper = certify_dual(U, _unit(S), Y, *weights)
-        done = upper <= lower * (1 + tol)
+        rounding = allowance(upper, m + n + rank)
+        done = upper <= lower * (1 + tol) + rounding
         if bool(done.all()) or iteration >= max_iterations:
             break
-    result = Gamma2Dual(lower, upper, _unit(S), Y, weights[0], weights[1], iteration)
+    result = Gamma2Dual(lower, upper, _unit(S), Y, weights[0], weights[1], iteration, rounding)
     if not bool(done.all()):
-        warnings.warn(
-            f"stopped after {iteration} iterations at a gap of {float(result.gap.max()):.2e}, above tol = {tol:.2e}; "
-            "raise max_iterations or tol",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn_open(float(result.gap.max()), tol, U.dtype, iteration, max_iterations)
     return result
 
 

@@ -1,7 +1,6 @@
 """factorize: W = left right + shift 1^T with the smallest factorization norm, and a certificate."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -12,8 +11,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import combine
 from torchdp.factorization.certificate import Certificate, certify, check_error_weights, check_exponent
-from torchdp.factorization.fixed_point import Solution, power_norm, solve
-from torchdp.factorization.signature import root, signature
+from torchdp.factorization.fixed_point import Solution, attempts, power_norm
+from torchdp.factorization.signature import Root, root, signature
+from torchdp.factorization.stopping import closed, warn_where_open, working
 from torchdp.workloads import Workload
 
 
@@ -78,10 +78,11 @@ def factorize(
     p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, what an error
     in query i counts (1 / target_i: errors relative to their targets); with them the certificate is of the weighted
     norm, that of diag(w) W, and ``certify(..., error_weights=w)`` judges it again. The factors follow W's dtype
-    (integers: float64) and device; the solver and the certificate run in float64, without gradients.
+    (integers: float64; half precision: float32, with a RuntimeWarning) and device; the solver and the certificate run
+    in float64, without gradients. It stops where the certificate of what it returns is closed.
 
-    Warns (RuntimeWarning) where the certified gap exceeds ``tol`` after ``max_iterations``; the result is
-    still feasible and its certificate true. Raises ValueError or TypeError on bad arguments.
+    Warns (RuntimeWarning) where the certified gap exceeds ``tol``, after ``max_iterations`` or where rounding is in the
+    way; the result is still feasible and its certificate true. Raises ValueError or TypeError on bad arguments.
 
     Guarantees: certificate.lower <= the norm of W <= certificate.upper.
     Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2, Theorems 23 and 26,
@@ -99,7 +100,7 @@ def factorize(
     result = kronecker(parts) if len(parts) > 1 else parts[0]
     if error_weights is not None:
         result = _unweighted(target, w, result, p)
-    warn(matrices, result.certificate, tol, result.iterations)
+    warn(matrices, result.certificate, tol, result.iterations, max_iterations)
     return result
 
 
@@ -110,8 +111,15 @@ def factors(
     p, tol = check_exponent(p), checks.positive("tol", tol)
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
     share = math.expm1(math.log1p(tol) / len(matrices))
-    solutions = [solve(f.double(), p=p, shift=shift, tol=share, max_iterations=max_iterations) for f in matrices]
-    return tuple(finish(f, solution, p) for f, solution in zip(matrices, solutions, strict=True))
+    return tuple(_factorization(f, p, shift, share, max_iterations) for f in matrices)
+
+
+def _factorization(W: Tensor, p: float, shift: bool, tol: float, max_iterations: int) -> Factorization:
+    for solution in attempts(W.double(), p=p, shift=shift, tol=tol, max_iterations=max_iterations):
+        result = finish(W, solution, p)
+        if closed(result.certificate, tol, _size([W]), W.dtype):
+            break
+    return result
 
 
 def signature_form(
@@ -146,17 +154,23 @@ def signature_form(
     if sum(not _same(f, f.mT) for f in matrices) % 2:
         raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
     share = math.expm1(math.log1p(tol) / len(matrices))
-    parts = [solve(f, tol=share, max_iterations=max_iterations) for f in matrices]
-    roots = [root(f, part.primal_weights).to(dtype) for f, part in zip(matrices, parts, strict=True)]
-    certificates = [
-        certify(f, r.left, r.right, part.column_weights, part.column_weights)
-        for f, r, part in zip(matrices, roots, parts, strict=True)
-    ]
-    right, signs = signature(roots)
-    certificate = combine.kronecker(certificates)
-    certificate = combine.rounded(certificate, right.shape[-1], _rounding(len(roots), dtype))
-    warn([f.to(dtype) for f in matrices], certificate, tol, max(part.iterations for part in parts))
+    parts = [_root(f, dtype, share, max_iterations) for f in matrices]
+    right, signs = signature([r for r, _, _ in parts])
+    certificate = combine.kronecker([judged for _, judged, _ in parts])
+    certificate = combine.rounded(certificate, right.shape[-1], _rounding(len(parts), dtype))
+    iterations = max(count for _, _, count in parts)
+    warn([f.to(dtype) for f in matrices], certificate, tol, iterations, max_iterations)
     return SignatureFactorization(right, signs, certificate)
+
+
+def _root(W: Tensor, dtype: torch.dtype, tol: float, max_iterations: int) -> tuple[Root, Certificate, int]:
+    """The best root of W in ``dtype``, its certificate, and the iterations."""
+    for solution in attempts(W, tol=tol, max_iterations=max_iterations):
+        found, weights = root(W, solution.primal_weights).to(dtype), solution.column_weights
+        certificate = certify(W, found.left, found.right, weights, weights)
+        if closed(certificate, tol, _size([W]), dtype):
+            break
+    return found, certificate, solution.iterations
 
 
 def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
@@ -164,7 +178,8 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     rows = power_norm(solution.left.norm(dim=-1), p)
     columns = solution.right.norm(dim=-2).amax(-1)
     scale = torch.where((rows > 0) & (columns > 0), (columns / rows).sqrt(), 1.0)[..., None, None]
-    left, right = (scale * solution.left).to(W.dtype), (solution.right / scale).to(W.dtype)
+    left = (scale * solution.left).to(W.dtype).contiguous()  # torch.kron takes no transposed factors
+    right = (solution.right / scale).to(W.dtype).contiguous()
     shift = None if solution.shift is None else solution.shift.to(W.dtype)
     weights = solution.row_weights, solution.column_weights
     certificate = certify(W, left, right, *weights, p=p, shift=shift)
@@ -172,8 +187,9 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
 
 
 def matrices_of(W: Tensor | Workload) -> list[Tensor]:
-    """W's Kronecker factors, without their autograd history."""
-    return [checks.matrix("W", f).detach() for f in (W.factors if isinstance(W, Workload) else (W,))]
+    """W's Kronecker factors, without their autograd history; half precision becomes float32, with a warning."""
+    given = W.factors if isinstance(W, Workload) else (W,)
+    return [working("W", checks.matrix("W", f).detach(), stacklevel=5) for f in given]
 
 
 def kronecker(parts: Sequence[Factorization]) -> Factorization:
@@ -213,16 +229,13 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=1e-12 * float(a.abs().max()))
 
 
-def warn(matrices: Sequence[Tensor], certificate: Certificate, tol: float, iterations: int) -> None:
+def warn(
+    matrices: Sequence[Tensor], certificate: Certificate, tol: float, iterations: int, max_iterations: int
+) -> None:
     """RuntimeWarning, at the caller's caller, where the certified gap of the matrices' product exceeds ``tol``."""
-    gap = float(certificate.gap.max())
-    # A norm that is 0 but for rounding (a single point and a free shift) has no relative gap.
-    size = reduce(torch.mul, [f.double().abs().amax((-2, -1)) for f in matrices])
-    rounding = 16 * torch.finfo(matrices[0].dtype).eps * size
-    if not bool((certificate.upper <= certificate.lower * (1 + tol) + rounding).all()):
-        warnings.warn(
-            f"stopped after {iterations} iterations at a certified gap of {gap:.2e}, above tol = {tol:.2e}; "
-            "raise max_iterations or tol (float32 inputs stop near 1e-6)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    warn_where_open(certificate, tol, _size(matrices), matrices[0].dtype, iterations, max_iterations)
+
+
+def _size(matrices: Sequence[Tensor]) -> Tensor:
+    """Largest absolute entry of the Kronecker product, (*batch)."""
+    return reduce(torch.mul, [f.double().abs().amax((-2, -1)) for f in matrices])

@@ -1,13 +1,16 @@
 """The weighted spectral fixed point: one iteration that solves every finite factorization norm."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.acceleration import History, pick
+from torchdp.factorization.certificate import certify
 from torchdp.factorization.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
+from torchdp.factorization.stopping import Looks
 
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
 # a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
@@ -46,6 +49,26 @@ def solve(
     memory: int = 8,
     spectrum: Spectrum | None = None,
 ) -> Solution:
+    """The first of :func:`attempts` whose certificate is closed, or the last; settings as there."""
+    found = attempts(W, p=p, shift=shift, tol=tol, max_iterations=max_iterations, memory=memory, spectrum=spectrum)
+    for solution in found:
+        weights = solution.row_weights, solution.column_weights
+        certificate = certify(W, solution.left, solution.right, *weights, p=p, shift=solution.shift)
+        if bool(certificate.closed(tol).all()):
+            break
+    return solution
+
+
+def attempts(
+    W: Tensor,
+    *,
+    p: float = math.inf,
+    shift: bool = False,
+    tol: float = 1e-3,
+    max_iterations: int = 10_000,
+    memory: int = 8,
+    spectrum: Spectrum | None = None,
+) -> Iterator[Solution]:
     """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights, accelerated.
 
     With s on the rows and P on the columns (each sums to 1), c = s^{(p-2)/p}, X = W - W P 1^T (with shift) or W,
@@ -68,8 +91,13 @@ def solve(
     ``spectrum`` finds a, b and tr S, by decompositions or by matrix products; None: what suits W's size and device.
     Products stop where the gap allows, so that tr S above is a little less and the factors' norms a little more.
 
-    W: (*batch, m, n) float64, of any scale; one call solves the batch and stops when each problem's gap is
-    below ``tol``. Memory O(memory (m + n)) beside W's.
+    The iteration's own bounds are no proof: the factors it yields are completed first, its trace norm comes from a
+    Gram matrix, and the caller may cast them. So the caller judges each solution and takes the next where the
+    certificate is open; asked again, the iteration is stricter, and decomposes more accurately from there on.
+
+    W: (*batch, m, n) float64, of any scale; one call solves the batch. Yields where each problem's gap seems to be
+    below ``tol``, at iterations 50, 75, 113, ..., and at ``max_iterations``; ends there, or where more iterations have
+    nothing to offer. Memory O(memory (m + n)) beside W's.
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, and Nikolov, Tang (2023), Theorem 26; the
     update is the multiplicative one of optimal design (Silvey, Titterington, Torsney 1978); Anderson (1965).
     """
@@ -91,10 +119,8 @@ def solve(
     upper = W.new_full(batch, math.inf)
     primal: tuple[Tensor, ...] = ()  # maps and weights behind `upper`
     dual: tuple[Tensor, ...] = ()  # weights behind `lower`
-    gap = math.inf
-    iterations = 0
-    while iterations < max_iterations:
-        iterations += 1
+    gap, looks = math.inf, Looks(tol)
+    for iterations in range(1, max_iterations + 1):
         s, P = weights.split([m, n], -1)
         c = s**exponent
         X = _centred(W, P, shift)
@@ -105,9 +131,15 @@ def solve(
         upper, lower = torch.minimum(upper, value), torch.maximum(lower, trace)
         primal = _pick_each(better, (*maps, P), primal)
         dual = _pick_each(tighter, (c, P), dual)
-        if bool((upper <= lower * (1 + tol) + ROUNDING).all()):
-            break
+        finished = bool((upper <= lower * (1 + looks.within) + ROUNDING).all())
         gap = float((upper / lower.clamp_min(tiny)).amax()) - 1
+        if looks.due(iterations, finished) or iterations == max_iterations:
+            yield _solution(whole, W, scale, shift, primal, dual, iterations)
+            if not looks.go_on(iterations, gap, finished):
+                return
+            if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
+                lower, previous = torch.zeros_like(lower), torch.zeros_like(lower)
+                upper = torch.full_like(upper, math.inf)
         fell = trace < previous * (1 - 1e-12)
         back = fell & history.extrapolated
         steps = torch.where(fell & ~back, (steps + slowest) / 2, steps)
@@ -123,11 +155,22 @@ def solve(
         logarithms = history.next(weights, update, back)
         weights = torch.cat([_simplex(part, floor) for part in logarithms.split([m, n], -1)], -1)
 
+
+def _solution(
+    whole: Tensor,
+    W: Tensor,
+    scale: Tensor,
+    shift: bool,
+    primal: tuple[Tensor, ...],
+    dual: tuple[Tensor, ...],
+    iterations: int,
+) -> Solution:
+    """Factors of scale times ``whole``, from the maps found for W, which is the same or its triangle."""
     inner, across, P = primal
     X = _centred(whole, P, shift)
     left, right = factors(X, inner, across)
     Y = X if W is whole else _centred(W, P, shift)
-    if float((Y - factors(Y, inner, across)[0] @ right).abs().max()) > ROUNDING * max(m, n):
+    if float((Y - factors(Y, inner, across)[0] @ right).abs().max()) > ROUNDING * max(W.shape[-2:]):
         left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
     used[0] = True
@@ -135,7 +178,7 @@ def solve(
         left, right = left[..., used], right[..., used, :]
     half = scale.sqrt()
     return Solution(
-        left=left.mul_(half),
+        left=half * left,
         right=half * right,
         shift=(scale * (whole @ P[..., None]))[..., 0] if shift else None,
         row_weights=dual[0] if W is whole else torch.ones_like(whole[..., 0]),

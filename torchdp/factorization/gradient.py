@@ -13,6 +13,7 @@ from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.fixed_point import Solution, power_norm
 from torchdp.factorization.rank import LowRankFactorization, measure
 from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, smooth_log_norm
+from torchdp.factorization.stopping import working
 
 SHARPNESS = 4.0, 4000.0  # of the smoothed maximum, first and last step
 STIFFNESS = 10.0, 3000.0  # of the bound on the distortion, over the number of entries, first and last step
@@ -50,7 +51,7 @@ def gradient(
     p = check_exponent(p)
     steps = checks.integer("steps", steps, 1)
     learning_rate = checks.positive("learning_rate", learning_rate)
-    W = checks.matrix("W", W).detach()
+    W = working("W", checks.matrix("W", W).detach())
     with torch.inference_mode(False), torch.enable_grad():
         module = Relaxation(W.double().clone())
         q = module.T.shape[-1]
@@ -109,7 +110,7 @@ def low_rank(
     alpha = checks.positive("alpha", alpha)
     steps = checks.integer("steps", steps, 1)
     learning_rate = checks.positive("learning_rate", learning_rate)
-    W = checks.matrix("W", W).detach()
+    W = working("W", checks.matrix("W", W).detach())
     with torch.inference_mode(False), torch.enable_grad():
         exact = W.double().clone()
         multipliers = torch.zeros_like(exact)

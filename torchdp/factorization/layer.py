@@ -80,8 +80,9 @@ def gram_layer(W: Tensor) -> GramFactorization:
         tensor = tensor * scale.reshape(-1, *(1,) * (tensor.ndim - 1))
         return tensor.reshape((*batch, *tensor.shape[1:])).to(W.device, dtype)
 
-    bounds = (back(bound, torch.float64) for bound in (certificate.upper, certificate.lower, certificate.residual))
-    return GramFactorization(back(value), back(Z[:, :m, :m]), back(Z[:, m:, m:]), Certificate(*bounds))
+    bounds = ("upper", "lower", "residual", "rounding")
+    certificate = Certificate(**{name: back(getattr(certificate, name), torch.float64) for name in bounds})
+    return GramFactorization(back(value), back(Z[:, :m, :m]), back(Z[:, m:, m:]), certificate)
 
 
 @lru_cache(maxsize=16)

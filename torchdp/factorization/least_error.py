@@ -10,6 +10,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.approximate import ApproximateFactorization, prepare, priced
 from torchdp.factorization.approximate_certificate import certify_approximate
+from torchdp.factorization.certificate import refuse_contradiction
 from torchdp.factorization.splitting import compress
 from torchdp.workloads import Workload
 
@@ -19,11 +20,16 @@ class LeastError:
     """min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 lies in [lower, upper]; ``factorization`` attains upper.
 
     Both are mean squared errors: of the worst query, over the privacy noise, at worst over the users' data.
+    rounding: what float64 may have cost them. Raises ArithmeticError where lower > upper + rounding.
     """
 
     upper: float
     lower: float
     factorization: ApproximateFactorization
+    rounding: float
+
+    def __post_init__(self) -> None:
+        refuse_contradiction(self.lower, self.upper, self.rounding)
 
 
 def least_error(
@@ -53,12 +59,13 @@ def least_error(
     low, high, angle = 0.0, math.pi / 2, math.pi / 4
     sides: dict[bool, ApproximateFactorization] = {}
     points: list[tuple[float, ApproximateFactorization]] = []
-    lower = 0.0
+    lower, rounding = 0.0, 0.0
     while True:
         with warnings.catch_warnings():  # one warning is enough: the one below
             warnings.simplefilter("ignore", RuntimeWarning)
             found = priced(dense, math.tan(angle) / a, tol=tol / 4, max_iterations=max_iterations)
         lower = max(lower, a * math.cos(angle) * float(found.certificate.lower))
+        rounding = max(rounding, a * float(found.certificate.rounding))
         aim = math.atan2(float(found.certificate.residual), a * float(found.norm))
         sides[aim > angle] = found
         low, high = (max(low, angle), min(high, aim)) if aim > angle else (max(low, aim), min(high, angle))
@@ -82,7 +89,7 @@ def least_error(
             RuntimeWarning,
             stacklevel=2,
         )
-    return LeastError(upper**2, lower**2, best)
+    return LeastError(upper**2, lower**2, best, rounding=2 * (upper + rounding) * rounding)
 
 
 def _error(found: ApproximateFactorization, a: float) -> float:

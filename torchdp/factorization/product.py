@@ -97,7 +97,7 @@ def factorize_product(
         raise TypeError(f"W must be a Workload, not {type(W).__name__}; factorize takes tensors")
     matrices = matrices_of(W)
     result = ProductFactorization(factors(matrices, p, False, tol, max_iterations))
-    warn(matrices, result.certificate, tol, max(factor.iterations for factor in result.factors))
+    warn(matrices, result.certificate, tol, max(factor.iterations for factor in result.factors), max_iterations)
     return result
 
 

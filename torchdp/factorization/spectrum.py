@@ -34,6 +34,9 @@ class Spectrum(Protocol):
         (*batch), or less; the row norms of X - left right (*batch, m). ``gap`` is the largest relative gap so far.
         """
 
+    def refine(self) -> bool:
+        """As accurate as float64 allows from now on; whether the trace norms so far may have been too large."""
+
 
 def choose(W: Tensor) -> Spectrum:
     """Matrix products for large matrices on a GPU, decompositions elsewhere: on a CPU eigh costs five products."""
@@ -68,6 +71,10 @@ class Decomposed:
 
     def __init__(self) -> None:
         self.precise = False
+
+    def refine(self) -> bool:
+        rough, self.precise = not self.precise, True
+        return rough
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         del gap
@@ -116,6 +123,10 @@ class Iterated:
         self.dtype = torch.float32
         self.gap = math.inf
         self.decomposed: Decomposed | None = None
+
+    def refine(self) -> bool:
+        self.dtype = torch.float64
+        return self.decomposed is not None and self.decomposed.refine()
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         if gap < SINGLE or self.gap <= gap < math.inf:

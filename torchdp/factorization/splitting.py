@@ -26,6 +26,10 @@ class Bound:
         """argmin over X of h(X) + sum metric (X - D)^2 / 2."""
         return D.clamp(-self.alpha, self.alpha)
 
+    def level(self, W: Tensor) -> Tensor:
+        """The least level that the largest entry allows, (*batch)."""
+        return (W.abs().amax((-2, -1)) - self.alpha[..., 0, 0]).clamp_min(0)
+
     def conjugate(self, U: Tensor) -> Tensor:
         """h*(U) = alpha sum abs(U), (*batch)."""
         return self.alpha[..., 0, 0] * U.abs().sum((-2, -1))
@@ -61,6 +65,11 @@ class Price:
         levels = ((weight * size).cumsum(-1) - self.price[..., 0]) / weight.cumsum(-1)
         alpha = levels.amax(-1).clamp_min(0)[..., None, None]
         return D.clamp(-alpha, alpha)
+
+    def level(self, W: Tensor) -> Tensor:
+        """Halfway between the smallest and the largest absolute entry, (*batch): the error is least there."""
+        size = W.abs().flatten(-2)
+        return (size.amin(-1) + size.amax(-1)) / 2
 
     def conjugate(self, U: Tensor) -> Tensor:
         """h*(U) = 0 where sum abs(U) <= price."""
@@ -131,7 +140,7 @@ class Best:
 
 
 def weighted(
-    W: Tensor, h: Bound | Price, best: Best, tol: float, max_iterations: int
+    W: Tensor, h: Bound | Price, best: Best, which: Tensor, tol: float, max_iterations: int
 ) -> tuple[int, tuple[Tensor, ...]]:
     """Alternating directions in the metric of the dual weights: one eigendecomposition of side n an iteration.
 
@@ -142,10 +151,9 @@ def weighted(
     exact fixed point. Rows and columns whose weights vanish are fitted slowly or not at all: then the gap stops
     falling, and :func:`conic` takes over.
 
-    W: (b, m, n), m >= n. Returns the iterations and (left, right, U, c, P) of the last one.
+    W: (b, m, n), m >= n, problems ``which`` of ``best``. Returns the iterations and the last (left, right, U, c, P).
     """
     b, m, n = W.shape
-    everything = torch.arange(b, device=W.device)
     c, P = W.new_full((b, m), 1 / m), W.new_full((b, n), 1 / n)
     X, V = W.clone(), torch.zeros_like(W)
     spectrum = torch.linalg.svdvals(W / math.sqrt(m * n))
@@ -168,9 +176,9 @@ def weighted(
         left = MB * (half / S.clamp_min(TINY)) / c.sqrt()[..., None]
         right = half.mT * B.mT / P.sqrt()[..., None, :]
         if iteration % CHECK == 0 or iteration == max_iterations:
-            best.raise_(everything, W, h, scale * V, c, P)
-            best.cut(everything, W, h, left, right)
-            gap = float(best.gap().max())
+            best.raise_(which, W, h, scale * V, c, P)
+            best.cut(which, W, h, left, right)
+            gap = float(best.gap()[which].max())
             if gap <= tol or iteration >= max_iterations or iteration - marked > PATIENCE:
                 return iteration, (left, right, scale * V, c, P)
             if gap < 0.9 * mark:

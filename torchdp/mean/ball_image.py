@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp.mean.domain import Candidate, Domain, Maximum, best_first
-from torchdp.mean.groups import Groups, longest, moved_inside
+from torchdp.mean.groups import Groups, corners, longest, moved_inside
 from torchdp.mean.relaxation import ENUMERATED, hadamard_signs, maximise_image, rounded, split
 from torchdp.mean.trust_region import maximise_on_sphere
 
@@ -47,11 +47,9 @@ class BallImage(Domain):
         lost = max(size ** (2 / min(q, 2.0) - 1) for size, q in self.groups)
         return lost if len(orders) == 1 and orders[0] < 2 else lost * math.pi / 2
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
         F, groups = self.generators, self.groups
-        values, vectors = torch.linalg.eigh((M + M.mT) / 2)
-        root = values.clamp_min(0).sqrt()[:, None] * vectors.mT  # root^T root = M
-        G, g = root @ F, root @ (self.middle - centre)
+        G, g = B @ F, B @ (self.middle - centre)
         if len(groups) > 1 or groups[0][1] > 2:
             z, upper = maximise_image(G, g, groups)
         else:
@@ -63,7 +61,7 @@ class BallImage(Domain):
                 z = torch.cat([corners, z])
                 if groups[0][1] == 1:
                     upper = float((corners @ G.mT + g).square().sum(-1).max())
-        points, value = best_first(self.middle + z @ F.mT, M, centre, most=max(64, self.dimension))
+        points, value = best_first(self.middle + z @ F.mT, B, centre, most=max(64, self.dimension))
         return Maximum(points, value, max(upper, value))
 
     def extreme(self, directions: Tensor) -> Tensor:
@@ -73,6 +71,10 @@ class BallImage(Domain):
 
     def spanning(self) -> Tensor:
         return torch.cat([self.middle + self.generators.mT, self.middle - self.generators.mT])
+
+    def corners(self, most: int) -> Tensor | None:
+        z = corners(self.groups, most)
+        return None if z is None else self.middle + z.to(self.generators) @ self.generators.mT
 
     def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
         """Root F diag(y)^{-1/2}, y from :func:`split`; a point that is no shift counts as one more generator.

@@ -207,16 +207,13 @@ class BallSum(BallImage):
 
 def lp_ball(d: int, q: float, radius: float = 1.0) -> LpBall:
     """{x in R^d: ||x||_q <= radius}, q in [1, inf]. Gamma_p = radius d^{1/p + max(0, 1/2 - 1/q)}."""
-    d, radius = checks.integer("d", d, 1), checks.positive("radius", radius)
+    d, radius = checks.integer("d", d, 1, 2**30), checks.positive("radius", radius)
     return LpBall(torch.full((d,), radius, dtype=torch.float64), q, torch.zeros(d, dtype=torch.float64))
 
 
 def check_order(name: str, value: float) -> float:
     """``value`` as a float in [1, inf]. Raises ValueError."""
-    value = math.inf if value == math.inf else checks.positive(name, value)
-    if value < 1:
-        raise ValueError(f"{name} must lie in [1, inf], not {value}")
-    return value
+    return checks.order(name, value, 1)
 
 
 def _vector(name: str, value: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws, Simulated
 from torchdp.mean.domain import Domain
 from torchdp.mean.mechanism import MeanMechanism
 from torchdp.mean.noise_shape import NoiseShape
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 
 
@@ -54,28 +56,21 @@ class GaussianMean(MeanMechanism):
 
     @property
     def _attained(self) -> bool:
-        points = self.domain.spanning() if self.shape.support.numel() == 0 else self.shape.support
-        u = (points.double() - self.encoding.centre) @ self.encoding.inverse.mT
-        if self.domain.middle is not None:
-            u = torch.cat([u, -u])
-        widest = self.encoding.diameter
-        return widest > 0 and float(torch.cdist(u, u).max()) >= widest * (1 - 1e-6)
+        return 0 < self.encoding.diameter <= self.encoding.widest * (1 + 1e-6)
 
-    def _total(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _total(self, x: Tensor, noise: Noise) -> Tensor:
         total = sum(
             (u.sum(0) for u in self.encoding.chunks(x)), self.shape.root.new_zeros(self.shape.root.shape[1])
         )
-        return total + self._noise((), generator)
+        return total + self._noise((), noise)
 
     def _total_counts(
         self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator
     ) -> Tensor:
-        return counts.double() @ self.encoding(points) + self._noise(shape, generator)
+        return counts.double() @ self.encoding(points) + self._noise(shape, Simulated(generator, points.device))
 
-    def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        root = self.shape.root
-        normals = torch.randn((*shape, root.shape[1]), dtype=root.dtype, device=root.device, generator=generator)
-        return self.multiplier * self.encoding.diameter * normals
+    def _noise(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        return self.multiplier * self.encoding.diameter * draws.normal((*shape, self.shape.root.shape[1]))
 
 
 def gaussian_mean(domain: Domain, shape: NoiseShape, epsilon: float, delta: float) -> GaussianMean:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,11 +14,13 @@ from torchdp.mean.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.mean.coupling import couple, independent_law, mirrored, signed_law
 from torchdp.mean.domain import Candidate, Domain, Maximum, best_first, climb
 from torchdp.mean.finite import FiniteSet, Polytope
+from torchdp.mean.groups import paired
 from torchdp.mean.noise_shape import NoiseShape, noise_shape
 from torchdp.mean.relaxation import split
 from torchdp.randomness import keyed_generator
 
 STARTS = 64  # of the local search over products
+MOST_CORNERS = 2048  # that are tried one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +29,16 @@ class Product(Domain):
 
     The ellipsoid is put together from the parts': M = blockdiag(M_i / t_i), t_i ~ Gamma_i^{2p/(p+2)}; optimal, with
     Gamma_p = the l_{2p/(p+2)} norm of the parts' (with shift, or for symmetric parts).
-    Oracle: exact for forms without entries between the parts and exact parts; else a semidefinite bound,
-    within k times the worst part's factor for sets symmetric about the centre. Raises ValueError, TypeError.
+    Oracle: exact where the parts' corners make 2048 pairs at most, which are all tried, and for forms without entries
+    between exact parts; else a semidefinite bound, within k times the worst part's factor for sets symmetric about the
+    centre. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 60.
     """
 
     parts: tuple[Domain, ...]
 
     def __post_init__(self) -> None:
-        parts = tuple(self.parts)
+        parts = tuple(checks.instance("parts", self.parts, Sequence))
         if not parts or not all(isinstance(part, Domain) for part in parts):
             raise TypeError("parts must be a non-empty sequence of torchdp.mean.Domain")
         object.__setattr__(self, "parts", parts)
@@ -48,8 +52,23 @@ class Product(Domain):
     def dimension(self) -> int:
         return sum(self.sizes)
 
+    def corners(self, most: int) -> Tensor | None:
+        joined = None
+        for part in self.parts:
+            own = part.corners(most)
+            if own is None or len(own) * (1 if joined is None else len(joined)) > most:
+                return None
+            joined = own if joined is None else paired(joined, own)
+        return joined
+
+    @cached_property
+    def _few(self) -> Tensor | None:
+        return self.corners(MOST_CORNERS)
+
     @property
     def factor(self) -> float:
+        if self._few is not None:
+            return 1.0
         balls = _balls(self)
         if balls is not None:
             return balls.factor
@@ -64,24 +83,26 @@ class Product(Domain):
         found = [middle for middle in middles if middle is not None]
         return torch.cat(found) if len(found) == len(middles) else None
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        if self._few is not None:
+            points, value = best_first(self._few, B, centre, most=max(STARTS, self.dimension))
+            return Maximum(points, value, value)
         balls = _balls(self)
         if balls is not None:
-            return balls.maximise(M, centre)
-        blocks = _diagonal_blocks(M, self.sizes)
-        centres = centre.split(self.sizes)
-        best = [part.maximise(block, c) for part, block, c in zip(self.parts, blocks, centres, strict=True)]
+            return balls.maximise(B, centre)
+        pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
+        best = [part.maximise(block, c) for part, block, c in pieces]
         generator = keyed_generator(b"torchdp.mean.composite.maximise")
         starts = []
         for found in best:
-            place = torch.randint(len(found.points), (STARTS,), generator=generator)
+            place = torch.randint(len(found.points), (STARTS,), device="cpu", generator=generator)
             place[0] = 0
             starts.append(found.points[place.to(found.points.device)])
         start = torch.cat(starts, -1)
         points, value = best_first(
-            torch.cat([start, climb(self, start, M, centre)]), M, centre, most=max(STARTS, self.dimension)
+            torch.cat([start, climb(self, start, B, centre)]), B, centre, most=max(STARTS, self.dimension)
         )
-        upper = couple(M, self.sizes, [found.upper for found in best])
+        upper = couple(B, self.sizes, [found.upper for found in best])
         return Maximum(points, value, max(value, upper))
 
     def extreme(self, directions: Tensor) -> Tensor:
@@ -153,7 +174,7 @@ class Product(Domain):
 class LinearImage(Domain):
     """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler descriptions.
 
-    Oracle: K's, at F^T M F. contains and project mix extreme points: they are those of the convex hull, good to 1e-6
+    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull, good to 1e-6
     of its size. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 31.
     """
@@ -173,21 +194,24 @@ class LinearImage(Domain):
     def factor(self) -> float:
         return self.domain.factor
 
+    def corners(self, most: int) -> Tensor | None:
+        own = self.domain.corners(most)
+        return None if own is None else own @ self.transform.mT
+
     @property
     def middle(self) -> Tensor | None:
         middle = self.domain.middle
         return None if middle is None else self.transform @ middle
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
-        """(F x - v)^T M (F x - v) = (x - w)^T F^T M F (x - w) + rest, w a least squares solution near K's middle."""
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        """||B (F x - v)||^2 = ||B F (x - w)||^2 + rest, w a least squares solution near K's middle."""
         F = self.transform
-        pulled = F.mT @ M @ F
+        pulled = B @ F
         start = self.domain.spanning().mean(0) if self.domain.middle is None else self.domain.middle
-        w = start + torch.linalg.pinv(pulled, hermitian=True) @ (F.mT @ (M @ (centre - F @ start)))
-        off = centre - F @ w
-        rest = max(float(off @ M @ off), 0.0)
+        w = start + torch.linalg.pinv(pulled) @ (B @ (centre - F @ start))
+        rest = float((B @ (centre - F @ w)).square().sum())
         found = self.domain.maximise(pulled, w)
-        points, value = best_first(found.points @ F.mT, M, centre, most=len(found.points))
+        points, value = best_first(found.points @ F.mT, B, centre, most=len(found.points))
         return Maximum(points, value, max(found.upper + rest, value))
 
     def extreme(self, directions: Tensor) -> Tensor:
@@ -206,7 +230,8 @@ class LinearImage(Domain):
 def linear_image(transform: Tensor, domain: Domain) -> Domain:
     """{F x: x in K}, as points, an ellipsoid, a zonotope or a sum of balls where it is one. transform: F, (e, d).
 
-    Raises ValueError, TypeError.
+    The image of a product with at most 2048 pairs of corners is the hull of theirs, or the points where K is made of
+    finite sets. Raises ValueError, TypeError.
     """
     F = _transform(transform, domain)
     if isinstance(domain, FiniteSet):
@@ -214,6 +239,10 @@ def linear_image(transform: Tensor, domain: Domain) -> Domain:
     if isinstance(domain, Polytope):
         return Polytope(domain.points @ F.mT)
     balls = _balls(domain)
+    if balls is None or balls.factor > 1:
+        few = domain.corners(MOST_CORNERS)
+        if few is not None:
+            return FiniteSet(few @ F.mT) if _finite(domain) else Polytope(few @ F.mT)
     if balls is None:
         return LinearImage(F, domain)
     generators, groups, middle = F @ balls.generators, balls.groups, F @ balls.middle
@@ -229,7 +258,7 @@ def minkowski_sum(parts: Sequence[Domain]) -> Domain:
 
     Source: Nikolov, Tang (2023), Theorem 20 (4).
     """
-    product = Product(tuple(parts))
+    product = Product(tuple(checks.instance("parts", parts, Sequence)))
     if len(set(product.sizes)) > 1:
         raise ValueError(f"parts must share one dimension, not {product.sizes}")
     return linear_image(torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product)
@@ -249,14 +278,14 @@ def _balls(domain: Domain) -> BallImage | None:
     return None
 
 
+def _finite(domain: Domain) -> bool:
+    return isinstance(domain, FiniteSet) or (isinstance(domain, Product) and all(map(_finite, domain.parts)))
+
+
 def _unit(shape: NoiseShape, p: float) -> Tensor:
     """The shape's row weights scaled to norm 1 in l_{p/(p-2)}."""
     order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
     return shape.row_weights / torch.linalg.vector_norm(shape.row_weights, ord=order).clamp_min(1e-300)
-
-
-def _diagonal_blocks(M: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return [row.split(list(sizes), dim=1)[i] for i, row in enumerate(M.split(list(sizes), dim=0))]
 
 
 def _transform(value: Tensor, domain: Domain) -> Tensor:

@@ -7,35 +7,39 @@ from torch import Tensor
 
 ROUNDS, CHUNK = 1000, 1 << 22  # numbers held at a time
 CLOSE = 1e-7  # of the size of the set
+KEPT = 0.75  # share of the rows that go on at which the others are put aside
 RIDGE = 1e-15  # of its square
 
 
-def nearest_by_corners(x: Tensor, extreme: Callable[[Tensor], Tensor]) -> Tensor:
+def nearest_by_corners(x: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None = None) -> Tensor:
     """The nearest point to x (..., d) of the convex hull of what ``extreme`` returns, for all rows at once.
 
     Every row keeps at most d + 2 corners and a mixture y of them. A round either moves y to the nearest point of the
     corners' affine hull and adds the extreme point in the direction x - y, or, where that leaves their convex hull,
     goes as far as it stays inside and drops the corners of weight 0. It ends where the gain <x - y, s - y> of every
     point s is below 1e-7 of the set's size times the distance x - y, or below the square of that share.
-    extreme: (k, d) directions to (k, d) points.
+    extreme: (k, d) directions to (k, d) points. near: where given, a row also ends when y is that close, or when a
+    plane shows that no point is: y tells which, and need not be the nearest.
     Source: Wolfe (1976), the nearest point in a polytope.
     """
     flat = x.double().reshape(-1, x.shape[-1])
     rows = max(1, CHUNK // (flat.shape[1] + 2) ** 2)
-    found = [_nearest(some, extreme) for some in flat.split(rows)] if len(flat) else [flat]
+    found = [_nearest(some, extreme, near) for some in flat.split(rows)] if len(flat) else [flat]
     return torch.cat(found).reshape(x.shape).to(x)
 
 
-def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor]) -> Tensor:
+def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None) -> Tensor:
     n, d = target.shape
+    result, left = torch.empty_like(target), torch.arange(n, device=target.device)
     corners = extreme(target)[:, None, :].repeat(1, d + 2, 1)  # (n, k, d)
     weights = torch.zeros_like(corners[..., 0])
     weights[:, 0] = 1.0
     active = weights > 0
-    rows = torch.arange(n, device=target.device)
     size = float(torch.cat([corners.flatten(0, 1), target]).abs().max()) * d**0.5 + 1e-300
     for _ in range(ROUNDS):
-        aim = _affine(corners - target[:, None, :], active, size)
+        used = int(active.any(0).nonzero()[-1]) + 1  # places are filled from the first on
+        aim = torch.zeros_like(weights)
+        aim[:, :used] = _affine(corners[:, :used] - target[:, None, :], active[:, :used], size)
         inside = (aim >= 0).all(-1)
         share = (
             torch.where(aim < 0, weights / (weights - aim).clamp_min(1e-300), torch.inf).amin(-1).clamp(max=1.0)
@@ -49,13 +53,27 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor]) -> Tensor:
         new = extreme(off)
         gain = (off * (new - y)).sum(-1)
         more = inside & (gain > CLOSE * size * torch.maximum(off.norm(dim=-1), off.new_tensor(CLOSE * size)))
-        if not bool((more | ~inside).any()):
+        going = more | ~inside
+        if near is not None:
+            length = off.norm(dim=-1)
+            going &= (length > near) & ((off * (target - new)).sum(-1) <= near * length)
+        count = int(going.sum())
+        if count == 0:
             break
+        if count <= KEPT * len(left):
+            result[left[~going]] = y[~going]
+            left, target, corners, weights, active, new, more = (
+                z[going] for z in (left, target, corners, weights, active, new, more)
+            )
         place = (~active).to(torch.uint8).argmax(-1)
+        rows = torch.arange(len(left), device=target.device)
         more = more & ~active[rows, place]
         corners[rows[more], place[more]] = new[more]
         active[rows[more], place[more]] = True
-    return y
+    else:
+        y = (weights[..., None] * corners).sum(1)
+    result[left] = y
+    return result
 
 
 def _affine(z: Tensor, active: Tensor, size: float) -> Tensor:

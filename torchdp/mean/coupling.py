@@ -13,19 +13,18 @@ SWEEPS = 500
 MOST = 1 << 11  # points of a product law that are listed
 
 
-def couple(M: Tensor, sizes: list[int], most: list[float]) -> float:
-    """A bound on z^T M z = ||sum_i R_i z_i||^2 where z_i^T M_ii z_i <= most_i, R_i the blocks of a root of M.
+def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
+    """A bound on ||B z||^2 = ||sum_i B_i z_i||^2 where ||B_i z_i||^2 <= most_i, B_i the blocks of B's columns.
 
-    With R_i = Q_i T_i, Q_i orthonormal: sum_i y_i most_i lambda_max(sum_i Q_i Q_i^T / y_i) for every y > 0. At y = 1 it
-    is at most (number of blocks) sum_i most_i, and exact where M has no entries off the blocks. A semidefinite program
-    over y; its dual is climbed as in :func:`maximise_image`, whose scalar blocks these generalise.
+    With B_i = Q_i T_i, Q_i orthonormal: sum_i y_i most_i lambda_max(sum_i Q_i Q_i^T / y_i) for every y > 0. At y = 1 it
+    is at most (number of blocks) sum_i most_i, and exact for orthogonal blocks. A semidefinite program over y; its dual
+    is climbed as in :func:`maximise_image`, whose scalar blocks these generalise.
     """
-    values, vectors = torch.linalg.eigh((M + M.mT) / 2)
-    root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
+    size = torch.linalg.matrix_norm(B, 2).clamp_min(TINY)
     parts, u = [], []
-    for block, bound in zip(root.split(sizes, dim=1), most, strict=True):
+    for block, bound in zip(B.split(sizes, dim=1), most, strict=True):
         Q, S, _ = torch.linalg.svd(block, full_matrices=False)
-        Q = Q[:, S > 1e-12 * values[-1].clamp_min(TINY).sqrt()]
+        Q = Q[:, S > 1e-12 * size]
         if Q.shape[1] and bound > 0:
             parts.append(Q)
             u.append(bound)
@@ -40,7 +39,7 @@ def couple(M: Tensor, sizes: list[int], most: list[float]) -> float:
     best = bound_at([1.0] * len(parts))
     rank = math.isqrt(2 * len(parts)) + 2
     generator = keyed_generator(b"torchdp.mean.coupling.couple")
-    V = torch.randn(len(M), rank, dtype=torch.float64, generator=generator).to(M)
+    V = torch.randn(len(B), rank, dtype=torch.float64, device="cpu", generator=generator).to(B)
     previous = 0.0
     for sweep in range(SWEEPS):
         pulls = [Q.mT @ V for Q in parts]

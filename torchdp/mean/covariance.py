@@ -13,6 +13,7 @@ from torchdp.mean.domain import Domain
 from torchdp.mean.mechanism import Encoding, admitted, encoding
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.mean.noise_shape import NoiseShape
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 
 
@@ -72,6 +73,8 @@ class GaussianCovariance:
         At most 2^{1/2}, beyond which more weight on the mean makes its own noise larger.
         """
         eigenvalues = torch.linalg.svdvals(self.root).square()
+        if not eigenvalues.any():
+            return math.sqrt(2)  # a single point: there is no noise
         trace, square, top = (float(v) for v in (eigenvalues.sum(), eigenvalues.square().sum(), eigenvalues.max()))
         H, C = (trace**2 + square) / 2, 2 * top * (trace + top)
         return math.sqrt(min(2.0, (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)))
@@ -102,19 +105,23 @@ class GaussianCovariance:
         return math.sqrt(tau**2 * (trace**2 + square) / 2 + cross + nu**2 * (trace**2 + square))
 
     def estimate(
-        self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, x: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
     ) -> CovarianceEstimate:
-        """Mean and covariance of x, (n, d). Raises ValueError for points outside the domain."""
+        """Mean and covariance of x, (n, d); noise: the system's where None.
+
+        sample_shape: repetitions, for simulations: each is a release of its own, and the guarantee is that of one.
+        Raises TypeError, ValueError (for points outside the domain).
+        """
         x = admitted("x", x, self.domain, self.shape)
-        generator, shape = checks.random_source(generator, x.device), checks.sample_shape(sample_shape)
+        draws, shape = source(noise, x.device), checks.sample_shape(sample_shape)
         n, r = len(x), self.root.shape[1]
         tau = self.moment_noise(n)
         second, first = self.root.new_zeros(r, r), self.root.new_zeros(r)
         for u in self.encoding.chunks(x):
-            w = u / self.encoding.radius
+            w = u / (self.encoding.radius or 1.0)
             second, first = second + tensor_sum(w, 2), first + w.sum(0)
-        S = second / n + tau * symmetrised(_normals((*shape, r, r), self.root, generator), 2)
-        m = first / n + tau / self.mean_weight * _normals((*shape, r), self.root, generator)
+        S = second / n + tau * symmetrised(draws.normal((*shape, r, r)), 2)
+        m = first / n + tau / self.mean_weight * draws.normal((*shape, r))
         correction = (tau / self.mean_weight) ** 2 * torch.eye(r).to(S)
         covariance = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
         return CovarianceEstimate(self.encoding.centre + m @ self.root.mT, covariance, n)
@@ -136,7 +143,7 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
     too large, shifted down together. matrix: (*batch, d, d), symmetric. Post-processing: as private as its input.
     Source: Nikolov, Talwar, Zhang (2016), the projection mechanism, for the ball's second moments.
     """
-    matrix, total = checks.matrix("matrix", matrix), checks.positive("radius", radius) ** 2
+    matrix, total = _square(matrix), checks.squarable("radius", radius) ** 2
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     falling = values.flip(-1)
     places = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
@@ -149,8 +156,17 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
 
 def project_covariance(matrix: Tensor) -> Tensor:
     """The nearest positive semidefinite matrix: biased upwards, never further from a covariance than its input."""
-    values, vectors = torch.linalg.eigh((checks.matrix("matrix", matrix) + matrix.mT) / 2)
+    matrix = _square(matrix)
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     return (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
+
+
+def _square(matrix: Tensor) -> Tensor:
+    """(*batch, d, d), at least float32."""
+    matrix = checks.matrix("matrix", matrix)
+    if matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"matrix must have shape (..., d, d), not {tuple(matrix.shape)}")
+    return matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
 
 
 def projection_bound(tau: float, dimension: int, radius: float = 1.0) -> float:
@@ -167,7 +183,3 @@ def projection_bound(tau: float, dimension: int, radius: float = 1.0) -> float:
     tau, radius = checks.positive("tau", tau), checks.positive("radius", radius)
     d = checks.integer("dimension", dimension, 1)
     return radius * math.sqrt(tau * (math.sqrt(2 * d) + 1 / math.sqrt(2 * math.pi * d)))
-
-
-def _normals(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)

@@ -14,7 +14,7 @@ TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the size of the domain: 
 
 @dataclass(frozen=True)
 class Maximum:
-    """What maximising (x - c)^T M (x - c) over a domain found.
+    """What maximising ||B (x - c)||^2 over a domain found.
 
     points: (k, d), points of the domain, the best first; value: the form at the best; upper: a proved upper bound on
     the maximum, equal to value where the oracle is exact. Both hold up to float64 rounding.
@@ -70,10 +70,10 @@ class Domain(ABC):
         return self.middle is not None and not bool(self.middle.any())
 
     @abstractmethod
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
-        """Points of K with large (x - centre)^T M (x - centre), and an upper bound on its maximum.
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        """Points of K with large ||B (x - centre)||^2, and an upper bound on its maximum.
 
-        M: (d, d) positive semidefinite; centre: (d,); both float64.
+        B: (k, d); centre: (d,); both float64. B and not B^T B, whose condition is the square of B's.
         """
 
     @abstractmethod
@@ -84,11 +84,15 @@ class Domain(ABC):
     def spanning(self) -> Tensor:
         """Finitely many points of K, (k, d) float64, whose affine hull holds K."""
 
+    def corners(self, most: int) -> Tensor | None:
+        """Points (k, d) of K, k <= most, whose convex hull is that of K; None where so few are not known."""
+        return None
+
     def contains(self, x: Tensor) -> Tensor:
         """Whether x (..., d) lies in K, up to 1e-9 of K's size where K has a formula and 1e-6 elsewhere; bool (...)."""
         x = self._vectors(x)
-        size = self.spanning().to(x).abs().max()
-        return (x - self.project(x)).norm(dim=-1) <= max(NEAR, slack(x)) * size
+        room = max(NEAR, slack(x)) * float(self.spanning().to(x).abs().max())
+        return (x - nearest_by_corners(x, self.extreme, near=room / 2)).norm(dim=-1) <= room
 
     def project(self, x: Tensor) -> Tensor:
         """The nearest point of K, for x of shape (..., d). Raises NotImplementedError where none is at hand."""
@@ -128,10 +132,10 @@ def slack(x: Tensor) -> float:
     return max(TOLERANCE, 8 * torch.finfo(x.dtype).eps)
 
 
-def climb(domain: Domain, points: Tensor, M: Tensor, centre: Tensor, steps: int = 30) -> Tensor:
-    """Points (k, d) of the domain moved uphill on (x - centre)^T M (x - centre), each step to the best of the slope."""
+def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int = 30) -> Tensor:
+    """Points (k, d) of the domain moved uphill on ||B (x - centre)||^2, each step to the best of the slope."""
     for _ in range(steps):
-        following = domain.extreme((points - centre) @ M)
+        following = domain.extreme((points - centre) @ B.mT @ B)
         settled = torch.allclose(following, points, rtol=0, atol=1e-12)
         points = following
         if settled:
@@ -139,14 +143,8 @@ def climb(domain: Domain, points: Tensor, M: Tensor, centre: Tensor, steps: int 
     return points
 
 
-def form(points: Tensor, M: Tensor, centre: Tensor) -> Tensor:
-    """(x - centre)^T M (x - centre) for points (..., d); of shape (...)."""
-    z = points - centre
-    return ((z @ M) * z).sum(-1)
-
-
-def best_first(points: Tensor, M: Tensor, centre: Tensor, most: int) -> tuple[Tensor, float]:
-    """The ``most`` points with the largest form, and the largest."""
-    values = form(points, M, centre)
+def best_first(points: Tensor, B: Tensor, centre: Tensor, most: int) -> tuple[Tensor, float]:
+    """The ``most`` points with the largest ||B (x - centre)||^2, and the largest."""
+    values = ((points - centre) @ B.mT).square().sum(-1)
     order = torch.argsort(values, descending=True)[:most]
     return points[order], float(values[order[0]])

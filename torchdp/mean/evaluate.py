@@ -9,45 +9,76 @@ from torch import Tensor
 from torchdp.mean.domain import Candidate, Domain
 
 TINY = 1e-300
-RANGE = 1e-10  # smaller shares of the largest singular value are not part of an ellipsoid
+FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a set thinner than that share of its length is flat
+THIN = 1e-7  # of the longest axis: shorter ones of a proposal are mostly rounding,
+ROOM = 1e3  # and are made so many times what the domain needs, which costs 1e-6
 
 
 @dataclass(frozen=True)
 class Enclosed:
     """{v + root u: ||u|| <= 1} holds the domain; upper: the l_p norm of root's row norms, inf where that is not proved.
 
-    residual: how far spanning points stick out of v + range(root); found: points (k, d) far out in the ellipsoid;
-    overshoot: the largest squared norm of u among them in the ellipsoid that was given.
+    inverse: root^+, (r, d). residual: how far spanning points stick out of v + range(root); found: points (k, d) far
+    out in the ellipsoid; overshoot: the largest squared norm of u among them in the ellipsoid that was given.
     """
 
     root: Tensor
+    inverse: Tensor
     upper: float
     residual: float
     found: Tensor
     overshoot: float
 
 
-def enclose(domain: Domain, root: Tensor, centre: Tensor, p: float) -> Enclosed:
-    """The ellipsoid {centre + root u} scaled until it provably holds the domain.
+def hull(points: Tensor, origin: Tensor) -> Tensor:
+    """An orthonormal basis (d, r) of the linear hull of points - origin, float64; r = 0 where all are the origin.
 
-    scale^2 = the oracle's upper bound on max (x - v)^T (A^+)^T A^+ (x - v) over K. Its range must hold K too: residual
-    is how far the domain's spanning points stick out of it, and upper is inf where that is more than rounding (1e-8 of
-    the largest distance from v, 1e-13 of v). The new root is orthogonal: left singular vectors times singular values.
-
-    Guarantees: Gamma_p(K) <= upper.
+    Directions along which the points (k, d) reach no further than rounding are left out: 1e-12 of the farthest from the
+    origin, and what the points' own coordinates are rounded by. The identity where that leaves none out.
     """
-    U, S, _ = torch.linalg.svd(root, full_matrices=False)
-    kept = S > RANGE * S[0].clamp_min(TINY)
-    U, S = U[:, kept], S[kept]
+    z = points - origin
+    size = float(z.abs().max())
+    rounded = 8 * EPS * float(points.abs().max())
+    if size <= rounded:
+        return z.new_zeros(z.shape[1], 0)
+    z = z / size
+    _, _, Vh = torch.linalg.svd(torch.linalg.qr(z, mode="r").R if len(z) > z.shape[1] else z, full_matrices=False)
+    kept = (z @ Vh.mT).abs().amax(0) > FLAT + rounded / size
+    return torch.eye(z.shape[1]).to(z) if int(kept.sum()) == z.shape[1] else Vh[kept].mT
+
+
+def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: float) -> Enclosed:
+    """The ellipsoid {centre + root u} within the hull of K, scaled until it provably holds K.
+
+    basis: (d, r), of :func:`hull`. root's part in it is completed where it has axes below 1e-7 of the longest: they
+    become 1000 times as long as spanning points reach. With A, its axes for columns, scale^2 = the oracle's upper bound
+    on max ||A^+ (x - v)||^2 over K. residual is how far spanning points stick out of v + the hull; upper is inf where
+    that is more than rounding (1e-8 of the largest distance from v, 1e-13 of v).
+
+    Guarantees: Gamma_p(K) <= upper, up to 1e-10 of it and 1e-13 of the largest coordinate.
+    """
     z = domain.spanning() - centre
-    size = float(z.norm(dim=-1).max())
-    residual = float((z - (z @ U) @ U.mT).norm(dim=-1).max())
-    inverse = U / S
-    most = domain.maximise(inverse @ inverse.mT, centre)
-    A = U * (S * math.sqrt(max(most.upper, 0.0)))
+    inside = z @ basis
+    inner = basis.mT @ root
+    missing = inner.new_zeros(len(inner), max(0, len(inner) - inner.shape[1]))
+    U, S, _ = torch.linalg.svd(torch.cat([inner, missing], 1), full_matrices=False)
+    reach = (inside @ U).abs().amax(0)
+    S = torch.where(S > THIN * S.amax(), S, torch.maximum(S, ROOM * reach)).clamp_min(TINY)
+    axes = basis @ U
+    most = domain.maximise(axes.mT / S[:, None], centre)
+    lengths = S * math.sqrt(most.upper)
+    A = axes * lengths
     upper = float(torch.linalg.vector_norm(A.norm(dim=-1), ord=p))
-    rounding = 1e-8 * size + 1e-13 * float(centre.norm())
-    return Enclosed(A, upper if residual <= rounding else math.inf, residual, most.points, most.value)
+    residual = float((z - inside @ basis.mT).norm(dim=-1).max())
+    rounding = 1e-8 * float(z.norm(dim=-1).max()) + 1e-13 * float(centre.norm())
+    return Enclosed(
+        A,
+        axes.mT / lengths[:, None],
+        upper if residual <= rounding else math.inf,
+        residual,
+        most.points,
+        most.value,
+    )
 
 
 def dual_value(domain: Domain, proposal: Candidate, p: float, shift: bool) -> float:

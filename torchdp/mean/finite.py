@@ -33,15 +33,15 @@ class Vertices(Domain):
         distinct = torch.unique(self.points, dim=0)
         mean, size = distinct.mean(0), float(self.points.abs().max())
         generator = keyed_generator(b"torchdp.mean.finite.middle")
-        line = torch.randn(self.dimension, dtype=torch.float64, generator=generator).to(distinct)
+        line = torch.randn(self.dimension, dtype=torch.float64, device="cpu", generator=generator).to(distinct)
         order = torch.argsort((distinct - mean) @ line)  # mirror images stand at opposite ends
         off = (distinct[order] + distinct[order.flip(0)] - 2 * mean).abs().max()
         if not off <= 1e-12 * size:
             return None
         return torch.where(mean.abs() <= 1e-13 * size, 0.0, mean)
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
-        points, value = best_first(self.points, M, centre, most=max(64, self.dimension))
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        points, value = best_first(self.points, B, centre, most=max(64, self.dimension))
         return Maximum(points, value, value)
 
     def extreme(self, directions: Tensor) -> Tensor:
@@ -54,6 +54,9 @@ class Vertices(Domain):
 
     def spanning(self) -> Tensor:
         return self.points
+
+    def corners(self, most: int) -> Tensor | None:
+        return self.points if len(self.points) <= most else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,30 @@ def dual_order(q: float) -> float:
     return 1.0 if q == math.inf else math.inf if q <= 2 else q / (q - 2)
 
 
+def corners(groups: Groups, most: int) -> Tensor | None:
+    """The corners (k, N) of the product of the balls, k <= most, where all are of order 1 or inf; None elsewhere."""
+    z = torch.zeros(1, 0, dtype=torch.float64)
+    for size, q in groups:
+        if size > 1 and (1 < q < math.inf or size > most):
+            return None
+        signs = q == math.inf and size > 1
+        if len(z) * (2**size if signs else 2 * size) > most:
+            return None
+        basis = torch.eye(size, dtype=torch.float64)
+        block = (
+            torch.cartesian_prod(*torch.tensor([[1.0, -1.0]] * size).double())
+            if signs
+            else torch.cat([basis, -basis])
+        )
+        z = paired(z, block)
+    return z
+
+
+def paired(x: Tensor, y: Tensor) -> Tensor:
+    """Every row of x beside every row of y."""
+    return torch.cat([x.repeat_interleave(len(y), 0), y.repeat(len(x), 1)], 1)
+
+
 def _longest(size: Tensor, q: float) -> Tensor:
     if q == math.inf:
         return torch.ones_like(size)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.mean.domain import Candidate, Domain, Maximum, best_first, slack
 from torchdp.mean.noise_shape import noise_shape
 from torchdp.randomness import keyed_generator
@@ -19,7 +20,7 @@ class KroneckerProduct(Domain):
     """{x (x) y: x in K, y in L}, entries x_i y_j read row by row. left: K; right: L; at least one of them symmetric.
 
     Gamma_p is the product of the unshifted norms of K and L, and so is the ellipsoid.
-    Oracle: M <= s (A (x) B) for the nearest Kronecker product and the least s: exact where M is one and K's and L's
+    Oracle: B^T B <= s (M (x) N), the nearest Kronecker product, s the least: exact where B^T B is one and K's and L's
     oracles are exact; no factor is proved elsewhere. contains: for K and L that hold t x for every x of theirs and
     t in [0, 1]. Raises ValueError.
     Source: Nikolov, Tang (2023), Lemma 62; Van Loan, Pitsianis (1993) for the nearest product.
@@ -29,6 +30,8 @@ class KroneckerProduct(Domain):
     right: Domain
 
     def __post_init__(self) -> None:
+        checks.instance("left", self.left, Domain)
+        checks.instance("right", self.right, Domain)
         if not (self.left.symmetric or self.right.symmetric):
             raise ValueError(
                 "left or right must be symmetric, K = -K, for the product to be; "
@@ -47,22 +50,22 @@ class KroneckerProduct(Domain):
     def middle(self) -> Tensor:
         return torch.zeros(self.dimension).to(self.left.spanning())
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
-        A, B = self._nearest(M)
-        lifts = []
-        for part in (A, B):
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        roots, inverses = [], []
+        for part in self._nearest(B.mT @ B):
             values, vectors = torch.linalg.eigh(part)
-            values = values.clamp_min(FLOOR * values[-1].clamp_min(1e-300))
-            lifts.append((vectors * values @ vectors.mT, vectors * values.rsqrt()))
-        (A, a), (B, b) = lifts
-        whitened = torch.kron(a, b)
-        scale = float(torch.linalg.eigvalsh(whitened.mT @ M @ whitened)[-1].clamp_min(0))
-        x = self.left.maximise(A, torch.zeros_like(A[0]))
-        y = self.right.maximise(B, torch.zeros_like(B[0]))
-        points = self._climb(x.points, y.points, M, centre)
-        points, value = best_first(points, M, centre, most=max(64, self.dimension))
-        away = math.sqrt(max(float(centre @ M @ centre), 0.0))
-        return Maximum(points, value, max(value, (math.sqrt(scale * x.upper * y.upper) + away) ** 2))
+            deviations = values.clamp_min(FLOOR * values[-1].clamp_min(1e-300)).sqrt()
+            roots.append(deviations[:, None] * vectors.mT)
+            inverses.append(vectors / deviations)
+        scale = float(torch.linalg.matrix_norm(B @ torch.kron(*inverses), 2))
+        found = [
+            part.maximise(root, torch.zeros_like(root[0]))
+            for part, root in zip((self.left, self.right), roots, strict=True)
+        ]
+        points = self._climb(found[0].points, found[1].points, B, centre)
+        points, value = best_first(points, B, centre, most=max(64, self.dimension))
+        reach = scale * math.sqrt(found[0].upper * found[1].upper) + float((B @ centre).norm())
+        return Maximum(points, value, max(value, reach**2))
 
     def extreme(self, directions: Tensor) -> Tensor:
         """Large <x (x) y, direction>, by turns in x and y from the singular vectors: not always the largest."""
@@ -113,21 +116,23 @@ class KroneckerProduct(Domain):
     def project(self, x: Tensor) -> Tensor:
         raise NotImplementedError("no projection on a Kronecker product is at hand; project its factors")
 
-    def _climb(self, x: Tensor, y: Tensor, M: Tensor, centre: Tensor) -> Tensor:
+    def _climb(self, x: Tensor, y: Tensor, B: Tensor, centre: Tensor) -> Tensor:
         """From pairs of good x and y, each in turn to the best of the linearised form."""
         generator = keyed_generator(b"torchdp.mean.kronecker.climb")
-        pick = [torch.randint(len(z), (64,), generator=generator).to(z.device) for z in (x, y)]
+        pick = [torch.randint(len(z), (64,), device="cpu", generator=generator).to(z.device) for z in (x, y)]
         pick[0][0] = pick[1][0] = 0
         x, y = x[pick[0]], y[pick[1]]
         start = _products(x, y)
         for _ in range(STEPS):
-            theta = ((_products(x, y) - centre) @ M).unflatten(-1, (self.left.dimension, self.right.dimension))
+            theta = ((_products(x, y) - centre) @ B.mT @ B).unflatten(
+                -1, (self.left.dimension, self.right.dimension)
+            )
             x = self.left.extreme((theta @ y[..., None])[..., 0])
             y = self.right.extreme((x[..., None, :] @ theta)[..., 0, :])
         return torch.cat([start, _products(x, y)])
 
     def _nearest(self, M: Tensor) -> tuple[Tensor, Tensor]:
-        """Positive semidefinite A, B with A (x) B nearest to M."""
+        """Positive semidefinite matrices whose Kronecker product is nearest to M."""
         m, n = self.left.dimension, self.right.dimension
         rearranged = M.reshape(m, n, m, n).permute(0, 2, 1, 3).reshape(m * m, n * n)
         U, S, Vh = torch.linalg.svd(rearranged, full_matrices=False)

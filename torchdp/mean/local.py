@@ -12,6 +12,7 @@ from torchdp.mean.domain import Domain
 from torchdp.mean.mechanism import MeanMechanism, encoding
 from torchdp.mean.noise_shape import NoiseShape
 from torchdp.mean.norm_error import normal_moment
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
@@ -36,8 +37,7 @@ class LocalMean(MeanMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.randomizer, BallRandomizer):
-            raise TypeError(f"randomizer must be a BallRandomizer, not {type(self.randomizer).__name__}")
+        checks.instance("randomizer", self.randomizer, BallRandomizer)
         r = self.shape.root.shape[1]
         if self.randomizer.dim != r:
             raise ValueError(f"randomizer must have dim = {r}, the rank of the shape, not {self.randomizer.dim}")
@@ -81,10 +81,10 @@ class LocalMean(MeanMechanism):
         by_power = tails * length * float(torch.linalg.vector_norm(rows, ord=p))
         return min(by_power, widest * len(rows) ** (1 / p), euclidean)
 
-    def _total(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _total(self, x: Tensor, noise: Noise) -> Tensor:
         total = self.shape.root.new_zeros(self.shape.root.shape[1])
         for u in self.encoding.chunks(x):
-            total = total + self.randomizer.decode_sum(self.randomizer.sample(u, generator=generator))
+            total = total + self.randomizer.decode_sum(self.randomizer.sample(u, noise=noise))
         return total
 
     def _total_counts(
@@ -103,4 +103,5 @@ def local_mean(
     radius = encoding(domain, shape).radius
     if shape.root.shape[1] == 0 or radius == 0:
         raise ValueError("the domain is a single point: its mean is known, and nothing needs to be sent")
-    return LocalMean(domain, shape, randomizer(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))
+    make = checks.function("randomizer", randomizer)
+    return LocalMean(domain, shape, make(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))

@@ -28,6 +28,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.certificate import check_exponent
 
+LARGEST = 700.0  # privacy losses above bound nothing: their exponentials are no floats
+
 
 def concentrated_lower_bound(gamma: float, n: int, rho: float) -> float:
     """The least (E ||error||_p^2)^{1/2} of any unbiased rho-zCDP mechanism: gamma / (n (e^{2 rho} - 1)^{1/2}).
@@ -37,7 +39,8 @@ def concentrated_lower_bound(gamma: float, n: int, rho: float) -> float:
     Guarantees: a lower bound, for every data set at gamma <= Gamma_p(K).
     Source: Nikolov, Tang (2023), Theorem 43 (with rho = epsilon^2/2), here with its constant.
     """
-    return _ratio(gamma, checks.integer("n", n, 1) * math.sqrt(math.expm1(2 * checks.positive("rho", rho))))
+    n, rho = checks.integer("n", n, 1), checks.positive("rho", rho)
+    return _ratio(gamma, n * (math.sqrt(math.expm1(2 * rho)) if rho <= LARGEST / 2 else math.inf))
 
 
 def pure_lower_bound(gamma: float, n: int, epsilon: float) -> float:
@@ -111,7 +114,16 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
     Source: Halmos (1946) for symmetric unbiased estimates; Nikolov, Tang (2023), Theorem 58, has a constant 6 epsilon.
     """
     floor, p = checks.non_negative("floor", floor), check_exponent(p)
-    variances = checks.matrix("covariance", covariance).double().diagonal(dim1=-2, dim2=-1)
+    matrix = checks.matrix("covariance", covariance).detach().double()
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"covariance must be of shape (d, d), not {tuple(matrix.shape)}")
+    room = 1e-9 * float(matrix.abs().max())
+    if (
+        float((matrix - matrix.mT).abs().max()) > room
+        or float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * room
+    ):
+        raise ValueError("covariance must be symmetric and positive semidefinite")
+    variances = matrix.diagonal().clamp_min(0)
     sampling = float(torch.linalg.vector_norm((variances / checks.integer("n", n, 1)).sqrt(), ord=p))
     return float(torch.linalg.vector_norm(torch.tensor([floor, sampling], dtype=torch.float64), ord=p))
 
@@ -143,4 +155,4 @@ def _ratio(gamma: float, scale: float) -> float:
 def _sinh(epsilon: float) -> float:
     """2 sinh(epsilon / 2)."""
     epsilon = checks.positive("epsilon", epsilon)
-    return math.exp(epsilon / 2) * -math.expm1(-epsilon)
+    return math.exp(epsilon / 2) * -math.expm1(-epsilon) if epsilon <= LARGEST else math.inf

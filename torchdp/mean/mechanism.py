@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.mean.domain import Domain
+from torchdp.mean.domain import Domain, Maximum
 from torchdp.mean.finite import Vertices
 from torchdp.mean.noise_shape import NoiseShape
 from torchdp.mean.norm_error import NormError
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 
 MOST_VERTICES = 20_000  # whose distances are all looked at
@@ -62,10 +63,31 @@ class Encoding:
         return torch.linalg.pinv(self.shape.root)
 
     @cached_property
+    def _furthest(self) -> Maximum:
+        return self.domain.maximise(self.inverse, self.centre)
+
+    @cached_property
     def radius(self) -> float:
         """A proved upper bound on ||A^+ (x - c)|| over the domain."""
-        upper = self.domain.maximise(self.inverse.mT @ self.inverse, self.centre).upper
-        return math.sqrt(max(upper, 0.0)) * (1 + 1e-12)
+        if not self.inverse.any():
+            return 0.0  # a single point
+        return math.sqrt(max(self._furthest.upper, 0.0)) * (1 + 1e-12)
+
+    @cached_property
+    def widest(self) -> float:
+        """||A^+ (x - y)|| of the two points of the domain furthest apart that are known."""
+        if not self.inverse.any():
+            return 0.0
+        if self._listed:
+            points = self.domain.spanning()
+        elif self.domain.middle is not None:
+            return 2 * math.sqrt(self._furthest.value)  # a point and its mirror image
+        else:
+            points = self._furthest.points
+        encoded = (points - self.centre) @ self.inverse.mT
+        rows = max(1, CHUNK // len(encoded))
+        exactly = "donot_use_mm_for_euclid_dist"
+        return max(float(torch.cdist(some, encoded, compute_mode=exactly).max()) for some in encoded.split(rows))
 
     @cached_property
     def diameter(self) -> float:
@@ -74,15 +96,15 @@ class Encoding:
         Vectors are shortened to ``radius``, so that what a membership test lets through costs nothing; a diameter
         below 2 radius, that of vertices (at most 20,000) which are not symmetric, is enlarged by it.
         """
-        if not isinstance(self.domain, Vertices) or len(self.domain.points) > MOST_VERTICES:
+        if not self._listed:
             return 2 * self.radius
-        points = self.domain.points
-        encoded = (points - self.centre) @ self.inverse.mT
-        rows = max(1, CHUNK // len(encoded))
-        exactly = "donot_use_mm_for_euclid_dist"
-        widest = max(float(torch.cdist(some, encoded, compute_mode=exactly).max()) for some in encoded.split(rows))
-        slack = 2 * LET_THROUGH * float(points.abs().max()) * float(torch.linalg.matrix_norm(self.inverse, 2))
-        return min(2 * self.radius, widest + slack)
+        longest = float(self.domain.spanning().abs().max())
+        slack = 2 * LET_THROUGH * longest * float(torch.linalg.matrix_norm(self.inverse, 2))
+        return min(2 * self.radius, self.widest + slack)
+
+    @property
+    def _listed(self) -> bool:
+        return isinstance(self.domain, Vertices) and len(self.domain.points) <= MOST_VERTICES
 
     def __call__(self, x: Tensor) -> Tensor:
         """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""
@@ -115,8 +137,9 @@ def encoding(domain: Domain, shape: NoiseShape) -> Encoding:
 class MeanMechanism(ABC):
     """Releases the mean of n users' vectors, each a point of the domain, without bias; n is public.
 
-    ``estimate`` is the faithful path, from one vector for each user; ``estimate_counts`` draws the same law from
-    distinct points and how many users hold each. Points outside the domain are refused: see ``Domain.project``.
+    ``estimate`` is what is published, from one vector for each user; ``estimate_counts`` draws the same law from
+    distinct points and how many users hold each, for simulations: a generator's draws hide nobody. Points outside the
+    domain are refused: see ``Domain.project``.
 
     domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. Raises TypeError,
     ValueError where its range does not reach the whole domain.
@@ -146,26 +169,32 @@ class MeanMechanism(ABC):
         """The l_p error for n users; p: the shape's own where it is not given."""
         return NormError(self.noise_root(n), self.shape.p if p is None else p)
 
-    def estimate(self, x: Tensor, *, generator: torch.Generator) -> MeanEstimate:
-        """The private mean of x, (n, d), n >= 1. Raises ValueError for points outside the domain."""
+    def estimate(self, x: Tensor, *, noise: Noise | None = None) -> MeanEstimate:
+        """The private mean of x, (n, d), n >= 1; noise: the system's where None.
+
+        Raises TypeError, ValueError (for points outside the domain).
+        """
         x = admitted("x", x, self.domain, self.shape)
-        return self._estimate(self._total(x, checks.random_source(generator, x.device)), len(x))
+        return self._estimate(self._total(x, source(noise, x.device)), len(x))
 
     def estimate_counts(
         self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> MeanEstimate:
-        """The private mean of counts[j] users at points[j], (k, d); independent repetitions of ``sample_shape``."""
+        """The private mean of counts[j] users at points[j], (k, d); independent repetitions of ``sample_shape``.
+
+        Raises TypeError, ValueError.
+        """
         points = admitted("points", points, self.domain, self.shape)
         counts = checks.counts("counts", counts, len(points)).to(points.device)
         n = int(counts.sum())
         if n < 1:
             raise ValueError("counts must hold at least one user")
-        generator = checks.random_source(generator, points.device)
+        checks.random_source(generator, points.device)
         shape = checks.sample_shape(sample_shape)
         return self._estimate(self._total_counts(points, counts, shape, generator), n)
 
     @abstractmethod
-    def _total(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _total(self, x: Tensor, noise: Noise) -> Tensor:
         """Noisy sum of the encoded vectors of the users' x, (r,)."""
 
     @abstractmethod

@@ -24,7 +24,11 @@ def moment_norm(dimension: int, order: int, p: float = 2.0) -> float:
     Guarantees: at most Gamma_p.
     Source: Nikolov, Tang (2023), Theorem 26 with the uniform measure and D a multiple of I; Funk-Hecke for lambda_k.
     """
-    d, order, p = checks.integer("dimension", dimension, 1), checks.integer("order", order, 1), check_exponent(p)
+    d, order, p = (
+        checks.integer("dimension", dimension, 1),
+        checks.integer("order", order, 1, 1000),
+        check_exponent(p),
+    )
     return d ** (-order * (1 / 2 - 1 / p)) * _trace(d, order)
 
 
@@ -35,7 +39,8 @@ def moment_difference_norm(dimension: int, order: int, p: float = 2.0) -> float:
     Guarantees: at most Gamma_p.
     Source: as :func:`moment_norm`.
     """
-    return (2.0 if order % 2 else math.sqrt(2)) * moment_norm(dimension, order, p)
+    norm = moment_norm(dimension, order, p)
+    return (2.0 if order % 2 else math.sqrt(2)) * norm
 
 
 def paper_moment_norm(dimension: int, order: int, p: float = 2.0) -> tuple[float, float]:

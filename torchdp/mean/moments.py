@@ -15,6 +15,7 @@ from torchdp.mean.domain import Domain
 from torchdp.mean.mechanism import Encoding, admitted, encoding
 from torchdp.mean.noise_shape import NoiseShape
 from torchdp.mean.norm_error import normal_moment
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
@@ -104,15 +105,18 @@ class GaussianMoments:
             raise ValueError("p must be finite here; the largest entry has no such moment")
         return normal_moment(p) ** (1 / p) * float(torch.linalg.vector_norm(self.deviations(n), ord=p))
 
-    def estimate(self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
-        """The private moment of x, (n, d): (*sample_shape, d, ..., d), symmetric. Raises ValueError."""
+    def estimate(self, x: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
+        """The private moment of x, (n, d): (*sample_shape, d, ..., d), symmetric; noise: the system's where None.
+
+        sample_shape: repetitions, for simulations: each is a release of its own, and the guarantee is that of one.
+        Raises TypeError, ValueError.
+        """
         x = admitted("x", x, self.domain, self.shape)
         root = self.shape.root
         shape = (*checks.sample_shape(sample_shape), *(root.shape[1],) * self.order)
-        generator = checks.random_source(generator, x.device)
+        normals = source(noise, x.device).normal(shape)
         exact = sum(tensor_sum(u, self.order) for u in self.encoding.chunks(x)) / len(x)
-        noise = torch.randn(shape, dtype=root.dtype, device=root.device, generator=generator)
-        return apply_to_each(root, exact + self._scale(len(x)) * symmetrised(noise, self.order), self.order)
+        return apply_to_each(root, exact + self._scale(len(x)) * symmetrised(normals, self.order), self.order)
 
     def _scale(self, n: int) -> float:
         return self.multiplier * self.sensitivity / checks.integer("n", n, 1)

@@ -62,6 +62,8 @@ def _norm(z: Tensor, q: float) -> Tensor:
 
 def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
     """The nearest point to x (..., d) of {root u: ||u||_2 <= 1}: s_i^2 x_i / (s_i^2 + t), t by bisection."""
+    if not root.any():
+        return torch.zeros_like(x)
     U, S, _ = torch.linalg.svd(root.double(), full_matrices=False)
     kept = S > 1e-12 * S[0]
     U, S = U[:, kept], S[kept]

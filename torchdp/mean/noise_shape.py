@@ -10,8 +10,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import Certificate
 from torchdp.factorization.certificate import check_exponent
-from torchdp.mean.domain import Candidate, Domain, climb
-from torchdp.mean.evaluate import RANGE, dual_value, enclose
+from torchdp.mean.domain import Domain, climb
+from torchdp.mean.evaluate import dual_value, enclose, hull
 from torchdp.mean.generate import heavy, merged, on_points
 
 ROUNDS = 300  # calls of the oracle
@@ -19,7 +19,8 @@ PROGRESS = 0.02  # of the gap
 PATIENCE = 6  # rounds without a better bound
 SHARE = 0.25  # of tol: what the solver may lose on the points it has
 ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rounds
-ROUNDING, TINY = 1e-13, 1e-300  # a norm below this share of the largest coordinate is 0
+ROUNDING, RELATIVE, TINY = 1e-13, 1e-10, 1e-300  # of the largest coordinate, of the norm: what float64 may cost
+LARGEST = 1e100  # coordinates whose squares are far from the ends of float64
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
 
     p: in [2, inf]. tol: relative gap. Where the oracle is exact (``domain.factor`` 1) the gap gets below tol; else
     theory promises sqrt(domain.factor) - 1 for the best points, and the certificate says what it is.
-    Warns (RuntimeWarning) where the gap is above tol although the oracle is exact. Raises ValueError, TypeError.
+    Flat sets get flat ellipsoids, of the rank of K's affine hull (without shift, of its linear hull).
+    Warns (RuntimeWarning) where the gap is above tol although the oracle is exact. Raises ValueError, TypeError;
+    ArithmeticError where the bounds contradict each other by more than 1e-10 of the norm and 1e-13 of the largest
+    coordinate.
 
     Guarantees: certificate.lower <= Gamma_p(K) <= certificate.upper; K lies in the ellipsoid.
     Source: Nikolov, Tang (2023), Definition 2, Theorems 26 and 30.
@@ -88,15 +92,23 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
         raise TypeError(f"shift must be True or False, not {shift!r}")
     if not isinstance(domain, Domain):
         raise TypeError(f"domain must be a torchdp.mean.Domain, not {type(domain).__name__}")
-    middle = domain.middle if shift else torch.zeros_like(domain.spanning()[0])
     start = domain.spanning()
+    largest = float(start.abs().max())
+    if largest > 0 and not 1 / LARGEST <= largest <= LARGEST:
+        raise ValueError(
+            f"domain's coordinates are up to {largest:.1g}, out of 1e-100 to 1e100; change their unit"
+        )
+    middle = domain.middle if shift else torch.zeros_like(start[0])
+    basis = hull(start, start.mean(0) if middle is None else middle)
+    if basis.shape[1] == 0:
+        return _single(start, p)
     finest, proposal = SHARE * tol, domain.candidate(p, shift, SHARE * tol)
     tolerance = math.inf  # to which the proposal is the best around its points
     if proposal is None:
         tolerance = max(finest, ROUGH)
         proposal = on_points(start, middle, p, tolerance)
-    rounding = ROUNDING * float(start.abs().max())
-    best, holder = enclose(domain, proposal.root, proposal.centre, p), proposal
+    rounding = ROUNDING * largest
+    best, holder = enclose(domain, basis, proposal.root, proposal.centre, p), proposal
     lower, dual = dual_value(domain, proposal, p, shift), proposal
     latest, idle = best, 0
     for _ in range(ROUNDS):
@@ -109,17 +121,18 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
             if domain.factor > 1:
                 break  # the oracle finds nothing that would raise the lower bound
             finest /= 4
-        found = torch.cat([latest.found, _uphill(domain, proposal)])
+        found = torch.cat([latest.found, climb(domain, heavy(proposal), latest.inverse, proposal.centre, steps=5)])
         tolerance = max(finest, ROUGH * beyond, step / 4 if domain.factor > 1 else 0.0)
         proposal = on_points(merged(start, proposal, found, middle), middle, p, tolerance)
-        latest = enclose(domain, proposal.root, proposal.centre, p)
+        latest = enclose(domain, basis, proposal.root, proposal.centre, p)
         value, bound = latest.upper, dual_value(domain, proposal, p, shift)
         idle = 0 if value < best.upper * (1 - step) or bound > lower * (1 + step) else idle + 1
         if value < best.upper:
             best, holder = latest, proposal
         if bound > lower:
             lower, dual = bound, proposal
-    certificate = Certificate(*(start.new_tensor(value) for value in (best.upper, lower, best.residual)))
+    bounds = (start.new_tensor(value) for value in (best.upper, lower, best.residual))
+    certificate = Certificate(*bounds, rounding=rounding + RELATIVE * lower)
     if domain.factor == 1 and not best.upper <= lower * (1 + tol) + rounding:
         warnings.warn(
             f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {tol:.2e}; raise tol",
@@ -130,7 +143,9 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
     return NoiseShape(best.root, holder.centre, dual.points, weights, dual.row_weights, p, certificate)
 
 
-def _uphill(domain: Domain, proposal: Candidate) -> Tensor:
-    """Points of support, moved to the local maxima of the proposed ellipsoid's form near them."""
-    inverse = torch.linalg.pinv(proposal.root, rtol=RANGE)
-    return climb(domain, heavy(proposal), inverse.mT @ inverse, proposal.centre, steps=5)
+def _single(points: Tensor, p: float) -> NoiseShape:
+    """No noise around a single point."""
+    zero = points.new_zeros(())
+    certificate = Certificate(zero, zero, zero, rounding=0.0)
+    flat, rows = points.new_zeros(points.shape[1], 0), torch.ones_like(points[0])
+    return NoiseShape(flat, points[0], points[:1], points.new_ones(1), rows, p, certificate)

@@ -179,7 +179,7 @@ def _corners(n: int) -> Tensor:
 def _normal(rows: int, columns: int) -> Tensor:
     """Standard normals, always the same ones: a search repeats itself exactly."""
     generator = keyed_generator(b"torchdp.mean.relaxation")
-    return torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+    return torch.randn(rows, columns, dtype=torch.float64, device="cpu", generator=generator)
 
 
 def _signs(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class SchattenBall(Domain):
         Gamma_p = radius (rows columns)^{1/p} k^{max(0, 1/2 - 1/q)}:
     X -> S X T keeps the ball and the norm of the noise for signed permutations S and T, whose Kronecker products act
     irreducibly, so that the best covariance is a multiple of the identity.
-    Oracle: ||X||_F^2 <= radius^2 k^{max(0, 1 - 2/q)} and the largest eigenvalue of M; exact at the optimum, within
+    Oracle: ||X||_F^2 <= radius^2 k^{max(0, 1 - 2/q)} and the largest singular value of B; exact at the optimum, within
     k^{|1 - 2/q|} in general. Raises ValueError.
     Source: derived by symmetry; Nikolov, Tang (2023), Theorem 32 (5), (6) has a constant factor.
     """
@@ -60,14 +60,13 @@ class SchattenBall(Domain):
         """The largest Frobenius norm in the ball."""
         return self.radius * self.rank ** max(0.0, 1 / 2 - 1 / self.q)
 
-    def maximise(self, M: Tensor, centre: Tensor) -> Maximum:
-        """Points: the leading eigenvectors of M turned into extreme points, climbed by X <- best for M (X - C)."""
-        values, vectors = torch.linalg.eigh(M)
-        leading = self.radius * vectors.mT.flip(0)[:16]
-        X = climb(self, torch.cat([leading, -leading, self._patterns()[:16]]), M, centre)
-        points, value = best_first(torch.cat([X, self._patterns()]), M, centre, most=max(64, self.dimension))
-        offset = float(centre @ M @ centre)
-        upper = (float(values[-1].clamp_min(0)) ** 0.5 * self.longest + max(offset, 0.0) ** 0.5) ** 2
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        """Points: B's right singular vectors turned into extreme points, climbed by X <- best for B^T B (X - C)."""
+        _, S, Vh = torch.linalg.svd(B, full_matrices=False)
+        leading = self.radius * Vh[:16]
+        X = climb(self, torch.cat([leading, -leading, self._patterns()[:16]]), B, centre)
+        points, value = best_first(torch.cat([X, self._patterns()]), B, centre, most=max(64, self.dimension))
+        upper = (float(S[0]) * self.longest + float((B @ centre).norm())) ** 2
         return Maximum(points, value, max(value, upper))
 
     def spanning(self) -> Tensor:

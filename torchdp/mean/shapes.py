@@ -31,7 +31,7 @@ def difference_shape(domain: Domain, p: float, *, tol: float = 1e-4) -> NoiseSha
     Guarantees: its certificate bounds Gamma_p(K - K), or for a symmetric domain Gamma_p(K), half of that.
     Source: the proof of Theorem 15 in Nikolov, Tang (2023), which uses no more than the differences.
     """
-    if domain.middle is not None:
+    if checks.instance("domain", domain, Domain).middle is not None:
         return noise_shape(domain, p, tol=tol)
     if not isinstance(domain, Vertices):
         raise TypeError(f"domain must be a FiniteSet, a Polytope or symmetric, not a {type(domain).__name__}")

@@ -23,7 +23,6 @@ say what two groups' estimates mean. ``OneMessageTriples``, experimental, is the
 from torchdp.pairwise.choose import Candidate, Choice, choose, histograms
 from torchdp.pairwise.collection import Collection
 from torchdp.pairwise.comparison import Difference, compare, difference, of_population
-from torchdp.pairwise.fingerprint import fingerprint
 from torchdp.pairwise.hierarchical import HierarchicalAUC
 from torchdp.pairwise.interactive import InteractiveProtocol
 from torchdp.pairwise.journal import Journal, load, save
@@ -99,7 +98,6 @@ __all__ = [
     "difference",
     "distortion",
     "fewer_dimensions",
-    "fingerprint",
     "from_factors",
     "from_kernel",
     "histograms",

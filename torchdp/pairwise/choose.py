@@ -33,7 +33,7 @@ LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
 
 @dataclass(frozen=True)
 class Candidate:
-    """A protocol and its predicted root mean squared error: at the prior, or the largest over :func:`histograms`."""
+    """A protocol and its predicted root mean squared error: at the prior, or the largest of :func:`histograms`."""
 
     name: str
     protocol: PairwiseProtocol
@@ -66,6 +66,7 @@ def choose(
     *,
     prior: Tensor | None = None,
     rounds: int = 1,
+    search: bool = True,
 ) -> Choice:
     """The protocol of least predicted error for n users, among all of this package's that ask at most ``rounds`` times.
 
@@ -74,9 +75,10 @@ def choose(
     randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (means, up to
     64 types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, with bias.
 
-    statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users'
-    is like; None: the largest error over :func:`histograms`. rounds: 1, or 2 where users can be asked once more after
-    the first round's sums are published. Raises TypeError, ValueError.
+    statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
+    like; None: the largest error over the few :func:`histograms` tried, not over all. rounds: 1, or 2 where users can
+    be asked once more after the first round's sums are published. search: False leaves out the candidates that take
+    seconds, the trained kernels and the strategy. Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
@@ -98,11 +100,12 @@ def choose(
     ]
     if statistic.denominator is None:
         k = statistic.types
-        if k <= LARGEST_TRAINED and statistic.approximates is None:
+        if search and k <= LARGEST_TRAINED and statistic.approximates is None:
             trained = fewer_dimensions(statistic, n, epsilon, prior=h)
             if trained is not statistic:
                 protocols += _messages(f"rank {trained.dim}, ", trained, epsilon)
-        if k <= LARGEST_STRATEGY and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON and _varies(statistic):
+        small = search and k <= LARGEST_STRATEGY and _varies(statistic)
+        if small and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
             generator = keyed_generator(b"choose", statistic.points.device)
             reports = strategy_reports(statistic, n, epsilon, prior=h, generator=generator)
             protocols.append(("optimised strategy", reports))
@@ -118,8 +121,9 @@ def choose(
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:
-    """The histograms that an error without a prior is the worst of: (6, k), or (3, k) for a ratio.
+    """The histograms that a choice without a prior tries: (6, k), or (3, k) for a ratio.
 
+    The largest error over them may be well below that of the worst histogram, twice on a kernel with heavy tails.
     Uniform, Zipf (1/(x + 1)), Zipf from the other end, and, unless a ratio may lose its denominator, all users of the
     first, the middle and the last type.
     """

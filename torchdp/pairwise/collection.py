@@ -1,20 +1,17 @@
 """Messages that arrive in batches, added up as they come."""
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.fingerprint import fingerprint
+from torchdp.pairwise.batches import Batches
+from torchdp.pairwise.description import same
 from torchdp.pairwise.interactive import InteractiveProtocol
 from torchdp.pairwise.protocol import PairwiseEstimate, PairwiseProtocol
 from torchdp.privacy import Guarantee, Model
-from torchdp.randomness import keyed_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +28,7 @@ class Collection:
     """
 
     protocol: PairwiseProtocol
-    batches: Mapping[str, str] = field(repr=False)
+    batches: Batches = field(repr=False)
     n: int
     sums: tuple[Tensor, ...] = field(repr=False)
 
@@ -45,11 +42,7 @@ class Collection:
                 f"protocol must be one whose users send their messages each on their own; {type(protocol).__name__} "
                 "needs all its users at once: in batches it would estimate something else, or protect less"
             )
-        device = protocol.statistic.points.device
-        one_user = protocol.collect(
-            torch.zeros(1, dtype=torch.int64, device=device), generator=keyed_generator(b"layout", device)
-        )  # nobody's message: only its shapes and dtypes are taken
-        return Collection(protocol, MappingProxyType({}), 0, tuple(map(torch.zeros_like, one_user)))
+        return Collection(protocol, Batches(), 0, protocol.layout)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -64,19 +57,11 @@ class Collection:
         if not isinstance(name, str) or not name:
             raise ValueError(f"name must be a text that no other batch has, not {name!r}")
         n = checks.integer("n", n, 1)
-        if isinstance(sums, Tensor) or len(sums) != len(self.sums):
-            raise ValueError(f"sums must be {len(self.sums)} tensors, as protocol.collect returns them")
-        checked = []
-        for index, (given, own) in enumerate(zip(sums, self.sums, strict=True)):
-            what = f"sums[{index}]"
-            value = checks.floating(what, given)
-            if value.shape != own.shape:
-                raise ValueError(f"{what} must have shape {tuple(own.shape)}, not {tuple(value.shape)}")
-            if not own.is_floating_point() and given.is_floating_point():
-                raise TypeError(f"{what} must hold counts ({own.dtype}), not {given.dtype}")
-            checked.append(given.detach().to(own))
-        alone = Collection(self.protocol, {}, n, tuple(checked))
-        return Collection(self.protocol, MappingProxyType({name: digest(alone)}), n, alone.sums)
+        checked = self.protocol.check_sums(sums, n)
+        for index, (given, own) in enumerate(zip(checked, self.sums, strict=True)):
+            if given.shape != own.shape:
+                raise ValueError(f"sums[{index}] must have shape {tuple(own.shape)}, not {tuple(given.shape)}")
+        return Collection(self.protocol, Batches({name: digest(checked, n)}), n, checked)
 
     def add(self, name: str, sums: Sequence[Tensor], n: int) -> "Collection":
         """This collection and the batch; itself where the batch is in it already.
@@ -87,12 +72,12 @@ class Collection:
         return self.merge(self.batch(name, sums, n))
 
     def merge(self, *others: "Collection") -> "Collection":
-        """All batches of these collections, each counted once.
+        """All batches of these collections, each counted once. Their protocols may differ by rounding.
 
         Raises ValueError for another protocol, for one name with two contents, and for collections of several
         batches that share some but not all of them: their sums cannot be told apart.
         """
-        batches, n, sums = dict(self.batches), self.n, list(self.sums)
+        batches, n, sums = self.batches, self.n, self.sums
         for other in others:
             self._check_protocol(other)
             shared = [name for name in other.batches if name in batches]
@@ -109,12 +94,9 @@ class Collection:
                     f"the collections share {len(shared)} of {len(other.batches)} batches, such as {shared[0]!r}; "
                     "merge the batches one by one"
                 )
-            batches.update(other.batches)
-            n += other.n
-            sums = [a + b.to(a.device) for a, b in zip(sums, other.sums, strict=True)]
-        return self if len(batches) == len(self.batches) else Collection(
-            self.protocol, MappingProxyType(batches), n, tuple(sums)
-        )  # fmt: skip
+            batches, n = batches.with_(other.batches), n + other.n
+            sums = tuple(a + b.to(a.device) for a, b in zip(sums, other.sums, strict=True))
+        return self if len(batches) == len(self.batches) else Collection(self.protocol, batches, n, sums)
 
     def estimate(self) -> PairwiseEstimate:
         """The statistic of the users who have arrived, with its standard error. Raises ValueError below 2 users.
@@ -126,21 +108,17 @@ class Collection:
         return self.protocol.analyse(self.sums, self.n)
 
     def _check_protocol(self, other: "Collection") -> None:
-        if not isinstance(other, Collection):
-            raise TypeError(f"collections merge with collections, not with {type(other).__name__}")
-        same = other.protocol is self.protocol or fingerprint(other.protocol) == fingerprint(self.protocol)
-        if not same:
+        if not same(checks.instance("other", other, Collection).protocol, self.protocol):
             raise ValueError(
                 "collections of different protocols do not merge: the statistic, epsilon or the randomizer differs"
             )
 
 
-def content(collection: Collection) -> dict:
-    """n and sums as JSON values; doubles come back bit by bit."""
-    return {"n": collection.n, "sums": [each.tolist() for each in collection.sums]}
+def to_bytes(sums: Sequence[Tensor]) -> bytes:
+    """The sums one after another, bit by bit."""
+    return b"".join(each.detach().cpu().contiguous().numpy().tobytes() for each in sums)
 
 
-def digest(collection: Collection) -> str:
+def digest(sums: Sequence[Tensor], n: int) -> str:
     """SHA-256 of n and sums, 64 hex digits."""
-    text = json.dumps(content(collection), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(b"%d " % n + to_bytes(sums)).hexdigest()

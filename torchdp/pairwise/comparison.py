@@ -1,38 +1,43 @@
 """Two groups of users compared, and what the users of a collection say about the population they come from."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
+from scipy.optimize import linprog
 from scipy.special import ndtr
 from torch import Tensor
 
 from torchdp.pairwise.collection import Collection
-from torchdp.pairwise.fingerprint import fingerprint
-from torchdp.pairwise.protocol import PairwiseEstimate, score_interval
-from torchdp.pairwise.statistic import Pairs
+from torchdp.pairwise.description import same
+from torchdp.pairwise.interval import ErrorParts, distance, interval
+from torchdp.pairwise.projection import project
+from torchdp.pairwise.protocol import PairwiseEstimate
+from torchdp.pairwise.statistic import Form, Pairs
+
+LARGEST = 512  # types up to which the histogram of largest variance is sought
 
 
 @dataclass(frozen=True)
 class Difference:
     """The first group's statistic less the second's, with its standard error; as private as the two estimates.
 
-    slope: by how much the variance would grow for each unit by which the true difference exceeds the estimate.
+    error: the parts of both estimates' errors. limits: what the difference can be.
     """
 
     value: Tensor
     standard_error: Tensor
-    slope: Tensor | float = 0.0
+    error: ErrorParts
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Confidence interval of the true difference at this level."""
-        return score_interval(self.value, self.standard_error, self.slope, level)
+        return interval(self.value, self.error, level, self.limits)
 
     @property
     def p_value(self) -> Tensor:
         """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
-        square = self.standard_error.square()
-        at_zero = square - self.slope * self.value
-        z = self.value.abs() / torch.where(at_zero > 0, at_zero, square).sqrt()
+        z = distance(self.value, self.error)
         return torch.as_tensor(2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=self.value.device)
 
 
@@ -48,11 +53,10 @@ def difference(first: PairwiseEstimate, second: PairwiseEstimate) -> Difference:
     for name, value in (("first", first), ("second", second)):
         if not isinstance(value, PairwiseEstimate):
             raise TypeError(f"{name} must be a PairwiseEstimate, not {type(value).__name__}")
-    one, two = first.standard_error.square(), second.standard_error.square()
-    total = one + two
-    # The part of the difference's error that comes from each group, times that group's slope.
-    slope = torch.where(total > 0, (first.slope * one - second.slope * two) / total, 0.0)
-    return Difference(first.value - second.value, total.sqrt(), slope)
+    (low, high), (other_low, other_high) = first.limits, second.limits
+    error = (first.standard_error.square() + second.standard_error.square()).sqrt()
+    parts = first.parts.joined(second.parts.negated())
+    return Difference(first.value - second.value, error, parts, (low - other_high, high - other_low))
 
 
 def compare(first: Collection, second: Collection) -> Difference:
@@ -64,7 +68,7 @@ def compare(first: Collection, second: Collection) -> Difference:
     for name, value in (("first", first), ("second", second)):
         if not isinstance(value, Collection):
             raise TypeError(f"{name} must be a Collection, not {type(value).__name__}")
-    if fingerprint(first.protocol.statistic) != fingerprint(second.protocol.statistic):
+    if not same(first.protocol.statistic, second.protocol.statistic):
         raise ValueError("first and second must estimate the same statistic, with the same points")
     shared = first.batches.items() & second.batches.items()
     if shared:
@@ -78,25 +82,46 @@ def compare(first: Collection, second: Collection) -> Difference:
 def of_population(collection: Collection) -> PairwiseEstimate:
     """The estimate for the population from which the users are an independent sample, with a wider standard error.
 
-    To the variance of the noise it adds 2 (max f - m)(m - min f)/n, which bounds the variance of the users' own
-    U-statistic around its mean m whatever the population: at most 2/n times the variance of f (Hoeffding), and that
-    at most (max - m)(m - min) (Bhatia and Davis). For a ratio f is f - ratio g, to first order in 1/n. So intervals
-    cover at least as often as they say; the variance itself is not to be had from sums of messages.
+    To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2 Var f(X, Y) to first
+    order in 1/n, f_1(x) = E f(x, Y) = <u_x, J mean u>: for the mean vector that the messages give, moved to the hull of
+    the points, and the histogram of users with this mean vector that has the largest Var f_1 (up to 512 types; beyond,
+    its bound (max f_1 - m)(m - min f_1)). Var f counts as (max f - m)(m - min f). For a ratio f is f - ratio g.
     Raises ValueError for Pairs.ALL, whose mean depends on n.
     Source: Hoeffding (1948), Theorem 5.2; Bhatia, Davis (2000), Theorem 1.
     """
+    if not isinstance(collection, Collection):
+        raise TypeError(f"collection must be a Collection, not {type(collection).__name__}")
     protocol, estimate, n = collection.protocol, collection.estimate(), float(collection.n)
     statistic = protocol.statistic
     if statistic.pairs is not Pairs.DISTINCT:
         raise ValueError("statistic must have pairs=Pairs.DISTINCT: only that mean does not depend on n")
-    if statistic.denominator is None:
-        kernel, middle, below = statistic.kernel(statistic.form), estimate.value, torch.ones_like(estimate.value)
-    else:
+    form, below = statistic.form, torch.ones_like(estimate.value)
+    if statistic.denominator is not None:
         ratio = estimate.value - statistic.offset
-        kernel = statistic.kernel(statistic.form) - ratio * statistic.kernel(statistic.denominator)
-        middle, below = torch.zeros_like(ratio), protocol.pairs_mean(collection.sums, n, statistic.denominator)
-    spread = (kernel.max() - middle).clamp_min(0) * (middle - kernel.min()).clamp_min(0)
-    noise = estimate.standard_error.square()
-    total = noise + 2 * spread / n / below.square()
-    slope = torch.where(total > 0, estimate.slope * noise / total, 0.0)
-    return replace(estimate, standard_error=total.sqrt(), slope=slope)
+        below = protocol.pairs_mean(collection.sums, n, statistic.denominator)
+        form = Form(
+            form.weights - ratio * statistic.denominator.weights,
+            form.constant - float(ratio) * statistic.denominator.constant,
+        )
+    near = project(statistic.points, protocol.mean_point(collection.sums, n), tol=1e-5, most_steps=300)
+    kernel, first = statistic.kernel(form), statistic.points @ (form.weights * near.point) + form.constant
+    middle = near.weights @ first
+    both = (kernel.max() - middle) * (middle - kernel.min())
+    sampling = (4 * _largest_variance(statistic.points, near.weights, first) + 2 * both / n) / n / below.square()
+    return replace(
+        estimate,
+        standard_error=(estimate.standard_error.square() + sampling).sqrt(),
+        error=estimate.parts.joined(ErrorParts.normal(sampling)),
+    )
+
+
+def _largest_variance(points: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+    """The largest variance of values (k,) under a histogram whose mean vector is that of ``weights`` (k,)."""
+    middle = weights @ values
+    squares = (values - middle).square()
+    if len(values) > LARGEST:
+        return (values.max() - middle) * (middle - values.min())
+    lines = torch.cat([points.mT, torch.ones_like(values)[None]]).cpu()
+    found = linprog(-squares.cpu().numpy(), A_eq=lines.numpy(), b_eq=(lines @ weights.cpu()).numpy())
+    own = weights @ squares
+    return torch.maximum(own, own.new_tensor(-found.fun)) if found.success else own

@@ -1,6 +1,7 @@
 """The baseline for AUC: histograms of the two classes at every level of a binary tree over the scores."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import OptimizedUnaryEncoding
 from torchdp.randomizers.base import user_counts
@@ -47,13 +49,15 @@ class HierarchicalAUC:
         """k."""
         return 2**self.levels
 
-    def collect(self, scores: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """One class: the tally of each level, from users with these scores (n,)."""
+    def collect(self, scores: Tensor, *, noise: Noise | None = None) -> tuple[Tensor, ...]:
+        """One class: the tally of each level, from users with these scores (n,). noise: the system's where None."""
         scores = checks.indices("scores", scores, self.types)
-        generator = checks.random_source(generator, scores.device)
-        level = torch.randint(1, self.levels + 1, scores.shape, device=scores.device, generator=generator)
+        if scores.ndim != 1 or len(scores) < 1:
+            raise ValueError(f"scores must have shape (n,) with n >= 1 users, not {tuple(scores.shape)}")
+        noise = source(noise, scores.device)
+        level = noise.below(self.levels, tuple(scores.shape)) + 1
         return tuple(
-            self._oracle(each).collect(scores[level == each] >> (self.levels - each), generator=generator)
+            self._oracle(each).collect(scores[level == each] >> (self.levels - each), noise=noise)
             for each in range(1, self.levels + 1)
         )
 
@@ -78,7 +82,13 @@ class HierarchicalAUC:
         return tuple(tallies)
 
     def analyse(self, negatives: tuple[Tensor, ...], positives: tuple[Tensor, ...]) -> Tensor:
-        """AUC from what ``collect`` returned for each class; NaN where a level has no users of one class."""
+        """AUC from what ``collect`` returned for each class; NaN where a level has no users of one class.
+
+        Raises ValueError, TypeError for tallies that no users can have sent.
+        """
+        negatives, positives = (
+            self._tallies(*each) for each in (("negatives", negatives), ("positives", positives))
+        )
         total, active = torch.zeros(()), torch.ones((), dtype=torch.bool)
         for level, both in enumerate(zip(negatives, positives, strict=True), 1):
             oracle = self._oracle(level)
@@ -95,6 +105,24 @@ class HierarchicalAUC:
             ends = reached if level == self.levels else reached & ~active
             total = total + torch.where(ends, minus * plus, 0.0).sum(-1) / 2
         return total
+
+    def _tallies(self, name: str, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """One class's tallies, checked: (..., 2^l + 1) of whole numbers, none above the last one, the users."""
+        if isinstance(given, Tensor) or not isinstance(given, Sequence) or len(given) != self.levels:
+            raise ValueError(f"{name} must be {self.levels} tallies, as collect returns them")
+        for level, tally in enumerate(given, 1):
+            checks.floating(f"{name}[{level - 1}]", tally)
+            if tally.is_floating_point():
+                raise TypeError(f"{name}[{level - 1}] must hold counts, not {tally.dtype}")
+            if tally.ndim == 0 or tally.shape[-1] != 2**level + 1:
+                raise ValueError(
+                    f"{name}[{level - 1}] must have shape (..., {2**level + 1}), not {(*tally.shape,)}"
+                )
+            if bool(((tally < 0) | (tally > tally[..., -1:])).any()):
+                raise ValueError(
+                    f"{name}[{level - 1}] holds a count that is negative or above the number of users"
+                )
+        return tuple(given)
 
     def predicted_mse(self, negatives: Tensor, positives: Tensor) -> float:
         """Approximate mean squared error without pruning, for counts (k,) of each class.

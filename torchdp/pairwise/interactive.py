@@ -1,15 +1,16 @@
 """Protocols in rounds: users first send noisy vectors, then answer what the analyst asks about their own vector."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from torchdp.pairwise.messages import NUMBERS_AT_ONCE
+from torchdp.noise import Noise
+from torchdp.pairwise.messages import NUMBERS_AT_ONCE, ROUNDING
 from torchdp.pairwise.protocol import AggregateProtocol
+from torchdp.pairwise.protocol import reach as reach_of
 from torchdp.pairwise.rounds import Question, Round, Transcript
 from torchdp.pairwise.scalar import ScalarResponse, scalar_response
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
@@ -89,27 +90,41 @@ class InteractiveProtocol(AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        points = self.statistic.points
+        vectors = tuple(points.new_zeros(points.shape[1]) for _ in self.vector_budgets)
+        return (*vectors, *(points.new_zeros(()) for _ in self.answer_budgets))
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        vectors = len(self.vector_budgets)
+        found = [
+            reach_of(total, n, self.statistic.radius, each.moments.variance)
+            for total, each in zip(sums[:vectors], self.randomizers, strict=True)
+        ]
+        for total, response in zip(sums[vectors:], self.responses, strict=True):
+            most = n * response.largest * (1 + ROUNDING)
+            found.append(f"an answer is above {most:.3g}" if bool((total.abs() > most).any()) else None)
+        return next((each for each in found if each), None)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """Sums over users of all messages: vectors (r,), then answers ()."""
         points, n = self.statistic.points, float(len(types))
         counts = torch.bincount(types, minlength=len(points))
-        vectors = tuple(each.collect(points, counts, generator=generator) for each in self.randomizers)
+        vectors = tuple(each.collect(points, counts, noise=noise) for each in self.randomizers)
         questions, _ = self.publish(tuple(each / n for each in vectors), n, self.statistic.form)
         answers = []
         for question, response in zip(questions, self.responses, strict=True):
             shown, total = question.shown(points), points.new_zeros(())
             for some in types.split(NUMBERS_AT_ONCE):
-                total += response.sample(shown[some], generator=generator).sum()
+                total += response.sample(shown[some], noise=noise).sum()
             answers.append(total)
         return (*vectors, *answers)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         points, n = self.statistic.points, float(counts.sum())
         vectors = tuple(
-            each.sample_sum(points, counts, generator=generator, sample_shape=sample_shape)
-            for each in self.randomizers
+            each.sample_sum(points, counts, generator=generator, sample_shape=shape) for each in self.randomizers
         )
         questions, _ = self.publish(tuple(each / n for each in vectors), n, self.statistic.form)
         answers = tuple(
@@ -177,6 +192,9 @@ class InteractiveProtocol(AggregateProtocol):
         missed = sum((each.vector @ mean for each in questions), offset) - (form.weights * mean.square()).sum()
         answers = self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
         return self.published_variance(counts, form) + answers
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0] / n
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """From the messages alone; a little too large, because the users' values enter by their mean.

@@ -1,264 +1,299 @@
-"""A collection on disk that survives crashes: an append-only file, one line for each batch.
+"""A collection on disk, in one SQLite file: the protocol, and a row for each batch, chained by checksums.
 
-A line is the SHA-256 of its JSON and the JSON. The first one names the format and the protocol's fingerprint. A batch
-is acknowledged after fsync, so what a crash can leave behind is one torn last line, of a batch that was not
-acknowledged: it is dropped, and its retry counts. Damage anywhere else is an error, not a smaller collection.
+What ``add`` acknowledges is in the file for good: a row and the new end of the chain are written in one transaction
+and synchronised. The checksum of a row covers all rows before it, so no damage can pass for a smaller collection.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
-import warnings
-from collections.abc import Sequence
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from torchdp.pairwise.collection import Collection, content
-from torchdp.pairwise.fingerprint import fingerprint
+from torchdp import checks
+from torchdp.pairwise.batches import Batches
+from torchdp.pairwise.collection import Collection, to_bytes
+from torchdp.pairwise.description import described, difference, made
 from torchdp.pairwise.protocol import PairwiseEstimate, PairwiseProtocol
 
-FORMAT = "torchdp.pairwise.journal/1"
-AT_ONCE = 1000  # records held in memory while a file is read
+FORMAT = "torchdp.pairwise.journal/2"
+OLD = b'"format":"torchdp.pairwise.journal/1"'
+PATIENCE = 60.0  # seconds to wait for the batches of other processes
+KEPT = "batches already counted in it are kept"
+ROLLBACK_HEADER = 28  # bytes; zeros once a transaction has been committed
+TABLES = [
+    "CREATE TABLE header (format TEXT NOT NULL, protocol BLOB NOT NULL, checksum BLOB NOT NULL)",
+    "CREATE TABLE batches (id INTEGER PRIMARY KEY, names TEXT NOT NULL, n INTEGER NOT NULL, sums BLOB NOT NULL, "
+    "checksum BLOB NOT NULL)",
+    "CREATE TABLE ends (batches INTEGER NOT NULL, checksum BLOB NOT NULL)",
+]
+CODES = {  # what the system refuses; all else that SQLite complains about is damage
+    sqlite3.SQLITE_BUSY: errno.ETIMEDOUT,
+    sqlite3.SQLITE_CANTOPEN: errno.EIO,
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_READONLY: errno.EACCES,
+}
+
+_turn = (
+    threading.RLock()
+)  # nobody forks inside a transaction: a child would believe that it held its parent's locks
+
+
+def _fresh_turn() -> None:
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _turn.acquire(), after_in_parent=lambda: _turn.release(), after_in_child=_fresh_turn
+    )
 
 
 class Journal:
-    """A collection that is kept in a file, by one process at a time.
+    """A collection that is kept in a file, by any number of threads and processes at once.
 
-    >>> with Journal("ballot.jsonl", protocol) as journal:  # doctest: +SKIP
-    ...     journal.add("monday-0001", protocol.tally(messages), len(messages))
-    ...     print(journal.estimate().interval())
+    >>> journal = Journal("ballot.db", protocol)  # doctest: +SKIP
+    >>> journal.add("monday-0001", protocol.tally(messages), len(messages))  # doctest: +SKIP
+    >>> print(journal.estimate().interval())  # doctest: +SKIP
 
     ``add`` and ``merge`` return once the batch is on the disk; if they raise, or the process dies before they return,
-    send the batch again under its name: it is counted once. Holds sums of messages and names of batches, no more.
-    path: made if it is missing, continued if it is there. Raises OSError that names the path, also where another
-    process holds the journal; ValueError for another protocol or a damaged file.
+    send the batch again under its name: it is counted once. Holds the protocol, sums of messages and names of batches,
+    no more. Nothing stays open between two calls: threads, forked and spawned processes may use it, by any path that
+    leads to the file through symbolic links. The disk must be local, or one whose file locks work; while processes
+    write, copy with ``save(load(path), copy)``.
+
+    path: made if it is missing, continued if it is there. protocol: None takes the one in the file.
+    ``protocol`` of a journal is that of the file, which another processor or number of threads would compute with other
+    last digits: a given protocol may differ from it by rounding.
+    Raises OSError that names the path; ValueError for another protocol, a damaged file or one that is no journal, and
+    leaves it as it is.
     """
 
-    def __init__(self, path: str | os.PathLike[str], protocol: PairwiseProtocol) -> None:
-        import fcntl  # not on every system; the rest of the package works without
+    def __init__(self, path: str | os.PathLike[str], protocol: PairwiseProtocol | None = None) -> None:
+        self.path = Path(path).absolute()
+        given = None if protocol is None else Collection.empty(protocol)
+        with _turn, self._explained():
+            if given is not None:
+                _make_folder(self.path.parent)
+            new = self._unwritten(given is None)
+            with self._transaction("IMMEDIATE" if new else "DEFERRED", "rwc" if new else "rw") as db:
+                if protocol is not None and not self.path.stat().st_size:
+                    _begin(db, protocol)
+                self._header = self._checked_header(db)
+                self._collection = self._empty(given)
+                self._rows, self._end = 0, self._header[-1]
+                self._read(db)
 
-        self.path = Path(path)
-        empty = Collection.empty(protocol)
-        self._file: int | None = None
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock: int | None = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise _explained(error, self.path) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            self.collection, self._end = _replay(self.path, empty)
-            os.ftruncate(self._file, self._end)
-            if not self._end:
-                self._append(_header(protocol))
-                _sync_folder(self.path)
-            os.fsync(self._file)  # a line that a killed process wrote may not be on the disk, and now counts
-        except BlockingIOError as error:
-            self.close()
-            raise OSError(error.errno, "another process collects into this journal", str(self.path)) from error
-        except OSError as error:
-            self.close()
-            raise _explained(error, self.path) from error
-        except BaseException:
-            self.close()
-            raise
+    @property
+    def protocol(self) -> PairwiseProtocol:
+        """That of the file."""
+        return self._collection.protocol
+
+    @property
+    def collection(self) -> Collection:
+        """All batches in the file now, whoever added them. Raises OSError, ValueError."""
+        with self._transaction("DEFERRED") as db:
+            return self._read(db)
 
     def add(self, name: str, sums: Sequence[Tensor], n: int) -> Collection:
-        """Counts the batch, on the disk, then in ``collection``; see ``Collection.add``. Raises OSError."""
-        return self.merge(self.collection.batch(name, sums, n))
+        """Counts the batch, on the disk; returns ``collection``. See ``Collection.add``. Raises OSError."""
+        return self.merge(self._collection.batch(name, sums, n))
 
     def merge(self, other: Collection) -> Collection:
-        """Counts all batches of another collection as one record; see ``Collection.merge``. Raises OSError."""
-        merged = self.collection.merge(other)
-        if merged is not self.collection:
-            try:
-                self._append(_record(other))
-            except OSError as error:
-                raise _explained(error, self.path) from error
-            self.collection = merged
+        """Counts all batches of another collection as one row; see ``Collection.merge``. Raises OSError."""
+        checks.instance("other", other, Collection)
+        with _turn:
+            with self._transaction("IMMEDIATE") as db:
+                before = self._read(db)
+                merged = before.merge(other)
+                if merged is before:
+                    return merged
+                sums = to_bytes([each.to(own) for each, own in zip(other.sums, before.sums, strict=True)])
+                row = json.dumps(dict(other.batches)), other.n, sums
+                end = _chained(self._end, *row)
+                db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", (self._rows + 1, *row, end))
+                db.execute("UPDATE ends SET batches = ?, checksum = ?", (self._rows + 1, end))
+            self._collection, self._rows, self._end = merged, self._rows + 1, end
         return merged
 
     def estimate(self) -> PairwiseEstimate:
         """See ``Collection.estimate``."""
         return self.collection.estimate()
 
-    def compact(self) -> None:
-        """Rewrites the file as one record: all sums in one, and every batch's name. Raises OSError."""
-        old = self._check_open()
-        save(self.collection, self.path)
-        os.close(old)
+    def _checked_header(self, db: sqlite3.Connection) -> tuple[str, bytes, bytes]:
+        """(format, protocol, checksum of both: the start of the chain)."""
+        if [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")] != TABLES:
+            raise ValueError(f"{self.path} is not a journal, or damaged: its tables are others")
+        headers = db.execute("SELECT * FROM header").fetchall()
+        if len(headers) != 1 or _chained(b"", *headers[0][:-1]) != headers[0][-1]:
+            raise self._damaged("its header")
+        return headers[0]
+
+    def _empty(self, given: Collection | None) -> Collection:
+        """Before the first batch, under the protocol of the file."""
+        if self._header[0] != FORMAT:
+            raise ValueError(f"{self.path} is a journal of format {self._header[0]!r}, not {FORMAT!r}")
+        stored, classes, device = (
+            json.loads(zlib.decompress(self._header[1])),
+            dict[str, type](),
+            torch.device("cpu"),
+        )
+        if given is not None:
+            apart, device = difference(stored, described(given.protocol, classes)), given.sums[0].device
+            if apart is not None:
+                raise ValueError(
+                    f"{self.path} belongs to another protocol: {apart} differs; where a factorization came out "
+                    "otherwise on other hardware, open it without a protocol and use journal.protocol"
+                )
         try:
-            self._file = os.open(self.path, os.O_RDWR)
-            self._end = os.fstat(self._file).st_size
+            return Collection.empty(made(stored, classes, device))
+        except TypeError as error:
+            raise ValueError(f"{self.path}: another version of torchdp wrote its protocol ({error})") from error
+
+    def _read(self, db: sqlite3.Connection) -> Collection:
+        """The collection with the rows that this object has not seen, each checked."""
+        if self._checked_header(db) != self._header:
+            raise ValueError(f"{self.path} was replaced by another journal; open it anew")
+        total, rows, end = self._collection, self._rows, self._end
+        found = db.execute("SELECT * FROM batches WHERE id >= ? ORDER BY id", (rows,))
+        if rows and next(found, [None])[-1] != end:
+            raise self._damaged(f"row {rows}")
+        for number, *row, checksum in found:
+            rows, end = rows + 1, _chained(end, *row)
+            if number != rows or checksum != end:
+                raise self._damaged(f"row {rows}")
+            names, n, data = row
+            total = total.merge(Collection(self.protocol, Batches(json.loads(names)), n, self._sums(data)))
+        if db.execute("SELECT * FROM ends").fetchall() != [(rows, end)]:
+            raise self._damaged(f"its end is not row {rows}")
+        self._collection, self._rows, self._end = total, rows, end
+        return total
+
+    def _sums(self, data: bytes) -> tuple[Tensor, ...]:
+        sums, start = [], 0
+        for own in self._collection.sums:
+            part = bytearray(data[start : start + own.numel() * own.element_size()])
+            sums.append(torch.frombuffer(part, dtype=own.dtype).view(own.shape).to(own.device))
+            start += len(part)
+        return tuple(sums)
+
+    @contextmanager
+    def _transaction(self, kind: str, mode: str = "rw") -> Iterator[sqlite3.Connection]:
+        """A connection of its own, for as long as the transaction; what is not committed is rolled back."""
+        with _turn, self._explained():
+            if self.path.is_file() and self.path.stat().st_nlink > 1:
+                raise ValueError(
+                    f"{self.path} has several hard links; after a crash, one of them would not find the rollback "
+                    "journal of the other: copy the file, or use a symbolic link"
+                )
+            target = f"{self.path.as_uri()}?mode={mode}"
+            with closing(sqlite3.connect(target, timeout=PATIENCE, isolation_level=None, uri=True)) as db:
+                for setting in ("synchronous = FULL", "fullfsync = ON", "journal_mode = PERSIST"):
+                    db.execute(f"PRAGMA {setting}")
+                db.execute(f"BEGIN {kind}")
+                yield db
+                db.execute("COMMIT")
+
+    def _unwritten(self, must_exist: bool) -> bool:
+        """Whether nothing was ever committed to the file."""
+        if must_exist and not self.path.stat().st_size:
+            raise ValueError(f"{self.path} is empty: no collection was written to it")
+        rollback = Path(f"{self.path.resolve()}-journal")
+        start = rollback.read_bytes()[:ROLLBACK_HEADER] if rollback.exists() else b""
+        if self.path.exists() and self.path.stat().st_size:
+            return False
+        if self.path.exists() and start == bytes(ROLLBACK_HEADER):
+            raise self._damaged(f"it is empty, but {rollback.name} says that batches were written")
+        return True
+
+    def _damaged(self, what: str) -> ValueError:
+        return ValueError(f"{self.path} is damaged ({what}); it is left as it is: restore a backup")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's errors, and the system's, as errors that name the path."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = CODES.get(getattr(error, "sqlite_errorcode", -1) & 0xFF)
+            if code is None and OLD in _beginning(self.path):
+                raise ValueError(
+                    f"{self.path} is a journal of an older format, which this version does not read: begin a new "
+                    "file and send the batches again under their names"
+                ) from error
+            if code is None:
+                raise ValueError(
+                    f"{self.path} is not a journal, or damaged ({error}); it is left as it is"
+                ) from error
+            raise OSError(code, f"{error}; {KEPT}", str(self.path)) from error
         except OSError as error:
-            self.close()
-            raise _explained(error, self.path) from error
-
-    def close(self) -> None:
-        """Lets another process collect. Nothing is lost by not closing."""
-        for descriptor in (self._file, self._lock):
-            if descriptor is not None:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-        self._file = self._lock = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _check_open(self) -> int:
-        if self._file is None:
-            raise ValueError(f"the journal {self.path} is closed; open it again")
-        return self._file
-
-    def _append(self, line: bytes) -> None:
-        file = self._check_open()
-        try:
-            written = os.pwrite(file, line, self._end)
-            if written < len(line):
-                raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes fitted; is the disk full?")
-            os.fsync(file)
-        except OSError:
-            try:
-                os.ftruncate(file, self._end)
-                os.fsync(file)
-            except OSError:  # what is on the disk is no longer known: only reading it again can tell
-                self.close()
-            raise
-        self._end += len(line)
+            if KEPT in str(error):
+                raise
+            raise OSError(error.errno, f"{error.strerror or error}; {KEPT}", str(self.path)) from error
 
 
 def save(collection: Collection, path: str | os.PathLike[str]) -> None:
-    """Writes a collection as a journal of one record, all of it or nothing; replaces a file that is there.
+    """Adds a collection, as one row, to the journal at ``path``, which is made if it is missing. See ``Journal``."""
+    Journal(path, checks.instance("collection", collection, Collection).protocol).merge(collection)
 
-    Not for a path that a Journal holds open. Raises OSError that names the path.
-    """
-    path = Path(path)
-    temporary = Path(f"{path}.{os.getpid()}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+def load(path: str | os.PathLike[str], protocol: PairwiseProtocol | None = None) -> Collection:
+    """The collection in a journal's file, which may grow meanwhile. As ``Journal``; makes no file."""
+    os.stat(path)
+    return Journal(path, protocol).collection
+
+
+def _begin(db: sqlite3.Connection, protocol: PairwiseProtocol) -> None:
+    """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its fields."""
+    classes: dict[str, type] = {}
+    written = described(protocol, classes)
+    if difference(written, described(made(written, classes))) is not None:
+        raise TypeError(f"protocol must be made from its fields alone, as {type(protocol).__name__} is not")
+    packed = zlib.compress(json.dumps(written).encode(), 1)
+    start = _chained(b"", FORMAT, packed)
+    for table in TABLES:
+        db.execute(table)
+    db.execute("INSERT INTO header VALUES (?, ?, ?)", (FORMAT, packed, start))
+    db.execute("INSERT INTO ends VALUES (0, ?)", (start,))
+
+
+def _chained(end: bytes, *parts: str | int | bytes) -> bytes:
+    """The checksum of these parts and all before them."""
+    hashed = hashlib.sha256(end)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        hashed.update(b"%s %d\n" % (type(part).__name__.encode(), len(data)))
+        hashed.update(data)
+    return hashed.digest()
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes the folder and those above it; their names are on the disk."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing if os.name == "posix" else []:
+        descriptor = os.open(each.parent, os.O_RDONLY)
         try:
-            with open(temporary, "wb") as file:
-                file.write(_header(collection.protocol))
-                if collection.batches:
-                    file.write(_record(collection))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.fsync(descriptor)
         finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path)
-    except OSError as error:
-        raise _explained(error, path) from error
+            os.close(descriptor)
 
 
-def load(path: str | os.PathLike[str], protocol: PairwiseProtocol) -> Collection:
-    """The collection in a file, whether ``save`` or a Journal wrote it; it may be read while a Journal grows.
-
-    A torn last line is left out, with a RuntimeWarning. Raises OSError; ValueError for another protocol or damage.
-    """
-    collection, end = _replay(Path(path), Collection.empty(protocol))
-    if not end:
-        raise ValueError(f"{path} is empty: no collection was written to it")
-    return collection
-
-
-def _replay(path: Path, empty: Collection) -> tuple[Collection, int]:
-    """The collection in the file and where its last intact line ends (0: not even the first line is there)."""
-    total, fresh = empty, []
-    end, position, torn, start = 0, 0, 0, b""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            position += len(line)
-            start = start or line
-            body = _decode(line)
-            if body is None:
-                torn = torn or number
-                continue
-            if torn:
-                raise ValueError(
-                    f"{path}, line {torn}: damaged, with intact lines after it, so no crash did this; restore the "
-                    "file from a backup, or take the line out and send its batch again"
-                )
-            if number == 1:
-                _check_header(body, path, empty.protocol)
-            else:
-                fresh.append(_collection(body, path, number, empty))
-            if len(fresh) == AT_ONCE:
-                total, fresh = total.merge(*fresh), []
-            end = position
-    if not end and not _header(empty.protocol).startswith(start.rstrip(b"\0")):
-        raise ValueError(f"{path} is not a journal of this protocol, not even a torn one: it is left as it is")
-    if position > end:
-        warnings.warn(
-            f"{path}: left out a torn last line ({position - end} bytes), of a batch that was not acknowledged; "
-            "send it again",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return total.merge(*fresh), end
-
-
-def _check_header(body: dict[str, Any], path: Path, protocol: PairwiseProtocol) -> None:
-    if body.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a journal of format {FORMAT}")
-    if body.get("protocol") != fingerprint(protocol):
-        raise ValueError(
-            f"{path} belongs to another protocol: the statistic, epsilon or the randomizer differs from the one given"
-        )
-
-
-def _header(protocol: PairwiseProtocol) -> bytes:
-    return _encode({"format": FORMAT, "protocol": fingerprint(protocol)})
-
-
-def _record(collection: Collection) -> bytes:
-    return _encode({"batches": dict(collection.batches), **content(collection)})
-
-
-def _collection(body: dict[str, Any], path: Path, number: int, empty: Collection) -> Collection:
-    sums = tuple(
-        torch.tensor(values, dtype=own.dtype, device=own.device)
-        for values, own in zip(body["sums"], empty.sums, strict=True)
-    )
-    if any(each.shape != own.shape for each, own in zip(sums, empty.sums, strict=True)):
-        raise ValueError(f"{path}, line {number}: sums of another shape than this protocol's")
-    return Collection(empty.protocol, MappingProxyType(body["batches"]), body["n"], sums)
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    return hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"
-
-
-def _decode(line: bytes) -> dict[str, Any] | None:
-    """The body of one whole line; None if a byte is missing or changed."""
-    checksum, _, text = line.removesuffix(b"\n").partition(b" ")
-    if not line.endswith(b"\n") or hashlib.sha256(text).hexdigest().encode() != checksum:
-        return None
-    return json.loads(text)
-
-
-def _sync_folder(path: Path) -> None:
-    """The file's name is on the disk too."""
-    descriptor = os.open(path.parent, os.O_RDONLY)
+def _beginning(path: Path) -> bytes:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _explained(error: OSError, path: Path) -> OSError:
-    message = f"cannot write to the collection ({error.strerror}); batches already counted in it are kept"
-    return OSError(error.errno, message, str(path))
+        with open(path, "rb") as file:
+            return file.read(200)
+    except OSError:
+        return b""

@@ -1,6 +1,5 @@
 """Protocols whose messages are noisy vectors: two messages at half the budget, and one at the full budget."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -8,12 +7,15 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchdp.noise import Noise
+from torchdp.pairwise.interval import ErrorParts
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
-from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
+from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol, reach
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
 from torchdp.randomizers import PrivUnit, PrivUnitG
 
+ROUNDING = 1e-9  # of sums over users
 NUMBERS_AT_ONCE = 2**22  # of message coordinates held in memory by the per-user path
 
 
@@ -46,22 +48,28 @@ class TwoMessage(AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return tuple(self.statistic.points.new_zeros(2, self.statistic.dim))
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        v = self.randomizer.moments.variance
+        return reach(torch.stack(sums), n, self.statistic.radius, v)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the first messages, sum of the second), each (r,)."""
         points, counts = self.statistic.points, torch.bincount(types, minlength=self.statistic.types)
-        first, second = (self.randomizer.collect(points, counts, generator=generator) for _ in range(2))
+        first, second = (self.randomizer.collect(points, counts, noise=noise) for _ in range(2))
         return first, second
 
     def tally(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the two messages of some users, each (n, r)."""
         return self.randomizer.decode_sum(first), self.randomizer.decode_sum(second)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         draw = self.randomizer.sample_sum
         points = self.statistic.points
-        return tuple(draw(points, counts, generator=generator, sample_shape=sample_shape) for _ in range(2))
+        return tuple(draw(points, counts, generator=generator, sample_shape=shape) for _ in range(2))
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         first, second = sums
@@ -76,8 +84,12 @@ class TwoMessage(AggregateProtocol):
         squares = 2 * (form.weights.square() * first * second).sum(-1)
         return self._variance(squares.clamp_min(0), n, form)
 
-    def variance_slope(self, n: float, form: Form) -> Tensor:
-        return 2 * self.randomizer.moments.variance / n * _common(form.weights)
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return (sums[0] + sums[1]) / (2 * n)
+
+    def mean_error(self, sums: tuple[Tensor, ...], n: float, form: Form) -> ErrorParts:
+        first, second = sums
+        return _weight_parts(2 * self.randomizer.moments.variance / n, first * second / n**2, form.weights, 4)
 
     def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
         """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
@@ -135,20 +147,25 @@ class OneMessage(SingleMessage, AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return (self.statistic.points.new_zeros(self.statistic.dim),)
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        return reach(sums[0], n, self.statistic.radius, self.randomizer.moments.variance)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the messages,), (r,)."""
         counts = torch.bincount(types, minlength=self.statistic.types)
-        return (self.randomizer.collect(self.statistic.points, counts, generator=generator),)
+        return (self.randomizer.collect(self.statistic.points, counts, noise=noise),)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, (n, r)."""
         return (self.randomizer.decode_sum(messages),)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         points = self.statistic.points
-        return (self.randomizer.sample_sum(points, counts, generator=generator, sample_shape=sample_shape),)
+        return (self.randomizer.sample_sum(points, counts, generator=generator, sample_shape=shape),)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         v = self.randomizer.moments.variance
@@ -169,8 +186,12 @@ class OneMessage(SingleMessage, AggregateProtocol):
         noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
         return self._variance(((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0), n, form)
 
-    def variance_slope(self, n: float, form: Form) -> Tensor:
-        return 4 * self.randomizer.moments.variance / n * _common(form.weights)
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0] / n
+
+    def mean_error(self, sums: tuple[Tensor, ...], n: float, form: Form) -> ErrorParts:
+        v = self.randomizer.moments.variance / n
+        return _weight_parts(4 * v, sums[0].square() / n**2 - v, form.weights, 8)
 
     def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
         v = self.randomizer.moments.variance
@@ -194,13 +215,24 @@ class OneMessagePairs(SingleMessage):
     def native_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return tuple(self.statistic.points.new_zeros(2, self.statistic.dim))
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        total, squares = sums
+        if bool((squares * n < total.square() * (1 - ROUNDING)).any()):
+            return "the squares add up to less than the square of the sum over n"
+        radius, v = self.statistic.radius, self.randomizer.moments.variance
+        return reach(total, n, radius, v) or reach(squares.sqrt(), n, radius, v)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the messages, sum of the squares of their coordinates), each (r,); some users at a time."""
         points = self.statistic.points
         total, squares = points.new_zeros((2, points.shape[1]), dtype=torch.float64)
         with tqdm(total=len(types), unit="user", unit_scale=True, delay=2, leave=False, disable=None) as bar:
             for some in types.split(max(1, NUMBERS_AT_ONCE // points.shape[1])):
-                part = self.tally(self.randomizer.sample(points[some], generator=generator))
+                part = self.tally(self.randomizer.sample(points[some], noise=noise))
                 total, squares = total + part[0], squares + part[1]
                 bar.update(len(some))
         return total, squares
@@ -223,15 +255,30 @@ class OneMessagePairs(SingleMessage):
         squares = ((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n * squares, n, form)
 
-    def variance_slope(self, n: float, form: Form) -> Tensor:
-        return 4 * self.randomizer.moments.variance / (n - 1) * _common(form.weights)
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0] / n
+
+    def mean_error(self, sums: tuple[Tensor, ...], n: float, form: Form) -> ErrorParts:
+        total, squares = sums
+        v = self.randomizer.moments.variance
+        return _weight_parts(4 * v / (n - 1), (total.square() - squares) / (n * (n - 1)), form.weights, 8)
 
     def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
         v, pairs = self.randomizer.moments.variance, n * (n - 1)
         return 4 * v * squares / pairs**2 + 2 * v**2 * form.weights.square().sum(-1) / pairs
 
 
-def _common(weights: Tensor) -> Tensor:
-    """The weight that all coordinates share, 0 where they differ: J = w I makes ||J s||^2 = w s^T J s."""
-    first = weights[..., 0]
-    return torch.where((weights == first[..., None]).all(-1), first, 0.0)
+def _weight_parts(rate: float, squares: Tensor, weights: Tensor, share: float) -> ErrorParts:
+    """One part for each value w of the weights, the coordinates that share it: its error is known from its size.
+
+    Mean w sum_t squares_t over the part's coordinates t, unbiased for w ||s||^2 of them; variance
+    rate w^2 (||s||^2 + m rate/share), m of them. The noise is isotropic, so the parts are independent but for its
+    third and fourth moments. squares: (*batch, r); weights: (r,).
+    """
+    values, which = weights.unique(return_inverse=True)
+    member = torch.nn.functional.one_hot(which, len(values)).to(squares)  # (r, parts)
+    slope = rate * values
+    sizes = member.sum(0) * values.square()
+    variance = slope * values * (squares @ member) + rate**2 / share * sizes
+    zero = torch.zeros_like(variance)
+    return ErrorParts(variance, zero + slope, zero)

@@ -1,6 +1,5 @@
 """The baseline: k-ary randomized response and the kernel evaluated on pairs of decoded reports."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.pairwise.variance import in_parts, symmetric_variance
@@ -49,19 +49,24 @@ class RandomizedResponsePlugIn(AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return (torch.zeros(self.statistic.types, dtype=torch.int64, device=self.statistic.points.device),)
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        return counted(sums[0], n)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(how many users report each value,), (k,)."""
-        return self.tally(self.randomizer.sample(types, generator=generator))
+        return self.tally(self.randomizer.sample(types, noise=noise))
 
     def tally(self, reports: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the reports of some users, (n,)."""
         reports = checks.indices("reports", reports, self.statistic.types)
         return (torch.bincount(reports, minlength=self.statistic.types),)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
-        return (self.randomizer.sample_reports(counts, generator=generator, sample_shape=sample_shape),)
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return (self.randomizer.sample_reports(counts, generator=generator, sample_shape=shape),)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         f, m = self.statistic.kernel(form), self.randomizer.moments
@@ -80,6 +85,9 @@ class RandomizedResponsePlugIn(AggregateProtocol):
         m = self.randomizer.moments
         gain = m.p - m.q
         return m.q / gain**2, (1 - gain) / gain
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return self.randomizer.decode_counts(sums[0]) @ self.statistic.points / n
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """[4 F + 2 G] / (n (n-1))^2 at the decoded counts c, less what their noise adds to F.
@@ -103,3 +111,12 @@ class RandomizedResponsePlugIn(AggregateProtocol):
 
         decoded = self.randomizer.decode_counts(sums[0])
         return in_parts(part, decoded, form.weights, decoded.shape[-1] ** 2)
+
+
+def counted(reports: Tensor, n: int) -> str | None:
+    """Why these cannot be counts (..., m) of one report from each of n users."""
+    if bool((reports < 0).any()):
+        return "a count is negative"
+    if bool((reports.sum(-1) != n).any()):
+        return "the counts do not add up to n"
+    return None

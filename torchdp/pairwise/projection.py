@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import PrivUnitG
 
@@ -159,13 +160,13 @@ class ProjectedQueries:
         slow = reach * math.sqrt(2 * self.randomizer.subgaussian.proxy * math.log(m) / n)
         return min(r * self.randomizer.moments.variance / n, slow) if m > 1 else 0.0
 
-    def answer(self, types: Tensor, *, generator: torch.Generator, tol: float = 1e-7) -> Projection:
-        """From each user's own message; types: (n,) integers in [0, k), n >= 1."""
+    def answer(self, types: Tensor, *, noise: Noise | None = None, tol: float = 1e-7) -> Projection:
+        """From each user's own message; types: (n,) integers in [0, k), n >= 1. noise: the system's where None."""
         types = checks.indices("types", types, len(self.points))
         if types.ndim != 1 or len(types) == 0:
             raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
-        counts = torch.bincount(types, minlength=len(self.points))
-        total = self.randomizer.collect(self.points, counts, generator=generator)
+        counts = torch.bincount(types.to(self.points.device), minlength=len(self.points))
+        total = self.randomizer.collect(self.points, counts, noise=noise)
         return project(self.vertices, total / len(types), tol=tol)
 
     def answer_histogram(

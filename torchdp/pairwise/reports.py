@@ -1,7 +1,6 @@
 """Reports about the type itself: subsets, bit vectors and strategy matrices, the kernel averaged over pairs of them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +8,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
+from torchdp.pairwise.messages import ROUNDING
+from torchdp.pairwise.plug_in import counted
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.pairwise.variance import pairs_variance, symmetric_variance
@@ -68,10 +70,28 @@ class SubsetPairs(PairwiseProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        points = self.statistic.points
+        return points.new_zeros(points.shape[0] + 1, dtype=torch.int64), points.new_zeros(points.shape[1])
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        tally, squares = sums
+        counts = tally[..., :-1]
+        if bool((tally[..., -1] != n).any()):
+            return "the tally's last entry is not n"
+        if bool(((counts < 0) | (counts > n)).any()):
+            return "a count is negative or above n"
+        if bool((squares * n < self._total(sums, n).square() * (1 - ROUNDING)).any()):
+            return "the squares add up to less than the square of the sum over n"
+        centred, middle = self._centred
+        most = n * (centred.abs().sum(0) / self.randomizer.gap + middle.abs()).square() * (1 + ROUNDING)
+        return "the squares add up to more than any reports' can" if bool((squares > most).any()) else None
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(the oracle's tally (k + 1,), sum of the squares of the coordinates of Z, (r,))."""
         rows = max(1, NUMBERS_AT_ONCE // self.statistic.types)
-        parts = [self.tally(self.randomizer.sample(some, generator=generator)) for some in types.split(rows)]
+        parts = [self.tally(self.randomizer.sample(some, noise=noise)) for some in types.split(rows)]
         return tuple(torch.stack(each).sum(0) for each in zip(*parts, strict=True))
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
@@ -81,15 +101,20 @@ class SubsetPairs(PairwiseProtocol):
         return self.randomizer.tally(messages), (bits @ centred / self.randomizer.gap + middle).square().sum(0)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        tally, squares = sums
-        centred, middle = self._centred
-        total = self.randomizer.decode_counts(tally) @ centred + n * middle
+        total, squares = self._total(sums, n), sums[1]
         return (form.weights * (total.square() - squares)).sum(-1) / (n * (n - 1)) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         flat, own = self._noise
         kernel = self.statistic.kernel
         return symmetric_variance(lambda weights: kernel(Form(weights)), flat, own, counts, form.weights)
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return self._total(sums, n) / n
+
+    def _total(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        centred, middle = self._centred
+        return self.randomizer.decode_counts(sums[0]) @ centred + n * middle
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""
@@ -151,18 +176,24 @@ class StrategyReports(AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        matrix = self.strategy.matrix
+        return (torch.zeros(len(matrix), dtype=torch.int64, device=matrix.device),)
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        return counted(sums[0], n)
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(how many users send each output,), (m,)."""
-        return (self.strategy.collect(types, generator=generator),)
+        return (self.strategy.collect(types, noise=noise),)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, outputs (n,)."""
         return (self.strategy.tally(messages),)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
-        return (self.strategy.sample_reports(counts, generator=generator, sample_shape=sample_shape),)
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return (self.strategy.sample_reports(counts, generator=generator, sample_shape=shape),)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         reports, vectors = sums[0].double(), self._vectors
@@ -171,6 +202,9 @@ class StrategyReports(AggregateProtocol):
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         return pairs_variance(self.statistic.points, self._covariances, counts, form.weights)
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return sums[0].double() @ self._vectors / n
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""

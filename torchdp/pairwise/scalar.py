@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
+from torchdp.noise import Noise
+from torchdp.pairwise.protocol import FARTHEST
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, DuchiJordanWainwright, PrivUnitG
 
@@ -34,9 +36,14 @@ class ScalarResponse(ABC):
         moments = self.randomizer.moments
         return moments.variance + moments.outer * values.square()
 
-    def sample(self, values: Tensor, *, generator: torch.Generator) -> Tensor:
+    def sample(self, values: Tensor, *, noise: Noise | None = None) -> Tensor:
         """One message for each value of (*batch,)."""
-        return self.randomizer.sample(values[..., None], generator=generator)[..., 0]
+        return self.randomizer.sample(values[..., None], noise=noise)[..., 0]
+
+    @property
+    @abstractmethod
+    def largest(self) -> float:
+        """What no message exceeds in size (TiltedResponse: but for 40 standard deviations)."""
 
     @abstractmethod
     def sample_sums(self, values: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
@@ -58,6 +65,10 @@ class SignResponse(ScalarResponse):
     def randomizer(self) -> DuchiJordanWainwright:
         return DuchiJordanWainwright(1, self.epsilon)
 
+    @property
+    def largest(self) -> float:
+        return 1 / self.randomizer.bias
+
     def sample_sums(self, values: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
         """The number of plus signs of each type is binomial."""
         bias = self.randomizer.bias
@@ -77,6 +88,10 @@ class TiltedResponse(ScalarResponse):
     @cached_property
     def randomizer(self) -> PrivUnitG:
         return PrivUnitG(1, self.epsilon)
+
+    @property
+    def largest(self) -> float:
+        return 1 + FARTHEST * self.randomizer.moments.variance**0.5
 
     def sample_sums(self, values: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
         """Sum of values_x tau + N(0, 1 - values_x^2): along the value the tilted normal, across it a normal."""

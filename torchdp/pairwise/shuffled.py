@@ -1,6 +1,5 @@
 """Pairwise statistics in the shuffle model: a quadratic form of shuffled sums of randomly rounded vectors."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,10 +8,12 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import binomial
-from torchdp.pairwise.protocol import AggregateProtocol
+from torchdp.noise import Noise
+from torchdp.pairwise.messages import ROUNDING
+from torchdp.pairwise.protocol import FARTHEST, AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.shuffle import PoissonSum, calibrate, calibrate_rounded, delta_of, rounded_delta_of
+from torchdp.shuffle import PoissonSum, calibrate_rounded, rounded_delta_of
 
 MOVES = 1e-12  # smaller differences of a probability are rounding
 
@@ -92,22 +93,31 @@ class ShuffledForm(AggregateProtocol):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
+    @property
+    def layout(self) -> tuple[Tensor, ...]:
+        return (torch.zeros_like(self.widths),)
+
+    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
+        if n != self.users:
+            return f"the protocol is for {self.users} users"
+        spread = FARTHEST * (self.noise**0.5 + FARTHEST)  # of the noise, with its tail
+        if bool(((sums[0] < -self.noise - ROUNDING * n) | (sums[0] > n + spread)).any()):
+            return "a sum of ones is negative or above n, by more than the noise"
+        return None
+
+    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(estimates of how many users hold a one in each sum,), (r + 1,)."""
         self._present(len(types))
         total = torch.zeros_like(self.widths)
         for some in types.split(max(1, 2**22 // len(self.widths))):
             q = self.probabilities[some]
-            bits = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator) < q
-            total += self.sums.collect(bits, generator=generator)
+            bits = noise.uniform(tuple(q.shape)) < q
+            total += self.sums.collect(bits, noise=noise)
         return (total,)
 
-    def collect_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> tuple[Tensor, ...]:
+    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         """The ones of each sum are binomial for each type; the noise is drawn at once."""
         self._present(int(counts.sum()))
-        shape = checks.sample_shape(sample_shape)
         ones = torch.zeros(*shape, len(self.widths), dtype=torch.int64, device=self.widths.device)
         for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
             if crowd > 0:
@@ -131,6 +141,9 @@ class ShuffledForm(AggregateProtocol):
         each = 4 * s.square() * second + 4 * s * third + fourth - second.square()  # Var (s + Z)^2, widths 1
         squares = (form.weights.square() * self.widths[:-1] ** 4 * each[:-1]).sum()
         return (squares + self.widths[-1] ** 2 * second[-1]) / n**4
+
+    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
+        return (self.lows + self.widths * sums[0] / n)[..., :-1]
 
     def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """By the noise and a bound of the rounding, n min(max_x q (1 - q), q' (1 - q')), q' the estimated mean of q.
@@ -161,9 +174,7 @@ def shuffled_form(statistic: PairwiseStatistic, users: int, epsilon: float, delt
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     q = _probabilities(statistic)[0]
     flips, movement, instances = _change(q)
-    noise = calibrate(PoissonSum, 1, epsilon, delta, flips).mean
-    if movement < flips:
-        noise = min(noise, calibrate_rounded(1, epsilon, delta, instances, movement).mean)
+    noise = calibrate_rounded(PoissonSum, 1, epsilon, delta, instances, movement, flips=flips).mean
     return ShuffledForm(statistic, epsilon, users, noise, delta)
 
 
@@ -191,10 +202,9 @@ def _change(q: Tensor) -> tuple[int, float, int]:
         apart = (q - row).abs()
         flips = max(flips, int((apart > 0).sum(1).max()))
         movement = max(movement, float(apart.square().sum(1).max()))
-    return max(flips, 1), max(movement * (1 + 1e-12), MOVES), q.shape[1]
+    return max(flips, 1), min(max(movement * (1 + 1e-12), MOVES), float(q.shape[1])), q.shape[1]
 
 
 def _delta(sums: PoissonSum, epsilon: float, q: Tensor) -> float:
     flips, movement, instances = _change(q)
-    composed = delta_of(sums, epsilon, flips)
-    return composed if movement >= flips else min(composed, rounded_delta_of(sums, epsilon, instances, movement))
+    return rounded_delta_of(sums, epsilon, instances, movement, flips=flips)

@@ -19,12 +19,22 @@ class Pairs(Enum):
     ALL = "all i, j"  # V-statistic, the quadratic form h^T W h of the normalised histogram h
 
 
+def _finite(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, not {value!r}")
+    return float(value)
+
+
 @dataclass(frozen=True)
 class Form:
     """f(x, y) = constant + sum_t weights_t u_xt u_yt for vectors u; weights of shape (r,)."""
 
     weights: Tensor
     constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.floating("form weights", self.weights)
+        object.__setattr__(self, "constant", _finite("form constant", self.constant))
 
     def to(self, device: torch.device | str) -> "Form":
         """The same form with its weights on ``device``."""
@@ -38,6 +48,7 @@ class PairwiseStatistic:
     points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.
     form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs are averaged over.
     A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
+    limits: what the statistic can be, where that is narrower than all numbers: intervals stay inside.
     approximates: where the form only comes near another statistic's, that one. ``exact`` and ``common_diagonal`` are
     then its own, and what an estimate misses on average counts as bias in every predicted error.
     """
@@ -49,10 +60,17 @@ class PairwiseStatistic:
     offset: float = 0.0
     pairs: Pairs = Pairs.DISTINCT
     approximates: "PairwiseStatistic | None" = None
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if checks.matrix("points", self.points).ndim != 2:
             raise ValueError(f"points must have shape (types, r), not {tuple(self.points.shape)}")
+        for form in self.forms:
+            checks.instance("form and denominator", form, Form)
+        object.__setattr__(self, "offset", _finite("offset", self.offset))
+        checks.instance("pairs", self.pairs, Pairs)
+        if self.limits is not None and not self.limits[0] < self.limits[1]:
+            raise ValueError(f"limits must be (low, high) with low < high, not {self.limits}")
         for name, tensor in (("points", self.points), *(("form weights", form.weights) for form in self.forms)):
             if checks.floating(name, tensor).dtype != torch.float64 or tensor.dtype != torch.float64:
                 raise TypeError(f"{name} must be float64, not {tensor.dtype}")
@@ -137,11 +155,25 @@ class PairwiseStatistic:
         return (total - counts @ self.diagonal(form)) / (n * (n - 1))
 
     def exact(self, counts: Tensor) -> Tensor:
-        """Exact, not private: the statistic of counts (*batch, k)."""
+        """Exact, not private: the statistic of counts (*batch, k), real numbers allowed.
+
+        Raises ValueError, TypeError: for fewer than 2 users (1 of Pairs.ALL), or a denominator of 0.
+        """
+        counts = checks.floating("counts", counts).double().to(self.points.device)
+        if counts.ndim == 0 or counts.shape[-1] != self.types or bool((counts < 0).any()):
+            raise ValueError(f"counts must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}")
+        least = 1 if self.pairs is Pairs.ALL else 2
+        if bool((counts.sum(-1) < least * (1 - 1e-9)).any()):
+            raise ValueError(f"counts must add up to at least {least} users")
         if self.approximates is not None:
             return self.approximates.exact(counts)
         value = self.mean(counts, self.form)
-        return value if self.denominator is None else self.offset + value / self.mean(counts, self.denominator)
+        if self.denominator is None:
+            return value
+        below = self.mean(counts, self.denominator)
+        if bool((below.abs() <= 1e-13 * self.size(self.denominator)).any()):
+            raise ValueError("counts make the statistic's denominator 0 (one class is empty)")
+        return self.offset + value / below
 
 
 def from_kernel(
@@ -233,7 +265,9 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     denominator = torch.zeros_like(numerator)
     denominator[-1] = -1 / (4 * square)
     points = torch.cat([base.points, label[:, None]], 1)
-    return PairwiseStatistic("auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5)
+    return PairwiseStatistic(
+        "auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5, limits=(0.0, 1.0)
+    )
 
 
 def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -> PairwiseStatistic:
@@ -247,4 +281,5 @@ def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -
     base = from_kernel(workloads.auc(checks.integer("k", k, 2)), tol=tol, pairs=Pairs.ALL)
     share = negatives / (negatives + positives)
     form = Form(base.form.weights / (2 * share * (1 - share)), 0.5)
-    return PairwiseStatistic("auc of known class sizes", base.points, form, pairs=Pairs.ALL)
+    limits = (0.0, 1.0)
+    return PairwiseStatistic("auc of known class sizes", base.points, form, pairs=Pairs.ALL, limits=limits)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise, source
+from torchdp.pairwise.messages import ROUNDING
 from torchdp.pairwise.protocol import PairwiseEstimate
 from torchdp.pairwise.statistic import unequal
 from torchdp.privacy import Guarantee
@@ -118,12 +120,17 @@ class OneMessageTriples:
         """Length of the message of one user, in bits."""
         return self.randomizer.bits
 
-    def collect(self, types: Tensor, *, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What the analyst keeps when the users hold ``types`` (n,): sums of z, z^2, z^3, each (m,)."""
+    def collect(self, types: Tensor, *, noise: Noise | None = None) -> tuple[Tensor, ...]:
+        """What the analyst keeps when the users hold ``types`` (n,): sums of z, z^2, z^3, each (m,).
+
+        noise: the system's where None. Raises ValueError, TypeError.
+        """
+        types = self._admit(types, 1)
+        noise = source(noise, types.device)
         total = tuple(torch.zeros_like(self.statistic.linear) for _ in range(3))
         widest = max(self.statistic.directions.shape)
         for some in types.split(max(1, NUMBERS_AT_ONCE // widest)):
-            messages = self.randomizer.sample(self.statistic.points[some], generator=generator)
+            messages = self.randomizer.sample(self.statistic.points[some], noise=noise)
             total = tuple(a + b for a, b in zip(total, self.tally(messages), strict=True))
         return total
 
@@ -132,18 +139,28 @@ class OneMessageTriples:
         z = messages.double() @ self.statistic.directions.mT
         return z.sum(-2), z.square().sum(-2), (z**3).sum(-2)
 
-    def estimate(self, types: Tensor, *, generator: torch.Generator) -> PairwiseEstimate:
-        """Estimate from each user's own message; types: (n,) integers in [0, k), n >= 3."""
+    def estimate(self, types: Tensor, *, noise: Noise | None = None) -> PairwiseEstimate:
+        """Estimate from each user's own message; types: (n,) integers in [0, k), n >= 3. noise: as in ``collect``."""
+        types = self._admit(types, 3)
+        return self.analyse(self.collect(types, noise=noise), len(types))
+
+    def _admit(self, types: Tensor, least: int) -> Tensor:
         types = checks.indices("types", types, self.statistic.types)
-        if types.ndim != 1 or len(types) < 3:
-            raise ValueError(f"types must have shape (n,) with n >= 3 users, not {tuple(types.shape)}")
-        types = types.to(self.statistic.points.device)
-        return self.analyse(self.collect(types, generator=generator), len(types))
+        if types.ndim != 1 or len(types) < least:
+            raise ValueError(f"types must have shape (n,) with n >= {least} users, not {tuple(types.shape)}")
+        return types.to(self.statistic.points.device)
 
     def analyse(self, sums: Sequence[Tensor], n: int) -> PairwiseEstimate:
         """The analyst: from what ``collect`` returned to the estimate and its standard error."""
         n = checks.integer("n", n, 3)
-        m = float(n)
+        m, one = float(n), self.statistic.linear
+        if isinstance(sums, Tensor) or not isinstance(sums, Sequence) or len(sums) != 3:
+            raise ValueError("sums must be 3 tensors, as collect returns them")
+        for index, each in enumerate(sums):
+            if checks.floating(f"sums[{index}]", each).shape[-1:] != one.shape:
+                raise ValueError(f"sums[{index}] must have shape (..., {len(one)}), not {tuple(each.shape)}")
+        if bool((sums[1] * m < sums[0].square() * (1 - ROUNDING)).any()):
+            raise ValueError(f"sums are not what {n} users can have sent: the squares add up to too little")
         return PairwiseEstimate(self.statistic.mean(sums, m), self.plug_in_variance(sums, m).sqrt(), n)
 
     def variance(self, counts: Tensor) -> Tensor:

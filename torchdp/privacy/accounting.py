@@ -136,7 +136,7 @@ def _worst(profiles: Sequence[Profile], instances: int, value: "Callable[[PLDPmf
 def _count(profiles: Sequence[Profile], instances: int) -> int:
     if not 1 <= len(profiles) <= 2:
         raise ValueError(f"profiles must hold one curve, or one for each direction, not {len(profiles)}")
-    return checks.integer("instances", instances, 1)
+    return checks.integer("instances", instances, 1, 2**31)
 
 
 def _grid(profiles: Sequence[Profile], instances: int) -> tuple[float, np.ndarray]:

@@ -12,6 +12,7 @@ from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
 ROUNDING = 1e-10
+LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
@@ -48,12 +49,16 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP, found by root finding.
 
     epsilon > 0, delta in (0, 1); sensitivity: the largest l_2 distance between the answers on neighbouring
-    data. Stable for epsilon in [1e-3, 30] and delta down to 1e-15. Raises ValueError.
+    data. Stable for epsilon in [1e-3, 30] and delta down to 1e-15; above 1e6 refused. Raises ValueError.
 
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
     Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by bracketing and Brent's method).
     """
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+    if epsilon > LARGEST:
+        raise ValueError(
+            f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: noise for it would protect nobody"
+        )
     target = math.log(delta) - ROUNDING * min(1.0, -math.log(delta))
 
     def excess(log_sigma: float) -> float:
@@ -81,6 +86,8 @@ def gaussian_guarantee(
     Source: Balle, Wang (2018), Theorem 8.
     """
     delta = checks.fraction("delta", delta)
+    if checks.positive("sensitivity", sensitivity) > 1e3 * checks.positive("sigma", sigma):
+        raise ValueError(f"sigma must be at least a thousandth of sensitivity = {sensitivity:g}, not {sigma:g}")
     target = math.log(delta) - ROUNDING * min(1.0, -math.log(delta))
 
     def excess(log_epsilon: float) -> float:

@@ -44,7 +44,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         checks.positive("epsilon", self.epsilon)
-        if self.delta != 0:
+        if checks.non_negative("delta", self.delta) > 0:
             checks.fraction("delta", self.delta)
         if not isinstance(self.model, Model) or not isinstance(self.neighbours, Neighbours):
             raise TypeError("model must be a Model and neighbours a Neighbours")
@@ -67,6 +67,8 @@ def compose(guarantees: Iterable[Guarantee]) -> Guarantee:
     Guarantees: (sum of epsilons, sum of deltas)-DP, also when later mechanisms are chosen adaptively.
     Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006), Theorem 1; Dwork, Roth (2014), Theorem B.1.
     """
+    if not isinstance(guarantees, Iterable):
+        raise TypeError(f"guarantees must be several Guarantees, not {type(guarantees).__name__}")
     guarantees = list(guarantees)
     if not guarantees:
         raise ValueError("guarantees must hold at least one Guarantee")

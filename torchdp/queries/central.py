@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import SOURCE
 from torchdp.queries.factored import FactoredQueries
@@ -21,9 +23,10 @@ class CentralFactorization(QueryMechanism):
     Replacing one of n users' values moves R h by at most diameter / n. The variance of query i is
     sigma^2 ||l_i||^2 / n^2 whatever the data.
 
-    queries: encoder and decoder; epsilon > 0; delta in (0, 1). Raises ValueError.
+    queries: encoder and decoder; epsilon > 0; delta in (0, 1). Raises ValueError, TypeError.
 
-    Guarantees: exactly (epsilon, delta)-DP in the central model, for replacing one user's value, n public.
+    Guarantees: (epsilon, delta)-DP in the central model, for replacing one user's value, n public; attained where
+    ``guarantee.exact`` says so.
     Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Balle, Wang (2018), Theorem 8, for sigma.
     """
 
@@ -33,7 +36,7 @@ class CentralFactorization(QueryMechanism):
     workload: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workload", self.queries.workload)
+        object.__setattr__(self, "workload", checks.instance("queries", self.queries, FactoredQueries).workload)
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
 
@@ -45,29 +48,30 @@ class CentralFactorization(QueryMechanism):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, True, SOURCE)
+        """Exact where two types at the diameter differ along the rows of L alone: the answers show nothing else."""
+        L, R = self.queries.left, self.queries.right.mT
+        seen = R @ torch.linalg.pinv(L, rtol=1e-9) @ L
+        widest = float(torch.cdist(seen, seen, compute_mode="donot_use_mm_for_euclid_dist").max())
+        exact = self.sigma > 0 and widest >= self.queries.diameter * (1 - 1e-9)
+        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, exact, SOURCE)
 
     @cached_property
     def errors(self) -> Errors:
         variance = self.sigma**2 * self.queries.left.square().sum(1, keepdim=True)
         return Errors(self.queries.bias, variance.expand_as(self.workload), power=2)
 
-    def answer(self, types: Tensor, *, generator: torch.Generator) -> Answers:
-        types = checks.indices("types", types, self.workload.shape[1])
-        if types.ndim != 1 or len(types) == 0:
-            raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
-        counts = torch.bincount(types, minlength=self.workload.shape[1])
-        return self.answer_histogram(counts, generator=generator)
+    def _answer(self, types: Tensor, noise: Noise) -> Answers:
+        return self._answers(torch.bincount(types, minlength=self.workload.shape[1]), (), noise)
 
     def answer_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Answers:
         counts = checks.counts("counts", counts, self.workload.shape[1])
-        generator = checks.random_source(generator, self.workload.device)
+        return self._answers(counts, checks.sample_shape(sample_shape), Simulated(generator, self.workload.device))
+
+    def _answers(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Answers:
         n, r = users(counts), self.queries.right.shape[0]
-        shape = (*checks.sample_shape(sample_shape), r)
-        noise = torch.randn(shape, dtype=torch.float64, device=self.workload.device, generator=generator)
-        encoded = (self.queries.right @ counts.double() + self.sigma * noise) / n
+        encoded = (self.queries.right @ counts.double() + self.sigma * draws.normal((*shape, r))) / n
         value = encoded @ self.queries.left.mT + self.queries.shift
         error = self.errors.variance[:, 0].sqrt() / n
         return Answers(value, error.expand_as(value), self.errors.bias.abs().amax(1), n)

@@ -12,6 +12,8 @@ from torchdp import checks
 from torchdp.factorization import factorize
 from torchdp.workloads import parities as parity_workload
 
+MOST_BITS, MOST_ENTRIES = 20, 2**27  # of a record; of a table, 1 GB
+
 
 @dataclass(frozen=True)
 class ConceptClass:
@@ -29,12 +31,16 @@ class ConceptClass:
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not self.tables:
-            raise ValueError("tables must hold at least one concept matrix")
-        for table in self.tables:
-            if checks.matrix("tables", table).ndim != 2 or not bool((table.abs() == 1).all()):
-                raise ValueError("tables must be matrices of +1 and -1, one row for each concept")
-        object.__setattr__(self, "tables", tuple(table.double() for table in self.tables))
+        tables = [
+            checks.matrix("tables", table) for table in checks.instance("tables", self.tables, (tuple, list))
+        ]
+        if not tables or any(table.ndim != 2 or not bool((table.abs() == 1).all()) for table in tables):
+            raise ValueError(
+                "tables must be matrices of +1 and -1, one row for each concept, at least one of them"
+            )
+        object.__setattr__(self, "tables", tuple(table.detach().double() for table in tables))
+        object.__setattr__(self, "names", tuple(checks.instance("names", self.names, (tuple, list))))
+        object.__setattr__(self, "tol", checks.positive("tol", self.tol))
         if len(self.names) != sum(len(table) for table in self.tables):
             raise ValueError(
                 f"names must hold {sum(len(t) for t in self.tables)} names, one for each concept, not {len(self.names)}"
@@ -72,34 +78,52 @@ class ConceptClass:
     def records(self, x: Tensor) -> Tensor:
         """``x`` as (n, features) values within the tables; (n,) is one feature. Raises TypeError, ValueError."""
         x = x[:, None] if isinstance(x, Tensor) and x.ndim == 1 else x
-        if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != len(self.tables) or len(x) == 0:
+        if checks.instance("records", x, Tensor).ndim != 2 or x.shape[1] != len(self.tables) or len(x) == 0:
             raise ValueError(f"records must be integers of shape (n, {len(self.tables)}) with n >= 1")
         return torch.stack(
             [checks.indices("records", x[:, j], table.shape[1]) for j, table in enumerate(self.tables)], 1
         )
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes of records (n, features): (n, dim)."""
+        """Codes of records (n, features): (n, dim). Raises TypeError, ValueError."""
+        x = self.records(x)
         return torch.cat([right.mT[x[:, j]] for j, (_, right) in enumerate(self._factors)], 1)
 
     def predict(self, x: Tensor, concepts: Tensor | int) -> Tensor:
-        """c(x) for every record and the given concept (or concepts): (n,) or (n, len(concepts))."""
+        """c(x) for every record and the given concept (or concepts): (n,) or (n, len(concepts)).
+
+        Raises TypeError, ValueError.
+        """
+        x = self.records(x)
+        given = torch.tensor(checks.integer("concepts", concepts, 0)) if isinstance(concepts, int) else concepts
+        wanted = checks.indices("concepts", given, len(self)).cpu().reshape(-1)
         offsets = torch.tensor([0, *(len(table) for table in self.tables)]).cumsum(0)
-        wanted = torch.as_tensor(concepts).reshape(-1)
         feature = torch.searchsorted(offsets, wanted, right=True) - 1
         columns = [
             self.tables[j][i - offsets[j]][x[:, j]] for i, j in zip(wanted.tolist(), feature.tolist(), strict=True)
         ]
-        return columns[0] if torch.as_tensor(concepts).ndim == 0 else torch.stack(columns, 1)
+        return columns[0] if given.ndim == 0 else torch.stack(columns, 1)
 
     def losses(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Exact, not private: the fraction of records on which each concept errs, (concepts,)."""
-        labels = labels.double()
+        """Exact, not private: the fraction of records on which each concept errs, (concepts,).
+
+        Raises TypeError, ValueError.
+        """
+        x = self.records(x)
+        labels = check_labels(labels, x)
         parts = []
         for j, table in enumerate(self.tables):
-            signed = torch.zeros(table.shape[1], dtype=torch.float64).index_add_(0, x[:, j], labels)
+            signed = labels.new_zeros(table.shape[1]).index_add_(0, x[:, j], labels)
             parts.append((1 - table @ signed / len(x)) / 2)
         return torch.cat(parts)
+
+
+def check_labels(labels: Tensor, x: Tensor) -> Tensor:
+    """``labels``, +1 or -1 for each of the records x, as float64. Raises TypeError, ValueError."""
+    labels = checks.real("labels", labels).double()
+    if labels.shape != x.shape[:1] or not bool((labels.abs() == 1).all()):
+        raise ValueError(f"labels must be +1 or -1, of shape ({len(x)},)")
+    return labels
 
 
 def thresholds(k: int) -> ConceptClass:
@@ -112,13 +136,16 @@ def thresholds(k: int) -> ConceptClass:
 
 def parities(d: int, order: int) -> ConceptClass:
     """Parities of at most ``order`` of d bits, on types that code the bits: sqrt(number of concepts) is their norm."""
+    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
+    checks.fits("parities", sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d, most=MOST_ENTRIES)
     table = parity_workload(d, order).dense()
     return ConceptClass(tuple(f"parity {i}" for i in range(len(table))), (table,))
 
 
 def conjunctions(d: int, order: int) -> ConceptClass:
     """+1 where all bits of a set of at most ``order`` of d bits are 1, -1 elsewhere, on types that code the bits."""
-    d, order = checks.integer("d", d, 1), checks.integer("order", order, 0)
+    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
+    checks.fits("conjunctions", sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d, most=MOST_ENTRIES)
     bits = (torch.arange(2**d)[:, None] >> torch.arange(d)) & 1
     sets = bits[bits.sum(1) <= order]
     held = (sets.double() @ bits.double().T) == sets.sum(1, keepdim=True)
@@ -128,6 +155,7 @@ def conjunctions(d: int, order: int) -> ConceptClass:
 
 def stumps(sizes: Sequence[int], names: Sequence[str] | None = None) -> ConceptClass:
     """Decision stumps: thresholds, both ways, on each of several features; sizes[j]: values of feature j."""
+    checks.instance("sizes", sizes, Sequence)
     sizes = [checks.integer("sizes", k, 2) for k in sizes]
     names = [f"feature {j}" for j in range(len(sizes))] if names is None else list(names)
     if len(names) != len(sizes):
@@ -144,5 +172,6 @@ def stumps(sizes: Sequence[int], names: Sequence[str] | None = None) -> ConceptC
 
 def _threshold_table(k: int) -> Tensor:
     """Rows t = 0, ..., k - 1 of "x >= t", then t = 1, ..., k - 1 of "x < t"."""
+    checks.fits("thresholds", 2 * k - 1, k, most=MOST_ENTRIES)
     at_least = torch.where(torch.arange(k) >= torch.arange(k)[:, None], 1.0, -1.0).double()
     return torch.cat([at_least, -at_least[1:]])

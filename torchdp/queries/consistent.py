@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.queries.factored import dense
 from torchdp.workloads import Workload
 
 
@@ -35,13 +36,8 @@ def consistent(
     Guarantees: W h is never farther from any answers that a histogram gives than ``answers`` are, up to the gap.
     Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4; Beck, Teboulle (2009).
     """
-    W = (
-        checks.matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)
-        .detach()
-        .double()
-    )
-    answers = checks.floating("answers", answers).detach().double()
-    if W.ndim != 2 or answers.ndim == 0 or answers.shape[-1] != W.shape[0]:
+    W, answers = dense(workload), checks.floating("answers", answers).detach().double()
+    if answers.ndim == 0 or answers.shape[-1] != W.shape[0]:
         raise ValueError(
             f"answers must have shape (..., {W.shape[-2]}), one for each query, not {tuple(answers.shape)}"
         )

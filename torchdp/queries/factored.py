@@ -66,8 +66,12 @@ def factored(
     factorization: Factorization | ApproximateFactorization,
     shift: Tensor | None = None,
 ) -> FactoredQueries:
-    """A factorization of W, or of W - shift 1^T, as encoder and decoder of the queries W."""
+    """A factorization of W, or of W - shift 1^T, as encoder and decoder of the queries W.
+
+    Raises TypeError, ValueError.
+    """
     W = dense(workload)
+    checks.instance("factorization", factorization, (Factorization, ApproximateFactorization))
     given = shift if shift is not None else getattr(factorization, "shift", None)
     given = W.new_zeros(W.shape[0]) if given is None else given
     return FactoredQueries(W, factorization.left, factorization.right, given)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-from torchdp.queries.concepts import ConceptClass
+from torchdp.queries.concepts import ConceptClass, check_labels
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
 CHUNK = 2**24  # numbers of a chunk of messages: 128 MB
@@ -59,7 +60,7 @@ class PrivateLearner:
     ||readers_i||^2 v / (4 n), v the randomizer's; one message of each user serves all concepts.
 
     concepts: the class. epsilon: each user's whole budget, for record and label together. randomizer: called with
-    dim, epsilon, radius. Raises ValueError.
+    dim, epsilon, radius. Raises ValueError, TypeError.
 
     Guarantees: the randomizer's own, for each user: exactly epsilon-LDP.
     Source: Edmonds, Nikolov, Ullman (2020), Theorem 24.
@@ -70,6 +71,8 @@ class PrivateLearner:
     randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit
 
     def __post_init__(self) -> None:
+        checks.instance("concepts", self.concepts, ConceptClass)
+        checks.function("randomizer", self.randomizer)
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         _ = self.message  # refuses an epsilon out of its range
 
@@ -112,19 +115,18 @@ class PrivateLearner:
         )
         return math.ceil((2 * width / alpha) ** 2)
 
-    def learn(self, records: Tensor, labels: Tensor, *, generator: torch.Generator) -> Learned:
+    def learn(self, records: Tensor, labels: Tensor, *, noise: Noise | None = None) -> Learned:
         """The concept of least estimated loss: records (n, features) or (n,), labels (n,) of +1 and -1.
 
-        Raises TypeError, ValueError.
+        noise: the system's where None. Raises TypeError, ValueError.
         """
         x = self.concepts.records(records)
-        if not isinstance(labels, Tensor) or labels.shape != x.shape[:1] or not bool((labels.abs() == 1).all()):
-            raise ValueError(f"labels must be +1 or -1, of shape ({len(x)},)")
+        labels, noise = check_labels(labels, x), source(noise, x.device)
         size = max(1, CHUNK // self.concepts.dim)
         total = torch.zeros(self.concepts.dim, dtype=torch.float64, device=x.device)
-        for some, signs in zip(x.split(size), labels.double().split(size), strict=True):
+        for some, signs in zip(x.split(size), labels.split(size), strict=True):
             codes = signs[:, None] * self.concepts.encode(some)
-            total += self.message.decode_sum(self.message.sample(codes, generator=generator))
+            total += self.message.decode_sum(self.message.sample(codes, noise=noise))
         losses = (1 - self.concepts.readers @ (total / len(x))) / 2
         best = int(losses.argmin())
         error = (self.variance / len(x)).sqrt()

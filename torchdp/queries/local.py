@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.mechanism import Answers, Errors, QueryMechanism, users
@@ -23,7 +24,8 @@ class LocalFactorization(QueryMechanism):
     variance variance ||l_i||^2 + outer <l_i, R_x>^2: for an isotropic randomizer gamma_2^2 variance at most, whatever
     the data. Its bias is what the factorization leaves out, at most alpha.
 
-    queries: encoder and decoder. randomizer: of dimension r, its radius at least the encoder's. Raises ValueError.
+    queries: encoder and decoder. randomizer: of dimension r, its radius at least the encoder's. Raises ValueError,
+    TypeError.
 
     Guarantees: the randomizer's own, for each user.
     Source: Edmonds, Nikolov, Ullman (2020), Theorem 10, with any unbiased randomizer in the place of their Lemma 9.
@@ -34,7 +36,8 @@ class LocalFactorization(QueryMechanism):
     workload: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workload", self.queries.workload)
+        object.__setattr__(self, "workload", checks.instance("queries", self.queries, FactoredQueries).workload)
+        checks.instance("randomizer", self.randomizer, BallRandomizer)
         r = self.queries.right.shape[0]
         if self.randomizer.dim != r:
             raise ValueError(f"randomizer must have dim = {r}, the rows of right, not {self.randomizer.dim}")
@@ -78,14 +81,10 @@ class LocalFactorization(QueryMechanism):
         along = (self.queries.left @ self.queries.right).square()
         return Errors(self.queries.bias, moments.variance * square + moments.outer * along, power=1)
 
-    def answer(self, types: Tensor, *, generator: torch.Generator) -> Answers:
-        types = checks.indices("types", types, self.workload.shape[1])
-        if types.ndim != 1 or len(types) == 0:
-            raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
+    def _answer(self, types: Tensor, noise: Noise) -> Answers:
         points = self.queries.right.mT
         counts = torch.bincount(types, minlength=len(points))
-        total = self.randomizer.collect(points, counts, generator=generator)
-        return self._answers(total, len(types))
+        return self._answers(self.randomizer.collect(points, counts, noise=noise), len(types))
 
     def answer_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
@@ -104,6 +103,11 @@ class LocalFactorization(QueryMechanism):
 def local_factorization(
     queries: FactoredQueries, epsilon: float, randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit
 ) -> LocalFactorization:
-    """The mechanism of these factors at the whole budget epsilon; randomizer: called with dim, epsilon, radius."""
-    radius = queries.radius * (1 + 1e-12)
-    return LocalFactorization(queries, randomizer(queries.right.shape[0], epsilon, radius or 1.0))
+    """The mechanism of these factors at the whole budget epsilon; randomizer: called with dim, epsilon, radius.
+
+    Raises ValueError, TypeError.
+    """
+    radius = checks.instance("queries", queries, FactoredQueries).radius * (1 + 1e-12)
+    return LocalFactorization(
+        queries, checks.function("randomizer", randomizer)(queries.right.shape[0], epsilon, radius or 1.0)
+    )

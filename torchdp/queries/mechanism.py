@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 
 
@@ -54,12 +55,24 @@ class Errors:
     power: int
 
     def mse(self, counts: Tensor, n: int) -> Tensor:
-        """Mean squared error of each query for counts (*batch, k) of n users: (*batch, m)."""
-        h = counts.double() / n
+        """Mean squared error of each query for counts (*batch, k) of n users: (*batch, m).
+
+        The counts may be expected ones, and no whole numbers. Raises TypeError, ValueError.
+        """
+        n = checks.integer("n", n, 1)
+        h = checks.floating("counts", counts).double() / n
+        if h.ndim == 0 or h.shape[-1] != self.bias.shape[1]:
+            raise ValueError(f"counts must have shape (..., {self.bias.shape[1]}), not {tuple(counts.shape)}")
+        if bool((h < 0).any()) or bool(((h.sum(-1) - 1).abs() > 1e-6).any()):
+            raise ValueError(f"counts must hold no negative numbers and sum to n = {n}")
         return (h @ self.bias.mT).square() + h @ self.variance.mT / float(n) ** self.power
 
     def worst(self, n: int, objective: Objective) -> float:
-        """Root of the largest mean squared error over all data of n users: at data of a single type, by convexity."""
+        """Root of the largest mean squared error over all data of n users: at data of a single type, by convexity.
+
+        Raises TypeError, ValueError.
+        """
+        n, objective = checks.integer("n", n, 1), check_objective(objective)
         each = self.bias.square() + self.variance / float(n) ** self.power
         each = each if objective is Objective.WORST_QUERY else each.mean(0, keepdim=True)
         return math.sqrt(float(each.max()))
@@ -68,8 +81,8 @@ class Errors:
 class QueryMechanism(ABC):
     """Answers W h to the m linear queries of a workload, h the normalised histogram of the n users' types.
 
-    ``answer`` is the faithful path, from one type for each user; ``answer_histogram`` draws the same law from the
-    counts alone. Both see nothing but what the model's trusted party sees. workload: W, (m, k), float64.
+    ``answer`` is what is published, from one type for each user; ``answer_histogram`` draws the same law from the
+    counts alone, for simulations: a generator's draws hide nobody. workload: W, (m, k), float64.
     """
 
     workload: Tensor
@@ -84,15 +97,28 @@ class QueryMechanism(ABC):
     def errors(self) -> Errors:
         """Exact bias and variance of every query for every type."""
 
+    def answer(self, types: Tensor, *, noise: Noise | None = None) -> Answers:
+        """Answers for users of these types, (n,), integers in [0, k); noise: the system's where None.
+
+        Raises TypeError, ValueError.
+        """
+        types = checks.indices("types", types, self.workload.shape[1])
+        if types.ndim != 1 or len(types) == 0:
+            raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
+        return self._answer(types, source(noise, types.device))
+
     @abstractmethod
-    def answer(self, types: Tensor, *, generator: torch.Generator) -> Answers:
-        """Answers for users of these types, (n,), integers in [0, k)."""
+    def _answer(self, types: Tensor, noise: Noise) -> Answers:
+        """``answer`` for types that are checked."""
 
     @abstractmethod
     def answer_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Answers:
-        """Answers for counts[x] users of type x; independent repetitions of shape ``sample_shape``."""
+        """Answers for counts[x] users of type x; independent repetitions of shape ``sample_shape``.
+
+        Raises TypeError, ValueError.
+        """
 
     def predicted_mse(self, counts: Tensor) -> Tensor:
         """Exact mean squared error of each query for counts (k,) of users, over the privacy noise: (m,)."""
@@ -101,7 +127,7 @@ class QueryMechanism(ABC):
 
     def worst_error(self, n: int, objective: Objective = Objective.WORST_QUERY) -> float:
         """Root of the mean squared error on the worst data of n users, of the worst query or of the average one."""
-        return self.errors.worst(checks.integer("n", n, 1), check_objective(objective))
+        return self.errors.worst(n, objective)
 
 
 def users(counts: Tensor) -> int:

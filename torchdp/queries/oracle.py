@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.queries.factored import dense
 from torchdp.queries.mechanism import Answers, Errors, QueryMechanism, users
@@ -22,7 +23,8 @@ class LocalOracle(QueryMechanism):
     decoded reports do not sum to 1: each row is used less its mean, which is best for uniform types.
 
     workload: (m, k) or a :class:`~torchdp.workloads.Workload`; oracle: on the same k types. ``standard_error`` is that
-    of the decoded histogram, cut off at 0; of the worst type where the oracle tells no types apart one by one.
+    of the decoded histogram, cut off at 0; of the worst type where the oracle tells no types apart one by one. Raises
+    ValueError, TypeError.
 
     Guarantees: the oracle's own, for each user.
     Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices.
@@ -33,7 +35,7 @@ class LocalOracle(QueryMechanism):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", dense(self.workload))
-        if self.oracle.k != self.workload.shape[1]:
+        if checks.instance("oracle", self.oracle, FrequencyOracle).k != self.workload.shape[1]:
             raise ValueError(f"oracle has k = {self.oracle.k} types, the workload {self.workload.shape[1]}")
 
     @property
@@ -48,11 +50,8 @@ class LocalOracle(QueryMechanism):
     def _centred(self) -> Tensor:
         return self.workload - self.workload.mean(1, keepdim=True)
 
-    def answer(self, types: Tensor, *, generator: torch.Generator) -> Answers:
-        types = checks.indices("types", types, self.workload.shape[1])
-        if types.ndim != 1 or len(types) == 0:
-            raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
-        return self._answers(self.oracle.collect(types, generator=generator), len(types))
+    def _answer(self, types: Tensor, noise: Noise) -> Answers:
+        return self._answers(self.oracle.collect(types, noise=noise), len(types))
 
     def answer_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()

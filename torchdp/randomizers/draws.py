@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 
 WORD = 64  # bits of an int64; bit j of a packed message is bit j % 64 of its word j // 64
 WHOLE_ROUNDS = 7  # digits of the probability that every word sees; later ones only words still undecided
@@ -18,14 +18,7 @@ def words_for(bits: int) -> int:
     return -(-bits // WORD)
 
 
-def random_words(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """int64 words of 64 fair bits."""
-    return torch.empty(shape, dtype=torch.int64, device=generator.device).random_(
-        -(2**63), None, generator=generator
-    )
-
-
-def bernoulli_words(shape: tuple[int, ...], probability: float, generator: torch.Generator) -> Tensor:
+def bernoulli_words(shape: tuple[int, ...], probability: float, draws: Draws) -> Tensor:
     """int64 words whose 64 bits are independent, each 1 with this probability, exactly (a float is a dyadic number).
 
     A bit is 1 where a uniform number lies below the probability; their binary digits are compared from the first on,
@@ -34,12 +27,12 @@ def bernoulli_words(shape: tuple[int, ...], probability: float, generator: torch
     numerator, denominator = probability.as_integer_ratio()
     length = denominator.bit_length() - 1
     if numerator == denominator:
-        return torch.full(shape, -1, dtype=torch.int64, device=generator.device)
-    result = torch.zeros(shape, dtype=torch.int64, device=generator.device).flatten()
+        return torch.full(shape, -1, dtype=torch.int64, device=draws.device)
+    result = torch.zeros(shape, dtype=torch.int64, device=draws.device).flatten()
     words, open_bits = result, torch.full_like(result, -1)
     where = None  # of the words still at work
     for place in range(length - 1, -1, -1):
-        fresh = random_words(tuple(words.shape), generator)  # 1: the uniform number's digit is 0
+        fresh = draws.words(tuple(words.shape))  # 1: the uniform number's digit is 0
         if (numerator >> place) & 1:
             fresh &= open_bits
             words |= fresh
@@ -57,6 +50,11 @@ def bernoulli_words(shape: tuple[int, ...], probability: float, generator: torch
     if where is not None and len(where):
         result[where] = words
     return result.view(shape)
+
+
+def bernoulli(size: int, probability: float, draws: Draws) -> Tensor:
+    """Independent bits, 1 with this probability, exactly: (size,), int64."""
+    return unpack(bernoulli_words((words_for(size),), probability, draws))[:size]
 
 
 def column_counts(words: Tensor) -> Tensor:
@@ -95,7 +93,7 @@ def popcount(words: Tensor) -> Tensor:
     return (words * 0x0101010101010101) >> 56
 
 
-def multinomial(counts: Tensor, laws: Tensor, generator: torch.Generator) -> Tensor:
+def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
     """Outcomes of counts[..., x] draws from laws[x], summed over x: (*batch, k), (k, m) -> (*batch, m), int64.
 
     Each crowd is split into the two halves of its outcomes again and again. O(k m) binomials, whatever the counts.
@@ -112,13 +110,13 @@ def multinomial(counts: Tensor, laws: Tensor, generator: torch.Generator) -> Ten
         for level in reversed(levels[:-1]):
             left, right = level[..., 0::2], level[..., 1::2]
             share = torch.where(right > 0, left / (left + right), 1.0)
-            first = binomial(crowds, share, generator)
+            first = draws.binomial(crowds, share)
             crowds = torch.stack([first, crowds - first], -1).flatten(-2)
         result[rows] = crowds[..., :m].sum(-2)
     return result.reshape(*counts.shape[:-1], m)
 
 
-def without_replacement(crowds: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
+def without_replacement(crowds: Tensor, sizes: Tensor, draws: Draws) -> Tensor:
     """How many of each crowd are among ``sizes`` people picked from all crowds without replacement.
 
     crowds: (*batch, s), sizes: (*batch,), int64; returns (*batch, s). Binomial picks miss the size by about its
@@ -134,8 +132,8 @@ def without_replacement(crowds: Tensor, sizes: Tensor, generator: torch.Generato
         total = source.sum(-1)
         many = missing.abs() > 4
         share = torch.where(many, missing.abs() / total.clamp_min(1).double(), 0.0)
-        some = binomial(source, share[..., None], generator)
-        uniform = torch.rand(total.shape, dtype=torch.float64, device=total.device, generator=generator)
+        some = draws.binomial(source, share[..., None])
+        uniform = draws.uniform(tuple(total.shape))
         person = torch.minimum((uniform * total).long(), total - 1)
         crowd = torch.searchsorted(source.cumsum(-1), person[..., None], right=True)
         single = torch.zeros_like(source).scatter_(-1, crowd, 1)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise, source
 from torchdp.randomizers.base import LocalRandomizer, user_counts
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
@@ -46,15 +48,21 @@ class FrequencyOracle(LocalRandomizer):
         """Sum over the users of Y, from their tally: (*batch, tallies) -> (*batch, k), float64."""
 
     @abstractmethod
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        """The tally where counts[x] users hold x: (*sample_shape, tallies), int64, exactly in law."""
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """``sample_reports`` for counts (k,) that are checked."""
 
     @property
     @abstractmethod
     def _words(self) -> int:
         """Numbers that one message takes in memory."""
+
+    def sample(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """One message for each user: int64, x: integers in [0, k) of any shape; noise: the system's where None.
+
+        ``messages`` says what a message is. Raises TypeError, ValueError.
+        """
+        x = checks.indices("x", x, self.k)
+        return self.messages(x, source(noise, x.device))
 
     def decode_sum(self, messages: Tensor) -> Tensor:
         """Sum of Y over the users of these messages: (k,), float64."""
@@ -64,16 +72,32 @@ class FrequencyOracle(LocalRandomizer):
         """Unbiased estimate of W c, c the users' counts of types: (*batch, tallies), (m, k) -> (*batch, m)."""
         return self.decode_counts(reports) @ self._workload(W).mT
 
-    def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+    def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
         """The tally of one message of each user, part by part: (n,) integers in [0, k) -> (tallies,), int64.
 
         In law ``sample_reports``, from messages that are drawn for each user and not kept. Memory beside ``x``, of
-        whatever width its integers have, does not grow with the number of users.
+        whatever width its integers have, does not grow with the number of users. noise: the system's where None.
+        Raises TypeError, ValueError.
         """
-        parts = in_parts(listed(x), self.k, WORDS_AT_ONCE // self._words)
+        return self._collect(listed(x), source(noise, x.device))
+
+    def sample_reports(
+        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """The tally where counts[x] users hold x: (*sample_shape, tallies), int64, exactly in law.
+
+        Each oracle states the cost. Raises TypeError, ValueError.
+        """
+        counts = user_counts(counts, self.k)
+        draws = Simulated(generator, counts.device)
+        return self._reports(counts, checks.sample_shape(sample_shape), draws)
+
+    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
+        """``collect`` for types (n,) whose range is unread."""
+        parts = in_parts(x, self.k, WORDS_AT_ONCE // self._words)
         total = torch.zeros(self.tallies, dtype=torch.int64, device=x.device)
         for part in parts:
-            total += self.tally(self.sample(part, generator=generator))
+            total += self.tally(self.messages(part.long(), draws))
         return total
 
     def sample_sum(
@@ -110,7 +134,7 @@ class FrequencyOracle(LocalRandomizer):
 
 def listed(x: Tensor) -> Tensor:
     """The users' types in a row, of the width that their integers have, their range unread: (n,). Raises TypeError."""
-    checks.indices("x", x.flatten()[:0] if isinstance(x, Tensor) else x, 1)
+    checks.indices("x", x.flatten()[:0] if isinstance(x, Tensor) and x.layout == torch.strided else x, 1)
     return x.flatten()
 
 

@@ -1,16 +1,18 @@
 """Hadamard response: one index of a Hadamard matrix."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
-from torchdp.randomizers.draws import multinomial, popcount
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.chances import at_least, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.draws import bernoulli, multinomial, popcount
 from torchdp.randomizers.frequency import FrequencyOracle, alphabet, budget
 
 
@@ -20,9 +22,9 @@ class HadamardResponse(FrequencyOracle):
 
     H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2);
     Cov(Y | x) is c^2 on the diagonal and c at (a, b) with (a + 1) xor (b + 1) = x + 1, less e_x e_x^T.
-    k >= 2; epsilon in (0, 700]. Raises ValueError.
+    k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
-    Guarantees: exactly epsilon-LDP.
+    Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
     Source: Acharya, Sun, Zhang (2019), the high privacy regime.
     """
 
@@ -32,10 +34,14 @@ class HadamardResponse(FrequencyOracle):
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", alphabet(self.k))
         object.__setattr__(self, "epsilon", budget(self.epsilon))
+        growth = exponential(self.epsilon)
+        told_apart(self.epsilon, 1 - 2 * Fraction(self._unlikely), (growth - 1) / (growth + 1))
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Acharya, Sun, Zhang (2019); two probabilities, ratio e^epsilon")
+        drawn = logarithm(1 / Fraction(self._unlikely) - 1)
+        source = "Acharya, Sun, Zhang (2019); log ratio of the two probabilities drawn"
+        return exact_local(stated(self.epsilon, drawn), source)
 
     @property
     def bits(self) -> int:
@@ -51,9 +57,14 @@ class HadamardResponse(FrequencyOracle):
     def _words(self) -> int:
         return 1
 
+    @cached_property
+    def _unlikely(self) -> float:
+        """P(H[x + 1, y] = -1)."""
+        return at_least(1 / (exponential(self.epsilon) + 1))
+
     @property
     def _scale(self) -> float:
-        return 1 / math.tanh(self.epsilon / 2)
+        return 1 / (1 - 2 * self._unlikely)  # a difference without rounding, near 1/2
 
     def covariance(self, x: int) -> Tensor:
         rows, c = torch.arange(1, self.k + 1), self._scale
@@ -73,18 +84,14 @@ class HadamardResponse(FrequencyOracle):
         squares = W.square()
         return c * c * squares.sum(-1, keepdim=True) + c * pairs - squares
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One index in [0, K) for each user: int64, the shape of ``x`` (integers in [0, k)).
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One index in [0, K) for each user: int64, the shape of ``x``.
 
         A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in it, which maps
         the indices of one sign one to one onto those of the other.
         """
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
-        sign, index = torch.rand((2, *x.shape), dtype=torch.float64, device=x.device, generator=generator)
-        y, row = (index * self.tallies).long(), x + 1
-        # 1: H = -1, with a probability that is rounded up to a multiple of 2^-53, the private side
-        wanted = (sign < 1 / (1 + math.exp(self.epsilon))).long()
+        y, row = draws.words(tuple(x.shape)) & (self.tallies - 1), x + 1
+        wanted = bernoulli(x.numel(), self._unlikely, draws).view(x.shape)  # 1: H = -1
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
 
     def tally(self, messages: Tensor) -> Tensor:
@@ -96,17 +103,13 @@ class HadamardResponse(FrequencyOracle):
         """Sum of Y from the tally: (*batch, K) -> (*batch, k), float64, by a fast transform."""
         return self._scale * walsh_hadamard(self._tallied(reports))[..., 1 : self.k + 1]
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        """One multinomial for each type that is held: O(k K) binomials for each repetition, whatever the users."""
-        counts = user_counts(counts, self.k)
-        generator = checks.random_source(generator, counts.device)
-        row = torch.arange(1, self.k + 1, device=counts.device)[:, None]
-        odd = popcount(row & torch.arange(self.tallies, device=counts.device)) & 1
-        unlikely = 2 / self.tallies / (1 + math.exp(self.epsilon))
-        laws = unlikely * (1 + math.expm1(self.epsilon) * (1 - odd.double()))
-        return multinomial(counts.expand(*checks.sample_shape(sample_shape), self.k), laws, generator)
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """One multinomial for each type that is held: O(K) binomials each for a repetition, whatever the users."""
+        held = counts.nonzero()[:, 0]
+        odd = popcount((held + 1)[:, None] & torch.arange(self.tallies, device=counts.device)) & 1
+        signs = torch.tensor([1 - self._unlikely, self._unlikely], dtype=torch.float64, device=counts.device)
+        laws = signs[odd] * (2 / self.tallies)
+        return multinomial(counts[held].expand(*shape, len(held)), laws, draws)
 
 
 def walsh_hadamard(values: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ from torchdp.randomizers.strategy import StrategyMatrix
 EDGE = 1e-3  # a start's entries are kept this share of their range away from its ends, where the slope vanishes
 SLACK = 1e-9  # of epsilon, left to rounding
 LARGEST_EPSILON = 30.0
-ROUNDS = 100  # of Newton's method inside a bracket, at most
+ROUNDS, CLOSE = (
+    100,
+    1e-12,
+)  # of Newton's method inside a bracket, at most; its last step, whose error is its square
 LEARNING_RATE = 0.2
 SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
 
@@ -63,7 +66,8 @@ class LearnedStrategy(nn.Module):
     def strategy(self, prior: Tensor | None = None) -> StrategyMatrix:
         """The randomizer that the parameters stand for, its epsilon measured; prior: for which its decoder is best.
 
-        Raises ValueError where the parameters are so large that rounding spends more than epsilon.
+        Raises ValueError where the parameters are so large that rounding spends more than epsilon, or that only outputs
+        of chances below 2^-63 tell types apart.
         """
         found = StrategyMatrix(self(), prior)
         if found.epsilon > self.epsilon:
@@ -89,9 +93,9 @@ class _Shift(torch.autograd.Function):
             low, high = torch.where(excess < 0, shift, low), torch.where(excess > 0, shift, high)
             step = shift - excess / (z @ (share * (1 - share))).clamp_min(torch.finfo(z.dtype).tiny)
             moved = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-            if bool(((moved - shift).abs() <= 1e-15 * (1 + shift.abs())).all()):
+            near, shift = bool(((moved - shift).abs() <= CLOSE * (1 + shift.abs())).all()), moved
+            if near:
                 break
-            shift = moved
         ctx.save_for_backward(logits, z, shift)
         ctx.growth = growth
         return shift
@@ -126,7 +130,10 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
         raise ValueError(f"prior must be ({k},) and positive, not of shape {tuple(prior.shape)}")
     scaled = Q / (Q @ (prior / prior.sum()))[:, None]  # D^{-1} Q
     triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
-    if bool(failed):
+    pivots = triangle.diagonal()
+    if bool(failed) or bool(
+        pivots.min() <= math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()
+    ):  # rounding hides a zero
         raise ValueError(f"Q must have rank {k}: some types cannot be told apart by its outputs")
     V = torch.cholesky_solve(W.to(Q).mT, triangle).mT @ scaled.mT
     return V.square() @ Q - W.to(Q).square()

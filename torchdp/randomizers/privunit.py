@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments
-from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.base import real_local
 from torchdp.randomizers.sphere import CapLaw
 from torchdp.randomizers.sphere_randomizer import SphereRandomizer
 from torchdp.randomizers.subgaussian import SubGaussian, constants
@@ -39,7 +39,7 @@ class PrivUnit(SphereRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Bhowmick et al. (2018), PrivUnit; density ratio c1/c0 = e^epsilon")
+        return real_local(self.epsilon, "Bhowmick et al. (2018), PrivUnit; density ratio c1/c0 = e^epsilon")
 
     @property
     def moments(self) -> BallMoments:
@@ -57,5 +57,5 @@ class PrivUnit(SphereRandomizer):
     def _mean(self) -> float:
         return self.cap.threshold
 
-    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return self.cap.sample(shape, generator=generator)
+    def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
+        return self.cap.draw(shape, draws)

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from torchdp.kernels import philox, privunitg
+from torchdp.draws import Draws
+from torchdp.kernels import privunitg
 from torchdp.kernels.dispatch import fuses
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.ball import BallMoments, BallRandomizer, gaussian_sums
-from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.normals import normals_like
+from torchdp.randomizers.ball import MOST_MISSED, BallMoments, BallRandomizer, gaussian_sums
+from torchdp.randomizers.base import real_local
 from torchdp.randomizers.subgaussian import SubGaussian, constants
 from torchdp.randomizers.tilted_normal import TiltedNormal
 
@@ -30,6 +29,22 @@ class PrivUnitG(BallRandomizer):
     Source: Asi, Feldman, Talwar (2022), PrivUnitG; plays the role of Ghazi et al. (2023), Theorem 9 (VRand).
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_missed()
+
+    @property
+    def missed(self) -> float:
+        """c1 times what a uniform point's normals miss: pairs end at a circle, 2^-127 beyond it, tau at 2^-126."""
+        return self.tau.high_density * (self.dim + 4) * 2.0**-127
+
+    @property
+    def _remedy(self) -> str:
+        epsilon = self.epsilon
+        while TiltedNormal(epsilon).high_density * (self.dim + 4) * 2.0**-127 > MOST_MISSED:
+            epsilon -= 0.5
+        return f"take epsilon = {epsilon:.4g}, or PrivUnit"
+
     @cached_property
     def tau(self) -> TiltedNormal:
         """The law of the noisy coordinate along x."""
@@ -37,7 +52,7 @@ class PrivUnitG(BallRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Asi, Feldman, Talwar (2022), PrivUnitG; density ratio c1/c0 = e^epsilon")
+        return real_local(self.epsilon, "Asi, Feldman, Talwar (2022), PrivUnitG; density ratio c1/c0 = e^epsilon")
 
     @property
     def moments(self) -> BallMoments:
@@ -51,37 +66,38 @@ class PrivUnitG(BallRandomizer):
         t, weights = self.tau.quadrature()
         return constants(((t - self.tau.threshold) * self.radius / self.tau.threshold, weights))
 
-    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
-        normals, lift = normals_like(users, generator), normals_like(users[:, 0], generator)
-        tau = self.tau.sample((len(users),), generator=generator)
+    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
+        normals, lift, tau = self._numbers(len(users), draws)
         return privunitg.message(users, normals, lift, tau, radius=self.radius, threshold=self.tau.threshold)
 
-    def _total(self, points: Tensor, types: Tensor, generator: torch.Generator) -> Tensor:
+    def _numbers(self, users: int, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
+        """(g, g0, tau) of so many users."""
+        return draws.normal((users, self.dim)), draws.normal((users,)), self.tau.draw((users,), draws)
+
+    def _total(self, points: Tensor, types: Tensor, draws: Draws) -> Tensor:
         """A message is linear in its draws: for each type, the message formula of their sums."""
         if 2 * len(points) > len(types):  # hardly anything to add up
-            return super()._total(points, types, generator)
-        normals = normals_like(points.new_empty((len(types), self.dim)), generator)
-        lift, tau = normals_like(normals[:, 0], generator), self.tau.sample((len(types),), generator=generator)
+            return super()._total(points, types, draws)
         g, g0, t = (
             each.new_zeros((len(points), *each.shape[1:])).index_add_(0, types, each)
-            for each in (normals, lift, tau)
+            for each in self._numbers(len(types), draws)
         )
-        sums = privunitg.message(points, g, g0, t, radius=self.radius, threshold=self.tau.threshold)
-        return sums.sum(0, dtype=torch.float64)
+        return privunitg.message(points, g, g0, t, radius=self.radius, threshold=self.tau.threshold).sum(0)
 
-    def _collect(self, points: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-        if not fuses(points.device):
-            return super()._collect(points, counts, generator)
+    def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
+        key = draws.kernel_key() if fuses(points.device) else None
+        if key is None:
+            return super()._collect(points, counts, draws)
         return privunitg.sums(
             points,
             counts,
-            philox.draw_key(generator),
+            key,
             radius=self.radius,
             threshold=self.tau.threshold,
             upper=self.tau.upper,
             survival=self.tau.survival,
         )
 
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        along = self.tau.sample_sums(counts, generator=generator, sample_shape=shape)  # (*shape, m)
-        return gaussian_sums(points, along, counts, shape, generator) / self.tau.threshold
+    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        along = self.tau.sums(counts, shape, draws)  # (*shape, m)
+        return gaussian_sums(points, along, counts, shape, draws) / self.tau.threshold

@@ -9,9 +9,10 @@ from scipy.special import expit
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments
-from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.base import real_local
 from torchdp.randomizers.logit_beta import CUT, LogitBeta
 from torchdp.randomizers.sphere import CapLaw, coordinate_size
 from torchdp.randomizers.sphere_randomizer import SphereRandomizer
@@ -60,7 +61,7 @@ class ProjUnit(SphereRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; ratio e^epsilon")
+        return real_local(self.epsilon, "Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; ratio e^epsilon")
 
     @property
     def moments(self) -> BallMoments:
@@ -89,11 +90,6 @@ class ProjUnit(SphereRandomizer):
         return SubGaussian(max(c.psi2 for c in both), max(c.proxy for c in both))
 
     @property
-    def bits(self) -> int:
-        """k float64 numbers and a 64-bit seed of the projection."""
-        return 64 * (self.k + 1)
-
-    @property
     def _coordinates(self) -> Law:
         """T by quadrature."""
         w, weights = self.cap.quadrature()
@@ -106,11 +102,10 @@ class ProjUnit(SphereRandomizer):
         w, weights = law.quadrature(mode - law.mirrored.reach(-mode, CUT), mode + law.reach(mode, CUT))
         return np.sqrt(expit(w)), weights
 
-    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
         """(R T, sqrt(1 - R^2 T^2))."""
-        t, across = self.cap.sample(shape, generator=generator)
-        z = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
-        logit = self._projection.quantile(z)
+        t, across = self.cap.draw(shape, draws)
+        logit = self._projection.quantile(draws.normal(shape))
         along = t * torch.sigmoid(logit).sqrt()
         return along, (across.square() + t.square() * torch.sigmoid(-logit)).sqrt()
 

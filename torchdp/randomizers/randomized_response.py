@@ -1,20 +1,21 @@
 """k-ary randomized response."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.kernels import response_counts
 from torchdp.kernels.dispatch import fuses
-from torchdp.kernels.philox import draw_key
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
-from torchdp.randomizers.frequency import FrequencyOracle, all_counted, alphabet, budget, listed, spread
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.chances import TOTAL, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.frequency import FrequencyOracle, all_counted, alphabet, budget, spread
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,11 @@ class FiniteMoments:
 class RandomizedResponse(FrequencyOracle):
     """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
 
-    k >= 2; epsilon in (0, 700], above about k^2 2^-63 + k 2^-50: chances are drawn as multiples of 2^-63, rounded to
-    the private side. Raises ValueError.
+    q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon = 40 it costs .02 of
+    it for k = 2, and none is above 43.7. k >= 2; epsilon in (0, 700], for many types above about k^2 2^-43. Raises
+    ValueError.
 
-    Guarantees: exactly epsilon-LDP.
+    Guarantees: exactly ``guarantee.epsilon``-LDP, log(p/q) of the integers drawn, at most epsilon.
     Source: Warner (1965); Kairouz, Bonawitz, Ramage (2016), section 4.1.
     """
 
@@ -54,39 +56,34 @@ class RandomizedResponse(FrequencyOracle):
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", alphabet(self.k))
         object.__setattr__(self, "epsilon", budget(self.epsilon))
-        if self.k * self._step > 2**63:  # the own value would be the least likely one
-            raise ValueError(
-                f"epsilon = {self.epsilon} is too small for k = {self.k} types: 63 random bits can not tell the "
-                "chances apart; take a larger epsilon or fewer types"
-            )
+        growth = exponential(self.epsilon)
+        told_apart(self.epsilon, self._kept_exactly, (growth - 1) / (growth + self.k - 1))
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Warner (1965); p/q = e^epsilon")
+        drawn = logarithm(Fraction(TOTAL - (self.k - 1) * self._step, self._step))
+        return exact_local(stated(self.epsilon, drawn), "Warner (1965); log p/q of the integers drawn")
 
     @property
     def moments(self) -> FiniteMoments:
         """Exact moments of the decoded report."""
-        return FiniteMoments(self.k, math.exp(self.epsilon) * self._q, self._q)
+        return FiniteMoments(self.k, float(1 - (self.k - 1) * Fraction(self._step, TOTAL)), self._q)
 
     @property
     def bits(self) -> int:
         """ceil(log2 k)."""
         return (self.k - 1).bit_length()
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One report in [0, k) for each user: int64, the shape of ``x`` (integers in [0, k))."""
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One report in [0, k) for each user: int64, the shape of ``x``."""
         # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
-        value = torch.empty_like(x).random_(generator=generator).div_(self._step, rounding_mode="floor")
+        value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
         return torch.where(value < self.k, value, x)
 
-    def collect(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        x = listed(x)
-        if not fuses(x.device):
-            return super().collect(x, generator=generator)
-        key = draw_key(checks.random_source(generator, x.device))
+    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
+        key = draws.kernel_key() if fuses(x.device) else None
+        if key is None:
+            return super()._collect(x, draws)
         counts = response_counts.counts(x, self.k, self._step, key)
         return all_counted(counts, counts.sum(), x, self.k)
 
@@ -117,18 +114,14 @@ class RandomizedResponse(FrequencyOracle):
         users = reports.sum(-1, keepdim=True)
         return (reports - users * self._q) / self._kept
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """How many users report each value, where counts[x] users hold x: (*sample_shape, k), int64.
 
         Exact in law: Binomial(counts_x, k q) users of type x report uniformly, the others x; the reports of the
         former are drawn by halving [0, k) again and again. O(k) for each repetition, whatever the number of users.
         """
-        counts = user_counts(counts, self.k)
-        generator = checks.random_source(generator, counts.device)
-        counts = counts.expand(*checks.sample_shape(sample_shape), self.k)
-        uniform = binomial(counts, torch.full_like(counts, self._uniform, dtype=torch.float64), generator)
+        counts = counts.expand(*shape, self.k)
+        uniform = draws.binomial(counts, self._uniform)
         pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
         width = 1 << self.bits
         while width > 1:  # split each pool of `width` values into its two halves
@@ -137,23 +130,28 @@ class RandomizedResponse(FrequencyOracle):
             left = (self.k - starts).clamp(0, half)  # values below k in each half
             both = (self.k - starts).clamp(0, width)
             share = torch.where(both > 0, left.double() / both.clamp_min(1), 1.0)
-            first = binomial(pools, share, generator)
+            first = draws.binomial(pools, share)
             pools = torch.stack([first, pools - first], -1).flatten(-2)
             width = half
         return counts - uniform + pools[..., : self.k]
 
-    @property
-    def _q(self) -> float:
-        return 1 / (math.exp(self.epsilon) + self.k - 1)
-
-    @property
+    @cached_property
     def _step(self) -> int:
-        return math.ceil(self._q * (1 + 2**-50) * 2.0**63)  # q to float64, on the private side
+        """Of the 2^63 integers, those that lead to each other value."""
+        return math.ceil(TOTAL / (exponential(self.epsilon) + self.k - 1))
 
     @property
+    def _kept_exactly(self) -> Fraction:
+        return 1 - Fraction(self.k * self._step, TOTAL)
+
+    @cached_property
+    def _q(self) -> float:
+        return self._step / TOTAL
+
+    @cached_property
     def _kept(self) -> float:
-        return math.expm1(self.epsilon) * self._q  # p - q
+        return float(self._kept_exactly)  # p - q
 
-    @property
+    @cached_property
     def _uniform(self) -> float:
-        return self.k * self._q  # 1 - (p - q); kept to full precision where it is tiny
+        return self.k * self._step / TOTAL  # 1 - (p - q); kept to full precision where it is tiny

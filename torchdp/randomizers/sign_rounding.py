@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball import BallMoments, BallRandomizer, gaussian_sums
 from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.chances import at_least, exponential
 from torchdp.randomizers.logit_beta import panel_rule
-from torchdp.randomizers.normals import normals_like
 from torchdp.randomizers.sphere import coordinate_size, mean_coordinate, uniform_coordinate
 from torchdp.randomizers.sphere_sums import sphere_sums
 from torchdp.randomizers.subgaussian import Law, SubGaussian, widest
-from torchdp.randomizers.truncated_sums import sample_truncated_sums
+from torchdp.randomizers.truncated_sums import truncated_sums
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class SignRounding(BallRandomizer):
         """P(<Y, x> < 0) = P(s = -1) for points x of these norms, in units of the radius."""
         norms = norms.double().clamp_max(1)
         return (1 - norms) / 2 + norms / (math.exp(self.epsilon) + 1)
+
+    def _behind(self, norms: Tensor) -> Tensor:
+        """``disagreement`` in whole numbers of 2^63, rounded up: the private side."""
+        least = at_least(1 / (exponential(self.epsilon) + 1))  # on the sphere, without rounding errors
+        return (self.disagreement(norms).clamp_min(least) * 2.0**63).ceil().to(torch.int64)
 
     @property
     @abstractmethod
@@ -79,10 +85,10 @@ class SignRounding(BallRandomizer):
 
         return widest(along, min(self.bias, 1 - 1e-9))  # a sure sign of a sure size has no noise to measure
 
-    def _signs(self, users: Tensor, normals: Tensor, generator: torch.Generator) -> Tensor:
-        """s S for each user (n,), +-1 in users' dtype, where <V, x> has the sign of <normals, x>."""
-        uniform = torch.rand(len(users), dtype=torch.float64, device=users.device, generator=generator)
-        lost = uniform < self.disagreement(torch.linalg.vector_norm(users, dim=-1) / self.radius)
+    def _signs(self, users: Tensor, normals: Tensor, draws: Draws) -> Tensor:
+        """s S for each user (n,), +-1, where <V, x> has the sign of <normals, x>."""
+        norms = torch.linalg.vector_norm(users, dim=-1) / self.radius
+        lost = draws.integers((len(users),)) < self._behind(norms)
         return 1 - 2 * (lost ^ ((normals * users).sum(-1) < 0)).to(users.dtype)
 
 
@@ -124,24 +130,24 @@ class DuchiJordanWainwright(SignRounding):
     def _scale(self) -> float:
         return 1 / (self.bias * mean_coordinate(self.dim))  # B, radius 1
 
-    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
-        normals = normals_like(users, generator)
+    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
+        normals = draws.normal(tuple(users.shape))
         lengths = torch.linalg.vector_norm(normals, dim=-1)
-        zero = lengths == 0  # once in 2^24 draws of one float32: no direction, so take the first axis
+        zero = lengths == 0  # no direction, so take the first axis
         normals[:, 0] += zero
-        directed = (lengths + zero) * self._signs(users, normals, generator)
+        directed = (lengths + zero) * self._signs(users, normals, draws)
         return normals.div_(directed[:, None]).mul_(self.radius * self._scale)
 
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         probability = self.disagreement(torch.linalg.vector_norm(points, dim=-1))
 
         def draw(types: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-            z, uniform = torch.zeros((2, repeats, len(types)), dtype=torch.float64, device=points.device)
-            lost = uniform.uniform_(generator=generator) < probability[types]
-            along, across = uniform_coordinate(self.dim, z.normal_(generator=generator).abs())
+            size = (repeats, len(types))
+            lost = draws.uniform(size) < probability[types]
+            along, across = uniform_coordinate(self.dim, draws.normal(size).abs())
             return torch.where(lost, -along, along), across
 
-        return self._scale * sphere_sums(_axes(points), counts, draw, shape, generator)
+        return self._scale * sphere_sums(_axes(points), counts, draw, shape, draws)
 
 
 @dataclass(frozen=True)
@@ -200,17 +206,15 @@ class PointRelease(SignRounding):
     def _scale(self) -> float:
         return math.sqrt(math.pi / 2) / self.bias  # c, radius 1
 
-    def _messages(self, users: Tensor, generator: torch.Generator) -> Tensor:
-        normals = normals_like(users, generator)
-        return normals.mul_((self.radius * self._scale * self._signs(users, normals, generator))[:, None])
+    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
+        normals = draws.normal(tuple(users.shape))
+        return normals.mul_((self.radius * self._scale * self._signs(users, normals, draws))[:, None])
 
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        users = counts.double().expand(*shape, *counts.shape).contiguous()
-        probability = self.disagreement(torch.linalg.vector_norm(points, dim=-1)).expand_as(users).contiguous()
-        behind = torch.binomial(users, probability, generator=generator)
-        along = sample_truncated_sums(0.0, (users - behind).long(), generator=generator)
-        along = along - sample_truncated_sums(0.0, behind.long(), generator=generator)
-        return self._scale * gaussian_sums(_axes(points), along, counts, shape, generator)
+    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        users = counts.expand(*shape, *counts.shape)
+        behind = draws.binomial(users, self.disagreement(torch.linalg.vector_norm(points, dim=-1)))
+        along = truncated_sums(0.0, users - behind, draws) - truncated_sums(0.0, behind, draws)
+        return self._scale * gaussian_sums(_axes(points), along, counts, shape, draws)
 
 
 def _axes(points: Tensor) -> Tensor:

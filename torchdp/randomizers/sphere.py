@@ -11,8 +11,9 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from torch import Tensor
 
-from torchdp.kernels import privunitg
+from torchdp.draws import Draws
 from torchdp.randomizers.logit_beta import CUT, LogitBeta, panel_rule
+from torchdp.randomizers.tilted_normal import cap_chance, tilted
 
 WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
 
@@ -122,16 +123,18 @@ class CapLaw:
         d, r = self.dim, math.sinh(self.rapidity) ** 2
         return d * (3 * (d + 1) * (1 + r) + (d * d + 5 * d + 12) * r) / ((d + 1) * (d + 2))
 
-    def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Independent copies of (T, sqrt(1 - T^2)), float64 on the generator's device.
+    def draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
+        """Independent copies of (T, sqrt(1 - T^2)), float64.
 
         The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across its edge.
         """
-        branch, tail = torch.rand((2, *shape), dtype=torch.float64, device=generator.device, generator=generator)
-        z = privunitg.tilted_normal(
-            branch, 1 - tail, threshold=-float(ndtri(self.survival)), upper=self.upper, survival=self.survival
-        )
+        z = tilted(shape, draws, -float(ndtri(self.survival)), self.chance, self.survival)
         return uniform_coordinate(self.dim, z)
+
+    @cached_property
+    def chance(self) -> int:
+        """Of 2^63 integers those that lead to the cap, rounded down: the private side."""
+        return cap_chance(self.epsilon, self.survival)
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes 2 artanh T and weights for expectations under this law, off the cap and on it."""

@@ -1,7 +1,5 @@
 """Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder for a workload."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,12 +7,15 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.chances import TOTAL, whole_table
 from torchdp.randomizers.draws import multinomial
 from torchdp.randomizers.frequency import FrequencyOracle
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
+LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
 ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
 
 
@@ -27,10 +28,11 @@ class StrategyMatrix(FrequencyOracle):
     ``workload_variance`` need W in the row space of Q only; what belongs to a single type (``decode_counts``,
     ``covariance``, ``sample_sum``) is the case W = I and needs Q of rank k.
 
-    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6; rescaled here, kept in float64); prior: (k,),
-    positive, scaled to 1, or None for the uniform one. Raises TypeError, ValueError.
+    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6). What is drawn, decoded and kept here as
+    ``matrix`` is ``table``/2^63, integers near it that never spend more than it; outputs of chance 1e-12 move by up to
+    1e-7 of theirs. prior: (k,), positive, scaled to 1, or None for the uniform one. Raises TypeError, ValueError.
 
-    Guarantees: exactly epsilon-LDP, epsilon computed from the matrix.
+    Guarantees: exactly epsilon-LDP, epsilon the largest log ratio within a row of the integers drawn, rounded up.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), strategy matrix and optimal reconstruction.
     """
 
@@ -39,6 +41,7 @@ class StrategyMatrix(FrequencyOracle):
     k: int = field(init=False)
     epsilon: float = field(init=False)
     law: Tensor = field(init=False, repr=False)  # of the output under the prior, (m,)
+    table: Tensor = field(init=False, repr=False)  # (m, k), int64, columns that add up to 2^63
 
     def __post_init__(self) -> None:
         Q = checks.matrix("matrix", self.matrix).detach().double()
@@ -53,17 +56,18 @@ class StrategyMatrix(FrequencyOracle):
             raise ValueError(
                 "matrix must have columns that add up to 1: column x is the law of the output of type x"
             )
-        Q = Q / sums
-        epsilon = math.log(float((Q.amax(1) / Q.amin(1)).max()))
-        if epsilon <= 0:
+        if not bool((Q.amax(1) > Q.amin(1) * (1 + LEAST_RATIO)).any()):
             raise ValueError("matrix must have two different columns; this one says nothing about the type")
-        k = Q.shape[1]
+        table, epsilon = whole_table(Q / sums)
+        table = table.to(Q.device)
+        Q, k = table.double() / TOTAL, Q.shape[1]
         prior = torch.ones(k, dtype=torch.float64, device=Q.device) if self.prior is None else self.prior
         prior = checks.floating("prior", prior).detach().double()
         if prior.shape != (k,) or not (prior > 0).all() or prior.device != Q.device:
             raise ValueError(f"prior must be ({k},), positive, and on the device of matrix")
         prior = prior / prior.sum()
-        for name, value in (("matrix", Q), ("prior", prior), ("k", k), ("epsilon", epsilon), ("law", Q @ prior)):
+        values = {"matrix": Q, "prior": prior, "k": k, "epsilon": epsilon, "law": Q @ prior, "table": table}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -97,9 +101,10 @@ class StrategyMatrix(FrequencyOracle):
 
     @cached_property
     def _cumulative(self) -> Tensor:
-        """(k, power of two): the law of the output of each type, summed up; infinite beyond m - 1."""
-        sums = self.matrix.mT.cumsum(-1)[:, :-1]
-        return torch.nn.functional.pad(sums, (0, (1 << self.bits) - sums.shape[-1]), value=math.inf)
+        """(k, power of two), int64: how many integers lead to outputs 0, ..., y; the last but one number beyond."""
+        sums = self.table.new_full((self.k, 1 << self.bits), TOTAL - 1)
+        sums[:, : self.outputs - 1] = self.table.mT[:, :-1].cumsum(-1)
+        return sums
 
     def decoder(self, W: Tensor) -> Tensor:
         """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the row space of Q."""
@@ -127,18 +132,16 @@ class StrategyMatrix(FrequencyOracle):
         centred = V - (V @ law)[:, None]
         return (centred * law) @ centred.mT
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One output in [0, m) for each user: int64, the shape of ``x`` (integers in [0, k))."""
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
-        uniform = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator)
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One output in [0, m) for each user: int64, the shape of ``x``."""
+        number = draws.integers(tuple(x.shape))
         width = self._cumulative.shape[-1]
         table, start = self._cumulative.flatten(), x * width
         found = torch.zeros_like(x)
         while width > 1:  # binary search in the row of each user's type
             width //= 2
-            found += width * (uniform >= table[start + found + (width - 1)])
-        return found
+            found += width * (number >= table[start + found + (width - 1)])
+        return found.clamp_(max=self.outputs - 1)  # beyond it for the number 2^63 - 1 alone
 
     def tally(self, messages: Tensor) -> Tensor:
         """How many messages are each output: (m,), int64. messages: integers in [0, m)."""
@@ -149,14 +152,9 @@ class StrategyMatrix(FrequencyOracle):
         """Sum of Y from the tally: (*batch, m) -> (*batch, k), float64. Raises ValueError for rank below k."""
         return self._tallied(reports) @ self._full_decoder().mT
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type that is held: O(m k) binomials for each repetition, whatever the users."""
-        counts = user_counts(counts, self.k)
-        generator = checks.random_source(generator, counts.device)
-        shape = checks.sample_shape(sample_shape)
-        return multinomial(counts.expand(*shape, self.k), self.matrix.mT, generator)
+        return multinomial(counts.expand(*shape, self.k), self.matrix.mT, draws)
 
     def _full_decoder(self) -> Tensor:
         return self.decoder(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))

@@ -1,20 +1,22 @@
 """Subset selection: the message is a set of w values, more often one that holds the user's own."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.base import exact_local, user_counts
-from torchdp.randomizers.bit_vectors import BitVectorOracle
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.bit_vectors import BitVectorOracle, put_bit
+from torchdp.randomizers.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.draws import WORD, popcount, without_replacement
 from torchdp.randomizers.frequency import spread
+
+AT_ONCE = 32  # values missing from a set: up to here they are added one by one, without a sort
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,24 @@ class SubsetSelection(BitVectorOracle):
     neighbour of smaller error. With q = P(v in S) and r = P(v, v' in S) for values other than x,
     Cov(Y | x) (p - q)^2 = p (1 - p) at (x, x), p (w - 1)/(k - 1) - p q at (x, v), q (1 - q) at (v, v) and
     r - q^2 at (v, v'). At w = 1 it is randomized response.
-    k >= 2; epsilon in (0, 700]. Raises ValueError.
+    k >= 2; epsilon in [1e-9, 700], for many types above about k 2^-33. Raises ValueError.
 
-    Guarantees: exactly epsilon-LDP.
+    Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
     Source: Wang et al. (2016); Ye, Barg (2018), section III, who show it optimal for the histogram.
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        w, growth = self.subset, exponential(self.epsilon)
+        wanted = w * (self.k - w) * (growth - 1) / ((w * growth + self.k - w) * (self.k - 1))
+        told_apart(self.epsilon, self._gap_exactly, wanted)
+
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "Ye, Barg (2018); P(S | x in S)/P(S | x not in S) = e^epsilon")
+        w, lost = self.subset, Fraction(self.lost)
+        drawn = logarithm((1 - lost) * (self.k - w) / (lost * w))
+        source = "Ye, Barg (2018); log P(S | x in S)/P(S | x not in S) as drawn"
+        return exact_local(stated(self.epsilon, drawn), source)
 
     @cached_property
     def subset(self) -> int:
@@ -44,31 +55,38 @@ class SubsetSelection(BitVectorOracle):
     @property
     def on(self) -> float:
         """p."""
-        return self._chances(self.subset)[0]
+        return 1 - self.lost
 
-    @property
+    @cached_property
     def lost(self) -> float:
         """1 - p."""
-        rest = (self.k - self.subset) * math.exp(-self.epsilon)
-        return rest / (self.subset + rest)
+        w = self.subset
+        return at_least((self.k - w) / (w * exponential(self.epsilon) + self.k - w))
 
-    @property
+    @cached_property
     def off(self) -> float:
         """q."""
-        return self._chances(self.subset)[1]
+        return float((self.subset - 1 + Fraction(self.lost)) / (self.k - 1))
 
-    @property
+    @cached_property
     def gap(self) -> float:
         """p - q."""
-        return self._chances(self.subset)[2]
+        return float(self._gap_exactly)
 
     @property
+    def _gap_exactly(self) -> Fraction:
+        return (self.k - self.subset - self.k * Fraction(self.lost)) / (self.k - 1)
+
+    @cached_property
     def bits(self) -> int:
-        """ceil(log2 of the number of w-subsets); ``sample`` gives the set itself, as k bits."""
-        return (math.comb(self.k, self.subset) - 1).bit_length()
+        """ceil(log2 of the number of w-subsets), above k = 4096 to rounding; ``sample`` gives the set, as k bits."""
+        k, w = self.k, self.subset
+        if k <= 4096:
+            return (math.comb(k, w) - 1).bit_length()
+        return math.ceil((math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2))
 
     def covariance(self, x: int) -> Tensor:
-        (p, q, gap), w = self._chances(self.subset), self.subset
+        p, q, gap, w = self.on, self.off, self.gap, self.subset
         covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64).fill_diagonal_(
             q - q * q
         )
@@ -86,32 +104,54 @@ class SubsetSelection(BitVectorOracle):
         squares = S + k * d.square()
         return ((q - self._pair) * squares + (self._pair - q * q) * (k * d).square()) / gap**2
 
-    def sample(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        """One packed subset for each user: int64 (*x.shape, ceil(k/64)); x: integers in [0, k).
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One packed subset for each user: int64 (*x.shape, ceil(k/64)).
 
-        Independent bits with probability w/k, then values added or taken out at random until the size is right:
-        given its size a set of independent bits is uniform, and stays so.
+        x by its own coin; of the others independent bits, with a chance that seldom makes too many (those sets are
+        drawn again), then values at random until the size is right, most of them in the first few rounds: given its
+        size a set that is drawn without regard to its members' names is uniform.
         """
-        x = checks.indices("x", x, self.k)
-        generator = checks.random_source(generator, x.device)
-        own = x.flatten()
-        words = self._packed(own, generator, self.subset / self.k)
-        missing = self.subset - popcount(words).sum(-1)
-        rows = missing.nonzero()[:, 0]
-        while len(rows):
-            uniform = torch.rand(rows.shape, dtype=torch.float64, device=x.device, generator=generator)
-            value = (uniform * self.k).long().clamp_max(self.k - 1)
-            where, place = value // WORD, value % WORD
-            word, sign = words[rows, where], missing[rows].sign()
-            fits = (((word >> place) & 1) == (1 - sign) // 2) & (value != own[rows])
-            words[rows, where] = word ^ (fits.long() << place)
-            missing[rows] -= sign * fits
-            rows = rows[missing[rows] != 0]
+        own, k = x.flatten(), self.k
+        held = self._own(len(own), draws)
+        wanted = self.subset - held  # others to pick
+        words = self._first(own, wanted, draws)
+        rows, missing = torch.arange(len(own), device=x.device), wanted - popcount(words).sum(-1)
+        while True:
+            rows = rows[missing > 0]
+            missing = missing[missing > 0]
+            if not len(rows):
+                break
+            row, many = torch.arange(len(rows), device=x.device), int(missing.max()) > AT_ONCE
+            if many:
+                row = row.repeat_interleave(missing)
+            value = draws.below(k - 1, (len(row),))
+            value += value >= own[rows][row]
+            fresh = words[rows[row], value // WORD] >> value % WORD & 1 == 0
+            row, value = row[fresh], value[fresh]
+            if many:  # at most as many as are missing
+                new = (row * k + value).unique()
+                row, value = new // k, new % k
+            place = rows[row] * self._words + value // WORD
+            words.view(-1).index_add_(0, place, torch.ones_like(value) << value % WORD)  # bits that were 0
+            missing -= torch.bincount(row, minlength=len(rows))
+        put_bit(words, own, held)
         return words.view(*x.shape, self._words)
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
+    def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
+        """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""
+        least = self.subset - 1
+        share = math.floor(256 * (least - 1.5 * math.sqrt(least)) / self.k) / 256 if least > 8 else 0.0
+        words = self._others(len(own), share, draws)
+        put_bit(words, own, torch.zeros_like(own))
+        rows = (popcount(words).sum(-1) > wanted).nonzero()[:, 0]
+        while len(rows):
+            again = self._others(len(rows), share, draws)
+            put_bit(again, own[rows], torch.zeros_like(rows))
+            words[rows] = again
+            rows = rows[popcount(again).sum(-1) > wanted[rows]]
+        return words
+
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """The tally, exactly in law, by one sweep over the values: O(k w) for each repetition, whatever the users.
 
         A subset is, with probability a, uniform among all w-subsets, and otherwise uniform among those that hold x
@@ -119,11 +159,8 @@ class SubsetSelection(BitVectorOracle):
         bound to a value still to come, and the others. At value v the users bound to it, a uniform part of the
         bound, take it and join the others, who pick v with probability r over the number of values left.
         """
-        counts, k, w = user_counts(counts, self.k), self.k, self.subset
-        generator = checks.random_source(generator, counts.device)
-        shape = checks.sample_shape(sample_shape)
-        chance = torch.full((k,), self._bound, dtype=torch.float64, device=counts.device)
-        bound_users = binomial(counts.expand(*shape, k), chance, generator)
+        k, w = self.k, self.subset
+        bound_users = draws.binomial(counts.expand(*shape, k), self._bound)
         bound = torch.zeros(*shape, w + 1, dtype=torch.int64, device=counts.device)
         free = torch.zeros_like(bound)
         bound[..., w - 1] = bound_users.sum(-1)
@@ -131,21 +168,21 @@ class SubsetSelection(BitVectorOracle):
         left = torch.arange(w + 1, dtype=torch.float64, device=counts.device)
         reports = []
         for v in range(k):
-            own = without_replacement(bound, bound_users[..., v], generator)
+            own = without_replacement(bound, bound_users[..., v], draws)
             bound = bound - own
             crowds = torch.stack([bound, free], -2)
             chance = torch.stack([left / max(1, k - 1 - v), left / (k - v)]).clamp_max(1)
-            picks = binomial(crowds, chance, generator)
+            picks = draws.binomial(crowds, chance)
             moved = torch.nn.functional.pad(picks[..., 1:], (0, 1))  # who picked has one pick less
             bound, free = (crowds - picks + moved).unbind(-2)
             free = free + own
             reports.append(own.sum(-1) + picks.sum((-2, -1)))
         return torch.stack([*reports, counts.sum().expand(shape)], -1)
 
-    @property
+    @cached_property
     def _bound(self) -> float:
         """Probability of the branch 'uniform among the w-subsets that hold x'."""
-        return -math.expm1(-self.epsilon) * self.on
+        return float(1 - Fraction(self.lost) * self.k / (self.k - self.subset))
 
     @property
     def _pair(self) -> float:
@@ -153,13 +190,10 @@ class SubsetSelection(BitVectorOracle):
         p, w, k = self.on, self.subset, self.k
         return (w - 1) * (p * (w - 2) + (1 - p) * w) / ((k - 1) * (k - 2)) if k > 2 else 0.0
 
-    def _chances(self, w: int) -> tuple[float, float, float]:
+    def _error(self, w: int) -> float:
+        """E ||Y - e_x||^2, infinite where p - q underflows."""
         rest = (self.k - w) * math.exp(-self.epsilon)
         p = w / (w + rest)
         gap = w * (self.k - w) * -math.expm1(-self.epsilon) / ((w + rest) * (self.k - 1))
-        return p, (w - p) / (self.k - 1), gap
-
-    def _error(self, w: int) -> float:
-        """E ||Y - e_x||^2."""
-        p, q, gap = self._chances(w)
-        return (p * (1 - p) + (self.k - 1) * q * (1 - q)) / gap**2
+        q = (w - p) / (self.k - 1)
+        return (p * (1 - p) + (self.k - 1) * q * (1 - q)) / gap**2 if gap**2 > 0 else math.inf

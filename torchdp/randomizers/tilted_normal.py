@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -10,9 +11,10 @@ from scipy.special import log_ndtr, ndtr
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels import privunitg
+from torchdp.draws import Draws, Simulated
+from torchdp.randomizers.chances import TOTAL, exponential
 from torchdp.randomizers.logit_beta import panel_rule
-from torchdp.randomizers.truncated_sums import sample_truncated_sums
+from torchdp.randomizers.truncated_sums import truncated_sums
 
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0
 
@@ -81,11 +83,16 @@ class TiltedNormal:
 
     def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> Tensor:
         """Independent copies of tau, float64 on the generator's device."""
-        generator = checks.random_source(generator, getattr(generator, "device", torch.device("cpu")))
-        branch, tail = torch.rand((2, *shape), dtype=torch.float64, device=generator.device, generator=generator)
-        return privunitg.tilted_normal(
-            branch, 1 - tail, threshold=self.threshold, upper=self.upper, survival=self.survival
-        )
+        return self.draw(shape, Simulated(generator))
+
+    def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """Independent copies of tau, float64."""
+        return tilted(shape, draws, self.threshold, self.chance, self.survival)
+
+    @cached_property
+    def chance(self) -> int:
+        """Of 2^63 integers those that lead beyond k, rounded down: the private side."""
+        return cap_chance(self.epsilon, self.survival)
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes and weights for expectations under this law, with an edge at k."""
@@ -101,17 +108,40 @@ class TiltedNormal:
         tau is N(0, 1) with probability c0 and N(0, 1) given >= k otherwise, so the sum is N(0, n - B) plus B
         truncated normals, B ~ Binomial(n, 1 - c0). The cost does not depend on n.
         """
-        generator = checks.random_source(generator, counts.device)
-        above = torch.binomial(
-            counts.double().expand(*sample_shape, *counts.shape).contiguous(),
-            torch.full(
-                (*sample_shape, *counts.shape), 1 - self.low_density, dtype=torch.float64, device=counts.device
-            ),
-            generator=generator,
-        )
-        z = torch.randn(above.shape, dtype=torch.float64, device=counts.device, generator=generator)
-        free = (counts - above).sqrt() * z
-        return free + sample_truncated_sums(self.threshold, above.long(), generator=generator)
+        return self.sums(counts, sample_shape, Simulated(generator, counts.device))
+
+    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """``sample_sums`` from draws."""
+        above = draws.binomial(counts.expand(*shape, *counts.shape), 1 - self.low_density)
+        free = (counts - above).double().sqrt() * draws.normal(tuple(above.shape))
+        return free + truncated_sums(self.threshold, above, draws)
+
+
+def cap_chance(epsilon: float, survival: float) -> int:
+    """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the rest; rounded down."""
+    growth, share = exponential(epsilon), Fraction(survival)
+    return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
+
+
+def tilted(shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float) -> Tensor:
+    """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise; float64, by inversion.
+
+    The uniform number within either part has 126 bits near both of its ends, so that no tail ends before 2^-127 of it
+    and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
+    """
+    word = draws.words(shape)
+    above = word.bitwise_and(TOTAL - 1) < chance
+    near = draws.exponential(shape).neg_().exp_().mul_(0.5)  # from the end that the word's sign names
+    far, ends_here = 1 - near, word < 0
+    outer, inner = (
+        torch.where(ends_here, near, far),
+        torch.where(ends_here, far, near),
+    )  # from infinity, from threshold
+    beyond = torch.where(above, outer * survival, outer * (1 - survival))  # P(|N| further out on its side)
+    before = survival + inner * (1 - survival)  # P(N > z), below the threshold
+    lower = ~above & (beyond > 0.5)
+    z = torch.special.ndtri(torch.where(lower, before, beyond))
+    return torch.where(above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold))
 
 
 def _log_excess(epsilon: float) -> float:

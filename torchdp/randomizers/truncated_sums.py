@@ -9,6 +9,8 @@ from scipy.interpolate import CubicHermiteSpline
 from scipy.special import ndtr, ndtri, wofz
 from torch import Tensor
 
+from torchdp.draws import Draws
+
 # Up to MOST_SINGLE copies each number of copies has its own quantile table; beyond, one polynomial in
 # 1/sqrt(copies) serves all numbers, because the quantiles are smooth in it (Cornish and Fisher 1938).
 MOST_SINGLE, DEGREE = 15, 8
@@ -17,7 +19,7 @@ HALF_WIDTH, REACH, STEPS_PER_UNIT = 32.0, 7, 64
 STEEPEST = 20.0  # no slope of a table comes near it; where the density drowns in rounding it must end somewhere
 
 
-def sample_truncated_sums(threshold: float, counts: Tensor, *, generator: torch.Generator) -> Tensor:
+def truncated_sums(threshold: float, counts: Tensor, draws: Draws) -> Tensor:
     """For each entry n of ``counts`` (int64) the sum of n copies of N(0, 1) given >= threshold, float64.
 
     The sum is F^{-1}(Phi(z)), z standard normal, with F its law; F comes from its characteristic function by an
@@ -25,7 +27,7 @@ def sample_truncated_sums(threshold: float, counts: Tensor, *, generator: torch.
     """
     mean, deviation = excess_moments(threshold)
     counts = counts.double()  # an integer tensor times a float, or its root, would be float32
-    z = torch.randn(counts.shape, dtype=torch.float64, device=counts.device, generator=generator)
+    z = draws.normal(tuple(counts.shape))
     return counts * (threshold + mean) + counts.sqrt() * deviation * quantile(threshold, counts, z)
 
 

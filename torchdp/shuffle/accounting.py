@@ -23,7 +23,7 @@ def delta_of(protocol: BitSum, epsilon: float, instances: int, absent: int = 0) 
     Source: see ``torchdp.privacy.accounting``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
     """
     epsilon, instances = checks.non_negative("epsilon", epsilon), checks.integer("instances", instances, 1)
-    curves = protocol.profiles(absent)
+    curves = checks.instance("protocol", protocol, BitSum).profiles(absent)
     if isinstance(protocol, CentralGaussianSum) and epsilon > 0:
         return math.exp(gaussian_log_delta(protocol.sigma, epsilon, math.sqrt(instances)))
     if pure_epsilon(protocol, absent) * instances <= epsilon:
@@ -39,8 +39,9 @@ def epsilon_of(protocol: BitSum, delta: float, instances: int, absent: int = 0) 
     Guarantees: as ``delta_of``.
     """
     instances = checks.integer("instances", instances, 1)
-    curves, basic = protocol.profiles(absent), pure_epsilon(protocol, absent) * instances
-    if delta == 0:
+    curves = checks.instance("protocol", protocol, BitSum).profiles(absent)
+    basic = pure_epsilon(protocol, absent) * instances
+    if checks.non_negative("delta", delta) == 0:
         return basic
     delta = checks.fraction("delta", delta)
     if isinstance(protocol, CentralGaussianSum) and delta_of(protocol, 1e-12, instances, absent) > delta:

@@ -19,6 +19,7 @@ from torchdp.shuffle.references import CentralGaussianSum
 from torchdp.shuffle.response import RandomizedResponseSum
 
 Kind = TypeVar("Kind", bound=BitSum)
+LARGEST = 700.0  # e^epsilon is a float64 up to here
 _TOLERANCE = 1e-4  # of the noise, relative
 
 
@@ -35,21 +36,19 @@ def calibrate(kind: type[Kind], users: int, epsilon: float, delta: float, instan
     """
     users, instances = checks.integer("users", users, 1), checks.integer("instances", instances, 1)
     absent, epsilon = checks.integer("absent", absent, 0), checks.positive("epsilon", epsilon)
+    if epsilon > LARGEST:
+        raise ValueError(f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: no such promise protects anybody")
     if absent >= users:
         raise ValueError(f"absent must be below the number of users, {users}, not {absent}")
     if not (isinstance(kind, type) and issubclass(kind, BitSum)):
         raise TypeError(f"kind must be a class of bitsum protocols, such as PoissonSum, not {kind!r}")
     protocol: BitSum
-    if delta == 0:
+    if checks.non_negative("delta", delta) == 0:
         protocol = _without_delta(kind, users, epsilon / instances, absent)
     elif kind is CentralGaussianSum:
         protocol = CentralGaussianSum(users, gaussian_sigma(epsilon, delta, math.sqrt(instances)))
-    elif kind is RandomizedResponseSum:
-        protocol = _calibrated(lambda noise: _response(users, noise), epsilon, delta, instances, absent)
-    elif kind is PoissonSum:
-        protocol = _calibrated(lambda noise: PoissonSum(users, noise**2), epsilon, delta, instances, absent)
-    elif kind is NegativeBinomialSum:
-        protocol = calibrate_negative_binomial(users, epsilon, delta, instances, absent)
+    elif kind in (RandomizedResponseSum, PoissonSum, NegativeBinomialSum):
+        protocol = _calibrated(lambda noise: kind.of_rmse(users, noise), epsilon, delta, instances, absent)
     elif kind is CorrelatedSum:
         protocol = calibrate_correlated(users, epsilon, delta, instances, absent)
     elif kind is PureSum:
@@ -72,9 +71,8 @@ def calibrate_negative_binomial(
     Guarantees: as ``calibrate``.
     """
     ratio = checks.fraction("ratio", ratio)
-    per_variance = (1 - ratio) ** 2 / ratio
     return _calibrated(
-        lambda noise: NegativeBinomialSum(users, noise**2 * per_variance, ratio), epsilon, delta, instances, absent
+        lambda noise: NegativeBinomialSum.of_rmse(users, noise, ratio), epsilon, delta, instances, absent
     )
 
 
@@ -100,7 +98,10 @@ def calibrate_correlated(
 
     def messages(log_c: float) -> float:
         protocol = family(math.exp(log_c))
-        return protocol(_root(protocol, 10 / limit, epsilon, delta, instances, absent)).messages_per_user
+        try:
+            return protocol(_root(protocol, 10 / limit, epsilon, delta, instances, absent)).messages_per_user
+        except ValueError:  # a flood over more counts than can be followed
+            return math.inf
 
     bounds = (math.log(0.02), math.log(1.5))
     best = minimize_scalar(messages, bounds=bounds, method="bounded", options={"maxiter": 6, "xatol": 0.3})
@@ -143,7 +144,7 @@ def _root(
     def excess(log_noise: float) -> float:
         return math.log(_largest_alone(family(math.exp(log_noise)), epsilon, instances, absent) / delta)
 
-    return math.exp(_crossing(excess, math.log(start)) + _TOLERANCE / 2)
+    return math.exp(crossing(excess, math.log(start)) + _TOLERANCE / 2)
 
 
 def _largest_alone(protocol: BitSum, epsilon: float, instances: int, absent: int) -> float:
@@ -159,27 +160,21 @@ def _largest(
     def excess(log_inverse: float) -> float:
         return math.log(max(composed_delta(profiles(math.exp(-log_inverse)), instances, epsilon), 1e-300) / delta)
 
-    root = _crossing(excess, math.log(instances / epsilon))
+    root = crossing(excess, math.log(instances / epsilon))
     while excess(root) > 0:
         root += _TOLERANCE / 10
     return math.exp(-root)
 
 
-def _crossing(excess: Callable[[float], float], start: float) -> float:
+def crossing(excess: Callable[[float], float], start: float) -> float:
     """A point near which ``excess`` falls through 0."""
     low, high, width = start, start, 0.02
     while excess(high) > 0:
-        low, high, width = high, high + width, 3 * width
+        low, high, width = high, high + width, min(3 * width, 1.0)
     width = 0.02
     while low == high or excess(low) <= 0:
-        low, high, width = low - width, low, 3 * width
+        low, high, width = low - width, low, min(3 * width, 1.0)
     return float(brentq(excess, low, high, xtol=_TOLERANCE / 2, rtol=1e-15))
-
-
-def _response(users: int, noise: float) -> RandomizedResponseSum:
-    """The flip probability at which the RMSE is ``noise``: (1 - sqrt(n/(n + 4 noise^2)))/2, without cancellation."""
-    whole = users + 4 * noise**2
-    return RandomizedResponseSum(users, 2 * noise**2 / (whole * (1 + math.sqrt(users / whole))))
 
 
 def _without_delta(kind: type[BitSum], users: int, epsilon: float, absent: int) -> BitSum:
@@ -205,7 +200,7 @@ def _pure(users: int, epsilon: float, absent: int) -> PureSum:
 
 
 def _delta(delta: float, instances: int) -> float:
-    delta = checks.fraction("delta", delta)
+    delta, instances = checks.fraction("delta", delta), checks.integer("instances", instances, 1)
     least = 10 * rounding(instances)
     if instances > 1 and delta < least:
         raise ValueError(

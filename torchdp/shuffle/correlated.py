@@ -1,13 +1,12 @@
 """Correlated noise: pairs of messages that cancel hide the noise that does not."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import negative_binomial
+from torchdp.draws import Draws
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.dominating import Profile, correlated_profiles
 from torchdp.shuffle.draws import scattered_negative_binomial
@@ -54,24 +53,23 @@ class CorrelatedSum(ShuffledBitSum):
         flood = self.flood_shape * self.flood_ratio / (1 - self.flood_ratio)
         return 1 + 2 * (self.ratio / (1 - self.ratio) + flood) / self.users
 
-    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
+    def speak(self, bits: Tensor, draws: Draws) -> Messages:
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance: (m, instances) bool."""
-        bits = self._bits(bits)
-        generator, cells = checks.random_source(generator, bits.device), (len(bits), bits.shape[1])
-        true = bits.nonzero()[:, 1].to(torch.int32)
+        (users, instances), true = bits.shape, bits.nonzero()[:, 1].to(torch.int32)
         above, below = (
-            scattered_negative_binomial(*cells, 1 / self.users, self.ratio, generator) for _ in range(2)
+            scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws) for _ in range(2)
         )
-        flood = scattered_negative_binomial(*cells, self.flood_shape / self.users, self.flood_ratio, generator)
+        flood = scattered_negative_binomial(
+            users, instances, self.flood_shape / self.users, self.flood_ratio, draws
+        )
         return signed_messages([true, above, flood], [below, flood])
 
     def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
         return total.double()
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + D1 - D2."""
-        ones, generator = self._drawn(ones, generator, sample_shape)
-        return (ones + discrete_laplace(ones, self.ratio, generator)).double()
+        return (ones + discrete_laplace(ones, self.ratio, draws)).double()
 
     def variance(self, ones: Tensor) -> Tensor:
         """2 ratio/(1 - ratio)^2."""
@@ -90,7 +88,7 @@ def signed_messages(plus: list[Tensor], minus: list[Tensor]) -> Messages:
     return Messages(instance, content)
 
 
-def discrete_laplace(like: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
+def discrete_laplace(like: Tensor, ratio: float, draws: Draws) -> Tensor:
     """Pr[k] = (1 - ratio)/(1 + ratio) ratio^|k|, int64, of this shape: the difference of two NB(1, ratio)."""
     one = torch.ones_like(like, dtype=torch.float64)
-    return negative_binomial(one, ratio, generator) - negative_binomial(one, ratio, generator)
+    return draws.negative_binomial(one, ratio) - draws.negative_binomial(one, ratio)

@@ -181,7 +181,7 @@ def _fewer(masses: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _equal_laws(epsilons: np.ndarray) -> np.ndarray:
-    return np.maximum(-np.expm1(epsilons), 0.0)
+    return np.maximum(-np.expm1(np.minimum(epsilons, 700.0)), 0.0)
 
 
 def pure_profile(epsilon: float) -> Profile:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdp import checks
+
 
 @dataclass(frozen=True, eq=False)
 class Messages:
@@ -41,7 +43,7 @@ class Messages:
 
 def join(parts: Iterable[Messages]) -> Messages:
     """All messages of several parts: what the shuffler receives from several groups of users."""
-    parts = list(parts)
+    parts = [checks.instance("parts", part, Messages) for part in parts]
     if not parts:
         raise ValueError("parts must hold at least one Messages")
     return Messages(torch.cat([part.instance for part in parts]), torch.cat([part.content for part in parts]))
@@ -56,7 +58,7 @@ def shuffle(messages: Messages) -> Messages:
 
     Guarantees: messages that arrive in another order leave it unchanged.
     """
-    if not len(messages):
+    if not len(checks.instance("messages", messages, Messages)):
         return messages
     first, least = messages.instance.min(), messages.content.min()
     width = int(messages.content.max()) - int(least) + 1

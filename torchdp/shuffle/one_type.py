@@ -1,18 +1,20 @@
 """One kind of message: users add a share of integer noise to their bit and send as many identical messages."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import negative_binomial, poisson
+from torchdp.draws import Draws
 from torchdp.shuffle.bitsum import ShuffledBitSum
-from torchdp.shuffle.dominating import Profile, negative_binomial_profiles, poisson_profiles
+from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
+from torchdp.shuffle.dominating import Profile, one_type_profiles
 from torchdp.shuffle.draws import scattered_negative_binomial, scattered_poisson
 from torchdp.shuffle.messages import Messages
+from torchdp.shuffle.moments import moments_delta
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class OneTypeSum(ShuffledBitSum):
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
+    counts_movement: ClassVar[bool] = True
+
     @property
     @abstractmethod
     def noise_mean(self) -> float:
@@ -36,11 +40,21 @@ class OneTypeSum(ShuffledBitSum):
         """Var D."""
 
     @abstractmethod
-    def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        """The law of D, less the shares of so many users. Raises ValueError."""
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        return one_type_profiles(self.noise_law(absent))
+
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        return moments_delta(self.noise_law(absent), epsilon, instances, change)
+
+    @abstractmethod
+    def _noise(self, like: Tensor, draws: Draws) -> Tensor:
         """Draws of D of this shape, int64."""
 
     @abstractmethod
-    def _scattered(self, users: int, instances: int, generator: torch.Generator) -> Tensor:
+    def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         """The instance of every noise message of so many users, int32."""
 
     @property
@@ -52,21 +66,18 @@ class OneTypeSum(ShuffledBitSum):
         """1 + E D / n."""
         return 1 + self.noise_mean / self.users
 
-    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
+    def speak(self, bits: Tensor, draws: Draws) -> Messages:
         """x + Z messages of each user in each instance: (m, instances) bool."""
-        bits = self._bits(bits)
-        generator = checks.random_source(generator, bits.device)
         true = bits.nonzero()[:, 1].to(torch.int32)
-        instance = torch.cat([true, self._scattered(len(bits), bits.shape[1], generator)])
+        instance = torch.cat([true, self._scattered(len(bits), bits.shape[1], draws)])
         return Messages(instance, torch.ones_like(instance, dtype=torch.int8))
 
     def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
         return messages.double() - self.noise_mean * (present / self.users)
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + D - E D."""
-        ones, generator = self._drawn(ones, generator, sample_shape)
-        return (ones + self._noise(ones, generator)).double() - self.noise_mean
+        return (ones + self._noise(ones, draws)).double() - self.noise_mean
 
     def variance(self, ones: Tensor) -> Tensor:
         """Var D."""
@@ -95,14 +106,18 @@ class PoissonSum(OneTypeSum):
     def noise_variance(self) -> float:
         return self.mean
 
-    def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
-        return poisson(torch.full_like(like, self.mean, dtype=torch.float64), generator)
+    def _noise(self, like: Tensor, draws: Draws) -> Tensor:
+        return draws.poisson(torch.full_like(like, self.mean, dtype=torch.float64))
 
-    def _scattered(self, users: int, instances: int, generator: torch.Generator) -> Tensor:
-        return scattered_poisson(users, instances, self.mean / self.users, generator)
+    def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+        return scattered_poisson(users, instances, self.mean / self.users, draws)
 
-    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        return poisson_profiles(self.mean * self._present(absent) / self.users)
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        return poisson_law(self.mean * self._present(absent) / self.users)
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float) -> Self:
+        return cls(users, rmse**2)
 
 
 @dataclass(frozen=True)
@@ -132,11 +147,15 @@ class NegativeBinomialSum(OneTypeSum):
     def noise_variance(self) -> float:
         return self.noise_mean / (1 - self.ratio)
 
-    def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
-        return negative_binomial(torch.full_like(like, self.shape, dtype=torch.float64), self.ratio, generator)
+    def _noise(self, like: Tensor, draws: Draws) -> Tensor:
+        return draws.negative_binomial(torch.full_like(like, self.shape, dtype=torch.float64), self.ratio)
 
-    def _scattered(self, users: int, instances: int, generator: torch.Generator) -> Tensor:
-        return scattered_negative_binomial(users, instances, self.shape / self.users, self.ratio, generator)
+    def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+        return scattered_negative_binomial(users, instances, self.shape / self.users, self.ratio, draws)
 
-    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        return negative_binomial_profiles(self.shape * self._present(absent) / self.users, self.ratio)
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        return negative_binomial_law(self.shape * self._present(absent) / self.users, self.ratio)
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float, ratio: float = 0.5) -> Self:
+        return cls(users, rmse**2 * (1 - ratio) ** 2 / ratio, ratio)

@@ -11,6 +11,8 @@ from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.one_type import PoissonSum
 from torchdp.shuffle.response import RandomizedResponseSum
 
+LEAST, LARGEST = 1e-9, 100.0  # epsilons that the formulas' floats follow
+
 
 def paper_composition(
     epsilon: float, delta: float, instances: int, slack: float, sparsity: int = 1
@@ -25,7 +27,8 @@ def paper_composition(
     Source: Wagner (2025), Theorem 3.1; Dwork, Rothblum, Vadhan (2010), Theorem III.3.
     """
     instances, sparsity = checks.integer("instances", instances, 1), checks.integer("sparsity", sparsity, 1)
-    each, slack = checks.positive("epsilon", epsilon) * sparsity, checks.fraction("slack", slack)
+    each = checks.within("epsilon * sparsity", checks.positive("epsilon", epsilon) * sparsity, 0, LARGEST)
+    slack = checks.fraction("slack", slack)
     total = each * math.expm1(each) * instances + each * math.sqrt(2 * instances * math.log(1 / slack))
     return total, instances * sparsity * checks.non_negative("delta", delta) + slack
 
@@ -38,7 +41,7 @@ def paper_split(epsilon: float, delta: float, instances: int, sparsity: int = 1)
     Guarantees: ``paper_composition`` of the result is at most (epsilon, delta).
     Source: Wagner (2025), Theorem 3.1 and section 5.
     """
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+    epsilon, delta = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("delta", delta)
     low, high = 0.0, epsilon
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
@@ -59,7 +62,7 @@ def paper_randomized_response(users: int, epsilon: float, delta: float) -> Rando
     epsilon = 7, delta = 1e-6, n = 1e5 the exact delta is 4e-5.
     Source: Cheu, Smith, Ullman, Zeber, Zhilyaev (2019), as Wagner (2025) uses it.
     """
-    users, epsilon = checks.integer("users", users, 1), checks.positive("epsilon", epsilon)
+    users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, LEAST, LARGEST)
     log = math.log(4 / checks.fraction("delta", delta))
     if epsilon >= math.sqrt(192 * log / users):
         coins = 64 * log / epsilon**2
@@ -74,7 +77,7 @@ def paper_poisson(users: int, epsilon: float, delta: float) -> PoissonSum:
     Guarantees: (epsilon, delta)-DP for the deltas that a test tries, with about twenty times the variance needed.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 11.
     """
-    drop = -math.expm1(-checks.positive("epsilon", epsilon))
+    drop = -math.expm1(-checks.within("epsilon", epsilon, LEAST, LARGEST))
     return PoissonSum(users, 16 * math.log(10 / checks.fraction("delta", delta)) / drop**2 + 2 / drop)
 
 
@@ -88,7 +91,7 @@ def paper_correlated(users: int, epsilon: float, delta: float, gamma: float = 0.
     Guarantees: (epsilon, delta)-DP, for epsilon, delta < 1.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorems 1, 13 and 18.
     """
-    epsilon, gamma = checks.positive("epsilon", epsilon), checks.fraction("gamma", gamma)
+    epsilon, gamma = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("gamma", gamma)
     stays, spent = (1 - gamma) * epsilon, min(0.5, gamma * epsilon)
     log = math.log((math.exp(stays) + 2 * math.exp(2 * stays)) / checks.fraction("delta", delta))
     hidden = math.ceil(log / stays)
@@ -103,7 +106,7 @@ def paper_correlated_one(users: int, epsilon: float, delta: float, gamma: float 
     Guarantees: (epsilon, delta)-DP, for gamma epsilon, delta < 1.
     Source: Ghazi, Kumar, Manurangsi, Pagh, Sinha (2021), Lemma 9, with Theorem 13 of Ghazi et al. (2020).
     """
-    epsilon, gamma = checks.positive("epsilon", epsilon), checks.fraction("gamma", gamma)
+    epsilon, gamma = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("gamma", gamma)
     shape = 3 * (1 + math.log(1 / checks.fraction("delta", delta)))
     return CorrelatedSum(
         users, math.exp(-(1 - gamma) * epsilon), shape, math.exp(-0.2 * min(1.0, gamma * epsilon))
@@ -117,7 +120,7 @@ def paper_pure(users: int, epsilon: float, rho: float = 0.5) -> tuple[float, flo
     Raises ValueError, also where the drop probability is not below 1: then the protocol does not exist at this n.
     Source: Ghazi, Kumar, Manurangsi (2023), as in the code of Wagner (2025).
     """
-    users, epsilon = checks.integer("users", users, 1), checks.positive("epsilon", epsilon)
+    users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, LEAST, LARGEST)
     rho = checks.positive("rho", rho)
     if rho > 0.5:
         raise ValueError(f"rho must lie in (0, 1/2], not {rho!r}")

@@ -1,7 +1,6 @@
 """Pure differential privacy behind a shuffler: a flood without a floor, paid by users who stay silent."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.correlated import discrete_laplace, signed_messages
 from torchdp.shuffle.dominating import Profile, pure_profile
@@ -99,14 +98,13 @@ class PureSum(ShuffledBitSum):
             mean = self.flood - 1 / math.expm1(tilt) + length / math.expm1(min(tilt * length, 700.0))
         return (1 - self.drop) * (1 + 2 * mean) + 2 / (math.expm1((1 - self.share) * self.epsilon) * self.users)
 
-    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
+    def speak(self, bits: Tensor, draws: Draws) -> Messages:
         """The messages "+1" and "-1" of each user in each instance: (m, instances) bool."""
-        bits = self._bits(bits)
-        generator, cells = checks.random_source(generator, bits.device), (len(bits), bits.shape[1])
+        users, instances = bits.shape
         above, below = (
-            scattered_negative_binomial(*cells, 1 / self.users, self.ratio, generator) for _ in range(2)
+            scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws) for _ in range(2)
         )
-        uniform = torch.rand((2, *bits.shape), dtype=torch.float64, device=bits.device, generator=generator)
+        uniform = draws.uniform((2, users, instances))
         kept = uniform[0] >= self.drop
         tilt = self.share * self.epsilon  # s - F is geometric, cut at s
         short = -torch.log1p(uniform[1] * math.expm1(-tilt * (self.flood + 1))) / tilt
@@ -118,11 +116,10 @@ class PureSum(ShuffledBitSum):
     def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
         return total.double() / (1 - self.drop)
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """(Binomial(S, 1 - drop) + discrete Laplace)/(1 - drop)."""
-        ones, generator = self._drawn(ones, generator, sample_shape)
-        kept = ones - binomial(ones, self.drop, generator)
-        return (kept + discrete_laplace(ones, self.ratio, generator)).double() / (1 - self.drop)
+        kept = ones - draws.binomial(ones, self.drop)
+        return (kept + discrete_laplace(ones, self.ratio, draws)).double() / (1 - self.drop)
 
     def variance(self, ones: Tensor) -> Tensor:
         """S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2)."""
@@ -139,8 +136,10 @@ def pure_sum(users: int, epsilon: float, slack: float = 0.1) -> PureSum:
 
     For each share, the largest drop that keeps the RMSE solves a quadratic equation. Raises ValueError.
     """
-    users, epsilon = checks.integer("users", users, 1), checks.positive("epsilon", epsilon)
-    budget = (1 + checks.positive("slack", slack)) ** 2 * _laplace_variance(epsilon)
+    users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, 1e-6, 700)
+    budget = (1 + checks.within("slack", checks.positive("slack", slack), 0, 1e9)) ** 2 * _laplace_variance(
+        epsilon
+    )
 
     def protocol(share: float) -> PureSum:
         noise = _laplace_variance((1 - share) * epsilon)

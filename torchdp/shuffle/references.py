@@ -1,20 +1,29 @@
 """What the protocols are measured against: a trusted curator, and no privacy at all."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy import Model
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
+from torchdp.privacy import Model, gaussian_log_delta
 from torchdp.shuffle.bitsum import BitSum
 from torchdp.shuffle.dominating import Profile, gaussian_profile
 
 
 @dataclass(frozen=True)
 class CuratorSum(BitSum):
-    """Users hand their bits to a curator, one message each, who publishes what ``sample_sum`` draws."""
+    """Users hand their bits to a curator, one message each, who publishes what ``drawn`` makes of their sum.
+
+    A curator adds up numbers as well as bits: nothing has to be rounded.
+    """
+
+    sums_numbers: ClassVar[bool] = True
 
     @property
     def messages_per_user(self) -> float:
@@ -24,9 +33,10 @@ class CuratorSum(BitSum):
     def bits_per_message(self, instances: int) -> int:
         return 1 + (checks.integer("instances", instances, 1) - 1).bit_length()
 
-    def collect(self, bits: Tensor, *, generator: torch.Generator) -> Tensor:
+    def collect(self, bits: Tensor, *, noise: Noise | None = None) -> Tensor:
         """The curator counts, then draws: (users present, instances) bool -> (instances,), float64."""
-        return self.sample_sum(self._bits(bits).sum(0), generator=generator)
+        ones = self._bits(bits).sum(0)
+        return self.drawn(ones, source(noise, ones.device))
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,8 @@ class CentralGaussianSum(CuratorSum):
     Guarantees: its exact dominating pair N(1, sigma^2), N(0, sigma^2), which is its own swap.
     Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.
     """
+
+    counts_movement: ClassVar[bool] = True
 
     sigma: float
 
@@ -47,11 +59,9 @@ class CentralGaussianSum(CuratorSum):
     def model(self) -> Model:
         return Model.CENTRAL
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + N(0, sigma^2)."""
-        ones, generator = self._drawn(ones, generator, sample_shape)
-        noise = torch.randn(ones.shape, dtype=torch.float64, device=ones.device, generator=generator)
-        return ones + self.sigma * noise
+        return ones + self.sigma * draws.normal(tuple(ones.shape))
 
     def variance(self, ones: Tensor) -> Tensor:
         """sigma^2."""
@@ -62,6 +72,17 @@ class CentralGaussianSum(CuratorSum):
         self._present(absent)
         return (gaussian_profile(self.sigma),)
 
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        """Exact: sums of numbers in [0, 1] move by sqrt(change) in l_2 norm."""
+        distance = math.sqrt(change)
+        if epsilon == 0:
+            return float(gaussian_profile(self.sigma / distance)(np.zeros(1))[0])
+        return math.exp(gaussian_log_delta(self.sigma, epsilon, distance))
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float) -> Self:
+        return cls(users, rmse)
+
 
 @dataclass(frozen=True)
 class ExactSum(CuratorSum):
@@ -71,9 +92,9 @@ class ExactSum(CuratorSum):
     def model(self) -> Model:
         return Model.CENTRAL
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """S."""
-        return self._drawn(ones, generator, sample_shape)[0].double()
+        return ones.double()
 
     def variance(self, ones: Tensor) -> Tensor:
         """0."""

@@ -1,13 +1,14 @@
 """Randomized response behind a shuffler: every user sends one bit."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Draws
 from torchdp.shuffle.bitsum import ShuffledBitSum
 from torchdp.shuffle.dominating import Profile, response_profile
 from torchdp.shuffle.messages import Messages
@@ -46,11 +47,9 @@ class RandomizedResponseSum(ShuffledBitSum):
         """1."""
         return 1.0
 
-    def randomize(self, bits: Tensor, *, generator: torch.Generator) -> Messages:
+    def speak(self, bits: Tensor, draws: Draws) -> Messages:
         """One message of each user in each instance: (m, instances) bool."""
-        bits = self._bits(bits)
-        generator = checks.random_source(generator, bits.device)
-        flips = torch.rand(bits.shape, dtype=torch.float64, device=bits.device, generator=generator) < self.flip
+        flips = draws.uniform(tuple(bits.shape)) < self.flip
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
         return Messages(instance, (bits ^ flips).flatten().to(torch.int8))
 
@@ -62,13 +61,9 @@ class RandomizedResponseSum(ShuffledBitSum):
             )
         return self._decode(total.double(), present)
 
-    def sample_sum(self, ones: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
         """(Binomial(S, 1 - flip) + Binomial(n - S, flip) - n flip)/(1 - 2 flip)."""
-        ones, generator = self._drawn(ones, generator, sample_shape)
-        kept, flipped = (
-            ones - binomial(ones, self.flip, generator),
-            binomial(self.users - ones, self.flip, generator),
-        )
+        kept, flipped = ones - draws.binomial(ones, self.flip), draws.binomial(self.users - ones, self.flip)
         return self._decode((kept + flipped).double(), self.users)
 
     def variance(self, ones: Tensor) -> Tensor:
@@ -78,6 +73,12 @@ class RandomizedResponseSum(ShuffledBitSum):
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return (response_profile(self._present(absent), self.flip),)
+
+    @classmethod
+    def of_rmse(cls, users: int, rmse: float) -> Self:
+        """flip = (1 - sqrt(n/(n + 4 rmse^2)))/2, without cancellation."""
+        whole = users + 4 * rmse**2
+        return cls(users, 2 * rmse**2 / (whole * (1 + math.sqrt(users / whole))))
 
     def _decode(self, total: Tensor, present: int) -> Tensor:
         return (total - present * self.flip) / (1 - 2 * self.flip)

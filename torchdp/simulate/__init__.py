@@ -12,17 +12,20 @@ errors. Randomness is a function of the run seed, the configuration and the bloc
 """
 
 from torchdp.simulate.blocks import Sampler
+from torchdp.simulate.code import code_of
 from torchdp.simulate.engine import Result, run
 from torchdp.simulate.experiment import Experiment
 from torchdp.simulate.moments import Moments, merge
 from torchdp.simulate.plots import error_curves, ratio_strip, write_csv
 from torchdp.simulate.streams import block_generator, canonical, digest
-from torchdp.simulate.sweep import Row, Trial, read, sweep
+from torchdp.simulate.sweep import OnError, OtherCode, Row, Trial, read, sweep
 from torchdp.simulate.users import UserSum, total
 
 __all__ = [
     "Experiment",
     "Moments",
+    "OnError",
+    "OtherCode",
     "Result",
     "Row",
     "Sampler",
@@ -30,6 +33,7 @@ __all__ = [
     "UserSum",
     "block_generator",
     "canonical",
+    "code_of",
     "digest",
     "error_curves",
     "merge",

@@ -91,7 +91,11 @@ class Gathering(Generic[F]):
         self.moments = Moments()
         self.blocks = 0
         self.seconds = 0.0
-        self.left = sum(key not in known for key in block_sizes(trials, block_size))
+        stored = sum(
+            0 <= index < -(-trials // block_size) and size == min(block_size, trials - index * block_size)
+            for index, size in known
+        )
+        self.left = -(-trials // block_size) - stored
         self._target = target
         self._back = dict(known)
         self._due = block_sizes(trials, block_size)
@@ -111,6 +115,10 @@ class Gathering(Generic[F]):
         """Merges ``found`` as soon as all blocks before it are there."""
         self._back[index, size] = found
         self._merge()
+
+    def give_up(self) -> None:
+        """No further block is handed out or merged."""
+        self._next = None
 
     @property
     def finished(self) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from tqdm.auto import tqdm
 
-from torchdp.checks import integer
+from torchdp.checks import function, integer
 from torchdp.simulate.blocks import Block, Gathering, Part, Sampler, check_target, run_block
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.streams import canonical
@@ -76,10 +76,12 @@ def run(
     Source: the stopping rule is that of Chow and Robbins 1965, for relative width Nadas 1969, looked at on
     block boundaries; its coverage tends to 95 % as the target tends to 0.
     """
+    function("trial", trial)
     config = {} if config is None else config
     canonical(config)
     trials = integer("trials", trials, 1)
     seed = integer("seed", seed, 0)
+    block_size = integer("block_size", block_size, 1)
     check_target(target_relative_ci)
     blocks: Gathering[Part] = Gathering(trials, block_size, target_relative_ci, {})
 

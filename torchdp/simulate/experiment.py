@@ -13,6 +13,7 @@ class Experiment:
 
     name: of the results' folder. grid, make_trial, trials, block_size: as in :func:`torchdp.simulate.sweep`.
     draw: ``draw(rows, folder)`` writes the figures from the rows alone and returns the files it wrote.
+    needs: modules that ``draw`` imports, looked for before the work begins.
     """
 
     name: str
@@ -21,3 +22,4 @@ class Experiment:
     trials: int
     block_size: int
     draw: Callable[[Sequence[Row], Path], Sequence[Path]]
+    needs: Sequence[str] = ()

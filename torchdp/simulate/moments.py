@@ -7,7 +7,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from torchdp.checks import floating, fraction
+from torchdp.checks import floating, fraction, instance
 
 _FAN_IN = 1024
 
@@ -82,10 +82,13 @@ class Moments:
 def merge(a: Moments, b: Moments) -> Moments:
     """The moments of both samples together; not associative in the last bit, so merge in a fixed order.
 
+    Raises TypeError for anything but Moments.
+
     With d = b.mean - a.mean: mean = a.mean + d b.count / count, m2 = a.m2 + b.m2 + d^2 a.count b.count / count.
 
     Source: Chan, Golub and LeVeque 1983, the pairwise update.
     """
+    instance("a", a, Moments), instance("b", b, Moments)
     if a.count == 0 or b.count == 0:
         return b if a.count == 0 else a
     count = a.count + b.count

@@ -16,7 +16,19 @@ if TYPE_CHECKING:
 # Okabe and Ito 2008, without the yellow, which vanishes on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "os^Dv"
-_MEASURED = ("trials", "mse", "mse_low", "mse_high", "rmse", "predicted_mse", "ratio", "z", "seconds")
+_MEASURED = (
+    "trials",
+    "mse",
+    "mse_low",
+    "mse_high",
+    "rmse",
+    "predicted_mse",
+    "ratio",
+    "z",
+    "seconds",
+    "code",
+    "error",
+)
 
 
 def error_curves(
@@ -80,7 +92,7 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
 
     mse = mean of the samples with its 95 % interval mse_low, mse_high; rmse = sqrt(mse);
     ratio = mse / predicted_mse; z = (mse - predicted_mse) / standard error. Empty cells where there is no
-    prediction.
+    prediction. code: what made the row; error: why it ended early, empty where it did not.
 
     Raises:
         ValueError: a configuration key has the name of a measured column.
@@ -105,7 +117,11 @@ def _measured(row: Row) -> dict[str, object]:
         "mse_high": high,
         "rmse": math.sqrt(mse) if mse >= 0 else math.nan,
         "seconds": row.seconds,
+        "code": row.code,
+        "error": row.error or "",
     }
+    if not row.moments.count:
+        return {key: cells[key] for key in ("trials", "seconds", "code", "error")}
     if prediction is not None:
         cells["predicted_mse"] = prediction
         cells["ratio"] = mse / prediction if prediction else math.nan

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdp.simulate.moments import Moments
-from torchdp.simulate.streams import STREAM, digest
+from torchdp.simulate.streams import digest
+
+FORMAT = "torchdp.simulate.store/2"
 
 
 class RunKey(NamedTuple):
@@ -23,11 +25,15 @@ class RunKey(NamedTuple):
     digest: str
     seed: int
     block_size: int
+    code: str
 
 
 @dataclass(frozen=True)
 class Record:
-    """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall time."""
+    """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall time.
+
+    code: what made it, see ``torchdp.simulate.code.code_of``.
+    """
 
     seed: int
     config: dict[str, Any]
@@ -37,12 +43,12 @@ class Record:
     facts: dict[str, Any]
     seconds: float
     device: str
-    torch: str
+    code: str
 
     @property
     def key(self) -> RunKey:
         """The run this block belongs to."""
-        return RunKey(digest(self.config), self.seed, self.block_size)
+        return RunKey(digest(self.config), self.seed, self.block_size, self.code)
 
 
 Run = dict[tuple[int, int], Record]
@@ -115,19 +121,19 @@ def encode(record: Record) -> bytes:
     body = {
         "block": record.block,
         "block_size": record.block_size,
+        "code": record.code,
         "config": record.config,
         "count": record.moments.count,
         "device": record.device,
         "digest": digest(record.config),
         "facts": record.facts,
-        "format": STREAM,
+        "format": FORMAT,
         "m2": record.moments.m2,
         "max": record.moments.maximum,
         "mean": record.moments.mean,
         "min": record.moments.minimum,
         "seconds": record.seconds,
         "seed": record.seed,
-        "torch": record.torch,
     }
     checksum = f"{zlib.crc32(_dumps(body)):08x}"
     return _dumps({**body, "crc32": checksum}) + b"\n"
@@ -147,7 +153,7 @@ def decode(line: bytes) -> Record | None:
             facts=body["facts"],
             seconds=body["seconds"],
             device=body["device"],
-            torch=body["torch"],
+            code=body["code"],
         )
         return record if encode(record) == line + b"\n" else None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -159,9 +165,8 @@ def _insert(runs: dict[RunKey, Run], record: Record, path: str | os.PathLike[str
     if first.moments != record.moments:
         raise ValueError(
             f"{os.fspath(path)} holds block {record.block} of seed {record.seed}, config {record.config} twice "
-            f"with different moments: by {first.device}, torch {first.torch}, and by {record.device}, torch "
-            f"{record.torch}; other hardware, another torch, another number of threads or a changed trial "
-            "needs a store of its own"
+            f"with different moments: by {first.device} and by {record.device}; other hardware or "
+            "another number of threads needs a store of its own"
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torchdp.checks import integer
 from torchdp.randomness import keyed_generator
 
-STREAM = "torchdp.simulate/1"  # enters every seed and every stored record; change it when either changes
+STREAM = "torchdp.simulate/1"  # enters every seed
 
 
 def canonical(config: Mapping[str, object], name: str = "config") -> str:

@@ -2,21 +2,23 @@
 
 import copy
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import reduce
 from typing import Any
 
 import torch
 
-from torchdp.checks import integer
+from torchdp import checks
 from torchdp.simulate.blocks import Block, Gathering, Sampler, check_target, run_block
+from torchdp.simulate.code import code_of
 from torchdp.simulate.engine import progress_bar
+from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import Moments, merge
-from torchdp.simulate.store import Record, RunKey, append, check_writable, load
+from torchdp.simulate.store import Record, append, check_writable, load
 from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import answers
 
@@ -36,7 +38,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration with its merged moments. ``seconds``: wall time of all its blocks, whoever ran them."""
+    """One configuration with its merged moments.
+
+    seconds: wall time of all its blocks, whoever ran them. code: what made every one of them; see ``code_of``.
+    error: what ended it early, None where nothing did.
+    """
 
     config: dict[str, Any]
     moments: Moments
@@ -44,6 +50,27 @@ class Row:
     facts: dict[str, Any]
     seed: int
     block_size: int
+    code: str = ""
+    error: str | None = None
+
+
+class OtherCode(Enum):
+    """What a sweep does with a configuration of which the store holds blocks by other code, and none by its own.
+
+    REFUSE: raises ValueError, before any work. KEEP: takes the stored blocks of one other code where they are all that
+    was asked for, and measures the rest anew. AGAIN: measures anew. Blocks of two codes are never merged.
+    """
+
+    REFUSE = "refuse"
+    KEEP = "keep"
+    AGAIN = "again"
+
+
+class OnError(Enum):
+    """What a sweep does when a configuration fails: RAISE, or GO_ON with the others and name it in its row's error."""
+
+    RAISE = "raise"
+    GO_ON = "go-on"
 
 
 MakeTrial = Callable[[dict[str, Any]], Trial | Sampler]
@@ -60,6 +87,8 @@ def sweep(
     target_relative_ci: float | None = None,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device | str] | None = None,
+    other_code: OtherCode = OtherCode.REFUSE,
+    on_error: OnError = OnError.RAISE,
     progress: bool | None = None,
 ) -> list[Row]:
     """One row per configuration, in the order of ``grid``; blocks found in ``store`` are not run again.
@@ -69,7 +98,7 @@ def sweep(
     was given, however many devices ran it in whatever order, and however many processes shared the store; about
     the number of CPU threads see :func:`torchdp.simulate.run`. Another model of GPU may draw other numbers: over
     several models a row is as good, but depends on which of them ran which block. Blocks of another seed, block
-    size or configuration never enter a row.
+    size, configuration or code (``code_of(make_trial)``) never enter a row.
 
     Args:
         make_trial: ``make_trial(config)`` returns a :class:`Trial` or a plain sampler; called only for a
@@ -79,38 +108,75 @@ def sweep(
         devices: as in :func:`torchdp.simulate.run`; it is ``make_trial`` that the workers must be able to load,
             by its name. Blocks that were run ahead of the target stay in the store.
         store: path of the JSON lines file; made, with its folder, if it is missing.
+        other_code: what to do with stored blocks that other code made; see :class:`OtherCode`.
+        on_error: GO_ON measures the other configurations when one fails or its worker is killed. A row that
+            failed holds the error, and the moments of the blocks before it.
 
     Raises:
         TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
-            those stored (numbers by more than rounding), or a store that contradicts itself.
+            those stored (numbers by more than rounding), blocks of other code, or a store that contradicts itself.
         OSError: the store cannot be read or written. ChildProcessError: a worker was killed.
         RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever is raised.
     """
+    checks.function("make_trial", make_trial)
+    checks.instance("other_code", other_code, OtherCode)
+    checks.instance("on_error", on_error, OnError)
     configs: dict[str, dict[str, Any]] = {}
     for config in grid:
         if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
             raise ValueError(f"grid holds {copied} twice")
-    trials, seed = integer("trials", trials, 1), integer("seed", seed, 0)
-    block_size = integer("block_size", block_size, 1)
+    trials, seed = checks.integer("trials", trials, 1), checks.integer("seed", seed, 0, 2**256)
+    block_size = checks.integer("block_size", block_size, 1)
     check_target(target_relative_ci)
-    known = load(store) if os.path.exists(store) else {}
+    known, code = load(store) if os.path.exists(store) else {}, code_of(make_trial)
     plans = []
     for value, copied in configs.items():
-        stored = known.get(RunKey(value, seed, block_size), {})
+        found = {key.code: run for key, run in known.items() if key[:3] == (value, seed, block_size)}
+        made, stored = code, found.pop(code, {})
+        if found and not stored and other_code is OtherCode.REFUSE:
+            raise ValueError(
+                f"{os.fspath(store)} holds blocks of config {copied} by other code: "
+                f"{'; '.join(found)}; this is {code}; "
+                "take another store, or other_code=OtherCode.AGAIN to measure them anew, OtherCode.KEEP to use "
+                "those that are complete (torchdp sweep: --other-code again or keep)"
+            )
+        if not stored and other_code is OtherCode.KEEP:
+            whole = (
+                each
+                for each in reversed(found)
+                if Gathering(trials, block_size, target_relative_ci, found[each]).finished
+            )
+            made = next(whole, code)
+            stored = found.get(made, {})
         facts = [stored[key].facts for key in sorted(stored)]
-        _same_facts(copied, facts)
-        plans.append(_Plan(copied, Gathering(trials, block_size, target_relative_ci, stored), facts[:1]))
+        same_facts(copied, facts)
+        plans.append(_Plan(copied, Gathering(trials, block_size, target_relative_ci, stored), facts[:1], made))
     open_plans = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
-    records = answers("make_trial", _Runner(make_trial, block_size), _chooser(plans, seed), device, devices)
+
+    def failed(job: _Job, error: Exception) -> bool:
+        if on_error is OnError.RAISE:
+            return False
+        plan = plans[job.plan]
+        plan.error.append(f"{type(error).__name__}: {error}")
+        plan.blocks.give_up()
+        open_plans.discard(job.plan)
+        return True
+
+    runner = _Runner(make_trial, block_size, code)
+    records = answers("make_trial", runner, _chooser(plans, seed), device, devices, failed)
     if open_plans:
         check_writable(store)  # before an hour of work, not after it
     with progress_bar(trials * len(plans), progress) as bar, closing(records):
         bar.update(sum(plan.blocks.moments.count for plan in plans))
         for job, record in records:
             plan = plans[job.plan]
-            plan.facts.append(record.facts)
-            _same_facts(plan.config, plan.facts)
-            del plan.facts[1:]
+            try:
+                same_facts(plan.config, [*plan.facts, record.facts])
+            except ValueError as error:
+                if not failed(job, error):
+                    raise
+                continue
+            plan.facts[:] = [*plan.facts, record.facts][:1]
             append(store, record)
             before = plan.blocks.moments.count
             plan.blocks.take_back(job.block.index, job.block.size, record)
@@ -120,13 +186,22 @@ def sweep(
             if not open_plans:
                 break
     return [
-        Row(plan.config, plan.blocks.moments, plan.blocks.seconds, plan.facts[0], seed, block_size)
+        Row(
+            plan.config,
+            plan.blocks.moments,
+            plan.blocks.seconds,
+            (plan.facts or [{}])[0],
+            seed,
+            block_size,
+            plan.code,
+            plan.error[0] if plan.error else None,
+        )
         for plan in plans
     ]
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
-    """One row per (configuration, seed, block size) in ``store``, in order of first appearance.
+    """One row per (configuration, seed, block size, code) in ``store``, in order of first appearance.
 
     All stored blocks count: also those past the boundary at which a sweep with a target would stop. Where a
     block was stored with two lengths, the longer one counts.
@@ -147,6 +222,8 @@ class _Plan:
     config: dict[str, Any]
     blocks: Gathering[Record]
     facts: list[dict[str, Any]]  # of a block that is known, if there is one
+    code: str
+    error: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -179,9 +256,10 @@ def _chooser(plans: Sequence[_Plan], seed: int) -> Callable[[_Job | None], _Job 
 class _Runner:
     """Runs blocks; keeps the trial of the configuration at hand."""
 
-    def __init__(self, make_trial: MakeTrial, block_size: int) -> None:
+    def __init__(self, make_trial: MakeTrial, block_size: int, code: str) -> None:
         self._make_trial = make_trial
         self._block_size = block_size
+        self._code = code
         self._made: tuple[int, Trial] | None = None
 
     def __call__(self, job: _Job, device: torch.device) -> Record:
@@ -190,7 +268,7 @@ class _Runner:
             self._made = None  # two at once might not fit into memory
             self._made = job.plan, _open(self._make_trial, config)
         trial = self._made[1]
-        _same_facts(config, [*job.facts, trial.facts])
+        same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, job.block, device)
         return Record(
             seed=job.block.seed,
@@ -201,7 +279,7 @@ class _Runner:
             facts=dict(trial.facts),
             seconds=part.seconds,
             device=_device_name(device),
-            torch=str(torch.__version__),
+            code=self._code,
         )
 
 
@@ -216,30 +294,10 @@ def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
 def _row(records: Iterable[Record]) -> Row:
     records = list(records)  # in block order
     first = records[0]
-    _same_facts(first.config, [record.facts for record in records])
+    same_facts(first.config, [record.facts for record in records])
     moments = reduce(merge, (record.moments for record in records))
     seconds = sum(record.seconds for record in records)
-    return Row(first.config, moments, seconds, first.facts, first.seed, first.block_size)
-
-
-def _same_facts(config: dict[str, Any], facts: Sequence[Mapping[str, object]]) -> None:
-    for other in facts[1:]:
-        if not _alike(other, facts[0]):
-            raise ValueError(
-                f"facts of config {config} differ between its blocks: {facts[0]} and {other}; the trial has "
-                "changed since the store was begun, so it needs a new store"
-            )
-
-
-def _alike(a: object, b: object) -> bool:
-    """Whether two values of JSON are equal; floats up to the rounding that another number of threads brings."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_alike, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b
+    return Row(first.config, moments, seconds, first.facts, first.seed, first.block_size, first.code)
 
 
 def _device_name(device: torch.device) -> str:

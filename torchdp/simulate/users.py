@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchdp.checks import floating, integer
+from torchdp.checks import floating, function, integer
 from torchdp.simulate.blocks import Block, block_sizes
 from torchdp.simulate.engine import progress_bar
 from torchdp.simulate.streams import canonical
@@ -48,6 +48,7 @@ def total(
     Raises:
         As :func:`torchdp.simulate.run` does; ValueError also where two sums differ in shape.
     """
+    function("part", part)
     config = {} if config is None else config
     canonical(config)
     users, seed, block_size = (

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchdp import checks
+
 J = TypeVar("J")
 A = TypeVar("A")
 Device = torch.device | str
@@ -26,6 +28,7 @@ def answers(
     choose: Callable[[J | None], J | None],
     device: Device,
     devices: Sequence[Device] | None,
+    failed: Callable[[J, Exception], bool] = lambda job, error: False,
 ) -> Generator[tuple[J, A], None, None]:
     """(job, work(job, device)) as the answers come, for every job that is chosen.
 
@@ -36,6 +39,8 @@ def answers(
         work: run in this process if ``devices`` is None, else in one process for each device.
         choose: ``choose(previous)`` is the next job for whoever has just answered ``previous`` (None: nothing
             yet), or None when nothing is left. It is asked after the answer to ``previous`` was used.
+        failed: ``failed(job, error)`` says whether to go on without that job, in a new process if its own is dead;
+            else the error is raised.
         device, devices: as in :func:`torchdp.simulate.run`.
 
     Raises:
@@ -45,10 +50,10 @@ def answers(
         ChildProcessError: a worker was killed.
     """
     if devices is None:
-        return _here(work, choose, torch.device(device))
-    if torch.device(device) != torch.device("cpu"):
+        return _here(work, choose, checks.device("device", device), failed)
+    if device not in ("cpu", torch.device("cpu")):
         raise ValueError("device and devices exclude each other; give the one or the other")
-    return _spread(_sendable(name, work), choose, one_kind(devices))
+    return _spread(_sendable(name, work), choose, one_kind(devices), failed)
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
@@ -63,6 +68,8 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
         ) from error
     if len({device.type for device in found}) > 1:
         raise ValueError(f"devices must be of one kind, not {devices!r}: a block's numbers depend on the kind")
+    if found[0].type == "meta":
+        raise ValueError("devices must hold data, not be 'meta'")
     here = torch.cuda.device_count() if found[0].type == "cuda" else None  # makes no CUDA context
     if here is not None:
         found = [torch.device("cuda", device.index or 0) for device in found]
@@ -72,11 +79,20 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
 
 
 def _here(
-    work: Callable[[J, torch.device], A], choose: Callable[[J | None], J | None], device: torch.device
+    work: Callable[[J, torch.device], A],
+    choose: Callable[[J | None], J | None],
+    device: torch.device,
+    failed: Callable[[J, Exception], bool],
 ) -> Generator[tuple[J, A], None, None]:
     job = choose(None)
     while job is not None:
-        yield job, work(job, device)
+        try:
+            answer = work(job, device)
+        except Exception as error:
+            if not failed(job, error):
+                raise
+        else:
+            yield job, answer
         job = choose(job)
 
 
@@ -125,7 +141,10 @@ class _Worker:
 
 
 def _spread(
-    work: bytes, choose: Callable[[J | None], J | None], devices: Sequence[torch.device]
+    work: bytes,
+    choose: Callable[[J | None], J | None],
+    devices: Sequence[torch.device],
+    failed: Callable[[J, Exception], bool],
 ) -> Generator[tuple[J, A], None, None]:
     workers: list[_Worker] = []
     try:
@@ -139,14 +158,20 @@ def _spread(
         while busy:
             ready = [busy[pipe] for pipe in connection.wait(list(busy))]  # type: ignore[index]
             received = [(worker, worker.receive()) for worker in ready]
-            failures = [answer for _, answer in received if isinstance(answer, Exception)]
             for worker, answer in received:
                 if not isinstance(answer, Exception):
                     yield worker.job, answer
-            if failures:
-                raise failures[0]
-            for worker in ready:
+            for worker, answer in received:
+                if isinstance(answer, Exception) and not failed(worker.job, answer):
+                    raise answer
+            for worker, answer in received:
                 worker.job = choose(worker.job)
+                if isinstance(answer, ChildProcessError) and worker.job is not None:
+                    busy.pop(worker.pipe).pipe.close()
+                    worker = _start(worker.device, worker.job)
+                    workers.append(worker)
+                    busy[worker.pipe] = worker
+                    worker.send(work)
                 if worker.job is None:
                     busy.pop(worker.pipe).pipe.close()  # it ends by itself
                 else:

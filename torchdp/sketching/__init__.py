@@ -1,6 +1,5 @@
 """Sketches in the linear-transformation model: clients add divisible noise, servers that do not all collude add up."""
 
-from torchdp.kernels.chacha import generator_key, system_key
 from torchdp.sketching.calibration import (
     entry_variance,
     laplace_noise,
@@ -43,9 +42,8 @@ from torchdp.sketching.gaussian_noise import GaussianNoise, OneCopyGaussianNoise
 from torchdp.sketching.gram import GramRelease
 from torchdp.sketching.local import LocalRows
 from torchdp.sketching.low_rank import predicted_psi, predicted_psi_of_sketch, random_psi, top_directions
-from torchdp.sketching.masks import generator_masks, system_masks
 from torchdp.sketching.moments import FrequencyMoments, SecureHistogram, paper_moment_variance
-from torchdp.sketching.noise import Noise
+from torchdp.sketching.noise import DivisibleNoise
 from torchdp.sketching.paper import (
     paper_experiment_laplace_noise,
     paper_experiment_noise,
@@ -70,6 +68,7 @@ __all__ = [
     "AdaSSP",
     "AdaptiveCoalition",
     "Coalition",
+    "DivisibleNoise",
     "FrameError",
     "FrequencyMoments",
     "GaussianNoise",
@@ -79,7 +78,6 @@ __all__ = [
     "Links",
     "LocalRows",
     "ModSulq",
-    "Noise",
     "NoisyMoments",
     "OneCopyGaussianNoise",
     "PolyaNoise",
@@ -111,8 +109,6 @@ __all__ = [
     "embedding_values",
     "entry_variance",
     "export_moments",
-    "generator_key",
-    "generator_masks",
     "gram_sensitivity",
     "import_moments",
     "joint_sensitivity",
@@ -153,8 +149,6 @@ __all__ = [
     "single_sigma",
     "solve_ridge",
     "spectrum_rows",
-    "system_key",
-    "system_masks",
     "take_part",
     "top_directions",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.privacy import gaussian_sigma
-from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.coalition import Coalition, known
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.pure_noise import LaplaceNoise, PolyaNoise
 from torchdp.sketching.sketch import Sketch
@@ -25,7 +25,7 @@ def entry_variance(bound: float, *, epsilon: float, delta: float) -> float:
     Guarantees: S A + N(0, V) is (epsilon, delta)-DP, exactly, for the sketch's every s, m, n and d.
     Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <= 2 B.
     """
-    return gaussian_sigma(epsilon, delta, 2 * checks.positive("bound", bound)) ** 2
+    return gaussian_sigma(epsilon, delta, 2 * checks.squarable("bound", bound)) ** 2
 
 
 def row_sigma(
@@ -40,9 +40,10 @@ def row_sigma(
     Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.
     Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client (``GaussianNoise``); ``losses``.
     """
+    known(sketch, coalition)
     shape = coalition.shares(sketch, delta).clamp_min(1).double().rsqrt()
     factor = coalition.losses(sketch, shape, checks.fraction("delta", delta)).factor(epsilon, delta)
-    return 2 * checks.positive("bound", bound) * factor * shape
+    return 2 * checks.squarable("bound", bound) * factor * shape
 
 
 def single_sigma(
@@ -55,9 +56,10 @@ def single_sigma(
     Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.
     Source: as for ``row_sigma``.
     """
+    known(sketch, coalition)
     shape = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
     factor = coalition.losses(sketch, shape, checks.fraction("delta", delta)).factor(epsilon, delta)
-    return 2 * checks.positive("bound", bound) * factor
+    return 2 * checks.squarable("bound", bound) * factor
 
 
 def one_copy_sigma(
@@ -71,8 +73,9 @@ def one_copy_sigma(
     Guarantees: (epsilon, delta)-DP; exact where everybody is honest.
     Source: mu_i^2 = 4 B^2 l_i/sigma^2 (``OneCopyGaussianNoise``); ``losses``.
     """
+    known(sketch, coalition)
     factor = coalition.one_copy_losses(sketch, checks.fraction("delta", delta)).factor(epsilon, delta)
-    return 2 * checks.positive("bound", bound) * factor
+    return 2 * checks.squarable("bound", bound) * factor
 
 
 def laplace_noise(
@@ -86,7 +89,8 @@ def laplace_noise(
     Guarantees: pure epsilon, exactly; with a static coalition (epsilon, share delta).
     Source: ``LaplaceNoise``.
     """
-    scale = 2 * sketch.copies * checks.positive("bound", bound) / checks.positive("epsilon", epsilon)
+    known(sketch, coalition)
+    scale = 2 * sketch.copies * checks.squarable("bound", bound) / checks.squarable("epsilon", epsilon)
     return LaplaceNoise(scale, coalition.honest(sketch, delta).clamp_min(1))
 
 
@@ -101,6 +105,7 @@ def polya_noise(
     Guarantees: pure epsilon, exactly; with a static coalition (epsilon, share delta).
     Source: ``PolyaNoise``.
     """
+    known(sketch, coalition)
     distance = 2 * sketch.copies * checks.integer("bound", bound, 1)
-    ratio = math.exp(-checks.positive("epsilon", epsilon) / distance)
+    ratio = math.exp(-checks.squarable("epsilon", epsilon) / distance)
     return PolyaNoise(ratio, coalition.honest(sketch, delta).clamp_min(1))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
 from torchdp.sketching.errors import SecondMoments
 from torchdp.sketching.gram import within
@@ -49,15 +51,14 @@ class ModSulq:
         return gaussian_guarantee(self.sigma, self.delta, self.sensitivity, Model.CENTRAL, Neighbours.REPLACE_ONE)
 
     def release(
-        self, moments: SecondMoments, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
     ) -> NoisyMoments:
         """The noisy A^T A; its level is that of the entries off the diagonal. Raises TypeError, ValueError."""
         within(moments, self.columns, self.bound, None)
-        generator = checks.random_source(generator, moments.matrix.device)
-        shape = (*checks.sample_shape(sample_shape), self.columns, self.columns)
-        noise = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator).triu()
-        gram = moments.matrix + self.sigma * (noise + noise.triu(1).mT)
-        level = gram.new_full(shape[:-2], math.sqrt(2) * self.sigma)
+        draws, shape = source(noise, moments.matrix.device), checks.sample_shape(sample_shape)
+        upper = draws.normal((*shape, self.columns, self.columns)).triu()
+        gram = moments.matrix + self.sigma * (upper + upper.triu(1).mT)
+        level = gram.new_full(shape, math.sqrt(2) * self.sigma)
         return NoisyMoments(gram, None, level, level)
 
 
@@ -78,7 +79,7 @@ def paper_mod_sulq(clients: int, columns: int, bound: float, epsilon: float, del
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
     beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
-    return ModSulq(d, bound, n * checks.positive("bound", bound) ** 2 * beta, delta)
+    return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class SufficientStatistics:
     delta: float
 
     def __post_init__(self) -> None:
+        checks.positive("epsilon", self.epsilon)
+        checks.fraction("delta", self.delta)
         _ = self.gram_sigma, self.cross_sigma
 
     @cached_property
@@ -119,11 +122,12 @@ class SufficientStatistics:
         )
 
     def release(
-        self, moments: SecondMoments, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
     ) -> NoisyMoments:
         """Both statistics with their noise. Raises TypeError, ValueError."""
         within(moments, self.columns, self.bound, self.label_bound)
-        gram, cross = with_noise(moments, self.gram_sigma, self.cross_sigma, generator, sample_shape)
+        draws = source(noise, moments.matrix.device)
+        gram, cross = with_noise(moments, self.gram_sigma, self.cross_sigma, draws, sample_shape)
         levels = (gram.new_full(gram.shape[:-2], level) for level in (self.gram_sigma, self.cross_sigma))
         return NoisyMoments(gram, cross, *levels)
 
@@ -184,7 +188,7 @@ class AdaSSP:
         moments: SecondMoments,
         ridge: float,
         *,
-        generator: torch.Generator,
+        noise: Noise | None = None,
         sample_shape: Sequence[int] = (),
     ) -> Tensor:
         """Private solutions, regularized by ``ridge`` or by what the noise asks for: (*sample_shape, d).
@@ -193,9 +197,9 @@ class AdaSSP:
         """
         ridge = checks.non_negative("ridge", ridge)
         within(moments, self.columns, self.bound, self.label_bound)
-        gram, cross = with_noise(moments, self.sigmas[1], self.sigmas[2], generator, sample_shape)
-        noise = torch.randn(gram.shape[:-2], dtype=torch.float64, device=gram.device, generator=generator)
-        smallest = torch.linalg.eigvalsh(moments.gram)[0] + self.sigmas[0] * noise
+        draws = source(noise, moments.matrix.device)
+        gram, cross = with_noise(moments, self.sigmas[1], self.sigmas[2], draws, sample_shape)
+        smallest = torch.linalg.eigvalsh(moments.gram)[0] + self.sigmas[0] * draws.normal(gram.shape[:-2])
         safe = (smallest - self.sigmas[0] * math.sqrt(2 * math.log(1 / self.rho))).clamp_min(0)
         norm = math.sqrt(self.columns * math.log(2 * self.columns**2 / self.rho)) * self.sigmas[1]
         extra = torch.maximum(norm - safe, torch.full_like(safe, ridge))[..., None, None]
@@ -215,12 +219,11 @@ def paper_adassp_scale(epsilon: float, delta: float) -> float:
 
 
 def with_noise(
-    moments: SecondMoments, gram_sigma: float, cross_sigma: float, generator: torch.Generator, shape: Sequence[int]
+    moments: SecondMoments, gram_sigma: float, cross_sigma: float, draws: Draws, shape: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """A^T A and A^T b with independent noise of these levels, isotropic on symmetric matrices."""
-    generator = checks.random_source(generator, moments.matrix.device)
     shape, d = checks.sample_shape(shape), moments.columns - 1
     words = d * (d + 1) // 2
-    noise = torch.randn((*shape, words + d), dtype=torch.float64, device=generator.device, generator=generator)
+    noise = draws.normal((*shape, words + d))
     gram = moments.gram + gram_sigma * symmetric(noise[..., :words], d)
     return gram, moments.cross + cross_sigma * noise[..., words:]

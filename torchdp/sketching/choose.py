@@ -1,4 +1,4 @@
-"""Which route to regression or low rank errs least in the linear-transformation model, and why: predicted errors."""
+"""Routes to regression or low rank in the linear-transformation model, by their predicted errors and words."""
 
 import math
 from collections.abc import Callable
@@ -53,6 +53,11 @@ def choose_regression(
 ) -> RouteChoice:
     """Gram route, sketch of the best height, or local noise: the predicted phi of each for data like these.
 
+    The Gram route is first wherever ``most_words`` allows it, as far as tried: what is to be read here is by how much,
+    and what is left with fewer words. The figures are those of ``predicted_phi``: of the plain solution, while its
+    noise is small. ``adaptive_ridge`` errs less where noise is large. A prediction that ends at phi(0) says only that
+    noise hides everything; such routes are ties, in the order Gram, sketch, local.
+
     moments: a *public* guess of the data's, n among them, labels last (of an earlier or a synthetic table); a choice
     made from private moments is not private. ridge >= 0; bound, label_bound: B and C; most_words: numbers that a
     client may send to each server, None for any. The sketch has one copy (one word for each column and the label) and
@@ -93,6 +98,8 @@ def choose_low_rank(
     most_words: int | None = None,
 ) -> RouteChoice:
     """Gram route, sketch of the best height, or local noise: the predicted psi of each for data like these.
+
+    Routes whose prediction ends at that of a random space are ties, in the order Gram, sketch, local.
 
     moments: a *public* guess, without labels; rank: k; the rest as in :func:`choose_regression`. Raises TypeError,
     ValueError.

@@ -1,8 +1,8 @@
 """Whose noise counts: clients who know their own noise, or send none, protect nobody else.
 
-Take as corrupt every client who may collude with the reader of the result, and every client who may drop out. What is
-left of each row, h_j honest (client, copy) pairs, is what noise is calibrated to. S is public, so its counts c_j are
-read, not bounded: no probability is spent on them.
+Two numbers: ``corrupt`` clients may collude with the reader of the result, and beside them ``absent`` ones may drop
+out. Both are taken away, t' = corrupt + absent; what is left of each row, h_j honest (client, copy) pairs, is what
+noise is calibrated to. S is public, so its counts c_j are read, not bounded: no probability is spent on them.
 """
 
 import math
@@ -20,10 +20,26 @@ from torchdp.sketching.losses import Losses, client_losses, copy_losses, worst_l
 from torchdp.sketching.sketch import Sketch
 
 
+def known(sketch: Sketch, coalition: "Coalition") -> Sketch:
+    """``sketch``, if the two are what they should be. Raises TypeError."""
+    checks.instance("coalition", coalition, Coalition)
+    return checks.instance("sketch", sketch, Sketch)
+
+
 class Coalition(ABC):
-    """At most ``corrupt`` clients whose noise does not count."""
+    """At most ``corrupt`` clients who collude and ``absent`` ones who drop out: their noise does not count."""
 
     corrupt: int
+    absent: int
+
+    def __post_init__(self) -> None:
+        for name in ("corrupt", "absent"):  # as int: sessions are named after them
+            object.__setattr__(self, name, checks.integer(name, getattr(self, name), 0))
+
+    @property
+    def missing(self) -> int:
+        """t' = corrupt + absent."""
+        return self.corrupt + self.absent
 
     @abstractmethod
     def honest(self, sketch: Sketch, delta: float) -> Tensor:
@@ -38,7 +54,7 @@ class Coalition(ABC):
 
         1/h_j with one copy, where S_h S_h^T is diagonal.
         """
-        if sketch.copies == 1:
+        if checks.instance("sketch", sketch, Sketch).copies == 1:
             return 1 / self.honest(sketch, delta)[sketch.rows[0]].double()
         return self._leverages(sketch, delta)
 
@@ -52,7 +68,7 @@ class Coalition(ABC):
 
     def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
         """Of noise N(0, (2 B ratio_j)^2) in each pair of row j, independent copies; ratio: (m,). Raises ValueError."""
-        square = row_loss(self.honest(sketch, delta) * ratio**2, sketch)
+        square = row_loss(self.honest(sketch, delta) * ratios(ratio, sketch) ** 2, sketch)
         return worst_loss(square, self.slack(delta), self.exact(sketch))
 
     def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
@@ -68,20 +84,26 @@ class Coalition(ABC):
         """Whether some coalition of this kind attains the bounds."""
 
     def _members(self, sketch: Sketch) -> int:
-        if checks.integer("corrupt", self.corrupt, 0) >= sketch.clients:
-            raise ValueError(f"corrupt must be below the number of clients, {sketch.clients}, not {self.corrupt}")
-        return self.corrupt
+        if self.missing >= checks.instance("sketch", sketch, Sketch).clients:
+            raise ValueError(
+                f"corrupt + absent must be below the number of clients, {sketch.clients}, not {self.missing}"
+            )
+        return self.missing
 
 
 @dataclass(frozen=True)
 class AdaptiveCoalition(Coalition):
-    """Chosen by somebody who sees the sketch: h_j = c_j - min(t', c_j), certain. With 0: everybody is honest."""
+    """Chosen by somebody who sees the sketch: h_j = c_j - min(t', c_j), certain. With 0: everybody is honest.
+
+    Raises ValueError.
+    """
 
     corrupt: int = 0
+    absent: int = 0
 
     def honest(self, sketch: Sketch, delta: float) -> Tensor:
-        counts = sketch.counts()
-        return _present(counts, counts - counts.clamp(max=self._members(sketch)))
+        members, counts = self._members(sketch), sketch.counts()
+        return _present(counts, counts - counts.clamp(max=members))
 
     def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
         """l_i/(1 - L), L the t' largest leverages together: client k takes at most l_k S S^T from S S^T."""
@@ -89,7 +111,7 @@ class AdaptiveCoalition(Coalition):
         return _thinned(leverages, float(leverages.topk(self._members(sketch)).values.sum()))
 
     def slack(self, delta: float) -> float:
-        return 0.0
+        return 0.0 * checks.non_negative("delta", delta)
 
     def exact(self, sketch: Sketch) -> bool:
         return self._members(sketch) == 0 or sketch.copies == 1
@@ -102,15 +124,30 @@ class StaticCoalition(Coalition):
     share delta. Gaussian noise in independent copies needs no such bound and spends no delta on it: its delta is
     averaged over where client and coalition lie (``losses``).
 
-    corrupt: t'. share: of delta, in (0, 1). For sketches with exchangeable columns alone, as those drawn by the
-    functions of this package, and drawn after the data and the coalition are fixed. Raises ValueError.
+    share: of delta, in (0, 1). For sketches with exchangeable columns alone (``Sketch.exchangeable``), as those drawn
+    by the functions of this package, and drawn after the data and the coalition, drop-outs too, are fixed. Raises
+    ValueError.
     """
 
     corrupt: int
     share: float = 0.01
+    absent: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "share", checks.fraction("share", self.share))
+
+    def _members(self, sketch: Sketch) -> int:
+        members = super()._members(sketch)
+        if not sketch.exchangeable:
+            raise ValueError(
+                "the sketch's columns must be exchangeable for a StaticCoalition: draw it by osnap or another function "
+                "of this package and do not sort its clients, or take an AdaptiveCoalition"
+            )
+        return members
 
     def honest(self, sketch: Sketch, delta: float) -> Tensor:
-        counts, members = sketch.counts(), self._members(sketch)
+        members, counts = self._members(sketch), sketch.counts()
         distinct, where = torch.unique(counts, return_inverse=True)
         level = self.slack(delta) / int((counts > 0).sum())
         held = [hypergeometric_quantile(sketch.clients, int(c), sketch.clients - members, level) for c in distinct]
@@ -122,7 +159,7 @@ class StaticCoalition(Coalition):
         L = (1 + u) t'/n, u from the matrix Chernoff bound for sampling without replacement, m (e^u/(1 + u)^(1 + u))^q
         <= share delta with q = t'/(n max l) (Tropp 2011, Theorem 2.2), or the certain bound where that is smaller.
         """
-        leverages, members = sketch.leverages(), self._members(sketch)
+        members, leverages = self._members(sketch), sketch.leverages()
         certain = float(leverages.topk(members).values.sum())
         mean, used = members / sketch.clients, int((sketch.counts() > 0).sum())
         if members == 0 or certain <= mean:
@@ -132,23 +169,32 @@ class StaticCoalition(Coalition):
         return _thinned(leverages, min(certain, (1 + u) * mean))
 
     def shares(self, sketch: Sketch, delta: float) -> Tensor:
-        return sketch.counts()
+        return checks.instance("sketch", sketch, Sketch).counts()
 
     def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
-        return copy_losses(sketch, self._members(sketch), ratio, lambda honest, r: 1 / (honest * r**2))
+        members = self._members(sketch)
+        return copy_losses(sketch, members, ratios(ratio, sketch), lambda honest, r: 1 / (honest * r**2))
 
     def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
-        if sketch.copies == 1:
+        if checks.instance("sketch", sketch, Sketch).copies == 1:
             one = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
             return self.losses(sketch, one, delta)
         slack = self.slack(delta) if self._members(sketch) else 0.0
         return client_losses(self.leverages(sketch, delta), slack, not self._members(sketch))
 
     def slack(self, delta: float) -> float:
-        return checks.fraction("share", self.share) * checks.fraction("delta", delta)
+        return self.share * checks.fraction("delta", delta)
 
     def exact(self, sketch: Sketch) -> bool:
         return False
+
+
+def ratios(ratio: Tensor, sketch: Sketch) -> Tensor:
+    """One number > 0 for each row, (m,), float64. Raises ValueError, TypeError."""
+    ratio = checks.floating("ratio", ratio).double()
+    if ratio.shape != (sketch.height,) or not bool((ratio > 0).all()):
+        raise ValueError(f"ratio must hold {sketch.height} numbers > 0, one for each row")
+    return ratio
 
 
 def row_loss(information: Tensor, sketch: Sketch) -> float:

@@ -1,6 +1,6 @@
 """Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None of them sees the data.
 
-Each but ``ones`` draws its columns exchangeably: which client holds which column is uniformly random, so a coalition
+Each has exchangeable columns: which client holds which column is uniformly random, so a coalition
 that was chosen before the sketch was drawn is a uniformly random set of columns (``StaticCoalition``).
 """
 
@@ -23,7 +23,7 @@ def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator)
         pick = torch.randint(last + 1, (n,), generator=generator, device=rows.device)
         rows[c] = torch.where((rows[:c] == pick).any(0), last, pick)
     order = torch.rand(s, n, generator=generator, device=rows.device).argsort(0)
-    return Sketch(rows.gather(0, order), _signs(s, n, generator), m)
+    return Sketch(rows.gather(0, order), _signs(s, n, generator), m, True)
 
 
 def osnap_blocks(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
@@ -34,7 +34,7 @@ def osnap_blocks(clients: int, height: int, copies: int, *, generator: torch.Gen
     n, m, s = _sizes(clients, height, copies)
     block = _block(m, s)
     rows = torch.randint(block, (s, n), generator=generator, device=_device(generator))
-    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
+    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m, True)
 
 
 def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
@@ -48,7 +48,7 @@ def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.G
     n, m, s = _sizes(clients, height, copies)
     block = _block(m, s)
     rows = torch.rand(s, n, generator=generator, dtype=torch.float64, device=_device(generator)).argsort(1) % block
-    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
+    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m, True)
 
 
 def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
@@ -72,16 +72,21 @@ def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sket
     Source: Achlioptas (2003).
     """
     n, m, _ = _sizes(clients, height, 1)
+    checks.fits("the sketch", n, m)
     device = _device(generator)
     rows = (torch.arange(n, device=device) + torch.arange(m, device=device)[:, None]) % m
-    return Sketch(rows, _signs(m, n, generator), m)
+    return Sketch(rows, _signs(m, n, generator), m, True)
 
 
 def ones(clients: int, *, device: torch.device | str = "cpu") -> Sketch:
     """One row of +1: the plain sum of all clients. Raises ValueError."""
-    n = checks.integer("clients", clients, 1)
+    n, device = checks.integer("clients", clients, 1), checks.device("device", device)
+    checks.fits("the sketch", n)
     return Sketch(
-        torch.zeros(1, n, dtype=torch.int64, device=device), torch.ones(1, n, dtype=torch.int8, device=device), 1
+        torch.zeros(1, n, dtype=torch.int64, device=device),
+        torch.ones(1, n, dtype=torch.int8, device=device),
+        1,
+        True,
     )
 
 
@@ -91,6 +96,7 @@ def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:
         checks.integer("height", height, 1),
         checks.integer("copies", copies, 1),
     )
+    checks.fits("the sketch", s, n)
     if s > m:
         raise ValueError(f"copies must be at most height = {m}: a column has distinct rows, not {s}")
     return n, m, s

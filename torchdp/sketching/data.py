@@ -61,8 +61,11 @@ def rows_from_moments(moments: SecondMoments, *, generator: torch.Generator) -> 
 
 
 def clipped_rows(A: Tensor, bound: float) -> Tensor:
-    """Rows shortened to a public l_2 bound: what a client may do without seeing anybody else's. Raises ValueError."""
-    return shortened(checks.matrix("A", A), checks.positive("bound", bound))
+    """Rows shortened to a public l_2 bound, float64: what a client may do without seeing anybody else's.
+
+    In float32 a row's rounding could leave it longer than the bound. Raises ValueError, TypeError.
+    """
+    return shortened(checks.matrix("A", A).double(), checks.positive("bound", bound))
 
 
 def scaled_columns(A: Tensor) -> Tensor:
@@ -97,5 +100,6 @@ def import_moments(path: str | Path) -> SecondMoments:
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Standard normals where the generator lives."""
+    checks.fits("the rows", *shape)
     generator = checks.random_source(generator, getattr(generator, "device", torch.device("cpu")))
     return torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)

@@ -79,6 +79,11 @@ def checked(moments: SecondMoments) -> SecondMoments:
     return moments
 
 
+def level(name: str, value: float) -> float:
+    """``value`` as a float that is 0, or between 1e-150 and 1e150. Raises ValueError."""
+    return checks.squarable(name, value) if checks.non_negative(name, value) else 0.0
+
+
 def joined(A: Tensor, labels: Tensor | None) -> Tensor:
     """[A b], (n, d) or (n, d + 1): finite. Raises TypeError, ValueError."""
     A = checks.matrix("A", A)
@@ -94,7 +99,7 @@ def joined(A: Tensor, labels: Tensor | None) -> Tensor:
 
 def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
     """|A x - b|^2 + ridge |x|^2 of solutions x: (*batch, d) -> (*batch,), float64. Raises TypeError, ValueError."""
-    x = _solutions(checked(moments), x)
+    x, ridge = _solutions(checked(moments), x), checks.non_negative("ridge", ridge)
     return (
         ((x @ moments.gram) * x).sum(-1)
         - 2 * x @ moments.cross

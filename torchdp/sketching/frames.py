@@ -1,24 +1,32 @@
-"""What travels between clients, servers and analyst: a header, words, and a tag that only a link's two ends can make.
+"""What travels between clients, servers and analyst: a header, and words that only a link's two ends can read or make.
 
-A frame is header | words | HMAC-SHA256(key of the link, header | words). The tag tells a changed frame from what was
-sent; the header tells a true frame in the wrong place: of another session, for another server, of other clients, of
-another shape or ring. What it does not hide is the words themselves from the network: a link that an eavesdropper can
-read needs TLS or the like around it, or he who reads all the links of one client reads that client's message.
+A frame is header | ChaCha20-Poly1305(words; header) | nonce, under a key made of the link's. Whoever has no key of the
+link reads nothing but the header (session, sender, receiver, shape) and the length, and changes nothing unnoticed; a
+true frame in the wrong place, of another session, for another server, of other clients, of another shape or ring, is
+told by its header. Two frames of one key and one random nonce of 96 bits would tell their difference. A key that is
+stolen later opens frames that were recorded before: where that matters, make the links' keys anew for each session.
+
+Source: Nir, Langley (2018), RFC 8439, section 2.8.
 """
 
 import hashlib
 import hmac
+import os
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.sketching.ring import WORDS
 
-TAG_BYTES = 32
+NONCE_BYTES = 12
+TAG_BYTES = 16 + NONCE_BYTES  # behind the words
 _FORMAT = struct.Struct("<16s16sBBHHIIQQ")
 HEADER_BYTES = _FORMAT.size
 ANALYST = 0xFFFF  # receiver of the sums; servers are numbered from 0, clients sign with their own numbers
@@ -95,13 +103,14 @@ def seal(key: bytes, header: Header, words: Tensor) -> bytes:
         raise ValueError(
             f"words must have shape {header.shape} and {WORDS[header.bits]}, not {tuple(words.shape)}, {words.dtype}"
         )
-    body = header.pack() + words.detach().cpu().contiguous().numpy().astype(f"<i{header.bits // 8}").tobytes()
-    return body + hmac.digest(key, body, "sha256")
+    body = words.detach().cpu().contiguous().numpy().astype(f"<i{header.bits // 8}").tobytes()
+    front, nonce = header.pack(), os.urandom(NONCE_BYTES)
+    return front + _cipher(key).encrypt(nonce, body, front) + nonce
 
 
 def header_of(frame: bytes) -> Header:
     """What the frame claims to be; nothing of it is verified. Raises FrameError."""
-    if len(frame) < HEADER_BYTES + TAG_BYTES:
+    if len(checks.instance("frame", frame, bytes)) < HEADER_BYTES + TAG_BYTES:
         raise FrameError("a frame is shorter than a header and a tag")
     session, agreed, kind, bits, sender, receiver, copies, columns, first, count = _FORMAT.unpack_from(frame)
     if bits not in WORDS or kind not in tuple(Kind):
@@ -115,11 +124,19 @@ def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
         raise FrameError(
             "a frame is not the one that is due here: another session, sender, receiver, shape or ring"
         )
-    body = memoryview(frame)[:-TAG_BYTES]
-    if not hmac.compare_digest(hmac.digest(key, body, "sha256"), frame[-TAG_BYTES:]):
-        raise FrameError("a frame's tag does not fit: it was changed on its way, or made by somebody else")
-    words = np.frombuffer(body, dtype=f"<i{header.bits // 8}", offset=HEADER_BYTES)
+    body, nonce = frame[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
+    try:
+        opened = _cipher(key).decrypt(nonce, body, frame[:HEADER_BYTES])
+    except InvalidTag:
+        raise FrameError(
+            "a frame's tag does not fit: it was changed on its way, or made by somebody else"
+        ) from None
+    words = np.frombuffer(opened, dtype=f"<i{header.bits // 8}")
     return torch.from_numpy(words.astype(f"=i{header.bits // 8}")).view(header.shape)
+
+
+def _cipher(key: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
 
 
 def pack_set(members: Tensor, bits: int) -> Tensor:

@@ -1,20 +1,20 @@
 """Gaussian noise in parts: the least of all at given (epsilon, delta), and what it promises, exactly."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.sketching.coalition import Coalition
-from torchdp.sketching.noise import EVERYBODY, Noise
+from torchdp.sketching.coalition import Coalition, known
+from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianNoise(Noise):
+class GaussianNoise(DivisibleNoise):
     """N(0, sigma_j^2) in each entry that goes to row j, independently in every copy.
 
     sigma: (m,), or one number for every row. Raises ValueError, TypeError.
@@ -29,30 +29,30 @@ class GaussianNoise(Noise):
     sigma: Tensor | float
 
     def __post_init__(self) -> None:
-        sigma = torch.as_tensor(self.sigma, dtype=torch.float64)
-        if sigma.ndim > 1 or not (sigma > 0).all() or not torch.isfinite(sigma).all():
+        given = checks.floating("sigma", self.sigma) if isinstance(self.sigma, Tensor) else self.sigma
+        if not isinstance(given, Tensor):
+            given = torch.tensor(checks.positive("sigma", given), dtype=torch.float64)
+        sigma = given.double()
+        if sigma.ndim > 1 or not sigma.numel() or not (sigma > 0).all() or not torch.isfinite(sigma).all():
             raise ValueError(
                 f"sigma must be finite, > 0, one number or one for each row, not of shape {tuple(sigma.shape)}"
             )
         object.__setattr__(self, "sigma", sigma)
 
-    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
-        shape = (*sketch.rows.shape, checks.integer("columns", columns, 1))
-        return _normal(shape, sketch, generator) * self._rows(sketch)[sketch.rows][..., None]
+    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
+        return draws.normal((*sketch.rows.shape, columns)) * self._rows(sketch)[sketch.rows][..., None]
 
-    def sample_sum(
-        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
-        return _normal(shape, sketch, generator) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
+    def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        return draws.normal(shape) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
 
     def variance(self, sketch: Sketch) -> Tensor:
+        checks.instance("sketch", sketch, Sketch)
         return sketch.counts() * self._rows(sketch) ** 2 / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
-        ratio = self._rows(sketch) / (2 * checks.positive("bound", bound))
+        ratio = self._rows(known(sketch, coalition)) / (2 * checks.squarable("bound", bound))
         return coalition.losses(sketch, ratio, checks.fraction("delta", delta)).guarantee(delta)
 
     def _rows(self, sketch: Sketch) -> Tensor:
@@ -63,7 +63,7 @@ class GaussianNoise(Noise):
 
 
 @dataclass(frozen=True)
-class OneCopyGaussianNoise(Noise):
+class OneCopyGaussianNoise(DivisibleNoise):
     """N(0, sigma^2) in each entry, drawn once by each client and used in all its copies: d numbers sent, not s d.
 
     The release is S (A + G): its rows' noise has covariance sigma^2 S S^T in each column. Raises ValueError.
@@ -76,30 +76,23 @@ class OneCopyGaussianNoise(Noise):
     sigma: float
 
     def __post_init__(self) -> None:
-        checks.positive("sigma", self.sigma)
+        checks.squarable("sigma", self.sigma)
 
-    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
-        shape = (sketch.clients, checks.integer("columns", columns, 1))
-        return (self.sigma * _normal(shape, sketch, generator)).expand(sketch.copies, *shape)
+    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
+        shape = (sketch.clients, columns)
+        return (self.sigma * draws.normal(shape)).expand(sketch.copies, *shape)
 
-    def sample_sum(
-        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+    def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         values, vectors = torch.linalg.eigh(sketch.gram())
         root = vectors * (sketch.copies * values.clamp_min(0)).sqrt()
-        return self.sigma * (root @ _normal(shape, sketch, generator))
+        return self.sigma * (root @ draws.normal(shape))
 
     def variance(self, sketch: Sketch) -> Tensor:
-        return self.sigma**2 * sketch.counts().double() / sketch.copies
+        return self.sigma**2 * checks.instance("sketch", sketch, Sketch).counts().double() / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
-        ratio = self.sigma / (2 * checks.positive("bound", bound))
+        known(sketch, coalition)
+        ratio = self.sigma / (2 * checks.squarable("bound", bound))
         return coalition.one_copy_losses(sketch, checks.fraction("delta", delta)).scaled(ratio).guarantee(delta)
-
-
-def _normal(shape: tuple[int, ...], sketch: Sketch, generator: torch.Generator) -> Tensor:
-    generator = checks.random_source(generator, sketch.device)
-    return torch.randn(shape, dtype=torch.float64, device=sketch.device, generator=generator)

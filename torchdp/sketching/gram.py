@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model
 from torchdp.sketching.errors import NUMBERS_AT_ONCE, SecondMoments, checked, joined
 from torchdp.sketching.second_moment_noise import NoisyMoments, symmetric, triangle, vectorized
@@ -30,8 +31,8 @@ class GramRelease:
     2 (with one column 2 B^2; without labels sqrt 2 B^2), and no result depends on the labels' unit.
 
     clients: n; columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1); label_bound:
-    labels are cut to it, None for no labels; corrupt: at most n - 1, dropped clients among them; model:
-    Model.LINEAR_TRANSFORM, or Model.CENTRAL (corrupt = 0), the same law from a curator. Raises ValueError.
+    labels are cut to it, None for no labels; corrupt clients collude, absent others may drop out, together fewer than
+    n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL (neither), the same law from a curator. Raises ValueError.
 
     Guarantees: exactly (epsilon, delta)-DP for replacing one client's row and label, n public, in this model.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8; joint_sensitivity.
@@ -45,6 +46,7 @@ class GramRelease:
     label_bound: float | None = None
     corrupt: int = 0
     model: Model = Model.LINEAR_TRANSFORM
+    absent: int = 0
 
     def __post_init__(self) -> None:
         if self.label_bound is not None:
@@ -58,11 +60,17 @@ class GramRelease:
             sensitivity = gram_sensitivity(self.bound, self.columns)
         else:
             sensitivity = joint_sensitivity(self.bound, self.bound, self.columns)
-        return SharedGaussian(self.clients, sensitivity, self.epsilon, self.delta, self.corrupt, self.model)
+        return SharedGaussian(
+            self.clients, sensitivity, self.epsilon, self.delta, self.corrupt, self.model, self.absent
+        )
 
     @property
     def guarantee(self) -> Guarantee:
         return self.noise.guarantee
+
+    def guarantee_of(self, clients: int) -> Guarantee:
+        """What the sum of so many clients' messages promises, exactly. Raises ValueError where nothing."""
+        return self.noise.guarantee_of(clients)
 
     @property
     def words(self) -> int:
@@ -76,12 +84,12 @@ class GramRelease:
 
     @property
     def gram_sigma(self) -> float:
-        """Level of the released gram's noise: this on the diagonal, 1/sqrt 2 of it elsewhere."""
+        """Level of the released gram's noise, everybody heard: this on the diagonal, 1/sqrt 2 of it elsewhere."""
         return self.noise.level
 
     @property
     def cross_sigma(self) -> float:
-        """Standard deviation of each entry of the released A^T b."""
+        """Standard deviation of each entry of the released A^T b, everybody heard."""
         return self.noise.level / self.weight
 
     def encode(self, A: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -92,14 +100,14 @@ class GramRelease:
         x, y = self._clipped(A, labels)
         return vectorized(x) if y is None else torch.cat([vectorized(x), self.weight * y[:, None] * x], 1)
 
-    def messages(self, A: Tensor, labels: Tensor | None = None, *, generator: torch.Generator) -> Tensor:
+    def messages(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> Tensor:
         """What these clients send, in the clear: encodings with each one's share of the noise, (n, words).
 
         Raises TypeError, ValueError.
         """
-        return self.noise.add_share(self.encode(A, labels), generator=generator)
+        return self.noise.add_share(self.encode(A, labels), noise=noise)
 
-    def collect(self, A: Tensor, labels: Tensor | None = None, *, generator: torch.Generator) -> NoisyMoments:
+    def collect(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> NoisyMoments:
         """The release from the messages of all n clients, made and added part by part.
 
         Raises TypeError, ValueError.
@@ -108,25 +116,29 @@ class GramRelease:
         if len(rows) != self.clients:
             raise ValueError(f"A must hold a row for each of the {self.clients} clients, not {len(rows)}")
         total = torch.zeros(self.words, dtype=torch.float64, device=rows.device)
+        noise = source(noise, rows.device)
         for part in rows.split(max(1, NUMBERS_AT_ONCE // self.words)):
             x, y = part[:, : self.columns], None if self.label_bound is None else part[:, -1]
-            total += self.messages(x, y, generator=generator).sum(0)
-        return self.decode(total)
+            total += self.messages(x, y, noise=noise).sum(0)
+        return self.decode(total, self.clients)
 
-    def decode(self, total: Tensor) -> NoisyMoments:
-        """The release from the sum of the messages, (*batch, words), as the servers publish it."""
+    def decode(self, total: Tensor, clients: int) -> NoisyMoments:
+        """The release from the sum of so many clients' messages, (*batch, words), as the servers publish it.
+
+        Raises ValueError for fewer clients than n - absent, whose noise does not suffice for ``guarantee``
+        (``guarantee_of`` says what it suffices for); TypeError.
+        """
+        level = self.noise.level_of(self.noise.heard(clients))
         total = checks.floating("total", total).double()
         if total.ndim == 0 or total.shape[-1] != self.words:
             raise ValueError(f"total must have shape (..., {self.words}), not {tuple(total.shape)}")
         split = self.columns * (self.columns + 1) // 2
         cross = None if self.label_bound is None else total[..., split:] / self.weight
-        levels = (
-            total.new_tensor(level).expand(total.shape[:-1]) for level in (self.gram_sigma, self.cross_sigma)
-        )
+        levels = (total.new_tensor(sigma).expand(total.shape[:-1]) for sigma in (level, level / self.weight))
         return NoisyMoments(symmetric(total[..., :split], self.columns), cross, *levels)
 
     def release(
-        self, moments: SecondMoments, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
     ) -> NoisyMoments:
         """The release for rows of these moments, in law that of ``collect``, whatever n: O(d^2) a repetition.
 
@@ -137,7 +149,7 @@ class GramRelease:
         total = moments.matrix[i, j] * torch.where(i == j, 1.0, math.sqrt(2)).double()
         if self.label_bound is not None:
             total = torch.cat([total, self.weight * moments.cross])
-        return self.decode(self.noise.add_sum(total, generator=generator, sample_shape=sample_shape))
+        return self.decode(self.noise.add_sum(total, noise=noise, sample_shape=sample_shape), self.clients)
 
     def _clipped(self, A: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         rows = self._rows(
@@ -172,6 +184,9 @@ def within(
 ) -> None:
     """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
     checked(moments)
+    bound = checks.squarable("bound", bound)
+    if label_bound is not None:
+        label_bound = checks.squarable("label_bound", label_bound)
     wanted = columns + (label_bound is not None)
     if moments.columns != wanted or clients not in (None, moments.clients):
         raise ValueError(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.sketching.errors import NUMBERS_AT_ONCE, SecondMoments
 from torchdp.sketching.gram import rows_of, shortened, within
@@ -57,29 +59,27 @@ class LocalRows:
         source = "Balle, Wang (2018), Theorem 8"
         return Guarantee(self.epsilon, self.delta, Model.LOCAL, Neighbours.REPLACE_ONE, True, source)
 
-    def messages(self, A: Tensor, labels: Tensor | None = None, *, generator: torch.Generator) -> Tensor:
+    def messages(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> Tensor:
         """What these clients publish: (n, d) or, with labels, (n, d + 1), float64. Raises TypeError, ValueError."""
         rows = rows_of(A, labels, self.columns, self.label_bound).double()
         sent = shortened(rows[:, : self.columns], self.bound)
         if self.label_bound is not None:
             sent = torch.cat([sent, rows[:, -1:].clamp(-self.label_bound, self.label_bound)], 1)
-        generator = checks.random_source(generator, rows.device)
-        return sent + self.sigma * torch.randn(
-            sent.shape, dtype=sent.dtype, device=sent.device, generator=generator
-        )
+        return sent + self.sigma * source(noise, rows.device).normal(tuple(sent.shape))
 
-    def collect(self, A: Tensor, labels: Tensor | None = None, *, generator: torch.Generator) -> Tensor:
+    def collect(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> Tensor:
         """Z^T Z of all messages, made and added part by part: (d, d) or (d + 1, d + 1), float64."""
         rows = rows_of(A, labels, self.columns, self.label_bound)
+        noise = source(noise, rows.device)
         total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
         for part in rows.split(max(1, NUMBERS_AT_ONCE // rows.shape[1])):
             x, y = part[:, : self.columns], None if self.label_bound is None else part[:, -1]
-            sent = self.messages(x, y, generator=generator)
+            sent = self.messages(x, y, noise=noise)
             total.addmm_(sent.mT, sent)
         return total
 
     def release(
-        self, moments: SecondMoments, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
     ) -> Tensor:
         """Z^T Z for rows of these moments, in law that of ``collect``, whatever n: O(d^3) a repetition.
 
@@ -87,34 +87,35 @@ class LocalRows:
         with n - r degrees of freedom. moments: of rows within the bounds. Raises ValueError.
         """
         within(moments, self.columns, self.bound, self.label_bound)
-        generator = checks.random_source(generator, moments.matrix.device)
-        shape, d = checks.sample_shape(sample_shape), moments.columns
+        shape, d, draws = checks.sample_shape(sample_shape), moments.columns, source(noise, moments.matrix.device)
         values, vectors = torch.linalg.eigh(moments.matrix)
         r = min(moments.clients, d)  # rows that can differ from zero after a rotation of the clients
         root = (values.clamp_min(0).sqrt()[:, None] * vectors.mT)[d - r :]
-        normal = torch.randn((*shape, r, d), dtype=torch.float64, device=root.device, generator=generator)
-        rotated = root + self.sigma * normal
-        return rotated.mT @ rotated + self.sigma**2 * wishart(moments.clients - r, d, shape, generator)
+        rotated = root + self.sigma * draws.normal((*shape, r, d))
+        return rotated.mT @ rotated + self.sigma**2 * wishart(moments.clients - r, d, shape, draws)
 
     def decode(self, total: Tensor, clients: int) -> NoisyMoments:
-        """The debiased moments, Z^T Z - n sigma^2 I, with the levels of their noise: (*batch, d', d')."""
+        """The debiased moments, Z^T Z - n sigma^2 I, with the levels of their noise: (*batch, d', d').
+
+        Raises ValueError, TypeError.
+        """
         total, variance = checks.matrix("total", total).double(), self.sigma**2
+        clients, size = checks.integer("clients", clients, 1), self.columns + (self.label_bound is not None)
+        if total.shape[-2:] != (size, size):
+            raise ValueError(f"total must have shape (..., {size}, {size}), not {tuple(total.shape)}")
         matrix = total - clients * variance * torch.eye(total.shape[-1]).to(total)
         return from_noisy_rows(matrix, clients * variance**2, variance, self.label_bound is not None)
 
 
-def wishart(degrees: int, d: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+def wishart(degrees: int, d: int, shape: Sequence[int], draws: Draws) -> Tensor:
     """G^T G for standard normal G, degrees x d, exactly in law: (*shape, d, d), float64, in O(d^3).
 
     Source: Bartlett (1933): G = Q T with T upper triangular, chi on its diagonal and normal above it.
     """
     if degrees < d:
-        normal = torch.randn(
-            (*shape, degrees, d), dtype=torch.float64, device=generator.device, generator=generator
-        )
+        normal = draws.normal((*shape, degrees, d))
         return normal.mT @ normal
-    normal = torch.randn((*shape, d, d), dtype=torch.float64, device=generator.device, generator=generator)
-    halves = (degrees - torch.arange(d, dtype=torch.float64, device=generator.device)) / 2
-    chi = (2 * torch._standard_gamma(halves.expand(*shape, d).contiguous(), generator=generator)).sqrt()
-    triangular = normal.triu(1) + torch.diag_embed(chi)
+    halves = (degrees - torch.arange(d, dtype=torch.float64, device=draws.device)) / 2
+    chi = (2 * draws.gamma(halves.expand(*shape, d))).sqrt()
+    triangular = draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)
     return triangular.mT @ triangular

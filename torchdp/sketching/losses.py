@@ -64,7 +64,7 @@ class Losses:
 
     def factor(self, epsilon: float, delta: float) -> float:
         """The least factor of the noise that makes it (epsilon, delta)-DP. Raises ValueError."""
-        epsilon, target = checks.positive("epsilon", epsilon), self._target(delta)
+        epsilon, target = checks.squarable("epsilon", epsilon), self._target(delta)
 
         def excess(log_factor: float) -> float:
             return self.scaled(math.exp(log_factor)).log_delta(epsilon) - target

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.sketching.errors import SecondMoments, checked
+from torchdp.sketching.errors import SecondMoments, checked, level
 
 
 def top_directions(gram: Tensor, rank: int) -> Tensor:
@@ -24,7 +24,7 @@ def top_directions(gram: Tensor, rank: int) -> Tensor:
 
 
 def predicted_psi(moments: SecondMoments, rank: int, gram_sigma: float) -> float:
-    """E psi of the top directions of M + noise of this level, to first order; a random space's psi at most.
+    """E psi of the top directions of M + noise of this level, to first order; or a random space's psi if less.
 
     sum_{i <= k < j} (gram_sigma^2 / 2)/(lambda_i - lambda_j)/n: direction i is turned towards j by
     E_ij / (lambda_i - lambda_j), and E_ij has variance gram_sigma^2 / 2 in any orthonormal basis.
@@ -33,7 +33,7 @@ def predicted_psi(moments: SecondMoments, rank: int, gram_sigma: float) -> float
     return _perturbed(
         moments,
         rank,
-        torch.full_like(checked(moments).matrix, checks.non_negative("gram_sigma", gram_sigma) ** 2 / 2),
+        torch.full_like(checked(moments).matrix, level("gram_sigma", gram_sigma) ** 2 / 2),
     )
 
 
@@ -43,7 +43,7 @@ def predicted_psi_of_sketch(moments: SecondMoments, rank: int, height: int, vari
     In the eigenbasis the (i, j) entry of Y^T Y has variance lambda_i lambda_j / m, from the sketch (as for normal
     sketches), + V (lambda_i + lambda_j) + m V^2, from the noise. Raises ValueError.
     """
-    height, V = checks.integer("height", height, 1), checks.non_negative("variance", variance)
+    height, V = checks.integer("height", height, 1), level("variance", variance)
     values = torch.linalg.eigvalsh(checked(moments).matrix).clamp_min(0).flip(0)
     both = values[:, None] * values / height + V * (values[:, None] + values) + height * V**2
     return _perturbed(moments, rank, both)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.sketching.errors import NUMBERS_AT_ONCE
-from torchdp.sketching.shared_noise import SharedGaussian, SharedLaplace
+from torchdp.sketching.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class FrequencyMoments:
     encodings move by 1, and none moves further: the sensitivity is sqrt r in l_2 and r in l_1.
 
     clients: n; bound: D, larger values are cut to it; orders: distinct, > 0; epsilon; delta: in (0, 1), or 0 for
-    Laplace noise; corrupt < n, dropped clients among them. Raises ValueError.
+    Laplace noise; corrupt clients collude, absent others may drop out, together fewer than n. Raises ValueError.
 
     Guarantees: exactly (epsilon, delta)-DP for replacing one client's value, n public.
     Source: Balle, Wang (2018), Theorem 8; Dwork, McSherry, Nissim, Smith (2006), Theorem 1; the problem: Burkhardt,
@@ -35,24 +36,32 @@ class FrequencyMoments:
     epsilon: float
     delta: float = 0.0
     corrupt: int = field(default=0, kw_only=True)
+    absent: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         checks.positive("bound", self.bound)
-        orders = tuple(checks.positive("orders", order) for order in self.orders)
+        orders = checks.instance("orders", self.orders, (tuple, list))
+        orders = tuple(checks.positive("orders", order) for order in orders)
         if not orders or len(set(orders)) < len(orders):
             raise ValueError("orders must hold at least one number, none twice")
         object.__setattr__(self, "orders", orders)
         _ = self.noise.level
 
     @cached_property
-    def noise(self) -> SharedGaussian | SharedLaplace:
+    def noise(self) -> SharedNoise:
         """The clients' noise on the encodings."""
         r = len(self.orders)
-        return shared_noise(self.clients, math.sqrt(r), float(r), self.epsilon, self.delta, self.corrupt)
+        return shared_noise(
+            self.clients, math.sqrt(r), float(r), self.epsilon, self.delta, self.corrupt, self.absent
+        )
 
     @property
     def guarantee(self) -> Guarantee:
         return self.noise.guarantee
+
+    def guarantee_of(self, clients: int) -> Guarantee:
+        """What the sum of so many clients' messages promises. Raises ValueError where nothing."""
+        return self.noise.guarantee_of(clients)
 
     @property
     def standard_error(self) -> Tensor:
@@ -66,16 +75,22 @@ class FrequencyMoments:
             raise ValueError(f"x must have shape (n,), one value for each client, not {tuple(x.shape)}")
         return (x.abs() / self.bound).clamp_max(1)[:, None] ** x.new_tensor(self.orders)
 
-    def messages(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+    def messages(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
         """What clients with these values send, in the clear: (n, r), float64."""
-        return self.noise.add_share(self.encode(x), generator=generator)
+        return self.noise.add_share(self.encode(x), noise=noise)
 
-    def decode(self, total: Tensor) -> Tensor:
-        """The moments from the sum of the messages: (*batch, r) -> (*batch, r), unbiased."""
+    def decode(self, total: Tensor, clients: int) -> Tensor:
+        """The moments of so many clients from the sum of their messages: (*batch, r) -> (*batch, r), unbiased.
+
+        Raises ValueError for fewer than n - absent, whose noise does not suffice; TypeError.
+        """
+        self.noise.heard(clients)
         total = checks.floating("total", total).double()
+        if total.ndim == 0 or total.shape[-1] != len(self.orders):
+            raise ValueError(f"total must have shape (..., {len(self.orders)}), not {tuple(total.shape)}")
         return total * self._scales(total.device)
 
-    def estimate(self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def estimate(self, x: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
         """Private moments of n values: (*sample_shape, r); the law of summed messages, the noise drawn at once."""
         if checks.floating("x", x).shape != (self.clients,):
             raise ValueError(
@@ -83,7 +98,7 @@ class FrequencyMoments:
             )
         parts = x.split(max(1, NUMBERS_AT_ONCE // len(self.orders)))
         total = torch.stack([self.encode(part).sum(0) for part in parts]).sum(0)
-        return self.decode(self.noise.add_sum(total, generator=generator, sample_shape=sample_shape))
+        return self.decode(self.noise.add_sum(total, noise=noise, sample_shape=sample_shape), self.clients)
 
     def _scales(self, device: torch.device | str) -> Tensor:
         return self.bound ** torch.tensor(self.orders, dtype=torch.float64, device=device)
@@ -96,7 +111,8 @@ class SecureHistogram:
     Two indicators are sqrt 2 apart in l_2 and 2 in l_1. The counts add up to the public n, and so do the estimates:
     the noise of the total is spread evenly, which takes a share 1/k of the variance away.
 
-    clients: n; types: k >= 2; epsilon; delta: in (0, 1), or 0 for Laplace noise; corrupt < n. Raises ValueError.
+    clients: n; types: k >= 2; epsilon; delta: in (0, 1), or 0 for Laplace noise; corrupt clients collude, absent
+    others may drop out, together fewer than n. Raises ValueError.
 
     Guarantees: exactly (epsilon, delta)-DP for replacing one client's type, n public.
     Source: Balle, Wang (2018), Theorem 8; Dwork, McSherry, Nissim, Smith (2006), Theorem 1.
@@ -107,38 +123,49 @@ class SecureHistogram:
     epsilon: float
     delta: float = 0.0
     corrupt: int = field(default=0, kw_only=True)
+    absent: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         checks.integer("types", self.types, 2)
         _ = self.noise.level
 
     @cached_property
-    def noise(self) -> SharedGaussian | SharedLaplace:
+    def noise(self) -> SharedNoise:
         """The clients' noise on the indicators."""
-        return shared_noise(self.clients, math.sqrt(2), 2.0, self.epsilon, self.delta, self.corrupt)
+        return shared_noise(self.clients, math.sqrt(2), 2.0, self.epsilon, self.delta, self.corrupt, self.absent)
 
     @property
     def guarantee(self) -> Guarantee:
         return self.noise.guarantee
+
+    def guarantee_of(self, clients: int) -> Guarantee:
+        """What the sum of so many clients' messages promises. Raises ValueError where nothing."""
+        return self.noise.guarantee_of(clients)
 
     @property
     def standard_error(self) -> float:
         """Root mean squared error of each count, whatever the counts and n."""
         return self.noise.level * math.sqrt(1 - 1 / self.types)
 
-    def messages(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+    def messages(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
         """What clients of types x in [0, k) send, in the clear: (n,) -> (n, k), float64."""
         x = checks.indices("x", x, self.types)
-        return self.noise.add_share(torch.nn.functional.one_hot(x, self.types).double(), generator=generator)
+        if x.ndim != 1:
+            raise ValueError(f"x must have shape (n,), one type for each client, not {tuple(x.shape)}")
+        return self.noise.add_share(torch.nn.functional.one_hot(x, self.types).double(), noise=noise)
 
-    def decode(self, total: Tensor) -> Tensor:
-        """The counts from the sum of the messages: (*batch, k) -> (*batch, k), unbiased, adding up to n."""
+    def decode(self, total: Tensor, clients: int) -> Tensor:
+        """The counts of so many clients from the sum of their messages: (*batch, k) -> (*batch, k), adding up to them.
+
+        Unbiased. Raises ValueError for fewer than n - absent, whose noise does not suffice; TypeError.
+        """
+        self.noise.heard(clients)
         total = checks.floating("total", total).double()
         if total.ndim == 0 or total.shape[-1] != self.types:
             raise ValueError(f"total must have shape (..., {self.types}), not {tuple(total.shape)}")
-        return total + (self.clients - total.sum(-1, keepdim=True)) / self.types
+        return total + (clients - total.sum(-1, keepdim=True)) / self.types
 
-    def estimate(self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
+    def estimate(self, counts: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
         """Private counts where counts[x] clients hold x: (*sample_shape, k); the law of summed messages.
 
         Raises TypeError, ValueError.
@@ -146,7 +173,8 @@ class SecureHistogram:
         counts = checks.counts("counts", counts, self.types)
         if int(counts.sum()) != self.clients:
             raise ValueError(f"counts must add up to the {self.clients} clients")
-        return self.decode(self.noise.add_sum(counts.double(), generator=generator, sample_shape=sample_shape))
+        total = self.noise.add_sum(counts.double(), noise=noise, sample_shape=sample_shape)
+        return self.decode(total, self.clients)
 
 
 def paper_moment_variance(bound: float, order: float, epsilon: float, delta: float) -> float:
@@ -161,9 +189,9 @@ def paper_moment_variance(bound: float, order: float, epsilon: float, delta: flo
 
 
 def shared_noise(
-    clients: int, l2: float, l1: float, epsilon: float, delta: float, corrupt: int
-) -> SharedGaussian | SharedLaplace:
+    clients: int, l2: float, l1: float, epsilon: float, delta: float, corrupt: int, absent: int
+) -> SharedNoise:
     """Gaussian noise at the l_2 sensitivity, or, for delta = 0, Laplace noise at the l_1 sensitivity."""
-    if delta == 0:
-        return SharedLaplace(clients, l1, epsilon, corrupt)
-    return SharedGaussian(clients, l2, epsilon, delta, corrupt)
+    if checks.non_negative("delta", delta) == 0:
+        return SharedLaplace(clients, l1, epsilon, corrupt, absent=absent)
+    return SharedGaussian(clients, l2, epsilon, delta, corrupt, absent=absent)

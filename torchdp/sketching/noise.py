@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.sketching.coalition import AdaptiveCoalition, Coalition
 from torchdp.sketching.sketch import Sketch
@@ -21,18 +23,31 @@ from torchdp.sketching.sketch import Sketch
 EVERYBODY = AdaptiveCoalition(0)  # is honest
 
 
-class Noise(ABC):
+class DivisibleNoise(ABC):
     """Noise whose parts are added by the clients; n clients, s copies, m rows, d columns."""
 
-    @abstractmethod
     def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
-        """What each client adds in each copy: (s, n, d)."""
+        """What each client adds in each copy, in simulation: (s, n, d). Raises ValueError, TypeError."""
+        draws = Simulated(generator, _checked(sketch).device)
+        checks.fits("the noise", *sketch.rows.shape, checks.integer("columns", columns, 1))
+        return self.parts_of(sketch, columns, draws)
 
-    @abstractmethod
     def sample_sum(
         self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
         """The noise of each row, exactly in law, without the clients': (*sample_shape, m, d)."""
+        shape, draws = checks.sample_shape(sample_shape), Simulated(generator, _checked(sketch).device)
+        shape = (*shape, sketch.height, checks.integer("columns", columns, 1))
+        checks.fits("the noise", *shape)
+        return self.sums_of(sketch, shape, draws)
+
+    @abstractmethod
+    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
+        """``sample`` from these draws."""
+
+    @abstractmethod
+    def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """``sample_sum`` from these draws; shape: (*sample_shape, m, d)."""
 
     @abstractmethod
     def variance(self, sketch: Sketch) -> Tensor:
@@ -44,23 +59,31 @@ class Noise(ABC):
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises ValueError."""
 
-    def release(self, sketch: Sketch, A: Tensor, *, generator: torch.Generator) -> Tensor:
+    def release(self, sketch: Sketch, A: Tensor, *, noise: Noise | None = None) -> Tensor:
         """S A plus its noise, from the sums: (n, d) -> (m, d), float64. Raises ValueError, TypeError."""
-        A = checks.matrix("A", A)
-        noise = self.sample_sum(sketch, A.shape[-1], generator=generator)
-        return (sketch.sums(A).double() + noise) / math.sqrt(sketch.copies)
+        A, draws = checks.matrix("A", A), source(noise, _checked(sketch).device)
+        sketch.check_rows(A, 2)
+        sums = self.sums_of(sketch, (sketch.height, A.shape[-1]), draws)
+        return (sketch.sums(A).double() + sums) / math.sqrt(sketch.copies)
 
-    def collect(self, sketch: Sketch, values: Tensor, *, generator: torch.Generator) -> Tensor:
+    def collect(self, sketch: Sketch, values: Tensor, *, noise: Noise | None = None) -> Tensor:
         """Sums of what the clients send, value plus noise, part by part: (n, d) -> (m, d); integers where both are.
 
         In law ``sketch.sums(values)`` plus ``sample_sum``, from noise that is drawn for each client and not kept.
+        Raises ValueError, TypeError.
         """
+        draws = source(noise, _checked(sketch).device)
         sketch.check_rows(values, 2)
+        checks.floating("values", values)
         if values.ndim > 2:
             raise ValueError(f"values must have shape (n, d), not {tuple(values.shape)}")
 
         def sums(clients: slice) -> Tensor:
             part = sketch.part(clients)
-            return part.copy_sums(values[clients] + self.sample(part, values.shape[-1], generator=generator))
+            return part.copy_sums(values[clients] + self.parts_of(part, values.shape[-1], draws))
 
         return functools.reduce(torch.add, map(sums, sketch.parts(sketch.copies * values.shape[-1])))
+
+
+def _checked(sketch: Sketch) -> Sketch:
+    return checks.instance("sketch", sketch, Sketch)

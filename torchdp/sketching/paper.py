@@ -26,11 +26,12 @@ def paper_gaussian_noise(
     noise: entry variance over the least is s^3 d ln(1.25 s d/delta) (mu*/epsilon)^2 for large n.
     Source: arXiv 2412.00497, Corollary 4.7.
     """
-    d, eta = checks.integer("columns", columns, 1), checks.positive("entry_bound", entry_bound)
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+    d, eta = checks.integer("columns", columns, 1), checks.squarable("entry_bound", entry_bound)
+    epsilon, delta = checks.squarable("epsilon", epsilon), checks.fraction("delta", delta)
+    checks.instance("sketch", sketch, Sketch)
     n, m, s = sketch.clients, sketch.height, sketch.copies
     left = n - s - checks.integer("corrupt", corrupt, 0)
-    rest = delta / d - m * math.exp(-left / (8 * m))
+    rest = delta / d - m * math.exp(-max(left, 0) / (8 * m))
     if left <= 0 or rest <= 0:
         raise ValueError("Corollary 4.7 is undefined here: too few clients for these rows, columns and delta")
     variance = 4 * s**3 * eta**2 * m * d**2 * math.log(1.25 * s / rest) / (epsilon**2 * left)
@@ -48,15 +49,15 @@ def paper_laplace_noise(
     would do. True epsilon: epsilon/m.
     Source: arXiv 2412.00497, Corollary 4.10.
     """
-    d, eta = checks.integer("columns", columns, 1), checks.positive("entry_bound", entry_bound)
-    if sketch.copies != sketch.height:
+    d, eta = checks.integer("columns", columns, 1), checks.squarable("entry_bound", entry_bound)
+    if checks.instance("sketch", sketch, Sketch).copies != sketch.height:
         raise ValueError(f"the sketch must be dense, copies = height = {sketch.height}, not {sketch.copies}")
     parts = sketch.clients / sketch.height - checks.integer("corrupt", corrupt, 0)
     if parts < 1:
         raise ValueError(
             f"corrupt must be below clients/height = {sketch.clients / sketch.height:g}, not {corrupt}"
         )
-    scale = 2 * eta * sketch.height**2 * d / checks.positive("epsilon", epsilon)
+    scale = 2 * eta * sketch.height**2 * d / checks.squarable("epsilon", epsilon)
     return LaplaceNoise(scale, _filled(parts, sketch))
 
 
@@ -67,8 +68,9 @@ def paper_experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> G
     ``guarantee`` says what it promises at the bound of the data at hand. Raises ValueError.
     Source: arXiv 2412.00497, Section 6.2, p = 1.
     """
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-    return GaussianNoise(math.sqrt(2 * math.log(1.25 / delta) / (epsilon**2 * sketch.clients)))
+    epsilon, delta = checks.squarable("epsilon", epsilon), checks.fraction("delta", delta)
+    clients = checks.instance("sketch", sketch, Sketch).clients
+    return GaussianNoise(math.sqrt(2 * math.log(1.25 / delta) / (epsilon**2 * clients)))
 
 
 def paper_experiment_laplace_noise(sketch: Sketch, *, epsilon: float) -> LaplaceNoise:
@@ -77,12 +79,12 @@ def paper_experiment_laplace_noise(sketch: Sketch, *, epsilon: float) -> Laplace
     The true epsilon is 2 B_1 epsilon for rows of l_1 norm at most B_1. Raises ValueError.
     Source: arXiv 2412.00497, Section 6.2.
     """
-    if sketch.copies != 1:
+    if checks.instance("sketch", sketch, Sketch).copies != 1:
         raise ValueError(f"the sketch must have one copy, not {sketch.copies}")
     parts = sketch.counts().double() / sketch.height
     if (parts[parts > 0] < 1).any():
         raise ValueError("every used row must hold at least height clients: take fewer rows or more clients")
-    return LaplaceNoise(1 / checks.positive("epsilon", epsilon), parts.clamp_min(1))
+    return LaplaceNoise(1 / checks.squarable("epsilon", epsilon), parts.clamp_min(1))
 
 
 def _filled(value: float, sketch: Sketch) -> Tensor:

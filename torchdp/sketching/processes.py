@@ -1,13 +1,17 @@
 """The parties of a secure sketch as processes, over torch.distributed (gloo): S servers, clients, analyst.
 
-gloo sends in the clear: whoever reads all links of a client adds up its shares. Between machines, run it inside an
-encrypted network (WireGuard, IPsec); frames are authenticated here in any case.
+gloo encrypts and authenticates nothing: whoever reaches the meeting point may take any rank. What he gets there are
+frames (``frames``), which without the links' keys he can neither read nor make; he can hold them back, and end a
+process by speaking gloo otherwise than here. Between machines keep it inside a network of its own (WireGuard, IPsec).
+The keys themselves are the parties' to agree on: nothing here tells a client who holds a server's key.
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
+from multiprocessing import connection
 from pathlib import Path
 
 import torch
@@ -16,10 +20,8 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels.chacha import generator_key
-from torchdp.randomness import keyed_generator
+from torchdp.noise import Noise, SeededNoise, source
 from torchdp.sketching.frames import FrameError
-from torchdp.sketching.masks import system_masks
 from torchdp.sketching.protocol import SecureSketch
 from torchdp.sketching.servers import (
     Links,
@@ -51,17 +53,25 @@ class Wire:
     def exchange(self, out: Sequence[tuple[str, bytes]], due: Sequence[tuple[str, int]] = ()) -> list[bytes]:
         """Send frames, each to the party named with it, and return one frame from each party that is ``due``.
 
-        The length of a frame is public, by the protocol. Receives are posted first: gloo's sends wait for them.
+        The length of a frame is public, by the protocol; it goes ahead of the frame all the same, so that one of
+        another length arrives, to be refused, where gloo would abort. Receives are posted first: sends wait for them.
         """
         if self._keep:
             self.sent += out
-        buffers = [torch.empty(length, dtype=torch.uint8) for _, length in due]
+        ranks = [self._rank(name) for name, _ in due]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in due]
         try:
-            work = [dist.irecv(buffer, self._rank(name)) for buffer, (name, _) in zip(buffers, due, strict=True)]
-            frames = [torch.frombuffer(bytearray(frame), dtype=torch.uint8) for _, frame in out]
-            work += [dist.isend(frame, self._rank(name)) for frame, (name, _) in zip(frames, out, strict=True)]
-            for pending in filter(None, work):
-                pending.wait()
+            coming = [dist.irecv(length, rank) for length, rank in zip(lengths, ranks, strict=True)]
+            work, held = [], []
+            for name, frame in out:
+                held += [torch.tensor([len(frame)]), torch.frombuffer(bytearray(frame), dtype=torch.uint8)]
+                work += [dist.isend(part, self._rank(name)) for part in held[-2:]]
+            _finish(coming)
+            buffers = [
+                torch.empty(_bounded(int(length), most), dtype=torch.uint8)
+                for length, (_, most) in zip(lengths, due, strict=True)
+            ]
+            _finish([dist.irecv(buffer, rank) for buffer, rank in zip(buffers, ranks, strict=True)] + work)
         except RuntimeError as error:
             others = " or ".join(sorted({name for name, _ in (*out, *due)}))
             raise ConnectionError(
@@ -74,6 +84,18 @@ class Wire:
         return self._names.index(name)
 
 
+def _finish(work: Sequence[dist.Work | None]) -> None:
+    for pending in filter(None, work):
+        pending.wait()
+
+
+def _bounded(length: int, due: int) -> int:
+    """A length to make room for. Raises RuntimeError for one that is far from what is due."""
+    if not 0 < length <= 2 * due + 2**16:
+        raise RuntimeError(f"a frame of {length} bytes is coming, {due} are due")
+    return length
+
+
 def take_part(
     protocol: SecureSketch,
     nonce: bytes,
@@ -82,7 +104,7 @@ def take_part(
     *,
     init_method: str = "env://",
     A: Tensor | None = None,
-    noise_key: bytes | None = None,
+    noise: Noise | None = None,
     timeout: float = 60.0,
     record: Path | None = None,
 ) -> Tensor | None:
@@ -90,22 +112,20 @@ def take_part(
 
     ``parties(protocol)`` says who has which rank. protocol, nonce: public, the same for all
     (``SecureSketch.session``). links: this party's keys alone. init_method: torch.distributed's, "env://" under
-    torchrun, or "file:///new/file". A: (n, d), and noise_key: 32 secret bytes never used before; for the clients'
-    process alone, whose ``keyed_messages`` take ``generator_key(keyed_generator(noise_key))``, 256 bits on any device,
-    and which shares out with masks from ``system_masks``. timeout: seconds that any step may wait. record: folder for
-    "<party>.pt", all frames that were sent. Raises ConnectionError where another process is gone, FrameError,
-    ValueError.
+    torchrun, or "file:///new/file". A: (n, d), and noise, of the clients' messages and their shares: for the clients'
+    process alone. timeout: seconds that any step may wait. record: folder for "<party>.pt", all frames that were sent.
+    Raises ConnectionError where another process is gone, FrameError, ValueError, TypeError.
     """
-    names = parties(protocol)
+    names = parties(checks.instance("protocol", protocol, SecureSketch))
+    checks.instance("links", links, Links)
     if checks.integer("rank", rank, 0) >= len(names):
         raise ValueError(
             f"rank must be below {len(names)}: {protocol.servers} servers, clients, analyst; not {rank}"
         )
-    if names[rank] == "clients" and (A is None or noise_key is None):
-        raise ValueError("A and noise_key must be given to the clients' process")
-    if noise_key is not None and A is not None:
-        _check_key(noise_key)
-        A = protocol.check_all(A)
+    if (names[rank] == "clients") != (A is not None) or (noise is not None and A is None):
+        raise ValueError("A must be given to the clients' process, and A and noise to no other")
+    if A is not None:
+        A, noise = protocol.check_all(A), source(noise, protocol.sketch.device)
     session, limit = protocol.session(nonce), timedelta(seconds=checks.positive("timeout", timeout))
     if dist.is_initialized():
         raise ValueError(
@@ -122,8 +142,8 @@ def take_part(
         result = None
         if names[rank] == "analyst":
             result = _analyse(protocol, session, links, wire)
-        elif names[rank] == "clients" and A is not None and noise_key is not None:
-            _send(protocol, session, A, generator_key(keyed_generator(noise_key)), links, wire)
+        elif A is not None and noise is not None:
+            _send(protocol, session, A, noise, links, wire)
         else:
             _serve(protocol, session, Server(protocol, session, rank, links), wire)
         if record is not None:
@@ -138,70 +158,83 @@ def run_processes(
     protocol: SecureSketch,
     A: Tensor,
     *,
-    noise_key: bytes,
+    seed: int | None = None,
     timeout: float = 60.0,
     record: Path | None = None,
 ) -> Tensor:
     """Start S + 2 processes on this machine, let them run the protocol on A (n, d), and return the release (m, d).
 
-    ``release`` with ``keyed_generator(noise_key)`` gives the same bits on a CPU. The links' keys are drawn here from
-    os.urandom and handed to each process alone. A script that calls this needs ``if __name__ == "__main__"``, as
-    every use of Python's spawned processes does. noise_key, timeout, record: as for ``take_part``. Raises
-    RuntimeError naming the party that failed; ValueError, TypeError before any process starts.
+    What is isolated, and what is not. The process that calls this holds all rows and keys. Each process is handed its
+    own keys alone; the rows, and what the noise is drawn from, go to the clients' process alone, one for all clients.
+    They are processes of one user on one machine, who may read the memory of all of them. So this shows and tests the
+    protocol; it keeps no secret from whoever runs it. They listen on the loopback interface alone.
+
+    seed: of a ``SeededNoise`` made in the clients' process, for tests: ``release`` with it gives the same bits on the
+    same device; None: the system's. timeout, record: as for ``take_part``. A script that calls this needs ``if
+    __name__ == "__main__"``, as every use of Python's spawned processes does. Raises RuntimeError naming the party that
+    failed; ValueError, TypeError before any process starts.
     """
-    A = protocol.check_all(A)
-    _check_key(noise_key)
-    names, secret, nonce = parties(protocol), os.urandom(32), os.urandom(32)
+    A = checks.instance("protocol", protocol, SecureSketch).check_all(A)
+    if seed is not None:
+        SeededNoise(seed)  # refuses what is no seed
+    secret, nonce, started = os.urandom(32), os.urandom(32), {}
     with tempfile.TemporaryDirectory() as folder:
-        links = [Links.derived(secret, name, protocol.servers) for name in names]
-        shared = (protocol, nonce, links, A, noise_key, timeout, record, folder)
         try:
-            mp.start_processes(_process, shared, nprocs=len(names), start_method="spawn")
-        except mp.ProcessExitedException as error:
-            end = error.signal_name or f"exit code {error.exit_code}"
-            raise RuntimeError(
-                f"the process of {names[error.error_index]} ended by {end}; nothing is released"
-            ) from None
-        except mp.ProcessRaisedException as error:
-            last = str(error).strip().splitlines()[-1]
-            raise RuntimeError(f"{names[error.error_index]}: {last}") from None
+            for rank, name in enumerate(parties(protocol)):
+                links = Links.derived(secret, name, protocol.servers)
+                own = (A, seed) if name == "clients" else (None, None)
+                given = (protocol, nonce, rank, links, *own, timeout, record, folder)
+                started[name] = mp.start_processes(_process, given, nprocs=1, join=False, start_method="spawn")
+            _wait(started)
+        finally:
+            for context in started.values():
+                context.processes[0].kill()
         return torch.load(Path(folder) / "release.pt")
 
 
-def _check_key(noise_key: bytes) -> None:
-    if not isinstance(noise_key, bytes) or len(noise_key) < 32:
-        raise ValueError("noise_key must be at least 32 bytes never used before, such as os.urandom(32)")
+def _wait(started: dict[str, mp.ProcessContext]) -> None:
+    """Until all processes have ended well. Raises RuntimeError naming one that did not: a killed one first."""
+    running = dict(started)
+    while running:
+        connection.wait([sentinel for context in running.values() for sentinel in context.sentinels])
+        for name in sorted(running, key=lambda name: running[name].processes[0].exitcode or 0):
+            try:
+                if running[name].join(timeout=0):
+                    del running[name]
+            except mp.ProcessExitedException as error:
+                end = error.signal_name or f"exit code {error.exit_code}"
+                raise RuntimeError(f"the process of {name} ended by {end}; nothing is released") from None
+            except mp.ProcessRaisedException as error:
+                raise RuntimeError(f"{name}: {str(error).strip().splitlines()[-1]}") from None
 
 
 def _process(
-    rank: int,
+    _: int,
     protocol: SecureSketch,
     nonce: bytes,
-    links: list[Links],
-    A: Tensor,
-    noise_key: bytes,
+    rank: int,
+    links: Links,
+    A: Tensor | None,
+    seed: int | None,
     timeout: float,
     record: Path | None,
     folder: str,
 ) -> None:
     torch.set_num_threads(1)
-    mine = parties(protocol)[rank] == "clients"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    noise = None if seed is None else SeededNoise(seed, protocol.sketch.device)
     release = take_part(
-        protocol, nonce, rank, links[rank], init_method=f"file://{folder}/rendezvous", A=A if mine else None,
-        noise_key=noise_key if mine else None, timeout=timeout, record=record,
+        protocol, nonce, rank, links, init_method=f"file://{folder}/rendezvous", A=A, noise=noise, timeout=timeout,
+        record=record,
     )  # fmt: skip
     if release is not None:
         torch.save(release, Path(folder) / "release.pt")
 
 
-def _send(protocol: SecureSketch, session: bytes, A: Tensor, key: Tensor, links: Links, wire: Wire) -> None:
+def _send(protocol: SecureSketch, session: bytes, A: Tensor, noise: Noise, links: Links, wire: Wire) -> None:
     inbound = [links[f"server {k}"] for k in range(protocol.servers)]
-    key = key.to(protocol.sketch.device)  # drawn on a CPU: a CUDA generator would keep 64 bits of it
-    for part in protocol.parts():
-        words = protocol.keyed_messages(A[part], part.start, key=key)
-        frames = client_frames(
-            protocol, session, share(words, protocol.servers, masks=system_masks), part.start, inbound
-        )
+    for first, words in protocol.speak(A, noise=noise):
+        frames = client_frames(protocol, session, share(words, protocol.servers, noise=noise), first, inbound)
         wire.exchange([(f"server {k}", frame) for k, frame in enumerate(frames)])
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels import chacha, secure_sketch
+from torchdp.draws import Simulated
+from torchdp.kernels import secure_sketch
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.frames import payload_bytes
-from torchdp.sketching.masks import Masks
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.ring import Ring, largest_fraction_bits, reach
 from torchdp.sketching.rounding import grid_sensitivity, grid_sigma
@@ -23,6 +25,7 @@ from torchdp.sketching.sketch import Sketch
 from torchdp.sketching.transform import add_rows
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
+WASTE = 1.1  # times the least variance: from here on a warning
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 # standard deviations of noise in grid units: from COARSEST on a rounded normal stands for a sum of rounded normals; up
 # to FINEST every normal drawn in float64 has digits below one unit, so that rounding leaves no gaps in its law
@@ -38,10 +41,11 @@ class SecureSketch:
     of each row and publish the sums; their total is sqrt(s) 2^f Y, modulo 2^bits, and does not wrap around.
 
     sketch: public; ``ones(n)`` makes this a secure sum. columns: d. bound: B, |a_i|_2 <= B. epsilon, delta: the whole
-    budget. servers: S >= 2. coalition: t' clients whose noise does not count, because they collude or drop out. bits:
-    of the ring, 32 or 64. fraction_bits: f; as many as fit where None. sensitivity: the largest |a_i - a_i'|_2, 2B
-    where None. entry: the largest |a_il|, B where None; a smaller one leaves room for more fraction bits. Raises
-    ValueError before anything is drawn: where a used row has no honest client, or the sums may wrap.
+    budget. servers: S >= 2. coalition: how many clients may collude, and how many drop out. bits: of the ring, 32 or
+    64. fraction_bits: f; as many as fit where None. sensitivity: D, the largest distance of two rows that clients may
+    hold, 2B where None. entry: the largest |a_il|, B where None; a smaller one leaves room for more fraction bits.
+    Raises ValueError before anything is drawn: where a used row has no honest client, or the sums may wrap. Warns where
+    the grid makes the noise's variance 1.1 times the least or more (``grid_factor``).
 
     Guarantees: (epsilon, delta)-DP, one client's row replaced by any other within the bounds, against a coalition of
         all servers but one, the analyst and t' clients: their shares are uniform and independent of the words
@@ -66,18 +70,27 @@ class SecureSketch:
     entry: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sketch, Sketch):
-            raise TypeError(f"sketch must be a Sketch, such as ones(clients), not {type(self.sketch).__name__}")
-        checks.integer("columns", self.columns, 1)
-        checks.integer("servers", self.servers, 2)
-        if not isinstance(self.coalition, Coalition):
-            raise TypeError(
-                f"coalition must be a Coalition, such as AdaptiveCoalition(10), not {self.coalition!r}"
-            )
-        checks.positive("bound", self.bound)
-        if self.entry is not None and checks.positive("entry", self.entry) > self.bound:
+        checks.instance("sketch", self.sketch, Sketch)
+        checks.instance("coalition", self.coalition, Coalition)
+        checks.fraction("delta", self.delta)
+        checks.squarable("bound", self.bound)
+        for name in ("bound", "epsilon", "delta", "sensitivity", "entry"):
+            if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
+                self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session
+        self._set("bits", checks.integer("bits", self.bits, 32, 64))
+        self._set("columns", checks.integer("columns", self.columns, 1))
+        self._set("servers", checks.integer("servers", self.servers, 2, 2**15 - 1))
+        if self.entry is not None and self.entry > self.bound:
             raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
-        _ = self.ring
+        if self.grid_factor > WASTE:
+            warnings.warn(
+                f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
+                f"noise {self.grid_factor:.3g} times the least; take bits=64, or a smaller entry",
+                stacklevel=3,
+            )
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)
 
     @cached_property
     def honest(self) -> Tensor:
@@ -114,6 +127,8 @@ class SecureSketch:
     def guarantee(self) -> Guarantee:
         """(epsilon, delta), an upper bound because the grid costs a little."""
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
+        if self.sensitivity is not None:
+            source += f"; for rows of a client at most {self.sensitivity:g} apart"
         return Guarantee(self.epsilon, self.delta, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source)
 
     @cached_property
@@ -124,6 +139,14 @@ class SecureSketch:
         unit.
         """
         return self.sketch.counts() * (self.sigma**2 + 1 / (12 * self.ring.scale**2)) / self.sketch.copies
+
+    @cached_property
+    def grid_factor(self) -> float:
+        """What the grid costs: the noise's variance over c_j D^2/(h_j mu*^2), that of real numbers; the worst row's."""
+        distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
+        used = self.honest > 0
+        least = self.sketch.counts()[used] / self.honest[used] * (distance / self._mu) ** 2
+        return float((self.noise_variance[used] / least).max())
 
     @property
     def payload_bytes(self) -> int:
@@ -175,6 +198,13 @@ class SecureSketch:
                 )
             if self.entry is not None and bool((part.abs() > self.entry * (1 + SLACK)).any()):
                 raise ValueError(f"values hold an entry above entry = {self.entry} in size; clip them, in float64")
+            if self.sensitivity is not None and bool(
+                ((part - values[0].double()).square().sum(1).sqrt() > self.sensitivity * (1 + SLACK)).any()
+            ):
+                raise ValueError(
+                    f"values hold rows more than sensitivity = {self.sensitivity} apart: the noise would not hide a "
+                    "client who may hold either; state the largest distance"
+                )
         return values
 
     def check_all(self, A: Tensor) -> Tensor:
@@ -184,56 +214,56 @@ class SecureSketch:
             raise ValueError(f"A must have {self.sketch.clients} rows, one for each client, not {len(A)}")
         return A
 
-    def messages(self, values: Tensor, first: int = 0, *, generator: torch.Generator) -> Tensor:
-        """What clients first, first + 1, ... share out: (k, d) -> (s, k, d) words, sign (q + round(noise)).
+    def messages(self, values: Tensor, first: int = 0, *, noise: Noise | None = None) -> Tensor:
+        """What clients first, first + 1, ... share out: (k, d) -> (s, k, d) words, sign (q + round(g)).
 
-        The noise is ChaCha20's under a fresh key, 256 bits that the generator draws: a deployed client passes its one
-        row and a fresh ``system_generator()`` of a CPU. Raises ValueError, TypeError before any draw.
+        g is ChaCha20's under a key of 256 bits drawn from ``noise`` for this call; a client passes its one row. Raises
+        ValueError, TypeError before any draw.
         """
-        self._check_clients(values, first)
-        return self._words(
-            values, first, chacha.generator_key(checks.random_source(generator, self.sketch.device))
-        )
+        self.check(values)
+        if checks.integer("first", first, 0) + len(values) > self.sketch.clients:
+            raise ValueError(f"first = {first} and {len(values)} rows go beyond the {self.sketch.clients} clients")
+        return self._words(values, first, _key(source(noise, self.sketch.device)))
 
-    def keyed_messages(self, values: Tensor, first: int = 0, *, key: Tensor) -> Tensor:
-        """The same where all clients' noise comes from one key of 256 bits, each client's own part of its stream.
+    def speak(self, A: Tensor, *, noise: Noise | None = None) -> Iterator[tuple[int, Tensor]]:
+        """The messages of all clients, (n, d), in parts: the first client of each and its (s, k, d) words.
 
-        key: (8,) int32, ``system_key(device)``; spent by one release, since two would differ by the data alone.
+        All from one key, drawn first: together what ``messages`` of all makes of the same noise. Raises ValueError,
+        TypeError before any draw.
         """
-        self._check_clients(values, first)
-        return self._words(values, first, chacha.check_key(key, self.sketch.device))
+        A, key = self.check_all(A), _key(source(noise, self.sketch.device))
+        return ((part.start, self._words(A[part], part.start, key)) for part in self.parts())
 
-    def collect(self, A: Tensor, *, key: Tensor) -> Tensor:
+    def collect(self, A: Tensor, *, noise: Noise | None = None) -> Tensor:
         """What the servers publish: (n, d) -> (S, m, d) words, for ``reveal``; noise and masks from one key.
 
-        The same integers as the messages of ``keyed_messages``, shared out and added up, without storing them: for one
-        party who holds A and runs every role. key: as there. On a GPU one pass over A; the sums are the same integers
-        on every device but where the devices' logarithms or cosines round a noise to the other side of a half. Raises
-        ValueError, TypeError before any draw.
+        The integers that ``messages`` makes of the same noise, shared out and added up, without storing them: for one
+        party who holds A and runs every role. On a GPU one pass over A; the sums are the same integers on every device
+        but where the devices' logarithms or cosines round a noise to the other side of a half. Raises ValueError,
+        TypeError before any draw.
 
         Guarantees: that of the protocol for ``reveal`` of the sums, and any S - 1 of the sums tell nothing of A, each
             to anybody who can not tell ChaCha20 from random; the floats' tail and gaps as in kernels/secure_sketch.
         """
-        A, key, scale = self.check_all(A), chacha.check_key(key, self.sketch.device), self.ring.scale
+        A, key, scale = self.check_all(A), _key(source(noise, self.sketch.device)), self.ring.scale
         shape = (self.servers, self.sketch.height, self.columns)
         sums = torch.zeros(shape, dtype=self.ring.dtype, device=self.sketch.device)
         return secure_sketch.add(
             sums, A, self.sketch.rows, self.sketch.signs, self.sigma * scale, key, scale=scale
         )
 
-    def release(self, A: Tensor, *, generator: torch.Generator, masks: Masks) -> Tensor:
+    def release(self, A: Tensor, *, noise: Noise | None = None) -> Tensor:
         """The whole protocol in this process, part by part: (n, d) -> Y (m, d), float64.
 
-        masks: ``system_masks``, or ``generator_masks`` of another generator where the shares are to be repeated; the
-        result does not depend on them. Raises ValueError, TypeError before any draw.
+        The result depends on the clients' noise, not on the masks of their shares. Raises ValueError, TypeError before
+        any draw.
         """
-        A = self.check_all(A)
-        key = chacha.generator_key(checks.random_source(generator, self.sketch.device))
+        draws = source(noise, self.sketch.device)
         shape = (self.servers, self.sketch.height, self.columns)
         sums = torch.zeros(shape, dtype=self.ring.dtype, device=self.sketch.device)
-        for part in self.parts():
-            shares = share(self._words(A[part], part.start, key), self.servers, masks=masks)
-            add_rows(sums, self.sketch.rows[:, part], shares)
+        for first, words in self.speak(A, noise=draws):
+            rows = self.sketch.rows[:, first : first + words.shape[1]]
+            add_rows(sums, rows, share(words, self.servers, noise=draws))
         return self.reveal(sums)
 
     def reveal(self, sums: Tensor) -> Tensor:
@@ -251,7 +281,7 @@ class SecureSketch:
         ValueError where sigma is below 64 units, which makes that more than 6e-11 (take more fraction bits, or
         ``release``); TypeError.
         """
-        A, generator = self.check_all(A), checks.random_source(generator, self.sketch.device)
+        A, draws = self.check_all(A), Simulated(generator, self.sketch.device)
         counts, units = self.sketch.counts(), self.sigma * self.ring.scale
         if bool(((counts > 1) & (units < COARSEST)).any()):
             raise ValueError(
@@ -261,19 +291,9 @@ class SecureSketch:
         sums = torch.zeros(shape, dtype=torch.int64, device=self.sketch.device)
         for part in self.sketch.parts(self.columns):
             sums += self.sketch.part(part).sums(self.ring.encode(A[part]).long())
-        noise = torch.randn(
-            (*checks.sample_shape(sample_shape), *shape),
-            dtype=torch.float64,
-            device=sums.device,
-            generator=generator,
-        )
+        noise = draws.normal((*checks.sample_shape(sample_shape), *shape))
         noise *= (counts * units**2 + (counts - 1).clamp_min(0) / 12).sqrt()[:, None]
         return (sums + noise.round_().long()).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
-
-    def _check_clients(self, values: Tensor, first: int) -> None:
-        self.check(values)
-        if checks.integer("first", first, 0) + len(values) > self.sketch.clients:
-            raise ValueError(f"first = {first} and {len(values)} rows go beyond the {self.sketch.clients} clients")
 
     def _words(self, values: Tensor, first: int, key: Tensor) -> Tensor:
         part, ring = slice(first, first + len(values)), self.ring
@@ -298,3 +318,8 @@ class SecureSketch:
         distance = reach(self.sketch.counts(), entry, sigma, 1 / ring.scale)
         dense = float(sigma.max()) * ring.scale <= FINEST
         return dense and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
+
+
+def _key(draws: Noise) -> Tensor:
+    """256 bits for ChaCha20, which then makes the same noise on every device: (8,) int32."""
+    return draws.words((4,)).view(torch.int32)

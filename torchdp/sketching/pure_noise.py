@@ -1,22 +1,20 @@
 """Laplace and discrete Laplace noise in parts: pure epsilon."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import poisson
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.sketching.coalition import Coalition
-from torchdp.sketching.noise import EVERYBODY, Noise
+from torchdp.sketching.coalition import Coalition, known
+from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
 
 @dataclass(frozen=True, eq=False)
-class LaplaceNoise(Noise):
+class LaplaceNoise(DivisibleNoise):
     """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry: parts_j of them make a Laplace(scale).
 
     scale: b. parts: (m,), the honest (client, copy) pairs that a row holds at least. Raises ValueError, TypeError.
@@ -34,31 +32,29 @@ class LaplaceNoise(Noise):
         checks.positive("scale", self.scale)
         object.__setattr__(self, "parts", _parts(self.parts))
 
-    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
-        shape = (*sketch.rows.shape, checks.integer("columns", columns, 1))
+    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
         shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
-        return self.scale * _gamma_difference(shares[..., None].expand(shape), sketch, generator)
+        return self.scale * _gamma_difference(shares[..., None].expand(*shares.shape, columns), draws)
 
-    def sample_sum(
-        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+    def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         shares = sketch.counts() / _row_parts(self.parts, sketch)
-        return self.scale * _gamma_difference(shares[:, None].expand(shape), sketch, generator)
+        return self.scale * _gamma_difference(shares[:, None].expand(shape), draws)
 
     def variance(self, sketch: Sketch) -> Tensor:
+        checks.instance("sketch", sketch, Sketch)
         return 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
+        known(sketch, coalition)
         return _pure(
-            2 * sketch.copies * checks.positive("bound", bound) / self.scale, self.parts, sketch, delta, coalition
+            2 * sketch.copies * checks.squarable("bound", bound) / self.scale, self.parts, sketch, delta, coalition
         )
 
 
 @dataclass(frozen=True, eq=False)
-class PolyaNoise(Noise):
+class PolyaNoise(DivisibleNoise):
     """Integers: NB(1/parts_j, ratio) - NB(1/parts_j, ratio) in each entry; parts_j make a discrete Laplace.
 
     The sum has P(z) = (1 - a)/(1 + a) a^|z|, a = ratio in (0, 1). parts: (m,), the honest (client, copy) pairs
@@ -77,32 +73,33 @@ class PolyaNoise(Noise):
             raise ValueError(f"ratio must be at most 1 - 1e-9, not {self.ratio!r}: take a coarser grid")
         object.__setattr__(self, "parts", _parts(self.parts))
 
-    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
-        shape = (*sketch.rows.shape, checks.integer("columns", columns, 1))
+    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
         shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
-        return self._difference(shares[..., None].expand(shape), sketch, generator)
+        return self._difference(shares[..., None].expand(*shares.shape, columns), draws)
 
-    def sample_sum(
-        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+    def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         shares = sketch.counts() / _row_parts(self.parts, sketch)
-        return self._difference(shares[:, None].expand(shape), sketch, generator)
+        return self._difference(shares[:, None].expand(shape), draws)
 
     def variance(self, sketch: Sketch) -> Tensor:
         each = 2 * self.ratio / (1 - self.ratio) ** 2
-        return each * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
+        return (
+            each
+            * checks.instance("sketch", sketch, Sketch).counts()
+            / _row_parts(self.parts, sketch)
+            / sketch.copies
+        )
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
-        distance = 2 * sketch.copies * math.floor(checks.positive("bound", bound))
+        known(sketch, coalition)
+        distance = 2 * sketch.copies * math.floor(checks.squarable("bound", bound))
         return _pure(-distance * math.log(self.ratio), self.parts, sketch, delta, coalition)
 
-    def _difference(self, shares: Tensor, sketch: Sketch, generator: torch.Generator) -> Tensor:
-        rates = _gamma(shares, sketch, generator) * (self.ratio / (1 - self.ratio))
-        counts = poisson(rates, generator)
-        return counts[0] - counts[1]
+    def _difference(self, shares: Tensor, draws: Draws) -> Tensor:
+        first, second = draws.negative_binomial(shares.expand(2, *shares.shape), self.ratio)
+        return first - second
 
 
 def _pure(epsilon: float, parts: Tensor, sketch: Sketch, delta: float, coalition: Coalition) -> Guarantee:
@@ -133,12 +130,6 @@ def _row_parts(parts: Tensor, sketch: Sketch) -> Tensor:
     return parts.to(sketch.device)
 
 
-def _gamma(shares: Tensor, sketch: Sketch, generator: torch.Generator) -> Tensor:
-    """Two independent Gamma(share, 1) for each share: (2, ...)."""
-    generator = checks.random_source(generator, sketch.device)
-    return torch._standard_gamma(shares.expand(2, *shares.shape).contiguous(), generator=generator)
-
-
-def _gamma_difference(shares: Tensor, sketch: Sketch, generator: torch.Generator) -> Tensor:
-    first, second = _gamma(shares, sketch, generator)
+def _gamma_difference(shares: Tensor, draws: Draws) -> Tensor:
+    first, second = draws.gamma(shares.expand(2, *shares.shape))
     return first - second

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.sketching.errors import SecondMoments, least_squares, loss
+from torchdp.sketching.errors import SecondMoments, least_squares, level, loss
 from torchdp.sketching.second_moment_noise import NoisyMoments
 
 STEPS = 128  # of the search for the regularization, over twelve decades
@@ -84,12 +84,13 @@ def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: No
 
 
 def predicted_phi(moments: SecondMoments, ridge: float, gram_sigma: float, cross_sigma: float) -> float:
-    """E phi of the ridge solution from moments with noise of these levels, to first order; phi(0) at most.
+    """E phi of the plain ridge solution from moments with noise of these levels, to first order; or phi(0) if less.
 
+    Where noise is large the plain solution can err more than x = 0 does, and ``adaptive_ridge`` less than predicted.
     1 + (gram_sigma^2 (tr(H^-1) |x|^2 + x^T H^-1 x)/2 + cross_sigma^2 tr H^-1)/least loss, H = A^T A + ridge I: the
     solution moves by H^-1 (e - E x). Raises ValueError.
     """
-    levels = checks.non_negative("gram_sigma", gram_sigma), checks.non_negative("cross_sigma", cross_sigma)
+    levels = level("gram_sigma", gram_sigma), level("cross_sigma", cross_sigma)
     x, inverse, least = _optimum(moments, ridge)
     trace = inverse.trace()
     excess = levels[0] ** 2 * (trace * x @ x + x @ inverse @ x) / 2 + levels[1] ** 2 * trace
@@ -97,19 +98,19 @@ def predicted_phi(moments: SecondMoments, ridge: float, gram_sigma: float, cross
 
 
 def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, variance: float) -> float:
-    """E phi of the debiased ridge solution of a sketch of m rows whose entries carry noise V; phi(0) at most.
+    """E phi of the debiased ridge solution of a sketch of m rows whose entries carry noise V; or phi(0) if less.
 
     To first order, in the eigenbasis of A^T A with h_i = lambda_i + ridge and R = |A x - b|^2 at the optimum x:
     the noise adds sum_i (V (lambda_i (1 + |x|^2) + R) + m V^2 (1 + |x|^2 + x_i^2))/h_i, the sketch d R/(m - d - 1) (a
     normal sketch's, exact without ridge). Raises ValueError.
     """
-    height, V = checks.integer("height", height, 1), checks.non_negative("variance", variance)
+    height, V = checks.integer("height", height, 1), level("variance", variance)
     x, _, least = _optimum(moments, ridge)
     zero = moments.label_square / least
     if height <= len(x) + 1:
         return zero
     values, vectors = torch.linalg.eigh(moments.gram)
-    values, x = values.clamp_min(0), vectors.mT @ x
+    values, x, ridge = values.clamp_min(0), vectors.mT @ x, float(ridge)
     residual = float(loss(moments, vectors @ x, 0.0))
     norm = 1 + x @ x
     noise = (V * (values * norm + residual) + height * V**2 * (norm + x.square())) / (values + ridge)
@@ -117,7 +118,7 @@ def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, v
 
 
 def _optimum(moments: SecondMoments, ridge: float) -> tuple[Tensor, Tensor, float]:
-    x = least_squares(moments, ridge)
+    x, ridge = least_squares(moments, ridge), float(ridge)
     shifted = moments.gram + ridge * torch.eye(len(x)).to(moments.gram)
     inverse, info = torch.linalg.inv_ex(shifted)
     least = float(loss(moments, x, ridge))

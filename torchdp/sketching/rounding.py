@@ -38,7 +38,8 @@ def grid_sensitivity(ring: Ring, bound: float, columns: int, sensitivity: float 
     2 bound: truncation toward zero makes no norm larger. Where the rows are known to differ by at most ``sensitivity``
     also sensitivity + sqrt(d) 2^-f: each coordinate's difference grows by less than one unit. Raises ValueError.
     """
-    bound, columns = checks.positive("bound", bound), checks.integer("columns", columns, 1)
+    checks.instance("ring", ring, Ring)
+    bound, columns = checks.squarable("bound", bound), checks.integer("columns", columns, 1)
     if sensitivity is None:
         return 2 * bound
     return min(2 * bound, checks.positive("sensitivity", sensitivity) + math.sqrt(columns) / ring.scale)
@@ -46,8 +47,13 @@ def grid_sensitivity(ring: Ring, bound: float, columns: int, sensitivity: float 
 
 def row_cost(honest: Tensor, ring: Ring, columns: int, distance: float) -> Tensor:
     """min over integers 1 <= k <= h of distance^2/k + d k 4^-f/4: what one copy in a row of h honest pairs adds to
-    mu^2 sigma_j^2; (m,) -> (m,), float64, infinite where h = 0.
+    mu^2 sigma_j^2; (m,) -> (m,), float64, infinite where h = 0. Raises ValueError, TypeError.
     """
+    checks.instance("ring", ring, Ring)
+    columns, distance = checks.integer("columns", columns, 1), checks.squarable("distance", distance)
+    honest = checks.floating("honest", honest)
+    if honest.ndim != 1 or bool((honest < 0).any()):
+        raise ValueError(f"honest must hold one number >= 0 for each row, not of shape {tuple(honest.shape)}")
     best = max(1.0, float(math.floor(2 * distance * ring.scale / math.sqrt(columns))))
     k = honest.double().clamp(max=best)
     return torch.where(k > 0, distance**2 / k + columns * k / (4 * ring.scale**2), math.inf)
@@ -66,4 +72,5 @@ def grid_sigma(honest: Tensor, copies: int, columns: int, ring: Ring, distance: 
         are replaced by others at distance at most D; an upper bound, attained as the grid becomes fine.
     Source: the proof above; Dong, Roth, Su (2022), Theorem 2.7 and Proposition 2.8, for what is post-processed.
     """
+    copies, mu = checks.integer("copies", copies, 1), checks.positive("mu", mu)
     return (copies * row_cost(honest, ring, columns, distance)).sqrt() / mu

@@ -60,7 +60,12 @@ def debiased(Y: Tensor, variance: float | Tensor, *, labelled: bool = True) -> N
     Y: (*batch, m, d'); variance: of each entry's noise, a float or (m,), >= 0; labelled: whether the last column is
     the label's. Raises TypeError, ValueError.
     """
+    checks.instance("labelled", labelled, bool)
     Y = checks.matrix("Y", Y).double()
+    if isinstance(variance, Tensor):
+        variance = checks.dense("variance", variance)
+    else:
+        variance = checks.non_negative("variance", variance)
     variances = torch.as_tensor(variance, dtype=torch.float64, device=Y.device)
     if variances.shape not in ((), Y.shape[-2:-1]) or not bool(
         (torch.isfinite(variances) & (variances >= 0)).all()

@@ -18,13 +18,13 @@ from torchdp import checks
 
 def gram_sensitivity(bound: float, columns: int) -> float:
     """Largest |x x^T - x' x'^T|_F over |x|, |x'| <= B: sqrt 2 B^2, and B^2 with one column. Raises ValueError."""
-    bound, columns = checks.positive("bound", bound), checks.integer("columns", columns, 1)
+    bound, columns = checks.squarable("bound", bound), checks.integer("columns", columns, 1)
     return bound**2 * (math.sqrt(2) if columns > 1 else 1.0)
 
 
 def cross_sensitivity(bound: float, label_bound: float) -> float:
     """Largest |y x - y' x'| over |x|, |x'| <= B and |y|, |y'| <= C: 2 B C. Raises ValueError."""
-    return 2 * checks.positive("bound", bound) * checks.positive("label_bound", label_bound)
+    return 2 * checks.squarable("bound", bound) * checks.squarable("label_bound", label_bound)
 
 
 def joint_sensitivity(bound: float, label_bound: float, columns: int) -> float:
@@ -34,7 +34,7 @@ def joint_sensitivity(bound: float, label_bound: float, columns: int) -> float:
     (2 B - t) sqrt(t^2 + C^2), t = (B + sqrt(B^2 - 2 C^2))/2. Attained; derived at the top of this module.
     Raises ValueError.
     """
-    B, C = checks.positive("bound", bound), checks.positive("label_bound", label_bound)
+    B, C = checks.squarable("bound", bound), checks.squarable("label_bound", label_bound)
     if checks.integer("columns", columns, 1) > 1:
         return (2 * B**2 + C**2) / math.sqrt(2) if C**2 <= 2 * B**2 else 2 * B * C
     if 2 * C**2 > B**2:

@@ -1,6 +1,6 @@
 """Servers and analyst: what they take in, what they refuse, what they give out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torchdp.sketching.protocol import SecureSketch
 from torchdp.sketching.transform import Layout, bucket_sums
 
 SESSION_BYTES = 16
+MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
 
 
 class Links:
@@ -35,10 +36,15 @@ class Links:
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        for name, key in keys.items():
+        for name, key in checks.instance("keys", keys, Mapping).items():
             if not isinstance(key, bytes) or len(key) < 16:
                 raise ValueError(f"keys[{name!r}] must be at least 16 random bytes, such as os.urandom(32)")
         self._keys = dict(keys)
+
+    @property
+    def names(self) -> list[str]:
+        """The other ends."""
+        return list(self._keys)
 
     def __getitem__(self, name: str) -> bytes:
         if name not in self._keys:
@@ -48,7 +54,12 @@ class Links:
     @staticmethod
     def derived(secret: bytes, party: str, servers: int) -> "Links":
         """The links of ``party`` (one of the names above), the same at both ends, from a secret of 32 random bytes."""
+        servers = checks.integer("servers", servers, 2, MOST_SERVERS)
+        if not isinstance(secret, bytes) or len(secret) < 16:
+            raise ValueError("secret must be at least 16 random bytes, such as os.urandom(32)")
         others = ["clients", "analyst", *(f"server {k}" for k in range(servers))]
+        if party not in others:
+            raise ValueError(f"party must be one of {', '.join(others[:4])}, ..., not {party!r}")
         return Links({name: link_key(secret, *sorted((party, name))) for name in others if name != party})
 
 
@@ -61,6 +72,8 @@ class Server:
     """
 
     def __init__(self, protocol: SecureSketch, session: bytes, number: int, links: Links) -> None:
+        checks.instance("protocol", protocol, SecureSketch)
+        checks.instance("links", links, Links)
         if checks.integer("number", number, 0) >= protocol.servers:
             raise ValueError(f"number must be below {protocol.servers}, the number of servers, not {number}")
         self.protocol, self.session, self.number, self._links = protocol, _session(session), number, links
@@ -97,20 +110,23 @@ class Server:
         return seal(self._links[f"server {other}"], header, pack_set(self._seen, self.protocol.bits))
 
     def agree(self, frame: bytes) -> None:
-        """Take another server's roll call: a client whom either lacks is left out. Raises FrameError."""
+        """Take another server's roll call: a client whom either lacks is left out. Raises FrameError.
+
+        This server may still be hearing clients; its own roll call closes the doors.
+        """
         other = header_of(frame).sender
         expected = roll_header(self.protocol, self.session, other, self.number)
         roll = unseal(self._links[f"server {other}"], expected, frame)
         if other in self._rolls:
             raise FrameError("a roll call came twice")
-        self._closed = True
         self._rolls[other] = unpack_set(roll, len(self._seen))
 
     def publish(self) -> bytes:
         """The frame with the (m, d) sums of the clients whom every server heard, for the analyst; once.
 
-        Refuses (FrameError) until every other server's roll call is in, a second time (the difference of two sums
-        would be somebody's data), and where too many clients are missing for the noise to suffice.
+        Refuses (FrameError) until every other server's roll call is in and its own is made, a second time (the
+        difference of two sums would be somebody's data), and where too many clients are missing for the noise to
+        suffice.
         """
         if self._published:
             raise FrameError("the sums were published already; two different sums would reveal their difference")
@@ -118,6 +134,8 @@ class Server:
             raise FrameError(
                 f"{len(self._rolls)} of {self.protocol.servers - 1} roll calls are in; wait for the others"
             )
+        if not self._closed:
+            raise FrameError("this server has made no roll call yet; the others wait for it")
         agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
         check_members(self.protocol, agreed)
         self._published = True
@@ -127,27 +145,27 @@ class Server:
 
 
 def check_members(protocol: SecureSketch, members: Tensor) -> None:
-    """Refuses (FrameError) a set of clients, (n,) bool, that leaves less noise than was calibrated to.
+    """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``.
 
-    Those who are missing count among the coalition's clients; where that is a ``StaticCoalition``, who drops out, or is
-    made to by somebody who holds frames back, must not depend on the sketch either.
+    Where the coalition is a ``StaticCoalition``, who drops out, or is made to by somebody who holds frames back, must
+    not depend on the sketch either.
     """
-    missing = int((~members).sum())
-    there = members.to(protocol.sketch.device)
-    if missing > protocol.coalition.corrupt or bool(
-        (protocol.sketch.part(there).counts() < protocol.honest).any()
-    ):
+    missing, there = int((~members).sum()), members.to(protocol.sketch.device)
+    if missing > protocol.coalition.absent or bool((protocol.sketch.part(there).counts() < protocol.honest).any()):
         raise FrameError(
-            f"{missing} of {len(members)} clients did not reach every server, the noise allows for "
-            f"{protocol.coalition.corrupt}: nothing is released; start a new session with those who are there"
+            f"{missing} of {len(members)} clients did not reach every server, the noise lets "
+            f"absent = {protocol.coalition.absent} drop out: nothing is released; start a new session with those who "
+            "are there"
         )
 
 
 def reveal_frames(protocol: SecureSketch, session: bytes, frames: Iterable[bytes], links: Links) -> Tensor:
     """The analyst: the release (m, d) from one frame of each server. Raises FrameError."""
+    checks.instance("protocol", protocol, SecureSketch)
+    checks.instance("links", links, Links)
     sums: dict[int, Tensor] = {}
     agreed: bytes | None = None
-    for frame in frames:
+    for frame in checks.instance("frames", frames, (Sequence, Iterator)):
         claim = header_of(frame)
         expected = sum_header(protocol, _session(session), claim.sender, claim.agreed)
         words = unseal(links[f"server {claim.sender}"], expected, frame)
@@ -186,7 +204,19 @@ def roll_header(protocol: SecureSketch, session: bytes, sender: int, receiver: i
 def client_frames(
     protocol: SecureSketch, session: bytes, shares: Tensor, first: int, inbound: list[bytes]
 ) -> list[bytes]:
-    """A frame for each server from clients first, ...: shares (S, s, k, d), and each server's key for its clients."""
+    """A frame for each server from clients first, ...: shares (S, s, k, d), and each server's key for its clients.
+
+    Raises ValueError, TypeError.
+    """
+    checks.instance("protocol", protocol, SecureSketch)
+    shape = (protocol.servers, protocol.sketch.copies, protocol.columns)
+    if not isinstance(shares, Tensor) or shares.ndim != 4 or (*shares.shape[:2], shares.shape[3]) != shape:
+        raise ValueError(f"shares must be a tensor of shape {(*shape[:2], 'k', shape[2])}, as share returns it")
+    checks.integer("first", first, 0, protocol.sketch.clients - shares.shape[2])
+    keys_given = isinstance(inbound, list) and all(isinstance(key, bytes) for key in inbound)
+    if not keys_given or len(inbound) != protocol.servers:
+        raise ValueError(f"inbound must be a list of {protocol.servers} keys, bytes, one for each server")
+    session = _session(session)
     headers = (message_header(protocol, session, k, first, shares.shape[2]) for k in range(protocol.servers))
     keys = (client_key(key, first, shares.shape[2]) for key in inbound)
     return [seal(key, header, words) for key, header, words in zip(keys, headers, shares, strict=True)]

@@ -1,6 +1,7 @@
 """Noise under a sum, in equal shares of the clients: what secure addition of encodings needs."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,19 +10,89 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+
+
+class SharedNoise(ABC):
+    """What each of n clients adds to its encoding: what n - corrupt - absent of them add hides any one client.
+
+    ``corrupt`` clients who know their own noise collude with the reader; beside them ``absent`` clients may drop out.
+    """
+
+    clients: int
+    sensitivity: float
+    epsilon: float
+    corrupt: int
+    model: Model
+    absent: int
+
+    @property
+    def honest(self) -> int:
+        """n - corrupt - absent, the clients whose noise is left in the worst case."""
+        return self.clients - self.corrupt - self.absent
+
+    @property
+    def level(self) -> float:
+        """Standard deviation of all the noise of the sum, everybody heard."""
+        return self.level_of(self.clients)
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee:
+        """What is promised while at most ``absent`` clients are missing."""
+
+    @abstractmethod
+    def level_of(self, clients: int) -> float:
+        """Standard deviation of the noise in a sum of so many clients' messages."""
+
+    @abstractmethod
+    def guarantee_of(self, clients: int) -> Guarantee:
+        """What a sum of so many clients' messages promises to each of them. Raises ValueError where nothing."""
+
+    @abstractmethod
+    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """Encodings (n, words) with each client's noise. Raises TypeError."""
+
+    @abstractmethod
+    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
+        """A sum of encodings (words,) with the noise of all clients: (*sample_shape, words), exactly in law."""
+
+    def heard(self, clients: int) -> int:
+        """``clients``, if the noise of so many suffices for ``guarantee``. Raises ValueError."""
+        clients = checks.integer("clients", clients, 0, self.clients)
+        if clients < self.clients - self.absent:
+            raise ValueError(
+                f"clients = {clients} of {self.clients} were heard, the noise lets absent = {self.absent} drop out: "
+                "their sum has a weaker guarantee (guarantee_of); start again with those who are there"
+            )
+        return clients
+
+    def _check(self) -> None:
+        checks.integer("clients", self.clients, 1)
+        gone = checks.integer("corrupt", self.corrupt, 0) + checks.integer("absent", self.absent, 0)
+        if gone >= self.clients:
+            raise ValueError(
+                f"corrupt + absent = {gone} must be less than the {self.clients} clients: somebody's noise has to count"
+            )
+        if self.model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (gone and self.model is Model.CENTRAL):
+            raise ValueError("model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = absent = 0")
+        checks.positive("sensitivity", self.sensitivity)
+        checks.positive("epsilon", self.epsilon)
 
 
 @dataclass(frozen=True)
-class SharedGaussian:
-    """Each of n clients adds N(0, sigma^2/(n - corrupt)) to each entry; what the others add hides one's encoding.
+class SharedGaussian(SharedNoise):
+    """Each of n clients adds N(0, sigma^2/(n - corrupt - absent)) to each entry.
 
-    Whatever ``corrupt`` clients know or withhold of their own noise, N(0, sigma^2) is left. sigma is that of the
-    analytic Gaussian mechanism. clients: n; sensitivity: largest l_2 distance of two encodings; epsilon > 0; delta in
-    (0, 1); corrupt < n, dropped clients among them; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = 0,
-    the same law from a curator. Raises ValueError.
+    Whatever ``corrupt`` clients know of their own noise, and with ``absent`` others missing, N(0, sigma^2) is left.
+    sigma is that of the analytic Gaussian mechanism. clients: n; sensitivity: largest l_2 distance of two encodings;
+    epsilon > 0; delta in (0, 1); corrupt + absent < n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt =
+    absent = 0, the same law from a curator. Raises ValueError.
 
-    Guarantees: exactly (epsilon, delta)-DP for replacing one client's value, where the sensitivity is attained.
+    Guarantees: exactly (epsilon, delta)-DP for replacing one client's value, where the sensitivity is attained and
+        ``absent`` clients are missing; of k clients heard ``guarantee_of(k)``, exactly.
     Source: Balle, Wang (2018), Theorem 8; sums of normals are normal.
     """
 
@@ -31,11 +102,10 @@ class SharedGaussian:
     delta: float
     corrupt: int = 0
     model: Model = Model.LINEAR_TRANSFORM
+    absent: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.corrupt, self.model)
-        checks.positive("sensitivity", self.sensitivity)
-        checks.positive("epsilon", self.epsilon)
+        self._check()
         checks.fraction("delta", self.delta)
 
     @cached_property
@@ -43,33 +113,38 @@ class SharedGaussian:
         """Standard deviation of the noise that counts, of the sum."""
         return gaussian_sigma(self.epsilon, self.delta, self.sensitivity)
 
-    @property
-    def level(self) -> float:
-        """Standard deviation of all the noise of the sum: sigma sqrt(n/(n - corrupt))."""
-        return self.sigma * math.sqrt(self.clients / (self.clients - self.corrupt))
+    def level_of(self, clients: int) -> float:
+        return self.sigma * math.sqrt(checks.integer("clients", clients, 0, self.clients) / self.honest)
 
     @property
     def guarantee(self) -> Guarantee:
         source = "Balle, Wang (2018), Theorem 8, at the exact sensitivity"
         return Guarantee(self.epsilon, self.delta, self.model, Neighbours.REPLACE_ONE, True, source)
 
-    def add_share(self, encoded: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Encodings (n, words) with each client's noise."""
-        noise = _normal(encoded.shape, encoded.device, generator)
-        return encoded + (self.sigma / math.sqrt(self.clients - self.corrupt)) * noise
+    def guarantee_of(self, clients: int) -> Guarantee:
+        """sigma sqrt((k - corrupt)/(n - corrupt - absent)) is left. Raises ValueError where that is nothing."""
+        honest = checks.integer("clients", clients, self.corrupt + 1, self.clients) - self.corrupt
+        if honest == self.honest:
+            return self.guarantee
+        left = self.sigma * math.sqrt(honest / self.honest)
+        return gaussian_guarantee(left, self.delta, self.sensitivity, self.model, Neighbours.REPLACE_ONE)
 
-    def add_sum(self, total: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
-        """A sum of encodings (words,) with the noise of all clients: (*sample_shape, words), exactly in law."""
-        shape = (*checks.sample_shape(sample_shape), *total.shape)
-        return total + self.level * _normal(shape, total.device, generator)
+    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
+        encoded = checks.floating("encoded", encoded)
+        own = source(noise, encoded.device).normal(tuple(encoded.shape))
+        return encoded + self.sigma / math.sqrt(self.honest) * own
+
+    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = (*checks.sample_shape(sample_shape), *checks.floating("total", total).shape)
+        return total + self.level * source(noise, total.device).normal(shape)
 
 
 @dataclass(frozen=True)
-class SharedLaplace:
-    """Each of n clients adds Gamma(1/(n - corrupt), b) - Gamma(1/(n - corrupt), b): n - corrupt make a Laplace(b).
+class SharedLaplace(SharedNoise):
+    """Each of n clients adds Gamma(1/h, b) - Gamma(1/h, b), h = n - corrupt - absent: h of them make a Laplace(b).
 
-    b = sensitivity/epsilon. clients: n; sensitivity: largest l_1 distance of two encodings; epsilon > 0; corrupt and
-    model as in :class:`SharedGaussian`. Raises ValueError.
+    b = sensitivity/epsilon. clients: n; sensitivity: largest l_1 distance of two encodings; epsilon > 0; corrupt,
+    absent and model as in :class:`SharedGaussian`. Raises ValueError.
 
     Guarantees: exactly epsilon-DP for replacing one client's value, where the sensitivity is attained.
     Source: Dwork, McSherry, Nissim, Smith (2006), Theorem 1; Kotz, Kozubowski, Podgorski (2001), section 2.4.
@@ -80,54 +155,38 @@ class SharedLaplace:
     epsilon: float
     corrupt: int = 0
     model: Model = Model.LINEAR_TRANSFORM
+    absent: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.corrupt, self.model)
-        checks.positive("sensitivity", self.sensitivity)
-        checks.positive("epsilon", self.epsilon)
+        self._check()
 
     @property
     def scale(self) -> float:
         """b."""
         return self.sensitivity / self.epsilon
 
-    @property
-    def level(self) -> float:
-        """Standard deviation of all the noise of the sum: b sqrt(2 n/(n - corrupt))."""
-        return self.scale * math.sqrt(2 * self.clients / (self.clients - self.corrupt))
+    def level_of(self, clients: int) -> float:
+        return self.scale * math.sqrt(2 * checks.integer("clients", clients, 0, self.clients) / self.honest)
 
     @property
     def guarantee(self) -> Guarantee:
         source = "Dwork, McSherry, Nissim, Smith (2006), Theorem 1, at the exact sensitivity"
         return Guarantee(self.epsilon, 0.0, self.model, Neighbours.REPLACE_ONE, True, source)
 
-    def add_share(self, encoded: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Encodings (n, words) with each client's noise."""
-        return encoded + self._difference(1.0, encoded.shape, encoded.device, generator)
+    def guarantee_of(self, clients: int) -> Guarantee:
+        """epsilon while a whole Laplace is left; with less the density has a peak at 0. Raises ValueError."""
+        self.heard(clients)
+        return self.guarantee
 
-    def add_sum(self, total: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
-        """A sum of encodings (words,) with the noise of all clients: (*sample_shape, words), exactly in law."""
-        shape = (*checks.sample_shape(sample_shape), *total.shape)
-        return total + self._difference(float(self.clients), shape, total.device, generator)
+    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
+        encoded = checks.floating("encoded", encoded)
+        return encoded + self._difference(1, tuple(encoded.shape), source(noise, encoded.device))
 
-    def _difference(
-        self, clients: float, shape: tuple[int, ...], device: torch.device, generator: torch.Generator
-    ) -> Tensor:
-        generator = checks.random_source(generator, device)
-        share = clients / (self.clients - self.corrupt)
-        gammas = torch.full((2, *shape), share, dtype=torch.float64, device=device)
-        first, second = torch._standard_gamma(gammas, generator=generator)
+    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = (*checks.sample_shape(sample_shape), *checks.floating("total", total).shape)
+        return total + self._difference(self.clients, shape, source(noise, total.device))
+
+    def _difference(self, clients: int, shape: Sequence[int], draws: Draws) -> Tensor:
+        share = clients / self.honest
+        first, second = draws.gamma(torch.full((2, *shape), share, dtype=torch.float64, device=draws.device))
         return self.scale * (first - second)
-
-
-def _check(clients: int, corrupt: int, model: Model) -> None:
-    checks.integer("clients", clients, 1)
-    if checks.integer("corrupt", corrupt, 0) >= clients:
-        raise ValueError(f"corrupt must be less than the {clients} clients: somebody's noise has to count")
-    if model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (corrupt and model is Model.CENTRAL):
-        raise ValueError("model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = 0")
-
-
-def _normal(shape: Sequence[int], device: torch.device, generator: torch.Generator) -> Tensor:
-    generator = checks.random_source(generator, device)
-    return torch.randn(tuple(shape), dtype=torch.float64, device=device, generator=generator)

@@ -1,34 +1,43 @@
 """Additive secret sharing modulo 2^32 or 2^64."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.sketching.masks import Masks
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
 
 
-def share(words: Tensor, servers: int, *, masks: Masks) -> Tensor:
+def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     """Words as sums of one share for each server: (*shape) int32 or int64 -> (servers, *shape).
 
-    shares[0], ..., shares[S - 2] are drawn by ``masks``; shares[S - 1] = words - the others, modulo 2^bits.
-    Raises ValueError, TypeError.
+    shares[0], ..., shares[S - 2] are masks, uniform words from ``noise``; shares[S - 1] = words - the others, modulo
+    2^bits. Raises ValueError, TypeError.
 
     Guarantees: any S - 1 shares are uniform and independent of the words (perfectly with perfect masks: whichever share
-        is left out, the words move it by a translation of the group, and the other S - 1 are a bijection of the masks).
+        is left out, the words move it by a translation of the group, and the other S - 1 are a bijection of the
+        masks), to anybody who can not tell ``Noise`` from random.
     Source: Shamir (1979) for the notion; Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.3.
     """
     if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
         raise TypeError(f"words must be an int32 or int64 tensor, as Ring.encode returns it, not {kind}")
-    servers = checks.integer("servers", servers, 2)
-    if not callable(masks):
-        raise TypeError(f"masks must draw words, as system_masks does, not {type(masks).__name__}")
+    checks.fits("the shares", checks.integer("servers", servers, 2), words.numel())
     shares = torch.empty((servers, *words.shape), dtype=words.dtype, device=words.device)
-    shares[:-1] = masks((servers - 1, *words.shape), words.dtype, words.device)
+    shares[:-1] = masks(shares[:-1].shape, words.dtype, source(noise, words.device))
     torch.sub(words, shares[0], out=shares[-1])
     for other in shares[1:-1]:
         shares[-1] -= other
     return shares
+
+
+def masks(shape: tuple[int, ...], dtype: torch.dtype, draws: Draws) -> Tensor:
+    """Words uniform on all 2^bits, int32 or int64; two of 32 bits from each of 64."""
+    count = math.prod(shape)
+    words = draws.words((-(-count * dtype.itemsize // 8),))
+    return words.view(dtype)[:count].view(shape)
 
 
 def reconstruct(shares: Tensor) -> Tensor:

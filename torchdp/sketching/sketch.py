@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,20 +19,23 @@ class Sketch:
 
     rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs: (s, n), +1 or -1;
     height: m. A sketch is public: it is drawn without sight of the data (``osnap`` and the others), and every
-    calibration reads it. Raises ValueError, TypeError.
+    calibration reads it. exchangeable: that which client holds which column was uniformly random when it was drawn; the
+    functions of this package say so of what they draw. Raises ValueError, TypeError.
     """
 
     rows: Tensor
     signs: Tensor
     height: int
+    exchangeable: bool = False
 
     def __post_init__(self) -> None:
         checks.integer("height", self.height, 1)
+        checks.instance("exchangeable", self.exchangeable, bool)
         rows = checks.indices("rows", self.rows, self.height)
         if rows.ndim != 2 or 0 in rows.shape:
             raise ValueError(f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}")
         signs = self.signs
-        if not isinstance(signs, Tensor) or signs.shape != rows.shape or signs.device != rows.device:
+        if checks.dense("signs", signs).shape != rows.shape or signs.device != rows.device:
             raise ValueError("signs must be a tensor of the shape and on the device of rows")
         if not (signs.abs() == 1).all():
             raise ValueError("signs must hold +1 and -1 alone")
@@ -70,8 +73,15 @@ class Sketch:
         return torch.bincount(self.rows.flatten(), minlength=self.height)
 
     def part(self, clients: Tensor | slice) -> "Sketch":
-        """The columns of these clients, in this order. Raises as indexing does."""
-        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height)
+        """The columns of these clients, in this order; exchangeable like these columns, if ``clients`` was chosen
+        without sight of them. clients: a slice, numbers or (n,) bool. Raises TypeError, ValueError."""
+        if not isinstance(clients, slice) and checks.dense("clients", clients).dtype != torch.bool:
+            clients = checks.indices("clients", clients, self.clients)
+        if isinstance(clients, Tensor) and (
+            clients.ndim != 1 or (clients.dtype == torch.bool and len(clients) != self.clients)
+        ):
+            raise ValueError(f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}")
+        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height, self.exchangeable)
 
     def by_row(self) -> tuple["Sketch", Tensor]:
         """The same sketch with the clients in the order of their row in the first copy, and that order, (n,).
@@ -79,7 +89,7 @@ class Sketch:
         ``sorted.apply(A[order])`` is ``sketch.apply(A)``; with one balanced copy it is a contiguous sum.
         """
         order = self.rows[0].argsort(stable=True)
-        return self.part(order), order
+        return replace(self.part(order), exchangeable=False), order
 
     def apply(self, A: Tensor) -> Tensor:
         """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
@@ -174,8 +184,8 @@ class Sketch:
 
     def check_rows(self, values: Tensor, least: int) -> None:
         """Raises TypeError or ValueError unless these are values of the clients: (..., n, d), ``least`` dimensions."""
-        if not isinstance(values, Tensor):
-            raise TypeError(f"values must be a torch.Tensor, not {type(values).__name__}")
+        if checks.dense("values", values).dtype == torch.bool:
+            raise TypeError("values must hold numbers, not bool; call .double()")
         if values.ndim < least or values.shape[-2] != self.clients:
             raise ValueError(f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}")
         if values.device != self.device:
@@ -191,6 +201,6 @@ def embedding_values(sketch: Sketch, basis: Tensor) -> Tensor:
     basis = checks.matrix("basis", basis).double()
     if basis.ndim != 2 or basis.shape[0] < basis.shape[1]:
         raise ValueError(f"basis must have shape (n, r) with r <= n, not {tuple(basis.shape)}")
-    values = torch.linalg.svdvals(sketch.apply(torch.linalg.qr(basis).Q))
+    values = torch.linalg.svdvals(checks.instance("sketch", sketch, Sketch).apply(torch.linalg.qr(basis).Q))
     smallest = values[-1] if sketch.height >= basis.shape[1] else torch.zeros_like(values[0])
     return torch.stack([smallest, values[0]])

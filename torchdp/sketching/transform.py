@@ -25,6 +25,9 @@ class Layout:
 
     sketch: Sketch
 
+    def __post_init__(self) -> None:
+        checks.instance("sketch", self.sketch, Sketch)
+
     @cached_property
     def places(self) -> Tensor:
         """(s, n) int64: how many pairs of its row stand before each pair."""
@@ -42,11 +45,22 @@ class Layout:
 
     def empty(self, columns: int, dtype: torch.dtype) -> Tensor:
         """(m, d, width) zeros."""
-        shape = (self.sketch.height, columns, self.width)
+        shape = (self.sketch.height, checks.integer("columns", columns, 1), self.width)
+        checks.fits("the table", *shape)
         return torch.zeros(shape, dtype=dtype, device=self.sketch.device)
 
     def put(self, table: Tensor, words: Tensor, first: int = 0) -> None:
-        """Write the words (s, k, d) of clients first, ..., first + k - 1 into the table (m, d, width)."""
+        """Write the words (s, k, d) of clients first, ..., first + k - 1 into the table (m, d, width).
+
+        Raises ValueError, TypeError.
+        """
+        table, words = checks.dense("table", table), checks.dense("words", words)
+        shapes = f"table {tuple(table.shape)} and words {tuple(words.shape)}"
+        if table.ndim != 3 or words.ndim != 3 or table.dtype != words.dtype:
+            raise ValueError(f"{shapes} must have three dimensions and one type: (m, d, width), (s, k, d)")
+        if (*table.shape, len(words)) != (self.sketch.height, words.shape[2], self.width, self.sketch.copies):
+            raise ValueError(f"{shapes} do not fit the sketch: (m, d, width), (s, k, d)")
+        first = checks.integer("first", first, 0, self.sketch.clients - words.shape[1])
         part = slice(first, first + words.shape[1])
         table[self.sketch.rows[:, part], :, self.places[:, part]] = words
 
@@ -56,7 +70,9 @@ class Layout:
 
 
 def bucket_sums(table: Tensor) -> Tensor:
-    """Sums of a table in the layout: (*batch, m, d, width) -> (*batch, m, d), the same integers."""
+    """Sums of a table in the layout: (*batch, m, d, width) -> (*batch, m, d), the same integers. Raises TypeError."""
+    if not checks.dense("table", table).ndim:
+        raise ValueError("table must have shape (*batch, m, d, width)")
     return table.sum(-1, dtype=table.dtype)
 
 
@@ -65,6 +81,8 @@ def add_rows(sums: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 
     The same integers as a table and ``bucket_sums``, without storing the words. Raises ValueError, TypeError.
     """
+    if checks.dense("sums", sums).ndim < 2 or checks.dense("words", words).ndim < 3:
+        raise ValueError("sums must have shape (*batch, m, d), words (*batch, s, k, d)")
     places = checks.indices("rows", rows, sums.shape[-2]).flatten()
     shape = (*sums.shape[:-2], *rows.shape, sums.shape[-1])
     if words.shape != shape or words.dtype != sums.dtype:

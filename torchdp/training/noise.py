@@ -1,17 +1,18 @@
 """Correlated Gaussian noise for training: the matrix mechanism, one step at a time, as a module with a state."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from torchdp import checks
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
-from torchdp.randomness import keyed_generator
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
-from torchdp.training.strategy import _lower
-
-KEY = 32  # bytes; the whole stream of noise is a function of them
+from torchdp.training.strategy import lower_triangular
+from torchdp.training.stream import Stream
 
 
 class CorrelatedNoise(nn.Module):
@@ -21,26 +22,24 @@ class CorrelatedNoise(nn.Module):
     vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I (independent noise) keeps none.
 
     strategy: C, (steps, steps), lower triangular, its diagonal positive. size: numbers in a gradient. sigma: standard
-    deviation of Z's entries. generator: draws the 256 bits from which all noise is made (``system_generator`` for real
-    data). dtype: of the noise, float32 or float64. Raises TypeError, ValueError.
+    deviation of Z's entries. noise: the 256 bits from which all of it is made come from here, for None from the system.
+    dtype: of the noise, float32 or float64; ``.half()`` and others move the module to a device and change no number.
+    alone: in a process group, this process alone draws noise. Raises TypeError, ValueError.
 
-    Everything is a buffer: the state dict holds strategy, sigma, the step, the past noise and the key, and resumes the
-    stream exactly on the same kind of device. It is as secret as the data: with it the noise can be subtracted.
-    A stream is spent once. Two copies (deepcopy, or a checkpoint resumed twice) that are given different gradients
-    publish their difference without noise: release the outputs of one of them only.
-    Several processes: add up the sums over all of them first, and give each process a copy of this module; the copies
-    draw the same noise. ``torch.compile`` breaks its graph here and runs it as it is; vmap is refused, since one noise
-    would serve several sums; autocast does not touch it.
+    The state dict holds the step, and nothing secret. ``secret_state`` holds the key and the past noise as well and
+    resumes the stream on the same kind of device; it is as secret as the data, since with it the noise can be
+    subtracted. A stream is spent once: two copies that are given different gradients publish their difference without
+    noise. Copies and pickles are refused, so is going back, and so is a forked child; whoever loads one secret state
+    twice must release the outputs of one of the two only. An interrupted step is either spent or not begun.
+
+    Several processes (a group of torch.distributed): all of them make the module, the key is process 0's, and each step
+    raises RuntimeError where steps, strategies or sums differ. Add up the sums over all processes first.
+    Threads take turns. ``torch.compile`` breaks its graph here and runs it as it is; vmap, tracing and CUDA graphs are
+    refused, since one noise would serve several sums; autocast does not touch it.
 
     Guarantees: the noise of all steps together has covariance sigma^2 (C^T C)^{-1} in each coordinate.
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022); banded strategies: Choquette-Choo et al. (2023).
     """
-
-    coefficients: Tensor
-    sigma: Tensor
-    past: Tensor
-    step: Tensor
-    key: Tensor
 
     def __init__(
         self,
@@ -48,40 +47,46 @@ class CorrelatedNoise(nn.Module):
         size: int,
         sigma: float,
         *,
-        generator: torch.Generator,
+        noise: Noise | None = None,
         dtype: torch.dtype = torch.float32,
+        alone: bool = False,
     ) -> None:
         super().__init__()
-        C, size = _lower("strategy", strategy), checks.integer("size", size, 1)
-        sigma = checks.positive("sigma", sigma)
-        _noise_dtype(dtype)
+        C, size = lower_triangular("strategy", strategy), checks.integer("size", size, 1)
+        sigma, alone = checks.positive("sigma", sigma), checks.instance("alone", alone, bool)
         if not (C.diagonal() > 0).all():
             raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
-        checks.random_source(generator, C.device)
+        key = source(noise, C.device).words((4,)).cpu().numpy().tobytes()
         row, column = C.nonzero().unbind(1)
         bands = int((row - column).max()) + 1
         place = torch.arange(len(C), device=C.device)[:, None] - torch.arange(bands, device=C.device)
         coefficients = torch.where(place >= 0, C.gather(1, place.clamp_min(0)), 0.0)  # [t, j] = C[t, t - j]
-        key = torch.randint(0, 256, (KEY,), dtype=torch.uint8, device=C.device, generator=generator)
-        self.register_buffer("coefficients", coefficients)
-        self.register_buffer("sigma", torch.tensor(sigma, dtype=torch.float64, device=C.device))
-        self.register_buffer("past", torch.zeros(bands - 1, size, dtype=dtype, device=C.device))
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=C.device))
-        self.register_buffer("key", key)
+        self._stream = Stream(coefficients, size, sigma, key, dtype, alone)
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of Z's entries."""
+        return self._stream.sigma
+
+    @property
+    def step(self) -> int:
+        """How many steps are spent."""
+        return self._stream.step
 
     @property
     def steps(self) -> int:
         """How many sums the strategy serves."""
-        return len(self.coefficients)
+        return len(self._stream.coefficients)
 
     @property
     def strategy(self) -> Tensor:
         """C, (steps, steps)."""
-        steps, bands = self.coefficients.shape
-        place = torch.arange(steps, device=self.coefficients.device)[:, None]
-        place = place - torch.arange(bands, device=self.coefficients.device)
-        C = torch.zeros(steps, steps, dtype=self.coefficients.dtype, device=self.coefficients.device)
-        return C.scatter_add_(1, place.clamp_min(0), self.coefficients)  # what lies before the start is 0
+        coefficients = self._stream.coefficients
+        steps, bands = coefficients.shape
+        place = torch.arange(steps, device=coefficients.device)[:, None]
+        place = place - torch.arange(bands, device=coefficients.device)
+        C = coefficients.new_zeros(steps, steps)
+        return C.scatter_add_(1, place.clamp_min(0), coefficients)  # what lies before the start is 0
 
     def guarantee(
         self,
@@ -99,53 +104,75 @@ class CorrelatedNoise(nn.Module):
         Source: Denisov et al. (2022), Theorem 2.1 (adaptivity); Balle, Wang (2018), Theorem 8.
         """
         found = _scaled(self.strategy, bound, participation, neighbours)
-        result = gaussian_guarantee(float(self.sigma), delta, found.value, Model.CENTRAL, neighbours)
+        result = gaussian_guarantee(self.sigma, delta, found.value, Model.CENTRAL, neighbours)
         source = f"{result.source}; Denisov et al. (2022), Theorem 2.1"
         return replace(result, exact=found.exact, source=source)
 
-    @torch.no_grad()
+    def secret_state(self) -> dict[str, Any]:
+        """The whole state, for ``torch.save``: strategy, sigma, step, past noise and key. As secret as the data."""
+        return self._stream.secret_state()
+
+    def load_secret_state(self, state: dict[str, Any]) -> None:
+        """Goes on where ``secret_state`` was taken, with its strategy, sigma and dtype. Raises TypeError, ValueError.
+
+        A state of this stream from an earlier step is refused: its noise would be drawn twice.
+        """
+        self._stream.load_secret_state(state)
+
+    def get_extra_state(self) -> dict[str, int]:
+        """What the state dict holds: the step."""
+        return {"step": self.step}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """From a state dict: where the step is not this one's, no noise is drawn before ``load_secret_state``."""
+        if not isinstance(state, dict) or set(state) != {"step"}:
+            raise ValueError("the state dict of CorrelatedNoise must be {'step': ...}, as state_dict() returns it")
+        self._stream.expect(checks.integer("step", state["step"], 0))
+
     def forward(self, total: Tensor) -> Tensor:
         """The next private sum: (size,) -> (size,), in the noise's dtype; ``step`` goes up by one.
 
         total: the sum of this step's clipped gradients (:func:`clip_and_sum`). Raises TypeError and ValueError on
-        another shape or device or on entries that are not finite, and RuntimeError after the last step, before any
-        noise is spent.
+        another shape or device, on entries that are not finite or so large that their rounding would swallow the
+        noise, and RuntimeError after the last step, before any noise is spent.
         """
-        size = self.past.shape[1]
-        if not isinstance(total, Tensor) or total.shape != (size,):
-            raise ValueError(f"total must be a tensor of shape ({size},), one flat gradient")
-        if torch._C._functorch.is_functorch_wrapped_tensor(total):
-            raise RuntimeError(
-                "CorrelatedNoise cannot run inside vmap or torch.func: one noise would serve several sums"
-            )
-        if total.device != self.past.device:
-            raise ValueError(f"total is on {total.device}, the noise on {self.past.device}; move one of them")
-        total = checks.floating("total", total)
-        return total.to(self.past.dtype) + self._next()
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self._next)(total)
+        return self._next(total)
 
-    def _next(self) -> Tensor:
-        _noise_dtype(self.past.dtype)
-        t, memory = int(self.step), len(self.past)
-        if t >= self.steps:
-            raise RuntimeError(f"all {self.steps} steps of the strategy are spent; make one for more steps")
-        key = bytes(self.key.tolist()) + t.to_bytes(8, "little")
-        generator = keyed_generator(key, self.past.device)
-        noise = torch.randn(
-            self.past.shape[1], dtype=self.past.dtype, device=self.past.device, generator=generator
-        )
-        row = self.coefficients[t].to(self.past.dtype)
-        noise *= self.sigma.to(noise.dtype)
-        seen = min(t, memory)
-        if seen:
-            slots = (t - 1 - torch.arange(seen, device=row.device)) % memory  # of steps t - 1, t - 2, ...
-            weights = row.new_zeros(seen).scatter_(0, slots, row[1 : seen + 1])
-            with torch.autocast(noise.device.type, enabled=False):
-                noise -= weights @ self.past[:seen]
-        noise /= row[0]
-        if memory:
-            self.past[t % memory] = noise
-        self.step += 1
-        return noise
+    @torch.no_grad()
+    def _next(self, total: Tensor) -> Tensor:
+        size, device = self._stream.size, self._stream.device
+        if checks.instance("total", total, Tensor).shape != (size,):
+            raise ValueError(f"total must be a tensor of shape ({size},), one flat gradient")
+        if _recorded(total):
+            raise RuntimeError(
+                "CorrelatedNoise cannot run inside vmap, torch.func, a trace or a CUDA graph: one noise would serve "
+                "several sums"
+            )
+        if total.device != device:
+            raise ValueError(f"total is on {total.device}, the noise on {device}; move one of them")
+        total = checks.floating("total", checks.real("total", total).to(self._stream.dtype))
+        return total + self._stream.next(total)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CorrelatedNoise":
+        self._stream.move(fn(torch.zeros((), dtype=torch.int64, device=self._stream.device)).device)
+        super()._apply(fn, recurse)
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        self._stream.__reduce_ex__(protocol)
+
+
+def _recorded(total: Tensor) -> bool:
+    """Whether the step would be written down and repeated, or runs on something else than numbers."""
+    return (
+        torch._C._functorch.is_functorch_wrapped_tensor(total)
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or type(total) not in (Tensor, nn.Parameter)
+        or (total.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
 
 
 def calibrated_noise(
@@ -157,32 +184,30 @@ def calibrated_noise(
     delta: float,
     participation: Participation,
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
-    generator: torch.Generator,
+    noise: Noise | None = None,
     dtype: torch.dtype = torch.float32,
+    alone: bool = False,
 ) -> CorrelatedNoise:
     """:class:`CorrelatedNoise` with the least sigma that makes all outputs together (epsilon, delta)-DP.
 
-    bound: largest norm of a user's part of one sum (the clipping bound). Raises TypeError, ValueError.
+    The least where batches are not sampled at random: amplification by sampling is not counted. Where it could be, as
+    for Poisson batches and small epsilon, plain DP-SGD with independent noise may need less.
+    bound: largest norm of a user's part of one sum (the clipping bound). noise, dtype, alone: as there. Raises
+    TypeError, ValueError.
 
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.
     """
-    C = _lower("strategy", strategy)
+    C = lower_triangular("strategy", strategy)
     found = _scaled(C, bound, participation, neighbours)
     sigma = gaussian_sigma(epsilon, delta, found.value) * (1 + 1e-11)  # ``guarantee`` finds epsilon to rounding
-    return CorrelatedNoise(C, size, sigma, generator=generator, dtype=dtype)
+    return CorrelatedNoise(C, size, sigma, noise=noise, dtype=dtype, alone=alone)
 
 
 def _scaled(C: Tensor, bound: float, participation: Participation, neighbours: Neighbours) -> Sensitivity:
     """The sensitivity in the gradients' units: replacing a user moves a sum by twice the bound."""
     bound = checks.positive("bound", bound)
-    if not isinstance(neighbours, Neighbours):
-        raise TypeError("neighbours must be a Neighbours")
+    checks.instance("neighbours", neighbours, Neighbours)
     found = sensitivity(C, participation)
     factor = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-    return replace(found, value=factor * bound * found.value)
-
-
-def _noise_dtype(dtype: torch.dtype) -> None:
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"noise must be float32 or float64, not {dtype}: fewer digits show through; call .float()")
+    return Sensitivity(factor * bound * found.value, factor * bound * found.attained)

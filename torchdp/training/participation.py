@@ -1,4 +1,4 @@
-"""Who may take part in which steps, and what one user can then change: the exact sensitivity of a matrix mechanism."""
+"""Who may take part in which steps, and what one user can then change: the sensitivity of a matrix mechanism."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,33 +8,56 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.training.separated import worst_separated
 
-PATTERNS = 1_000_000  # sets of steps that are enumerated at most
-ROUNDING = 1e-12  # relative; a sensitivity is rounded up by it
+ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """value: the largest Frobenius norm of C U, not squared; exact: attained by a user, or an upper bound."""
+    """The largest Frobenius norm of C U over what one user changes, not squared: a bound, and what some user moves.
+
+    value: no user moves further. attained: a user who is named by a set of steps and signs moves this far.
+    """
 
     value: float
-    exact: bool
+    attained: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether some user moves as far as the bound, to a relative 1e-9."""
+        return self.attained >= (1 - ATTAINED) * self.value
 
 
 class Participation(ABC):
     """Which sets of steps one user's data may enter; with a set, every subset of it."""
 
     @abstractmethod
-    def squared(self, gram: Tensor) -> tuple[float, bool]:
-        """The largest sum of ``gram`` = abs(C^T C) over a set of steps squared, or a bound; whether it is attained."""
+    def most(self, steps: int) -> int:
+        """How many of ``steps`` steps one user may enter."""
+
+    @abstractmethod
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        """Whether users may not enter ``step`` who entered ``times`` >= 1 steps, from ``first`` to ``last``: (n,)."""
+
+    @abstractmethod
+    def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
+        """A bound on the sum of ``sizes`` = abs(C^T C) over a permitted set squared, and sets that may attain it."""
 
 
 @dataclass(frozen=True)
 class Once(Participation):
     """A user takes part in one step at most: the largest column norm of C."""
 
-    def squared(self, gram: Tensor) -> tuple[float, bool]:
-        return float(gram.diagonal().max()), True
+    def most(self, steps: int) -> int:
+        return 1
+
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        return times > 0
+
+    def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
+        largest = sizes.diagonal().max(0)
+        return float(largest.values), [[int(largest.indices)]]
 
 
 @dataclass(frozen=True)
@@ -51,18 +74,26 @@ class Epochs(Participation):
     def __post_init__(self) -> None:
         object.__setattr__(self, "period", checks.integer("period", self.period, 1))
 
-    def squared(self, gram: Tensor) -> tuple[float, bool]:
-        period = min(self.period, len(gram))
-        return max(float(gram[i::period, i::period].sum()) for i in range(period)), True
+    def most(self, steps: int) -> int:
+        return -(-steps // self.period)
+
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        return (step - first) % self.period != 0
+
+    def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
+        n, period = len(sizes), min(self.period, len(sizes))
+        sums = [float(sizes[i::period, i::period].sum()) for i in range(period)]
+        near = (1 - ATTAINED) * max(sums)  # of sets with equal sums some may be attained and others not
+        return max(sums), [list(range(i, n, period)) for i in range(period) if sums[i] >= near]
 
 
 @dataclass(frozen=True)
 class Separated(Participation):
     """A user takes part in at most ``times`` steps, any two of them at least ``gap`` apart.
 
-    Exact where the columns of C that are ``gap`` or more steps apart are orthogonal (C has at most ``gap`` bands), by
-    dynamic programming, and where there are at most a million such sets, by enumeration. Otherwise an upper bound: the
-    largest sum over a set of the rows' own largest sums. gap, times: at least 1. Raises ValueError.
+    The worst set is found by dynamic programming where only neighbours of a set meet (C has at most 2 gap bands), else
+    by branch and bound; where that does not end within 20,000 prefixes (fewer above 800 steps) the sensitivity is an
+    upper bound and says so. gap, times: at least 1. Raises ValueError.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 2 and Algorithms 3 and 4.
     """
 
@@ -73,39 +104,26 @@ class Separated(Participation):
         object.__setattr__(self, "gap", checks.integer("gap", self.gap, 1))
         object.__setattr__(self, "times", checks.integer("times", self.times, 1))
 
-    def squared(self, gram: Tensor) -> tuple[float, bool]:
-        steps, times = len(gram), min(self.times, -(-len(gram) // self.gap))
-        if not gram.triu(self.gap).any():
-            return float(self._best(gram.diagonal(), times)), True
-        free = steps - (times - 1) * (self.gap - 1)  # sets with gaps are sets without, in fewer places
-        if math.comb(free, times) > PATTERNS:
-            return float(self._best(self._best(gram, times), times)), False
-        sets = torch.combinations(torch.arange(free), times)
-        sets = (sets + torch.arange(times) * (self.gap - 1)).to(gram.device)
-        return max(self._largest(gram, part) for part in sets.split(2**22 // times**2 + 1)), True
+    def most(self, steps: int) -> int:
+        return min(self.times, -(-steps // self.gap))
 
-    def _best(self, values: Tensor, times: int) -> Tensor:
-        """The largest sum of values >= 0 over a permitted set: (..., steps) -> (...)."""
-        steps = values.shape[-1]
-        best = values.new_zeros(*values.shape[:-1], steps + self.gap)  # over sets from this step on
-        for _ in range(times):
-            taken = values + best[..., self.gap :]
-            best[..., :steps] = taken.flip(-1).cummax(-1).values.flip(-1)
-        return best[..., 0]
+    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        return (times >= self.times) | (step - last < self.gap)
 
-    def _largest(self, gram: Tensor, sets: Tensor) -> float:
-        return float(gram[sets[:, :, None], sets[:, None, :]].sum((1, 2)).max())
+    def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
+        bound, chosen = worst_separated(sizes.cpu().numpy(), self.gap, self.times)
+        return bound, [chosen]
 
 
 def sensitivity(strategy: Tensor, participation: Participation) -> Sensitivity:
     """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps, others 0.
 
-    ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with equality for equal
-    rows where C^T C >= 0 there. Where an entry that counts is negative the sum of absolute values is an upper bound.
+    ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with equality for rows of
+    one direction where signs for the steps make every (C^T C)_st >= 0. Where no signs do, the sum is an upper bound.
 
     strategy: C, (r, steps). The gram is computed in float64 and the result rounded up. Raises TypeError, ValueError.
 
-    Guarantees: no user who keeps to ``participation`` moves C G further; where exact, one moves it that far.
+    Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
     """
     C = checks.matrix("strategy", strategy).detach().double()
@@ -115,10 +133,26 @@ def sensitivity(strategy: Tensor, participation: Participation) -> Sensitivity:
         raise TypeError("participation must be Once(), Epochs(period) or Separated(gap, times)")
     size = float(C.abs().max()) or 1.0
     gram = (C / size).mT @ (C / size)
-    squared, exact = participation.squared(gram.abs())
-    negative = gram < -ROUNDING * gram.diagonal().max()
-    if exact and negative.any():
-        exact = (
-            participation.squared(gram.abs().masked_fill(negative, 0.0))[0] >= squared
-        )  # a worst set without them
-    return Sensitivity(size * math.sqrt(squared) * (1 + ROUNDING), exact)
+    bound, sets = participation.worst(gram.abs())
+    rows, steps = C.shape
+    # a gram's entry errs by rows x eps x the columns' norms, so a set's sum by at most (rows x its steps) eps of itself
+    rounding = (rows * participation.most(steps) + steps + 16) * torch.finfo(torch.float64).eps
+    value = size * math.sqrt(bound) * (1 + rounding)
+    attained = max(_moved(C[:, chosen] / size, gram[chosen][:, chosen]) for chosen in sets)
+    return Sensitivity(value, min(size * attained, value))
+
+
+def _moved(columns: Tensor, gram: Tensor) -> float:
+    """||columns s|| for signs s that turn the largest entries of ``gram`` positive, all where any signs do.
+
+    Signs spread from the first step along the largest entries, a greatest spanning tree (Prim).
+    """
+    signs = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
+    link, reach, step = torch.ones_like(signs), torch.zeros_like(signs), 0
+    for _ in range(len(gram)) if (gram < 0).any() else ():
+        signs[step] = link[step]
+        closer = gram[step].abs() > reach
+        reach = torch.where(closer, gram[step].abs(), reach)
+        link = torch.where(closer, gram[step].sign() * signs[step], link)
+        step = int(torch.where(signs == 0, reach, -1.0).argmax())
+    return float((columns @ torch.where(signs == 0, 1.0, signs)).norm())

@@ -20,8 +20,10 @@ def iterates(steps: int, *, momentum: float = 0.0, learning_rates: Sequence[floa
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload.
     """
     W = workloads.prefix(steps).dense()
-    momentum = 0.0 if momentum == 0 else checks.fraction("momentum", momentum)
+    momentum = checks.non_negative("momentum", momentum)
+    momentum = checks.fraction("momentum", momentum) if momentum else 0.0
     if learning_rates is not None:
+        checks.instance("learning_rates", learning_rates, (Sequence, Tensor))
         rates = [checks.positive("learning_rates", rate) for rate in learning_rates]
         if len(rates) != steps:
             raise ValueError(f"learning_rates must hold {steps} numbers, one for each step, not {len(rates)}")
@@ -43,7 +45,7 @@ def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization
     Guarantees: (W C^{-1}) (W C^{-1})^T = left left^T; where left right = W no column of C is longer than right's.
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1's proof; the norms since C = Q right.
     """
-    W = _lower("W", W)
+    W = lower_triangular("W", W)
     kinds = (Factorization, EpochFactorization)
     left = factorization.left if isinstance(factorization, kinds) else factorization
     left = checks.matrix("left", left).detach().double()
@@ -66,13 +68,13 @@ def standard_errors(W: Tensor, strategy: Tensor) -> Tensor:
     Raises TypeError, ValueError.
     Guarantees: exact.
     """
-    C, W = _lower("strategy", strategy), checks.matrix("W", W).detach().double()
+    C, W = lower_triangular("strategy", strategy), checks.matrix("W", W).detach().double()
     if W.ndim != 2 or W.shape[1] != len(C) or W.device != C.device:
         raise ValueError(f"W must be one (queries, {len(C)}) matrix on strategy's device, not {tuple(W.shape)}")
     return torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
 
 
-def _lower(name: str, value: Tensor) -> Tensor:
+def lower_triangular(name: str, value: Tensor) -> Tensor:
     """``value`` as a lower triangular, invertible float64 matrix. Raises TypeError, ValueError."""
     value = checks.matrix(name, value).detach().double()
     if value.ndim != 2 or value.shape[0] != value.shape[1] or value.triu(1).any():

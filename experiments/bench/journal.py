@@ -1,0 +1,125 @@
+"""A journal under threads, forked processes, two paths and kill -9: every acknowledged batch is there, none twice.
+
+Command:  python experiments/bench/journal.py [--threads 8] [--processes 4] [--batches 2000] [--kills 50]
+What: processes that were forked after the journal was opened add batches from several threads each, by the file's path
+    and by a symbolic link to it, and send every seventh batch again by the other path. At random moments one of them is
+    killed and begins all its batches again. At the end the file is read anew.
+Expected: acknowledged = batches = 2000, and sums that no missing or repeated batch would give; else the script fails.
+Output: one line: kills, acknowledgements, batches in the file, bytes, seconds.
+Time: about a minute and a half on two cores, most of it waiting for the disk; --smoke in seconds.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from torchdp import pairwise
+from torchdp.pairwise import Journal, RandomizedResponsePlugIn
+
+
+class Storm(NamedTuple):
+    """acknowledged: different batches; told: acknowledgements with those of retries; batches: in the file."""
+
+    acknowledged: int
+    told: int
+    batches: int
+    bytes: int
+
+
+def batch(index: int) -> tuple[str, tuple[torch.Tensor, ...], int]:
+    """Counts whose totals show a batch that is missing or counted twice."""
+    return str(index), (torch.tensor([1, index, index * index, 0]),), 1 + index + index * index
+
+
+def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) -> Storm:
+    """Raises RuntimeError where a batch was acknowledged and is lost, or is counted twice."""
+    path, link = folder / "votes.db", folder / "link"
+    link.symlink_to(path)
+    protocol = RandomizedResponsePlugIn(pairwise.absolute_difference(4), 1.0)
+    opened = [Journal(path, protocol), Journal(link, protocol)]  # before the forks: children take them over
+    told, write = os.pipe()
+
+    def work(process: int, thread: int) -> None:
+        mine = range(process, batches, processes)
+        for index in mine[thread::threads]:
+            opened[index % 2].add(*batch(index))
+            os.write(write, b"%d\n" % index)
+            if index % 7 == 0:
+                opened[1 - index % 2].add(*batch(index))
+
+    def start(process: int) -> int:
+        child = os.fork()
+        if child:
+            return child
+        try:
+            threading.excepthook = lambda failure: (traceback.print_exception(failure.exc_value), os._exit(1))
+            team = [threading.Thread(target=work, args=(process, thread)) for thread in range(threads)]
+            for each in team:
+                each.start()
+            for each in team:
+                each.join()
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    lines: list[bytes] = []
+    listener = threading.Thread(target=lambda: lines.extend(os.fdopen(told, "rb")))
+    listener.start()
+    draw, alive = random.Random(1), {start(process): process for process in range(processes)}
+    try:
+        for _ in range(kills):
+            time.sleep(draw.random() * 0.1)
+            child = draw.choice(list(alive))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            process = alive.pop(child)
+            alive[start(process)] = process
+    finally:
+        codes = [os.waitpid(child, 0)[1] for child in alive]
+        os.close(write)
+        listener.join()
+    if any(codes):
+        raise RuntimeError("a process failed")
+    found = Journal(path).collection
+    acknowledged = {line.strip().decode() for line in lines}
+    if not acknowledged <= found.batches.keys():
+        raise RuntimeError(f"{len(acknowledged - found.batches.keys())} batches were acknowledged and are lost")
+    totals = [batches, sum(range(batches)), sum(index * index for index in range(batches)), 0]
+    if len(found.batches) != batches or found.sums[0].tolist() != totals or found.n != sum(totals):
+        raise RuntimeError(f"{len(found.batches)} batches with totals {found.sums[0].tolist()}, not {totals}")
+    return Storm(len(acknowledged), len(lines), len(found.batches), path.stat().st_size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A journal under threads, processes, two paths and kill -9.")
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=2000)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    batches, kills = (40, 3) if options.smoke else (options.batches, options.kills)
+    if not hasattr(os, "fork"):
+        sys.exit("this bench forks processes: it runs on Linux and macOS")
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.perf_counter()
+        found = storm(Path(folder), options.threads, options.processes, batches, kills)
+        seconds = time.perf_counter() - begun
+    print(
+        f"{kills} kills, {found.told} acknowledgements of {found.acknowledged} batches, all in the file, none twice "
+        f"({found.batches} batches, {found.bytes} bytes); {seconds:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

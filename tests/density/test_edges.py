@@ -1,0 +1,104 @@
+"""The edges of densities: overflow, norms of many small numbers, gradients, mixed dtypes, wrong objects by name."""
+
+import pytest
+import torch
+
+from torchdp.density import (
+    Exponential,
+    GaussianFourier,
+    GaussianOrthogonal,
+    GaussianSquareWave,
+    InnerProduct,
+    LaplacianSigns,
+    ShuffledClasses,
+    ShuffledKDE,
+    calibrated_classes,
+    calibrated_kde,
+    classify,
+    decode,
+    expected_mse,
+    kernel_means,
+    nearest_centre,
+)
+from torchdp.density.family import SLACK
+from torchdp.shuffle import PoissonSum
+
+D = 5
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def unit(n, seed=1):
+    return torch.nn.functional.normalize(torch.randn(n, D, dtype=torch.float64, generator=generator(seed)), dim=1)
+
+
+@pytest.fixture(scope="module")
+def kde():
+    return ShuffledKDE(GaussianFourier(D).draw(3, generator=generator()), PoissonSum(8, 30.0), 1e-6, epsilon=3.0)
+
+
+@pytest.mark.parametrize("family", [GaussianFourier(D), GaussianOrthogonal(D), GaussianSquareWave(D)])
+def test_guarantee_angles_that_overflow_stay_in_range(family):
+    features = family.draw(40, generator=generator())
+    for x in (torch.full((2, D), 3e38), torch.full((2, D), 1.7e308, dtype=torch.float64)):
+        left = features.left(x)
+        assert torch.isfinite(left).all() and float(left.abs().max()) <= family.bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("make", [InnerProduct, Exponential])
+def test_guarantee_norms_count_every_small_number(make):
+    """In float32 the many small squares vanish beside the large ones."""
+    d = 2**20
+    x = torch.full((1, d), 2.0**-15)
+    x[0, :64] = 1 / 8
+    assert float(x.double().norm()) > 1 + 100 * SLACK
+    with pytest.raises(ValueError, match=r"norm at most 1|ball of radius 1"):
+        make(d).users(x)
+    assert len(make(d).users(x / x.double().norm()))
+
+
+def test_error_is_predicted_without_a_graph(kde):
+    x, y = unit(8), unit(3, seed=2)
+    plain = kde.predicted_mse(x, y).total, kernel_means(GaussianFourier(D), x, y)
+    x.requires_grad_(), y.requires_grad_()
+    for a, b in zip(plain, (kde.predicted_mse(x, y).total, kernel_means(GaussianFourier(D), x, y)), strict=True):
+        assert not b.requires_grad
+        torch.testing.assert_close(a, b)
+    family = GaussianFourier(D)
+    assert not expected_mse(family, 3, kde.protocol, x, y).total.requires_grad
+
+
+@pytest.mark.parametrize("family", [GaussianFourier(D), InnerProduct(D), LaplacianSigns(D), Exponential(D)])
+def test_kernels_take_two_dtypes(family):
+    x, y = unit(4), unit(3, seed=2)
+    mixed = family.kernel(x.float(), y)
+    assert mixed.dtype == torch.float64
+    torch.testing.assert_close(mixed, family.kernel(x, y), rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_objects_are_named(kde):
+    x, features = unit(8), kde.features
+    for call, match in [
+        (
+            lambda: calibrated_classes(features, PoissonSum, [3, 4], 1.0, 1e-5),
+            "counts must be a torch.Tensor, not list",
+        ),
+        (lambda: calibrated_kde(GaussianFourier(D), PoissonSum, 8, 1.0, 1e-5), "features must be a Features"),
+        (lambda: calibrated_kde(features, PoissonSum(8, 3.0), 8, 1.0, 1e-5), "kind must be a class"),
+        (lambda: ShuffledClasses((kde,), response=3), "response must be a RandomizedResponse"),
+        (lambda: ShuffledClasses((kde, 3)), "kdes must hold"),
+        (lambda: kernel_means(features, x, x), "family must be a Family"),
+        (lambda: expected_mse(GaussianFourier(D), 3, 3.0, x, x), "protocol must be a BitSum"),
+        (lambda: classify(kde, x), "densities must be a Density"),
+        (lambda: nearest_centre(None, x), "densities must be a Density"),
+        (lambda: decode(kde, x, 2), "densities must be a Density"),
+    ]:
+        with pytest.raises(TypeError, match=match):
+            call()
+    for counts in (torch.tensor(3), torch.tensor([], dtype=torch.int64)):
+        with pytest.raises(ValueError, match="counts must have shape"):
+            calibrated_classes(features, PoissonSum, counts, 1.0, 1e-5)
+    with pytest.raises(ValueError, match="epsilon must be at most 700"):
+        calibrated_kde(features, PoissonSum, 8, 1e30, 1e-5)

@@ -1,0 +1,127 @@
+"""Public features and private noise come from sources of two types: what is published predicts no noise."""
+
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import torchdp.density
+import torchdp.shuffle
+from torchdp.density import LaplacianSigns, ShuffledKDE
+from torchdp.noise import Noise, SeededNoise
+from torchdp.shuffle import PoissonSum
+
+N, SUMS = 500, 64
+README = Path(__file__).parents[2] / "README.md"
+
+
+def untempered(words):
+    """Mersenne Twister's state words from its outputs, uint32."""
+    x = words.astype(np.uint64)
+    x ^= x >> np.uint64(18)
+    x ^= (x << np.uint64(15)) & np.uint64(0xEFC60000)
+    y = x.copy()
+    for _ in range(4):  # seven more bits are right each time
+        y = x ^ ((y << np.uint64(7)) & np.uint64(0x9D2C5680))
+    z = y.copy()
+    for _ in range(2):
+        z = y ^ (z >> np.uint64(11))
+    return z & np.uint64(0xFFFFFFFF)
+
+
+def recovered(features):
+    """A generator in the state that drew these public features, from nothing but their last 312 keys."""
+    keys = features.grid.keys.flatten()[-312:].numpy().view(np.uint64)
+    outputs = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], 1).flatten()
+    generator = torch.Generator()
+    state = generator.get_state().numpy()
+    state[8:12].view(np.int32)[0] = 1  # the next draw starts a new round of 624
+    state[24 : 24 + 8 * 624].view(np.uint64)[:] = untempered(outputs)
+    generator.set_state(torch.from_numpy(state))
+    return generator
+
+
+def stolen(kde, released, generator):
+    """Which exact counts come out where the noise is what this generator draws next."""
+    noise = kde.protocol.sample_sum(torch.zeros(SUMS, dtype=torch.int64), generator=generator)
+    return (released.sums / kde.features.bound + N) / 2 - noise
+
+
+@pytest.fixture(scope="module")
+def public():
+    x = torch.randn(N, 8, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(2)
+    features = LaplacianSigns(8).draw(SUMS, generator=generator)
+    return x, ShuffledKDE(features, PoissonSum(N, 4000.0), 1e-6, epsilon=4.0), generator
+
+
+def test_the_attack_recovers_every_count_where_one_generator_draws_both(public):
+    x, kde, generator = public
+    released = kde.sample(x, generator=generator)  # the law of a release, in the place of one: never for real data
+    exact = kde.features.ones(x, generator=torch.Generator())
+    assert torch.equal(stolen(kde, released, recovered(kde.features)).round().long(), exact)
+
+
+def test_guarantee_the_attack_on_public_features_learns_nothing_of_collected_noise(public):
+    x, kde, _ = public
+    released = kde.collect(x)
+    exact = kde.features.ones(x, generator=torch.Generator()).double()
+    off = stolen(kde, released, recovered(kde.features)) - exact
+    assert int((off.abs() < 0.5).sum()) < 8  # each by chance, once in 200
+    assert 0.5 < float(off.square().mean()) / (2 * kde.protocol.mean) < 1.7  # two independent noises
+
+
+def test_guarantee_the_readme_s_own_release_is_not_predicted_by_its_generator():
+    """The strongest adversary: it holds the very generator that drew the data and the features."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (example,) = (block for block in blocks if "density.GaussianOrthogonal" in block)
+    wanted = "released = kde.collect(vectors)"
+    assert wanted in example
+    before, line, _ = example.partition(wanted)
+    names = {}
+    exec(before + line, names)
+    kde, vectors, released = names["kde"], names["vectors"], names["released"]
+    old = torch.Generator().set_state(names["generator"].get_state())
+    law = kde.sample(vectors, generator=old).sums
+    assert not torch.isclose(law, released.sums, atol=0.5, rtol=0).all()
+    noise = law - released.sums  # rounding and noise of two releases, independent
+    variance = float(kde.sample(vectors, generator=old, sample_shape=(50,)).sums.var(0).mean())
+    assert 0.6 < float(noise.square().mean()) / (2 * variance) < 1.5
+    again = torch.Generator().set_state(names["generator"].get_state())
+    assert torch.equal(kde.sample(vectors, generator=again).sums, law)  # and one generator would repeat it all
+
+
+def test_guarantee_one_source_for_both_is_a_type_error(public):
+    x, kde, generator = public
+    with pytest.raises(TypeError, match="noise must be"):
+        kde.collect(x, noise=generator)
+    for noise in (Noise(), SeededNoise(1)):
+        with pytest.raises(TypeError, match="generator must be"):
+            LaplacianSigns(8).draw(SUMS, generator=noise)
+        with pytest.raises(TypeError, match="generator must be"):
+            kde.sample(x, generator=noise)
+    with pytest.raises(TypeError, match="generator"):
+        kde.collect(x, generator=generator)
+
+
+PRIVATE, LAW = {"bits", "collect", "randomize"}, {"draw", "ones", "sample", "sample_sum"}
+
+
+@pytest.mark.parametrize("room", [torchdp.shuffle, torchdp.density], ids=lambda room: room.__name__)
+def test_every_verb_names_its_source(room):
+    found = set()
+    for name in room.__all__:
+        members = vars(getattr(room, name)) if inspect.isclass(getattr(room, name)) else {}
+        for verb, member in members.items():
+            if inspect.isfunction(member) and not verb.startswith("_"):
+                sources = {"noise", "generator"} & set(inspect.signature(member).parameters)
+                if verb in PRIVATE:
+                    assert sources == {"noise"}, (name, verb)
+                    assert inspect.signature(member).parameters["noise"].default is None
+                else:
+                    assert sources == ({"generator"} if verb in LAW else set()), (name, verb)
+                found |= {verb} if sources else set()
+    assert "collect" in found and found & LAW

@@ -1,0 +1,258 @@
+"""Small random instances judged by code that shares nothing with the library: semidefinite programs and long doubles.
+
+Truth lies between ``below`` and ``above``: the weights and the factors of a semidefinite program's solution, evaluated
+in long double with what they miss charged. Every certificate must reach over both, and equal its own formula in long
+double; the largest ratio of claim to truth is 1 + 1e-9.
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+
+from torchdp.factorization import (
+    approximate,
+    certificate,
+    certify,
+    epochs,
+    epochs_certificate,
+    factorize,
+    factorize_epochs,
+    gamma2_dual,
+)
+
+cp = pytest.importorskip("cvxpy")
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+ROOM = 1 + 1e-9
+LONG = np.longdouble
+
+
+def instances():
+    """Random matrices of every kind that has broken a bound: dense, ties and zeros, scales, deficient, repeated."""
+    for seed, (m, n) in enumerate([(3, 3), (4, 5), (5, 3)]):
+        generator = np.random.default_rng(seed)
+        W = generator.normal(size=(m, n))
+        yield W
+        yield generator.integers(-1, 2, size=(m, n)) + 0.0
+        yield W * np.logspace(-3, 1, m)[:, None]
+        yield np.concatenate([W[:, :1], W[:, :1], W[:, 2:]], 1) - 5
+
+
+INSTANCES = list(instances())
+
+
+def lp(values, p):
+    top = np.abs(values).max()
+    if p == math.inf or top == 0:
+        return top
+    return top * ((np.abs(values) / top) ** LONG(p)).sum() ** (1 / LONG(p))
+
+
+def singular_values(M):
+    """By one-sided Jacobi rotations, in long double."""
+    M = np.array(M if M.shape[0] >= M.shape[1] else M.T, dtype=LONG)
+    for _ in range(60):
+        off = LONG(0)
+        for i in range(M.shape[1]):
+            for j in range(i + 1, M.shape[1]):
+                a, b, c = M[:, i] @ M[:, i], M[:, j] @ M[:, j], M[:, i] @ M[:, j]
+                if abs(c) <= 1e-20 * np.sqrt(a * b) or c == 0:
+                    continue
+                off = max(off, abs(c) / np.sqrt(a * b))
+                z = (b - a) / (2 * c)
+                t = (1 if z >= 0 else -1) / (abs(z) + np.sqrt(1 + z * z))
+                cosine = 1 / np.sqrt(1 + t * t)
+                M[:, i], M[:, j] = cosine * (M[:, i] - t * M[:, j]), cosine * (t * M[:, i] + M[:, j])
+        if off < 1e-17:
+            break
+    return np.sqrt((M * M).sum(0))
+
+
+def upper(W, left, right, p, v=None):
+    """What factors of W - v 1^T cost, what they miss charged."""
+    W, left, right = (np.asarray(x, dtype=LONG) for x in (W, left, right))
+    missing = W - left @ right - (0 if v is None else np.asarray(v, dtype=LONG)[:, None])
+    rows, others = (np.sqrt((x * x).sum(1)) for x in (left, missing))
+    return lp(rows, p) * np.sqrt((right * right).sum(0)).max() + lp(others, p)
+
+
+def lower(W, c, P, p, shift):
+    """What weights of rows and columns prove."""
+    W, c, P = (np.asarray(x, dtype=LONG) for x in (W, c, P))
+    c, P = c / lp(c, {2: math.inf, math.inf: 1}.get(p) or p / (p - 2)), P / P.sum()
+    centred = W - (W @ P)[:, None] if shift else W
+    return singular_values(np.sqrt(c)[:, None] * centred * np.sqrt(P)).sum()
+
+
+@lru_cache
+def program(m, n, p, shift, alpha):
+    """min ||a||_{p/2}, the squared error, over [[A, X], [X^T, B]] >= 0, diag A <= a, diag B <= 1."""
+    W, Z, a, v = cp.Parameter((m, n)), cp.Variable((m + n, m + n), PSD=True), cp.Variable(m), cp.Variable(m)
+    rows, columns = cp.diag(Z)[:m] <= a, cp.diag(Z)[m:] <= 1
+    X = Z[:m, m:] + (cp.reshape(v, (m, 1), order="C") @ np.ones((1, n)) if shift else 0)
+    entries = cp.abs(X - W) <= alpha if alpha else X == W
+    problem = cp.Problem(cp.Minimize(cp.norm(a, p / 2 if p < math.inf else "inf")), [rows, columns, entries])
+    return problem, W, Z, v, rows, columns
+
+
+@lru_cache
+def truth(index, p, shift, alpha=0.0):
+    """(below, above) for the instance."""
+    W = INSTANCES[index]
+    problem, parameter, Z, v, rows, columns = program(*W.shape, p, shift, alpha)
+    size, m = np.abs(W).max(), len(W)
+    parameter.value = W / size
+    problem.solve(solver=cp.CLARABEL)
+    values, vectors = np.linalg.eigh(Z.value)
+    root = vectors * np.sqrt(values.clip(0))
+    target, offset = W / size, v.value if shift else None
+    if alpha:  # the program's own matrix, moved within alpha
+        X = root[:m] @ root[m:].T
+        target = W / size + np.clip(X - W / size, -alpha, alpha)
+    above = size * upper(target, root[:m], root[m:].T, p, offset)
+    weights = rows.dual_value.clip(0), columns.dual_value.clip(0)
+    below = None if alpha else size * lower(W / size, *weights, p, shift)
+    return below, above
+
+
+def judge(index, p, shift):
+    """AssertionError unless the certificate of the instance is true, its own formula, and tight."""
+    W = INSTANCES[index]
+    found = factorize(torch.from_numpy(W), p, shift, tol=1e-6)
+    below, above = truth(index, p, shift)
+    claimed = found.certificate
+    assert claimed.lower <= above * ROOM and below <= claimed.upper * ROOM
+    assert claimed.upper <= above * (1 + 2e-6) and claimed.lower >= below * (1 - 2e-6)
+    v = None if found.shift is None else found.shift.numpy()
+    slack = 1e-13 * np.abs(W).max()
+    again = upper(W, found.left.numpy(), found.right.numpy(), p, v)
+    assert abs(again - claimed.upper) <= 1e-12 * again + slack
+    proved = lower(W, found.row_weights.numpy(), found.column_weights.numpy(), p, shift)
+    assert abs(proved - claimed.lower) <= 1e-12 * proved + slack
+    return max(float(claimed.lower / above), float(below / claimed.upper))
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("p", [2, 3, math.inf])
+def test_guarantee_no_certificate_of_a_factorization_is_false(p, shift):
+    for index in range(len(INSTANCES)):
+        assert judge(index, p, shift) <= ROOM
+
+
+def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
+    for index, W in enumerate(INSTANCES):
+        generator = np.random.default_rng(index)
+        (m, n), p = W.shape, (2, 3, math.inf)[index % 3]
+        for shift in (False, True):
+            below, above = truth(index, p, shift)
+            c, P, v = generator.random(m), generator.random(n), generator.normal(size=m) if shift else None
+            left, right = generator.normal(size=(m, 2)), generator.normal(size=(2, n))
+            tensors = [torch.from_numpy(x) for x in (W, left, right, c, P)]
+            found = certify(*tensors, p=p, shift=None if v is None else torch.from_numpy(v))
+            assert found.lower <= above * ROOM and below <= found.upper * ROOM
+            assert float(found.upper) == pytest.approx(float(upper(W, left, right, p, v)), rel=1e-12)
+            assert float(found.lower) == pytest.approx(float(lower(W, c, P, p, shift)), rel=1e-11, abs=1e-12)
+
+
+def test_guarantee_approximate_and_dual_bounds_hold():
+    for index, W in enumerate(INSTANCES):
+        alpha = (0.1, 0.4)[index % 2]
+        found = approximate(torch.from_numpy(W), alpha * np.abs(W).max())
+        _, above = truth(index, math.inf, False, alpha)
+        assert found.certificate.lower <= above * ROOM <= found.certificate.upper * (1 + 1e-6)
+        dual = gamma2_dual(torch.from_numpy(W), tol=1e-6)
+        c, P, unit = (np.asarray(x, dtype=LONG) for x in (dual.row_weights, dual.column_weights, W))
+        needed = singular_values(
+            unit[:, P > 1e-14] / np.sqrt(c / c.sum())[:, None] / np.sqrt(P[P > 1e-14] / P.sum())
+        )
+        assert float(dual.upper) == pytest.approx(float(needed.max()), rel=1e-11)
+        for other, X in enumerate(INSTANCES):  # <X, U> <= gamma_2(X) gamma_2*(U)
+            if X.shape == W.shape:
+                assert (X * W).sum() <= truth(other, math.inf, False)[1] * float(dual.upper) * ROOM
+        moved = np.asarray(dual.left @ dual.right.mT, dtype=LONG)
+        assert float(dual.lower) <= float((moved * W).sum()) * ROOM
+
+
+def largest_move(right, period):
+    """What one user's gradients move at most: of each class by block ascent over unit vectors, from random starts."""
+    generator, best = np.random.default_rng(0), 0.0
+    for i in range(min(period, right.shape[1])):
+        R = np.asarray(right[:, i::period], dtype=LONG)
+        for _ in range(4):
+            u = generator.normal(size=(R.shape[1], R.shape[1])).astype(LONG)
+            for _ in range(60):
+                for s in range(len(u)):
+                    u[s] /= np.sqrt(u[s] @ u[s])
+                    toward = R[:, s] @ (R @ u - np.outer(R[:, s], u[s]))
+                    u[s] = toward if toward @ toward > 0 else u[s]
+            u /= np.sqrt((u * u).sum(1, keepdims=True))
+            best = max(best, float(np.sqrt(((R @ u) ** 2).sum())))
+    return best
+
+
+def epochs_judge(index, period, p):
+    W = INSTANCES[index]
+    n = W.shape[1]
+    found = factorize_epochs(torch.from_numpy(W), period, p)
+    claimed, right, left = found.certificate, found.right.numpy(), found.left.numpy()
+    rows = lp(np.sqrt((left.astype(LONG) ** 2).sum(1)), p)
+    reached = largest_move(right, period)
+    promised = float(claimed.upper / rows)
+    assert 1 - 1e-6 <= reached / promised <= ROOM
+    X, y = cp.Variable((n, n), PSD=True), cp.Variable(n)
+    own = [np.eye(n)[:, i::period] for i in range(min(period, n))]
+    bounded = [cp.sum(E.T @ y) <= 1 for E in own] + [cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own]
+    errors = [cp.matrix_frac(row, X) for row in W / np.abs(W).max()]
+    value = cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)
+    exact = math.sqrt(cp.Problem(cp.Minimize(value), bounded).solve(solver=cp.CLARABEL)) * np.abs(W).max()
+    assert claimed.lower <= exact * (1 + 1e-6) and exact <= claimed.upper * (1 + 1e-6)
+    return reached / promised
+
+
+@pytest.mark.parametrize("p", [2, math.inf])
+def test_guarantee_no_user_of_several_epochs_moves_more_than_promised(p):
+    for index in range(1, len(INSTANCES)):
+        assert epochs_judge(index, 1 + index % 3, p) <= ROOM
+
+
+FAULTS = {
+    "trace norms a millionth too large": (torch.linalg, "svdvals", 1 + 1e-6),
+    "row norms a millionth too small": (certificate, "row_norm", 1 - 1e-6),
+    "what is missing a fraction too dear": (certificate, "row_norm", 1 + 1e-9),
+    "a factor of two": (torch.linalg, "svdvals", 2.0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_of_the_evaluator_is_caught(fault, monkeypatch):
+    """Negative control: each fault is seen at every p, with and without a shift."""
+    module, name, factor = FAULTS[fault]
+    right = getattr(module, name)
+    for p, shift in (2, True), (3, False), (math.inf, True):
+        judge(1, p, shift)
+        with monkeypatch.context() as planted:
+            planted.setattr(module, name, lambda *args: factor * right(*args))
+            with pytest.raises((AssertionError, ArithmeticError, RuntimeWarning)):
+                judge(1, p, shift)
+
+
+def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
+    """Negative controls: the wrong norm of the weights, a lower bound that is not centred, one column a class."""
+    right = certificate.scaled_weights
+
+    def too_light(name, weights, order):
+        return right(name, weights, math.inf if order > 1 else order)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(certificate, "scaled_weights", too_light)
+        with pytest.raises((AssertionError, ArithmeticError, RuntimeWarning)):
+            judge(1, 3, False)
+    W, truths = INSTANCES[3], truth(3, 2, True)
+    assert lower(W, np.ones(3), np.ones(3), 2, False) > truths[1] * 1.5
+    epochs_judge(1, 1, 2)
+    for module in (epochs, epochs_certificate):
+        monkeypatch.setattr(module, "sensitivity", lambda right, period: right.norm(dim=0).max())
+    with pytest.raises((AssertionError, ArithmeticError, RuntimeWarning)):
+        epochs_judge(1, 1, 2)

@@ -1,0 +1,35 @@
+"""Bad input gets a clear error: every public way in, each argument in turn."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"fuzz_{name}", HERE / f"{name}.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+harness, recipes = load("harness"), load("recipes")
+CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lines]
+
+
+@pytest.mark.parametrize(
+    "recipe", [recipe for _, recipe in CALLS], ids=[f"{r}-{i}" for i, (r, _) in enumerate(CALLS)]
+)
+def test_bad_input_gets_a_clear_error(recipe):
+    found, made = harness.faults(recipe, recipes.names)
+    assert made or "()" in recipe
+    assert not found, "\n".join(found)
+
+
+def test_raw_errors_and_silent_nans_are_seen():
+    raw = {"first": lambda x: x.shape[0] + 1, "root": lambda x: x.sqrt(), "W": recipes.names()["W"]}
+    assert len(harness.faults("first(W)", lambda: raw)[0]) >= 5
+    assert any("NaN" in fault for fault in harness.faults("root(W.abs())", lambda: raw)[0])

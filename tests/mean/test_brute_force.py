@@ -1,0 +1,248 @@
+"""Central mechanisms as black boxes: what two neighbours' releases tell apart, against what is claimed.
+
+The means and the noise's root are read off releases whose draws are all 0 but one; of the mechanism nothing else is
+used. The delta of two Gaussians that far apart is the textbook's, solved for epsilon.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from torchdp.factorization import factorize
+from torchdp.mean import (
+    Box,
+    FiniteSet,
+    GaussianMean,
+    GaussianMoments,
+    Polytope,
+    concentrated_mean,
+    difference_shape,
+    gaussian_mean,
+    gaussian_moments,
+    lp_ball,
+    noise_shape,
+    pure_lower_bound,
+    round_shape,
+)
+from torchdp.noise import SeededNoise
+from torchdp.queries import CentralFactorization, FactoredQueries, factored, identity, plain
+
+SHAPES = (noise_shape, difference_shape, round_shape)
+
+
+class Probe(SeededNoise):
+    """Normals that are all 0 but number ``place`` of them, which is 1."""
+
+    def __init__(self, place=-1):
+        super().__init__(0)
+        self.place, self.used = place, 0
+
+    def normal(self, shape, dtype=torch.float64):
+        numbers = torch.zeros(math.prod(shape), dtype=dtype)
+        if 0 <= self.place - self.used < len(numbers):
+            numbers[self.place - self.used] = 1
+        self.used += len(numbers)
+        return numbers.view(shape)
+
+
+def furthest(release, data_sets):
+    """How many deviations of the noise two of these data sets' releases are apart at most; inf where noise is missing.
+
+    release(data, noise) must be Gaussian with a covariance that is the same for all data.
+    """
+    probe = Probe()
+    means = [release(data_sets[0], probe).flatten(), *(release(data, Probe()).flatten() for data in data_sets[1:])]
+    root = torch.stack([release(data_sets[0], Probe(i)).flatten() - means[0] for i in range(probe.used)], 1)
+    inverse, most = torch.linalg.pinv(root, rtol=1e-9), 0.0
+    for one, other in itertools.combinations(means, 2):
+        u = inverse @ (one - other)
+        missed = float((one - other - root @ u).norm())
+        most = max(most, float(u.norm()) if missed <= 1e-8 * float((one - other).norm()) + 1e-13 else math.inf)
+    return most
+
+
+def true_epsilon(apart, delta):
+    """The epsilon at which two Gaussians so many deviations apart have this delta; 0 where none is needed."""
+
+    def beyond(epsilon):
+        log_first, log_second = (float(log_ndtr(s * apart / 2 - epsilon / apart)) for s in (1, -1))
+        return (
+            math.log(-math.expm1(min(0.0, epsilon + log_second - log_first)) or 1e-300)
+            + log_first
+            - math.log(delta)
+        )
+
+    if apart == math.inf:
+        return math.inf
+    return (
+        0.0
+        if apart == 0 or beyond(0.0) <= 0
+        else brentq(beyond, 0.0, apart * (apart + 40), xtol=1e-15, rtol=1e-14)
+    )
+
+
+def neighbours(points):
+    """Data sets of three users of which one changes over all points."""
+    return [torch.stack([point, points[0], points[-1]]) for point in points]
+
+
+def mean_instance(seed):
+    """A mechanism for a random domain, and points among which its two furthest are."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integer(low, high):
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    d, kind = integer(1, 4), seed % 5
+    points = torch.randn(integer(2, 8), d, dtype=torch.float64, generator=generator) * 10.0 ** integer(-3, 4)
+    points[:, 0] += integer(0, 100)
+    domain = [FiniteSet, Polytope, FiniteSet, lambda x: Box(x.amin(0), x.amax(0)), lambda x: lp_ball(d, 2.0, 3.0)][
+        kind
+    ]
+    if kind == 2:
+        points = torch.cat([points, 2 * points.mean(0) - points])
+    domain = domain(points)
+    if kind == 3:
+        points = torch.cartesian_prod(*torch.stack([domain.low, domain.high], 1)).reshape(-1, d)
+    if kind == 4:
+        points = torch.cat([3 * torch.eye(d).double(), -3 * torch.eye(d).double()])
+    shape = SHAPES[seed % 3](domain, (2.0, math.inf)[seed % 2])
+    epsilon = float(torch.rand(1, generator=generator)) * 3 + 0.01
+    if seed % 4 == 0:
+        return concentrated_mean(domain, shape, epsilon / 4, 1e-5), points
+    return gaussian_mean(domain, shape, epsilon, 10.0 ** -integer(1, 9)), points
+
+
+def mean_release(mechanism):
+    return lambda x, noise: mechanism.estimate(x, noise=noise).value
+
+
+def moments_release(mechanism):
+    return lambda x, noise: mechanism.estimate(x, noise=noise)
+
+
+def ratio(mechanism, release, data_sets):
+    """True epsilon over the claimed one, and whether the claim is said to be exact."""
+    claim = mechanism.guarantee
+    return true_epsilon(furthest(release, data_sets), claim.delta) / claim.epsilon, claim.exact
+
+
+def test_guarantee_means_of_every_neighbour_are_no_further_apart_than_claimed():
+    exact = 0
+    for seed in range(60):
+        mechanism, points = mean_instance(seed)
+        found, said = ratio(mechanism, mean_release(mechanism), neighbours(points))
+        assert found <= 1 + 1e-9, seed
+        assert found >= 1 - 1e-5 or not said, seed
+        exact += said
+    assert exact >= 20
+
+
+def test_guarantee_moments_of_every_neighbour_are_no_further_apart_than_claimed():
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        points = torch.randn(6, 2, dtype=torch.float64, generator=generator)
+        domain = Polytope(torch.cat([points, -points]))
+        mechanism = gaussian_moments(domain, noise_shape(domain, 2.0, shift=False), 1 + seed % 4, 0.7, 1e-5)
+        found, said = ratio(mechanism, moments_release(mechanism), neighbours(domain.points))
+        assert 0.1 < found <= 1 + 1e-9 and not said
+
+
+def query_instance(seed):
+    generator = torch.Generator().manual_seed(seed)
+    m, k = (int(torch.randint(1, 6, (1,), generator=generator)) for _ in range(2))
+    W = torch.randn(m, k + 1, dtype=torch.float64, generator=generator)
+    if seed % 5 == 4:  # right has rows that left does not show
+        hidden = torch.randn(2, k + 1, dtype=torch.float64, generator=generator)
+        left = torch.cat([torch.eye(m).double(), torch.zeros(m, 2).double()], 1)
+        q = FactoredQueries(W, left, torch.cat([W, hidden]), torch.zeros(m))
+    else:
+        q = [lambda: factored(W, factorize(W, shift=True)), lambda: factored(W, factorize(W, 2.0)),
+             lambda: identity(W), lambda: plain(W)][seed % 5]()  # fmt: skip
+    return CentralFactorization(q, float(torch.rand(1, generator=generator)) * 4 + 0.01, 10.0 ** -(1 + seed % 8))
+
+
+def query_release(mechanism):
+    return lambda types, noise: mechanism.answer(types, noise=noise).value
+
+
+def test_guarantee_answers_of_every_neighbour_are_no_further_apart_than_claimed():
+    exact = 0
+    for seed in range(60):
+        mechanism = query_instance(seed)
+        data_sets = [torch.tensor([x, 0, 1]) for x in range(mechanism.workload.shape[1])]
+        found, said = ratio(mechanism, query_release(mechanism), data_sets)
+        assert found <= 1 + 1e-9, seed
+        assert found >= 1 - 1e-6 or not said, seed
+        exact += said
+    assert exact >= 25
+    constant = CentralFactorization(plain(torch.ones(2, 3)), 1.0, 1e-6)
+    assert not constant.guarantee.exact
+
+
+class HalfNoise(GaussianMean):
+    def _noise(self, shape, draws):
+        return super()._noise(shape, draws) / 2
+
+
+class HalfSigma(CentralFactorization):
+    @property
+    def sigma(self):
+        return CentralFactorization.sigma.func(self) / 2
+
+
+class MissingRoot(GaussianMoments):
+    @property
+    def sensitivity(self):
+        return super().sensitivity / 2
+
+
+def test_half_the_noise_is_caught():
+    """Negative control of the three tests above."""
+    mechanism, points = mean_instance(1)
+    fault = HalfNoise(mechanism.domain, mechanism.shape, mechanism.multiplier, mechanism.delta)
+    assert ratio(fault, mean_release(fault), neighbours(points))[0] > 1.3
+    mechanism = query_instance(0)
+    fault = HalfSigma(mechanism.queries, mechanism.epsilon, mechanism.delta)
+    data_sets = [torch.tensor([x, 0, 1]) for x in range(fault.workload.shape[1])]
+    assert ratio(fault, query_release(fault), data_sets)[0] > 1.3
+    points = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    domain = FiniteSet(points)
+    fault = MissingRoot(domain, noise_shape(domain, 2.0), 1, 1.0, 1e-5)
+    assert ratio(fault, moments_release(fault), neighbours(domain.points))[0] > 1.3
+
+
+def least_error(channel, values, x):
+    """The least deviation at x of an unbiased estimate of ``values`` (k,) from the channel's (k, m) messages."""
+    weighted = channel / channel[x]
+    phi = weighted.mT @ torch.linalg.solve(weighted @ channel.mT, values)
+    return math.sqrt(float(channel[x] @ phi.square() - values[x] ** 2))
+
+
+def test_guarantee_no_private_channel_is_better_than_the_pure_bound_and_randomized_response_attains_it():
+    most = 0.0
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        k, m = (int(v) for v in torch.randint(2, 7, (2,), generator=generator))
+        epsilon = float(torch.rand(1, generator=generator)) * 4 + 0.01
+        m = max(m, k)
+        levels = torch.randint(2, (k, m), generator=generator).double() * epsilon
+        channel = levels.exp() * torch.rand(m, dtype=torch.float64, generator=generator)
+        channel = channel / channel.sum(1, keepdim=True)
+        loss = float((channel[:, None] / channel[None]).log().max())
+        if loss < 1e-3 or float(torch.linalg.svdvals(channel)[-1]) < 1e-4:
+            continue
+        values = torch.randn(k, dtype=torch.float64, generator=generator)
+        for x in range(k):
+            reach = float((values - values[x]).abs().max())
+            most = max(most, pure_lower_bound(reach, 1, loss) / least_error(channel, values, x))
+    assert most <= 1 + 1e-9
+    for epsilon in (0.1, 1.0, 5.0):
+        response = torch.tensor([[math.exp(epsilon), 1.0], [1.0, math.exp(epsilon)]], dtype=torch.float64)
+        response = response / response.sum(1, keepdim=True)
+        attained = pure_lower_bound(1.0, 1, epsilon) / least_error(response, torch.tensor([0.0, 1.0]).double(), 0)
+        assert attained == pytest.approx(1, rel=1e-9)  # twice the bound would be above it

@@ -1,0 +1,208 @@
+"""Chances as they are drawn, in rational arithmetic of its own: no channel spends more than it says."""
+
+import itertools
+import math
+import sys
+from decimal import Context, Decimal
+from fractions import Fraction
+
+import pytest
+import torch
+
+from torchdp.randomizers import (
+    HadamardResponse,
+    LearnedStrategy,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+    chances,
+)
+from torchdp.randomness import keyed_generator
+
+EXACT = Context(prec=80, Emax=10**6, Emin=-(10**6))
+TOTAL = 2**63
+
+
+def power(epsilon):
+    """e^epsilon to 80 digits."""
+    return Fraction(Decimal(epsilon).exp(EXACT))
+
+
+def response(k, epsilon):
+    e = math.exp(epsilon)
+    return (torch.ones(k, k, dtype=torch.float64) + (e - 1) * torch.eye(k).double()) / (e + k - 1)
+
+
+def table(k, rows, seed, spread=1.0):
+    Q = (spread * torch.randn(rows, k, dtype=torch.float64, generator=keyed_generator(b"%d" % seed))).exp()
+    return Q / Q.sum(0)
+
+
+def faint(weight):
+    """An output of this chance, half or three halves of it."""
+    Q = torch.tensor([[0.3, 0.5], [0.7, 0.5]], dtype=torch.float64)
+    return torch.cat([Q * (1 - weight * torch.tensor([0.5, 1.5])), weight * torch.tensor([[0.5, 1.5]])]).double()
+
+
+def pair(epsilon):
+    q = math.exp(-epsilon)
+    return torch.tensor([[1 - q, q], [q, 1 - q]], dtype=torch.float64)
+
+
+TABLES = {
+    "random": table(5, 9, 1),
+    "wide": table(4, 33, 2, 4.0),
+    "many types": table(40, 3, 3, 0.1),
+    "response 64, 30": response(64, 30),
+    "response 8, 36": response(8, 36),
+    "response 2, 40": pair(40.0),
+    "faint 1e-12": faint(1e-12),
+    "faint 1e-14": faint(1e-14),
+    "faint 1e-25": faint(1e-25),
+    "response 100, 1e-3": response(100, 1e-3),
+    "learned": LearnedStrategy(StrategyMatrix(response(6, 12.0)), 13.0)().detach(),
+}
+
+
+def spent(columns):
+    """The largest ratio within an output of columns of integers; infinite where an output is missing from some."""
+    rows = list(zip(*columns, strict=True))
+    if any(min(row) == 0 < max(row) for row in rows):
+        return math.inf
+    return max(Fraction(max(row), min(row)) for row in rows if max(row))
+
+
+def kept(columns, epsilon, total=TOTAL):
+    """Whether these integers are a channel that spends at most epsilon."""
+    return all(sum(column) == total for column in columns) and spent(columns) <= power(epsilon)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_guarantee_tables_spend_no_more_than_they_say_and_than_the_matrix(name):
+    Q = TABLES[name]
+    strategy = StrategyMatrix(Q)
+    columns = strategy.table.mT.tolist()
+    assert kept(columns, strategy.epsilon)
+    assert spent(columns) > power(strategy.epsilon * (1 - 1e-12) - 1e-15)  # it says no more than is spent, either
+    rescaled = (Q / Q.sum(0)).tolist()
+    assert spent(columns) <= max(Fraction(max(row)) / Fraction(min(row)) for row in rescaled)
+    assert strategy.guarantee.epsilon == strategy.epsilon
+    exact = [[Fraction(n, TOTAL) for n in column] for column in columns]
+    assert all(
+        float(a) == b
+        for c, d in zip(exact, strategy.matrix.mT.tolist(), strict=True)
+        for a, b in zip(c, d, strict=True)
+    )
+    moved = (strategy.matrix / (Q / Q.sum(0)) - 1).abs().amax()
+    assert float(moved) <= 1e-11 + 2.0**-62 / float(Q.min())
+
+
+def test_what_the_tables_cost():
+    """Epsilon as it was claimed of real numbers, and as it is drawn."""
+    found = {name: StrategyMatrix(TABLES[name]).epsilon for name in TABLES}
+    assert 30 - 1e-6 < found["response 64, 30"] < 30 and 36 - 1e-3 < found["response 8, 36"] < 36
+    assert 39.97 < found["response 2, 40"] < 40
+
+
+@pytest.mark.parametrize("name", ["random", "wide", "response 2, 40", "faint 1e-14"])
+def test_the_sampler_gives_each_output_its_integers(planted, name):
+    """The first and the last number of each output, and the numbers beside them."""
+    strategy = StrategyMatrix(TABLES[name])
+    for x in range(strategy.k):
+        ends = list(itertools.accumulate(strategy.table[:, x].tolist()))
+        numbers = [0, *(number for end in ends for number in (end - 1, end) if number < TOTAL), TOTAL - 1]
+        wanted = [next(y for y, end in enumerate(ends) if number < end) for number in numbers]
+        drawn = strategy.messages(torch.full((len(numbers),), x), planted(integers=torch.tensor(numbers)))
+        assert drawn.tolist() == wanted
+
+
+def test_planted_faults_are_seen():
+    """A factor 2, a halved chance, sums on 2^-53, an output that one type never sends."""
+    strategy = StrategyMatrix(TABLES["response 64, 30"])
+    columns = strategy.table.mT.tolist()
+    assert kept(columns, strategy.epsilon)
+    low, own = columns[0][1], columns[0][0]
+    assert not kept(columns, strategy.epsilon / 2) and not kept([[own + 1, *columns[0][1:]], *columns[1:]], 31.0)
+    for other in (low - low // 1000, low // 2, 0):  # of one output for one type; the own one makes up for it
+        wrong = [[own + low - other, other, *columns[0][2:]], *columns[1:]]
+        assert sum(wrong[0]) == TOTAL and not kept(wrong, strategy.epsilon)
+    for Q, epsilon in ((response(64, 30), 30.0), (pair(40.0), 40.0), (response(8, 36), 36.0)):
+        sums = torch.cat(
+            [torch.zeros(1, Q.shape[1]).double(), Q.cumsum(0)[:-1], torch.ones(1, Q.shape[1]).double()]
+        )
+        drawn = (sums.double() * 2.0**53).ceil().long().diff(dim=0).mT.tolist()  # what a uniform float64 hits
+        assert all(sum(column) == 2**53 for column in drawn) and not kept(drawn, epsilon, 2**53)
+
+
+UNARY = [OptimizedUnaryEncoding, SymmetricUnaryEncoding]
+KINDS = [RandomizedResponse, HadamardResponse, SubsetSelection, *UNARY]
+
+
+def ratio(oracle):
+    """The largest ratio of a message's chances between two types, from the numbers that its sampler draws with."""
+    k = oracle.k
+    if isinstance(oracle, RandomizedResponse):
+        return Fraction(TOTAL - (k - 1) * oracle._step, oracle._step)
+    if isinstance(oracle, HadamardResponse):  # the K/2 indices of one sign are equally likely
+        return (1 - Fraction(oracle._unlikely)) / Fraction(oracle._unlikely)
+    lost, off = Fraction(oracle.lost), Fraction(oracle.off)
+    if isinstance(oracle, SubsetSelection):
+        w = oracle.subset
+        return (1 - lost) * math.comb(k - 1, w) / (lost * math.comb(k - 1, w - 1))
+    return (1 - lost) * (1 - off) / (lost * off)  # both bits of the two types
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guarantee_oracles_spend_no_more_than_they_say(kind):
+    """From 1e-6 to 700: what is stated is what was asked for, to 1e-9, or what is drawn."""
+    largest = 0.0
+    for epsilon, k in itertools.product(
+        [1e-6, 1e-3, 0.1, 0.5, 1.0, 7.3, 20.0, 36.5, 40.0, 60.0, 700.0], [2, 3, 64, 1000]
+    ):
+        try:
+            oracle = kind(k, epsilon)
+        except ValueError as error:
+            assert "is too small" in str(error) and epsilon < 2 * k * k * 2.0**-43
+            continue
+        said, truth = oracle.guarantee.epsilon, ratio(oracle)
+        assert said <= epsilon and truth <= power(said)
+        largest = max(largest, float(Decimal(truth.numerator) / Decimal(truth.denominator) - 1) / math.expm1(said))
+        assert said > epsilon * (1 - 1e-9) or kind is RandomizedResponse
+    assert 0.99 < largest <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_constant_is_seen_and_stated(monkeypatch, kind):
+    """Twice the ratio: the channel spends log 2 more, or twice that, and the guarantee is measured."""
+    room = sys.modules[kind.__module__]
+    monkeypatch.setattr(room, "exponential", lambda epsilon: 2 * chances.exponential(epsilon))
+    monkeypatch.setattr(room, "told_apart", lambda *_: None)
+    oracle = kind(3, 20.0)
+    assert ratio(oracle) > power(20.6) and ratio(oracle) <= power(oracle.guarantee.epsilon)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epsilon", [1e-15, 1e-300])
+def test_an_epsilon_that_the_chances_can_not_express_is_refused(kind, epsilon):
+    with pytest.raises(ValueError, match=r"epsilon = .* is too small"):
+        kind(4, epsilon)
+
+
+def test_a_million_types():
+    assert 0.0999 < RandomizedResponse(10**6, 0.1).guarantee.epsilon < 0.1
+    assert SubsetSelection(10**6, 12.0).bits == math.ceil(math.log2(math.comb(10**6, 6)))
+    found = SubsetSelection(10**6, 0.1).bits
+    assert 0.99e6 < found < 1e6
+
+
+def test_rounding_of_exponentials_and_logarithms():
+    for epsilon in (1e-300, 1e-9, 0.1, 1.0, 43.0, 700.0):
+        found = chances.exponential(epsilon)
+        assert 1 <= found <= max(1, power(epsilon)) and found >= power(epsilon) * (1 - Fraction(1, 10**55))
+        said = chances.logarithm(found)
+        assert power(said) >= found and (said <= epsilon or epsilon < 1e-50)
+    for chance in (Fraction(1, 3), Fraction(2, 7), Fraction(1, 2**60 + 1), Fraction(1, 4)):
+        found = Fraction(chances.at_least(chance))
+        assert chance <= found <= chance * (1 + Fraction(1, 2**52))

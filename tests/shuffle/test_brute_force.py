@@ -1,0 +1,202 @@
+"""Certified deltas of a few users against everything that the analyst may see, enumerated from what each user sends.
+
+Random instances of every protocol, in plain numpy: the laws of one user's messages are written out from the definitions
+and convolved; nothing of the accounting is used. What is cut off only makes the enumerated truth smaller.
+"""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.signal import convolve2d
+
+from torchdp.shuffle import (
+    CorrelatedSum,
+    NegativeBinomialSum,
+    PoissonSum,
+    PureSum,
+    RandomizedResponseSum,
+    delta_of,
+    rounded_delta_of,
+)
+
+# random instances of each protocol; counts of one kind, and of each of two kinds
+INSTANCES, SIZE, FLAT = 14, 80, 26
+SEED = 20
+
+
+def poisson(mean, size=SIZE):
+    law = [math.exp(-mean)]
+    for k in range(1, size):
+        law.append(law[-1] * mean / k)
+    return np.array(law)
+
+
+def negative_binomial(shape, ratio, size=SIZE):
+    law = [(1 - ratio) ** shape]
+    for k in range(1, size):
+        law.append(law[-1] * ratio * (k - 1 + shape) / k)
+    return np.array(law)
+
+
+def shifted(law, plus, minus=None):
+    moved = np.zeros_like(law)
+    if minus is None:
+        moved[plus:] = law[: len(law) - plus]
+    else:
+        moved[plus:, minus:] = law[: len(law) - plus, : len(law) - minus]
+    return moved
+
+
+def pairs_of_noise(noise, flood):
+    """Z1 + F times "+1" and Z2 + F times "-1"."""
+    both = np.outer(noise, noise)
+    return sum(chance * shifted(both, f, f) for f, chance in enumerate(flood))
+
+
+def response(rng):
+    protocol = RandomizedResponseSum(int(rng.integers(1, 6)), float(rng.uniform(0.02, 0.48)))
+    keep = [1 - protocol.flip, protocol.flip]
+    return protocol, [np.array(keep), np.array(keep[::-1])]
+
+
+def poisson_noise(rng):
+    protocol = PoissonSum(int(rng.integers(1, 5)), float(rng.uniform(0.3, 12)))
+    law = poisson(protocol.mean / protocol.users)
+    return protocol, [law, shifted(law, 1)]
+
+
+def negative_binomial_noise(rng):
+    users, shape, ratio = int(rng.integers(1, 5)), float(rng.uniform(0.3, 6)), float(rng.uniform(0.1, 0.6))
+    law = negative_binomial(shape / users, ratio)
+    return NegativeBinomialSum(users, shape, ratio), [law, shifted(law, 1)]
+
+
+def correlated_noise(rng):
+    users, ratio = int(rng.integers(1, 4)), float(rng.uniform(0.1, 0.5))
+    shape, flood = float(rng.uniform(0.5, 4)), float(rng.uniform(0.1, 0.5))
+    laws = negative_binomial(1 / users, ratio, FLAT), negative_binomial(shape / users, flood, FLAT)
+    law = pairs_of_noise(*laws)
+    return CorrelatedSum(users, ratio, shape, flood), [law, shifted(law, 1, 0)]
+
+
+def pure_noise(rng):
+    epsilon, share, drop = rng.uniform((0.4, 0.2, 0.05), (2.0, 0.6, 0.3)).tolist()
+    protocol = PureSum(int(rng.integers(1, 4)), epsilon, share, drop)
+    noise = negative_binomial(1 / protocol.users, math.exp(-(1 - share) * epsilon), FLAT)
+    tilt, most = share * epsilon, 0
+    while (1 - drop) / sum(math.exp(tilt * f) for f in range(most + 1)) > math.expm1(epsilon) * drop:
+        most += 1
+    chances = np.exp(tilt * np.arange(most + 1))
+    spoken = pairs_of_noise(noise, chances / chances.sum())
+    silent = np.outer(noise, noise)
+    return protocol, [drop * silent + (1 - drop) * shifted(spoken, bit, 0) for bit in (0, 1)]
+
+
+def neighbours(users, laws):
+    """Laws of all messages where one user's bit differs, for every number of ones among the others."""
+    found = []
+    for ones in range(users):
+        pair = []
+        for bit in (0, 1):
+            view = laws[bit]
+            for other in [1] * ones + [0] * (users - 1 - ones):
+                view = np.convolve(view, laws[other]) if view.ndim == 1 else convolve2d(view, laws[other])
+            pair.append(view)
+        size = np.maximum(pair[0].shape, pair[1].shape)
+        pair = [np.pad(v, [(0, s - w) for s, w in zip(size, v.shape, strict=True)]).ravel() for v in pair]
+        found += [tuple(pair), tuple(pair[::-1])]
+    return found
+
+
+def hockey_stick(p, q, epsilon):
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+def worst(pairs, epsilon, instances):
+    """Over others' bits and directions, which may differ from instance to instance."""
+    if instances == 1:
+        return max(hockey_stick(p, q, epsilon) for p, q in pairs)
+    return max(
+        hockey_stick(np.outer(p, s), np.outer(q, t), epsilon)
+        for (p, q), (s, t) in itertools.combinations_with_replacement(pairs, 2)
+    )
+
+
+KINDS = [response, poisson_noise, negative_binomial_noise, correlated_noise, pure_noise]
+EXACT = {
+    response,
+    poisson_noise,
+    negative_binomial_noise,
+    correlated_noise,
+}  # at one instance, with everybody there
+
+
+def twice(protocol):
+    """The planted fault: accounting that counts the noise of twice the users."""
+    if isinstance(protocol, RandomizedResponseSum):
+        return replace(protocol, users=2 * protocol.users)
+    if isinstance(protocol, PureSum):
+        return replace(protocol, epsilon=protocol.epsilon / 2)
+    name = {PoissonSum: "mean", NegativeBinomialSum: "shape", CorrelatedSum: "flood_shape"}[type(protocol)]
+    return replace(protocol, **{name: 2 * getattr(protocol, name)})
+
+
+def ratios(make, number, claimed=lambda protocol: protocol):
+    """Truth over claim, and whether the claim is exact: (instances, 2)."""
+    rng, found = np.random.default_rng([SEED, KINDS.index(make)]), []
+    for trial in range(number):
+        protocol, laws = make(rng)
+        absent = int(rng.integers(0, protocol.users))
+        instances = 2 if trial % 4 == 3 and laws[0].ndim == 1 else 1
+        epsilon = float(rng.uniform(0, 1.5))
+        truth = worst(neighbours(protocol.users - absent, laws), epsilon, instances)
+        claim = delta_of(claimed(protocol), epsilon, instances, absent)
+        if truth > 1e-9:
+            found.append((truth / claim if claim else math.inf, make in EXACT and instances == 1 and not absent))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+def test_guarantee_no_certified_delta_is_below_the_enumerated_one(make):
+    found = ratios(make, INSTANCES)
+    exact = found[:, 1] > 0
+    assert len(found) > INSTANCES / 3 and found[:, 0].max() <= 1 + 1e-9
+    assert not exact.any() or found[exact, 0].min() > 1 - 1e-5
+    assert ratios(make, 8, twice)[:, 0].max() > 1.05
+
+
+@pytest.mark.parametrize("make", [poisson_noise, negative_binomial_noise], ids=lambda make: make.__name__)
+def test_guarantee_no_certified_delta_of_rounded_bits_is_below_the_enumerated_one(make):
+    """Two sums whose bits are one with probabilities q, replaced by q'; every pair of counts."""
+    rng, found, planted = np.random.default_rng([SEED, 9]), [], []
+    for trial in range(6):
+        protocol, laws = make(rng)
+        absent = int(rng.integers(0, protocol.users))
+        q, other = rng.random((2, 2)) if trial % 3 else np.array([[0.0, 1.0], [1.0, 0.0]])
+        change, epsilon = float(((q - other) ** 2).sum()), float(rng.uniform(0, 1.5))
+        (one, zero), *_ = neighbours(protocol.users - absent, laws)[::-1]
+        views = [[(1 - c) * zero + c * one for c in chances] for chances in (q, other)]
+        truth = hockey_stick(*(np.outer(*view) for view in views), epsilon)
+        if truth > 1e-9:
+            found.append(truth / rounded_delta_of(protocol, epsilon, 2, change, absent))
+            if trial % 3 == 0:
+                planted.append(truth / rounded_delta_of(twice(protocol), epsilon, 2, change, absent))
+    assert len(found) > 2 and max(found) <= 1 + 1e-9
+    assert max(planted) > 1.05
+
+
+def test_the_enumeration_knows_what_users_send():
+    """Means of the enumerated messages against those that the protocols predict."""
+    rng = np.random.default_rng(SEED)
+    for make in KINDS:
+        protocol, laws = make(rng)
+        counts = np.indices(laws[1].shape).sum(0)
+        if make is not response:
+            assert (laws[1] * counts).sum() == pytest.approx(protocol.messages_per_user, rel=1e-4)
+        else:
+            assert (laws[1] * counts).sum() == pytest.approx(1 - protocol.flip)
+        assert laws[0].sum() == pytest.approx(1, abs=1e-6) and torch.is_tensor(protocol.variance(torch.tensor(1)))

@@ -1,0 +1,88 @@
+"""Whatever stands in the place of an argument, what is raised is a TypeError or ValueError that says which it was."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import sketching
+from torchdp.noise import SeededNoise
+from torchdp.sketching import (
+    AdaptiveCoalition,
+    FrequencyMoments,
+    GaussianNoise,
+    GramRelease,
+    LaplaceNoise,
+    Layout,
+    Links,
+    LocalRows,
+    SecureHistogram,
+    SecureSketch,
+    StaticCoalition,
+)
+from torchdp.sketching.ring import Ring
+from torchdp.sketching.rounding import grid_sensitivity, grid_sigma
+
+SKETCH = sketching.osnap(30, 5, 2, generator=torch.Generator().manual_seed(1))
+A = torch.full((30, 3), 0.2, dtype=torch.float64)
+MOMENTS = sketching.second_moments(A, A[:, 0])
+PROTOCOL = SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6)
+GRAM, LOCAL = GramRelease(30, 3, 1.0, 1.0, 1e-6, 1.0), LocalRows(3, 1.0, 1.0, 1e-6, 1.0)
+STATIC, LAYOUT, WORDS = StaticCoalition(1), Layout(SKETCH), torch.zeros(2, 30, 3, dtype=torch.int64)
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+NOISE = SeededNoise(1)
+
+CALLS = [
+    (lambda s: AdaptiveCoalition(1).honest(s, 1e-6), (SKETCH,)), (STATIC.honest, (SKETCH, 1e-6)),
+    (STATIC.leverages, (SKETCH, 1e-6)),
+    (lambda *a: STATIC.losses(*a, 1e-6), (SKETCH, torch.ones(5))), (STATIC.one_copy_losses, (SKETCH, 1e-6)),
+    *((noise, (SKETCH, 1.0, *BUDGET.values(), STATIC)) for noise in (
+        lambda *a: sketching.row_sigma(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
+        lambda *a: sketching.single_sigma(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
+        lambda *a: sketching.one_copy_sigma(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
+        lambda *a: sketching.laplace_noise(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]))),
+    *((lambda *a, k=noise: k.guarantee(*a[:2], delta=a[2], coalition=a[3]), (SKETCH, 1.0, 1e-6, STATIC))
+      for noise in (GaussianNoise(9.0), LaplaceNoise(9.0, torch.ones(5)))),
+    (GaussianNoise, (1.0,)), (LaplaceNoise, (1.0, torch.ones(5))), (GaussianNoise(1.0).variance, (SKETCH,)),
+    (lambda *a: GaussianNoise(1.0).collect(*a[:2], noise=a[2]), (SKETCH, A, NOISE)),
+    (SKETCH.part, (torch.arange(3),)), (SKETCH.apply, (A,)), (sketching.embedding_values, (SKETCH, A)),
+    (SecureSketch, (SKETCH, 3, 1.0, 1.0, 1e-6)), (PROTOCOL.messages, (A[:3], 0)), (PROTOCOL.release, (A,)),
+    (PROTOCOL.reveal, (PROTOCOL.collect(A),)), (PROTOCOL.session, (bytes(32),)),
+    (lambda *a: SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6, servers=a[0], coalition=a[1], bits=a[2]), (2, STATIC, 64)),
+    (lambda *a: sketching.share(*a[:2], noise=a[2]), (WORDS, 2, NOISE)), (sketching.reconstruct, (WORDS,)),
+    (grid_sensitivity, (Ring(64, 3), 1.0, 3)), (grid_sigma, (torch.ones(2), 1, 3, Ring(64, 3), 1.0, 1.0)),
+    (GRAM.encode, (A, A[:, 0])), (GRAM.decode, (torch.zeros(9), 30)), (GRAM.release, (MOMENTS,)),
+    (GRAM.guarantee_of, (30,)), (LOCAL.messages, (A, A[:, 0])), (LOCAL.decode, (torch.eye(4), 30)),
+    (FrequencyMoments, (30, 1.0, (1.0,), 1.0, 1e-6)),
+    (FrequencyMoments(30, 1.0, (1.0, 2.0), 1.0).decode, (torch.zeros(2), 30)),
+    (SecureHistogram(30, 4, 1.0).decode, (torch.zeros(4), 30)),
+    (SecureHistogram(30, 4, 1.0).messages, (torch.arange(4),)),
+    (sketching.SufficientStatistics, (3, 1.0, 1.0, 1.0, 1e-6)), (sketching.mod_sulq, (3, 1.0, 1.0, 1e-6)),
+    (lambda *a: sketching.choose_regression(*a[:4], **BUDGET), (MOMENTS, 1.0, 1.0, 1.0)),
+    (sketching.phi, (MOMENTS, torch.zeros(3), 1.0)), (sketching.predicted_phi, (MOMENTS, 1.0, 0.1, 0.1)),
+    (sketching.joint_sensitivity, (1.0, 1.0, 3)), (lambda v: sketching.debiased(A, v), (0.1,)),
+    (LAYOUT.put, (LAYOUT.empty(3, torch.int64), WORDS, 0)),
+    (sketching.add_rows, (torch.zeros(5, 3, dtype=torch.int64), SKETCH.rows, WORDS)),
+    (Links.derived, (bytes(32), "server 0", 2)), (Links, ({"analyst": bytes(32)},)),
+    (sketching.Server, (PROTOCOL, bytes(16), 0, Links.derived(bytes(32), "server 0", 2))),
+    (sketching.client_frames, (PROTOCOL, bytes(16), torch.zeros(2, 2, 1, 3, dtype=torch.int64), 0, [bytes(32)] * 2)),
+]  # fmt: skip
+NUMBERS = [True, -1.0, math.nan, 2**70, "1"]
+TENSORS = [
+    torch.zeros(30, 3).to_sparse(), torch.zeros(30, 3, device="meta"), torch.zeros(30, 3, dtype=torch.complex64),
+    torch.zeros(30, 3, dtype=torch.float8_e4m3fn), torch.zeros(30, 3, dtype=torch.uint16), torch.zeros(1, 1, 1, 1, 1),
+]  # fmt: skip
+PASS = {(float, 2**70)}  # a very large bound, budget or ridge is one
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("call", "arguments"), CALLS)
+def test_the_wrong_thing_in_any_place_is_refused(call, arguments):
+    call(*arguments)
+    for place, good in enumerate(arguments):
+        wrong = TENSORS if isinstance(good, torch.Tensor) else NUMBERS if isinstance(good, int | float) else []
+        for bad in (None, object(), b"x", SKETCH if good is not SKETCH else MOMENTS, *wrong):
+            if (bad is None and isinstance(good, SeededNoise | torch.Tensor)) or (type(good), bad) in PASS:
+                continue  # labels and noise may be None
+            with pytest.raises((TypeError, ValueError)):
+                call(*arguments[:place], bad, *arguments[place + 1 :])

@@ -1,0 +1,115 @@
+"""Participation that is kept: batches by the rule, and other people's batches refused."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from torchdp.randomness import keyed_generator
+from torchdp.training import Attendance, Batches, Epochs, Once, Separated
+
+RULES = [Once(), Epochs(1), Epochs(3), Epochs(4), Separated(1, 3), Separated(2, 2), Separated(3, 9)]
+
+
+def fits(rule, steps):
+    """The rule in its own words, of a list of steps in their order."""
+    if isinstance(rule, Once):
+        return len(steps) <= 1
+    if isinstance(rule, Epochs):
+        return all((b - a) % rule.period == 0 for a, b in pairwise(steps))
+    return len(steps) <= rule.times and all(b - a >= rule.gap for a, b in pairwise(steps))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule):
+    """Random batches of 6 users: the check refuses exactly those after which some user's steps break the rule."""
+    g, refused = keyed_generator(b"attendance"), 0
+    for _ in range(30):
+        attendance, steps = Attendance(rule, 6), {user: [] for user in range(6)}
+        while attendance.step < 9:
+            batch = torch.randperm(6, generator=g)[: int(torch.randint(0, 4, (), generator=g))]
+            breaks = any(not fits(rule, [*steps[user], attendance.step]) for user in batch.tolist())
+            try:
+                assert torch.equal(attendance.check(batch), batch) and not breaks
+            except ValueError as error:
+                assert breaks and "may not take part again under" in str(error)
+                refused += 1
+                batch = attendance.check([])
+            for user in batch.tolist():
+                steps[user].append(attendance.step - 1)
+    assert refused == 0 if rule == Epochs(1) else refused > 20
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_guarantee_batches_keep_the_rule_or_are_refused(rule):
+    made = 0
+    for users in (6, 7, 12):
+        for size in (1, 2, 3):
+            for steps in (1, 4, 12):
+                period = users // size
+                places = [list(range(place, steps, period)) for place in range(period)]
+                if all(fits(rule, place) for place in places):
+                    batches = Batches(rule, users, size, steps, generator=keyed_generator(b"order"))
+                    attendance = Attendance(rule, users)
+                    assert [len(attendance.check(batch)) for batch in batches] == [size] * steps
+                    made += 1
+                else:
+                    with pytest.raises(ValueError, match="does not allow"):
+                        Batches(rule, users, size, steps, generator=keyed_generator(b"order"))
+    assert made > 3
+
+
+def test_a_shuffled_loader_breaks_fixed_epochs_and_is_refused():
+    data, attendance = TensorDataset(torch.arange(150)), Attendance(Epochs(30), 150)
+    shuffled = DataLoader(data, batch_size=5, shuffle=True, generator=keyed_generator(b"shuffled"))
+    for (batch,) in shuffled:
+        attendance.check(batch)
+    with pytest.raises(ValueError, match=r"of the 5 users in the batch of step 30 .* Epochs\(period=30\)"):
+        attendance.check(next(iter(shuffled))[0])
+    assert attendance.step == 30
+    kept, attendance = (
+        Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept")),
+        Attendance(Epochs(30), 150),
+    )
+    loader = DataLoader(data, batch_sampler=kept)
+    for (batch,) in loader:
+        attendance.check(batch)
+        if attendance.step == 30:
+            break
+    for (batch,) in loader:  # goes on
+        attendance.check(batch)
+    assert attendance.step == 60
+    with pytest.raises(RuntimeError, match="all 60 batches were handed out"):
+        next(iter(loader))
+
+
+def test_batches_go_on_after_a_restart():
+    def batches(first):
+        return Batches(Separated(4, 2), 9, 2, 8, generator=keyed_generator(b"restart"), first=first)
+
+    assert list(batches(0))[3:] == list(batches(3)) and len(batches(3)) == 5
+    assert len({user for batch in batches(0) for user in batch}) == 8
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Attendance("once", 3), TypeError, "participation must be"),
+        (lambda: Attendance(Once(), 0), ValueError, "users must be"),
+        (lambda: Attendance(Once(), 3).check([3]), ValueError, "indices must lie"),
+        (lambda: Attendance(Once(), 3).check([0.5]), ValueError, "indices must be an integer"),
+        (lambda: Attendance(Once(), 3).check(2), TypeError, "indices must be"),
+        (lambda: Attendance(Once(), 2**50), ValueError, "users would hold"),
+        (lambda: Attendance(Once(), 3).check([1, 1]), ValueError, "each user once"),
+        (lambda: Attendance(Once(), 3).check(torch.zeros(1, 1, dtype=torch.int64)), ValueError, "must have shape"),
+        (lambda: Attendance(Once(), 3).check(torch.zeros(1)), TypeError, "indices must"),
+        (lambda: Batches(Once(), 3, 4, 1, generator=keyed_generator(b"")), ValueError, "size must be"),
+        (lambda: Batches(Once(), 3, 1, 1, generator=3), TypeError, "generator must be"),
+        (lambda: Batches(Once(), 3, 1, math.inf, generator=keyed_generator(b"")), ValueError, "steps must be"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

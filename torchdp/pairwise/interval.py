@@ -1,0 +1,93 @@
+"""Confidence intervals whose variance belongs to each end: score intervals, Fieller's for ratios, sums of both."""
+
+from dataclasses import dataclass
+
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from torchdp import checks
+
+BISECTIONS = 60
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """Independent parts of an estimate's error; each tensor is (*batch, parts).
+
+    A part whose true value lies u above its estimate has the variance ``variance + slope u + curvature u^2``. slope:
+    as for squared norms (Gini's indices), whose error grows with them. curvature: of a ratio, from the error of its
+    denominator. A variance below 0 is a plug-in's whose value came out far below 0.
+    """
+
+    variance: Tensor
+    slope: Tensor
+    curvature: Tensor
+
+    @staticmethod
+    def normal(variance: Tensor) -> "ErrorParts":
+        """One part (*batch) of this variance, wherever the truth is."""
+        one = variance[..., None]
+        return ErrorParts(one, torch.zeros_like(one), torch.zeros_like(one))
+
+    def reach(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf.
+
+        Of each part all u with u^2 <= z^2 (variance + slope u + curvature u^2); inf where z^2 curvature >= 1. The ends
+        of the sum lie the root of the sum of squares of the parts' ends away. z: (*batch) or a number.
+        Source: Wilson (1927), the score interval; Fieller (1954), for ratios; Zou, Donner (2008), the sum.
+        """
+        square = torch.as_tensor(z, dtype=torch.float64, device=self.variance.device)[..., None] ** 2
+        shift, left = square * self.slope / 2, 1 - square * self.curvature
+        half = (square * self.variance * left + shift.square()).clamp_min(0).sqrt()
+        below, above = (
+            torch.where(left > 0, (half + sign * shift).clamp_min(0) / left, torch.inf).square().sum(-1).sqrt()
+            for sign in (-1, 1)
+        )
+        unknown = self.variance.isnan().any(-1)
+        return below.masked_fill(unknown, torch.nan), above.masked_fill(unknown, torch.nan)
+
+    def scaled(self, factor: float) -> "ErrorParts":
+        """Of ``factor`` times the estimate."""
+        return ErrorParts(factor**2 * self.variance, factor * self.slope, self.curvature)
+
+    def negated(self) -> "ErrorParts":
+        """Of the estimate's negative."""
+        return self.scaled(-1.0)
+
+    def joined(self, other: "ErrorParts") -> "ErrorParts":
+        """Of the sum of this estimate and another, independent one."""
+        both = []
+        for one, two in zip(self._tensors, other._tensors, strict=True):
+            batch = torch.broadcast_shapes(one.shape[:-1], two.shape[:-1])
+            both.append(torch.cat([one.expand(*batch, -1), two.to(one).expand(*batch, -1)], -1))
+        return ErrorParts(*both)
+
+    @property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.variance, self.slope, self.curvature
+
+
+def quantile(level: float) -> float:
+    """z of a two-sided interval at this level. Raises ValueError."""
+    return float(ndtri((1 + checks.fraction("level", level)) / 2))
+
+
+def interval(
+    value: Tensor, error: ErrorParts, level: float, limits: tuple[float, float] = (-torch.inf, torch.inf)
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be."""
+    below, above = error.reach(quantile(level))
+    return (value - below).clamp(*limits).to(value), (value + above).clamp(*limits).to(value)
+
+
+def distance(value: Tensor, error: ErrorParts) -> Tensor:
+    """The least z whose interval holds 0, by bisection; inf where none up to 40 does."""
+    low, high = torch.zeros_like(value), torch.full_like(value, 40.0)
+    for _ in range(BISECTIONS):
+        z = (low + high) / 2
+        below, above = error.reach(z)
+        holds = (value - below <= 0) & (value + above >= 0)
+        low, high = torch.where(holds, low, z), torch.where(holds, z, high)
+    z = torch.where(low > 39.99, torch.inf, (low + high) / 2)
+    return torch.where(value.isnan() | error.variance.isnan().any(-1), torch.nan, z)

@@ -1,0 +1,107 @@
+"""Participation that is kept: batches in an order that keeps to the rule, and a check of anybody else's batches."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from torchdp import checks
+from torchdp.training.participation import Participation
+
+
+class Attendance:
+    """Which users took part in which steps: a batch that breaks ``participation`` is refused before it is used.
+
+    users: how many there are; a batch holds their numbers, each once. Where a user has several examples, number the
+    users and clip each user's sum. In several processes check the batches of all of them together. Raises TypeError,
+    ValueError.
+
+    Guarantees: a user's steps whose batches were accepted are a set that ``participation`` allows.
+    """
+
+    def __init__(self, participation: Participation, users: int) -> None:
+        self.participation = checks.instance("participation", participation, Participation)
+        self.users, self.step = checks.integer("users", users, 1), 0
+        checks.fits("users", self.users)
+        self._first, self._last = torch.full((2, self.users), -1)
+        self._times = torch.zeros(self.users, dtype=torch.int64)
+
+    def check(self, indices: Tensor | Sequence[int]) -> Tensor:
+        """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then. Raises ValueError."""
+        checks.instance("indices", indices, (Tensor, Sequence))
+        batch = indices if isinstance(indices, Tensor) else _as_tensor(indices)
+        batch = checks.indices("indices", batch, self.users).cpu()
+        if batch.ndim != 1:
+            raise ValueError(f"indices must have shape (n,), not {tuple(batch.shape)}")
+        if len(batch.unique()) < len(batch):
+            raise ValueError("indices must hold each user once: twice in a batch is twice the bound")
+        first, last, times = self._first[batch], self._last[batch], self._times[batch]
+        refused = (times > 0) & self.participation.refuses(self.step, first, last, times)
+        if refused.any():
+            raise ValueError(
+                f"{int(refused.sum())} of the {len(batch)} users in the batch of step {self.step} may not take part "
+                f"again under {self.participation}; take batches from training.Batches, or calibrate for a wider rule"
+            )
+        self._first[batch] = torch.where(times > 0, first, self.step)
+        self._last[batch] = self.step
+        self._times[batch] = times + 1
+        self.step += 1
+        return batch
+
+
+class Batches(Sampler[list[int]]):
+    """Batches of ``size`` users for all steps, in one order that is drawn once and gone through again and again.
+
+    ``DataLoader(data, batch_sampler=Batches(...))``: iteration goes on where the last one ended, so a loop over epochs
+    that breaks off after each period serves as well as one loop; after the last step it raises RuntimeError. The
+    users // size batches of a pass leave the rest of the users out. A batch that was handed out counts, used or not.
+
+    participation: the rule that the noise is calibrated for. steps: how many batches in all. generator: draws the
+    order, which is public. first: the step to go on from after a restart (the same generator's seed gives the same
+    order). Raises TypeError, ValueError, the latter where such passes break the rule: ``Epochs(period)`` asks for
+    users // size = period or a multiple, ``Separated(gap, times)`` for at least ``gap``, ``Once`` for ``steps``.
+
+    Guarantees: each user's steps are a set that ``participation`` allows.
+    """
+
+    def __init__(
+        self,
+        participation: Participation,
+        users: int,
+        size: int,
+        steps: int,
+        *,
+        generator: torch.Generator,
+        first: int = 0,
+    ) -> None:
+        self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
+        self.size = checks.integer("size", size, 1, self.users)
+        self.step = checks.integer("first", first, 0, self.steps)
+        self.period = self.users // self.size
+        again = torch.arange(
+            1, -(-self.steps // self.period)
+        )  # passes after the first, for a user of its first batch
+        rule, start = checks.instance("participation", participation, Participation), torch.zeros_like(again)
+        if rule.refuses(again * self.period, start, (again - 1) * self.period, again).any():
+            raise ValueError(
+                f"{rule} does not allow {self.steps} steps in passes of {self.period} batches (users // size); "
+                "change size or steps, or calibrate for a wider rule"
+            )
+        checks.random_source(generator, torch.device("cpu"))
+        self._order = torch.randperm(self.users, generator=generator)
+
+    def __len__(self) -> int:
+        return self.steps - self.step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.step == self.steps:
+            raise RuntimeError(f"all {self.steps} batches were handed out; make Batches for a new run")
+        while self.step < self.steps:
+            place = self.step % self.period * self.size
+            self.step += 1
+            yield self._order[place : place + self.size].tolist()
+
+
+def _as_tensor(indices: Sequence[int]) -> Tensor:
+    return torch.tensor([checks.integer("indices", index, 0) for index in indices], dtype=torch.int64)

@@ -1,0 +1,39 @@
+"""Several processes that train one model: one key for all of them, and the proof that they are still together."""
+
+import torch
+from torch import Tensor, distributed
+
+WHAT = ("the step", "the key, strategy, sigma or dtype", "the sum")
+
+
+def several() -> bool:
+    """Whether a process group of more than one process runs."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def from_first(key: bytes) -> bytes:
+    """The key of process 0; every process of the default group calls this."""
+    box = [key]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def check_agree(step: int, stream: bytes, total: Tensor) -> None:
+    """Raises RuntimeError, in every process, where steps, streams or sums differ; every process calls this.
+
+    Processes with one noise and different sums would publish the sums' difference without noise.
+    """
+    bits = total.contiguous().view(torch.uint8)
+    whole = bits[: len(bits) // 4 * 4].view(torch.int32)
+    first = int.from_bytes(stream[:8], "little", signed=True)
+    mine = torch.tensor([step, first, 0], dtype=torch.int64, device=total.device)
+    mine[2] = whole.sum(dtype=torch.int64) + (bits[len(bits) // 4 * 4 :].sum(dtype=torch.int64) << 32)
+    all_of_them = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(all_of_them, mine)
+    differ = (torch.stack(all_of_them) != mine).any(0).tolist()
+    if any(differ):
+        names = " and ".join(name for name, wrong in zip(WHAT, differ, strict=True) if wrong)
+        raise RuntimeError(
+            f"the processes differ in {names}; add up the sums over all of them (all_reduce) and make the noise alike "
+            "in each, or pass alone=True in the one that draws it"
+        )

@@ -1,0 +1,169 @@
+"""The worst set of steps for a user whose steps keep apart: exact where the search ends, else an upper bound."""
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NODES = 20_000  # prefixes that the search looks at, at most
+KEPT = 2**24  # numbers that it keeps of them, at most
+TABLE = 2**21  # numbers in a table of several rows
+CLOSE = 1e-12  # relative: bounds this close to a set's sum are rounding
+
+Array = NDArray[np.float64]
+
+
+def worst_separated(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
+    """The largest sum of ``sizes`` over pi x pi, pi at most ``times`` steps that are ``gap`` apart: a bound and a set.
+
+    sizes: (n, n), symmetric, entries >= 0. The set attains the bound, up to rounding, where only neighbours of a set
+    meet (no entry 2 gap or more off the diagonal) and where branch and bound ends within its limits. In general the
+    problem is NP-hard: gap = 1 and the adjacency of a graph ask for its densest part of ``times`` points.
+    """
+    gap = min(gap, len(sizes))
+    times = min(times, -(-len(sizes) // gap))
+    if not np.triu(sizes, 2 * gap).any():
+        return _neighbours(sizes, gap, times)
+    return _search(sizes, gap, times)
+
+
+def _neighbours(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
+    """By the last step j: F_m[j] = Z_jj + max(0, max_{i <= j - gap} F_{m-1}[i] + 2 Z_ij); O(n gap times)."""
+    n, own = len(sizes), sizes.diagonal()
+    near = np.arange(n)[:, None] - 2 * gap + 1 + np.arange(gap)  # the i for which Z_ij may count, (n, gap)
+    links = np.where(near >= 0, 2 * sizes[near.clip(0), np.arange(n)[:, None]], -np.inf)
+    best, came = own, [np.full(n, -1)]
+    for _ in range(1, times):
+        reach = links + best[near.clip(0)]
+        step = reach.argmax(1)
+        gain, before = reach[np.arange(n), step], near[np.arange(n), step]
+        top = np.maximum.accumulate(best)
+        first = np.searchsorted(top, top)  # where the running maximum was reached
+        far = np.arange(n) - 2 * gap
+        beyond = np.where(far >= 0, top[far.clip(0)], -np.inf)
+        gain, before = np.where(beyond > gain, [beyond, first[far.clip(0)]], [gain, before])
+        came.append(np.where(gain > 0, before, -1).astype(np.int64))
+        best = own + np.maximum(gain, 0)
+    last = int(best.argmax())
+    chosen = [last]
+    for back in came[::-1]:
+        if back[chosen[-1]] < 0:
+            break
+        chosen.append(int(back[chosen[-1]]))
+    return float(best[last]), chosen[::-1]
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """The first steps of a set; what each further step adds with it, and a bound for each choice of the next one."""
+
+    value: float
+    chosen: list[int]
+    gains: Array  # (n,): Z_jj + 2 sum of Z_ij over the chosen i
+    order: NDArray[np.int64]  # the next steps, the largest bound first
+    bounds: Array
+
+
+def _search(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
+    """Branch and bound, the largest bound first; a bound counts each pair of steps at its earlier one."""
+    n = len(sizes)
+    free = times == -(-n // gap)  # the number of steps is no limit: one table serves all that remain
+    ahead = _ahead(sizes, gap, None if free else times)
+    best, found = 0.0, [0]
+
+    def prefix(value: float, chosen: list[int], gains: Array) -> _Prefix:
+        """Tables over the steps from ``start`` on, and the set that they suggest, which may be the best one so far."""
+        nonlocal best, found
+        start, left = (chosen[-1] + gap if chosen else 0), times - len(chosen)
+        if start >= n or left == 0:
+            return _Prefix(value, chosen, gains, np.empty(0, np.int64), np.empty(0))
+        values = gains[start:] + 2 * ahead[:, start:]
+        tables = [_table(values[0], None, gap)] if free else [np.zeros(n - start + gap)]
+        if not free:
+            for m in range(1, left):
+                tables.append(_table(values[m - 1], tables[-1], gap))
+        bounds = value + values[-1 if free else left - 1] + tables[-1][gap:]
+        whole, here = [*chosen, start + int(bounds.argmax())], 0
+        for table in tables[::-1] * (left if free else 1):
+            here = whole[-1] + gap - start
+            if here >= n - start or table[here] == 0:
+                break
+            whole.append(start + here + int((table[here:] >= table[here]).sum()) - 1)
+        total = float(sizes[np.ix_(whole, whole)].sum())
+        if total > best:
+            best, found = total, whole
+        order = bounds.argsort()[::-1]
+        order = order[bounds[order] > best * (1 + CLOSE)]
+        return _Prefix(value, chosen, gains, start + order, bounds[order])
+
+    ties, root = itertools.count(), prefix(0.0, [], sizes.diagonal())
+    heap = [(-float(root.bounds[0]), next(ties), root, 0)] if len(root.order) else []
+    for _ in range(min(NODES, KEPT // n)):
+        if not heap or -heap[0][0] <= best * (1 + CLOSE):
+            break
+        _, _, node, rank = heapq.heappop(heap)
+        if rank + 1 < len(node.order):
+            heapq.heappush(heap, (-float(node.bounds[rank + 1]), next(ties), node, rank + 1))
+        step = int(node.order[rank])
+        child = prefix(node.value + node.gains[step], [*node.chosen, step], node.gains + 2 * sizes[step])
+        if len(child.order):
+            heapq.heappush(heap, (-float(child.bounds[0]), next(ties), child, 0))
+    open_bound = -heap[0][0] if heap else 0.0
+    if open_bound > best * (1 + CLOSE):
+        open_bound = min(open_bound, _two_stages(sizes, gap, times))
+    return max(best * (1 + CLOSE), open_bound), found
+
+
+def _ahead(sizes: Array, gap: int, times: int | None) -> Array:
+    """[m, i]: the largest sum of Z_ij over at most m steps j >= i + gap, m < times; for None any number, (1, n)."""
+    found = np.zeros((times or 1, len(sizes)))
+    for first, rows in _parts(sizes):
+        later, table = np.triu(rows, first + gap), np.zeros((len(rows), len(sizes) + gap))
+        for m in range(1, times) if times else [0]:
+            table = _table(later, table if times else None, gap)
+            found[m, first : first + len(rows)] = table[:, 0]
+    return found
+
+
+def _two_stages(sizes: Array, gap: int, times: int) -> float:
+    """The largest sum over a set of the rows' own largest sums. Source: Choquette-Choo et al. (2023), Algorithm 4."""
+    own = np.empty(len(sizes))
+    for first, rows in _parts(sizes):
+        own[first : first + len(rows)] = _most(rows, gap, times)
+    return float(_most(own, gap, times))
+
+
+def _most(values: Array, gap: int, times: int) -> Array:
+    """The largest sum of values >= 0 over at most ``times`` steps: (..., n) -> (...)."""
+    if times >= -(-values.shape[-1] // gap):
+        return _table(values, None, gap)[..., 0]
+    table = np.zeros((*values.shape[:-1], values.shape[-1] + gap))
+    for _ in range(times):
+        table = _table(values, table, gap)
+    return table[..., 0]
+
+
+def _table(values: Array, beyond: Array | None, gap: int) -> Array:
+    """[i]: the most of values_j + beyond_{j + gap} over j >= i, 0 for i >= n: (..., n) -> (..., n + gap).
+
+    beyond: such a table of one step less; None: this table itself, so that any number of steps is taken.
+    """
+    n = values.shape[-1]
+    table = np.zeros((*values.shape[:-1], n + gap))
+    width = gap if beyond is None else n
+    for start in range((n - 1) // width * width, -1, -width):
+        stop = min(start + width, n)
+        taken = values[..., start:stop] + (table if beyond is None else beyond)[..., start + gap : stop + gap]
+        taken[..., -1] = np.maximum(taken[..., -1], table[..., stop])
+        table[..., start:stop] = np.maximum.accumulate(taken[..., ::-1], -1)[..., ::-1]
+    return table
+
+
+def _parts(sizes: Array) -> Iterator[tuple[int, Array]]:
+    """Some rows at a time, with the number of the first, so that tables stay small."""
+    count = max(1, TABLE // len(sizes))
+    for first in range(0, len(sizes), count):
+        yield first, sizes[first : first + count]
