@@ -13,8 +13,8 @@ Expected: a curator, who adds up the features themselves and noise for what they
 Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.csv, where the sentence model was not at
     hand for another run, the curator's rows are left out, since they rounded and counted flips, and "rounding alone" is
     what was called no privacy: the exact sum of rounded bits.
-Output: results/density/<data>.jsonl (killed and started again it goes on), .csv and .png. Time: on one core digits seven
-    minutes, documentation half an hour; --smoke in seconds.
+Output: results/density/<data>.jsonl (killed and started again it goes on), .csv and .png.
+Time: on one core digits seven minutes, documentation half an hour; --smoke in seconds.
 """
 
 import argparse

@@ -142,7 +142,9 @@ def paper(name: str, folder: Path) -> Data:
 def documentation(path: Path) -> Data:
     """What ``--documentation`` wrote."""
     if not path.exists():
-        raise SystemExit(f"{path} is missing; make it with: python experiments/density/data.py --documentation {path}")
+        raise SystemExit(
+            f"{path} is missing; make it with: python experiments/density/data.py --documentation {path}"
+        )
     with np.load(path) as stored:
         parts = {key: torch.from_numpy(stored[key]) for key in ("x", "labels", "queries", "truth")}
     return Data("documentation", **parts, classes=len(PACKAGES), delta=1e-5)
