@@ -12,10 +12,10 @@ Output:   delta estimated, its standard error, and (estimate - delta)/standard e
 Time:     about a minute on one thread; --smoke in seconds.
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from torchdp.shuffle import (
     calibrate,
     delta_of,
 )
+from torchdp.simulate import Experiment, Report
 
 USERS, INSTANCES, EPSILON, DELTA, LESS = 1000, 64, 1.0, 1e-2, 0.9
 AT_ONCE = 20_000
@@ -134,28 +135,29 @@ def with_less(protocol: object) -> object:
     raise TypeError(type(protocol).__name__)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--trials", type=int, default=200_000)
-    arguments.add_argument("--smoke", action="store_true", help="6000 trials")
-    options = arguments.parse_args()
-    trials, generator, start = 6000 if options.smoke else options.trials, keyed_generator(b"attack"), time.time()
-    print(
+@dataclass(frozen=True)
+class Config:
+    trials: int = 200_000
+
+
+def measure(config: Config, report: Report) -> None:
+    trials, generator, start = config.trials, keyed_generator(b"attack"), time.time()
+    report.say(
         f"n = {USERS}, I = {INSTANCES}, epsilon = {EPSILON:g}, {trials} trials each; certified: delta <= {DELTA:g}"
     )
-    print(f"{'protocol':<24}{'noise':>10}{'certified':>12}{'attack':>12}{'error':>12}{'z':>9}")
     for kind in (RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum):
         calibrated = calibrate(kind, USERS, EPSILON, DELTA, INSTANCES)
         for noise, protocol in (("calibrated", calibrated), ("planted", with_less(calibrated))):
             delta, error = max(estimate(losses, trials, generator) for losses in scenarios(protocol))
             certified = delta_of(protocol, EPSILON, INSTANCES)
             z = (delta - DELTA) / error
-            print(
-                f"{kind.__name__:<24}{noise:>11}{certified:>11.5f}{delta:>12.5f}{error:>12.5f}{z:>9.1f}",
-                flush=True,
+            report.row(
+                "attack", protocol=kind.__name__, noise=noise, certified=certified, attack=delta, error=error, z=z
             )
-    print(f"{time.time() - start:.1f} s")
+    report.say(f"{time.time() - start:.1f} s")
 
+
+EXPERIMENT = Experiment(measure, Config(), Config(6000), formats={"noise": 10, "z": ".1f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -13,9 +13,9 @@ Output:   RMSE in users; "true eps" is the epsilon that is certified for the pap
 Time:     about a minute on one thread; --smoke in seconds.
 """
 
-import argparse
 import math
 import time
+from dataclasses import dataclass
 
 from torchdp.shuffle import (
     BitSum,
@@ -32,13 +32,25 @@ from torchdp.shuffle import (
     paper_split,
     pure_sum,
 )
+from torchdp.simulate import Experiment, Report
 
+
+@dataclass(frozen=True)
+class Config:
+    instances: tuple[int, ...] = (1, 768)
+    epsilons: tuple[float, ...] = (1.0, 2.0, 4.5, 7.0)
+    users: tuple[int, ...] = (1_000, 100_000)
+
+
+FULL = Config()
+SMOKE = Config((768,), (2.0,), (100_000,))
 DELTA = 1e-6
 KINDS = (RandomizedResponseSum, CorrelatedSum, PoissonSum, NegativeBinomialSum, CentralGaussianSum)
 SHARE = 0.05  # of the budget of 3NB that calibrate spends on the flood
 HEADER = (
     "I, eps, n, RR paper, RR, 3NB paper, 3NB, 3NB limit, Poisson, NB(1/2), central, Pure, true eps, RR/central"
 ).split(", ")
+SENT = "I, eps, n, RR, 3NB, Poisson, NB(1/2), central".split(", ")
 
 
 def laplace_rmse(ratio: float) -> float:
@@ -61,31 +73,28 @@ def row(instances: int, epsilon: float, users: int) -> tuple[list[float], list[B
     return [instances, epsilon, users, *errors, true, response.rmse / central.rmse], protocols
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true", help="I = 768, epsilon = 2 and n = 1e5 alone")
-    options = arguments.parse_args()
-    epsilons, sizes = ((2.0,), (100_000,)) if options.smoke else ((1.0, 2.0, 4.5, 7.0), (1_000, 100_000))
-    print(f"delta = {DELTA:g}\n" + "".join(f"{name:>11}" for name in HEADER))
-    start, lines, worst = time.perf_counter(), [], 0.0
-    for instances in (768,) if options.smoke else (1, 768):
-        for epsilon in epsilons:
-            for users in sizes:
+def measure(config: Config, report: Report) -> None:
+    report.say(f"delta = {DELTA:g}")
+    start, sent, worst = time.perf_counter(), [], 0.0
+    for instances in config.instances:
+        for epsilon in config.epsilons:
+            for users in config.users:
                 figures, protocols = row(instances, epsilon, users)
                 worst = max(worst, *(delta_of(p, epsilon, instances) / DELTA for p in protocols))
-                print("".join(f"{figure:>11.4g}" for figure in figures), flush=True)
-                sent = "".join(f"{p.messages_per_user:>11.4g}" for p in protocols)
-                lines.append(f"{instances:>11}{epsilon:>11.4g}{users:>11}{sent}")
-    print(
-        "\nmessages\n"
-        + "".join(f"{name:>11}" for name in "I, eps, n, RR, 3NB, Poisson, NB(1/2), central".split(", "))
+                report.row("rmse", **dict(zip(HEADER, figures, strict=True)))
+                sent.append((instances, epsilon, users, *(p.messages_per_user for p in protocols)))
+    report.say("\nmessages")
+    for line in sent:
+        report.row("messages", **dict(zip(SENT, line, strict=True)))
+    report.say()
+    broken = delta_of(paper_randomized_response(100_000, 7.0, DELTA), 7.0, 1)
+    report.row(
+        "summary", **{"worst/delta": worst, "delta of the paper's RR at I = 1, epsilon = 7, n = 1e5": broken}
     )
-    print("\n".join(lines))
-    print(f"worst/delta {worst:.6f}")
-    broken = paper_randomized_response(100_000, 7.0, DELTA)
-    print(f"the paper's RR at I = 1, epsilon = 7, n = 1e5: delta {delta_of(broken, 7.0, 1):.3g}")
-    print(f"{time.perf_counter() - start:.1f} s")
+    report.say(f"{time.perf_counter() - start:.1f} s")
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"worst/delta": ".6f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -13,16 +13,16 @@ Expected: a curator, who adds up the features themselves and noise for what they
 Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.csv, where the sentence model was not at
     hand for another run, the curator's rows are left out, since they rounded and counted flips, and "rounding alone" is
     what was called no privacy: the exact sum of rounded bits.
-Output: results/density/<data>.jsonl (killed and started again it goes on), .csv and .png.
+Output: results/density/classification/<data>.jsonl (killed and started again it goes on), .csv and .png.
 Time: on one core digits seven minutes, documentation half an hour; --smoke in seconds.
 """
 
-import argparse
-import csv
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import data as embeddings
 import torch
@@ -55,7 +55,10 @@ from torchdp.shuffle import (
     paper_split,
 )
 from torchdp.shuffle.dominating import pure_profile
-from torchdp.simulate import Row, sweep
+from torchdp.simulate import Experiment, Report, Rows, columns, subplots, sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # (Gaussian RR, Gaussian 3NB, inner product RR, inner product 3NB); the paper prints DBPedia's inner product for SST2
 PAPER_ACCURACY = {
@@ -64,7 +67,7 @@ PAPER_ACCURACY = {
     "sst2": (70.3, 72.2, math.nan, math.nan),
     "cifar10": (36.1, 72.2, math.nan, 26.6),
 }
-EPSILONS, TRIALS = (0.5, 1.0, 2.0, 4.5, 7.0), 8
+EPSILONS = (0.5, 1.0, 2.0, 4.5, 7.0)
 EXACT = {
     "curator's Gaussian noise": CentralGaussianSum,
     "Poisson": PoissonSum,
@@ -130,79 +133,82 @@ def accuracy(data: embeddings.Data, config: dict, generator: torch.Generator) ->
     return float((classify(released, data.queries) == data.truth).double().mean())
 
 
-def draw(rows: list[Row], classes: int, target: Path) -> None:
-    from matplotlib.figure import Figure
-
-    kernels = list(dict.fromkeys(row.config["kernel"] for row in rows))
-    figure = Figure(figsize=(3.6 * len(kernels), 3.8), layout="constrained")
-    panels = figure.subplots(1, len(kernels), squeeze=False, sharey=True)[0]
-    for axes, kernel in zip(panels, kernels, strict=True):
-        for i, protocol in enumerate(PROTOCOLS):
-            some = [row for row in rows if (row.config["kernel"], row.config["protocol"]) == (kernel, protocol)]
-            axes.errorbar(
-                [row.config["epsilon"] for row in some],
-                [row.moments.mean for row in some],
-                [2 * row.moments.standard_error for row in some],
-                fmt="--" if "paper" in protocol or protocol == "local" else "-",
-                marker="o",
-                markersize=3,
-                capsize=2,
-                color=f"C{i}",
-                label=protocol,
-            )
-        axes.axhline(1 / classes, color="grey", linewidth=0.6)
-        axes.set(title=kernel, xlabel="epsilon of the vector", xscale="log")
-        ticks = sorted({row.config["epsilon"] for row in rows})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-        axes.grid(True, linewidth=0.3)
-    panels[0].set_ylabel("accuracy")
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center")
-    figure.savefig(target, dpi=150)
+@dataclass(frozen=True)
+class Config:
+    data: str = "digits"
+    folder: Path = Path("results/density/data")  # of embeddings
+    label_epsilon: float = 5.0  # inf: labels are public
+    kernels: tuple[str, ...] = tuple(KERNELS)
+    epsilons: tuple[float, ...] = ()  # of the vectors; none: those of the data
+    trials: int = 8
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--data", default="digits")
-    arguments.add_argument("--folder", type=Path, default=Path("results/density"), help="of embeddings")
-    arguments.add_argument("--label-epsilon", type=float, default=5.0, help="inf: labels are public")
-    arguments.add_argument("--out", type=Path, default=Path("results/density"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    data = load(options.data, options.folder)
+FULL = Config()
+SMOKE = Config(kernels=("Gaussian, orthogonal",), epsilons=(4.5,), trials=2)
+
+
+def measure(config: Config, report: Report) -> None:
+    data, public = load(config.data, config.folder), math.isinf(config.label_epsilon)
     n, d = data.x.shape
-    labels = "public" if math.isinf(options.label_epsilon) else f"{options.label_epsilon:g}-private"
-    print(f"{data.name}: {n} users, d = {d}, {data.classes} classes, delta = {data.delta:g}, labels {labels}")
+    labels = "public" if public else f"{config.label_epsilon:g}-private"
+    report.say(f"{data.name}: {n} users, d = {d}, {data.classes} classes, delta = {data.delta:g}, labels {labels}")
     if data.name in PAPER_ACCURACY:
         names = ("Gaussian RR", "Gaussian 3NB", "inner product RR", "inner product 3NB")
-        print("paper:", *(f"{a} {b}" for a, b in zip(names, PAPER_ACCURACY[data.name], strict=True)), sep="  ")
-    epsilons = embeddings.PAPER[data.name].epsilons if data.name in embeddings.PAPER else EPSILONS
-    epsilon_label = None if math.isinf(options.label_epsilon) else options.label_epsilon
+        pairs = zip(names, PAPER_ACCURACY[data.name], strict=True)
+        report.say("  ".join(["paper:", *(f"{a} {b}" for a, b in pairs)]))
+    usual = embeddings.PAPER[data.name].epsilons if data.name in embeddings.PAPER else EPSILONS
+    label = None if public else config.label_epsilon
     grid = [
-        {"data": data.name, "kernel": kernel, "protocol": protocol, "epsilon": e, "epsilon_label": epsilon_label}
-        for kernel in (list(KERNELS)[1:2] if options.smoke else KERNELS)
+        {"data": data.name, "kernel": kernel, "protocol": protocol, "epsilon": e, "epsilon_label": label}
+        for kernel in config.kernels
         for protocol in PROTOCOLS
-        for e in ((4.5,) if options.smoke else epsilons)
+        for e in config.epsilons or usual
     ]
 
     def trial(config: dict) -> Callable[[torch.Generator, int], Tensor]:
         return lambda generator, size: torch.tensor([accuracy(data, config, generator) for _ in range(size)])
 
-    options.out.mkdir(parents=True, exist_ok=True)
-    stem = options.out / data.name.replace(" ", "_")
-    rows = sweep(trial, grid, trials=2 if options.smoke else TRIALS, seed=1, store=f"{stem}.jsonl", block_size=1)
-    print(f"{'kernel':<24}{'protocol':<28}{'epsilon':>8}{'accuracy':>10}{'+-':>8}")
-    with open(f"{stem}.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["kernel", "protocol", "epsilon", "accuracy", "standard_error"])
-        for row in rows:
-            cells = [row.config[key] for key in ("kernel", "protocol", "epsilon")]
-            writer.writerow([*cells, row.moments.mean, row.moments.standard_error])
-            print(
-                f"{cells[0]:<24}{cells[1]:<28}{cells[2]:>8g}{row.moments.mean:>10.3f}{row.moments.standard_error:>8.3f}"
-            )
-    draw(rows, data.classes, Path(f"{stem}.png"))
+    stem = data.name.replace(" ", "_")
+    store = report.folder / f"{stem}.jsonl"
+    for row in sweep(trial, grid, trials=config.trials, seed=1, store=store, block_size=1):
+        cells = {key: row.config[key] for key in ("kernel", "protocol", "epsilon")}
+        error = row.moments.standard_error
+        report.row(stem, **cells, accuracy=row.moments.mean, standard_error=error, chance=1 / data.classes)
 
+
+def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+    return {f"{name}.png": curves(rows) for name, rows in tables.items()}
+
+
+def curves(rows: Rows) -> "Figure":
+    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
+    figure, panels = subplots(len(kernels), size=(3.6, 3.8), wide=len(kernels), sharey=True)
+    for axes, kernel in zip(panels, kernels, strict=True):
+        for i, name in enumerate(PROTOCOLS):
+            x, y, errors = columns(rows, "epsilon", "accuracy", "standard_error", kernel=kernel, protocol=name)
+            axes.errorbar(
+                x,
+                y,
+                [2 * error for error in errors],
+                fmt="--" if "paper" in name or name == "local" else "-",
+                marker="o",
+                markersize=3,
+                capsize=2,
+                color=f"C{i}",
+                label=name,
+            )
+        axes.axhline(rows[0]["chance"], color="grey", linewidth=0.6)
+        axes.set(title=kernel, xlabel="epsilon of the vector", xscale="log")
+        ticks = sorted({row["epsilon"] for row in rows})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(True, linewidth=0.3)
+    panels[0].set_ylabel("accuracy")
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center")
+    return figure
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

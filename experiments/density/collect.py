@@ -11,10 +11,10 @@ Expected: projection, cosine, rounding and counting are the same work for both a
     quarters of it are the matrix product (experiments/bench/rounded_features.py). Standard
     deviations of the two kinds of noise agree to a few per cent. The messages of every user are timed for 4,000 users
     of exactly calibrated protocols. Machines are noisy: compare ratios, not seconds.
-Output: one run, one thread. Time: four minutes, most of it the dense method; --smoke in seconds.
+Output: results/density/collect/*.csv, of one run, one thread.
+Time: four minutes, most of it the dense method; --smoke in seconds.
 """
 
-import argparse
 import math
 import time
 from dataclasses import dataclass, field
@@ -27,9 +27,19 @@ from torchdp.density import Features, GaussianFourier, GaussianSquareWave, calib
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import BitSum, CorrelatedSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.paper import paper_split
+from torchdp.simulate import Experiment, Report
 
+
+@dataclass(frozen=True)
+class Config:
+    per_class: int = 40_000
+    classes: int = 14
+    few: int = 4000  # users whose messages are timed
+
+
+FULL = Config()
+SMOKE = Config(300, 2, 100)
 D = REPETITIONS = 768
-CLASSES = 14
 EPSILON, DELTA = 4.5, 1e-6
 BLOCK = 4000  # users that the dense method holds in memory at once
 
@@ -79,19 +89,17 @@ def aggregate(x: Tensor, features: Features, protocol: BitSum, generator: torch.
     return estimate, estimate - ones
 
 
-def report(name: str, clock: Clock) -> float:
-    total = sum(clock.seconds.values())
-    parts = ", ".join(f"{part} {seconds:.3g} s" for part, seconds in clock.seconds.items())
-    print(f"{name:<46}{total:>9.2f} s   {parts}", flush=True)
-    return total
+def total(report: Report, name: str, clock: Clock) -> float:
+    for part, seconds in clock.seconds.items():
+        report.row("seconds", path=name, part=part, seconds=seconds)
+    whole = sum(clock.seconds.values())
+    report.row("seconds", path=name, part="all", seconds=whole)
+    return whole
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    smoke = arguments.parse_args().smoke
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    per_class, classes, few = (300, 2, 100) if smoke else (40_000, CLASSES, 4000)
+    per_class, classes, few = config.per_class, config.classes, config.few
     generator, rng = keyed_generator(b"collect"), np.random.default_rng(0)
     fourier = GaussianFourier(D).draw(REPETITIONS, generator=generator)
     wave = GaussianSquareWave(D).draw(REPETITIONS, generator=generator)
@@ -105,30 +113,37 @@ def main() -> None:
         noises["dense"].append(dense(x.numpy(), w, b, ratio, rng, clocks["dense"])[1])
         noises["aggregate"].append(aggregate(x, fourier, correlated, generator, clocks["aggregate"])[1].numpy())
         aggregate(x, wave, correlated, generator, clocks["wave"])
-    print(f"n = {classes * per_class:,} users in {classes} classes, d = I = {D}, one thread")
-    slow = report("dense numpy, random Fourier features", clocks["dense"])
-    fast = report("torchdp, random Fourier features", clocks["aggregate"])
-    report("torchdp, square waves", clocks["wave"])
+    report.say(f"n = {classes * per_class:,} users in {classes} classes, d = I = {D}, one thread")
+    slow = total(report, "dense numpy, random Fourier features", clocks["dense"])
+    fast = total(report, "torchdp, random Fourier features", clocks["aggregate"])
+    total(report, "torchdp, square waves", clocks["wave"])
     noise = [clocks[name].seconds["noise"] for name in ("dense", "aggregate")]
-    print(f"noise alone: {noise[0] / noise[1]:.3g} times as fast; the whole: {slow / fast:.3g} times")
     spread = [float(np.std(np.concatenate(noises[name]))) for name in ("dense", "aggregate")]
-    print(
-        f"standard deviation of the noise: dense {spread[0]:.1f}, aggregate {spread[1]:.1f}, "
-        f"stated {correlated.rmse:.1f}"
+    report.say("\ntimes as fast as dense; standard deviations of the noise")
+    report.row(
+        "gain",
+        noise=noise[0] / noise[1],
+        whole=slow / fast,
+        dense_deviation=spread[0],
+        aggregate_deviation=spread[1],
+        stated_deviation=correlated.rmse,
     )
-    print(f"every user's messages, {few} users:")
+    report.say(f"\nevery user's messages, {few} users")
     x = unit_vectors(few, generator)
     for kind in (RandomizedResponseSum, PoissonSum):
         kde, clock = calibrated_kde(wave, kind, few, EPSILON, DELTA), Clock()
         protocol, bits = kde.protocol, wave.bits(x)
         clock.time("all", lambda p=protocol, o=bits: p.collect(o))
-        each = clock.seconds["all"] / few / REPETITIONS * 1e9
-        print(
-            f"  {type(protocol).__name__:<24}{kde.messages_per_user:>9.0f} messages per user of "
-            f"{protocol.bits_per_message(REPETITIONS)} bits, {each:>7.0f} ns per user and coordinate",
-            flush=True,
+        report.row(
+            "messages",
+            protocol=type(protocol).__name__,
+            messages_per_user=kde.messages_per_user,
+            bits=protocol.bits_per_message(REPETITIONS),
+            ns_per_user_and_coordinate=clock.seconds["all"] / few / REPETITIONS * 1e9,
         )
 
 
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 38, "part": 40})
+
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

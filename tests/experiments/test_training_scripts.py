@@ -3,8 +3,8 @@
 import re
 
 
-def test_prefix_noise(smoke):
-    printed = smoke("training/prefix_noise.py")
+def test_prefix_noise(command):
+    printed = command("training/prefix_noise.py")
     largest, rms = map(float, re.search(r"least possible: max (\S+), rms (\S+)", printed).groups())
     rows = {
         name: (float(worst), float(mean))
@@ -17,8 +17,8 @@ def test_prefix_noise(smoke):
     assert rows["torchdp, gamma_F"][1] == min(row[1] for row in rows.values()) < 1.001 * rms
 
 
-def test_learned_factorization(smoke):
-    printed = smoke("training/learned_factorization.py")
+def test_learned_factorization(command):
+    printed = command("training/learned_factorization.py")
     least = float(re.search(r"root mean squared error: (\S+)", printed).group(1))
     rows = {
         name: [float(value) for value in values.split()]
@@ -29,8 +29,8 @@ def test_learned_factorization(smoke):
     assert all(row[3] < 1e-12 for row in rows.values())
 
 
-def test_epochs(smoke):
-    rows = re.findall(r"^(\s*\S.*?) {2,}(\d\S+) +(\d\S+)", smoke("training/epochs.py"), re.MULTILINE)
+def test_epochs(command):
+    rows = re.findall(r"^(\s*\S.*?) {2,}(\d\S+) +(\d\S+)", command("training/epochs.py"), re.MULTILINE)
     cells = [index for index, row in enumerate(rows) if row[0].endswith("at least")]
     assert len(cells) == 2
     for start, end in zip(cells, [*cells[1:], len(rows)], strict=True):
@@ -40,7 +40,7 @@ def test_epochs(smoke):
         assert found["torchdp, root mean square"][1] == min(row[1] for row in found.values()) < 1.001 * float(mean)
 
 
-def test_quickstart(smoke):
-    printed = smoke("training/quickstart.py")
+def test_quickstart(command):
+    printed = command("training/quickstart.py")
     assert "central differential privacy" in printed and "epsilon = 2, delta = 1e-05" in printed
     assert float(printed.split()[-1]) > 0.6

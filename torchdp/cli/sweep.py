@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdp import checks, simulate
-from torchdp.simulate import Experiment, OnError, OtherCode, Row, Sampler, Trial
+from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
 from torchdp.simulate.sweep import MakeTrial
 
 
@@ -55,7 +55,7 @@ def sweep(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _stored(store: Path, experiment: Experiment, seed: int, code: str) -> list[Row]:
+def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
     """The stored rows of the grid; of those that several codes made, the present one's or else the last."""
     found: dict[str, Row] = {}
     wanted = {simulate.canonical(config) for config in experiment.grid}
@@ -70,7 +70,7 @@ def _stored(store: Path, experiment: Experiment, seed: int, code: str) -> list[R
     return list(found.values())
 
 
-def load(path: str, smoke: bool) -> Experiment:
+def load(path: str, smoke: bool) -> Sweep:
     """``experiment(smoke)`` of the script at ``path``. Raises ValueError, OSError."""
     file = Path(path)
     if file.suffix != ".py" or not file.is_file():
@@ -83,8 +83,8 @@ def load(path: str, smoke: bool) -> Experiment:
     if not callable(getattr(module, "experiment", None)):
         raise ValueError(f"{path} defines no experiment(smoke); see experiments/pairwise/error_vs_n.py")
     made = module.experiment(smoke)
-    if not isinstance(made, Experiment):
-        raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Experiment")
+    if not isinstance(made, Sweep):
+        raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Sweep")
     return made
 
 
@@ -104,5 +104,5 @@ class Script:
 
 
 @cache
-def _loaded(path: str, smoke: bool) -> Experiment:
+def _loaded(path: str, smoke: bool) -> Sweep:
     return load(path, smoke)

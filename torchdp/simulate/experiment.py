@@ -1,15 +1,111 @@
-"""An experiment: a grid, what one trial of it is, and how its rows are drawn."""
+"""An experiment: a frozen configuration, what is measured with it, and how its tables are drawn."""
 
+import argparse
+import sys
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torchdp.simulate.report import Report, Rows, read_table
 from torchdp.simulate.sweep import MakeTrial, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+C = TypeVar("C")  # a frozen dataclass: its fields are the command's options
+
+
+def _nothing(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+    return {}
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """What a script under ``experiments/`` hands to ``torchdp sweep``.
+class Experiment(Generic[C]):
+    """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its command.
+
+    measure: ``measure(config, report)`` computes and reports rows.
+    full, smoke: configurations; with the second it takes seconds.
+    draw: ``draw(tables)`` makes the figures, by file name, from what was written.
+    formats: as of :class:`Report`.
+    """
+
+    measure: Callable[[C, Report], None]
+    full: C
+    smoke: C
+    draw: Callable[[Mapping[str, Rows]], Mapping[str, "Figure"]] = _nothing
+    formats: Mapping[str, int | str] = field(default_factory=dict)
+
+    def run(self, config: C, folder: Path) -> dict[str, Rows]:
+        """Measures, then draws from the files; returns the tables as they were written."""
+        self.measure(config, Report(folder, self.formats))
+        return self.drawn(folder)
+
+    def drawn(self, folder: Path) -> dict[str, Rows]:
+        """Draws from the tables in ``folder``, and returns them; prints the files' names."""
+        paths = sorted(folder.glob("*.csv"))
+        tables = {path.stem: read_table(path) for path in paths}
+        for name, figure in self.draw(tables).items():
+            figure.savefig(folder / name, dpi=150)
+            paths.append(folder / name)
+        print(*(path.resolve() for path in paths), sep="\n")
+        return tables
+
+    def main(self, arguments: Sequence[str] | None = None) -> None:
+        """The command line: a field of the configuration is an option."""
+        module = sys.modules[self.measure.__module__]
+        path = Path(module.__file__ or "")
+        parser = argparse.ArgumentParser(
+            description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("--smoke", action="store_true", help="small sizes: seconds on a CPU")
+        parser.add_argument(
+            "--out", type=Path, default=Path("results", path.parent.name, path.stem), help="default: %(default)s"
+        )
+        parser.add_argument("--draw-only", action="store_true", help="draw from what an earlier run wrote")
+        add_options(parser, self.full)
+        given = vars(parser.parse_args(arguments))
+        smoke, out, draw_only = given.pop("smoke"), given.pop("out"), given.pop("draw_only")
+        if draw_only:
+            self.drawn(out)
+        else:
+            self.run(replace(self.smoke if smoke else self.full, **given), out)  # type: ignore[type-var]
+
+
+def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
+    """An option for each field of a dataclass; those not given are absent from the namespace."""
+    kinds = typing.get_type_hints(type(config))
+    for each in fields(config):
+        default = getattr(config, each.name)
+        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"default: {_shown(default)}"}
+        kind = kinds[each.name]
+        if isinstance(kind, types.UnionType):  # X | None
+            kind = next(one for one in typing.get_args(kind) if one is not type(None))
+        if kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is tuple:
+            settings |= {"type": typing.get_args(kind)[0], "nargs": "+", "action": _Tuple}
+        elif typing.get_origin(kind) is typing.Literal:
+            settings["choices"] = typing.get_args(kind)
+        else:
+            settings["type"] = kind
+        parser.add_argument("--" + each.name.replace("_", "-"), **settings)
+
+
+class _Tuple(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, tuple(values))
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value).replace("%", "%%")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid, what one trial of it is, and how its rows are drawn: what a script hands to ``torchdp sweep``.
 
     name: of the results' folder. grid, make_trial, trials, block_size: as in :func:`torchdp.simulate.sweep`.
     draw: ``draw(rows, folder)`` writes the figures from the rows alone and returns the files it wrote.

@@ -1,6 +1,5 @@
 """Figures and tables of a sweep, from its rows alone."""
 
-import csv
 import math
 import os
 from collections.abc import Sequence
@@ -8,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchdp.simulate.report import write_table
 from torchdp.simulate.sweep import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito 2008, without the yellow, which vanishes on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -29,6 +30,26 @@ _MEASURED = (
     "code",
     "error",
 )
+
+
+def subplots(
+    count: int = 1, *, size: tuple[float, float] = (7, 4), wide: int = 2, **options: Any
+) -> tuple["Figure", list["Axes"]]:
+    """A figure and ``count`` axes of this size in inches, ``wide`` beside each other. options: of ``Figure.subplots``.
+
+    Raises ImportError where matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("figures are drawn with matplotlib: pip install torchdp[plot]") from error
+    wide = min(wide, count)
+    high = -(-count // wide)
+    figure = Figure(figsize=(size[0] * wide, size[1] * high), layout="constrained")
+    axes = list(figure.subplots(high, wide, squeeze=False, **options).flat)
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return figure, axes[:count]
 
 
 def error_curves(
@@ -63,25 +84,14 @@ def error_curves(
         ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
             point of one line.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("error_curves draws with matplotlib: pip install torchdp[plot]") from error
-    if panels is None:
-        parts = {title: list(rows)}
-    else:
-        parts = {}
-        for row in rows:
-            parts.setdefault(str(row.config.get(panels)), []).append(row)
+    parts: dict[str, list[Row]] = {} if rows else {title: []}
+    for row in rows:
+        parts.setdefault(title if panels is None else str(row.config.get(panels)), []).append(row)
     groups = {name: _grouped(part, x, lines) for name, part in parts.items()}  # refuses before it draws
-    wide = min(2, len(parts))
-    high = -(-len(parts) // wide) if parts else 0
-    figure = Figure(figsize=(7 * wide, 4.5 * high), layout="constrained")
-    for axes, (name, group) in zip(figure.subplots(high, wide, squeeze=False).flat, groups.items(), strict=False):
+    figure, all_axes = subplots(len(parts), size=(7, 4.5))
+    for axes, (name, group) in zip(all_axes, groups.items(), strict=True):
         _panel(axes, group, x, lines, predicted)
         axes.set(xscale="log", yscale="log", xlabel=x, ylabel=ylabel, title=name)
-    for axes in figure.axes[len(parts) :]:
-        axes.set_visible(False)
     if panels is not None:
         figure.suptitle(title)
     figure.savefig(path, format="png", dpi=150)
@@ -101,10 +111,7 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     keys = list(dict.fromkeys(key for row in rows for key in row.config))
     if clash := sorted(set(keys) & set(_MEASURED)):
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*keys, *_MEASURED])
-        writer.writeheader()
-        writer.writerows({**row.config, **_measured(row)} for row in rows)
+    write_table(path, [*keys, *_MEASURED], ({**row.config, **_measured(row)} for row in rows))
 
 
 def _measured(row: Row) -> dict[str, object]:
@@ -183,18 +190,13 @@ def ratio_strip(rows: Sequence[Row], *, path: str | os.PathLike[str], title: str
         ImportError: matplotlib is not installed.
         ValueError: no row has ``facts["predicted_mse"]`` > 0.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("ratio_strip draws with matplotlib: pip install torchdp[plot]") from error
     known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
     if not known:
         raise ValueError("no row has a predicted_mse; there is nothing to compare")
     predicted = np.array([row.facts["predicted_mse"] for row in known])
     ratio = np.array([row.moments.mean for row in known]) / predicted
     ends = np.array([row.moments.interval() for row in known]) / predicted[:, None]  # (rows, 2)
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = subplots(size=(8, 3))
     axes.axhline(1, color="black", linewidth=0.8)
     bars = np.abs(ends.T - ratio)
     axes.errorbar(range(len(known)), ratio, yerr=bars, fmt="o", color=_COLOURS[0], markersize=3, linewidth=0.8)

@@ -1,0 +1,59 @@
+"""The scripts of shuffled kernel densities find what their docstrings promise."""
+
+import pytest
+
+
+@pytest.mark.slow
+def test_bitsums(smoke):
+    tables = smoke("density/bitsums.py").tables
+    (row,) = tables["rmse"]
+    assert (row["I"], row["eps"], row["n"]) == (768, 2, 100_000)
+    for name, wanted in (("RR paper", 3919), ("RR", 62.1), ("Poisson", 62.1), ("central", 61.8)):
+        assert abs(row[name] / wanted - 1) < 0.02
+    assert 1 < row["RR/central"] < 1.03
+    worst, broken = tables["summary"][0].values()
+    assert worst <= 1.000001 and abs(broken / 4.43e-5 - 1) < 0.005
+
+
+@pytest.mark.slow
+def test_attack(smoke):
+    rows = smoke("density/attack.py").tables["attack"]
+    calibrated, planted = ([r["z"] for r in rows if r["noise"] == noise] for noise in ("calibrated", "planted"))
+    assert len(calibrated) == len(planted) == 4
+    assert max(calibrated) < 4 < min(planted)
+
+
+def test_digits(smoke):
+    found = smoke("density/digits.py")
+    rows = found.tables["digits"]
+    assert found.drew("digits.png")
+    assert rows and all(row["accuracy"] < 0.25 for row in rows if "paper" in row["line"])
+
+
+def test_collect(smoke):
+    assert smoke("density/collect.py").tables["gain"][0]["noise"] > 0
+
+
+def test_classification(smoke):
+    found = smoke("density/classification.py")
+    accuracy = {row["protocol"]: row["accuracy"] for row in found.tables["digits"]}
+    assert accuracy["Poisson"] > 0.7 and accuracy["randomized response"] > 0.7
+    assert accuracy["randomized response, paper"] < 0.3 and accuracy["local"] < 0.5
+    assert found.drew("digits.png")
+
+
+def test_error(smoke):
+    found = smoke("density/error.py")
+    rows = found.tables["error_digits"]
+    assert len(rows) == 8 and all(abs(row["measured"] / row["predicted"] - 1) < 0.12 for row in rows)
+    assert found.drew("error_digits.png")
+
+
+def test_decode(smoke):
+    rows = smoke("density/decode.py").tables["words"]
+    assert len(rows) == 3 * 8 and all(row["words"].count(",") == 2 for row in rows)
+
+
+def test_data(smoke):
+    (row,) = smoke("density/data.py").tables["data"]
+    assert row["package"] == "cvxpy" and row["paragraphs"] == row["training"] + row["queries"] > 0

@@ -1,0 +1,116 @@
+"""Tables of an experiment: each row is printed and written to a CSV file at once, and read back for figures."""
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+
+class Report:
+    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal.
+
+    formats: column -> how it is printed: the width of words (24), or the format of numbers ("" and ".5g").
+    """
+
+    def __init__(self, folder: Path, formats: Mapping[str, int | str] | None = None) -> None:
+        self.folder, self._formats = folder, dict(formats or {})
+        self._columns: dict[str, list[str]] = {}  # of the tables that this run writes
+        self._known: dict[str, Rows] = {}
+        self._last = ""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def say(self, text: object = "") -> None:
+        """Prints a line."""
+        self._last = ""
+        print(text, flush=True)
+
+    def row(self, table: str, **cells: object) -> None:
+        """Adds a row; the first one of a table replaces what an earlier run wrote.
+
+        Cells are words, numbers, tensors of one number, None. Raises ValueError for columns that the table lacks.
+        """
+        self._add(table, {name: _plain(value) for name, value in cells.items()}, [])
+
+    def once(self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]) -> None:
+        """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run goes on."""
+        if table not in self._known:
+            path = self.folder / f"{table}.csv"
+            self._known[table] = read_table(path) if path.exists() else []
+        for row in self._known[table]:
+            if all(_text(row.get(name)) == _text(value) for name, value in key.items()):
+                return self._print(table, row)
+        cells = {name: _plain(value) for name, value in {**key, **measure()}.items()}
+        return self._add(table, cells, self._known[table])
+
+    def _add(self, table: str, cells: dict[str, Any], before: Rows) -> None:
+        path = self.folder / f"{table}.csv"
+        if table not in self._columns:
+            self._columns[table], part = list(cells), path.with_suffix(".part")
+            write_table(part, list(cells), before)
+            os.replace(part, path)
+        if list(cells) != self._columns[table]:
+            raise ValueError(f"rows of table {table!r} must have cells {self._columns[table]}, not {list(cells)}")
+        with open(path, "a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow(map(_text, cells.values()))
+        self._print(table, cells)
+
+    def _print(self, table: str, cells: Mapping[str, Any]) -> None:
+        if table != self._last:
+            print(self._line((name, name, isinstance(value, str)) for name, value in cells.items()))
+        self._last = table
+        print(self._line((name, value, isinstance(value, str)) for name, value in cells.items()), flush=True)
+
+    def _line(self, cells: Iterable[tuple[str, Any, bool]]) -> str:
+        """Of (column, value, whether the column holds words)."""
+        text = ""
+        for name, value, words in cells:
+            how = self._formats.get(name)
+            if words:
+                text += f"{value:<{max(len(name), how if isinstance(how, int) else 24)}}  "
+                continue
+            if isinstance(value, int | float):
+                usual = ".5g" if isinstance(value, float) else ""
+                value = format(value, how if isinstance(how, str) else usual)
+            text += f"{'' if value is None else value:>{max(len(name) + 2, 11)}}"
+        return text.rstrip()
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _text(value: object) -> str:
+    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+
+
+def write_table(path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """A CSV file with a header; a float keeps every digit, None and what a row lacks are empty cells."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows([_text(row.get(name)) for name in columns] for row in rows)
+
+
+def read_table(path: str | os.PathLike[str]) -> Rows:
+    """The complete rows of a CSV file: numbers as int or float, empty cells as None."""
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return [{name: _value(cell) for name, cell in row.items()} for row in rows]
+
+
+def _value(cell: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            pass
+    return {"": None, "True": True, "False": False}.get(cell, cell)
+
+
+def columns(rows: Iterable[Mapping[str, Any]], *names: str, **where: object) -> list[list[Any]]:
+    """These columns of the rows whose cells equal ``where``: one list for each name."""
+    chosen = [row for row in rows if all(row[name] == value for name, value in where.items())]
+    return [[row[name] for row in chosen] for name in names]
