@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.mean.domain import Domain
-from torchdp.mean.encoding import Encoding, admitted, encoding
-from torchdp.mean.noise_shape import NoiseShape
-from torchdp.mean.norm_error import NormError
+from torchdp.domains.domain import Domain
+from torchdp.domains.encoding import Encoding, admitted, encoding
+from torchdp.domains.noise_shape import NoiseShape
+from torchdp.domains.norm_error import NormError
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-
 
 
 @dataclass(frozen=True)
