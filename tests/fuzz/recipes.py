@@ -10,7 +10,10 @@ import torch
 
 from torchdp.noise import SeededNoise
 
-ROOMS = "privacy workloads factorization randomizers queries pairwise domains mean sketching secure regression shuffle density training simulate"
+ROOMS = (
+    "privacy workloads factorization randomizers queries pairwise domains mean "
+    "sketching secure regression shuffle density training simulate"
+)
 
 
 @cache
