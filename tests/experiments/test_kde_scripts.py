@@ -10,7 +10,7 @@ PNG = b"\x89PNG"
 
 @pytest.mark.slow
 def test_bitsums(smoke):
-    printed = smoke("kde/bitsums.py")
+    printed = smoke("density/bitsums.py")
     row = next(line.split() for line in printed.splitlines() if line.split()[:3] == ["768", "2", "1e+05"])
     published, exact, poisson, central, last = (float(row[i]) for i in (3, 4, 8, 10, 13))
     for found, wanted in ((published, 3919), (exact, 62.1), (poisson, 62.1), (central, 61.8)):
@@ -22,7 +22,7 @@ def test_bitsums(smoke):
 
 @pytest.mark.slow
 def test_attack(smoke):
-    printed = smoke("kde/attack.py")
+    printed = smoke("density/attack.py")
     calibrated, planted = (
         [float(z) for z in re.findall(rf"{noise} +\S+ +\S+ +\S+ +(\S+)$", printed, re.MULTILINE)]
         for noise in ("calibrated", "planted")
@@ -32,7 +32,7 @@ def test_attack(smoke):
 
 
 def test_digits(smoke, tmp_path):
-    printed = smoke("kde/digits.py", "--out", tmp_path)
+    printed = smoke("density/digits.py", "--out", tmp_path)
     assert printed.splitlines()[-1].endswith("digits.csv") and (tmp_path / "digits.png").read_bytes().startswith(
         PNG
     )
@@ -42,12 +42,12 @@ def test_digits(smoke, tmp_path):
 
 
 def test_collect(smoke):
-    printed = smoke("kde/collect.py")
+    printed = smoke("density/collect.py")
     assert float(re.search(r"noise alone: (\S+) times", printed).group(1)) > 0
 
 
 def test_classification(smoke, tmp_path):
-    printed = smoke("kde/classification.py", "--out", tmp_path)
+    printed = smoke("density/classification.py", "--out", tmp_path)
     rows = re.findall(r"^Gaussian, orthogonal +(.*?) +4\.5 +(\S+) +\S+$", printed, re.MULTILINE)
     accuracy = {name: float(value) for name, value in rows}
     assert accuracy["Poisson"] > 0.7 and accuracy["randomized response"] > 0.7
@@ -56,7 +56,7 @@ def test_classification(smoke, tmp_path):
 
 
 def test_error(smoke, tmp_path):
-    printed = smoke("kde/error.py", "--out", tmp_path)
+    printed = smoke("density/error.py", "--out", tmp_path)
     rows = re.findall(r"^Gaussian, orthogonal .* (\S+) +(\S+)$", printed, re.MULTILINE)
     assert len(rows) == 8
     for predicted, measured in rows:
@@ -65,9 +65,9 @@ def test_error(smoke, tmp_path):
 
 
 def test_decode(smoke):
-    printed = smoke("kde/decode.py").splitlines()
+    printed = smoke("density/decode.py").splitlines()
     assert len(printed) == 3 * 9 and all(line.count(",") == 2 for line in printed if line.startswith("    "))
 
 
 def test_data(smoke):
-    assert re.match(r"cvxpy +\d+ paragraphs, \d+ for training", smoke("kde/data.py"))
+    assert re.match(r"cvxpy +\d+ paragraphs, \d+ for training", smoke("density/data.py"))

@@ -6,7 +6,7 @@ PNG = b"\x89PNG"
 
 
 def test_noise(smoke):
-    printed = smoke("ltm/noise.py")
+    printed = smoke("sketching/noise.py")
     ratio = {
         (float(epsilon), int(s)): float(ratio)
         for epsilon, s, ratio in re.findall(r"^ +(\S+) +\S+ +(\d+) +\S+ +(\S+) +\S+ +\S+$", printed, re.MULTILINE)
@@ -20,7 +20,7 @@ def test_noise(smoke):
 
 
 def test_regression(smoke, tmp_path):
-    printed = smoke("ltm/regression.py", "--out", tmp_path)
+    printed = smoke("regression/ridge.py", "--out", tmp_path)
     row = next(line.split() for line in printed.splitlines() if line.split()[:1] == ["0.5"])
     sketch, gram = float(row[3]), float(row[5])
     assert gram < 1.02 < sketch
@@ -28,7 +28,7 @@ def test_regression(smoke, tmp_path):
 
 
 def test_low_rank(smoke, tmp_path):
-    printed = smoke("ltm/low_rank.py", "--out", tmp_path)
+    printed = smoke("regression/low_rank.py", "--out", tmp_path)
     measured, predicted = map(
         float, re.findall(r"^Gram +(\S+) \+- \S+ +predicted (\S+)", printed, re.MULTILINE)[-1]
     )
@@ -37,7 +37,7 @@ def test_low_rank(smoke, tmp_path):
 
 
 def test_moments(smoke):
-    printed = smoke("ltm/moments.py")
+    printed = smoke("regression/moments.py")
     rows = re.findall(r"^ +1\d* +(\d+\.\d+) +(\S+) +(\S+) +(\S+) +\S+$", printed, re.MULTILINE)
     assert len(rows) == 2
     for gaussian, measured, laplace, found in rows:
@@ -46,14 +46,14 @@ def test_moments(smoke):
 
 
 def test_tables(smoke, tmp_path):
-    printed = smoke("ltm/tables.py", "--out", tmp_path)
+    printed = smoke("regression/tables.py", "--out", tmp_path)
     row = next(line for line in printed.splitlines() if line.startswith("diabetes, rows repeated")).split()
     gram = float(row[8])
     assert 1 <= gram < 1.01
 
 
 def test_servers(smoke):
-    assert "identical: True" in smoke("ltm/servers.py")
+    assert "identical: True" in smoke("secure/servers.py")
 
 
 def test_speed(smoke):

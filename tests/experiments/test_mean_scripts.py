@@ -6,7 +6,7 @@ PNG = b"\x89PNG"
 
 
 def test_errors(smoke, tmp_path):
-    printed = smoke("gaussian_mean/errors.py", "--out", tmp_path)
+    printed = smoke("mean/errors.py", "--out", tmp_path)
     pairs = re.findall(r"round / shaped (\S+), theory (\S+)", printed)
     assert len(pairs) >= 2 and all(float(found) == float(theory) for found, theory in pairs)
     rows = re.findall(r"(\d\S*) +(\d\S*) \+-(\d\S*) +\d\S* +\d\S* +(\d\S*)$", printed, re.MULTILINE)
@@ -18,7 +18,7 @@ def test_errors(smoke, tmp_path):
 
 
 def test_covariance(smoke, tmp_path):
-    printed = smoke("gaussian_mean/covariance.py", "--out", tmp_path)
+    printed = smoke("mean/covariance.py", "--out", tmp_path)
     joint = re.findall(r"joint release, unbiased +(\S+) +(\S+)", printed)
     bounds = [float(bound) for bound in re.findall(r"lower bound, .* (\d\S*) +nan +nan$", printed, re.MULTILINE)]
     assert len(joint) == len(bounds) == 2
@@ -28,7 +28,7 @@ def test_covariance(smoke, tmp_path):
 
 
 def test_local_central(smoke, tmp_path):
-    printed = smoke("gaussian_mean/local_central.py", "--out", tmp_path)
+    printed = smoke("mean/local_central.py", "--out", tmp_path)
     predicted = {
         (model, shape, n): float(value)
         for model, shape, n, value in re.findall(
@@ -49,7 +49,7 @@ def test_local_central(smoke, tmp_path):
 
 
 def test_shapes(smoke):
-    printed = smoke("gaussian_mean/shapes.py")
+    printed = smoke("mean/shapes.py")
     assert float(re.search(r"worst distance or gap (\S+)", printed).group(1)) < 1e-4
     assert float(re.search(r"worst distance from the program (\S+)", printed).group(1)) < 1e-5
     rows = re.findall(

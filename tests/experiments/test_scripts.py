@@ -17,11 +17,11 @@ RUN_HERE = {
     "bench/secure_sketch.py",
     "bench/sweep_devices.py",
     "bench/vector_sums.py",
-    "enu/choose.py",
-    "enu/error_vs_types.py",
-    "enu/learner.py",
-    "enu/relative_variance.py",
-    "enu/strategies.py",
+    "queries/choose.py",
+    "queries/error_vs_types.py",
+    "queries/learner.py",
+    "randomizers/relative_variance.py",
+    "queries/strategies.py",
     "bench/randomizers.py",
     "pairwise/error_vs_n.py",
     "pairwise/free_constant.py",
@@ -39,24 +39,24 @@ RUN_HERE = {
     "factorization/structured.py",
     "factorization/table.py",
     "bench/sketching.py",
-    "gaussian_mean/covariance.py",
-    "gaussian_mean/errors.py",
-    "gaussian_mean/local_central.py",
-    "gaussian_mean/shapes.py",
-    "kde/attack.py",
-    "kde/bitsums.py",
-    "kde/classification.py",
-    "kde/collect.py",
-    "kde/data.py",
-    "kde/decode.py",
-    "kde/digits.py",
-    "kde/error.py",
-    "ltm/low_rank.py",
-    "ltm/moments.py",
-    "ltm/noise.py",
-    "ltm/regression.py",
-    "ltm/servers.py",
-    "ltm/tables.py",
+    "mean/covariance.py",
+    "mean/errors.py",
+    "mean/local_central.py",
+    "mean/shapes.py",
+    "density/attack.py",
+    "density/bitsums.py",
+    "density/classification.py",
+    "density/collect.py",
+    "density/data.py",
+    "density/decode.py",
+    "density/digits.py",
+    "density/error.py",
+    "regression/low_rank.py",
+    "regression/moments.py",
+    "sketching/noise.py",
+    "regression/ridge.py",
+    "secure/servers.py",
+    "regression/tables.py",
     "pairwise/choose.py",
     "pairwise/coverage.py",
     "pairwise/groups.py",
@@ -172,7 +172,7 @@ def test_gap_against_time(run, tmp_path):
 
 
 def test_choose(run, tmp_path):
-    printed = run(FOLDER / "enu/choose.py", "--smoke", "--out", tmp_path)
+    printed = run(FOLDER / "queries/choose.py", "--smoke", "--out", tmp_path)
     assert float(re.search(r"better by: (-?[\d.]+) standard errors", printed).group(1)) < 4
     with (tmp_path / "choose.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
@@ -180,7 +180,7 @@ def test_choose(run, tmp_path):
 
 
 def test_error_vs_types(run, tmp_path):
-    run(FOLDER / "enu/error_vs_types.py", "--smoke", "--out", tmp_path)
+    run(FOLDER / "queries/error_vs_types.py", "--smoke", "--out", tmp_path)
     with (tmp_path / "error_vs_types.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     z = [(float(r["measured"]) - float(r["predicted"])) / float(r["standard_error"]) for r in rows]
@@ -189,20 +189,20 @@ def test_error_vs_types(run, tmp_path):
 
 
 def test_strategies(run):
-    row = run(FOLDER / "enu/strategies.py", "--smoke").splitlines()[1].split()
+    row = run(FOLDER / "queries/strategies.py", "--smoke").splitlines()[1].split()
     least, found, factorization, oracle = (float(row[i]) for i in (3, 4, 6, 7))
     assert least <= found < 0.8 * min(factorization, oracle)
 
 
 def test_relative_variance(run):
-    printed = run(FOLDER / "enu/relative_variance.py", "--smoke")
+    printed = run(FOLDER / "randomizers/relative_variance.py", "--smoke")
     assert float(re.search(r"largest z-score: ([\d.]+)", printed).group(1)) < 5
     row = next(line for line in printed.splitlines() if line.startswith("PrivUnitG"))
     assert [float(x) for x in re.findall(r"(\d\.\d{4}) \(", row)] == [1.0330, 1.0369, 1.1106, 1.3214]
 
 
 def test_learner(run, tmp_path):
-    printed = run(FOLDER / "enu/learner.py", "--smoke", "--out", tmp_path)
+    printed = run(FOLDER / "queries/learner.py", "--smoke", "--out", tmp_path)
     with (tmp_path / "learner.csv").open(newline="") as file:
         rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
     assert len(rows) == 4 and all(row["least"] <= row["loss"] < 0.6 for row in rows)

@@ -4,7 +4,7 @@ Paper: Wagner (2025), section 4: DBPedia-14's size, n = 560,000 in 14 classes of
     The dense method is the paper's description in numpy: features, bits, and for every user and coordinate two draws of
     NB(1/n, p), p = exp(-0.8 epsilon_0), that are added and subtracted (the third draw of the protocol cancels).
     Here the sum of all users' draws is drawn at once: one geometric variable for each coordinate and sign.
-Command:  OMP_NUM_THREADS=1 python experiments/kde/collect.py
+Command:  OMP_NUM_THREADS=1 python experiments/density/collect.py
 Data: unit vectors around 14 random centres, made class by class (not counted).
 Expected: projection, cosine, rounding and counting are the same work for both and take most of what is left here; the
     noise of all classes takes under 0.1 s in the place of minutes, and the whole is at least 5 times as fast; three

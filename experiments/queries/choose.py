@@ -1,7 +1,7 @@
 """Does the mechanism of least predicted error measure best? All candidates of ``choose`` over workloads, n, epsilon.
 
 Papers: Edmonds, Nikolov, Ullman (2020), Theorem 10 (factorization); McKenna, Maity, Mazumdar, Miklau (2020).
-Command:  python experiments/enu/choose.py
+Command:  python experiments/queries/choose.py
 Expected: 36 cells; measured over predicted mean squared error of the chosen mechanism 1 up to its standard error; no
     other candidate measures better by more than 4 standard errors of the difference. Optimised strategies win most
     cells, subset selection the histogram, PrivUnit on factors where types are many against the queries.

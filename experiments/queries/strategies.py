@@ -2,7 +2,7 @@
 
 Paper: McKenna, Maity, Mazumdar, Miklau (2020); their code's sums over queries of the worst type's variance for
     thresholds at epsilon = 1 (4k outputs, seed 0) are 723.59 at k = 64 and 1910.87 at k = 128.
-Command:  python experiments/enu/strategies.py
+Command:  python experiments/queries/strategies.py
 Expected: variance of one user's answers, mean over queries, worst type. On thresholds strategies are 11 % or more below
     the authors' values, at epsilon = 1 at most 0.65 times the factorization mechanism and, at k = 16, within 2 % of
     the certified lower bound (10 % at epsilon = 4); on the histogram subset selection is as good.

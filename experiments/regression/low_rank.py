@@ -2,7 +2,7 @@
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figure 2: d = 50, k = 5 and 10, epsilon = 0.1 and 0.5.
 Data: k singular values sqrt(n / k), the others 1/n, random bases; rows cut to the public norm 2. m = 100, delta = 1e-6.
-Command:  python experiments/ltm/low_rank.py
+Command:  python experiments/regression/low_rank.py
 Expected: at n = 5e5, k = 5 the Gram route, whose noise is a curator's, has psi 9.5e-5 (epsilon = .1) and 4.7e-6 (.5)
     to a few percent, as predicted; MOD-SULQ .58 and .03 as published, 1.8e-4 and 9e-6 calibrated exactly; the sketch
     with exact noise .9 and .6, a random space .9. Noise of variance 2 ln(1.25/delta)/(epsilon^2 n^p), p = 1, falls

@@ -3,7 +3,7 @@
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figures 3 and 4: phi against n, d = 10, lambda = 10, m = 100.
 Data: A ~ N(0, 1), b = A x, x ~ N(0, mu^2), all cut to [-1, 1] (how the paper scales is not said); mu = 1 in the table,
     mu^2 = n, as in the paper, in the figures. delta = 1e-6; rows have norm sqrt 10 at most, labels 1.
-Command:  python experiments/ltm/regression.py
+Command:  python experiments/regression/ridge.py
 Expected: at n = 1e6 and epsilon = .03, .1, .5 the Gram route has phi below 1.02, 1.002 and 1.001, like the same
     mechanism run by a curator and not above SSP and AdaSSP. The sketch with exact noise is near phi(0) at epsilon =
     .03 and .1, 1.95 at .5; at n = 1.6e7, debiased and with the predicted best m, 1.04. Noise of variance

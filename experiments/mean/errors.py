@@ -1,7 +1,7 @@
 """Error of five shapes of Gaussian noise on five domains, beside what any unbiased mechanism must cost.
 
 Paper: Nikolov, Tang (2023), Theorems 15, 23 and 43; Lemma 60 for the boxes.
-Command:  python experiments/gaussian_mean/errors.py
+Command:  python experiments/mean/errors.py
 Expected: (E ||error||_p^2)^{1/2} n at rho = 0.5 zCDP. At p = 2 noise shaped to the differences costs (e - 1)^{1/2} =
     1.311 times the lower bound for the worst data, on every domain whose oracle is exact: that is the bound's own slack
     at this rho, 1 at rho = 0. Round noise costs up to 2.3 times more. At p = inf the shape of least error is not

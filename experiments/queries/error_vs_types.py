@@ -1,7 +1,7 @@
 """Error of local mechanisms for thresholds as the types grow: predicted curves, measured points.
 
 Papers: Edmonds, Nikolov, Ullman (2020), Theorem 10 (factorization); McKenna, Maity, Mazumdar, Miklau (2020).
-Command:  python experiments/enu/error_vs_types.py
+Command:  python experiments/queries/error_vs_types.py
 Expected: error of the average query at n = 10,000 on the worst data. Factorization grows like log k, frequency oracles
     like a power of k except where e^epsilon is of order k; an optimised strategy (up to 64 types) is below both.
     Measured points lie on the curves.

@@ -1,7 +1,7 @@
 """An attack on composed bitsums: the best test there is, run on what the protocols send, against what is certified.
 
 Paper:    Wagner (2025), Theorem 3.1 (composition of bitsums); the accounting is torchdp's own.
-Command:  OMP_NUM_THREADS=1 python experiments/kde/attack.py
+Command:  OMP_NUM_THREADS=1 python experiments/density/attack.py
 Method:   users hold the same bits but for one, who flips its bit in all I instances. The adversary knows everything
     else and uses the exact likelihood ratio, whose sum over the instances is the loss L. The mean of
     max(0, 1 - e^(epsilon - L)) is then the delta at epsilon, without bias. Several numbers of ones among the others,

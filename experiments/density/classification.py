@@ -1,7 +1,7 @@
 """Accuracy of the private highest-density classifier against epsilon: each kernel, protocol and calibration.
 
 Paper: Wagner (2025), Figures 1 and 4 to 8, Tables 2 to 5.
-Command:  python experiments/kde/classification.py --data digits
+Command:  python experiments/density/classification.py --data digits
     or --data documentation (made by data.py), or dbpedia, agnews, sst2, cifar10 with --folder holding the embeddings,
     or "synthetic agnews" and so on: a stand-in with the paper's n, d and classes, which is not its data. Tables 2
     to 5 vary --label-epsilon: inf, 7, 5, 3, 1.
@@ -13,8 +13,8 @@ Expected: a curator, who adds up the features themselves and noise for what they
 Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.csv, where the sentence model was not at
     hand for another run, the curator's rows are left out, since they rounded and counted flips, and "rounding alone" is
     what was called no privacy: the exact sum of rounded bits.
-Output: results/kde/<data>.jsonl (killed and started again it goes on), .csv and .png. Time: on one core digits seven
-    minutes, documentation half an hour; --smoke in seconds.
+Output: results/density/<data>.jsonl (killed and started again it goes on), .csv and .png.
+Time: on one core digits seven minutes, documentation half an hour; --smoke in seconds.
 """
 
 import argparse
@@ -164,9 +164,9 @@ def draw(rows: list[Row], classes: int, target: Path) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--data", default="digits")
-    arguments.add_argument("--folder", type=Path, default=Path("results/kde"), help="of embeddings")
+    arguments.add_argument("--folder", type=Path, default=Path("results/density"), help="of embeddings")
     arguments.add_argument("--label-epsilon", type=float, default=5.0, help="inf: labels are public")
-    arguments.add_argument("--out", type=Path, default=Path("results/kde"))
+    arguments.add_argument("--out", type=Path, default=Path("results/density"))
     arguments.add_argument("--smoke", action="store_true")
     options = arguments.parse_args()
     data = load(options.data, options.folder)

@@ -2,7 +2,7 @@
 
 Paper: Nikolov, Tang (2023), "General Gaussian noise mechanisms and their optimality for unbiased mean estimation",
     Definition 2, Theorem 32, Lemmas 19, 60 and 62, equations (26) and (27).
-Command:  OMP_NUM_THREADS=1 python experiments/gaussian_mean/shapes.py
+Command:  OMP_NUM_THREADS=1 python experiments/mean/shapes.py
 Expected: every closed form met within 1e-4, mostly to rounding; 15 points in R^5 equal to the program within 1e-5; 4096
     points in R^512 at a gap below 1e-3; a zonotope of 500 generators in R^50 at a gap below sqrt(pi/2) - 1 = 0.25 (its
     ellipsoid is the best that the semidefinite bound proves; the rest is that bound's own slack and the search's).

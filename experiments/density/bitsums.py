@@ -2,7 +2,7 @@
 
 Paper:    Wagner (2025), "Learning from End User Data with Shuffled Differential Privacy over Kernel Densities",
     section 4 and Theorem 3.1: the RMSE of one bitsum where each user takes part in I of them.
-Command:  OMP_NUM_THREADS=1 python experiments/kde/bitsums.py
+Command:  OMP_NUM_THREADS=1 python experiments/density/bitsums.py
 Expected, at I = 768, epsilon = 2, delta = 1e-6, n = 1e5 (to 2 %): RR paper 3919, RR 62.1, 3NB paper 113.6, 3NB 91.8,
     Poisson 61.9, central Gauss 61.8, Pure 546. RR is certified over every number of ones among the others and stays
     within 1.03 of a trusted curator's Gaussian noise at I = 768. The guarantee that the paper's RR has in truth,

@@ -2,7 +2,7 @@
 
 Papers: Asi, Feldman, Talwar (2022), who prove PrivUnit optimal on the sphere; Asi, Feldman, Nelson, Nguyen, Talwar
     (2023) for ProjUnit; Edmonds, Nikolov, Ullman (2020), whose local mechanism adds one such message for each user.
-Command:  python experiments/enu/relative_variance.py
+Command:  python experiments/randomizers/relative_variance.py
 Expected: PrivUnitG within 0.3 % of PrivUnit at d = 256 and epsilon = 1 (10 % at d = 16, epsilon = 4); hemisphere and
     point release 1.16 times as much at epsilon = 1 and 12 times at epsilon = 8 (d = 256); the published point release
     2.2 times, and not epsilon-LDP above epsilon = 2.5757; PrivUnit at its published sufficient conditions 1.41 times

@@ -1,7 +1,7 @@
 """Noise of the linear-transformation model: what the paper adds, what is needed, and a check by Monte Carlo.
 
 Paper: Corollaries 4.7 and 4.10 and Section 6.2 of arXiv 2412.00497 (ICML 2025), against exact calibration.
-Command:  python experiments/ltm/noise.py
+Command:  python experiments/sketching/noise.py
 Prints: (1) variance of an entry of the release, exact and by Corollary 4.7, d = 10, m = 100, entries in [-1, 1], delta
     = 1e-6; (2) variance over the least when t' clients are corrupt, s = 1; (3) the same where one copy of noise serves
     all copies of the sketch; (4) the true epsilon of the paper's noise; (5) the delta of drawn noise at epsilon = 1,

@@ -1,7 +1,7 @@
 """Local against central means on a skewed box: shaped and round noise, and their lower bounds.
 
 Paper: Nikolov, Tang (2023), Theorems 15, 17, 4 and 55.
-Command:  python experiments/gaussian_mean/local_central.py
+Command:  python experiments/mean/local_central.py
 Expected: (E ||error||_2^2)^{1/2} at epsilon = 1. Local errors fall like n^{-1/2}, central ones like 1/n; shaped noise
     errs 1.64 times less than round noise in both. PrivUnitG is 2.6 times the local lower bound for every data set, and
     8 % below a point release of full budget, whose prediction is an upper bound. Measured / predicted is 1 within 0.03

@@ -1,12 +1,12 @@
 """Error of a private Gaussian kernel density, its three parts, and what each user sends.
 
 Paper: Wagner (2025), Figures 2 (messages of a user) and 3 (error of the density at queries).
-Command:  python experiments/kde/error.py --data documentation   (made by data.py; or as in classification.py)
+Command:  python experiments/density/error.py --data documentation   (made by data.py; or as in classification.py)
 Expected: measured root mean squared errors over the queries equal those predicted in closed form. With exact
     calibration the random features are the largest part, which orthogonal frequencies make smaller; a curator, who adds
     up the features themselves, has no part of rounding, and never more privacy noise than a shuffled protocol. The
     paper's calibration of randomized response is about 60 times as noisy.
-Output: results/kde/error_<data>.csv and .png. Time: digits a minute; --smoke in seconds.
+Output: results/density/error_<data>.csv and .png. Time: digits a minute; --smoke in seconds.
 """
 
 import argparse
@@ -55,8 +55,8 @@ def draw(path: Path, target: Path) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--data", default="digits")
-    arguments.add_argument("--folder", type=Path, default=Path("results/kde"), help="of embeddings")
-    arguments.add_argument("--out", type=Path, default=Path("results/kde"))
+    arguments.add_argument("--folder", type=Path, default=Path("results/density"), help="of embeddings")
+    arguments.add_argument("--out", type=Path, default=Path("results/density"))
     arguments.add_argument("--smoke", action="store_true")
     options = arguments.parse_args()
     data = load(options.data, options.folder)

@@ -1,7 +1,7 @@
 """Private covariance of real data: unbiased, projected, and what an unbiased estimate must cost.
 
 Papers: Nikolov, Tang (2023), Theorem 6 and the text after it; Nikolov, Talwar, Zhang (2016) for the projection.
-Command:  python experiments/gaussian_mean/covariance.py
+Command:  python experiments/mean/covariance.py
 Expected: relative Frobenius error at epsilon = 1, delta = 1e-6, on breast cancer (30 measurements over their published
     maxima) and digits (64 pixels), rows shortened to norm 1, data repeated to reach n. The joint release errs 3.1 to
     3.3 times less than noise on every entry; unbiased errors fall like 1/n and are about 8 times the lower bound, which

@@ -1,7 +1,7 @@
 """Words of highest private density in each class: what the released densities say about their classes.
 
 Paper: Wagner (2025), Tables 1 and 6 to 8 (class decoding), there on DBPedia, AG News and SST2 with 400,000 words.
-Command:  python experiments/kde/decode.py   (reads results/kde/documentation.npz, made by data.py)
+Command:  python experiments/density/decode.py   (reads results/density/documentation.npz, made by data.py)
 Expected: for most packages three words of their subject, at epsilon = 1 as without privacy; the paper's calibration of
     randomized response decodes at random.
 Time: a minute; --smoke, on random vectors, in seconds.
@@ -25,7 +25,7 @@ EPSILON, LABEL_EPSILON = 1.0, 5.0
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--folder", type=Path, default=Path("results/kde"), help="of documentation.npz")
+    arguments.add_argument("--folder", type=Path, default=Path("results/density"), help="of documentation.npz")
     arguments.add_argument("--smoke", action="store_true")
     options = arguments.parse_args()
     generator, words = keyed_generator(b"decode"), embeddings.vocabulary()

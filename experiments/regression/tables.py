@@ -7,7 +7,7 @@ Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Tables 6, 7 (psi, epsi
 Data: scikit-learn's diabetes (442 x 10) and digits (1797 x 64, label: the digit), as they are and with every row
     repeated up to a million clients. Where a UCI file is absent, a *synthetic stand-in* that is not its data: moments
     with Table 6's n and d, a spectrum like 1/i^2, labels whose phi(0) is Table 8's. S A is drawn as for normal rows.
-Command:  python experiments/ltm/tables.py [--data FOLDER]
+Command:  python experiments/regression/tables.py [--data FOLDER]
 Expected: phi of the local model is phi(0), the sketch with exact noise is there too or above. The Gram route: 1.001 on
     repeated diabetes, 1.21 on repeated digits (AdaSSP 1.48), and never above AdaSSP but on 442 rows, where noise
     hides everything. A file whose phi(0) is not the paper's was scaled otherwise.

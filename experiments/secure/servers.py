@@ -2,8 +2,8 @@
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data Analytics via Secure
     Sketching", section 6.1: the servers' transform on additive shares.
-Command:  python experiments/ltm/servers.py                                     all processes started here, or
-          torchrun --nproc-per-node 5 experiments/ltm/servers.py --secret $(openssl rand -hex 32)
+Command:  python experiments/secure/servers.py                                     all processes started here, or
+          torchrun --nproc-per-node 5 experiments/secure/servers.py --secret $(openssl rand -hex 32)
 Expected: "identical: True"; the bytes of words on the links are 8 S (s n d + m d), and the analyst's are m d words from
     each server. Under torchrun everything secret is derived from one number, to be new in every run: for a
     demonstration on one machine, not for a deployment, where each link and the clients have their own.

@@ -2,7 +2,7 @@
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.1 and Table 1 (frequencies: O(1/epsilon) here, sqrt
     n in the local model), with the moments' noise corrected.
-Command:  python experiments/ltm/moments.py
+Command:  python experiments/regression/moments.py
 Expected: measured errors within three percent of the predicted ones, the same at every n; those of the best local
     oracle grow like sqrt n. The paper's variance of F_k, 2 D^k ln(1.25/delta)/epsilon^2, spends 1.66 where epsilon = .5
     at D = 4, k = 2.

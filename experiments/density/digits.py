@@ -4,7 +4,7 @@ Paper: Wagner (2025), section 4.1 (highest density class), on a table that comes
     pixels in 10 classes, 125 of each class users, the rest queries. Users subtract 5 from every pixel
     (a public constant, as is the range 0..16) and normalise their vector. Labels are public here, or go through
     randomized response at epsilon = 5 in the lines marked so: then epsilon + 5 protects vector and label together.
-Command:  python experiments/kde/digits.py
+Command:  python experiments/density/digits.py
 Expected: at epsilon = 4.5, delta = 1e-5 the Gaussian kernel of bandwidth 0.7 by square waves (2048 repetitions) is
     within 0.03 of its accuracy without any privacy, and randomized response calibrated as in the paper is at chance.
     More repetitions cost communication, not accuracy. The inner product by rotated coordinates is near its own limit.

@@ -4,7 +4,7 @@ Paper: Edmonds, Nikolov, Ullman (2020), Theorem 24: one message of each user est
 Data: scikit-learn's breast cancer table (569 women, 30 measurements), each measurement in 6 equal bins between its
     smallest and largest value (taken as public here: in a real collection the ranges must be stated beforehand).
     Larger n resamples the rows, so that the true losses stay the same.
-Command:  python experiments/enu/learner.py
+Command:  python experiments/queries/learner.py
 Expected: the true loss of the learned stump falls to the least of the class, 0.081, as n epsilon^2 grows: at n = 569
     it is 0.11 at epsilon = 8, at n = 100,000 0.087 at epsilon = 1. Estimates are within the half-width (95 %) of the
     truth; that of the learned stump is the least of 300 and too small on average.
