@@ -8,10 +8,13 @@ The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothi
 - :mod:`torchdp.randomizers`: what one user runs
 - :mod:`torchdp.queries`: linear queries, local and central; agnostic learning
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
+- :mod:`torchdp.domains`: convex sets given by oracles, and the shape of the noise for each
 - :mod:`torchdp.mean`: unbiased means of any bounded domain, with the Gaussian noise of the best shape
 - :mod:`torchdp.shuffle`: sums of bits through a shuffler, and their exact accounting
 - :mod:`torchdp.density`: kernel densities through a shuffler, and learning from them
-- :mod:`torchdp.sketching`: sums and sketches through servers that see shares only
+- :mod:`torchdp.sketching`: public sketches and noise that clients divide among them
+- :mod:`torchdp.secure`: sums by servers that see shares only
+- :mod:`torchdp.regression`: ridge, low rank and moments of secure sums
 - :mod:`torchdp.training`: correlated noise and public features in a training loop
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
@@ -23,6 +26,7 @@ from types import ModuleType
 __version__ = "0.1.0"
 __all__ = [
     "density",
+    "domains",
     "factorization",
     "kernels",
     "mean",
@@ -30,6 +34,8 @@ __all__ = [
     "privacy",
     "queries",
     "randomizers",
+    "regression",
+    "secure",
     "shuffle",
     "simulate",
     "sketching",

@@ -20,9 +20,9 @@ from measure import peak_bytes, seconds
 
 from torchdp import workloads
 from torchdp.factorization import certify
-from torchdp.factorization.fixed_point import solve
 from torchdp.factorization.polar import scalings
-from torchdp.factorization.spectrum import LIGHT, SHARE, SINGLE, Decomposed, Iterated
+from torchdp.factorization.solvers.fixed_point import solve
+from torchdp.factorization.solvers.spectrum import LIGHT, SHARE, SINGLE, Decomposed, Iterated
 
 LARGEST_DECOMPOSED = 4096  # on a GPU; beyond, its eigenvectors take minutes
 SMALLEST_MEASURED = 512  # below, memory is the libraries' own
@@ -30,8 +30,8 @@ Path = type[Decomposed] | type[Iterated]
 CHILD = """
 import torch
 from torchdp import workloads
-from torchdp.factorization.fixed_point import solve
-from torchdp.factorization.spectrum import Decomposed, Iterated
+from torchdp.factorization.solvers.fixed_point import solve
+from torchdp.factorization.solvers.spectrum import Decomposed, Iterated
 W = workloads.prefix({n}).dense()
 solve(workloads.prefix(64).dense(), spectrum={path}())
 """

@@ -28,8 +28,9 @@ from torchdp.kernels import chacha, secure_sketch
 from torchdp.kernels.chacha import reference as plain
 from torchdp.noise import Noise
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import SecureSketch, balanced_osnap
-from torchdp.sketching.shares import masks
+from torchdp.secure import SecureSketch
+from torchdp.secure.shares import masks
+from torchdp.sketching import balanced_osnap
 
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 SETUP = """

@@ -26,15 +26,10 @@ from torch import Tensor
 
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import (
-    SecureSketch,
-    balanced_osnap,
-    bucket_sums,
-    reconstruct,
-    share,
-)
-from torchdp.sketching.frames import payload_bytes
-from torchdp.sketching.shares import masks
+from torchdp.secure import SecureSketch, reconstruct, share
+from torchdp.secure.frames import payload_bytes
+from torchdp.secure.shares import masks
+from torchdp.sketching import balanced_osnap, bucket_sums
 
 COLUMNS, HEIGHT = 10, 100
 # table, clients, copies, servers, the paper's seconds and MB

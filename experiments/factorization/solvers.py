@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import Certificate, certify, gradient
-from torchdp.factorization.fixed_point import solve
+from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
 
 MEMORY = 8  # updates that the acceleration combines: the solver's default

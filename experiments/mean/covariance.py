@@ -18,12 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchdp.domains import lp_ball, noise_shape
 from torchdp.mean import (
     approximate_lower_bound,
     gaussian_covariance,
-    lp_ball,
     moment_norm,
-    noise_shape,
     project_covariance,
     project_second_moment,
 )

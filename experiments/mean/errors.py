@@ -19,20 +19,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchdp.factorization import gamma_box
-from torchdp.mean import (
+from torchdp.domains import (
     Box,
     Domain,
     FiniteSet,
     NoiseShape,
     Zonotope,
-    concentrated_lower_bound,
-    concentrated_mean,
     difference_shape,
     least_error_shape,
     noise_shape,
     round_shape,
 )
+from torchdp.factorization import gamma_box
+from torchdp.mean import concentrated_lower_bound, concentrated_mean
 from torchdp.randomness import keyed_generator
 
 RHO, DELTA, DRAWS = 0.5, 1e-6, 20_000

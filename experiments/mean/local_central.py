@@ -17,16 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchdp.mean import (
-    Box,
-    MeanMechanism,
-    approximate_lower_bound,
-    gaussian_mean,
-    local_lower_bound,
-    local_mean,
-    noise_shape,
-    round_shape,
-)
+from torchdp.domains import Box, noise_shape, round_shape
+from torchdp.mean import MeanMechanism, approximate_lower_bound, gaussian_mean, local_lower_bound, local_mean
 from torchdp.randomizers import PointRelease, PrivUnitG
 from torchdp.randomness import keyed_generator
 

@@ -17,8 +17,7 @@ import time
 
 import torch
 
-from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
-from torchdp.mean import (
+from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
@@ -32,7 +31,8 @@ from torchdp.mean import (
     minkowski_sum,
     noise_shape,
 )
-from torchdp.mean.domain import Domain
+from torchdp.domains.domain import Domain
+from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
 
 EXPONENTS, SMOKE_EXPONENTS = (2.0, 3.0, 4.0, 8.0, math.inf), (2.0, math.inf)
 # Points (N, d) of the table of finite sets; the program takes those with N + d <= 80.

@@ -31,7 +31,7 @@ from torchdp.randomizers import (
     PrivUnitG,
     ProjUnit,
 )
-from torchdp.randomizers.sphere import CapLaw
+from torchdp.randomizers.ball.sphere import CapLaw
 from torchdp.randomness import keyed_generator
 
 EPSILONS, DIMS, DRAWS, AT_ONCE = (

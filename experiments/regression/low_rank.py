@@ -19,16 +19,11 @@ import torch
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import (
-    GaussianNoise,
+from torchdp.regression import (
     GramRelease,
     LocalRows,
-    balanced_count_sketch,
     clipped_rows,
-    entry_variance,
     mod_sulq,
-    paper_experiment_noise,
-    paper_gaussian_noise,
     paper_mod_sulq,
     predicted_psi,
     psi,
@@ -36,6 +31,13 @@ from torchdp.sketching import (
     second_moments,
     spectrum_rows,
     top_directions,
+)
+from torchdp.sketching import (
+    GaussianNoise,
+    balanced_count_sketch,
+    entry_variance,
+    paper_experiment_noise,
+    paper_gaussian_noise,
 )
 
 DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0

@@ -20,7 +20,7 @@ from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.queries import LocalOracle
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import FrequencyMoments, SecureHistogram, paper_moment_variance
+from torchdp.regression import FrequencyMoments, SecureHistogram, paper_moment_variance
 
 EPSILON, DELTA, TYPES, BOUND, ORDERS = 0.5, 1e-6, 64, 4.0, (1.0, 2.0, 3.0)
 

@@ -23,24 +23,26 @@ from torch import Tensor
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import (
+from torchdp.regression import (
     AdaSSP,
-    GaussianNoise,
     GramRelease,
     LocalRows,
     SecondMoments,
     SufficientStatistics,
     adaptive_ridge,
-    balanced_count_sketch,
     debiased,
-    entry_variance,
-    paper_experiment_noise,
-    paper_gaussian_noise,
     phi,
     predicted_phi_of_sketch,
     regression_rows,
     second_moments,
     solve_ridge,
+)
+from torchdp.sketching import (
+    GaussianNoise,
+    balanced_count_sketch,
+    entry_variance,
+    paper_experiment_noise,
+    paper_gaussian_noise,
 )
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0

@@ -22,14 +22,13 @@ import torch
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import (
+from torchdp.regression import (
     AdaSSP,
     GramRelease,
     LocalRows,
     SecondMoments,
     adaptive_ridge,
     debiased,
-    entry_variance,
     export_moments,
     load_csv,
     mod_sulq,
@@ -40,7 +39,8 @@ from torchdp.sketching import (
     solve_ridge,
     top_directions,
 )
-from torchdp.sketching.tables import ELEVATION, ETHYLENE, POWER, SONGS, Schema
+from torchdp.regression.tables import ELEVATION, ETHYLENE, POWER, SONGS, Schema
+from torchdp.sketching import entry_variance
 
 DELTA, HEIGHT, RIDGE, EPSILON_PHI, EPSILON_PSI = 1e-6, 100, 10.0, 0.03, 0.05
 FILES = {

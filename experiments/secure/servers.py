@@ -22,16 +22,10 @@ from torch import Tensor
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.sketching import (
-    AdaptiveCoalition,
-    Links,
-    SecureSketch,
-    balanced_osnap,
-    run_processes,
-    take_part,
-)
-from torchdp.sketching.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
-from torchdp.sketching.processes import parties
+from torchdp.secure import Links, SecureSketch, run_processes, take_part
+from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
+from torchdp.secure.processes import parties
+from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 
 COLUMNS, HEIGHT, COPIES, EPSILON, DELTA = 10, 100, 2, 0.5, 1e-6
 

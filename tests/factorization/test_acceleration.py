@@ -8,7 +8,7 @@ import torch
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize
-from torchdp.factorization.fixed_point import solve
+from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
 
 

@@ -12,16 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp.factorization import (
-    approximate,
-    certificate,
-    certify,
-    epochs,
-    epochs_certificate,
-    factorize,
-    factorize_epochs,
-    gamma2_dual,
-)
+from torchdp.factorization import approximate, certify, epochs, factorize, factorize_epochs, gamma2_dual
+from torchdp.factorization.certificates import certificate, epochs_certificate
 
 cp = pytest.importorskip("cvxpy")
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -7,9 +7,9 @@ import torch
 
 from torchdp import workloads
 from torchdp.factorization import certify_epochs, factorize, factorize_epochs
-from torchdp.factorization.epochs_certificate import sensitivity as class_sensitivity
-from torchdp.factorization.epochs_solver import classes_of, parts_of
-from torchdp.factorization.orthogonal_columns import orthogonal_columns
+from torchdp.factorization.certificates.epochs_certificate import sensitivity as class_sensitivity
+from torchdp.factorization.solvers.epochs_solver import classes_of, parts_of
+from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
 from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, causal_strategy, iterates, sensitivity, standard_errors
 

@@ -11,14 +11,7 @@ from scipy.optimize import linprog
 from scipy.stats import binom
 
 from torchdp import workloads
-from torchdp.factorization import (
-    HardInstance,
-    approximate,
-    factorize,
-    hard_instance,
-    sample_upper_bound,
-    witness,
-)
+from torchdp.factorization import HardInstance, approximate, factorize, hard_instance, sample_upper_bound, witness
 from torchdp.factorization.hard import _mean_inverse
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator

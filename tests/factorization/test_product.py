@@ -17,7 +17,7 @@ from torchdp.factorization import (
     gamma_sign,
     signature_form,
 )
-from torchdp.factorization.certificate import Certificate
+from torchdp.factorization.certificates.certificate import Certificate
 from torchdp.factorization.signature import root, signature
 from torchdp.workloads import Workload
 

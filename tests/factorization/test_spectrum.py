@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import certify, spectrum
-from torchdp.factorization.fixed_point import solve
-from torchdp.factorization.spectrum import Decomposed, Iterated
+from torchdp.factorization import certify
+from torchdp.factorization.solvers import spectrum
+from torchdp.factorization.solvers.fixed_point import solve
+from torchdp.factorization.solvers.spectrum import Decomposed, Iterated
 from torchdp.randomness import keyed_generator
 
 NORMS = [(math.inf, False), (2.0, False), (4.0, False), (math.inf, True), (2.0, True)]

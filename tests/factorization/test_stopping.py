@@ -17,8 +17,8 @@ from torchdp.factorization import (
     group_invariant,
     low_rank,
     signature_form,
-    spectrum,
 )
+from torchdp.factorization.solvers import spectrum
 
 
 def normal(*shape, seed=0):

@@ -11,7 +11,8 @@ import torch
 from torchdp.noise import SeededNoise
 
 ROOMS = (
-    "privacy workloads factorization randomizers queries pairwise mean sketching shuffle density training simulate"
+    "privacy workloads factorization randomizers queries pairwise domains mean "
+    "sketching secure regression shuffle density training simulate"
 )
 
 
@@ -21,7 +22,7 @@ def kept():
     found = {room: importlib.import_module(f"torchdp.{room}") for room in ROOMS.split()}
     number = {"dtype": torch.float64}
     points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
-    polytope = found["mean"].Polytope(points)
+    polytope = found["domains"].Polytope(points)
     features = found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
     return found | {
         "torch": torch,
@@ -38,7 +39,7 @@ def kept():
         "kernel": lambda x, y: (x[..., 0] - y[..., 0]).abs(),
         "trial": lambda generator, size: torch.rand(size, generator=generator, **number),
         "polytope": polytope,
-        "shape": found["mean"].round_shape(polytope, 2.0),
+        "shape": found["domains"].round_shape(polytope, 2.0),
         "features": features,
         "kde": found["density"].ShuffledKDE(features, found["shuffle"].PoissonSum(5, 50.0), 0.1),
         "once": found["training"].Once(),
@@ -135,23 +136,23 @@ queries.FactoredQueries(W, W, torch.eye(3).double(), torch.zeros(3).double())
 """
 
 MEAN = """
-mean.Box(-prior, prior)
-mean.Ellipsoid(W, prior)
-mean.FiniteSet(points)
-mean.Polytope(points)
-mean.Zonotope(W, prior)
-mean.LpBall(prior, 2.0, prior)
-mean.SchattenBall(2, 2, inf, 1.0)
-mean.Product((mean.Box(-prior, prior), mean.FiniteSet(points)))
-mean.lp_ball(3, 2.0, 1.0)
-mean.linear_image(W, mean.Box(-prior, prior))
-mean.minkowski_sum([mean.Box(-prior, prior), mean.Polytope(W)])
-mean.KroneckerProduct(mean.Box(-prior, prior), mean.FiniteSet(points))
-mean.noise_shape(mean.Box(-prior, prior), 2.0)
-mean.difference_shape(polytope, 2.0)
-mean.round_shape(mean.Box(-prior, prior), 2.0)
-mean.least_error_shape(mean.Box(-prior, prior), 2.0)
-mean.gaussian_mean(polytope, mean.noise_shape(polytope, 2.0), 1.0, 1e-5)
+domains.Box(-prior, prior)
+domains.Ellipsoid(W, prior)
+domains.FiniteSet(points)
+domains.Polytope(points)
+domains.Zonotope(W, prior)
+domains.LpBall(prior, 2.0, prior)
+domains.SchattenBall(2, 2, inf, 1.0)
+domains.Product((domains.Box(-prior, prior), domains.FiniteSet(points)))
+domains.lp_ball(3, 2.0, 1.0)
+domains.linear_image(W, domains.Box(-prior, prior))
+domains.minkowski_sum([domains.Box(-prior, prior), domains.Polytope(W)])
+domains.KroneckerProduct(domains.Box(-prior, prior), domains.FiniteSet(points))
+domains.noise_shape(domains.Box(-prior, prior), 2.0)
+domains.difference_shape(polytope, 2.0)
+domains.round_shape(domains.Box(-prior, prior), 2.0)
+domains.least_error_shape(domains.Box(-prior, prior), 2.0)
+mean.gaussian_mean(polytope, domains.noise_shape(polytope, 2.0), 1.0, 1e-5)
 mean.gaussian_mean(polytope, shape, 1.0, 1e-5).estimate(points, noise=noise)
 mean.concentrated_mean(polytope, shape, 1.0, 1e-5)
 mean.local_mean(polytope, shape, 1.0)
@@ -179,44 +180,44 @@ sketching.count_sketch(5, 4, generator=generator)
 sketching.balanced_count_sketch(5, 4, generator=generator)
 sketching.rademacher(5, 4, generator=generator)
 sketching.Sketch(types[None], torch.ones(1, 5), 3)
-sketching.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)
-sketching.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).sample(rows, generator=generator, sample_shape=(2,))
-sketching.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).messages(rows, 0, noise=noise)
-sketching.GramRelease(5, 2, 1.0, 1.0, 1e-5)
-sketching.GramRelease(5, 2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
-sketching.GramRelease(5, 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
-sketching.LocalRows(2, 1.0, 1.0, 1e-5)
-sketching.LocalRows(2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
-sketching.SecureHistogram(5, 3, 1.0)
-sketching.FrequencyMoments(5, 1.0, (1.0, 2.0), 1.0)
-sketching.SharedGaussian(5, 1.0, 1.0, 1e-5)
-sketching.SharedLaplace(5, 1.0, 1.0)
-sketching.SufficientStatistics(2, 1.0, 1.0, 1.0, 1e-5)
-sketching.AdaSSP(2, 1.0, 1.0, 1.0, 1e-5, 0.05)
+secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)
+secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).sample(rows, generator=generator, sample_shape=(2,))
+secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).messages(rows, 0, noise=noise)
+regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)
+regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
+regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
+regression.LocalRows(2, 1.0, 1.0, 1e-5)
+regression.LocalRows(2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
+regression.SecureHistogram(5, 3, 1.0)
+regression.FrequencyMoments(5, 1.0, (1.0, 2.0), 1.0)
+secure.SharedGaussian(5, 1.0, 1.0, 1e-5)
+secure.SharedLaplace(5, 1.0, 1.0)
+regression.SufficientStatistics(2, 1.0, 1.0, 1.0, 1e-5)
+regression.AdaSSP(2, 1.0, 1.0, 1.0, 1e-5, 0.05)
 sketching.AdaptiveCoalition(1)
 sketching.StaticCoalition(1, 0.01)
-sketching.Ring(64, 20)
-sketching.second_moments(rows, labels)
-sketching.clipped_rows(rows, 1.0)
-sketching.choose_regression(sketching.second_moments(rows, labels), 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5)
-sketching.choose_low_rank(sketching.second_moments(rows), 1, 1.0, epsilon=1.0, delta=1e-5)
+secure.Ring(64, 20)
+regression.second_moments(rows, labels)
+regression.clipped_rows(rows, 1.0)
+regression.choose_regression(regression.second_moments(rows, labels), 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5)
+regression.choose_low_rank(regression.second_moments(rows), 1, 1.0, epsilon=1.0, delta=1e-5)
 sketching.entry_variance(1.0, epsilon=1.0, delta=1e-5)
-sketching.gram_sensitivity(1.0, 2)
-sketching.cross_sensitivity(1.0, 1.0)
-sketching.joint_sensitivity(1.0, 1.0, 2)
-sketching.least_squares(sketching.second_moments(rows, labels), 1.0)
-sketching.loss(sketching.second_moments(rows, labels), points[0], 1.0)
-sketching.phi(sketching.second_moments(rows, labels), points[0], 1.0)
+regression.gram_sensitivity(1.0, 2)
+regression.cross_sensitivity(1.0, 1.0)
+regression.joint_sensitivity(1.0, 1.0, 2)
+regression.least_squares(regression.second_moments(rows, labels), 1.0)
+regression.loss(regression.second_moments(rows, labels), points[0], 1.0)
+regression.phi(regression.second_moments(rows, labels), points[0], 1.0)
 sketching.row_sigma(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5)
 sketching.single_sigma(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5)
 sketching.one_copy_sigma(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5)
 sketching.laplace_noise(sketching.ones(5), 1.0, epsilon=1.0)
 sketching.polya_noise(sketching.ones(5), 1, epsilon=1.0)
-sketching.mod_sulq(2, 1.0, 1.0, 1e-5)
-sketching.scaled_columns(rows)
-sketching.solve_ridge(torch.eye(2).double(), points[0], 1.0)
-sketching.spectrum_rows(5, 2, 1, generator=generator)
-sketching.regression_rows(5, 2, 0.5, generator=generator)
+regression.mod_sulq(2, 1.0, 1.0, 1e-5)
+regression.scaled_columns(rows)
+regression.solve_ridge(torch.eye(2).double(), points[0], 1.0)
+regression.spectrum_rows(5, 2, 1, generator=generator)
+regression.regression_rows(5, 2, 0.5, generator=generator)
 """
 
 SHUFFLE = """

@@ -76,7 +76,7 @@ def test_unary_encoding_that_hides_nothing_collects_the_histogram(monkeypatch, n
     x = torch.arange(n) ** 2 % k
     wanted = [*torch.bincount(x, minlength=k).tolist(), n]
     for words in (1, 128, 2**18):
-        monkeypatch.setattr("torchdp.randomizers.bit_vectors.WORDS_AT_ONCE", words)
+        monkeypatch.setattr("torchdp.randomizers.alphabet.bit_vectors.WORDS_AT_ONCE", words)
         assert oracle.collect(x, noise=SeededNoise(1)).tolist() == wanted
         assert oracle.collect(x.view(-1, 1), noise=SeededNoise(1)).tolist() == wanted
 

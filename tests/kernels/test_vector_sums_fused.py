@@ -7,8 +7,9 @@ import torch
 
 from torchdp.kernels import philox, privunit, privunitg
 from torchdp.noise import SeededNoise
-from torchdp.randomizers import PrivUnit, PrivUnitG, ball, sphere_randomizer
-from torchdp.randomizers import privunitg as randomizer_module
+from torchdp.randomizers import PrivUnit, PrivUnitG
+from torchdp.randomizers.ball.ball import ball, sphere_randomizer
+from torchdp.randomizers.ball.ball import privunitg as randomizer_module
 
 triton = pytest.importorskip("triton")
 from torchdp.kernels.normals.pieces import pieces  # noqa: E402

@@ -12,21 +12,15 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
+from torchdp.domains import Box, FiniteSet, Polytope, difference_shape, lp_ball, noise_shape, round_shape
 from torchdp.factorization import factorize
 from torchdp.mean import (
-    Box,
-    FiniteSet,
     GaussianMean,
     GaussianMoments,
-    Polytope,
     concentrated_mean,
-    difference_shape,
     gaussian_mean,
     gaussian_moments,
-    lp_ball,
-    noise_shape,
     pure_lower_bound,
-    round_shape,
 )
 from torchdp.noise import SeededNoise
 from torchdp.queries import CentralFactorization, FactoredQueries, factored, identity, plain

@@ -7,18 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torchdp.domains import Box, FiniteSet, difference_shape, least_error_shape, lp_ball, noise_shape, round_shape
 from torchdp.factorization import gamma_box
-from torchdp.mean import (
-    Box,
-    FiniteSet,
-    concentrated_mean,
-    difference_shape,
-    gaussian_mean,
-    least_error_shape,
-    lp_ball,
-    noise_shape,
-    round_shape,
-)
+from torchdp.mean import concentrated_mean, gaussian_mean
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchdp.mean import (
+from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
@@ -16,9 +16,6 @@ from torchdp.mean import (
     SchattenBall,
     Zonotope,
     difference_shape,
-    gaussian_covariance,
-    gaussian_mean,
-    gaussian_moments,
     least_error_shape,
     linear_image,
     lp_ball,
@@ -26,6 +23,7 @@ from torchdp.mean import (
     noise_shape,
     round_shape,
 )
+from torchdp.mean import gaussian_covariance, gaussian_mean, gaussian_moments
 from torchdp.noise import SeededNoise
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from torchdp.mean import Box, FiniteSet, LocalMean, local_mean, lp_ball, noise_shape
+from torchdp.domains import Box, FiniteSet, lp_ball, noise_shape
+from torchdp.mean import LocalMean, local_mean
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG

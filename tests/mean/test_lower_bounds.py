@@ -8,22 +8,18 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.domains import Box, FiniteSet, difference_shape, lp_ball, noise_shape
 from torchdp.mean import (
-    Box,
-    FiniteSet,
     approximate_lower_bound,
     concentrated_lower_bound,
     concentrated_mean,
-    difference_shape,
     distributional_approximate_lower_bound,
     distributional_lower_bound,
     gaussian_mean,
     local_lower_bound,
     local_mean,
-    lp_ball,
     moment_difference_norm,
     moment_norm,
-    noise_shape,
     paper_moment_norm,
     pure_lower_bound,
 )

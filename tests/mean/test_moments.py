@@ -6,15 +6,11 @@ import math
 import pytest
 import torch
 
+from torchdp.domains import Box, Ellipsoid, FiniteSet, lp_ball, noise_shape
 from torchdp.mean import (
-    Box,
-    Ellipsoid,
-    FiniteSet,
     GaussianMoments,
     gaussian_covariance,
     gaussian_moments,
-    lp_ball,
-    noise_shape,
     project_covariance,
     project_second_moment,
     projection_bound,

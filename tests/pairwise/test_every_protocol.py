@@ -10,7 +10,7 @@ import torchdp.pairwise as pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import AggregateProtocol, Form, Pairs, PairwiseProtocol, PairwiseStatistic
 from torchdp.randomizers import OptimizedUnaryEncoding, PrivUnit, RandomizedResponse, SymmetricUnaryEncoding
-from torchdp.randomizers.strategy import StrategyMatrix
+from torchdp.randomizers.alphabet.strategy import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
 STATISTIC = pairwise.absolute_difference(4)

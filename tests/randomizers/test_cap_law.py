@@ -10,7 +10,7 @@ from scipy.special import betainc
 from scipy.stats import chi2
 
 from torchdp.draws import Simulated
-from torchdp.randomizers.sphere import CapLaw, coordinate_size, mean_coordinate, uniform_coordinate
+from torchdp.randomizers.ball.sphere import CapLaw, coordinate_size, mean_coordinate, uniform_coordinate
 
 EPSILONS = [1e-6, 0.01, 1, 8, 20, 50]
 # gamma for dim 256, and variances, as published here and there; the second argument is dim.

@@ -276,7 +276,7 @@ def test_sums_have_the_stated_mean_and_covariance_at_any_number_of_users(kind, u
 def test_collecting_part_by_part_is_the_tally_of_all_messages(kind, monkeypatch):
     oracle = make(kind, 1.0)
     x = torch.randint(5, (10_000,), generator=generator(8))
-    monkeypatch.setattr("torchdp.randomizers.frequency.WORDS_AT_ONCE", 700)
+    monkeypatch.setattr("torchdp.randomizers.alphabet.frequency.WORDS_AT_ONCE", 700)
     total = oracle.collect(x, noise=SeededNoise(9))
     assert total.shape == (oracle.tallies,) and total.dtype == torch.int64
     W, held = normal(2, 5), torch.bincount(x, minlength=5).double()
@@ -330,7 +330,7 @@ def test_oracles_on_a_gpu(kind):
 @pytest.mark.parametrize("at_once", [0, 32])
 def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     """Values added many at a time and one by one: the size, the own value's rate, and each other value's and pair's."""
-    monkeypatch.setattr("torchdp.randomizers.subset_selection.AT_ONCE", at_once)
+    monkeypatch.setattr("torchdp.randomizers.alphabet.subset_selection.AT_ONCE", at_once)
     oracle, n, x = SubsetSelection(70, 0.3), 20_000, 66
     bits = unpack(oracle.sample(torch.full((n,), x), noise=SeededNoise(3)))
     assert (bits.sum(1) == oracle.subset).all() and not bits[:, 70:].any()

@@ -100,7 +100,7 @@ def test_guarantee_strategy_lower_bound_holds_for_any_witness():
 def test_a_witness_for_a_smaller_epsilon_is_not_believed_at_a_larger_one(monkeypatch):
     caught = []
     monkeypatch.setattr(
-        "torchdp.randomizers.strategy_bound.certify_variance",
+        "torchdp.randomizers.alphabet.strategy_bound.certify_variance",
         lambda W, epsilon, witness, prior: (
             caught.append((W, witness)) or certify_variance(W, epsilon, witness, prior)
         ),

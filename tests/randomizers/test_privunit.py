@@ -10,7 +10,7 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit, PrivUnitG
-from torchdp.randomizers.sphere import uniform_coordinate
+from torchdp.randomizers.ball.sphere import uniform_coordinate
 
 EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 

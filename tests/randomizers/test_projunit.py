@@ -11,7 +11,7 @@ from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit, ProjUnit
-from torchdp.randomizers.sphere import CapLaw
+from torchdp.randomizers.ball.sphere import CapLaw
 
 
 def generator(seed=0):

@@ -18,7 +18,7 @@ from torchdp.randomizers import (
     optimize_strategy,
     strategy_lower_bound,
 )
-from torchdp.randomizers.strategy_bound import VarianceWitness
+from torchdp.randomizers.alphabet.strategy_bound import VarianceWitness
 from torchdp.randomness import keyed_generator
 
 

@@ -12,7 +12,7 @@ from scipy.interpolate import CubicSpline
 from scipy.special import ndtr, ndtri
 
 from torchdp.draws import Simulated
-from torchdp.randomizers.truncated_sums import excess_moments, quantile, truncated_sums
+from torchdp.randomizers.ball.truncated_sums import excess_moments, quantile, truncated_sums
 
 THRESHOLDS = [4e-7, 0.004, 0.4, 2.7, 9.0]
 Z = torch.linspace(-7, 7, 14 * 500 + 1, dtype=torch.float64)

@@ -17,8 +17,8 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
-    chances,
 )
+from torchdp.randomizers.alphabet import chances
 from torchdp.randomness import keyed_generator
 
 EXACT = Context(prec=80, Emax=10**6, Emin=-(10**6))

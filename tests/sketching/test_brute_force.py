@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp import sketching
+from torchdp import regression, secure, sketching
+from torchdp.secure.ring import Ring
+from torchdp.secure.rounding import grid_sensitivity, grid_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
@@ -18,8 +20,6 @@ from torchdp.sketching import (
     osnap,
     rademacher,
 )
-from torchdp.sketching.ring import Ring
-from torchdp.sketching.rounding import grid_sensitivity, grid_sigma
 
 SEED, INSTANCES, ROUNDING = 1, 25, 1e-9
 
@@ -133,20 +133,20 @@ def sensitivities(chance, fault):
     for _ in range(8):
         d, B, C = int(chance.integers(1, 4)), chance.uniform(0.3, 2), chance.uniform(0.2, 3)
         claims = {
-            "gram_sensitivity": (gram, sketching.gram_sensitivity(B, d)),
-            "cross_sensitivity": (cross, sketching.cross_sensitivity(B, C)),
-            "joint_sensitivity": (joint, sketching.joint_sensitivity(B, C, d)),
-            "ModSulq": (upper, sketching.mod_sulq(d, B, 1.0, 1e-6).sensitivity),
+            "gram_sensitivity": (gram, regression.gram_sensitivity(B, d)),
+            "cross_sensitivity": (cross, regression.cross_sensitivity(B, C)),
+            "joint_sensitivity": (joint, regression.joint_sensitivity(B, C, d)),
+            "ModSulq": (upper, regression.mod_sulq(d, B, 1.0, 1e-6).sensitivity),
         }
         for name, (distance, claim) in claims.items():
             yield name, worst_pair(chance, d, B, C, distance), claim / fault
-        release = sketching.GramRelease(9, d, B, 1.0, 1e-6, label_bound=C)
+        release = regression.GramRelease(9, d, B, 1.0, 1e-6, label_bound=C)
         pairs = chance.standard_normal((200, 2, d + 1)) * B
         shown = [release.encode(torch.from_numpy(p[:, :d]), torch.from_numpy(p[:, d])).numpy() for p in pairs]
         yield "GramRelease", max(np.linalg.norm(a - b) for a, b in shown), release.noise.sensitivity / fault
         orders = tuple(chance.uniform(0.5, 4, int(chance.integers(1, 4))))
         for delta, norm in ((0.0, 1), (1e-6, 2)):
-            moments = sketching.FrequencyMoments(9, B, orders, 1.0, delta)
+            moments = regression.FrequencyMoments(9, B, orders, 1.0, delta)
             shown = moments.encode(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
             truth = max(np.linalg.norm(a - b, norm) for a in shown for b in shown)
             yield "FrequencyMoments", truth, moments.noise.sensitivity / fault
@@ -190,7 +190,7 @@ def shared(chance, fault):
         n = int(chance.integers(2, 60))
         corrupt = int(chance.integers(0, n))
         absent, delta = int(chance.integers(0, n - corrupt)), 10 ** chance.uniform(-6, -2)
-        noise = sketching.SharedGaussian(n, 1.0, chance.uniform(0.1, 3), delta, corrupt, absent=absent)
+        noise = secure.SharedGaussian(n, 1.0, chance.uniform(0.1, 3), delta, corrupt, absent=absent)
         one = noise.level_of(1) / fault
         for heard in {n - absent, int(chance.integers(corrupt + 1, n + 1))}:
             mu = 1 / (one * math.sqrt(heard - corrupt))

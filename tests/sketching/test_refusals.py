@@ -5,27 +5,17 @@ import math
 import pytest
 import torch
 
-from torchdp import sketching
+from torchdp import regression, secure, sketching
 from torchdp.noise import SeededNoise
-from torchdp.sketching import (
-    AdaptiveCoalition,
-    FrequencyMoments,
-    GaussianNoise,
-    GramRelease,
-    LaplaceNoise,
-    Layout,
-    Links,
-    LocalRows,
-    SecureHistogram,
-    SecureSketch,
-    StaticCoalition,
-)
-from torchdp.sketching.ring import Ring
-from torchdp.sketching.rounding import grid_sensitivity, grid_sigma
+from torchdp.regression import FrequencyMoments, GramRelease, LocalRows, SecureHistogram
+from torchdp.secure import Links, SecureSketch
+from torchdp.secure.ring import Ring
+from torchdp.secure.rounding import grid_sensitivity, grid_sigma
+from torchdp.sketching import AdaptiveCoalition, GaussianNoise, LaplaceNoise, Layout, StaticCoalition
 
 SKETCH = sketching.osnap(30, 5, 2, generator=torch.Generator().manual_seed(1))
 A = torch.full((30, 3), 0.2, dtype=torch.float64)
-MOMENTS = sketching.second_moments(A, A[:, 0])
+MOMENTS = regression.second_moments(A, A[:, 0])
 PROTOCOL = SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6)
 GRAM, LOCAL = GramRelease(30, 3, 1.0, 1.0, 1e-6, 1.0), LocalRows(3, 1.0, 1.0, 1e-6, 1.0)
 STATIC, LAYOUT, WORDS = StaticCoalition(1), Layout(SKETCH), torch.zeros(2, 30, 3, dtype=torch.int64)
@@ -49,7 +39,7 @@ CALLS = [
     (SecureSketch, (SKETCH, 3, 1.0, 1.0, 1e-6)), (PROTOCOL.messages, (A[:3], 0)), (PROTOCOL.release, (A,)),
     (PROTOCOL.reveal, (PROTOCOL.collect(A),)), (PROTOCOL.session, (bytes(32),)),
     (lambda *a: SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6, servers=a[0], coalition=a[1], bits=a[2]), (2, STATIC, 64)),
-    (lambda *a: sketching.share(*a[:2], noise=a[2]), (WORDS, 2, NOISE)), (sketching.reconstruct, (WORDS,)),
+    (lambda *a: secure.share(*a[:2], noise=a[2]), (WORDS, 2, NOISE)), (secure.reconstruct, (WORDS,)),
     (grid_sensitivity, (Ring(64, 3), 1.0, 3)), (grid_sigma, (torch.ones(2), 1, 3, Ring(64, 3), 1.0, 1.0)),
     (GRAM.encode, (A, A[:, 0])), (GRAM.decode, (torch.zeros(9), 30)), (GRAM.release, (MOMENTS,)),
     (GRAM.guarantee_of, (30,)), (LOCAL.messages, (A, A[:, 0])), (LOCAL.decode, (torch.eye(4), 30)),
@@ -57,15 +47,15 @@ CALLS = [
     (FrequencyMoments(30, 1.0, (1.0, 2.0), 1.0).decode, (torch.zeros(2), 30)),
     (SecureHistogram(30, 4, 1.0).decode, (torch.zeros(4), 30)),
     (SecureHistogram(30, 4, 1.0).messages, (torch.arange(4),)),
-    (sketching.SufficientStatistics, (3, 1.0, 1.0, 1.0, 1e-6)), (sketching.mod_sulq, (3, 1.0, 1.0, 1e-6)),
-    (lambda *a: sketching.choose_regression(*a[:4], **BUDGET), (MOMENTS, 1.0, 1.0, 1.0)),
-    (sketching.phi, (MOMENTS, torch.zeros(3), 1.0)), (sketching.predicted_phi, (MOMENTS, 1.0, 0.1, 0.1)),
-    (sketching.joint_sensitivity, (1.0, 1.0, 3)), (lambda v: sketching.debiased(A, v), (0.1,)),
+    (regression.SufficientStatistics, (3, 1.0, 1.0, 1.0, 1e-6)), (regression.mod_sulq, (3, 1.0, 1.0, 1e-6)),
+    (lambda *a: regression.choose_regression(*a[:4], **BUDGET), (MOMENTS, 1.0, 1.0, 1.0)),
+    (regression.phi, (MOMENTS, torch.zeros(3), 1.0)), (regression.predicted_phi, (MOMENTS, 1.0, 0.1, 0.1)),
+    (regression.joint_sensitivity, (1.0, 1.0, 3)), (lambda v: regression.debiased(A, v), (0.1,)),
     (LAYOUT.put, (LAYOUT.empty(3, torch.int64), WORDS, 0)),
     (sketching.add_rows, (torch.zeros(5, 3, dtype=torch.int64), SKETCH.rows, WORDS)),
     (Links.derived, (bytes(32), "server 0", 2)), (Links, ({"analyst": bytes(32)},)),
-    (sketching.Server, (PROTOCOL, bytes(16), 0, Links.derived(bytes(32), "server 0", 2))),
-    (sketching.client_frames, (PROTOCOL, bytes(16), torch.zeros(2, 2, 1, 3, dtype=torch.int64), 0, [bytes(32)] * 2)),
+    (secure.Server, (PROTOCOL, bytes(16), 0, Links.derived(bytes(32), "server 0", 2))),
+    (secure.client_frames, (PROTOCOL, bytes(16), torch.zeros(2, 2, 1, 3, dtype=torch.int64), 0, [bytes(32)] * 2)),
 ]  # fmt: skip
 NUMBERS = [True, -1.0, math.nan, 2**70, "1"]
 TENSORS = [

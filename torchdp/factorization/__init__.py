@@ -22,9 +22,10 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 
 from torchdp.factorization.additive import additive_noise_bound, least_noise_variance
 from torchdp.factorization.approximate import ApproximateFactorization, approximate, priced, zeta
-from torchdp.factorization.approximate_certificate import certify_approximate, certify_zeta
 from torchdp.factorization.blocks import factorize_blocks
-from torchdp.factorization.certificate import Certificate, certify
+from torchdp.factorization.certificates.approximate_certificate import certify_approximate, certify_zeta
+from torchdp.factorization.certificates.certificate import Certificate, certify
+from torchdp.factorization.certificates.epochs_certificate import certify_epochs
 from torchdp.factorization.closed_forms import (
     box_axes,
     circulant,
@@ -53,7 +54,6 @@ from torchdp.factorization.constructive import (
 )
 from torchdp.factorization.dual import Gamma2Dual, certify_dual, gamma2_dual
 from torchdp.factorization.epochs import EpochFactorization, factorize_epochs
-from torchdp.factorization.epochs_certificate import certify_epochs
 from torchdp.factorization.factorize import Factorization, SignatureFactorization, factorize, signature_form
 from torchdp.factorization.gradient import gradient, low_rank
 from torchdp.factorization.hard import HardInstance, hard_instance, sample_upper_bound

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.approximate_certificate import amounts, certify_approximate, certify_zeta
-from torchdp.factorization.certificate import Certificate
+from torchdp.factorization.certificates.approximate_certificate import amounts, certify_approximate, certify_zeta
+from torchdp.factorization.certificates.certificate import Certificate
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
-from torchdp.factorization.splitting import Best, Bound, Price, conic, weighted
-from torchdp.factorization.stopping import warn_where_open, working
+from torchdp.factorization.solvers.splitting import Best, Bound, Price, conic, weighted
+from torchdp.factorization.solvers.stopping import warn_where_open, working
 from torchdp.workloads import Workload
 
 LARGEST_CONE = 1024  # m + n up to which the semidefinite program is worth its eigendecompositions
@@ -54,8 +54,8 @@ def approximate(
     factors follow W's dtype and device; the work is in float64.
 
     Closed forms are offered first: the factorization of W itself, 0, and one level with signs. Then two splittings:
-    :func:`~torchdp.factorization.splitting.weighted` costs an eigendecomposition of side min(m, n) an iteration; where
-    the weights vanish on rows that still bind, :func:`~torchdp.factorization.splitting.conic` (side m + n, up to 1024)
+    ``solvers.splitting.weighted`` costs an eigendecomposition of side min(m, n) an iteration; where
+    the weights vanish on rows that still bind, ``solvers.splitting.conic`` (side m + n, up to 1024)
     finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true all the same.
     Raises ValueError, TypeError.
 

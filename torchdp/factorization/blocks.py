@@ -9,10 +9,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import combine
-from torchdp.factorization.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, factors, warn
-from torchdp.factorization.fixed_point import power_norm
-from torchdp.factorization.stopping import working
+from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.factorization.solvers.stopping import working
 
 
 def factorize_blocks(

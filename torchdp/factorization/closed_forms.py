@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
-from torchdp.factorization.fixed_point import RANK_TOLERANCE, Solution, power_norm
-from torchdp.factorization.stopping import working
+from torchdp.factorization.solvers.fixed_point import RANK_TOLERANCE, Solution, power_norm
+from torchdp.factorization.solvers.stopping import working
 
 EXACT = 1e-10  # the certified gap of a factorization that is optimal but for rounding
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import refuse_contradiction
+from torchdp.factorization.certificates.certificate import refuse_contradiction
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import allowance, refuse_contradiction
-from torchdp.factorization.stopping import warn_open
+from torchdp.factorization.certificates.certificate import allowance, refuse_contradiction
+from torchdp.factorization.solvers.stopping import warn_open
 from torchdp.randomness import keyed_generator
 
 SMALLEST_WEIGHT = 1e-15  # relative: the weight of a row that the vectors have not reached yet

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import Certificate, check_exponent
-from torchdp.factorization.epochs_certificate import certify_epochs, sensitivity
-from torchdp.factorization.epochs_solver import Attempt, attempts, classes_of
-from torchdp.factorization.fixed_point import power_norm
-from torchdp.factorization.stopping import closed, warn_where_open, working
+from torchdp.factorization.certificates.certificate import Certificate, check_exponent
+from torchdp.factorization.certificates.epochs_certificate import certify_epochs, sensitivity
+from torchdp.factorization.solvers.epochs_solver import Attempt, attempts, classes_of
+from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
 from torchdp.workloads import Workload
 
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient

@@ -10,10 +10,15 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import combine
-from torchdp.factorization.certificate import Certificate, certify, check_error_weights, check_exponent
-from torchdp.factorization.fixed_point import Solution, attempts, power_norm
+from torchdp.factorization.certificates.certificate import (
+    Certificate,
+    certify,
+    check_error_weights,
+    check_exponent,
+)
 from torchdp.factorization.signature import Root, root, signature
-from torchdp.factorization.stopping import closed, warn_where_open, working
+from torchdp.factorization.solvers.fixed_point import Solution, attempts, power_norm
+from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
 from torchdp.workloads import Workload
 
 

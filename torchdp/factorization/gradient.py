@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.factorization.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
-from torchdp.factorization.fixed_point import Solution, power_norm
 from torchdp.factorization.rank import LowRankFactorization, measure
 from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, smooth_log_norm
-from torchdp.factorization.stopping import working
+from torchdp.factorization.solvers.fixed_point import Solution, power_norm
+from torchdp.factorization.solvers.stopping import working
 
 SHARPNESS = 4.0, 4000.0  # of the smoothed maximum, first and last step
 STIFFNESS = 10.0, 3000.0  # of the bound on the distortion, over the number of entries, first and last step

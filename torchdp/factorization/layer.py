@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import Certificate, certify
+from torchdp.factorization.certificates.certificate import Certificate, certify
 
 LARGEST = 64  # m + n; about a second at 32 x 32
 TOLERANCE = 1e-6  # of the certified gap

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.approximate import ApproximateFactorization, prepare, priced
-from torchdp.factorization.approximate_certificate import certify_approximate
-from torchdp.factorization.certificate import refuse_contradiction
-from torchdp.factorization.splitting import compress
+from torchdp.factorization.certificates.approximate_certificate import certify_approximate
+from torchdp.factorization.certificates.certificate import refuse_contradiction
+from torchdp.factorization.solvers.splitting import compress
 from torchdp.workloads import Workload
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchdp import checks
-from torchdp.factorization.certificate import fitting
+from torchdp.factorization.certificates.certificate import fitting
 from torchdp.factorization.factorize import factorize
 
 

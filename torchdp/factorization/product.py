@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import combine
-from torchdp.factorization.certificate import Certificate
+from torchdp.factorization.certificates.certificate import Certificate
 from torchdp.factorization.factorize import Factorization, factors, kronecker, matrices_of, warn
 from torchdp.workloads import Workload
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
-from torchdp.factorization.fixed_point import Solution
+from torchdp.factorization.solvers.fixed_point import Solution
 
 LARGEST = 80  # m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
 

@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from torchdp.factorization.fixed_point import RANK_TOLERANCE
+from torchdp.factorization.solvers.fixed_point import RANK_TOLERANCE
 
 
 @dataclass(frozen=True)

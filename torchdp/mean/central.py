@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.domains.domain import Domain
+from torchdp.domains.noise_shape import NoiseShape
 from torchdp.draws import Draws, Simulated
-from torchdp.mean.domain import Domain
 from torchdp.mean.mechanism import MeanMechanism
-from torchdp.mean.noise_shape import NoiseShape
 from torchdp.noise import Noise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 

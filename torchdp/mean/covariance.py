@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.mean.domain import Domain
-from torchdp.mean.mechanism import Encoding, admitted, encoding
+from torchdp.domains.domain import Domain
+from torchdp.domains.encoding import Encoding, admitted, encoding
+from torchdp.domains.noise_shape import NoiseShape
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
-from torchdp.mean.noise_shape import NoiseShape
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 

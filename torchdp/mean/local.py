@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.mean.domain import Domain
+from torchdp.domains.domain import Domain
+from torchdp.domains.noise_shape import NoiseShape
+from torchdp.domains.norm_error import normal_moment
 from torchdp.mean.mechanism import MeanMechanism, encoding
-from torchdp.mean.noise_shape import NoiseShape
-from torchdp.mean.norm_error import normal_moment
 from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, PrivUnit

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent
 
 LARGEST = 700.0  # privacy losses above bound nothing: their exponentials are no floats
 

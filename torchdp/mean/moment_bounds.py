@@ -5,7 +5,7 @@ import math
 from scipy.special import gammaln
 
 from torchdp import checks
-from torchdp.factorization.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent
 
 
 def moment_norm(dimension: int, order: int, p: float = 2.0) -> float:

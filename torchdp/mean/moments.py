@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificate import check_exponent
-from torchdp.mean.domain import Domain
-from torchdp.mean.mechanism import Encoding, admitted, encoding
-from torchdp.mean.noise_shape import NoiseShape
-from torchdp.mean.norm_error import normal_moment
+from torchdp.domains.domain import Domain
+from torchdp.domains.encoding import Encoding, admitted, encoding
+from torchdp.domains.noise_shape import NoiseShape
+from torchdp.domains.norm_error import normal_moment
+from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 

@@ -22,7 +22,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
-from torchdp.randomizers.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 

@@ -23,7 +23,7 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
     optimize_strategy,
 )
-from torchdp.randomizers.bit_vectors import BitVectorOracle
+from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
 from torchdp.randomizers.draws import unpack
 
 NUMBERS_AT_ONCE = 2**22  # of unpacked bits held in memory by the per-user path

@@ -16,7 +16,7 @@ from torchdp.pairwise.rounds import Question, ask, check_clip
 from torchdp.pairwise.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic
 from torchdp.randomizers import PrivUnitG
-from torchdp.randomizers.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 
 TOLERANCE, STEPS = 1e-5, 300  # of the projection: an inexact point costs no bias, and next to no variance

@@ -13,7 +13,7 @@ from torchdp.pairwise.interactive import InteractiveProtocol, Reach, reach
 from torchdp.pairwise.rounds import Question, ask, check_clip
 from torchdp.pairwise.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic
-from torchdp.randomizers.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from torchdp.randomizers import (
     worst_query_strategy,
 )
 from torchdp.randomizers import Objective as StrategyObjective
-from torchdp.randomizers.strategy_search import LARGEST_EPSILON as MOST_EPSILON
-from torchdp.randomizers.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
+from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 

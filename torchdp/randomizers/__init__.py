@@ -1,23 +1,23 @@
 """What one user runs: messages with an exact privacy guarantee, exact moments, and exact sums over users."""
 
-from torchdp.randomizers.ball import BallMoments, BallRandomizer
+from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
+from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances, worst_query_strategy
+from torchdp.randomizers.alphabet.randomized_response import FiniteMoments, RandomizedResponse
+from torchdp.randomizers.alphabet.strategy import StrategyMatrix
+from torchdp.randomizers.alphabet.strategy_bound import VarianceWitness, certify_variance, strategy_lower_bound
+from torchdp.randomizers.alphabet.strategy_search import Objective, optimize_strategies, optimize_strategy
+from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
+from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer
+from torchdp.randomizers.ball.gaussian_vector import GaussianVector
+from torchdp.randomizers.ball.privunit import PrivUnit
+from torchdp.randomizers.ball.privunitg import PrivUnitG
+from torchdp.randomizers.ball.projunit import ProjUnit
+from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright, PointRelease
+from torchdp.randomizers.ball.subgaussian import SubGaussian
+from torchdp.randomizers.ball.tilted_normal import TiltedNormal
 from torchdp.randomizers.base import LocalRandomizer
-from torchdp.randomizers.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
-from torchdp.randomizers.frequency import FrequencyOracle
-from torchdp.randomizers.gaussian_vector import GaussianVector
-from torchdp.randomizers.hadamard_response import HadamardResponse
-from torchdp.randomizers.learned import LearnedStrategy, answer_variances, worst_query_strategy
-from torchdp.randomizers.privunit import PrivUnit
-from torchdp.randomizers.privunitg import PrivUnitG
-from torchdp.randomizers.projunit import ProjUnit
-from torchdp.randomizers.randomized_response import FiniteMoments, RandomizedResponse
-from torchdp.randomizers.sign_rounding import DuchiJordanWainwright, PointRelease
-from torchdp.randomizers.strategy import StrategyMatrix
-from torchdp.randomizers.strategy_bound import VarianceWitness, certify_variance, strategy_lower_bound
-from torchdp.randomizers.strategy_search import Objective, optimize_strategies, optimize_strategy
-from torchdp.randomizers.subgaussian import SubGaussian
-from torchdp.randomizers.subset_selection import SubsetSelection
-from torchdp.randomizers.tilted_normal import TiltedNormal
 
 __all__ = [
     "BallMoments",

@@ -1,0 +1,284 @@
+"""Domains: what each oracle finds lies inside, and what it promises is never exceeded."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from torchdp.domains import (
+    BallSum,
+    Box,
+    Ellipsoid,
+    FiniteSet,
+    KroneckerProduct,
+    LinearImage,
+    LpBall,
+    Polytope,
+    Product,
+    SchattenBall,
+    Zonotope,
+    linear_image,
+    lp_ball,
+    minkowski_sum,
+)
+from torchdp.domains.relaxation import _program, maximise_image
+from torchdp.domains.trust_region import maximise_on_sphere
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+NEAR = 1e-6
+POINTS, OTHERS = normal(12, 4, seed=1), normal(6, 3, seed=2)
+DOMAINS = {
+    "points": FiniteSet(POINTS),
+    "polytope": Polytope(POINTS),
+    "mirrored points": FiniteSet(torch.cat([OTHERS + 1, 1 - OTHERS])),
+    "box": Box(-normal(4, seed=3).abs(), normal(4, seed=4).abs()),
+    "large box": Box(torch.zeros(14).double(), torch.arange(1.0, 15.0).double()),
+    "l1": LpBall(normal(4, seed=5).abs(), 1.0, normal(4, seed=6)),
+    "l1.5": LpBall(normal(4, seed=5).abs(), 1.5, normal(4, seed=6)),
+    "l2": LpBall(normal(4, seed=5).abs(), 2.0, normal(4, seed=6)),
+    "l4": LpBall(normal(4, seed=5).abs(), 4.0, normal(4, seed=6)),
+    "ellipsoid": Ellipsoid(normal(4, 4, seed=7), normal(4, seed=8)),
+    "flat ellipsoid": Ellipsoid(normal(4, 2, seed=7), normal(4, seed=8)),
+    "zonotope": Zonotope(normal(3, 8, seed=9), normal(3, seed=10)),
+    "large zonotope": Zonotope(normal(4, 30, seed=9), normal(4, seed=10)),
+    "ball sum": BallSum(normal(4, 7, seed=11), ((3, 2.0), (4, 3.0)), normal(4, seed=12)),
+    "operator": SchattenBall(2, 3),
+    "schatten 3": SchattenBall(3, 2, 3.0, 2.0),
+    "trace norm": SchattenBall(2, 2, 1.0),
+    "product of points and a ball": Product((FiniteSet(OTHERS), lp_ball(2, 2.0))),
+    "product of balls": Product((lp_ball(2, 2.0), Box(torch.zeros(2).double(), torch.ones(2).double()))),
+    "product of symmetric sets": Product((SchattenBall(2, 2), lp_ball(2, 4.0))),
+    "kronecker": KroneckerProduct(Ellipsoid(normal(2, 2, seed=13), torch.zeros(2).double()), lp_ball(2, math.inf)),
+    "image": LinearImage(normal(3, 4, seed=14), SchattenBall(2, 2)),
+    "sum": minkowski_sum([Ellipsoid(normal(3, 3, seed=15), normal(3, seed=16)), lp_ball(3, 1.0)]),
+    "sum with a polytope": minkowski_sum([Polytope(OTHERS), lp_ball(3, 2.0)]),
+}
+CONVEX = [name for name in DOMAINS if "points" not in name and name != "kronecker"]
+each = pytest.mark.parametrize("name", DOMAINS)
+
+
+def forms(d, seed=20):
+    """Maps B of the form ||B x||^2: random, one row, fewer rows than columns, and the identity."""
+    A = normal(d, d, seed=seed)
+    return [A, A[:1], A[: (d + 1) // 2], torch.eye(d).double()]
+
+
+def value(x, B, centre):
+    return ((x - centre) @ B.mT).square().sum(-1)
+
+
+def some_points(domain, count=40):
+    return torch.cat([domain.extreme(normal(count, domain.dimension, seed=21)), domain.spanning()])
+
+
+@each
+def test_guarantee_no_point_of_the_domain_exceeds_the_oracles_upper_bound(name):
+    domain = DOMAINS[name]
+    points = some_points(domain)
+    middle = points.mean(0) if domain.middle is None else domain.middle
+    for B in forms(domain.dimension):
+        for centre in (middle, middle + normal(domain.dimension, seed=22)):
+            found = domain.maximise(B, centre)
+            assert found.value == pytest.approx(float(value(found.points[0], B, centre)), rel=1e-9)
+            assert found.value <= found.upper
+            assert float(value(points, B, centre).max()) <= found.upper * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("name", [name for name in DOMAINS if DOMAINS[name].factor < math.inf])
+def test_oracle_is_as_good_as_its_factor(name):
+    domain = DOMAINS[name]
+    middle = some_points(domain).mean(0) if domain.middle is None else domain.middle
+    for B in forms(domain.dimension):
+        found = domain.maximise(B, middle)
+        assert found.upper <= domain.factor * found.value * (1 + 1e-6) + 1e-12
+
+
+@each
+def test_what_the_oracles_return_lies_in_the_domain(name):
+    domain = DOMAINS[name]
+    assert bool(domain.contains(some_points(domain, 10)).all())
+    B = forms(domain.dimension)[0]
+    assert bool(domain.contains(domain.maximise(B, torch.zeros(domain.dimension).double()).points[:20]).all())
+
+
+@each
+def test_middle_is_a_point_of_symmetry(name):
+    domain = DOMAINS[name]
+    if domain.middle is None:
+        points = some_points(domain)
+        assert not bool(domain.contains(2 * points.mean(0) - points).all())
+    else:
+        assert bool(domain.contains(2 * domain.middle - some_points(domain, 10)).all())
+        assert domain.symmetric == (float(domain.middle.abs().max()) == 0)
+
+
+@each
+def test_points_beyond_an_extreme_one_are_outside_and_refused_without_being_shown(name):
+    domain = DOMAINS[name]
+    directions = normal(5, domain.dimension, seed=23)
+    outside = domain.extreme(directions) + 0.01 * directions
+    assert not bool(domain.contains(outside).any())
+    with pytest.raises(ValueError, match="5 points outside the domain") as error:
+        domain.admit(outside)
+    assert str(float(outside[0, 0]))[:6] not in str(error.value)
+    inside = domain.spanning()
+    assert domain.admit(inside) is inside
+
+
+@each
+def test_extreme_points_are_extreme(name):
+    domain = DOMAINS[name]
+    directions = normal(6, domain.dimension, seed=24)
+    best = (domain.extreme(directions) * directions).sum(-1)
+    others = some_points(domain) @ directions.mT
+    assert bool((others.amax(0) <= best + 1e-9).all())
+
+
+@pytest.mark.parametrize("name", CONVEX)
+def test_projection_is_the_nearest_point(name):
+    domain = DOMAINS[name]
+    x = 4 * normal(6, domain.dimension, seed=25)
+    nearest = domain.project(x)
+    assert bool(domain.contains(nearest).all())
+    gain = ((x - nearest) @ some_points(domain).mT) - ((x - nearest) * nearest).sum(-1, keepdim=True)
+    size = float((x - nearest).norm(dim=-1).max()) * float(some_points(domain).norm(dim=-1).max())
+    inside = NEAR * float(some_points(domain).norm(dim=-1).max()) ** 2
+    assert float(gain.max()) <= 2e-4 * size + inside  # no point of K lies beyond the plane through the nearest one
+    assert torch.allclose(domain.project(nearest), nearest, atol=1e-5)
+
+
+def test_projection_on_points_is_the_nearest_of_them_and_float32_stays_float32():
+    x = normal(50, 4, seed=26)
+    nearest = DOMAINS["points"].project(x)
+    assert torch.equal(nearest, POINTS[torch.cdist(x, POINTS).argmin(-1)])
+    assert DOMAINS["box"].project(x.float()).dtype == torch.float32
+    assert DOMAINS["points"].project(x[0]).shape == (4,)
+
+
+@each
+def test_what_float32_rounds_stays_inside(name):
+    domain = DOMAINS[name]
+    points = domain.spanning()[:10].float()
+    assert bool(domain.contains(points).all())
+    if name in CONVEX:
+        assert domain.project(3 * points).dtype == torch.float32
+
+
+def test_a_set_without_a_projection_says_what_to_do():
+    with pytest.raises(NotImplementedError, match="project its factors"):
+        DOMAINS["kronecker"].project(normal(2, 4))
+
+
+@pytest.mark.parametrize("lifted", [False, True])
+@pytest.mark.parametrize("N", [5, 9])
+def test_semidefinite_bound_lies_between_the_maximum_over_all_signs_and_half_pi_times_it(N, lifted):
+    for seed in range(5):
+        G, g = normal(4, N, seed=seed), normal(4, seed=seed + 50) * lifted
+        H = torch.cat([G, g[:, None]], 1)
+        signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=N + 1)), dtype=torch.float64)
+        most = float((signs @ H.mT).square().sum(-1).max())
+        _, upper = _program(H, ((N + 1, math.inf),))
+        assert most * (1 - 1e-12) <= upper <= math.pi / 2 * most
+        z, exact = maximise_image(G, g, ((N, math.inf),))
+        assert exact == pytest.approx(most, rel=1e-12)
+        assert float((G @ z[0] + g).square().sum()) == pytest.approx(most, rel=1e-12)
+
+
+@pytest.mark.parametrize("groups", [((20, 3.0),), ((8, 2.0), (12, math.inf)), ((6, 2.0), (7, 2.0), (7, 5.0))])
+def test_semidefinite_bound_closes_on_its_own_dual(groups):
+    G = normal(6, 20, seed=3)
+    V, upper = _program(G, groups)
+    assert upper == pytest.approx(float((G @ V).square().sum()), rel=1e-6)
+    z, bound = maximise_image(G, normal(6, seed=4), groups)
+    best = float((G @ z[0] + normal(6, seed=4)).square().sum())
+    assert best <= bound <= math.pi / 2 * best
+
+
+@pytest.mark.parametrize("case", ["general", "hard", "homogeneous", "zero"])
+def test_trust_region_bound_is_attained(case):
+    for seed in range(5):
+        G, g = normal(4, 4, seed=seed), normal(4, seed=seed + 9)
+        if case == "hard":  # no part of the linear term along the leading eigenvector
+            U, S, Vh = torch.linalg.svd(G)
+            g = 0.01 * U[:, 3]
+            G = U * S @ Vh
+        g = g * (case not in ("homogeneous", "zero"))
+        G = G * (case != "zero")
+        z, upper = maximise_on_sphere(G, g)
+        values = (z @ G.mT + g).square().sum(-1)
+        assert torch.allclose(z.norm(dim=-1), torch.ones(len(z)).double())
+        assert float(values.max()) == pytest.approx(upper, rel=1e-9, abs=1e-15)
+        around = torch.nn.functional.normalize(normal(4000, 4, seed=1), dim=-1)
+        assert float((around @ G.mT + g).square().sum(-1).max()) <= upper * (1 + 1e-12)
+
+
+def test_linear_images_take_their_simplest_form():
+    F = normal(3, 4, seed=30)
+    assert isinstance(linear_image(F, DOMAINS["ellipsoid"]), Ellipsoid)
+    assert isinstance(linear_image(F, DOMAINS["box"]), Zonotope)
+    assert isinstance(linear_image(F, DOMAINS["l4"]), BallSum)
+    assert isinstance(linear_image(F, DOMAINS["points"]), FiniteSet)
+    assert isinstance(linear_image(F, DOMAINS["polytope"]), Polytope)
+    assert isinstance(linear_image(F, SchattenBall(2, 2)), LinearImage)
+    assert isinstance(linear_image(F, DOMAINS["product of balls"]), BallSum)
+    x = DOMAINS["l4"].spanning()
+    assert torch.allclose(linear_image(F, DOMAINS["l4"]).spanning().sort(0)[0], (x @ F.mT).sort(0)[0])
+
+
+def test_polytope_membership_tells_the_hull_from_its_outside_at_one_part_in_a_million():
+    square = Polytope(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64))
+    edge = torch.tensor([[0.3, 1.0], [0.3, 1 + 3e-6], [1.0, 1.0], [-3e-6, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    assert square.contains(edge).tolist() == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_polytope_membership_agrees_with_linear_programming(seed):
+    d, k = 1 + seed, 4 + 3 * seed
+    domain = Polytope(normal(k, d, seed=seed))
+    mixtures = normal(8, k, seed=seed + 50).softmax(-1) @ domain.points
+    x = torch.cat([domain.points[:3], mixtures, 0.7 * normal(12, d, seed=seed + 99)])
+    edge = torch.ones(d, 1).double()
+    for point, inside in zip(x, domain.contains(x).tolist(), strict=True):
+        rows = torch.cat([torch.cat([s * domain.points.mT, -edge], 1) for s in (1, -1)])
+        sides = torch.cat([point, -point])
+        sums = [[1.0] * k + [0.0]]  # the least t with a mixture within t of the point in every coordinate
+        found = linprog([0.0] * k + [1.0], rows.numpy(), sides.numpy(), sums, [1.0])
+        assert inside == (found.fun <= 1e-6)
+
+
+def test_bad_domains_are_refused_in_words():
+    two, three = torch.zeros(2).double(), torch.zeros(3).double()
+    with pytest.raises(ValueError, match="low at most high"):
+        Box(two + 1, two)
+    with pytest.raises(ValueError, match="same shape"):
+        Box(two, three)
+    with pytest.raises(ValueError, match="axes must be positive"):
+        LpBall(two, 2.0, two)
+    with pytest.raises(ValueError, match=r"q must lie in \[1, inf\]"):
+        lp_ball(3, 0.5)
+    with pytest.raises(ValueError, match=r"q must lie in \[1, inf\]"):
+        SchattenBall(2, 2, 0.5)
+    with pytest.raises(ValueError, match=r"beside centre of shape \(d,\)"):
+        Zonotope(torch.ones(3, 4), two)
+    with pytest.raises(ValueError, match="add up to the 4 columns"):
+        BallSum(torch.ones(3, 4), ((2, 2.0),), three)
+    with pytest.raises(ValueError, match="NaN"):
+        FiniteSet(torch.full((2, 2), math.nan))
+    with pytest.raises(ValueError, match=r"of shape \(N, d\)"):
+        FiniteSet(torch.zeros(2, 2, 2))
+    with pytest.raises(TypeError, match="parts must be"):
+        Product((two,))
+    with pytest.raises(ValueError, match="share one dimension"):
+        minkowski_sum([lp_ball(2, 2.0), lp_ball(3, 2.0)])
+    with pytest.raises(ValueError, match="must be symmetric"):
+        KroneckerProduct(DOMAINS["points"], DOMAINS["points"])
+    with pytest.raises(ValueError, match=r"transform must be of shape \(e, 4\)"):
+        linear_image(torch.ones(2, 3), DOMAINS["points"])
+    with pytest.raises(ValueError, match=r"x must be of shape \(\.\.\., 4\)"):
+        DOMAINS["points"].contains(torch.zeros(3))

@@ -1,0 +1,117 @@
+"""Flat and thin sets: no certificate contradicts itself, none is zero, and coordinates go there and back."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchdp.domains import Box, Ellipsoid, FiniteSet, Polytope, Zonotope, noise_shape
+
+KINDS = ("plain", "float32", "far away", "thin", "large", "skew", "ellipsoid", "zonotope", "box")
+
+
+def flat_set(seed):
+    """A domain of affine dimension r < d in R^d, 2 <= d <= 8 (nearly so where thin), one of nine kinds by turns."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    def integer(low, high):
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    d = integer(2, 9)
+    r = integer(1, d)
+    points, F, kind = normal(integer(r + 1, 3 * r + 6), r), normal(r, d), KINDS[seed % len(KINDS)]
+    if kind == "float32":
+        return FiniteSet((points.float() @ F.float()).double())
+    if kind == "far away":
+        return Polytope(points @ F + 10.0 ** integer(0, 9) * normal(d))
+    if kind == "thin":
+        return Polytope(points @ F + 10.0 ** -integer(3, 15) * normal(len(points), d))
+    if kind == "large":
+        return Polytope(points @ F * 10.0 ** integer(-90, 90))
+    if kind == "skew":
+        return Polytope(points * torch.logspace(0, -8, r).double() @ F)
+    if kind == "ellipsoid":
+        return Ellipsoid(F.mT @ normal(r, r), normal(d))
+    if kind == "zonotope":
+        return Zonotope(F.mT @ normal(r, integer(1, 9)), normal(d))
+    if kind == "box":
+        return Box(torch.full((d,), 3.0), 3 + normal(d).abs() * (torch.arange(d) < r))
+    return Polytope(points @ F)
+
+
+def measured(domain, p, shift=True):
+    """Contradiction, relative gap, how far points stick out, and how far coordinates there and back lead astray."""
+    shape = noise_shape(domain, p, shift=shift)
+    lower, upper, spanning = float(shape.certificate.lower), shape.upper, domain.spanning()
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(30, domain.dimension, dtype=torch.float64, generator=generator)
+    points = torch.cat([spanning, domain.extreme(drawn)])
+    u = torch.linalg.lstsq(shape.root, (points - shape.centre).mT, driver="gelsd").solution
+    size = float((spanning - spanning.mean(0)).norm(dim=-1).max())
+    back = shape.points(shape.coordinates(points)) - points
+    contradiction = not 0 < lower <= upper * (1 + 1e-10) + 1e-13 * float(spanning.abs().max())
+    return contradiction, upper / lower - 1, float(u.norm(dim=0).max()) - 1, float(back.norm(dim=-1).max()) / size
+
+
+def check(seeds, shifts=(True,)):
+    """(sets, contradictions, largest gap, most sticking out, farthest astray) of all p and shifts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [measured(flat_set(seed), p, shift) for seed in seeds for p in (2.0, math.inf) for shift in shifts]
+    contradictions, *worst = zip(*found, strict=True)
+    return sum(contradictions), *(max(values) for values in worst)
+
+
+def test_guarantee_bounds_of_flat_sets_do_not_contradict_each_other():
+    contradictions, gap, out, astray = check(range(18), (True, False))
+    assert contradictions == 0 and gap <= 1e-4 and out <= 1e-6 and astray <= 1e-6
+
+
+@pytest.mark.slow
+def test_guarantee_bounds_of_a_thousand_flat_sets_do_not_contradict_each_other():
+    contradictions, gap, out, astray = check(range(1000))
+    print(f"1000 sets, p = 2 and inf: {contradictions} contradictions, largest gap {gap:.2e}, ", end="")
+    print(f"outside by {out:.1e}, astray by {astray:.1e}")
+    assert contradictions == 0 and gap <= 1e-4 and out <= 1e-6 and astray <= 1e-6
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize("seed", [6, 12, 40, 77])
+def test_a_product_of_two_gaussian_matrices(seed, p):
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(6, 2, generator=generator).double() @ torch.randn(2, 8, generator=generator).double()
+    contradiction, gap, _, _ = measured(Polytope(points), p)
+    assert not contradiction and gap <= 1e-4
+    plane = torch.linalg.svd(points - points.mean(0)).Vh[:2]  # the l_2 norm does not see the space around
+    if p == 2:
+        assert noise_shape(Polytope(points), p).upper == pytest.approx(
+            noise_shape(Polytope(points @ plane.mT), p).upper, rel=1e-4
+        )
+
+
+class Lying(FiniteSet):
+    """Points whose oracle proves too much."""
+
+    def maximise(self, B, centre):
+        found = super().maximise(B, centre)
+        return replace(found, upper=found.upper * self.share)
+
+
+@pytest.mark.parametrize("share", [0.99, 1e-3, math.nan])
+def test_bounds_that_contradict_each_other_are_refused(share):
+    """Negative control: an oracle's upper bound that is too small by a hundredth makes no certificate."""
+    domain = Lying(flat_set(0).points)
+    object.__setattr__(domain, "share", share)
+    with pytest.raises(ArithmeticError, match="lower bound"):
+        noise_shape(domain, 2.0)
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e160])
+def test_coordinates_out_of_reach_of_squares_are_refused(scale):
+    with pytest.raises(ValueError, match="change their unit"):
+        noise_shape(Polytope(scale * torch.eye(3, dtype=torch.float64)), 2.0)

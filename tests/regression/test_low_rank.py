@@ -1,0 +1,98 @@
+"""Low rank from released moments: the directions, and the predicted error against measured ones."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.noise import SeededNoise
+from torchdp.regression import (
+    GramRelease,
+    SecondMoments,
+    debiased,
+    predicted_psi,
+    predicted_psi_of_sketch,
+    psi,
+    random_psi,
+    rows_from_moments,
+    second_moments,
+    spectrum_rows,
+    top_directions,
+)
+from torchdp.sketching import balanced_count_sketch
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def moments_of(values, n, seed=0):
+    basis = torch.linalg.qr(
+        torch.randn(len(values), len(values), dtype=torch.float64, generator=generator(seed))
+    ).Q
+    return SecondMoments(n, basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.mT)
+
+
+def test_directions_are_the_right_singular_vectors_of_the_sketch():
+    Y = torch.randn(2, 30, 5, dtype=torch.float64, generator=generator())
+    found = top_directions(Y.mT @ Y, 2)
+    wanted = torch.linalg.svd(Y).Vh[:, :2].mT
+    torch.testing.assert_close((found.mT @ wanted).abs(), torch.eye(2).double().expand(2, 2, 2), rtol=0, atol=1e-9)
+    shifted = top_directions(debiased(Y, 7.0, labelled=False).gram, 2)
+    torch.testing.assert_close(found @ found.mT, shifted @ shifted.mT)
+
+
+def test_predicted_psi_of_the_gram_route_is_measured():
+    moments = moments_of([9e4, 6e4, 4e4, 3e3, 2e3, 1e3], 10**5)
+    release = GramRelease(10**5, 6, math.sqrt(2.0), 0.5, 1e-6)
+    predicted = predicted_psi(moments, 3, release.gram_sigma)
+    noisy = release.release(moments, noise=SeededNoise(1), sample_shape=(4000,))
+    errors = psi(moments, top_directions(noisy.gram, 3))
+    assert float(errors.min()) >= -1e-12
+    z = (float(errors.mean()) - predicted) / (float(errors.std()) / math.sqrt(4000))
+    assert abs(z) < 5
+    assert predicted_psi(moments, 3, 1.1 * release.gram_sigma) > float(
+        errors.mean() + 5 * errors.std() / math.sqrt(4000)
+    )
+
+
+def test_predicted_psi_of_a_sketch_is_measured():
+    moments = moments_of([9e4, 6e4, 4e4, 30, 20, 10], 4096)
+    A, m, V = rows_from_moments(moments, generator=generator(2)), 64, 100.0
+    errors = []
+    for seed in range(400):
+        sketch = balanced_count_sketch(4096, m, generator=generator(seed))
+        Y = sketch.apply(A) + math.sqrt(V) * torch.randn(
+            m, 6, dtype=torch.float64, generator=generator(10**4 + seed)
+        )
+        errors.append(psi(moments, top_directions(Y.mT @ Y, 3)))
+    errors = torch.stack(errors)
+    predicted = predicted_psi_of_sketch(moments, 3, m, V)
+    assert float(errors.mean()) == pytest.approx(predicted, rel=0.2)
+    assert predicted_psi_of_sketch(moments, 3, m, 2 * V) > 1.3 * predicted
+
+
+def test_random_spaces_err_as_stated_and_bound_the_predictions():
+    moments = moments_of([9e4, 6e4, 4e4, 3e3, 2e3, 1e3], 10**5)
+    X = torch.linalg.qr(torch.randn(20000, 6, 2, dtype=torch.float64, generator=generator(3))).Q
+    errors = psi(moments, X)
+    assert abs(float(errors.mean()) - random_psi(moments, 2)) < 5 * float(errors.std()) / math.sqrt(20000)
+    assert predicted_psi(moments, 2, 1e9) == predicted_psi_of_sketch(moments, 2, 10, 1e9) == random_psi(moments, 2)
+    assert predicted_psi(moments, 2, 0.0) == 0 and predicted_psi(moments, 6, 1e9) == pytest.approx(0, abs=1e-9)
+
+
+def test_noiseless_release_has_no_error_on_the_papers_rows():
+    A = spectrum_rows(2000, 8, 3, generator=generator(4))
+    moments = second_moments(A)
+    assert float(psi(moments, top_directions(moments.matrix, 3))) == pytest.approx(0, abs=1e-12)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="rank must be at most the 2"):
+        top_directions(torch.eye(2), 3)
+    with pytest.raises(ValueError, match="gram must have shape"):
+        top_directions(torch.ones(3, 2), 1)
+    with pytest.raises(ValueError, match="variance must be"):
+        debiased(torch.ones(3, 2), torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match="variance must be"):
+        debiased(torch.ones(3, 2), math.nan)

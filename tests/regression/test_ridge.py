@@ -1,0 +1,169 @@
+"""Ridge regression from released moments: the estimate of the loss, the search over regularization, predicted
+errors."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.noise import SeededNoise
+from torchdp.regression import (
+    AdaSSP,
+    GramRelease,
+    NoisyMoments,
+    adaptive_ridge,
+    debiased,
+    least_squares,
+    loss,
+    phi,
+    predicted_phi,
+    predicted_phi_of_sketch,
+    regression_rows,
+    second_moments,
+    solve_ridge,
+)
+from torchdp.regression.errors import joined
+from torchdp.regression.ridge import estimated_loss
+from torchdp.sketching import balanced_count_sketch
+
+D, RIDGE = 4, 10.0
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def problem(n=20000, seed=0):
+    A, b = regression_rows(n, D, 1.0, generator=generator(seed))
+    return A, b, second_moments(A, b)
+
+
+def released(moments, epsilon, repeats, seed=1):
+    release = GramRelease(moments.clients, D, math.sqrt(D), epsilon, 1e-6, label_bound=1.0)
+    return release, release.release(moments, noise=SeededNoise(seed), sample_shape=(repeats,))
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_estimated_loss_is_unbiased_at_every_fixed_regularization(share):
+    _, _, moments = problem()
+    _, noisy = released(moments, 0.1, 20000)
+    t = share * float(moments.gram.diagonal().mean())  # noise of the gram is a tenth of it
+    values, vectors = torch.linalg.eigh(noisy.gram)
+    u = (vectors.mT @ noisy.cross[..., None])[..., 0]
+    estimate = estimated_loss(values, u, torch.full((20000, 1), t).double(), RIDGE, noisy)[:, 0]
+    x = solve_ridge(noisy.gram, noisy.cross, t)
+    truth = loss(moments, x, RIDGE) - moments.label_square
+    gap = estimate - truth
+    z = float(gap.mean()) / (float(gap.std()) / math.sqrt(len(gap)))
+    assert abs(z) < 5
+    naive = ((values + RIDGE) * (u / (values + t)).square() - 2 * u.square() / (values + t)).sum(-1) - truth
+    assert float(naive.mean()) / (float(naive.std()) / math.sqrt(len(gap))) < -10  # it needs its penalty
+
+
+def test_adaptive_ridge_is_close_to_the_best_regularization_in_hindsight():
+    for epsilon in (0.05, 0.2):
+        _, _, moments = problem()
+        _, noisy = released(moments, epsilon, 400)
+        found = phi(moments, adaptive_ridge(noisy, RIDGE), RIDGE)
+        steps = RIDGE + torch.logspace(0, 6, 60).double()
+        grid = torch.stack([phi(moments, solve_ridge(noisy.gram, noisy.cross, float(t)), RIDGE) for t in steps])
+        best = grid.mean(1).min()
+        assert float(found.mean()) - 1 < 1.5 * (float(best) - 1)
+        assert float(found.max()) < 1.2 * float(phi(moments, torch.zeros(D), RIDGE))
+
+
+def test_adaptive_ridge_without_noise_is_the_ridge_solution():
+    _, _, moments = problem()
+    none = torch.tensor(0.0)
+    exact = NoisyMoments(moments.gram, moments.cross, none, none)
+    torch.testing.assert_close(adaptive_ridge(exact, RIDGE), least_squares(moments, RIDGE), rtol=1e-6, atol=0)
+
+
+def test_adaptive_ridge_in_nothing_but_noise_stays_near_zero():
+    _, _, moments = problem(n=200)
+    _, noisy = released(moments, 0.01, 300)
+    errors = phi(moments, adaptive_ridge(noisy, RIDGE), RIDGE)
+    zero = float(phi(moments, torch.zeros(D), RIDGE))
+    assert float((errors == zero).double().mean()) > 0.3 and float(errors.mean()) < 1.3 * zero
+    plain = phi(moments, solve_ridge(noisy.gram, noisy.cross, RIDGE), RIDGE)
+    assert float(plain.mean()) > 3 * zero
+
+
+def test_adaptive_ridge_errs_less_than_adassp_that_pays_for_its_regularization():
+    for n, epsilon in ((5000, 0.1), (20_000, 0.1), (20_000, 0.02)):
+        _, _, moments = problem(n=n)
+        _, noisy = released(moments, epsilon, 500)
+        ours = phi(moments, adaptive_ridge(noisy, RIDGE), RIDGE).mean()
+        ada = AdaSSP(D, math.sqrt(D), 1.0, epsilon, 1e-6)
+        theirs = phi(moments, ada.solve(moments, RIDGE, noise=SeededNoise(2), sample_shape=(500,)), RIDGE).mean()
+        assert float(ours) - 1 < 0.8 * (float(theirs) - 1)
+
+
+def test_one_column_one_client_and_nothing_at_all():
+    for gram, cross, sigma in ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (2.0, 1.0, 0.0)):
+        level = torch.tensor(sigma)
+        noisy = NoisyMoments(torch.full((1, 1), gram), torch.full((1,), cross), level, level)
+        found = adaptive_ridge(noisy, 0.0)
+        assert float(found) == pytest.approx(cross / gram if gram else 0.0)
+    noisy = GramRelease(1, 1, 1.0, 1.0, 1e-5, label_bound=1.0).collect(
+        torch.ones(1, 1), torch.ones(1), noise=SeededNoise(0)
+    )
+    assert adaptive_ridge(noisy, 1.0).shape == (1,) and bool(torch.isfinite(adaptive_ridge(noisy, 1.0)).all())
+
+
+def test_predicted_phi_is_measured():
+    _, _, moments = problem(n=200_000)
+    release, noisy = released(moments, 0.3, 4000)
+    predicted = predicted_phi(moments, RIDGE, release.gram_sigma, release.cross_sigma)
+    for x in (solve_ridge(noisy.gram, noisy.cross, RIDGE), adaptive_ridge(noisy, RIDGE)):
+        errors = phi(moments, x, RIDGE) - 1
+        assert abs(float(errors.mean()) - (predicted - 1)) < 5 * float(errors.std()) / math.sqrt(4000)
+    wrong = predicted_phi(moments, RIDGE, 1.2 * release.gram_sigma, 1.2 * release.cross_sigma) - 1
+    assert wrong - float(errors.mean()) > 5 * float(errors.std()) / math.sqrt(4000)
+
+
+def test_predicted_phi_of_a_sketch_is_measured():
+    A, b, moments = problem(n=8192)
+    for m, V in ((64, 0.0), (256, 1.0)):
+        errors = []
+        for seed in range(150):
+            sketch = balanced_count_sketch(8192, m, generator=generator(seed))
+            noise = torch.randn(m, D + 1, dtype=torch.float64, generator=generator(10**5 + seed))
+            noisy = debiased(sketch.apply(joined(A, b)) + math.sqrt(V) * noise, V)
+            errors.append(phi(moments, solve_ridge(noisy.gram, noisy.cross, RIDGE), RIDGE))
+        measured = float(torch.stack(errors).mean()) - 1
+        assert measured == pytest.approx(predicted_phi_of_sketch(moments, RIDGE, m, V) - 1, rel=0.25)
+        assert predicted_phi_of_sketch(moments, RIDGE, m, V + 40) - 1 > 1.3 * measured
+
+
+def test_predictions_end_at_phi_of_zero():
+    _, _, moments = problem()
+    zero = float(phi(moments, torch.zeros(D), RIDGE))
+    assert predicted_phi(moments, RIDGE, 1e9, 1e9) == pytest.approx(zero)
+    assert predicted_phi_of_sketch(moments, RIDGE, 100, 1e9) == pytest.approx(zero)
+    assert predicted_phi_of_sketch(moments, RIDGE, D + 1, 0.0) == pytest.approx(zero)
+    assert predicted_phi(moments, RIDGE, 0.0, 0.0) == pytest.approx(1)
+
+
+def test_debiased_moments_are_unbiased_and_their_levels_are_measured():
+    A, b, _ = problem(n=64)
+    Z, V = 3 * joined(A, b), torch.linspace(0.5, 2, 64).double()
+    noise = torch.randn(20000, 64, D + 1, dtype=torch.float64, generator=generator(6))
+    noisy = debiased(Z + V.sqrt()[:, None] * noise, V)
+    exact = second_moments(Z)
+    z = (noisy.gram - exact.gram).mean(0) / (noisy.gram.std(0) / math.sqrt(20000))
+    assert float(z.abs().max()) < 5
+    off = noisy.gram[:, ~torch.eye(D, dtype=torch.bool)].var(0).mean().sqrt()
+    assert float(off) == pytest.approx(float(noisy.gram_sigma.mean()) / math.sqrt(2), rel=0.05)
+    assert float(noisy.cross.var(0).mean().sqrt()) == pytest.approx(float(noisy.cross_sigma.mean()), rel=0.05)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="singular"):
+        solve_ridge(torch.zeros(2, 2), torch.zeros(2), 0.0)
+    with pytest.raises(ValueError, match="do not fit"):
+        solve_ridge(torch.eye(2), torch.zeros(3), 1.0)
+    with pytest.raises(TypeError, match="with labels"):
+        adaptive_ridge(NoisyMoments(torch.eye(2), None, torch.tensor(1.0), torch.tensor(1.0)), 1.0)
+    with pytest.raises(ValueError, match="ridge must be"):
+        adaptive_ridge(NoisyMoments(torch.eye(2), torch.ones(2), torch.tensor(1.0), torch.tensor(1.0)), math.inf)

@@ -1,0 +1,139 @@
+"""Rounded Gaussian noise, judged by its exact law: what the grid costs, and that nothing less would do."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import ndtr
+
+from torchdp.privacy import gaussian_log_delta, gaussian_sigma
+from torchdp.secure import Ring
+from torchdp.secure.rounding import grid_sensitivity, grid_sigma, row_cost
+
+
+def rounded_normal(sigma):
+    """The law of round(N(0, sigma^2)), from -K to K; what is left out is below 1e-20."""
+    k = np.arange(math.ceil(10 * sigma) + 2)
+    upper = ndtr(-(k - 0.5) / sigma) - ndtr(-(k + 0.5) / sigma)
+    return np.concatenate([upper[:0:-1], upper])
+
+
+def sum_of(law, h):
+    """The law of a sum of h, by convolution of non-negative numbers: every entry to a few ulp, relative."""
+    total = np.ones(1)
+    for _ in range(h):
+        total = np.convolve(total, law)
+    return total
+
+
+def hockey_stick(law, shift, epsilon):
+    """max over both orders of sum_x max(0, p(x) - e^epsilon p(x - shift)), any number of coordinates."""
+    widths = [(abs(v), abs(v)) for v in shift]
+    here = np.pad(law, widths)
+    there = np.roll(here, shift, axis=tuple(range(law.ndim)))
+    scale = math.exp(epsilon)
+    return max(np.maximum(here - scale * there, 0).sum(), np.maximum(there - scale * here, 0).sum())
+
+
+def gaussian_delta(epsilon, mu):
+    return math.exp(gaussian_log_delta(1.0, epsilon, mu))
+
+
+def spread(shift, h):
+    """Squares of an integer spread over h integers as evenly as can be."""
+    whole, rest = divmod(abs(shift), h)
+    return (h - rest) * whole**2 + rest * (whole + 1) ** 2
+
+
+def test_spreading_costs_what_the_proof_says():
+    for v, h in itertools.product(range(30), range(1, 12)):
+        exact = spread(v, h)
+        assert exact == pytest.approx(v**2 / h + (v % h) * (h - v % h) / h) and exact <= v**2 / h + h / 4
+
+
+def test_guarantee_a_sum_of_rounded_normals_is_never_easier_to_tell_apart_than_the_proof_says():
+    for sigma, h, shift, epsilon in itertools.product((0.3, 0.7, 1.5), (1, 2, 3, 7), (1, 2, 5), (0.1, 1.0, 4.0)):
+        mu = math.sqrt(spread(shift, h)) / sigma
+        exact = hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon)
+        assert exact <= gaussian_delta(epsilon, mu) * (1 + 1e-9) + 1e-15
+
+
+def test_without_the_price_of_the_grid_the_claim_is_false():
+    sigma, h, shift, epsilon = 0.3, 7, 1, 0.5
+    without = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
+    assert hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon) > 1.1 * without
+
+
+def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
+    epsilon, delta = 1.0, 1e-3
+    mu = 1 / gaussian_sigma(epsilon, delta)
+    for f, h, distance in ((0, 1, 1.0), (0, 6, 1.0), (0, 60, 2.0), (1, 25, 3.0), (2, 60, 1.0)):
+        ring = Ring(32, f)
+        sigma = float(grid_sigma(torch.tensor([h]), 1, 1, ring, distance, mu)) * ring.scale
+        law = sum_of(rounded_normal(sigma), h)
+        for shift in range(1, int(distance * ring.scale) + 1):
+            assert hockey_stick(law, (shift,), epsilon) <= delta
+
+
+def test_the_calibration_of_the_reals_fails_on_a_coarse_grid():
+    epsilon, delta, h = 1.0, 1e-3, 400
+    sigma = gaussian_sigma(epsilon, delta) / math.sqrt(
+        h
+    )  # distance 1, grid of whole numbers: below a fifth of a unit
+    assert hockey_stick(sum_of(rounded_normal(sigma), h), (1,), epsilon) > 10 * delta
+
+
+def test_guarantee_two_columns_and_two_copies():
+    epsilon, delta, ring, distance = 1.0, 1e-3, Ring(32, 1), 2.0
+    mu = 1 / gaussian_sigma(epsilon, delta)
+    honest = torch.tensor([3, 9])
+    shifts = [w for w in itertools.product(range(5), repeat=2) if 0 < w[0] ** 2 + w[1] ** 2 <= (2 * distance) ** 2]
+    sigma = grid_sigma(honest[1:], 1, 2, ring, distance, mu) * ring.scale  # one copy, two columns
+    column = sum_of(rounded_normal(float(sigma)), 9)
+    for shift in shifts:
+        assert hockey_stick(np.multiply.outer(column, column), shift, epsilon) <= delta
+    sigmas = grid_sigma(honest, 2, 1, ring, distance, mu) * ring.scale  # two copies in different rows, one column
+    rows = [sum_of(rounded_normal(float(each)), int(h)) for each, h in zip(sigmas, honest, strict=True)]
+    for w in range(1, 5):
+        assert hockey_stick(np.multiply.outer(*rows), (w, -w), epsilon) <= delta
+
+
+def test_the_cost_is_the_least_over_how_many_clients_are_used():
+    for f, distance, columns in itertools.product((0, 2, 5), (0.5, 1.0, 7.3), (1, 10)):
+        honest, ring = torch.tensor([0, 1, 2, 9, 50, 3000]), Ring(64, f)
+        cost = row_cost(honest, ring, columns, distance)
+        assert cost[0] == math.inf and (cost[1:].diff() <= 0).all()  # more honest clients never hurt
+        for h, value in zip(honest[1:], cost[1:], strict=True):
+            k = torch.arange(1, int(h) + 1).double()
+            least = (distance**2 / k + columns * k / (4 * ring.scale**2)).min()
+            assert float(least) <= float(value) * (1 + 1e-12) and float(value) <= float(least) * 1.2
+
+
+def test_a_fine_grid_costs_nothing():
+    sigma = grid_sigma(torch.tensor([10_000]), 4, 10, Ring(64, 40), 2.0, 0.1)
+    assert float(sigma) == pytest.approx(2 * 2 / 100 / 0.1, rel=1e-12)
+
+
+def test_truncation_and_the_sensitivity():
+    assert grid_sensitivity(Ring(32, 3), 1.5, 4) == 3.0
+    assert grid_sensitivity(Ring(32, 3), 1.5, 4, 1.0) == 1.0 + 2 / 8
+    assert grid_sensitivity(Ring(32, 3), 1.5, 4, 2.9) == 3.0
+    ring, g = Ring(32, 2), torch.Generator().manual_seed(0)
+    a = torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
+    b = a + 0.3 * torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
+    moved = (ring.encode(a) - ring.encode(b)).double().norm(dim=1) / ring.scale
+    assert 0.3 < float(moved.max()) <= grid_sensitivity(ring, 1.3, 3, 0.3)
+
+
+def test_sums_drawn_at_once_are_as_close_as_they_claim():
+    for sigma, c in itertools.product((1.0, 2.0, 4.0), (2, 5, 20)):
+        exact = sum_of(rounded_normal(sigma), c)
+        once = rounded_normal(math.sqrt(c * sigma**2 + (c - 1) / 12))
+        wide = (len(exact) - len(once)) // 2
+        once = np.pad(once, max(wide, 0)) if wide >= 0 else once[-wide:wide]
+        assert np.abs(exact - once).sum() / 2 < 1e-3 / (c * sigma**4)
+        naive = rounded_normal(math.sqrt(c) * sigma)
+        wide = (len(exact) - len(naive)) // 2
+        assert np.abs(exact - np.pad(naive, wide)).sum() / 2 > 3e-3 / sigma**2  # without (c - 1)/12

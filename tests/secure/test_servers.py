@@ -1,0 +1,338 @@
+"""Frames between clients, servers and analyst: what was changed, dropped, swapped or repeated on its way is found."""
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchdp.noise import SeededNoise
+from torchdp.secure import (
+    FrameError,
+    Links,
+    SecureSketch,
+    Server,
+    client_frames,
+    reconstruct,
+    reveal_frames,
+    share,
+)
+from torchdp.secure.frames import (
+    HEADER_BYTES,
+    TAG_BYTES,
+    client_key,
+    header_of,
+    pack_set,
+    seal,
+    set_digest,
+    unpack_set,
+    unseal,
+)
+from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
+
+SECRET, SESSION_NONCE, KEY = bytes(range(32)), bytes(32), bytes(range(1, 33))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def protocol(n=24, absent=3, **settings):
+    sketch = balanced_osnap(n, 4, 2, generator=generator())
+    settings = {"servers": 3, "coalition": AdaptiveCoalition(absent=absent), **settings}
+    return SecureSketch(sketch, 3, 1.0, 1.0, 1e-5, **settings)
+
+
+class Run:
+    """A session of a protocol: its parties and the frames that clients send, one client in each."""
+
+    def __init__(self, p, nonce=SESSION_NONCE, secret=SECRET):
+        self.protocol, self.session = p, p.session(nonce)
+        names = ["clients", "analyst", *(f"server {k}" for k in range(p.servers))]
+        self.links = {name: Links.derived(secret, name, p.servers) for name in names}
+        self.A = torch.full((p.sketch.clients, p.columns), 0.1)
+        words = p.messages(self.A, noise=SeededNoise(1))
+        shares = share(words, p.servers, noise=SeededNoise(2))
+        inbound = [self.links["clients"][f"server {k}"] for k in range(p.servers)]
+        self.frames = [
+            client_frames(p, self.session, shares[:, :, i : i + 1], i, inbound) for i in range(p.sketch.clients)
+        ]
+
+    def servers(self):
+        p = self.protocol
+        return [Server(p, self.session, k, self.links[f"server {k}"]) for k in range(p.servers)]
+
+    def fed(self, without=()):
+        servers = self.servers()
+        for i, frames in enumerate(self.frames):
+            for k, frame in enumerate(frames):
+                if (i, k) not in without:
+                    servers[k].receive(frame)
+        return servers
+
+    def release(self, servers):
+        return reveal_frames(self.protocol, self.session, agreed(servers), self.links["analyst"])
+
+
+def agreed(servers):
+    for a in servers:
+        for b in servers:
+            if a is not b:
+                b.agree(a.roll_call(b.number))
+    return [server.publish() for server in servers]
+
+
+def test_frames_give_the_bits_of_the_protocol_in_one_process():
+    for settings in ({}, {"bits": 32}, {"servers": 2}):
+        run = Run(protocol(**settings))
+        expected = run.protocol.release(run.A, noise=SeededNoise(1))
+        assert torch.equal(run.release(run.fed()), expected)
+
+
+def test_words_on_the_links_are_as_many_as_the_formula_says():
+    for bits in (32, 64):
+        run = Run(protocol(bits=bits))
+        overhead = HEADER_BYTES + TAG_BYTES
+        up = sum(len(frame) - overhead for frames in run.frames for frame in frames)
+        down = sum(len(frame) - overhead for frame in agreed(run.fed()))
+        assert up == 3 * 2 * 24 * 3 * bits // 8 and down == 3 * 4 * 3 * bits // 8
+        assert up + down == run.protocol.payload_bytes
+
+
+def changed(frame, chance):
+    """The frame with one to three bits flipped, or shortened, or lengthened."""
+    kind = chance.randrange(5)
+    if kind == 0:
+        return frame[: chance.randrange(len(frame))]
+    if kind == 1:
+        return frame + bytes(chance.randrange(1, 9))
+    out = bytearray(frame)
+    for bit in chance.sample(range(8 * len(frame)), chance.randrange(1, 4)):
+        out[bit // 8] ^= 1 << (bit % 8)
+    return bytes(out)
+
+
+def test_three_thousand_attacks_in_transit_are_all_found():
+    run, other = Run(protocol()), Run(protocol(), nonce=bytes(range(1, 33)))
+    stranger = Run(protocol(), secret=os.urandom(32))
+    chance, found = random.Random(0), 0
+    target = run.fed(without={(i, 1) for i in range(24)})[1]  # a server whom nobody has reached yet
+    full = run.fed()[1]
+    for _ in range(1200):  # changed on its way
+        frame = run.frames[chance.randrange(24)][1]
+        with pytest.raises(FrameError):
+            target.receive(changed(frame, chance))
+        found += 1
+    for _ in range(900):  # a true frame in the wrong place: another server's, session's or sender's
+        i = chance.randrange(24)
+        wrong = chance.choice([run.frames[i][chance.choice([0, 2])], other.frames[i][1], stranger.frames[i][1]])
+        with pytest.raises(FrameError):
+            target.receive(wrong)
+        found += 1
+    for _ in range(150):  # one client's frame passed off as another's, under a header that says so
+        i, j = chance.sample(range(24), 2)
+        with pytest.raises(FrameError):
+            target.receive(run.frames[j][1][:HEADER_BYTES] + run.frames[i][1][HEADER_BYTES:])
+        found += 1
+    assert not target.seen.any()  # nothing of all this left a trace
+    for _ in range(600):  # repeated
+        with pytest.raises(FrameError, match="repeats"):
+            full.receive(run.frames[chance.randrange(24)][1])
+        found += 1
+    few = Run(protocol(n=8, absent=1))
+    for _ in range(150):  # dropped: too many are missing, at one server or spread over all
+        lost = {(i, chance.randrange(3)) for i in chance.sample(range(8), chance.randrange(2, 9))}
+        with pytest.raises(FrameError, match="did not reach every server"):
+            agreed(few.fed(without=lost))
+        found += 1
+    assert found == 3000
+
+
+def test_the_attacked_session_then_gives_the_right_result():
+    run = Run(protocol())
+    servers, chance = run.servers(), random.Random(1)
+    for i, frames in enumerate(run.frames):
+        for k, frame in enumerate(frames):
+            for wrong in (changed(frame, chance), run.frames[i][k - 1]):
+                with pytest.raises(FrameError):
+                    servers[k].receive(wrong)
+            servers[k].receive(frame)
+    expected = run.protocol.release(run.A, noise=SeededNoise(1))
+    assert torch.equal(run.release(servers), expected)
+
+
+def test_clients_who_reached_only_some_servers_are_left_out_everywhere():
+    run = Run(protocol())
+    gone = torch.zeros(24, dtype=torch.bool)
+    gone[[2, 11, 20]] = True
+    servers = run.fed(without={(2, 0), (11, 1), (11, 2), (20, 0), (20, 1), (20, 2)})
+    words = run.protocol.messages(run.A, noise=SeededNoise(1))
+    words[:, gone] = 0
+    sums = torch.zeros(4, 3, dtype=torch.int64).index_add_(
+        0, run.protocol.sketch.rows.flatten(), words.flatten(0, 1)
+    )
+    assert torch.equal(run.release(servers), run.protocol.ring.decode(sums) / 2**0.5)
+
+
+def test_attacks_on_roll_calls_and_sums_are_found():
+    run, other = Run(protocol()), Run(protocol(), nonce=bytes(range(1, 33)))
+    servers, chance = run.fed(), random.Random(2)
+    call = servers[0].roll_call(1)
+    for wrong in (other.fed()[0].roll_call(1), servers[0].roll_call(2), run.frames[0][1], b"", call[:-1]):
+        with pytest.raises(FrameError):
+            servers[1].agree(wrong)
+    for _ in range(200):
+        with pytest.raises(FrameError):
+            servers[1].agree(changed(call, chance))
+    servers[1].agree(call)
+    with pytest.raises(FrameError, match="twice"):
+        servers[1].agree(call)
+    with pytest.raises(FrameError, match="1 of 2 roll calls"):
+        servers[1].publish()
+    servers[1].agree(servers[2].roll_call(1))
+    for k in (0, 2):
+        for l in range(3):
+            if k != l:
+                servers[k].agree(servers[l].roll_call(k))
+    sums = [server.publish() for server in servers]
+    analyst = run.links["analyst"]
+    for wrong in (sums[:2], [*sums, sums[0]], [sums[0], sums[0], sums[2]], [*sums[:2], run.frames[0][2]]):
+        with pytest.raises(FrameError):
+            reveal_frames(run.protocol, run.session, wrong, analyst)
+    for _ in range(200):
+        with pytest.raises(FrameError):
+            reveal_frames(run.protocol, run.session, [sums[0], changed(sums[1], chance), sums[2]], analyst)
+    with pytest.raises(FrameError):
+        reveal_frames(run.protocol, other.session, sums, analyst)
+    assert reveal_frames(run.protocol, run.session, reversed(sums), analyst).shape == (4, 3)
+
+
+def test_sums_over_different_clients_are_not_put_together():
+    run = Run(protocol())
+    first, second = agreed(run.fed()), agreed(run.fed(without={(5, 0)}))
+    with pytest.raises(FrameError, match="same clients"):
+        reveal_frames(run.protocol, run.session, [first[0], second[1], first[2]], run.links["analyst"])
+
+
+def test_a_server_publishes_once_and_lets_nobody_in_late():
+    run = Run(protocol())
+    servers = run.fed(without={(0, k) for k in range(3)})
+    agreed(servers)
+    for server in servers:
+        with pytest.raises(FrameError, match="published already"):
+            server.publish()
+        with pytest.raises(FrameError, match="begun to agree"):
+            server.receive(run.frames[0][server.number])
+
+
+def test_a_fast_server_does_not_close_a_slow_ones_doors():
+    """Server 1 has nobody yet when server 0's roll call comes; it hears all and makes its own afterwards."""
+    run = Run(protocol())
+    servers, full = run.servers(), run.fed()
+    for i in range(24):
+        for k in (0, 2):
+            servers[k].receive(run.frames[i][k])
+    servers[1].agree(servers[0].roll_call(1))
+    servers[1].agree(servers[2].roll_call(1))
+    with pytest.raises(FrameError, match="no roll call yet"):
+        servers[1].publish()
+    for i in range(24):
+        servers[1].receive(run.frames[i][1])
+    for k in (0, 2):
+        servers[k].agree(servers[1].roll_call(k))
+        servers[k].agree(servers[2 - k].roll_call(k))
+    with pytest.raises(FrameError, match="begun to agree"):
+        servers[1].receive(run.frames[0][1])
+    released = reveal_frames(run.protocol, run.session, [s.publish() for s in servers], run.links["analyst"])
+    assert torch.equal(released, run.release(full))
+
+
+def test_another_ring_or_sketch_is_another_session():
+    run, narrow, wide = Run(protocol()), Run(protocol(bits=32)), Run(protocol(n=28))
+    for other in (narrow, wide):
+        with pytest.raises(FrameError):
+            run.servers()[0].receive(other.frames[0][0])
+        # even where somebody gives the other protocol this session's name
+        header = replace(header_of(other.frames[0][0]), session=run.session, first=27)
+        forged = seal(bytes(32), header, torch.zeros(header.shape, dtype=other.protocol.ring.dtype))
+        with pytest.raises(FrameError):
+            run.servers()[0].receive(forged)
+
+
+def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
+    run = Run(protocol())
+    sums = agreed(run.fed())
+    honest = reveal_frames(run.protocol, run.session, sums, run.links["analyst"])
+    header, key = header_of(sums[1]), run.links["server 1"]["analyst"]
+    words = unseal(key, header, sums[1])
+    words[0, 0, 0] += 2**run.protocol.ring.fraction_bits
+    lie = seal(key, header, words)  # only the server itself has the key
+    released = reveal_frames(run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"])
+    moved = torch.zeros(4, 3, dtype=torch.float64)
+    moved[0, 0] = 2**-0.5
+    assert torch.allclose(released - honest, moved, atol=1e-12)
+
+
+def test_one_client_can_not_speak_for_another():
+    run = Run(protocol())
+    inbound = run.links["clients"]["server 0"]
+    header = header_of(run.frames[4][0])
+    forged = seal(client_key(inbound, 3), header, torch.zeros(header.shape, dtype=torch.int64))
+    with pytest.raises(FrameError, match="tag"):
+        run.servers()[0].receive(forged)
+
+
+def test_both_ends_of_a_link_have_its_key_and_no_two_links_share_one():
+    names = ["clients", "analyst", *(f"server {k}" for k in range(12))]
+    links = {name: Links.derived(SECRET, name, 12) for name in names}
+    keys = {frozenset((a, b)): links[a][b] for a in names for b in names if a != b}
+    assert all(links[b][a] == links[a][b] for a, b in map(tuple, keys)) and len(set(keys.values())) == len(keys)
+    with pytest.raises(FrameError, match="no key"):
+        _ = links["server 1"]["server 99"]
+    with pytest.raises(ValueError, match="16 random bytes"):
+        Links({"analyst": b"short"})
+
+
+def test_who_has_no_key_of_a_link_reads_nothing():
+    """All frames of a client add up to its words in nobody's hands; the same words are never the same frame."""
+    run = Run(protocol())
+    words = run.protocol.messages(run.A, noise=SeededNoise(1))
+    for i in (0, 7):
+        bodies = [frame[HEADER_BYTES:-TAG_BYTES] for frame in run.frames[i]]
+        total = sum(torch.frombuffer(bytearray(body), dtype=torch.int64) for body in bodies)
+        assert (total != words[:, i].flatten()).all()
+        headers = [header_of(frame) for frame in run.frames[i]]
+        opened = [
+            unseal(client_key(run.links["clients"][f"server {k}"], i), headers[k], frame)
+            for k, frame in enumerate(run.frames[i])
+        ]
+        assert torch.equal(reconstruct(torch.stack(opened))[:, 0], words[:, i])  # with the keys they do
+        frames = {seal(KEY, headers[0], opened[0]) for _ in range(20)}
+        assert len({frame[HEADER_BYTES:] for frame in frames}) == 20
+
+
+def test_sets_of_clients_survive_packing():
+    for n in (1, 7, 8, 63, 64, 65, 1000):
+        for bits in (32, 64):
+            members = torch.rand(n, generator=generator(n)) < 0.5
+            words = pack_set(members, bits)
+            assert words.shape == (1, -(-n // bits), 1) and torch.equal(unpack_set(words, n), members)
+            assert set_digest(bytes(16), members) != set_digest(bytes(16), ~members)
+
+
+def test_bad_arguments_are_refused():
+    p = protocol()
+    links = Links.derived(SECRET, "server 0", 3)
+    with pytest.raises(ValueError, match="number must be below 3"):
+        Server(p, p.session(SESSION_NONCE), 3, links)
+    with pytest.raises(ValueError, match="16 bytes"):
+        Server(p, b"short", 0, links)
+    header = header_of(Run(p).frames[0][0])
+    with pytest.raises(ValueError, match="words must have shape"):
+        seal(bytes(32), header, torch.zeros(1, 1, 3, dtype=torch.int32))
+
+
+def test_a_secure_sum_of_one_client():
+    run = Run(SecureSketch(ones(1), 2, 1.0, 1.0, 1e-5))
+    assert run.release(run.fed()).shape == (1, 2)

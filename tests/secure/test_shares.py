@@ -1,0 +1,132 @@
+"""Masks are uniform over all words; shares add up, and all but one of them say nothing."""
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from torchdp.noise import Noise, SeededNoise
+from torchdp.secure import reconstruct, share
+from torchdp.secure.shares import masks
+
+
+class Given(Noise):
+    """Masks that somebody chose."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.given = words
+
+    def fill(self, words):
+        given = self.given.flatten()
+        if given.dtype == torch.int32:  # two in one
+            given = torch.cat([given, given.new_zeros(len(given) % 2)]).view(torch.int64)
+        words.copy_(given)
+
+
+def byte_chi_square(words):
+    """The largest of the chi-square statistics of the words' byte positions, 255 degrees of freedom each."""
+    octets = words.flatten()[:, None].view(torch.uint8)
+    expected = len(octets) / 256
+    counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
+    return float(((counts - expected) ** 2 / expected).sum(1).max())
+
+
+LIMIT = float(chi2.isf(1e-7, 255))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_guarantee_every_byte_of_the_masks_is_uniform(dtype):
+    for noise in (Noise(), SeededNoise(7)):
+        assert byte_chi_square(masks((200_000,), dtype, noise)) < LIMIT
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_masks_are_drawn_on_the_gpu_where_they_are_wanted(dtype):
+    drawn = masks((200_000,), dtype, Noise("cuda"))
+    assert drawn.is_cuda and byte_chi_square(drawn.cpu()) < LIMIT
+
+
+def test_the_byte_test_sees_63_bits():
+    words = torch.empty(200_000, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(7))
+    assert (words >= 0).all() and byte_chi_square(words) > 100 * LIMIT
+
+
+def test_shapes_and_odd_sizes():
+    for shape in ((0,), (1,), (3, 5), (2**15 + 1,), (2, 0, 4)):
+        for dtype in (torch.int32, torch.int64):
+            words = masks(shape, dtype, SeededNoise(1))
+            assert words.shape == shape and words.dtype == dtype
+
+
+def test_seeds_repeat_and_the_system_does_not():
+    secret = torch.zeros(50, dtype=torch.int64)
+    assert torch.equal(share(secret, 2, noise=SeededNoise(3)), share(secret, 2, noise=SeededNoise(3)))
+    assert not torch.equal(share(secret, 2), share(secret, 2))
+
+
+DTYPES = [torch.int32, torch.int64]
+
+
+def words(dtype, *shape):
+    info = torch.iinfo(dtype)
+    drawn = torch.empty(shape, dtype=dtype).random_(info.min, None, generator=torch.Generator().manual_seed(1))
+    drawn.view(-1)[:3] = torch.tensor([info.min, info.max, 0], dtype=dtype)
+    return drawn
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("servers", [2, 3, 7])
+def test_shares_add_up_at_the_ends_of_the_ring_too(dtype, servers):
+    secret = words(dtype, 4, 25)
+    shares = share(secret, servers)
+    assert shares.shape == (servers, 4, 25) and shares.dtype == dtype
+    assert torch.equal(reconstruct(shares), secret)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("servers", [2, 3, 4])
+def test_guarantee_any_all_but_one_shares_are_a_bijection_of_the_masks_for_every_message(dtype, servers):
+    wanted = words(dtype, servers - 1, 500)  # what the coalition is to see
+    info = torch.iinfo(dtype)
+    for left_out in range(servers):
+        seen = [k for k in range(servers) if k != left_out]
+        for secret in (
+            torch.zeros(500, dtype=dtype),
+            words(dtype, 500),
+            torch.full((500,), info.min, dtype=dtype),
+        ):
+            all_shares = torch.empty(servers, 500, dtype=dtype)
+            all_shares[seen] = wanted
+            all_shares[left_out] = secret - wanted.sum(0, dtype=dtype)  # the only value that fits
+            shares = share(secret, servers, noise=Given(all_shares[:-1]))
+            assert torch.equal(shares, all_shares)  # these masks, and so no others, show the coalition ``wanted``
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_guarantee_every_share_alone_is_uniform_whatever_the_message(dtype):
+    constant = torch.full((100_000,), 5, dtype=dtype)
+    for noise in (None, SeededNoise(11)):
+        for one in share(constant, 3, noise=noise):
+            assert byte_chi_square(one) < LIMIT
+
+
+def test_a_share_of_half_the_range_would_be_seen():
+    positive = torch.empty(100_000, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(0))
+    shares = share(torch.zeros(100_000, dtype=torch.int64), 2, noise=Given(positive))
+    assert min(byte_chi_square(one) for one in shares) > LIMIT
+
+
+def test_bad_share_arguments_are_refused():
+    secret = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="servers must be"):
+        share(secret, 1)
+    with pytest.raises(TypeError, match=r"Ring\.encode"):
+        share(secret.double(), 2)
+    with pytest.raises(TypeError, match="shares must be"):
+        reconstruct(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="2 servers"):
+        reconstruct(secret[None])
+    for wrong in (0, torch.Generator()):
+        with pytest.raises(TypeError, match="noise must be None"):
+            share(secret, 2, noise=wrong)

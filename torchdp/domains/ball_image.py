@@ -1,0 +1,117 @@
+"""Images of products of l_q balls: one oracle, one best ellipsoid."""
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from torchdp.domains.domain import Candidate, Domain, Maximum, best_first
+from torchdp.domains.groups import Groups, corners, longest, moved_inside
+from torchdp.domains.relaxation import ENUMERATED, hadamard_signs, maximise_image, rounded, split
+from torchdp.domains.trust_region import maximise_on_sphere
+
+
+class BallImage(Domain):
+    """{m + F z: ||z_b||_{q_b} <= 1 for every block z_b of z}: its oracle, and the best ellipsoid that it proves.
+
+    One block, q = 2: exact (a trust-region problem); q = 1: exact, z runs over +-e_j; 1 < q < 2: inside the image of
+    the l_2 ball, within N^{2/q - 1}. Else the semidefinite relaxation of :func:`maximise_image`: within pi/2 where
+    every q_b >= 2, and exact for at most 11 signs.
+    """
+
+    @property
+    @abstractmethod
+    def generators(self) -> Tensor:
+        """F, (d, N) float64."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> Groups:
+        """Size and order q in [1, inf] of each block; the sizes add up to N."""
+
+    @property
+    @abstractmethod
+    def middle(self) -> Tensor:
+        """m, (d,) float64."""
+
+    @property
+    def dimension(self) -> int:
+        return self.generators.shape[0]
+
+    @property
+    def factor(self) -> float:
+        N, orders = self.generators.shape[1], [q for _, q in self.groups]
+        if orders in ([1.0], [2.0]) or (set(orders) == {math.inf} and N < ENUMERATED):
+            return 1.0
+        lost = max(size ** (2 / min(q, 2.0) - 1) for size, q in self.groups)
+        return lost if len(orders) == 1 and orders[0] < 2 else lost * math.pi / 2
+
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        F, groups = self.generators, self.groups
+        G, g = B @ F, B @ (self.middle - centre)
+        if len(groups) > 1 or groups[0][1] > 2:
+            z, upper = maximise_image(G, g, groups)
+        else:
+            z, upper = maximise_on_sphere(G, g)
+            z = moved_inside(z, groups)
+            if groups[0][1] < 2:
+                basis = torch.eye(F.shape[1]).to(F)
+                corners = torch.cat([basis, -basis])
+                z = torch.cat([corners, z])
+                if groups[0][1] == 1:
+                    upper = float((corners @ G.mT + g).square().sum(-1).max())
+        points, value = best_first(self.middle + z @ F.mT, B, centre, most=max(64, self.dimension))
+        return Maximum(points, value, max(upper, value))
+
+    def extreme(self, directions: Tensor) -> Tensor:
+        slope = directions @ self.generators
+        z = longest(slope.abs(), self.groups)
+        return self.middle + torch.where(slope < 0, -z, z) @ self.generators.mT
+
+    def spanning(self) -> Tensor:
+        return torch.cat([self.middle + self.generators.mT, self.middle - self.generators.mT])
+
+    def corners(self, most: int) -> Tensor | None:
+        z = corners(self.groups, most)
+        return None if z is None else self.middle + z.to(self.generators) @ self.generators.mT
+
+    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+        """Root F diag(y)^{-1/2}, y from :func:`split`; a point that is no shift counts as one more generator.
+
+        Optimal where F has one entry in each column and row: the norm is then sign-invariant in the coordinates.
+        """
+        F, m, groups = self.generators, self.middle, self.groups
+        lifted = not shift and bool(m.any())
+        if lifted:
+            F, groups = torch.cat([F, m[:, None]], 1), (*groups, (1, math.inf))
+        y, c = split(F.square(), p, groups)
+        root = F * torch.where(y > 0, y, 1.0).rsqrt()
+        scaled = c.sqrt()[:, None] * F
+        length = scaled.norm(dim=0)
+        radius = longest(length, tuple((size, max(q, 2.0)) for size, q in groups))
+        cosines = scaled / torch.where(length > 0, length, 1.0)
+        gram = cosines.mT @ cosines
+        orthogonal = bool((gram - torch.diag(gram.diagonal())).abs().max() <= 1e-12)
+        if len(groups) == 1 and groups[0][1] <= 2:
+            weights, z = _spectrum(radius * gram * radius[:, None], diagonal=orthogonal)
+        elif orthogonal:
+            z = radius * hadamard_signs(F.shape[1]).to(F)
+            weights = torch.full_like(z[:, 0], 1 / z.shape[0])
+        else:
+            z = rounded(cosines, radius, groups, 4 * F.shape[1])
+            weights = torch.full_like(z[:, 0], 1 / z.shape[0])
+        z = moved_inside(z, groups)
+        if lifted:
+            z, F = z[:, :-1] * z[:, -1:], F[:, :-1]
+        centre = m if shift else torch.zeros_like(m)
+        return Candidate(root, centre, m + z @ F.mT, weights, c)
+
+
+def _spectrum(Z: Tensor, diagonal: bool) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and rows of eigenvectors of Z = sum_k w_k z_k z_k^T."""
+    if diagonal:
+        return Z.diagonal(), torch.eye(Z.shape[0]).to(Z)
+    values, vectors = torch.linalg.eigh(Z)
+    kept = values > 1e-14 * values[-1]
+    return values[kept], vectors.mT[kept]

@@ -1,0 +1,230 @@
+"""Boxes, weighted l_q balls, ellipsoids, zonotopes, and sums of them."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains.ball_image import BallImage
+from torchdp.domains.domain import slack
+from torchdp.domains.groups import Groups
+from torchdp.domains.nearest import nearest_in_ball, nearest_in_ellipsoid
+from torchdp.factorization.solvers.fixed_point import power_norm
+
+
+@dataclass(frozen=True, eq=False)
+class Box(BallImage):
+    """[low_1, high_1] x ... x [low_d, high_d]. low, high: (d,), low <= high. Raises ValueError, TypeError.
+
+    Source: Nikolov, Tang (2023), equation (26): Gamma_p = ||high - low||_{2p/(p+2)} / 2.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __post_init__(self) -> None:
+        low, high = _vector("low", self.low), _vector("high", self.high)
+        if low.shape != high.shape or bool((low > high).any()):
+            raise ValueError("low and high must have the same shape (d,), low at most high in every coordinate")
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    @property
+    def generators(self) -> Tensor:
+        return torch.diag((self.high - self.low) / 2)
+
+    @property
+    def groups(self) -> Groups:
+        return ((self.generators.shape[1], math.inf),)
+
+    @property
+    def middle(self) -> Tensor:
+        return (self.low + self.high) / 2
+
+    def contains(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        room = slack(x) * float((self.high - self.low).max())
+        return ((x >= self.low.to(x) - room) & (x <= self.high.to(x) + room)).all(-1)
+
+    def project(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        return x.clamp(self.low.to(x), self.high.to(x))
+
+
+@dataclass(frozen=True, eq=False)
+class LpBall(BallImage):
+    """{x: ||(x - centre) / axes||_q <= 1}, q in [1, inf].
+
+    axes, centre: (d,), axes positive. ``lp_ball(d, q, radius)`` makes the round one. Raises ValueError, TypeError.
+    Gamma_p = ||axes||_t, 1/t = 1/p + max(0, 1/2 - 1/q): by symmetry under sign changes the best ellipsoid has its
+    axes along the coordinates, and Hoelder's inequality does the rest.
+    Source: derived; q = inf is Nikolov, Tang (2023), equation (26), q = 2 their Lemma 19.
+    """
+
+    axes: Tensor
+    q: float
+    centre: Tensor
+
+    def __post_init__(self) -> None:
+        axes, centre = _vector("axes", self.axes), _vector("centre", self.centre)
+        if axes.shape != centre.shape or not bool((axes > 0).all()):
+            raise ValueError("axes must be positive and of the shape (d,) of centre")
+        object.__setattr__(self, "axes", axes)
+        object.__setattr__(self, "centre", centre)
+        object.__setattr__(self, "q", check_order("q", self.q))
+
+    @property
+    def generators(self) -> Tensor:
+        return torch.diag(self.axes)
+
+    @property
+    def groups(self) -> Groups:
+        return ((self.dimension, self.q),)
+
+    @property
+    def middle(self) -> Tensor:
+        return self.centre
+
+    def contains(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        scaled = ((x - self.middle.to(x)) / self.axes.to(x)).abs()
+        return power_norm(scaled, self.q) <= 1 + slack(x)
+
+    def project(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        middle = self.middle.to(x)
+        return middle + nearest_in_ball(x - middle, self.axes.to(x), self.q)
+
+
+@dataclass(frozen=True, eq=False)
+class Ellipsoid(BallImage):
+    """{centre + root u: ||u||_2 <= 1}. root: (d, r); centre: (d,). Raises ValueError, TypeError.
+
+    Source: Nikolov, Tang (2023), Lemma 19: Gamma_p = the l_p norm of root's row norms.
+    """
+
+    root: Tensor
+    centre: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", _generators("root", self.root, self.centre))
+        object.__setattr__(self, "centre", _vector("centre", self.centre))
+
+    @property
+    def generators(self) -> Tensor:
+        return self.root
+
+    @property
+    def groups(self) -> Groups:
+        return ((self.root.shape[1], 2.0),)
+
+    @property
+    def middle(self) -> Tensor:
+        return self.centre
+
+    def contains(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        z = (x - self.middle.to(x)).double()
+        U, S, _ = torch.linalg.svd(self.root.to(z), full_matrices=False)
+        kept = S > 1e-12 * S[0]
+        U, S = U[:, kept], S[kept]
+        along = z @ U
+        off = (z - along @ U.mT).norm(dim=-1) <= slack(x) * self.root.norm()
+        return ((along / S).norm(dim=-1) <= 1 + slack(x)) & off
+
+    def project(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        middle = self.middle.to(x)
+        return middle + nearest_in_ellipsoid(x - middle, self.root.to(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Zonotope(BallImage):
+    """{centre + sum_j z_j g_j: -1 <= z_j <= 1}, the image of the sign cube. columns (d, N): g_j; centre (d,).
+
+    Gamma_2 is between sqrt(2/pi) and 1 times sum_j ||g_j||, and the ellipsoid given is the best that a semidefinite
+    bound can prove; for at most 11 generators all corners are tried instead and Gamma_p is certified.
+    Raises ValueError, TypeError.
+    Source: Nesterov (1998); Nikolov, Tang (2023), Theorem 32.
+    """
+
+    columns: Tensor
+    centre: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", _generators("columns", self.columns, self.centre))
+        object.__setattr__(self, "centre", _vector("centre", self.centre))
+
+    @property
+    def generators(self) -> Tensor:
+        return self.columns
+
+    @property
+    def middle(self) -> Tensor:
+        return self.centre
+
+    @property
+    def groups(self) -> Groups:
+        return ((self.generators.shape[1], math.inf),)
+
+
+@dataclass(frozen=True, eq=False)
+class BallSum(BallImage):
+    """{centre + sum_b F_b z_b: ||z_b||_{q_b} <= 1}: a Minkowski sum of images of balls, F = (F_1, F_2, ...).
+
+    columns: F, (d, N); blocks: ((N_1, q_1), (N_2, q_2), ...), q_b in [1, inf]; centre: (d,). ``linear_image``,
+    ``minkowski_sum`` and ``Product`` make them.  Raises ValueError, TypeError.
+    Source: Nikolov, Tang (2023), Theorem 32 (3).
+    """
+
+    columns: Tensor
+    blocks: Groups
+    centre: Tensor
+
+    def __post_init__(self) -> None:
+        columns = _generators("columns", self.columns, self.centre)
+        blocks = tuple((checks.integer("blocks", size, 1), check_order("blocks", q)) for size, q in self.blocks)
+        if sum(size for size, _ in blocks) != columns.shape[1]:
+            raise ValueError(f"the sizes in blocks must add up to the {columns.shape[1]} columns")
+        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "centre", _vector("centre", self.centre))
+
+    @property
+    def generators(self) -> Tensor:
+        return self.columns
+
+    @property
+    def groups(self) -> Groups:
+        return self.blocks
+
+    @property
+    def middle(self) -> Tensor:
+        return self.centre
+
+
+def lp_ball(d: int, q: float, radius: float = 1.0) -> LpBall:
+    """{x in R^d: ||x||_q <= radius}, q in [1, inf]. Gamma_p = radius d^{1/p + max(0, 1/2 - 1/q)}."""
+    d, radius = checks.integer("d", d, 1, 2**30), checks.positive("radius", radius)
+    return LpBall(torch.full((d,), radius, dtype=torch.float64), q, torch.zeros(d, dtype=torch.float64))
+
+
+def check_order(name: str, value: float) -> float:
+    """``value`` as a float in [1, inf]. Raises ValueError."""
+    return checks.order(name, value, 1)
+
+
+def _vector(name: str, value: Tensor) -> Tensor:
+    value = checks.floating(name, value).detach().double()
+    if value.ndim != 1 or value.numel() == 0:
+        raise ValueError(f"{name} must be a non-empty (d,) tensor, not of shape {tuple(value.shape)}")
+    return value
+
+
+def _generators(name: str, value: Tensor, centre: Tensor) -> Tensor:
+    value = checks.matrix(name, value).detach().double()
+    if value.ndim != 2 or _vector("centre", centre).shape != value.shape[:1]:
+        raise ValueError(f"{name} must be of shape (d, N) beside centre of shape (d,), not {tuple(value.shape)}")
+    return value

@@ -1,0 +1,297 @@
+"""Products, linear images and Minkowski sums of domains."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains.ball_image import BallImage
+from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
+from torchdp.domains.coupling import couple, independent_law, mirrored, signed_law
+from torchdp.domains.domain import Candidate, Domain, Maximum, best_first, climb
+from torchdp.domains.finite import FiniteSet, Polytope
+from torchdp.domains.groups import paired
+from torchdp.domains.noise_shape import NoiseShape, noise_shape
+from torchdp.domains.relaxation import split
+from torchdp.randomness import keyed_generator
+
+STARTS = 64  # of the local search over products
+MOST_CORNERS = 2048  # that are tried one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Domain):
+    """K_1 x ... x K_k: one user's vector is made of one vector from each. parts: the sets, at least one.
+
+    The ellipsoid is put together from the parts': M = blockdiag(M_i / t_i), t_i ~ Gamma_i^{2p/(p+2)}; optimal, with
+    Gamma_p = the l_{2p/(p+2)} norm of the parts' (with shift, or for symmetric parts).
+    Oracle: exact where the parts' corners make 2048 pairs at most, which are all tried, and for forms without entries
+    between exact parts; else a semidefinite bound, within k times the worst part's factor for sets symmetric about the
+    centre. Raises ValueError, TypeError.
+    Source: Nikolov, Tang (2023), Lemma 60.
+    """
+
+    parts: tuple[Domain, ...]
+
+    def __post_init__(self) -> None:
+        parts = tuple(checks.instance("parts", self.parts, Sequence))
+        if not parts or not all(isinstance(part, Domain) for part in parts):
+            raise TypeError("parts must be a non-empty sequence of torchdp.domains.Domain")
+        object.__setattr__(self, "parts", parts)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The dimensions of the parts."""
+        return [part.dimension for part in self.parts]
+
+    @property
+    def dimension(self) -> int:
+        return sum(self.sizes)
+
+    def corners(self, most: int) -> Tensor | None:
+        joined = None
+        for part in self.parts:
+            own = part.corners(most)
+            if own is None or len(own) * (1 if joined is None else len(joined)) > most:
+                return None
+            joined = own if joined is None else paired(joined, own)
+        return joined
+
+    @cached_property
+    def _few(self) -> Tensor | None:
+        return self.corners(MOST_CORNERS)
+
+    @property
+    def factor(self) -> float:
+        if self._few is not None:
+            return 1.0
+        balls = _balls(self)
+        if balls is not None:
+            return balls.factor
+        worst = max(part.factor for part in self.parts)
+        if len(self.parts) == 1:
+            return worst
+        return math.inf if self.middle is None else len(self.parts) * worst
+
+    @property
+    def middle(self) -> Tensor | None:
+        middles = [part.middle for part in self.parts]
+        found = [middle for middle in middles if middle is not None]
+        return torch.cat(found) if len(found) == len(middles) else None
+
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        if self._few is not None:
+            points, value = best_first(self._few, B, centre, most=max(STARTS, self.dimension))
+            return Maximum(points, value, value)
+        balls = _balls(self)
+        if balls is not None:
+            return balls.maximise(B, centre)
+        pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
+        best = [part.maximise(block, c) for part, block, c in pieces]
+        generator = keyed_generator(b"torchdp.mean.composite.maximise")
+        starts = []
+        for found in best:
+            place = torch.randint(len(found.points), (STARTS,), device="cpu", generator=generator)
+            place[0] = 0
+            starts.append(found.points[place.to(found.points.device)])
+        start = torch.cat(starts, -1)
+        points, value = best_first(
+            torch.cat([start, climb(self, start, B, centre)]), B, centre, most=max(STARTS, self.dimension)
+        )
+        upper = couple(B, self.sizes, [found.upper for found in best])
+        return Maximum(points, value, max(value, upper))
+
+    def extreme(self, directions: Tensor) -> Tensor:
+        slopes = directions.split(self.sizes, dim=-1)
+        return torch.cat([part.extreme(slope) for part, slope in zip(self.parts, slopes, strict=True)], -1)
+
+    def spanning(self) -> Tensor:
+        """One part at a time runs over its spanning points, the others stay at their first."""
+        spans = [part.spanning() for part in self.parts]
+        first = torch.cat([span[0] for span in spans])
+        rows = []
+        for place, span in enumerate(spans):
+            row = first.expand(len(span), -1).clone()
+            start = sum(self.sizes[:place])
+            row[:, start : start + self.sizes[place]] = span
+            rows.append(row)
+        return torch.cat(rows)
+
+    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+        balls = _balls(self)
+        if balls is not None and not shift:
+            return balls.candidate(p, shift, tol)
+        shapes = [noise_shape(part, p, shift=shift, tol=tol) for part in self.parts]
+        gamma = torch.tensor([shape.upper for shape in shapes], dtype=torch.float64)
+        gamma = gamma / gamma.max().clamp_min(1e-300)
+        order = 2.0 if p == math.inf else 2 * p / (p + 2)
+        t = (gamma**order / (gamma**order).sum().clamp_min(1e-300)).tolist()
+        tilt = (gamma ** (2.0 if p == math.inf else 2 * (p - 2) / (p + 2))).tolist()
+        roots = [shape.root / math.sqrt(part or 1.0) for shape, part in zip(shapes, t, strict=True)]
+        rows = [part * _unit(shape, p) for shape, part in zip(shapes, tilt, strict=True)]
+        points, weights = self._law(shapes, shift)
+        centre = torch.cat([shape.centre for shape in shapes])
+        return Candidate(torch.block_diag(*roots), centre, points, weights, torch.cat(rows))
+
+    def image_candidate(self, transform: Tensor, p: float, shift: bool, tol: float) -> Candidate | None:
+        """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the parts' own M_i."""
+        columns = transform.split(self.sizes, dim=1)
+        images = [linear_image(F, part) for F, part in zip(columns, self.parts, strict=True)]
+        shapes = [noise_shape(image, p, shift=shift, tol=tol) for image in images]
+        t, c = split(torch.stack([s.root.square().sum(-1) for s in shapes], -1), p, ((len(shapes), math.inf),))
+        root = torch.cat(
+            [shape.root / math.sqrt(v or 1.0) for shape, v in zip(shapes, t.tolist(), strict=True)], 1
+        )
+        centre = torch.stack([shape.centre for shape in shapes]).sum(0)
+        own = [noise_shape(part, p, shift=shift, tol=tol) for part in self.parts]
+        points, weights = self._law(own, shift)
+        return Candidate(root, centre, points @ transform.mT, weights, c)
+
+    def contains(self, x: Tensor) -> Tensor:
+        pieces = self._vectors(x).split(self.sizes, dim=-1)
+        return torch.stack([part.contains(y) for part, y in zip(self.parts, pieces, strict=True)]).all(0)
+
+    def project(self, x: Tensor) -> Tensor:
+        pieces = self._vectors(x).split(self.sizes, dim=-1)
+        return torch.cat([part.project(y) for part, y in zip(self.parts, pieces, strict=True)], -1)
+
+    def _law(self, shapes: Sequence[NoiseShape], shift: bool) -> tuple[Tensor, Tensor]:
+        laws = [(shape.support, shape.weights) for shape in shapes]
+        middle = self.middle if shift or self.symmetric else None
+        if middle is None:
+            turned = zip(laws, [part.middle for part in self.parts], strict=True)
+            return independent_law([law if m is None else mirrored(*law, m) for law, m in turned])
+        middles = middle.split(self.sizes)
+        points, weights = signed_law([(z - m, w) for (z, w), m in zip(laws, middles, strict=True)])
+        return middle + points, weights
+
+
+@dataclass(frozen=True, eq=False)
+class LinearImage(Domain):
+    """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler descriptions.
+
+    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull, good to 1e-6
+    of its size. Raises ValueError, TypeError.
+    Source: Nikolov, Tang (2023), Lemma 31.
+    """
+
+    transform: Tensor
+    domain: Domain
+
+    def __post_init__(self) -> None:
+        transform = _transform(self.transform, self.domain)
+        object.__setattr__(self, "transform", transform)
+
+    @property
+    def dimension(self) -> int:
+        return self.transform.shape[0]
+
+    @property
+    def factor(self) -> float:
+        return self.domain.factor
+
+    def corners(self, most: int) -> Tensor | None:
+        own = self.domain.corners(most)
+        return None if own is None else own @ self.transform.mT
+
+    @property
+    def middle(self) -> Tensor | None:
+        middle = self.domain.middle
+        return None if middle is None else self.transform @ middle
+
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        """||B (F x - v)||^2 = ||B F (x - w)||^2 + rest, w a least squares solution near K's middle."""
+        F = self.transform
+        pulled = B @ F
+        start = self.domain.spanning().mean(0) if self.domain.middle is None else self.domain.middle
+        w = start + torch.linalg.pinv(pulled) @ (B @ (centre - F @ start))
+        rest = float((B @ (centre - F @ w)).square().sum())
+        found = self.domain.maximise(pulled, w)
+        points, value = best_first(found.points @ F.mT, B, centre, most=len(found.points))
+        return Maximum(points, value, max(found.upper + rest, value))
+
+    def extreme(self, directions: Tensor) -> Tensor:
+        return self.domain.extreme(directions @ self.transform) @ self.transform.mT
+
+    def spanning(self) -> Tensor:
+        return self.domain.spanning() @ self.transform.mT
+
+    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+        return self.domain.image_candidate(self.transform, p, shift, tol)
+
+    def image_candidate(self, transform: Tensor, p: float, shift: bool, tol: float) -> Candidate | None:
+        return self.domain.image_candidate(transform @ self.transform, p, shift, tol)
+
+
+def linear_image(transform: Tensor, domain: Domain) -> Domain:
+    """{F x: x in K}, as points, an ellipsoid, a zonotope or a sum of balls where it is one. transform: F, (e, d).
+
+    The image of a product with at most 2048 pairs of corners is the hull of theirs, or the points where K is made of
+    finite sets. Raises ValueError, TypeError.
+    """
+    F = _transform(transform, domain)
+    if isinstance(domain, FiniteSet):
+        return FiniteSet(domain.points @ F.mT)
+    if isinstance(domain, Polytope):
+        return Polytope(domain.points @ F.mT)
+    balls = _balls(domain)
+    if balls is None or balls.factor > 1:
+        few = domain.corners(MOST_CORNERS)
+        if few is not None:
+            return FiniteSet(few @ F.mT) if _finite(domain) else Polytope(few @ F.mT)
+    if balls is None:
+        return LinearImage(F, domain)
+    generators, groups, middle = F @ balls.generators, balls.groups, F @ balls.middle
+    if {q for _, q in groups} == {math.inf}:
+        return Zonotope(generators, middle)
+    if [q for _, q in groups] == [2.0]:
+        return Ellipsoid(generators, middle)
+    return BallSum(generators, groups, middle)
+
+
+def minkowski_sum(parts: Sequence[Domain]) -> Domain:
+    """{x_1 + ... + x_k: x_i in K_i}, the image of the product. Gamma_p is at most the parts' sum. Raises as Product.
+
+    Source: Nikolov, Tang (2023), Theorem 20 (4).
+    """
+    product = Product(tuple(checks.instance("parts", parts, Sequence)))
+    if len(set(product.sizes)) > 1:
+        raise ValueError(f"parts must share one dimension, not {product.sizes}")
+    return linear_image(torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product)
+
+
+def _balls(domain: Domain) -> BallImage | None:
+    """A domain that is made of balls, as one image of their product."""
+    if isinstance(domain, BallImage):
+        return domain
+    if isinstance(domain, Product):
+        parts = [_balls(part) for part in domain.parts]
+        found = [part for part in parts if part is not None]
+        if len(found) == len(parts):
+            generators = torch.block_diag(*[part.generators for part in found])
+            groups = tuple(group for part in found for group in part.groups)
+            return BallSum(generators, groups, torch.cat([part.middle for part in found]))
+    return None
+
+
+def _finite(domain: Domain) -> bool:
+    return isinstance(domain, FiniteSet) or (isinstance(domain, Product) and all(map(_finite, domain.parts)))
+
+
+def _unit(shape: NoiseShape, p: float) -> Tensor:
+    """The shape's row weights scaled to norm 1 in l_{p/(p-2)}."""
+    order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    return shape.row_weights / torch.linalg.vector_norm(shape.row_weights, ord=order).clamp_min(1e-300)
+
+
+def _transform(value: Tensor, domain: Domain) -> Tensor:
+    if not isinstance(domain, Domain):
+        raise TypeError(f"domain must be a torchdp.domains.Domain, not {type(domain).__name__}")
+    value = checks.matrix("transform", value).detach().double()
+    if value.ndim != 2 or value.shape[1] != domain.dimension:
+        raise ValueError(f"transform must be of shape (e, {domain.dimension}), not {tuple(value.shape)}")
+    return value

@@ -1,0 +1,150 @@
+"""Bounded domains K in R^d, known through quadratic maximisation."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains.corners import nearest_by_corners
+
+TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the size of the domain: by formula, by search
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """What maximising ||B (x - c)||^2 over a domain found.
+
+    points: (k, d), points of the domain, the best first; value: the form at the best; upper: a proved upper bound on
+    the maximum, equal to value where the oracle is exact. Both hold up to float64 rounding.
+    """
+
+    points: Tensor
+    value: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An ellipsoid {centre + root u: ||u|| <= 1} and a dual measure, to be judged and perhaps improved upon.
+
+    root: (d, r); centre: (d,); points: (k, d), in the domain; weights: (k,), not negative; row_weights: (d,), not
+    negative. Nothing is promised of any of them.
+    """
+
+    root: Tensor
+    centre: Tensor
+    points: Tensor
+    weights: Tensor
+    row_weights: Tensor
+
+
+class Domain(ABC):
+    """A bounded set K in R^d. What an ellipsoid around K needs to know is a quadratic oracle.
+
+    Source: Nikolov, Tang (2023), Definition 29.
+    """
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """d."""
+
+    @property
+    @abstractmethod
+    def factor(self) -> float:
+        """The oracle's: the upper bound of :meth:`maximise` is at most this many times the maximum; 1.0 is exact.
+
+        It is alpha^2 of Definition 29.
+        """
+
+    @property
+    @abstractmethod
+    def middle(self) -> Tensor | None:
+        """The point (d,) about which K is symmetric, K - middle = middle - K; None where there is none."""
+
+    @property
+    def symmetric(self) -> bool:
+        """K = -K."""
+        return self.middle is not None and not bool(self.middle.any())
+
+    @abstractmethod
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        """Points of K with large ||B (x - centre)||^2, and an upper bound on its maximum.
+
+        B: (k, d); centre: (d,); both float64. B and not B^T B, whose condition is the square of B's.
+        """
+
+    @abstractmethod
+    def extreme(self, directions: Tensor) -> Tensor:
+        """Points x of K with the largest <direction, x>, (k, d) for directions (k, d) float64."""
+
+    @abstractmethod
+    def spanning(self) -> Tensor:
+        """Finitely many points of K, (k, d) float64, whose affine hull holds K."""
+
+    def corners(self, most: int) -> Tensor | None:
+        """Points (k, d) of K, k <= most, whose convex hull is that of K; None where so few are not known."""
+        return None
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether x (..., d) lies in K, up to 1e-9 of K's size where K has a formula and 1e-6 elsewhere; bool (...)."""
+        x = self._vectors(x)
+        room = max(NEAR, slack(x)) * float(self.spanning().to(x).abs().max())
+        return (x - nearest_by_corners(x, self.extreme, near=room / 2)).norm(dim=-1) <= room
+
+    def project(self, x: Tensor) -> Tensor:
+        """The nearest point of K, for x of shape (..., d). Raises NotImplementedError where none is at hand."""
+        return nearest_by_corners(self._vectors(x), self.extreme)
+
+    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+        """An ellipsoid known from the structure of K, optimal or close to it; None where there is none."""
+        return None
+
+    def image_candidate(self, transform: Tensor, p: float, shift: bool, tol: float) -> Candidate | None:
+        """The same for {transform x: x in K}."""
+        return None
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, refused where a row lies outside K: data for a private mean is checked before it is used.
+
+        Raises ValueError, without showing data.
+        """
+        x = self._vectors(x)
+        inside = self.contains(x)
+        if not bool(inside.all()):
+            raise ValueError(
+                f"x holds {int((~inside).sum())} points outside the domain; "
+                "drop them, or move them to the nearest point of it with project"
+            )
+        return x
+
+    def _vectors(self, x: Tensor) -> Tensor:
+        x = checks.floating("x", x)
+        if x.ndim == 0 or x.shape[-1] != self.dimension:
+            raise ValueError(f"x must be of shape (..., {self.dimension}), not {tuple(x.shape)}")
+        return x
+
+
+def slack(x: Tensor) -> float:
+    """What a membership test by formula lets through, relative: 1e-9, or the rounding of x's dtype."""
+    return max(TOLERANCE, 8 * torch.finfo(x.dtype).eps)
+
+
+def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int = 30) -> Tensor:
+    """Points (k, d) of the domain moved uphill on ||B (x - centre)||^2, each step to the best of the slope."""
+    for _ in range(steps):
+        following = domain.extreme((points - centre) @ B.mT @ B)
+        settled = torch.allclose(following, points, rtol=0, atol=1e-12)
+        points = following
+        if settled:
+            break
+    return points
+
+
+def best_first(points: Tensor, B: Tensor, centre: Tensor, most: int) -> tuple[Tensor, float]:
+    """The ``most`` points with the largest ||B (x - centre)||^2, and the largest."""
+    values = ((points - centre) @ B.mT).square().sum(-1)
+    order = torch.argsort(values, descending=True)[:most]
+    return points[order], float(values[order[0]])

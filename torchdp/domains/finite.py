@@ -1,0 +1,104 @@
+"""Finitely many points, and their convex hull."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains.domain import Candidate, Domain, Maximum, best_first, slack
+from torchdp.domains.generate import on_points
+from torchdp.randomness import keyed_generator
+
+CHUNK = 1 << 22  # entries of a block of distances
+
+
+class Vertices(Domain):
+    """A domain that has finitely many points to look at: its oracle tries them all."""
+
+    points: Tensor
+
+    @property
+    def dimension(self) -> int:
+        return self.points.shape[1]
+
+    @property
+    def factor(self) -> float:
+        return 1.0
+
+    @cached_property
+    def middle(self) -> Tensor | None:
+        """The mean of the distinct points where each has its mirror image, else None."""
+        distinct = torch.unique(self.points, dim=0)
+        mean, size = distinct.mean(0), float(self.points.abs().max())
+        generator = keyed_generator(b"torchdp.mean.finite.middle")
+        line = torch.randn(self.dimension, dtype=torch.float64, device="cpu", generator=generator).to(distinct)
+        order = torch.argsort((distinct - mean) @ line)  # mirror images stand at opposite ends
+        off = (distinct[order] + distinct[order.flip(0)] - 2 * mean).abs().max()
+        if not off <= 1e-12 * size:
+            return None
+        return torch.where(mean.abs() <= 1e-13 * size, 0.0, mean)
+
+    def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
+        points, value = best_first(self.points, B, centre, most=max(64, self.dimension))
+        return Maximum(points, value, value)
+
+    def extreme(self, directions: Tensor) -> Tensor:
+        return self.points[(directions @ self.points.mT).argmax(-1)]
+
+    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+        """The fixed point on all points at once."""
+        middle = self.middle if shift else torch.zeros_like(self.points[0])
+        return on_points(self.points, middle, p, tol, max_iterations=10_000)
+
+    def spanning(self) -> Tensor:
+        return self.points
+
+    def corners(self, most: int) -> Tensor | None:
+        return self.points if len(self.points) <= most else None
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteSet(Vertices):
+    """The points themselves. points: (N, d), real. Raises ValueError, TypeError."""
+
+    points: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "points", _points(self.points))
+
+    def contains(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        return (x - self.project(x)).norm(dim=-1) <= slack(x) * self.points.abs().max()
+
+    def project(self, x: Tensor) -> Tensor:
+        x = self._vectors(x)
+        points = self.points.to(x)
+        flat = x.reshape(-1, self.dimension)
+        block = max(1, CHUNK // len(points))
+        nearest = [
+            torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
+            for part in flat.split(block)
+        ]
+        return points[torch.cat(nearest)].reshape(x.shape) if nearest else x
+
+
+@dataclass(frozen=True, eq=False)
+class Polytope(Vertices):
+    """The convex hull of the points: the same noise as for the points. points: (N, d), real. Raises as FiniteSet.
+
+    Source: Nikolov, Tang (2023), Theorem 20 (1).
+    """
+
+    points: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "points", _points(self.points))
+
+
+def _points(value: Tensor) -> Tensor:
+    value = checks.matrix("points", value).detach().double()
+    if value.ndim != 2:
+        raise ValueError(f"points must be of shape (N, d), not {tuple(value.shape)}")
+    return value

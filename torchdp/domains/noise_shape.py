@@ -1,0 +1,151 @@
+"""The optimal shape of Gaussian noise for a domain, with its certificate."""
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains.domain import Domain, climb
+from torchdp.domains.evaluate import dual_value, enclose, hull
+from torchdp.domains.generate import heavy, merged, on_points
+from torchdp.factorization import Certificate
+from torchdp.factorization.certificates.certificate import check_exponent
+
+ROUNDS = 300  # calls of the oracle
+PROGRESS = 0.02  # of the gap
+PATIENCE = 6  # rounds without a better bound
+SHARE = 0.25  # of tol: what the solver may lose on the points it has
+ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rounds
+ROUNDING, RELATIVE, TINY = 1e-13, 1e-10, 1e-300  # of the largest coordinate, of the norm: what float64 may cost
+LARGEST = 1e100  # coordinates whose squares are far from the ends of float64
+
+
+@dataclass(frozen=True)
+class NoiseShape:
+    """An ellipsoid {v + A u: ||u||_2 <= 1} that holds the domain K; noise N(0, sigma^2 A A^T) has its shape.
+
+    root: A, (d, r) float64, of full column rank (r = 0: K is a single point); centre: v, (d,) float64.
+    support (k, d), points of K, weights (k,), a probability vector, and row_weights (d,): the dual measure behind
+    ``certificate.lower``. certificate: lower <= Gamma_p(K) <= upper = the l_p norm of A's row norms (without shift: of
+    the norm whose ellipsoids are centred at 0); residual: how far K - v sticks out of the range of A (rounding).
+    """
+
+    root: Tensor
+    centre: Tensor
+    support: Tensor
+    weights: Tensor
+    row_weights: Tensor
+    p: float
+    certificate: Certificate
+
+    @property
+    def upper(self) -> float:
+        """sqrt(tr_{p/2}(A A^T)), the l_p norm of the noise's standard deviations at sigma = 1."""
+        return float(self.certificate.upper)
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        return self.root.shape[0]
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """u = A^+ (x - v), (..., r) for x (..., d), moved into the unit ball where it sticks out: x = v + A u on K.
+
+        Float64. Guarantees: ||u||_2 <= 1 for every x, in K or not, so that one user moves a sum of u by at most 2.
+        """
+        x = checks.floating("x", x).to(self.root)
+        if x.ndim == 0 or x.shape[-1] != self.dimension:
+            raise ValueError(f"x must be of shape (..., {self.dimension}), not {tuple(x.shape)}")
+        u = (x - self.centre) @ torch.linalg.pinv(self.root).mT
+        return u / u.norm(dim=-1, keepdim=True).clamp_min(1.0)
+
+    def points(self, u: Tensor) -> Tensor:
+        """v + A u, (..., d) for u (..., r)."""
+        return self.centre + u @ self.root.mT
+
+
+def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:
+    """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of how good it is.
+
+    Gamma_p(K) = min { sqrt(tr_{p/2}(A A^T)): K - v inside {A u: ||u||_2 <= 1}, v free (with ``shift``) or 0 }.
+
+    First what the domain knows of itself (closed forms, the best ellipsoid that its relaxation proves); where that is
+    not within ``tol``, column generation: the fixed point of :func:`factorize` on the points found so far, whose
+    ellipsoid the oracle then tries to leave. Both bounds are recomputed by :func:`enclose` and :func:`dual_value` from
+    the ellipsoid, and from the weights and points found.
+
+    p: in [2, inf]. tol: relative gap. Where the oracle is exact (``domain.factor`` 1) the gap gets below tol; else
+    theory promises sqrt(domain.factor) - 1 for the best points, and the certificate says what it is.
+    Flat sets get flat ellipsoids, of the rank of K's affine hull (without shift, of its linear hull).
+    Warns (RuntimeWarning) where the gap is above tol although the oracle is exact. Raises ValueError, TypeError;
+    ArithmeticError where the bounds contradict each other by more than 1e-10 of the norm and 1e-13 of the largest
+    coordinate.
+
+    Guarantees: certificate.lower <= Gamma_p(K) <= certificate.upper; K lies in the ellipsoid.
+    Source: Nikolov, Tang (2023), Definition 2, Theorems 26 and 30.
+    """
+    p, tol = check_exponent(p), checks.positive("tol", tol)
+    if not isinstance(shift, bool):
+        raise TypeError(f"shift must be True or False, not {shift!r}")
+    if not isinstance(domain, Domain):
+        raise TypeError(f"domain must be a torchdp.domains.Domain, not {type(domain).__name__}")
+    start = domain.spanning()
+    largest = float(start.abs().max())
+    if largest > 0 and not 1 / LARGEST <= largest <= LARGEST:
+        raise ValueError(
+            f"domain's coordinates are up to {largest:.1g}, out of 1e-100 to 1e100; change their unit"
+        )
+    middle = domain.middle if shift else torch.zeros_like(start[0])
+    basis = hull(start, start.mean(0) if middle is None else middle)
+    if basis.shape[1] == 0:
+        return _single(start, p)
+    finest, proposal = SHARE * tol, domain.candidate(p, shift, SHARE * tol)
+    tolerance = math.inf  # to which the proposal is the best around its points
+    if proposal is None:
+        tolerance = max(finest, ROUGH)
+        proposal = on_points(start, middle, p, tolerance)
+    rounding = ROUNDING * largest
+    best, holder = enclose(domain, basis, proposal.root, proposal.centre, p), proposal
+    lower, dual = dual_value(domain, proposal, p, shift), proposal
+    latest, idle = best, 0
+    for _ in range(ROUNDS):
+        gap = best.upper / max(lower, TINY) - 1
+        if best.upper <= lower * (1 + tol) + rounding or idle >= PATIENCE:
+            break
+        step = max(finest, PROGRESS * gap)  # a bound that moves by less has not moved
+        beyond = math.sqrt(max(latest.overshoot, 1.0)) - 1  # how far points stick out of the proposed ellipsoid
+        if max(beyond, tolerance) <= (finest if domain.factor == 1 else step):
+            if domain.factor > 1:
+                break  # the oracle finds nothing that would raise the lower bound
+            finest /= 4
+        found = torch.cat([latest.found, climb(domain, heavy(proposal), latest.inverse, proposal.centre, steps=5)])
+        tolerance = max(finest, ROUGH * beyond, step / 4 if domain.factor > 1 else 0.0)
+        proposal = on_points(merged(start, proposal, found, middle), middle, p, tolerance)
+        latest = enclose(domain, basis, proposal.root, proposal.centre, p)
+        value, bound = latest.upper, dual_value(domain, proposal, p, shift)
+        idle = 0 if value < best.upper * (1 - step) or bound > lower * (1 + step) else idle + 1
+        if value < best.upper:
+            best, holder = latest, proposal
+        if bound > lower:
+            lower, dual = bound, proposal
+    bounds = (start.new_tensor(value) for value in (best.upper, lower, best.residual))
+    certificate = Certificate(*bounds, rounding=rounding + RELATIVE * lower)
+    if domain.factor == 1 and not best.upper <= lower * (1 + tol) + rounding:
+        warnings.warn(
+            f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {tol:.2e}; raise tol",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    weights = dual.weights / dual.weights.sum()
+    return NoiseShape(best.root, holder.centre, dual.points, weights, dual.row_weights, p, certificate)
+
+
+def _single(points: Tensor, p: float) -> NoiseShape:
+    """No noise around a single point."""
+    zero = points.new_zeros(())
+    certificate = Certificate(zero, zero, zero, rounding=0.0)
+    flat, rows = points.new_zeros(points.shape[1], 0), torch.ones_like(points[0])
+    return NoiseShape(flat, points[0], points[:1], points.new_ones(1), rows, p, certificate)

@@ -1,0 +1,186 @@
+"""Maximising a quadratic form over blocks of l_q balls, and the smallest ellipsoid that the bound proves."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp.domains.groups import TINY, Groups, dual_order, longest, moved_inside, total
+from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.randomness import keyed_generator
+
+ENUMERATED = 12  # signs: all 2^11 pairs of corners are tried
+STARTS = 64  # random roundings
+SWEEPS = 2000  # of the semidefinite program; it mostly stops long before
+SOLVED = 1e-6  # relative gap at which it stops
+SPLIT_STEPS, SPLIT_TOL = 5000, 1e-10
+
+
+def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]:
+    """Points z with ||z_b||_{q_b} <= 1 in every block and large ||G z + g||^2, and a proved bound on the maximum.
+
+    With g beside G as one more block of one sign, H = [G, g]: for every y > 0
+        ||H z||^2 <= lambda_max(H diag(y)^{-1} H^T) sum_b ||y_b||_{q_b/(q_b-2)},
+    because diag(y) >= H^T H bounds the form by sum_j y_j z_j^2, and Hoelder's inequality that (q_b < 2: by that of 2).
+    The least such bound is a semidefinite program, whose dual max <H^T H, V V^T> is climbed in the rows of V; y comes
+    from its gradient. Rounding: z = (row norms of V) sign(V times a Gaussian vector) has the covariance
+    (2/pi) arcsin(.) >= 2/pi of V V^T, so for q_b >= 2 the least bound is at most pi/2 times the maximum; local search
+    improves on the best of many z. With signs alone, at most 12 of them, all corners are tried: exact.
+
+    G: (d, N); g: (d,). Returns points (k, N), the best first, and the bound.
+    Source: Nesterov (1998); Krivine (1974) for 2 < q < inf; Nikolov, Tang (2023), Theorem 32.
+    """
+    lifted = bool(g.any())
+    H = torch.cat([G, g[:, None]], 1) if lifted else G
+    groups = (*groups, (1, math.inf)) if lifted else groups
+    signs = all(q == math.inf or size == 1 for size, q in groups)
+    if signs and H.shape[1] <= ENUMERATED:
+        z = _corners(H.shape[1]).to(H)
+        values = (z @ H.mT).square().sum(-1)
+        order = torch.argsort(values, descending=True)[:STARTS]
+        z, upper = z[order], float(values[order[0]])
+    else:
+        V, upper = _program(H, groups)
+        normal = _normal(STARTS, V.shape[1]).to(V) @ V.mT
+        starts = torch.cat([V.norm(dim=-1) * _signs(normal), longest(normal.abs(), groups) * _signs(normal)])
+        z = _climb(H, moved_inside(starts, groups), groups, signs)
+    if lifted:
+        z = z[:, :-1] * z[:, -1:]
+    return z, upper
+
+
+def split(S: Tensor, p: float, groups: Groups) -> tuple[Tensor, Tensor]:
+    """y, sum_b ||y_b||_{q_b/(q_b-2)} = 1, that minimises ||S y^{-1}||_{p/2}, and row weights, ||c||_{p/(p-2)} = 1.
+
+    For given c and h = S^T c the best y_b is h_b^{1/(r+1)}, scaled to r = q/(q-2) norm ~ H_b^{1/2}, H_b the l_{r/(r+1)}
+    norm of h_b; its value (sum_b H_b^{1/2})^2 is a concave function of c, which multiplicative updates climb.
+    S: (d, N), not negative: squares of generators. A column of zeros has y = 0. Returns y (N,), c (d,).
+    """
+    exponent = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p
+    conjugate = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    sizes = [size for size, _ in groups]
+
+    def best(c: Tensor) -> tuple[Tensor, float]:
+        h = c @ S
+        parts, roots = [], []
+        for block, (_, q) in zip(h.split(sizes), groups, strict=True):
+            r = dual_order(q)
+            y = (block / block.max().clamp_min(TINY)) ** (0.0 if r == math.inf else 1 / (r + 1))
+            y = torch.where(block > 0, y, 0.0)
+            parts.append(y / power_norm(y, r).clamp_min(TINY))
+            roots.append(power_norm(block, 1.0 if r == math.inf else r / (r + 1)).sqrt())
+        sum_of_roots = torch.stack(roots).sum().clamp_min(TINY)
+        y = torch.cat([part * root / sum_of_roots for part, root in zip(parts, roots, strict=True)])
+        return y, float(sum_of_roots**2)
+
+    s = torch.full_like(S[:, 0], 1 / S.shape[0])
+    upper, lower = math.inf, -1.0
+    chosen, multipliers = torch.zeros_like(S[0]), s
+    for _ in range(SPLIT_STEPS):
+        c = s**exponent
+        y, bound = best(c)
+        a = S @ torch.where(y > 0, 1 / y, 0.0)
+        top = a.max().clamp_min(TINY)
+        answer = (a == top).to(S) if p == math.inf else (a / top) ** (p / 2 - 1)
+        answer = answer / power_norm(answer, conjugate).clamp_min(TINY)
+        for weights, height in ((c, bound), (answer, best(answer)[1])):
+            if height > lower:
+                lower, multipliers = height, weights
+        value = float(power_norm(a, p / 2))
+        if value < upper:
+            upper, chosen = value, y
+        if upper <= lower * (1 + SPLIT_TOL):
+            break
+        s = s * a if p == math.inf else c * a
+        s = s / s.sum().clamp_min(TINY)
+    return chosen, multipliers
+
+
+def hadamard_signs(n: int) -> Tensor:
+    """(2^k, n) entries +-1 whose columns are orthogonal, 2^k >= n: Sylvester's matrix, cut."""
+    size = 1 << (n - 1).bit_length()
+    rows = torch.ones(1, 1, dtype=torch.float64)
+    while rows.shape[0] < size:
+        rows = torch.cat([torch.cat([rows, rows], 1), torch.cat([rows, -rows], 1)], 0)
+    return rows[:, :n]
+
+
+def rounded(directions: Tensor, radius: Tensor, groups: Groups, count: int) -> Tensor:
+    """Points z (2 count, N) in the balls whose signs are those of directions^T g, g Gaussian; directions (d, N).
+
+    Half have the given radii, the other half the longest entries along directions^T g.
+    """
+    normal = _normal(count, directions.shape[0]).to(directions) @ directions
+    both = torch.cat([radius * _signs(normal), longest((radius * normal).abs(), groups) * _signs(normal)])
+    return moved_inside(both, groups)
+
+
+def _program(H: Tensor, groups: Groups) -> tuple[Tensor, float]:
+    """Rows V and the bound of the semidefinite program in :func:`maximise_image`."""
+    groups = tuple((size, max(q, 2.0)) for size, q in groups)
+    N = H.shape[1]
+    rank = min(N, math.isqrt(2 * N) + 2)
+    V = _normal(N, rank).to(H)
+    V = V * (longest(V.norm(dim=-1), groups) / V.norm(dim=-1))[:, None]
+    previous, upper, value, since = V, math.inf, -math.inf, 0
+    for sweep in range(SWEEPS):
+        momentum = since / (since + 3)
+        gradient = H.mT @ (H @ (V + momentum * (V - previous)))
+        size = gradient.norm(dim=-1)
+        previous, V = V, gradient * (longest(size, groups) / size.clamp_min(TINY))[:, None]
+        now = float((H @ V).square().sum())
+        since = 0 if now < value else since + 1  # momentum restarts where it falls
+        value = now
+        if sweep % 10 == 9 or sweep == SWEEPS - 1:
+            upper = min(upper, _bound(H, V, groups))
+            if upper <= value * (1 + SOLVED):
+                break
+    return V, upper
+
+
+def _bound(H: Tensor, V: Tensor, groups: Groups) -> float:
+    size = (H.mT @ (H @ V)).norm(dim=-1)
+    y = torch.maximum(size / V.norm(dim=-1).clamp_min(TINY), 1e-9 * H.square().sum(0))  # above 0 wherever H is
+    blocks = y.split([size for size, _ in groups])
+    # all y of a block of order 2 count as its largest: they may as well be equal
+    y = torch.cat([b.max().expand_as(b) if q <= 2 else b for b, (_, q) in zip(blocks, groups, strict=True)])
+    scaled = H * torch.where(y > 0, y.clamp_min(TINY).rsqrt(), 0.0)
+    return float(torch.linalg.matrix_norm(scaled, 2)) ** 2 * float(total(y, groups, dual_order))
+
+
+def _climb(H: Tensor, z: Tensor, groups: Groups, signs: bool) -> Tensor:
+    """Local search from the rows of z (k, N): each step maximises the linearised form, then single signs flip."""
+    for _ in range(100):
+        gradient = (z @ H.mT) @ H
+        step = longest(gradient.abs(), groups) * _signs(gradient)
+        settled = torch.allclose(step, z, rtol=0, atol=1e-9)
+        z = step
+        if settled:
+            break
+    if signs:
+        squares = H.square().sum(0)
+        for _ in range(10 * H.shape[1]):
+            gain = squares - z * ((z @ H.mT) @ H)
+            best, place = gain.max(-1)
+            flips = best > 1e-12 * squares.sum()
+            if not bool(flips.any()):
+                break
+            z = torch.where(flips[:, None] & (torch.arange(z.shape[1], device=z.device) == place[:, None]), -z, z)
+    order = torch.argsort((z @ H.mT).square().sum(-1), descending=True)
+    return z[order]
+
+
+def _corners(n: int) -> Tensor:
+    """All sign vectors with last entry +1, (2^{n-1}, n)."""
+    bits = (torch.arange(1 << (n - 1))[:, None] >> torch.arange(n)) & 1
+    return 1.0 - 2.0 * bits.double()
+
+
+def _normal(rows: int, columns: int) -> Tensor:
+    """Standard normals, always the same ones: a search repeats itself exactly."""
+    generator = keyed_generator(b"torchdp.mean.relaxation")
+    return torch.randn(rows, columns, dtype=torch.float64, device="cpu", generator=generator)
+
+
+def _signs(x: Tensor) -> Tensor:
+    return torch.where(x < 0, -1.0, 1.0).to(x)

@@ -1,0 +1,1 @@
+"""What proves a bound, and trusts no solver."""

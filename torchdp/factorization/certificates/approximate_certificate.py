@@ -1,0 +1,106 @@
+"""The evaluator of approximate factorizations: like certify, it shares nothing with the solvers."""
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.certificates.certificate import Certificate, allowance, or_infinite
+
+
+def certify_approximate(
+    W: Tensor,
+    alpha: Tensor | float,
+    left: Tensor,
+    right: Tensor,
+    U: Tensor,
+    row_weights: Tensor,
+    column_weights: Tensor,
+) -> Certificate:
+    """Bounds on gamma_2(W; alpha) = min over abs(W' - W) <= alpha (every entry) of gamma_2(W'), in float64.
+
+    upper = largest row norm of left * largest column norm of right, plus the largest row norm of what left right
+    misses beyond alpha. lower = (<W, U> - alpha sum abs(U)) / max(1, s), at least 0, with s the operator norm of
+    diag(c)^{-1/2} U diag(P)^{-1/2} for the weights c, P scaled to sum 1: gamma_2*(U) <= s.
+
+    Shapes as in :class:`ApproximateFactorization`; alpha a number or (*batch). Raises TypeError, ValueError.
+
+    Guarantees: lower <= gamma_2(W; alpha) <= upper for any factors, any U and any non-negative weights.
+    Source: Ghazi et al. (2023), section 1 (entries within alpha; Edmonds, Nikolov, Ullman (2020) define it with
+    alpha/2, but their dual, Lemma 12, is the one for alpha); Lemma 13 for the weights.
+    """
+    W, missing, norm, U, size = _evaluate(W, left, right, U, row_weights, column_weights)
+    alpha = amounts("alpha", alpha, W)
+    bound = alpha[..., None, None]
+    beyond = missing - missing.clamp(-bound, bound)
+    upper = or_infinite(norm + beyond.norm(dim=-1).amax(-1))
+    lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size.clamp_min(1)
+    summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size.clamp_min(1)
+    rounding = allowance(upper, W.shape[-2] + W.shape[-1] + left.shape[-1], summed)
+    return Certificate(upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
+
+
+def certify_zeta(
+    W: Tensor,
+    price: Tensor | float,
+    left: Tensor,
+    right: Tensor,
+    U: Tensor,
+    row_weights: Tensor,
+    column_weights: Tensor,
+) -> Certificate:
+    """Bounds on min over alpha of gamma_2(W; alpha) + price alpha, in float64.
+
+    upper = largest row norm of left * largest column norm of right + price max abs(W - left right).
+    lower = <W, U> / max(1, s, sum abs(U) / price), at least 0, s as in :func:`certify_approximate`.
+
+    Guarantees: lower <= min over alpha <= upper for any factors, any U and any non-negative weights.
+    Source: Ghazi et al. (2023), section 1; Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13: the pairs (s, alpha) of
+    their dual whose slope -sum abs(U) is at least -price.
+    """
+    W, missing, norm, U, size = _evaluate(W, left, right, U, row_weights, column_weights)
+    price = amounts("price", price, W)
+    if bool((price == 0).any()):
+        raise ValueError("price must be > 0: at 0 every matrix is approximated by 0")
+    size = torch.maximum(size, U.abs().sum((-2, -1)) / price).clamp_min(1)
+    residual = or_infinite(missing.abs().amax((-2, -1)))
+    upper = or_infinite(norm + price * residual)
+    lower = ((W * U).sum((-2, -1)) / size).clamp_min(0)
+    rounding = allowance(upper, W.shape[-2] + W.shape[-1] + left.shape[-1], (W * U).abs().sum((-2, -1)) / size)
+    return Certificate(upper, lower, residual, rounding=rounding)
+
+
+def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
+    """A number, or a tensor of numbers for the batch of W, in float64 on W's device; none negative."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64)
+    value = checks.floating(name, value).detach().to(W.device, torch.float64)
+    if bool((value < 0).any()):
+        raise ValueError(f"{name} must hold no negative numbers")
+    try:
+        torch.broadcast_shapes(value.shape, W.shape[:-2])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
+        ) from error
+    return value
+
+
+def _evaluate(
+    W: Tensor, left: Tensor, right: Tensor, U: Tensor, row_weights: Tensor, column_weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """W, W - left right, the factors' norm, U and its size s, in float64."""
+    W, left, right = (checks.matrix(*pair).double() for pair in (("W", W), ("left", left), ("right", right)))
+    U = checks.matrix("U", U).double()
+    weights = []
+    for name, value in (("row_weights", row_weights), ("column_weights", column_weights)):
+        value = checks.floating(name, value).double()
+        if bool((value < 0).any()):
+            raise ValueError(f"{name} must hold no negative weights")
+        weights.append(value / value.sum(-1, keepdim=True).clamp_min(1e-300))
+    c, P = weights
+    inverse = [torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P)]
+    proved = (c > 0)[..., None] & (P > 0)[..., None, :]
+    U = torch.where(proved, U, 0.0)  # a row of weight 0 proves nothing about U there
+    size = torch.linalg.matrix_norm(inverse[0][..., None] * U * inverse[1][..., None, :], 2)
+    norm = left.norm(dim=-1).amax(-1) * right.norm(dim=-2).amax(-1)
+    return W, W - left @ right, norm, U, size

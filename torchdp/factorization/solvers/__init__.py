@@ -1,0 +1,1 @@
+"""What finds factors; nothing here is trusted: see certificates."""

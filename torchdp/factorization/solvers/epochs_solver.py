@@ -1,0 +1,153 @@
+"""The iteration of the epochs' factorization: a fixed point of row weights and of one block for each class."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torchdp.factorization.solvers.acceleration import History
+from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
+from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE
+from torchdp.factorization.solvers.stopping import Looks
+
+STEP = 0.9  # exponent of the update of M: half of that of single columns' weights
+FLOOR = 0.1  # rows' weights stay above FLOOR * tol / m, which costs the lower bound about FLOOR * tol
+SPREAD = 40.0  # eigenvalues of M keep a ratio below e^SPREAD
+SMALLEST = 1e-20  # share of the largest below which a singular value is not resolved: any small one will do
+
+
+# left, right, row weights, the blocks of M^{1/2} and the iterations, for columns sorted by class
+Attempt = tuple[Tensor, Tensor, Tensor, list[Tensor], int]
+
+
+def attempts(
+    A: Tensor, shapes: list[tuple[int, int]], p: float, tol: float, max_iterations: int
+) -> Iterator[Attempt]:
+    """The iteration of :func:`factorize_epochs` on A of rank n, largest entry about 1, columns sorted by class.
+
+    Yields its best where the gap seems to be below ``tol``, and now and then before that, as the exact fixed point
+    does: the caller judges, and takes the next where the certificate is open. shapes: (classes, columns of each).
+    """
+    m = len(A)
+    exponent = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # c = s^exponent
+    classes = sum(count for count, _ in shapes)
+    s = A.new_full((m,), 1 / m)
+    M = [torch.eye(k, dtype=A.dtype, device=A.device).expand(count, k, k) / classes for count, k in shapes]
+    floor, history, step = FLOOR * tol / m, History(8), 1.0
+    upper, lower, previous, looks = math.inf, 0.0, 0.0, Looks(tol)
+    measure = torch.cat(
+        [s.sqrt()] + [B.diagonal(dim1=1, dim2=2).sqrt()[..., None].expand_as(B).flatten() for B in M]
+    )
+    for iteration in range(1, max_iterations + 1):
+        c = s**exponent
+        roots, inverses = [_power(B, 0.5) for B in M], [_power(B, -0.5) for B in M]
+        Y = _times(A, roots)
+        T, V = _right_vectors(c.sqrt()[:, None] * Y)
+        left, right = (Y @ V) * T.rsqrt(), T.sqrt()[:, None] * _times(V.mT, inverses)
+        a, trace = left.square().sum(1), float(T.sum())
+        X = [part.mT @ part for part in parts_of(right, shapes)]
+        size = torch.cat([B.abs().sum((1, 2)) for B in X]).max()
+        left, right, size = orthogonal_columns(A, right, X, [_unit(B) for B in M]) or (left, right, size)
+        value = float(power_norm(left.norm(dim=1), p) * size.sqrt())
+        if value < upper:
+            upper, primal = value, (left, right)
+        if trace > lower:
+            lower, dual = trace, (c, roots)
+        gap = upper / lower - 1
+        finished = gap <= looks.within
+        if looks.due(iteration, finished) or iteration == max_iterations:
+            yield *primal, dual[0], dual[1], iteration
+            if not looks.go_on(iteration, gap, finished):
+                return
+        fell = torch.tensor(trace < previous * (1 - 1e-12))
+        back = fell & history.extrapolated
+        step = (step + 0.5) / 2 if fell and not back else step
+        previous = 0.0 if back else trace
+        if p == math.inf:
+            rows = 2 * STEP * (a / trace).clamp_min(1e-20).log()
+            rows = torch.where((s <= 2 * floor) & (rows < 0), 0.0, rows)  # at the floor: nowhere to fall
+        else:
+            rows = torch.zeros_like(s) if p == 2 else ((c * a / (c * a).sum()).clamp_min(1e-20) / s).log()
+        moved = _scaled([_grown(B, root, G / trace) for B, root, G in zip(M, roots, X, strict=True)])
+        logs = [_log(B) for B in M]
+        update = torch.cat([rows] + [(_log(B) - L).flatten() for B, L in zip(moved, logs, strict=True)])
+        x = torch.cat([s.log()] + [L.flatten() for L in logs])
+        x = history.mix(x, step * update, measure, back)
+        parts = x.split([m] + [B.numel() for B in M])
+        s = parts[0].softmax(0).clamp_min(floor)
+        s = s / s.sum()
+        M = _scaled(_exponentials([part.view_as(B) for part, B in zip(parts[1:], M, strict=True)]))
+
+
+def classes_of(n: int, period: int, device: torch.device) -> tuple[Tensor, list[tuple[int, int]]]:
+    """The columns sorted by class, longer classes first, and (number of classes, columns of each)."""
+    step = torch.arange(n, device=device)
+    most, longer = -(-n // period), n % period
+    shapes = [(longer or min(period, n), most)] + ([(period - longer, most - 1)] if longer and most > 1 else [])
+    return torch.argsort(step % period, stable=True), shapes
+
+
+def parts_of(right: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
+    """Columns of each class: (r, n) -> [(classes, r, columns)]."""
+    parts = right.split([count * k for count, k in shapes], 1)
+    return [part.unflatten(1, shape).movedim(1, 0) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _times(Y: Tensor, blocks: list[Tensor]) -> Tensor:
+    """Y times the block diagonal matrix."""
+    parts = parts_of(Y, [(len(B), B.shape[-1]) for B in blocks])
+    return torch.cat([(part @ B).movedim(0, 1).flatten(1) for part, B in zip(parts, blocks, strict=True)], 1)
+
+
+def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors: of the Gram matrix where its eigenvalues, squares, are accurate."""
+    values, V = torch.linalg.eigh(Y.mT @ Y)
+    if values[0] > SQUARE_TOLERANCE * values[-1]:
+        return values.sqrt(), V
+    triangle = torch.linalg.qr(Y, mode="r").R
+    _, T, Vh = torch.linalg.svd(triangle)
+    return T.clamp_min(SMALLEST * T[0]), Vh.mT
+
+
+def _grown(B: Tensor, root: Tensor, G: Tensor) -> Tensor:
+    """G^STEP B G^STEP, scaled to B's diagonal times <G, C>^{2 STEP}, C = B over its diagonal; root^2 = B."""
+    Z = _power(G, STEP) @ root  # its row norms stay positive where rounding would turn signs
+    level = B.diagonal(dim1=1, dim2=2)[:, :1, None]
+    inner = (G * B).sum((1, 2), keepdim=True).clamp_min(1e-20)
+    return _unit(Z @ Z.mT) * level * (inner / level) ** (2 * STEP)
+
+
+def _scaled(blocks: list[Tensor]) -> list[Tensor]:
+    """Each block scaled to a constant diagonal, its geometric mean; all of them so that these add up to 1."""
+    levels = [B.diagonal(dim1=1, dim2=2).log().mean(1).exp()[:, None, None] for B in blocks]
+    total = sum(level.sum() for level in levels)
+    return [_unit(B) * (level / total) for B, level in zip(blocks, levels, strict=True)]
+
+
+def _unit(B: Tensor) -> Tensor:
+    root = B.diagonal(dim1=1, dim2=2).rsqrt()
+    return root[:, :, None] * B * root[:, None, :]
+
+
+def _power(B: Tensor, exponent: float) -> Tensor:
+    values, Q = torch.linalg.eigh(B)
+    return (Q * _positive(values).pow(exponent)[:, None, :]) @ Q.mT
+
+
+def _log(B: Tensor) -> Tensor:
+    values, Q = torch.linalg.eigh(B)
+    return (Q * _positive(values).log()[:, None, :]) @ Q.mT
+
+
+def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
+    """exp(L) of each, all of them times one number: an extrapolation, however far it goes, overflows nothing."""
+    spectra = [torch.linalg.eigh((L + L.mT) / 2) for L in logarithms]
+    top = max(float(values.max()) for values, _ in spectra)
+    return [(Q * (values - top).clamp_min(-SPREAD).exp()[:, None, :]) @ Q.mT for values, Q in spectra]
+
+
+def _positive(values: Tensor) -> Tensor:
+    """Eigenvalues above what rounding makes of 0."""
+    return torch.maximum(values, 1e-14 * values[..., -1:])

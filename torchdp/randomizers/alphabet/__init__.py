@@ -1,0 +1,1 @@
+"""Finite types: frequency oracles and optimised strategies."""

@@ -1,0 +1,123 @@
+"""Hadamard response: one index of a Hadamard matrix."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, alphabet, budget
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.draws import bernoulli, multinomial, popcount
+
+
+@dataclass(frozen=True)
+class HadamardResponse(FrequencyOracle):
+    """An index y in [0, K), K = 2^ceil(log2(k + 1)), e^epsilon times as likely where H[x + 1, y] = 1 as where -1.
+
+    H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2);
+    Cov(Y | x) is c^2 on the diagonal and c at (a, b) with (a + 1) xor (b + 1) = x + 1, less e_x e_x^T.
+    k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
+
+    Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
+    Source: Acharya, Sun, Zhang (2019), the high privacy regime.
+    """
+
+    k: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", alphabet(self.k))
+        object.__setattr__(self, "epsilon", budget(self.epsilon))
+        growth = exponential(self.epsilon)
+        told_apart(self.epsilon, 1 - 2 * Fraction(self._unlikely), (growth - 1) / (growth + 1))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        drawn = logarithm(1 / Fraction(self._unlikely) - 1)
+        source = "Acharya, Sun, Zhang (2019); log ratio of the two probabilities drawn"
+        return exact_local(stated(self.epsilon, drawn), source)
+
+    @property
+    def bits(self) -> int:
+        """log2 K."""
+        return self.k.bit_length()
+
+    @property
+    def tallies(self) -> int:
+        """K: how many users report each index."""
+        return 1 << self.bits
+
+    @property
+    def _words(self) -> int:
+        return 1
+
+    @cached_property
+    def _unlikely(self) -> float:
+        """P(H[x + 1, y] = -1)."""
+        return at_least(1 / (exponential(self.epsilon) + 1))
+
+    @property
+    def _scale(self) -> float:
+        return 1 / (1 - 2 * self._unlikely)  # a difference without rounding, near 1/2
+
+    def covariance(self, x: int) -> Tensor:
+        rows, c = torch.arange(1, self.k + 1), self._scale
+        covariance = c * ((rows[:, None] ^ rows) == self._type(x) + 1).double()
+        covariance.fill_diagonal_(c * c)
+        covariance[x, x] -= 1
+        return covariance
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """c^2 sum_v W_iv^2 + c sum over (a + 1) xor (b + 1) = x + 1 of W_ia W_ib - W_ix^2. O(m k log k).
+
+        The middle sum is a convolution over xor: the transform of the squared transform.
+        """
+        W, c = self._workload(W), self._scale
+        lifted = torch.nn.functional.pad(W, (1, self.tallies - self.k - 1))
+        pairs = walsh_hadamard(walsh_hadamard(lifted).square())[..., 1 : self.k + 1] / self.tallies
+        squares = W.square()
+        return c * c * squares.sum(-1, keepdim=True) + c * pairs - squares
+
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One index in [0, K) for each user: int64, the shape of ``x``.
+
+        A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in it, which maps
+        the indices of one sign one to one onto those of the other.
+        """
+        y, row = draws.words(tuple(x.shape)) & (self.tallies - 1), x + 1
+        wanted = bernoulli(x.numel(), self._unlikely, draws).view(x.shape)  # 1: H = -1
+        return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
+
+    def tally(self, messages: Tensor) -> Tensor:
+        """How many messages are each index: (K,), int64. messages: integers in [0, K)."""
+        messages = checks.indices("messages", messages, self.tallies)
+        return torch.bincount(messages.flatten(), minlength=self.tallies)
+
+    def decode_counts(self, reports: Tensor) -> Tensor:
+        """Sum of Y from the tally: (*batch, K) -> (*batch, k), float64, by a fast transform."""
+        return self._scale * walsh_hadamard(self._tallied(reports))[..., 1 : self.k + 1]
+
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """One multinomial for each type that is held: O(K) binomials each for a repetition, whatever the users."""
+        held = counts.nonzero()[:, 0]
+        odd = popcount((held + 1)[:, None] & torch.arange(self.tallies, device=counts.device)) & 1
+        signs = torch.tensor([1 - self._unlikely, self._unlikely], dtype=torch.float64, device=counts.device)
+        laws = signs[odd] * (2 / self.tallies)
+        return multinomial(counts[held].expand(*shape, len(held)), laws, draws)
+
+
+def walsh_hadamard(values: Tensor) -> Tensor:
+    """H values along the last dimension, whose length is a power of two."""
+    size, width = values.shape[-1], 1
+    while width < size:
+        pairs = values.unflatten(-1, (-1, 2, width))
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        values = torch.stack([first + second, first - second], -2).flatten(-3)
+        width *= 2
+    return values

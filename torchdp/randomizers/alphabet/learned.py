@@ -1,0 +1,179 @@
+"""Strategy matrices as modules: learned by any optimisation, private at every step of it."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchdp import checks
+from torchdp.randomizers.alphabet.strategy import StrategyMatrix
+
+EDGE = 1e-3  # a start's entries are kept this share of their range away from its ends, where the slope vanishes
+SLACK = 1e-9  # of epsilon, left to rounding
+LARGEST_EPSILON = 30.0
+ROUNDS, CLOSE = (
+    100,
+    1e-12,
+)  # of Newton's method inside a bracket, at most; its last step, whose error is its square
+LEARNING_RATE = 0.2
+SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
+
+
+class LearnedStrategy(nn.Module):
+    """A strategy matrix Q (m, k) with free parameters, epsilon-LDP whatever their values.
+
+    Q[y, x] = z_y (1 + (e^epsilon - 1) sigmoid(logits[y, x] + shift_x)): row y lies in [z_y, e^epsilon z_y]. shift_x is
+    the one number that makes column x add up to 1; it exists since z = c softmax(weights) with e^-epsilon < c < 1, and
+    its gradient is the implicit function's. So any optimizer and any loss will do: no projection, no penalty.
+
+    start: a ``StrategyMatrix``, such as ``optimize_strategy`` returns; entries at the ends of their range are moved a
+    little inward. epsilon: at least start's own, at most 30; start's own where None. Parameters, float64: logits
+    (m, k), weights (m,), level (), the logit of (c - e^-epsilon)/(1 - e^-epsilon). Raises TypeError, ValueError.
+
+    Guarantees: a report drawn from a column of Q is epsilon-LDP, whatever the parameters; they must not be fitted to
+        data of the users who report.
+    Source: the polytope of McKenna, Maity, Mazumdar, Miklau (2020), section 4, in coordinates without constraints.
+    """
+
+    def __init__(self, start: StrategyMatrix, epsilon: float | None = None) -> None:
+        super().__init__()
+        if not isinstance(start, StrategyMatrix):
+            raise TypeError(f"start must be a StrategyMatrix, not {type(start).__name__}; see optimize_strategy")
+        epsilon = checks.positive("epsilon", start.epsilon if epsilon is None else epsilon)
+        if not start.epsilon <= epsilon <= LARGEST_EPSILON:
+            raise ValueError(f"epsilon must lie between start's own, {start.epsilon}, and 30, not {epsilon}")
+        self.epsilon = epsilon
+        Q, growth, least = start.matrix, self._growth, math.exp(-epsilon)
+        z = (Q.amin(1) * Q.amax(1) / (1 + growth)).sqrt()  # a row in the middle of its range
+        share = ((Q / z[:, None] - 1) / growth).clamp(EDGE, 1 - EDGE)
+        level = min(max((float(z.sum()) - least) / (1 - least), EDGE), 1 - EDGE)
+        self.logits = nn.Parameter(share.logit())
+        self.weights = nn.Parameter(z.log())
+        self.level = nn.Parameter(Q.new_tensor(math.log(level / (1 - level))))
+
+    @property
+    def _growth(self) -> float:
+        return math.expm1(self.epsilon * (1 - SLACK))
+
+    def forward(self) -> Tensor:
+        """Q, (m, k): positive, columns that add up to 1, rows whose largest ratio is at most e^epsilon."""
+        least = 1 / (1 + self._growth)
+        z = (least + (1 - least) * self.level.sigmoid()) * self.weights.softmax(0)
+        shift = _Shift.apply(self.logits, z, self._growth)
+        return z[:, None] * (1 + self._growth * (self.logits + shift).sigmoid())
+
+    @torch.no_grad()
+    def strategy(self, prior: Tensor | None = None) -> StrategyMatrix:
+        """The randomizer that the parameters stand for, its epsilon measured; prior: for which its decoder is best.
+
+        Raises ValueError where the parameters are so large that rounding spends more than epsilon, or that only outputs
+        of chances below 2^-63 tell types apart.
+        """
+        found = StrategyMatrix(self(), prior)
+        if found.epsilon > self.epsilon:
+            raise ValueError(
+                "the parameters are too large for float64: some column does not add up to 1; clip them"
+            )
+        return found
+
+    def extra_repr(self) -> str:
+        return f"outputs={len(self.logits)}, types={self.logits.shape[1]}, epsilon={self.epsilon:g}"
+
+
+class _Shift(torch.autograd.Function):
+    """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1, by Newton's method inside a bracket."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, z: Tensor, growth: float) -> Tensor:
+        low, high = -40 - logits.amax(0), 40 - logits.amin(0)
+        target, shift = (1 - z.sum()) / growth, (low + high) / 2
+        for _ in range(ROUNDS):
+            share = (logits + shift).sigmoid()
+            excess = z @ share - target
+            low, high = torch.where(excess < 0, shift, low), torch.where(excess > 0, shift, high)
+            step = shift - excess / (z @ (share * (1 - share))).clamp_min(torch.finfo(z.dtype).tiny)
+            moved = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
+            near, shift = bool(((moved - shift).abs() <= CLOSE * (1 + shift.abs())).all()), moved
+            if near:
+                break
+        ctx.save_for_backward(logits, z, shift)
+        ctx.growth = growth
+        return shift
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        logits, z, shift = ctx.saved_tensors
+        share = (logits + shift).sigmoid()
+        slopes = z[:, None] * share * (1 - share)  # (m, k)
+        each = gradient / slopes.sum(0)
+        return -slopes * each, -(share + 1 / ctx.growth) @ each, None
+
+
+def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tensor:
+    """Variance of one user's part in each answer, for each type, with the best decoder: (q, k), with gradients.
+
+    V = W (Q^T D^{-1} Q)^{-1} Q^T D^{-1}, D = diag(Q prior), is unbiased and of least variance under ``prior``; the
+    variance is sum_y V_iy^2 Q[y, x] - W_ix^2. ``StrategyMatrix.workload_variance``, but a function of Q and prior.
+
+    Q: (m, k), positive, of rank k; W: (q, k); prior: (k,), positive, uniform where None. Raises TypeError, ValueError.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), optimal reconstruction.
+    """
+    Q, W = checks.matrix("Q", Q), checks.matrix("W", W)
+    if Q.ndim != 2 or W.ndim != 2 or W.shape[1] != Q.shape[1] or not bool((Q > 0).all()):
+        raise ValueError(
+            f"Q must be one positive matrix and W of shape (queries, {Q.shape[-1]}), not {tuple(W.shape)}"
+        )
+    k = Q.shape[1]
+    prior = Q.new_full((k,), 1 / k) if prior is None else checks.floating("prior", prior).to(Q)
+    if prior.shape != (k,) or not bool((prior > 0).all()):
+        raise ValueError(f"prior must be ({k},) and positive, not of shape {tuple(prior.shape)}")
+    scaled = Q / (Q @ (prior / prior.sum()))[:, None]  # D^{-1} Q
+    triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
+    pivots = triangle.diagonal()
+    if bool(failed) or bool(
+        pivots.min() <= math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()
+    ):  # rounding hides a zero
+        raise ValueError(f"Q must have rank {k}: some types cannot be told apart by its outputs")
+    V = torch.cholesky_solve(W.to(Q).mT, triangle).mT @ scaled.mT
+    return V.square() @ Q - W.to(Q).square()
+
+
+def worst_query_strategy(W: Tensor, start: StrategyMatrix, *, steps: int = 500) -> StrategyMatrix:
+    """A strategy whose largest variance over queries and types is small, from one that is small in the mean.
+
+    Adam on the parameters of a :class:`LearnedStrategy` and the decoder's prior, against a smooth maximum of
+    ``answer_variances`` that sharpens. Never worse than ``start``, and of start's epsilon at most. The problem is not
+    convex, no gap is promised. O(steps m k (k + q)).
+
+    W: (q, k), of which a constant may be taken off each row (the mean is a good one): it changes no variance. start:
+    such as ``optimize_strategy(W, epsilon, Objective.WORST, ...)``. Raises TypeError, ValueError.
+
+    Guarantees: at most start.epsilon-LDP, measured on the matrix returned.
+    Source: Kingma, Ba (2015) for Adam.
+    """
+    W = checks.matrix("W", W).detach().double()
+    module, steps = LearnedStrategy(start), checks.integer("steps", steps, 1)
+    k = start.matrix.shape[1]
+    prior = (start.matrix.new_ones(k) if start.prior is None else start.prior).log().requires_grad_()
+    optimizer = torch.optim.Adam([*module.parameters(), prior], lr=LEARNING_RATE)
+    best, least = start, float(start.workload_variance(W).max())
+    for step in range(steps):
+        share = step / steps
+        try:
+            variances = answer_variances(module(), W, prior.softmax(0))
+        except ValueError:  # left the matrices of full rank
+            break
+        largest = variances.detach().max()
+        if float(largest) < least * (1 - 1e-9):
+            candidate = module.strategy(prior.detach().softmax(0))
+            value = float(candidate.workload_variance(W).max())
+            if candidate.epsilon <= start.epsilon and value < least:
+                best, least = candidate, value
+        sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
+        optimizer.zero_grad()
+        torch.logsumexp((variances / largest).flatten() / sharpness, 0).mul(sharpness).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * max(0.02, 1 - share)
+        optimizer.step()
+    return best

@@ -1,0 +1,157 @@
+"""k-ary randomized response."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.kernels import response_counts
+from torchdp.kernels.dispatch import fuses
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, all_counted, alphabet, budget, spread
+from torchdp.randomizers.base import exact_local
+
+
+@dataclass(frozen=True)
+class FiniteMoments:
+    """Decoded report Y = (e_y - q 1)/(p - q): E Y = e_x and Cov Y = (diag(pi) - pi pi^T)/(p - q)^2.
+
+    pi = q 1 + (p - q) e_x is the law of the report y; p, q: probability of the true and of each other value.
+    """
+
+    k: int
+    p: float
+    q: float
+
+    def covariance(self, x: int) -> Tensor:
+        """Cov(Y | x), (k, k), float64."""
+        if not 0 <= checks.integer("x", x, 0) < self.k:
+            raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
+        pi = torch.full((self.k,), self.q, dtype=torch.float64)
+        pi[x] = self.p
+        return (torch.diag(pi) - torch.outer(pi, pi)) / (self.p - self.q) ** 2
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(FrequencyOracle):
+    """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
+
+    q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon = 40 it costs .02 of
+    it for k = 2, and none is above 43.7. k >= 2; epsilon in (0, 700], for many types above about k^2 2^-43. Raises
+    ValueError.
+
+    Guarantees: exactly ``guarantee.epsilon``-LDP, log(p/q) of the integers drawn, at most epsilon.
+    Source: Warner (1965); Kairouz, Bonawitz, Ramage (2016), section 4.1.
+    """
+
+    k: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", alphabet(self.k))
+        object.__setattr__(self, "epsilon", budget(self.epsilon))
+        growth = exponential(self.epsilon)
+        told_apart(self.epsilon, self._kept_exactly, (growth - 1) / (growth + self.k - 1))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        drawn = logarithm(Fraction(TOTAL - (self.k - 1) * self._step, self._step))
+        return exact_local(stated(self.epsilon, drawn), "Warner (1965); log p/q of the integers drawn")
+
+    @property
+    def moments(self) -> FiniteMoments:
+        """Exact moments of the decoded report."""
+        return FiniteMoments(self.k, float(1 - (self.k - 1) * Fraction(self._step, TOTAL)), self._q)
+
+    @property
+    def bits(self) -> int:
+        """ceil(log2 k)."""
+        return (self.k - 1).bit_length()
+
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One report in [0, k) for each user: int64, the shape of ``x``."""
+        # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
+        value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
+        return torch.where(value < self.k, value, x)
+
+    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
+        key = draws.kernel_key() if fuses(x.device) else None
+        if key is None:
+            return super()._collect(x, draws)
+        counts = response_counts.counts(x, self.k, self._step, key)
+        return all_counted(counts, counts.sum(), x, self.k)
+
+    @property
+    def tallies(self) -> int:
+        """k: how many users report each value."""
+        return self.k
+
+    @property
+    def _words(self) -> int:
+        return 1
+
+    def covariance(self, x: int) -> Tensor:
+        return self.moments.covariance(x)
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2. O(m k)."""
+        d, S = spread(self._workload(W))
+        return (self._q / self._kept * S + self._uniform * d.square()) / self._kept
+
+    def tally(self, messages: Tensor) -> Tensor:
+        """How many messages are each value: (k,), int64. messages: integers in [0, k)."""
+        return torch.bincount(checks.indices("messages", messages, self.k).flatten(), minlength=self.k)
+
+    def decode_counts(self, reports: Tensor) -> Tensor:
+        """Sum of (e_y - q 1)/(p - q) over the users, from the counts of their reports: (*batch, k) -> (*batch, k)."""
+        reports = self._tallied(reports)
+        users = reports.sum(-1, keepdim=True)
+        return (reports - users * self._q) / self._kept
+
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """How many users report each value, where counts[x] users hold x: (*sample_shape, k), int64.
+
+        Exact in law: Binomial(counts_x, k q) users of type x report uniformly, the others x; the reports of the
+        former are drawn by halving [0, k) again and again. O(k) for each repetition, whatever the number of users.
+        """
+        counts = counts.expand(*shape, self.k)
+        uniform = draws.binomial(counts, self._uniform)
+        pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
+        width = 1 << self.bits
+        while width > 1:  # split each pool of `width` values into its two halves
+            half = width // 2
+            starts = torch.arange(pools.shape[-1], device=counts.device) * width
+            left = (self.k - starts).clamp(0, half)  # values below k in each half
+            both = (self.k - starts).clamp(0, width)
+            share = torch.where(both > 0, left.double() / both.clamp_min(1), 1.0)
+            first = draws.binomial(pools, share)
+            pools = torch.stack([first, pools - first], -1).flatten(-2)
+            width = half
+        return counts - uniform + pools[..., : self.k]
+
+    @cached_property
+    def _step(self) -> int:
+        """Of the 2^63 integers, those that lead to each other value."""
+        return math.ceil(TOTAL / (exponential(self.epsilon) + self.k - 1))
+
+    @property
+    def _kept_exactly(self) -> Fraction:
+        return 1 - Fraction(self.k * self._step, TOTAL)
+
+    @cached_property
+    def _q(self) -> float:
+        return self._step / TOTAL
+
+    @cached_property
+    def _kept(self) -> float:
+        return float(self._kept_exactly)  # p - q
+
+    @cached_property
+    def _uniform(self) -> float:
+        return self.k * self._step / TOTAL  # 1 - (p - q); kept to full precision where it is tiny

@@ -1,0 +1,160 @@
+"""Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder for a workload."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.draws import multinomial
+
+COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
+LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
+ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
+
+
+@dataclass(frozen=True)
+class StrategyMatrix(FrequencyOracle):
+    """A user of type x reports output y with probability Q[y, x]; epsilon = log max_y (max_x Q[y, x]/min_x Q[y, x]).
+
+    For a workload W the decoder V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased, V Q = W, and has
+    the least variance of all unbiased ones under the prior, each query on its own. ``answer`` and
+    ``workload_variance`` need W in the row space of Q only; what belongs to a single type (``decode_counts``,
+    ``covariance``, ``sample_sum``) is the case W = I and needs Q of rank k.
+
+    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6). What is drawn, decoded and kept here as
+    ``matrix`` is ``table``/2^63, integers near it that never spend more than it; outputs of chance 1e-12 move by up to
+    1e-7 of theirs. prior: (k,), positive, scaled to 1, or None for the uniform one. Raises TypeError, ValueError.
+
+    Guarantees: exactly epsilon-LDP, epsilon the largest log ratio within a row of the integers drawn, rounded up.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), strategy matrix and optimal reconstruction.
+    """
+
+    matrix: Tensor
+    prior: Tensor | None = None
+    k: int = field(init=False)
+    epsilon: float = field(init=False)
+    law: Tensor = field(init=False, repr=False)  # of the output under the prior, (m,)
+    table: Tensor = field(init=False, repr=False)  # (m, k), int64, columns that add up to 2^63
+
+    def __post_init__(self) -> None:
+        Q = checks.matrix("matrix", self.matrix).detach().double()
+        if Q.ndim != 2 or Q.shape[1] < 2:
+            raise ValueError(f"matrix must have shape (outputs, types) with types >= 2, not {tuple(Q.shape)}")
+        if (Q <= 0).any():
+            raise ValueError(
+                "matrix must be positive: with a zero no finite epsilon holds; drop outputs that never occur"
+            )
+        sums = Q.sum(0)
+        if float((sums - 1).abs().max()) > COLUMN_TOLERANCE:
+            raise ValueError(
+                "matrix must have columns that add up to 1: column x is the law of the output of type x"
+            )
+        if not bool((Q.amax(1) > Q.amin(1) * (1 + LEAST_RATIO)).any()):
+            raise ValueError("matrix must have two different columns; this one says nothing about the type")
+        table, epsilon = whole_table(Q / sums)
+        table = table.to(Q.device)
+        Q, k = table.double() / TOTAL, Q.shape[1]
+        prior = torch.ones(k, dtype=torch.float64, device=Q.device) if self.prior is None else self.prior
+        prior = checks.floating("prior", prior).detach().double()
+        if prior.shape != (k,) or not (prior > 0).all() or prior.device != Q.device:
+            raise ValueError(f"prior must be ({k},), positive, and on the device of matrix")
+        prior = prior / prior.sum()
+        values = {"matrix": Q, "prior": prior, "k": k, "epsilon": epsilon, "law": Q @ prior, "table": table}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return exact_local(self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row")
+
+    @property
+    def outputs(self) -> int:
+        """m."""
+        return self.matrix.shape[0]
+
+    @property
+    def tallies(self) -> int:
+        """m: how many users report each output."""
+        return self.outputs
+
+    @property
+    def bits(self) -> int:
+        """ceil(log2 m)."""
+        return (self.outputs - 1).bit_length()
+
+    @property
+    def _words(self) -> int:
+        return 1
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """(Q^T D^{-1} Q)^+ Q^T D^{-1}, (k, m), by the singular values of D^{-1/2} Q."""
+        root = self.law.sqrt()
+        return torch.linalg.pinv(self.matrix / root[:, None]) / root
+
+    @cached_property
+    def _cumulative(self) -> Tensor:
+        """(k, power of two), int64: how many integers lead to outputs 0, ..., y; the last but one number beyond."""
+        sums = self.table.new_full((self.k, 1 << self.bits), TOTAL - 1)
+        sums[:, : self.outputs - 1] = self.table.mT[:, :-1].cumsum(-1)
+        return sums
+
+    def decoder(self, W: Tensor) -> Tensor:
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the row space of Q."""
+        W = self._workload(W)
+        V = W @ self._inverse
+        missed = (V @ self.matrix - W).detach().abs().amax()
+        if bool(missed > ROW_SPACE_TOLERANCE * W.detach().abs().amax()):
+            raise ValueError(
+                f"W holds queries outside the row space of the matrix, which has {self.outputs} outputs and "
+                f"{self.k} types; no unbiased answer exists. Ask for rows of W within it, or take another matrix"
+            )
+        return V
+
+    def answer(self, reports: Tensor, W: Tensor) -> Tensor:
+        """Unbiased estimate of W c, c the users' counts of types: (*batch, m), (q, k) -> (*batch, q)."""
+        return self._tallied(reports) @ self.decoder(W).mT
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """sum_y V_iy^2 Q[y, x] - W_ix^2: the variance of <V_i, e_y> for each query and type. O(q m k)."""
+        V = self.decoder(W)
+        return V.square() @ self.matrix - (V @ self.matrix).square()
+
+    def covariance(self, x: int) -> Tensor:
+        law, V = self.matrix[:, self._type(x)], self._full_decoder()
+        centred = V - (V @ law)[:, None]
+        return (centred * law) @ centred.mT
+
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One output in [0, m) for each user: int64, the shape of ``x``."""
+        number = draws.integers(tuple(x.shape))
+        width = self._cumulative.shape[-1]
+        table, start = self._cumulative.flatten(), x * width
+        found = torch.zeros_like(x)
+        while width > 1:  # binary search in the row of each user's type
+            width //= 2
+            found += width * (number >= table[start + found + (width - 1)])
+        return found.clamp_(max=self.outputs - 1)  # beyond it for the number 2^63 - 1 alone
+
+    def tally(self, messages: Tensor) -> Tensor:
+        """How many messages are each output: (m,), int64. messages: integers in [0, m)."""
+        messages = checks.indices("messages", messages, self.outputs)
+        return torch.bincount(messages.flatten(), minlength=self.outputs)
+
+    def decode_counts(self, reports: Tensor) -> Tensor:
+        """Sum of Y from the tally: (*batch, m) -> (*batch, k), float64. Raises ValueError for rank below k."""
+        return self._tallied(reports) @ self._full_decoder().mT
+
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """One multinomial for each type that is held: O(m k) binomials for each repetition, whatever the users."""
+        return multinomial(counts.expand(*shape, self.k), self.matrix.mT, draws)
+
+    def _full_decoder(self) -> Tensor:
+        return self.decoder(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))

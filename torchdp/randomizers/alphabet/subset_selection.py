@@ -1,0 +1,199 @@
+"""Subset selection: the message is a set of w values, more often one that holds the user's own."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp.draws import Draws
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
+from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.alphabet.frequency import spread
+from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.draws import WORD, popcount, without_replacement
+
+AT_ONCE = 32  # values missing from a set: up to here they are added one by one, without a sort
+
+
+@dataclass(frozen=True)
+class SubsetSelection(BitVectorOracle):
+    """A w-subset of [0, k), e^epsilon times as likely if it holds the user's value x.
+
+    P(x in S) = p = w e^epsilon/(w e^epsilon + k - w), the rest of S uniform; w is k/(e^epsilon + 1) rounded to the
+    neighbour of smaller error. With q = P(v in S) and r = P(v, v' in S) for values other than x,
+    Cov(Y | x) (p - q)^2 = p (1 - p) at (x, x), p (w - 1)/(k - 1) - p q at (x, v), q (1 - q) at (v, v) and
+    r - q^2 at (v, v'). At w = 1 it is randomized response.
+    k >= 2; epsilon in [1e-9, 700], for many types above about k 2^-33. Raises ValueError.
+
+    Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
+    Source: Wang et al. (2016); Ye, Barg (2018), section III, who show it optimal for the histogram.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        w, growth = self.subset, exponential(self.epsilon)
+        wanted = w * (self.k - w) * (growth - 1) / ((w * growth + self.k - w) * (self.k - 1))
+        told_apart(self.epsilon, self._gap_exactly, wanted)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        w, lost = self.subset, Fraction(self.lost)
+        drawn = logarithm((1 - lost) * (self.k - w) / (lost * w))
+        source = "Ye, Barg (2018); log P(S | x in S)/P(S | x not in S) as drawn"
+        return exact_local(stated(self.epsilon, drawn), source)
+
+    @cached_property
+    def subset(self) -> int:
+        """w."""
+        best = self.k / (math.exp(self.epsilon) + 1)
+        return min({max(1, math.floor(best)), max(1, math.ceil(best))}, key=self._error)
+
+    @property
+    def on(self) -> float:
+        """p."""
+        return 1 - self.lost
+
+    @cached_property
+    def lost(self) -> float:
+        """1 - p."""
+        w = self.subset
+        return at_least((self.k - w) / (w * exponential(self.epsilon) + self.k - w))
+
+    @cached_property
+    def off(self) -> float:
+        """q."""
+        return float((self.subset - 1 + Fraction(self.lost)) / (self.k - 1))
+
+    @cached_property
+    def gap(self) -> float:
+        """p - q."""
+        return float(self._gap_exactly)
+
+    @property
+    def _gap_exactly(self) -> Fraction:
+        return (self.k - self.subset - self.k * Fraction(self.lost)) / (self.k - 1)
+
+    @cached_property
+    def bits(self) -> int:
+        """ceil(log2 of the number of w-subsets), above k = 4096 to rounding; ``sample`` gives the set, as k bits."""
+        k, w = self.k, self.subset
+        if k <= 4096:
+            return (math.comb(k, w) - 1).bit_length()
+        return math.ceil((math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2))
+
+    def covariance(self, x: int) -> Tensor:
+        p, q, gap, w = self.on, self.off, self.gap, self.subset
+        covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64).fill_diagonal_(
+            q - q * q
+        )
+        covariance[self._type(x)] = covariance[:, x] = p * (w - 1) / (self.k - 1) - p * q
+        covariance[x, x] = p - p * p
+        return covariance / gap**2
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
+
+        O(m k). Y adds up to 1, so a row may be shifted to vanish at x: only the symmetric law of the others is left.
+        """
+        q, gap, k = self.off, self.gap, self.k
+        d, S = spread(self._workload(W))
+        squares = S + k * d.square()
+        return ((q - self._pair) * squares + (self._pair - q * q) * (k * d).square()) / gap**2
+
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        """One packed subset for each user: int64 (*x.shape, ceil(k/64)).
+
+        x by its own coin; of the others independent bits, with a chance that seldom makes too many (those sets are
+        drawn again), then values at random until the size is right, most of them in the first few rounds: given its
+        size a set that is drawn without regard to its members' names is uniform.
+        """
+        own, k = x.flatten(), self.k
+        held = self._own(len(own), draws)
+        wanted = self.subset - held  # others to pick
+        words = self._first(own, wanted, draws)
+        rows, missing = torch.arange(len(own), device=x.device), wanted - popcount(words).sum(-1)
+        while True:
+            rows = rows[missing > 0]
+            missing = missing[missing > 0]
+            if not len(rows):
+                break
+            row, many = torch.arange(len(rows), device=x.device), int(missing.max()) > AT_ONCE
+            if many:
+                row = row.repeat_interleave(missing)
+            value = draws.below(k - 1, (len(row),))
+            value += value >= own[rows][row]
+            fresh = words[rows[row], value // WORD] >> value % WORD & 1 == 0
+            row, value = row[fresh], value[fresh]
+            if many:  # at most as many as are missing
+                new = (row * k + value).unique()
+                row, value = new // k, new % k
+            place = rows[row] * self._words + value // WORD
+            words.view(-1).index_add_(0, place, torch.ones_like(value) << value % WORD)  # bits that were 0
+            missing -= torch.bincount(row, minlength=len(rows))
+        put_bit(words, own, held)
+        return words.view(*x.shape, self._words)
+
+    def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
+        """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""
+        least = self.subset - 1
+        share = math.floor(256 * (least - 1.5 * math.sqrt(least)) / self.k) / 256 if least > 8 else 0.0
+        words = self._others(len(own), share, draws)
+        put_bit(words, own, torch.zeros_like(own))
+        rows = (popcount(words).sum(-1) > wanted).nonzero()[:, 0]
+        while len(rows):
+            again = self._others(len(rows), share, draws)
+            put_bit(again, own[rows], torch.zeros_like(rows))
+            words[rows] = again
+            rows = rows[popcount(again).sum(-1) > wanted[rows]]
+        return words
+
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """The tally, exactly in law, by one sweep over the values: O(k w) for each repetition, whatever the users.
+
+        A subset is, with probability a, uniform among all w-subsets, and otherwise uniform among those that hold x
+        (a chosen so that the ratio is e^epsilon). The state is how many users have r picks left, for each r: those
+        bound to a value still to come, and the others. At value v the users bound to it, a uniform part of the
+        bound, take it and join the others, who pick v with probability r over the number of values left.
+        """
+        k, w = self.k, self.subset
+        bound_users = draws.binomial(counts.expand(*shape, k), self._bound)
+        bound = torch.zeros(*shape, w + 1, dtype=torch.int64, device=counts.device)
+        free = torch.zeros_like(bound)
+        bound[..., w - 1] = bound_users.sum(-1)
+        free[..., w] = counts.sum() - bound_users.sum(-1)
+        left = torch.arange(w + 1, dtype=torch.float64, device=counts.device)
+        reports = []
+        for v in range(k):
+            own = without_replacement(bound, bound_users[..., v], draws)
+            bound = bound - own
+            crowds = torch.stack([bound, free], -2)
+            chance = torch.stack([left / max(1, k - 1 - v), left / (k - v)]).clamp_max(1)
+            picks = draws.binomial(crowds, chance)
+            moved = torch.nn.functional.pad(picks[..., 1:], (0, 1))  # who picked has one pick less
+            bound, free = (crowds - picks + moved).unbind(-2)
+            free = free + own
+            reports.append(own.sum(-1) + picks.sum((-2, -1)))
+        return torch.stack([*reports, counts.sum().expand(shape)], -1)
+
+    @cached_property
+    def _bound(self) -> float:
+        """Probability of the branch 'uniform among the w-subsets that hold x'."""
+        return float(1 - Fraction(self.lost) * self.k / (self.k - self.subset))
+
+    @property
+    def _pair(self) -> float:
+        """r = P(v, v' in S), v and v' other values than x."""
+        p, w, k = self.on, self.subset, self.k
+        return (w - 1) * (p * (w - 2) + (1 - p) * w) / ((k - 1) * (k - 2)) if k > 2 else 0.0
+
+    def _error(self, w: int) -> float:
+        """E ||Y - e_x||^2, infinite where p - q underflows."""
+        rest = (self.k - w) * math.exp(-self.epsilon)
+        p = w / (w + rest)
+        gap = w * (self.k - w) * -math.expm1(-self.epsilon) / ((w + rest) * (self.k - 1))
+        q = (w - p) / (self.k - 1)
+        return (p * (1 - p) + (self.k - 1) * q * (1 - q)) / gap**2 if gap**2 > 0 else math.inf

@@ -1,0 +1,1 @@
+"""Vectors of the unit ball: each user sends one, unbiased."""

@@ -1,0 +1,232 @@
+"""Randomizers for vectors of a Euclidean ball: what they have in common."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.noise import Noise, source
+from torchdp.randomizers.ball.subgaussian import SubGaussian
+from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.base import LocalRandomizer, user_counts
+
+# Messages are made this many bytes at a time: on a CPU what its caches hold.
+CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
+LARGEST_RADIUS = 1e140  # its square, and that of its inverse, times any moment is a float
+MOST_MISSED = 2.0**-50
+
+
+@dataclass(frozen=True)
+class BallMoments:
+    """E Y = x and Cov(Y | x) = variance I + outer x x^T, exactly, at every point x of the ball.
+
+    third, fourth: E Z^3 and E Z^4 of the standardised noise along x, Z = <Y - x, x>/(||x|| sd), for x on the sphere of
+    the ball. outer = 0: the noise is the same in every direction and at every x.
+    """
+
+    variance: float
+    third: float
+    fourth: float
+    outer: float = 0.0
+
+    def covariance(self, x: Tensor) -> Tensor:
+        """Cov(Y | x): (*batch, dim) -> (*batch, dim, dim), float64."""
+        x = checks.floating("x", x).double()
+        identity = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
+        return self.variance * identity + self.outer * x[..., :, None] * x[..., None, :]
+
+
+@dataclass(frozen=True)
+class BallRandomizer(LocalRandomizer):
+    """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
+
+    dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError, also where ``missed``
+    is too large.
+    """
+
+    dim: int
+    epsilon: float
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", checks.integer("dim", self.dim, 1))
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "radius", checks.positive("radius", self.radius))
+        if not SMALLEST_EPSILON <= self.epsilon <= LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
+                f"not {self.epsilon!r}"
+            )
+        if not 1 / LARGEST_RADIUS <= self.radius <= LARGEST_RADIUS:
+            raise ValueError(
+                f"radius must lie in [{1 / LARGEST_RADIUS:g}, {LARGEST_RADIUS:g}], not {self.radius!r}; scale x"
+            )
+
+    @property
+    def missed(self) -> float:
+        """A bound on the chance of a message, from any point, that another point can not give because the draws end.
+
+        Normals end at 13.2, uniform numbers at 2^-126: a message beyond would rule the other point out. Messages are
+        made in float64 whatever the dtype of the points, so it is the same for float32. 0: the ends are the same for
+        all points.
+        """
+        return 0.0
+
+    def _refuse_missed(self, most: float = MOST_MISSED) -> None:
+        if self.missed > most:
+            raise ValueError(
+                f"epsilon = {self.epsilon!r} at dim = {self.dim} can not be kept: with chance {self.missed:.1e}, "
+                f"more than {most:.1e}, a message lies where the normals that are drawn end; for float32 and "
+                f"float64 points alike {self._remedy}"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        """What would do."""
+        return "take a smaller epsilon"
+
+    @property
+    @abstractmethod
+    def moments(self) -> BallMoments:
+        """Exact moments of one message."""
+
+    @property
+    @abstractmethod
+    def subgaussian(self) -> SubGaussian:
+        """Exact sub-Gaussian constants of the noise Y - x."""
+
+    def squared_error(self, norm: float) -> float:
+        """E ||Y - x||^2 for ||x|| = norm <= radius. Raises ValueError."""
+        if checks.non_negative("norm", norm) > self.radius * (1 + 1e-6):
+            raise ValueError(f"norm must be at most radius = {self.radius:g}, not {norm:g}")
+        return self.dim * self.moments.variance + self.moments.outer * norm**2
+
+    @property
+    def bits(self) -> int:
+        """dim float64 numbers (float32 points give messages of half that length)."""
+        return 64 * self.dim
+
+    def sample(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """One message for each point: x of shape (*batch, dim), the result alike, without gradient.
+
+        Made in float64, then rounded to x's dtype. noise: the system's where None. Raises TypeError, ValueError (for
+        points outside the ball).
+        """
+        x = self._inside("x", x)
+        return self.messages(x, source(noise, x.device))
+
+    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+        users = x.detach().reshape(-1, self.dim)
+        messages = torch.empty_like(users)
+        rows = _rows(x, self.dim)
+        for some, out in zip(users.split(rows), messages.split(rows), strict=True):
+            out.copy_(self._messages(some.double(), draws))
+        return messages.reshape(x.shape)
+
+    def decode_sum(self, messages: Tensor) -> Tensor:
+        """Sum over the last batch dimension, in float64: (*batch, users, dim) -> (*batch, dim)."""
+        messages = checks.real("messages", messages)
+        if messages.ndim < 2 or messages.shape[-1] != self.dim:
+            raise ValueError(f"messages must have shape (..., users, {self.dim}), not {tuple(messages.shape)}")
+        total = messages.new_zeros((*messages.shape[:-2], self.dim), dtype=torch.float64)
+        for some in messages.split(_rows(messages, total.numel()), -2):
+            total += some.sum(-2, dtype=torch.float64)
+        return checks.floating("messages", total)  # NaN and infinity come through
+
+    def collect(self, points: Tensor, counts: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """The sum of every user's own message, from its own draws, added up part by part: (dim,), float64.
+
+        points: (m, dim); counts: (m,) whole numbers of users at each. In law ``sample_sum``, at the cost of all n
+        messages: what a deployment does, and a check of sums that are drawn at once. noise: the system's where None.
+        Memory: O(m dim), whatever n. Raises ValueError, TypeError.
+        """
+        points, counts = self._types(points, counts)
+        if not counts.all():
+            points, counts = points[counts > 0], counts[counts > 0]
+        return self._collect(points, counts, source(noise, points.device))
+
+    def sample_sum(
+        self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tensor:
+        """Sum of the messages of counts[x] users at points[x], exactly in law, without making the messages.
+
+        points: (m, dim); counts: (m,) whole numbers. Returns (*sample_shape, dim), float64: independent
+        repetitions for the same counts. Each randomizer states the cost. Raises ValueError, TypeError.
+        """
+        points, counts = self._types(points, counts)
+        draws, shape = Simulated(generator, points.device), checks.sample_shape(sample_shape)
+        scaled = points.double() / self.radius
+        scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
+        return self.radius * self._sums(scaled, counts, shape, draws)
+
+    def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
+        """``collect`` for counts > 0."""
+        total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
+        for types in consecutive(counts, _rows(points, self.dim)):
+            first, last = int(types[0]), int(types[-1])
+            total += self._total(points[first : last + 1].double(), types - first, draws)
+        return total
+
+    def _total(self, points: Tensor, types: Tensor, draws: Draws) -> Tensor:
+        """The sum of one message of each user, who hold points[types]: (m, dim) float64, (n,) -> (dim,)."""
+        return self._messages(points.index_select(0, types), draws).sum(0)
+
+    def _types(self, points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        points = self._inside("points", points).detach()
+        if points.ndim != 2:
+            raise ValueError(f"points must have shape (types, {self.dim}), not {tuple(points.shape)}")
+        return points, user_counts(counts, points.shape[0]).to(points.device)
+
+    @abstractmethod
+    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
+        """One message for each row of ``users`` (n, dim), float64."""
+
+    @abstractmethod
+    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """Sums of messages for points (m, dim) of the unit ball, radius 1: (*shape, dim)."""
+
+    def _inside(self, name: str, x: Tensor) -> Tensor:
+        x = checks.real(name, x)
+        if x.ndim == 0 or x.shape[-1] != self.dim:
+            raise ValueError(f"{name} must have shape (..., {self.dim}), not {tuple(x.shape)}")
+        if x.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{name} must be float32 or float64, not {x.dtype}: the message needs their precision")
+        norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)  # one pass; NaN and infinity come through
+        if not torch.isfinite(norms).all() and not torch.isfinite(x).all():
+            raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
+        largest = float(norms.detach().max()) if x.numel() else 0.0
+        # Rounding of the norm is let through (such points are projected onto the ball), no more.
+        if largest > self.radius * (1 + 4 * math.sqrt(self.dim) * torch.finfo(x.dtype).eps):
+            raise ValueError(f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip them")
+        return x
+
+
+def _rows(x: Tensor, width: int) -> int:
+    """How many rows of this many numbers to take at a time."""
+    block = CPU_BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
+    return max(1, block // (8 * max(1, width)))
+
+
+def consecutive(counts: Tensor, at_once: int) -> Iterator[Tensor]:
+    """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users at a time."""
+    ends = counts.cumsum(0)
+    users = int(ends[-1]) if len(ends) else 0
+    for first in range(0, users, at_once):
+        some = torch.arange(first, min(first + at_once, users), device=counts.device)
+        yield torch.searchsorted(ends, some, right=True)
+
+
+def gaussian_sums(axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    """The sum over users of tau a + N(0, I - a a^T): sum_x along_x a_x + N(0, n I - sum_x counts_x a_x a_x^T).
+
+    along_x: the sum of tau over the counts_x users with axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); along:
+    (*shape, m). Cost: O(dim^3 + m dim^2) once, O(m dim) for each repetition.
+    """
+    eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
+    spread = (counts.sum() - eigenvalues).clamp_min(0).sqrt() * vectors
+    return along @ axes + draws.normal((*shape, axes.shape[-1])) @ spread.mT

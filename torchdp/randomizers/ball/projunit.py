@@ -1,0 +1,114 @@
+"""ProjUnit: PrivUnit of a random projection, so that a message is as short as one wants."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.special import expit
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.privacy import Guarantee
+from torchdp.randomizers.ball.ball import BallMoments
+from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta
+from torchdp.randomizers.ball.sphere import CapLaw, coordinate_size
+from torchdp.randomizers.ball.sphere_randomizer import SphereRandomizer
+from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, constants, gauss_rule
+from torchdp.randomizers.base import real_local
+
+
+@dataclass(frozen=True)
+class ProjUnit(SphereRandomizer):
+    """For x in R^dim with ||x|| <= radius a message of k numbers, and a public random projection, with E Y = x.
+
+    x / radius is lifted to u on the unit sphere of R^D, D = dim + 1. P is k rows of a random rotation, fresh for each
+    user and public; Z is PrivUnit of P u/||P u|| in R^k, and Y = radius P^T Z/E||P u|| without its last coordinate.
+    P^T Z has <P^T Z, u> = R T/gamma, R = ||P u|| with R^2 ~ Beta(k/2, (D - k)/2) independent of PrivUnit's T, and a
+    uniform direction across u: ``sample`` draws the decoded Y from these two numbers, without P.
+    dim >= 2; 2 <= k <= dim (keyword); epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
+
+    ``sample_sum`` draws four numbers for each user, whatever dim and k, and dim + 1 normals for each type.
+
+    Guarantees: exactly epsilon-LDP, for any two points of the ball, P being public.
+    Source: Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; the unbiased scale 1/E||P u|| and moments: here.
+    """
+
+    k: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "k", checks.integer("k", self.k, 2))
+        if self.k > self.dim:
+            raise ValueError(f"k must be at most dim = {self.dim}, not {self.k}; use PrivUnit for whole vectors")
+
+    @cached_property
+    def cap(self) -> CapLaw:
+        """The law of T in R^k."""
+        return CapLaw(self.k, self.epsilon)
+
+    @property
+    def _projection(self) -> LogitBeta:
+        """The law of log(R^2/(1 - R^2))."""
+        return LogitBeta(self.k / 2, (self.dim + 1 - self.k) / 2)
+
+    @cached_property
+    def mean_length(self) -> float:
+        """c = E ||P u||, by quadrature: ratios of Gamma functions lose digits in high dimensions."""
+        length, weights = self._lengths
+        return float(weights @ length)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return real_local(self.epsilon, "Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; ratio e^epsilon")
+
+    @property
+    def moments(self) -> BallMoments:
+        """Exact moments; with v the variance of PrivUnit in R^k, D = dim + 1 and c = E ||P u||, variance = radius^2 b.
+
+        b = ((1 - k/D)/(D - 1) + v k/D)/c^2 across u, a = (1 + v) k/(D c^2) - 1 along it, outer = a - b.
+        """
+        (t, p), (length, q) = self._coordinates, self._lengths
+        noise = np.multiply.outer(length, t) / (self.mean_length * self.cap.threshold) - 1
+        third, fourth = (float(q @ noise**power @ p) for power in (3, 4))
+        lifted_dim, v, c = self.dim + 1, self.cap.variance, self.mean_length
+        along = (1 + v) * self.k / (lifted_dim * c**2) - 1
+        across = ((1 - self.k / lifted_dim) / (lifted_dim - 1) + v * self.k / lifted_dim) / c**2
+        return BallMoments(self.radius**2 * across, third / along**1.5, fourth / along**2, along - across)
+
+    @cached_property
+    def subgaussian(self) -> SubGaussian:
+        """The larger of those along x and across it; no direction between is worse (on a grid, by the tests)."""
+        (t, p), (length, q), (size, r) = self._coordinates, self._lengths, coordinate_size(self.dim)
+        scale, along = self.radius / (self.mean_length * self.cap.threshold), np.multiply.outer(length, t).ravel()
+        mass = np.multiply.outer(q, p).ravel()
+        squares, share = gauss_rule(1 - along**2, mass, 16)  # across: a coordinate times sqrt(1 - along^2)
+        across = np.multiply.outer(np.sqrt(squares), size).ravel() * scale, np.multiply.outer(share, r).ravel() / 2
+        across = np.concatenate([-across[0], across[0]]), np.concatenate([across[1], across[1]])
+        both = constants((along * scale - self.radius, mass)), constants(across)
+        return SubGaussian(max(c.psi2 for c in both), max(c.proxy for c in both))
+
+    @property
+    def _coordinates(self) -> Law:
+        """T by quadrature."""
+        w, weights = self.cap.quadrature()
+        return np.tanh(w / 2), weights
+
+    @property
+    def _lengths(self) -> Law:
+        """||P u|| by quadrature."""
+        law, mode = self._projection, np.array(self._projection.mode)
+        w, weights = law.quadrature(mode - law.mirrored.reach(-mode, CUT), mode + law.reach(mode, CUT))
+        return np.sqrt(expit(w)), weights
+
+    def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
+        """(R T, sqrt(1 - R^2 T^2))."""
+        t, across = self.cap.draw(shape, draws)
+        logit = self._projection.quantile(draws.normal(shape))
+        along = t * torch.sigmoid(logit).sqrt()
+        return along, (across.square() + t.square() * torch.sigmoid(-logit)).sqrt()
+
+    @property
+    def _mean(self) -> float:
+        return self.mean_length * self.cap.threshold

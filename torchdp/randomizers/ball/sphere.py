@@ -1,0 +1,151 @@
+"""Coordinates of random points of the unit sphere: uniform, and with one cap made e^epsilon times as likely."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.special import ndtri
+from torch import Tensor
+
+from torchdp.draws import Draws
+from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
+from torchdp.randomizers.ball.tilted_normal import cap_chance, tilted
+
+WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
+
+
+def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
+    """(T, sqrt(1 - T^2)) for a coordinate T of a uniform point of the sphere in R^dim; T increases with normal z."""
+    if dim == 1:
+        return torch.where(z < 0, -1.0, 1.0).double(), torch.zeros_like(z, dtype=torch.float64)
+    half = LogitBeta((dim - 1) / 2, (dim - 1) / 2).quantile(z) / 2  # T = tanh(half)
+    return half.tanh(), half.cosh().reciprocal()
+
+
+def mean_coordinate(dim: int) -> float:
+    """E |T| = Gamma(dim/2) / (sqrt(pi) Gamma((dim + 1)/2)), to rounding in every dimension."""
+    return 1.0 if dim == 1 else 4 / ((dim - 1) * math.exp(LogitBeta((dim - 1) / 2, (dim - 1) / 2).log_total))
+
+
+def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights for expectations of functions of |T|."""
+    if dim == 1:
+        return np.ones(1), np.ones(1)
+    law = LogitBeta((dim - 1) / 2, (dim - 1) / 2)
+    w, mass = law.quadrature(0.0, float(law.reach(np.zeros(()), WIDE)))
+    return np.tanh(w / 2), 2 * mass
+
+
+@dataclass(frozen=True)
+class CapLaw:
+    """The coordinate T = <V, u> in PrivUnit: V uniform on the sphere of R^dim, reweighted on the cap <V, u> >= gamma.
+
+    Relative to the uniform law the density is c1 = e^epsilon c0 on the cap and c0 elsewhere, c0 = 1/(1 + (e^epsilon -
+    1) s), s the cap's share of the sphere. gamma is the fixed point gamma = E T, which makes E T as large as
+    possible and Var T = (1 - gamma^2)/dim: the noise of V/gamma is (1 - gamma^2)/(dim gamma^2) in every direction.
+    dim: an integer >= 2; epsilon in [1e-6, 50].
+
+    Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit; Asi, Feldman, Talwar (2022), optimality; the
+    fixed point: kernels/privunit/README.md.
+    """
+
+    dim: int
+    epsilon: float
+
+    @property
+    def uniform(self) -> LogitBeta:
+        """The law of log((1 + T)/(1 - T)) = 2 artanh T for uniform V."""
+        return LogitBeta((self.dim - 1) / 2, (self.dim - 1) / 2)
+
+    @cached_property
+    def rapidity(self) -> float:
+        """artanh(gamma); it keeps all digits of small gamma, and of 1 - gamma."""
+        excess = self.epsilon + math.log(-math.expm1(-self.epsilon))  # log(e^epsilon - 1)
+        return math.exp(brentq(lambda x: self._log_gain(math.exp(x)) + excess, -35, 4, xtol=1e-15, rtol=1e-15))
+
+    def _log_gain(self, y: float) -> float:
+        """log of w/gamma - s at gamma = tanh(y), w = E[T; T >= gamma] for uniform V: log 1/(e^epsilon - 1) in the end.
+
+        The difference would lose all digits near gamma = 1. As an integral it loses none: that of
+        sech(t)^(dim + 1)/tanh(t)^2 over t >= y, divided by (dim - 1) times that of sech^(dim - 1) over the line.
+        """
+        far = math.acosh(math.cosh(y) * math.exp(CUT / (self.dim + 1)))
+        grid, weights = panel_rule(24)
+        t = y * (far / y) ** grid
+        top = math.log1p(math.sinh(y) ** 2)
+        decay = np.exp((self.dim + 1) / 2 * (top - np.log1p(np.sinh(t) ** 2)))
+        integral = math.log(far / y) * float(weights @ (decay * t / np.tanh(t) ** 2))
+        return math.log(2 * integral / (self.dim - 1)) - (self.dim + 1) / 2 * top - self.uniform.log_total
+
+    @property
+    def threshold(self) -> float:
+        """gamma = E T."""
+        return math.tanh(self.rapidity)
+
+    @cached_property
+    def survival(self) -> float:
+        """s, the cap's share of the sphere."""
+        return math.exp(float(self.uniform.log_survival(np.array(2 * self.rapidity))))
+
+    @cached_property
+    def low_density(self) -> float:
+        """c0, off the cap."""
+        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
+
+    @cached_property
+    def high_density(self) -> float:
+        """c1 = e^epsilon c0, on the cap."""
+        return math.exp(self.epsilon) * self.low_density
+
+    @cached_property
+    def upper(self) -> float:
+        """P(T >= gamma) = c1 s."""
+        return self.high_density * self.survival
+
+    @property
+    def variance(self) -> float:
+        """Var T/gamma^2 = (1 - gamma^2)/(dim gamma^2), the noise of V/gamma in every direction."""
+        return 1 / (self.dim * math.sinh(self.rapidity) ** 2)
+
+    @property
+    def third_moment(self) -> float:
+        """E Z^3 of the standardised coordinate Z = (T - gamma)/sqrt(Var T)."""
+        d = self.dim
+        return -math.sqrt(d) * (d + 3) / (d + 1) * math.sinh(self.rapidity)
+
+    @property
+    def fourth_moment(self) -> float:
+        """E Z^4."""
+        d, r = self.dim, math.sinh(self.rapidity) ** 2
+        return d * (3 * (d + 1) * (1 + r) + (d * d + 5 * d + 12) * r) / ((d + 1) * (d + 2))
+
+    def draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
+        """Independent copies of (T, sqrt(1 - T^2)), float64.
+
+        The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across its edge.
+        """
+        z = tilted(shape, draws, -float(ndtri(self.survival)), self.chance, self.survival)
+        return uniform_coordinate(self.dim, z)
+
+    @cached_property
+    def chance(self) -> int:
+        """Of 2^63 integers those that lead to the cap, rounded down: the private side."""
+        return cap_chance(self.epsilon, self.survival)
+
+    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes 2 artanh T and weights for expectations under this law, off the cap and on it."""
+        uniform, edge = self.uniform, 2 * self.rapidity
+        ends = [
+            -float(uniform.reach(np.zeros(()), WIDE)),
+            0.0,
+            edge,
+            edge + float(uniform.reach(np.array(edge), WIDE)),
+        ]
+        pieces = [uniform.quadrature(*piece) for piece in itertools.pairwise(ends)]
+        densities = (self.low_density, self.low_density, self.high_density)
+        masses = [density * mass for density, (_, mass) in zip(densities, pieces, strict=True)]
+        return np.concatenate([nodes for nodes, _ in pieces]), np.concatenate(masses)

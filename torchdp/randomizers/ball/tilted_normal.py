@@ -1,0 +1,148 @@
+"""The law of tau, the one private number inside a PrivUnitG message, and exact sums of many of them."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.special import log_ndtr, ndtr
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.randomizers.alphabet.chances import TOTAL, exponential
+from torchdp.randomizers.ball.logit_beta import panel_rule
+from torchdp.randomizers.ball.truncated_sums import truncated_sums
+
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0
+
+
+@dataclass(frozen=True)
+class TiltedNormal:
+    """N(0, 1) reweighted by e^epsilon above a threshold k: density c1 phi on [k, inf), c0 phi below.
+
+    c1 = e^epsilon c0 and c0 = 1/(1 + (e^epsilon - 1) Phibar(k)); the threshold is the fixed point k = E tau,
+    which makes E tau as large as possible and Var tau = 1.
+    epsilon in [1e-6, 50]. Raises ValueError.
+
+    Source: Asi, Feldman, Talwar (2022), PrivUnitG; the fixed point: kernels/privunitg/README.md.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        if not SMALLEST_EPSILON <= self.epsilon <= LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
+                f"not {self.epsilon!r}"
+            )
+
+    @cached_property
+    def threshold(self) -> float:
+        """k, the fixed point of k -> E tau (Newton's method on a concave function: monotone, quadratic)."""
+        k = 0.0
+        while True:
+            log_mean = _log_excess(self.epsilon) - k * k / 2 - math.log(2 * math.pi) / 2
+            mean = math.exp(log_mean - np.logaddexp(0.0, _log_excess(self.epsilon) + log_ndtr(-k)))
+            if mean <= k * (1 + 1e-15):
+                return k
+            k = mean
+
+    @cached_property
+    def survival(self) -> float:
+        """Phibar(k), the standard normal's mass above the threshold."""
+        return float(ndtr(-self.threshold))
+
+    @cached_property
+    def low_density(self) -> float:
+        """c0, the density below the threshold relative to the standard normal."""
+        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
+
+    @cached_property
+    def high_density(self) -> float:
+        """c1 = e^epsilon c0."""
+        return math.exp(self.epsilon) * self.low_density
+
+    @cached_property
+    def upper(self) -> float:
+        """P(tau >= k) = c1 Phibar(k)."""
+        return self.high_density * self.survival
+
+    @property
+    def third_moment(self) -> float:
+        """E (tau - k)^3 = -k."""
+        return -self.threshold
+
+    @property
+    def fourth_moment(self) -> float:
+        """E (tau - k)^4 = 3 + k^2."""
+        return 3 + self.threshold**2
+
+    def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> Tensor:
+        """Independent copies of tau, float64 on the generator's device."""
+        return self.draw(shape, Simulated(generator))
+
+    def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """Independent copies of tau, float64."""
+        return tilted(shape, draws, self.threshold, self.chance, self.survival)
+
+    @cached_property
+    def chance(self) -> int:
+        """Of 2^63 integers those that lead beyond k, rounded down: the private side."""
+        return cap_chance(self.epsilon, self.survival)
+
+    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes and weights for expectations under this law, with an edge at k."""
+        grid, weights = panel_rule(48)
+        reach = 38.0  # the normal density underflows there
+        t = np.concatenate([self.threshold - reach * grid, self.threshold + reach * grid])
+        density = np.repeat([self.low_density, self.high_density], len(grid)) * np.exp(-t * t / 2)
+        return t, np.tile(weights, 2) * reach * density / math.sqrt(2 * math.pi)
+
+    def sample_sums(self, counts: Tensor, *, generator: torch.Generator, sample_shape: tuple[int, ...]) -> Tensor:
+        """For each entry n of ``counts`` the sum of n independent copies of tau; (*sample_shape, *counts.shape).
+
+        tau is N(0, 1) with probability c0 and N(0, 1) given >= k otherwise, so the sum is N(0, n - B) plus B
+        truncated normals, B ~ Binomial(n, 1 - c0). The cost does not depend on n.
+        """
+        return self.sums(counts, sample_shape, Simulated(generator, counts.device))
+
+    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """``sample_sums`` from draws."""
+        above = draws.binomial(counts.expand(*shape, *counts.shape), 1 - self.low_density)
+        free = (counts - above).double().sqrt() * draws.normal(tuple(above.shape))
+        return free + truncated_sums(self.threshold, above, draws)
+
+
+def cap_chance(epsilon: float, survival: float) -> int:
+    """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the rest; rounded down."""
+    growth, share = exponential(epsilon), Fraction(survival)
+    return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
+
+
+def tilted(shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float) -> Tensor:
+    """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise; float64, by inversion.
+
+    The uniform number within either part has 126 bits near both of its ends, so that no tail ends before 2^-127 of it
+    and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
+    """
+    word = draws.words(shape)
+    above = word.bitwise_and(TOTAL - 1) < chance
+    near = draws.exponential(shape).neg_().exp_().mul_(0.5)  # from the end that the word's sign names
+    far, ends_here = 1 - near, word < 0
+    outer, inner = (
+        torch.where(ends_here, near, far),
+        torch.where(ends_here, far, near),
+    )  # from infinity, from threshold
+    beyond = torch.where(above, outer * survival, outer * (1 - survival))  # P(|N| further out on its side)
+    before = survival + inner * (1 - survival)  # P(N > z), below the threshold
+    lower = ~above & (beyond > 0.5)
+    z = torch.special.ndtri(torch.where(lower, before, beyond))
+    return torch.where(above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold))
+
+
+def _log_excess(epsilon: float) -> float:
+    return epsilon + math.log(-math.expm1(-epsilon))  # log(e^epsilon - 1)

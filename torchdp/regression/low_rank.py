@@ -1,0 +1,71 @@
+"""Low-rank approximation from released second moments, and its error predicted."""
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.regression.errors import SecondMoments, checked, level
+
+
+def top_directions(gram: Tensor, rank: int) -> Tensor:
+    """The rank directions of largest variance: top eigenvectors of a (noisy) A^T A, (*batch, d, d) -> (*batch, d, k).
+
+    The top right singular vectors of a sketch Y are those of Y^T Y; subtracting a multiple of the identity, as
+    ``debiased`` does, changes nothing. rank: 1 <= k <= d. Raises TypeError, ValueError.
+
+    Source: Dwork, Talwar, Thakurta, Zhang (2014), section 3; for sketches Burkhardt, Keller, Orlandi,
+    Schwiegelshohn (2025), Theorem 5.4.
+    """
+    gram = checks.matrix("gram", gram)
+    if gram.shape[-1] != gram.shape[-2]:
+        raise ValueError(f"gram must have shape (..., d, d), not {tuple(gram.shape)}; pass Y^T Y for a sketch Y")
+    rank = _rank(rank, gram.shape[-1])
+    return torch.linalg.eigh((gram + gram.mT) / 2).eigenvectors[..., -rank:].flip(-1)
+
+
+def predicted_psi(moments: SecondMoments, rank: int, gram_sigma: float) -> float:
+    """E psi of the top directions of M + noise of this level, to first order; or a random space's psi if less.
+
+    sum_{i <= k < j} (gram_sigma^2 / 2)/(lambda_i - lambda_j)/n: direction i is turned towards j by
+    E_ij / (lambda_i - lambda_j), and E_ij has variance gram_sigma^2 / 2 in any orthonormal basis.
+    Raises ValueError.
+    """
+    return _perturbed(
+        moments,
+        rank,
+        torch.full_like(checked(moments).matrix, level("gram_sigma", gram_sigma) ** 2 / 2),
+    )
+
+
+def predicted_psi_of_sketch(moments: SecondMoments, rank: int, height: int, variance: float) -> float:
+    """E psi of the top directions of a sketch of m rows whose entries carry noise V, to first order.
+
+    In the eigenbasis the (i, j) entry of Y^T Y has variance lambda_i lambda_j / m, from the sketch (as for normal
+    sketches), + V (lambda_i + lambda_j) + m V^2, from the noise. Raises ValueError.
+    """
+    height, V = checks.integer("height", height, 1), level("variance", variance)
+    values = torch.linalg.eigvalsh(checked(moments).matrix).clamp_min(0).flip(0)
+    both = values[:, None] * values / height + V * (values[:, None] + values) + height * V**2
+    return _perturbed(moments, rank, both)
+
+
+def random_psi(moments: SecondMoments, rank: int) -> float:
+    """E psi of a uniformly random space: (sum_{i <= k} lambda_i - (k/d) tr M)/n. Raises ValueError."""
+    rank = _rank(rank, checked(moments).columns)
+    values = torch.linalg.eigvalsh(moments.matrix)
+    return float(values[-rank:].sum() - rank / moments.columns * values.sum()) / moments.clients
+
+
+def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> float:
+    """variances: (d, d), of the perturbation's entries in the eigenbasis, largest eigenvalue first."""
+    rank = _rank(rank, moments.columns)
+    values = torch.linalg.eigvalsh(moments.matrix).flip(0)
+    gaps = values[:rank, None] - values[rank:]
+    terms = torch.where(variances[:rank, rank:] > 0, variances[:rank, rank:] / gaps, 0.0)
+    return min(float(terms.sum()) / moments.clients, random_psi(moments, rank))
+
+
+def _rank(rank: int, d: int) -> int:
+    if checks.integer("rank", rank, 1) > d:
+        raise ValueError(f"rank must be at most the {d} columns, not {rank!r}")
+    return rank

@@ -1,0 +1,127 @@
+"""Ridge regression from released second moments: the plain solution, and one whose regularization fits the noise."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.regression.errors import SecondMoments, least_squares, level, loss
+from torchdp.regression.second_moment_noise import NoisyMoments
+
+STEPS = 128  # of the search for the regularization, over twelve decades
+
+
+def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """(G + ridge I)^-1 c: (*batch, d, d), (*batch, d) -> (*batch, d), float64; what is released is taken as it is.
+
+    With G = Y_A^T Y_A and c = Y_A^T Y_b this is the published analysis of a sketch. Noise can make G + ridge I
+    indefinite, and the solution then means nothing: see :func:`adaptive_ridge`. Raises TypeError, ValueError.
+
+    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 5.8; Vu, Slavkovic (2009).
+    """
+    gram, cross = checks.matrix("gram", gram).double(), checks.floating("cross", cross).double()
+    if gram.shape[-1] != gram.shape[-2] or cross.shape != gram.shape[:-1]:
+        raise ValueError(
+            f"gram (..., d, d) and cross (..., d) do not fit: {tuple(gram.shape)}, {tuple(cross.shape)}"
+        )
+    shifted = gram + checks.non_negative("ridge", ridge) * torch.eye(gram.shape[-1]).to(gram)
+    solution, info = torch.linalg.solve_ex(shifted, cross[..., None])
+    if bool(info.any()):
+        raise ValueError("gram + ridge I is singular; take a ridge > 0, or adaptive_ridge")
+    return solution[..., 0]
+
+
+def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
+    """Solution of the ridge regression with as much more regularization as the noise asks for: (*batch, d), float64.
+
+    (G + t I)^-1 c for the t >= ridge of least :func:`estimated_loss`, or x = 0 where no estimate is below that of 0. It
+    reads the release and public noise levels alone: no budget is spent, unlike AdaSSP's third for the smallest
+    eigenvalue. With :func:`debiased` rows the levels are approximate, and where noise hides everything the result can
+    be somewhat worse than x = 0. ridge >= 0. Raises TypeError, ValueError.
+
+    Source: Stein (1981), Lemma 1, applied here to normal noise that is isotropic on symmetric matrices.
+    """
+    if not isinstance(noisy, NoisyMoments) or noisy.cross is None:
+        raise TypeError("noisy must be NoisyMoments with a cross part; release with labels")
+    ridge = checks.non_negative("ridge", ridge)
+    values, vectors = torch.linalg.eigh(checks.matrix("gram", noisy.gram).double())
+    u = (vectors.mT @ noisy.cross.double()[..., None])[..., 0]  # (*batch, d)
+    scale = values.abs().amax(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    least = (-values[..., 0]).clamp_min(ridge)  # from here on G + t I is not indefinite
+    steps = torch.logspace(-9, 3, STEPS, dtype=torch.float64, device=values.device)
+    extra = torch.cat([steps.new_zeros(1), steps])  # t = least itself where that is positive definite
+    t = least[..., None] + scale[..., None] * extra  # (*batch, steps)
+    risk = estimated_loss(values, u, t, ridge, noisy)
+    best = risk.argmin(-1, keepdim=True)
+    chosen = u / (values + t.gather(-1, best))
+    chosen = torch.where(risk.gather(-1, best) < 0, chosen, 0.0)
+    return (vectors @ chosen[..., None])[..., 0]
+
+
+def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: NoisyMoments) -> Tensor:
+    """Estimates of the loss at x = (G + t I)^-1 c less b^T b, for each t: (*batch, steps).
+
+    inf where G + t I is not positive definite.
+
+    With H = G + t I,
+        x^T (G + ridge I) x - 2 c^T x + gram_sigma^2 (tr(H^-1) |x|^2 + x^T H^-1 x) + 2 cross_sigma^2 tr H^-1
+    is unbiased, by Stein's identity, as long as H stays away from singular: the terms behind c^T x are what the noise
+    in G and c gains by being fitted. values, u: eigenvalues of G and c in its eigenbasis, (*batch, d); t: (*batch,
+    steps).
+
+    Source: Stein (1981), Lemma 1, applied here to normal noise that is isotropic on symmetric matrices.
+    """
+    h = values[..., None, :] + t[..., None]  # (*batch, steps, d)
+    usable = h.amin(-1) > 1e-12 * values.abs().amax(-1, keepdim=True)
+    h = torch.where(usable[..., None], h, 1.0)
+    x = u[..., None, :] / h
+    trace = (1 / h).sum(-1)
+    fitted = ((values[..., None, :] + ridge) * x.square() - 2 * u[..., None, :] * x).sum(-1)
+    gram_square, cross_square = (s.double().square()[..., None] for s in (noisy.gram_sigma, noisy.cross_sigma))
+    penalty = gram_square * (trace * x.square().sum(-1) + (x.square() / h).sum(-1)) + 2 * cross_square * trace
+    return torch.where(usable, fitted + penalty, math.inf)
+
+
+def predicted_phi(moments: SecondMoments, ridge: float, gram_sigma: float, cross_sigma: float) -> float:
+    """E phi of the plain ridge solution from moments with noise of these levels, to first order; or phi(0) if less.
+
+    Where noise is large the plain solution can err more than x = 0 does, and ``adaptive_ridge`` less than predicted.
+    1 + (gram_sigma^2 (tr(H^-1) |x|^2 + x^T H^-1 x)/2 + cross_sigma^2 tr H^-1)/least loss, H = A^T A + ridge I: the
+    solution moves by H^-1 (e - E x). Raises ValueError.
+    """
+    levels = level("gram_sigma", gram_sigma), level("cross_sigma", cross_sigma)
+    x, inverse, least = _optimum(moments, ridge)
+    trace = inverse.trace()
+    excess = levels[0] ** 2 * (trace * x @ x + x @ inverse @ x) / 2 + levels[1] ** 2 * trace
+    return min(1 + float(excess) / least, moments.label_square / least)
+
+
+def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, variance: float) -> float:
+    """E phi of the debiased ridge solution of a sketch of m rows whose entries carry noise V; or phi(0) if less.
+
+    To first order, in the eigenbasis of A^T A with h_i = lambda_i + ridge and R = |A x - b|^2 at the optimum x:
+    the noise adds sum_i (V (lambda_i (1 + |x|^2) + R) + m V^2 (1 + |x|^2 + x_i^2))/h_i, the sketch d R/(m - d - 1) (a
+    normal sketch's, exact without ridge). Raises ValueError.
+    """
+    height, V = checks.integer("height", height, 1), level("variance", variance)
+    x, _, least = _optimum(moments, ridge)
+    zero = moments.label_square / least
+    if height <= len(x) + 1:
+        return zero
+    values, vectors = torch.linalg.eigh(moments.gram)
+    values, x, ridge = values.clamp_min(0), vectors.mT @ x, float(ridge)
+    residual = float(loss(moments, vectors @ x, 0.0))
+    norm = 1 + x @ x
+    noise = (V * (values * norm + residual) + height * V**2 * (norm + x.square())) / (values + ridge)
+    return min(1 + (float(noise.sum()) + len(x) * residual / (height - len(x) - 1)) / least, zero)
+
+
+def _optimum(moments: SecondMoments, ridge: float) -> tuple[Tensor, Tensor, float]:
+    x, ridge = least_squares(moments, ridge), float(ridge)
+    shifted = moments.gram + ridge * torch.eye(len(x)).to(moments.gram)
+    inverse, info = torch.linalg.inv_ex(shifted)
+    least = float(loss(moments, x, ridge))
+    if info or not least > 1e-12 * moments.label_square:
+        raise ValueError("the moments are singular or fit without loss, so phi is undefined; take a ridge > 0")
+    return x, inverse, least

@@ -1,0 +1,156 @@
+"""What travels between clients, servers and analyst: a header, and words that only a link's two ends can read or make.
+
+A frame is header | ChaCha20-Poly1305(words; header) | nonce, under a key made of the link's. Whoever has no key of the
+link reads nothing but the header (session, sender, receiver, shape) and the length, and changes nothing unnoticed; a
+true frame in the wrong place, of another session, for another server, of other clients, of another shape or ring, is
+told by its header. Two frames of one key and one random nonce of 96 bits would tell their difference. A key that is
+stolen later opens frames that were recorded before: where that matters, make the links' keys anew for each session.
+
+Source: Nir, Langley (2018), RFC 8439, section 2.8.
+"""
+
+import hashlib
+import hmac
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.secure.ring import WORDS
+
+NONCE_BYTES = 12
+TAG_BYTES = 16 + NONCE_BYTES  # behind the words
+_FORMAT = struct.Struct("<16s16sBBHHIIQQ")
+HEADER_BYTES = _FORMAT.size
+ANALYST = 0xFFFF  # receiver of the sums; servers are numbered from 0, clients sign with their own numbers
+
+
+class FrameError(ValueError):
+    """A frame that is not the one that was sent here, or that was here before; the receiver's state is unchanged."""
+
+
+class Kind(IntEnum):
+    """What the words are."""
+
+    MESSAGE = 1  # a client's shares for one server, (copies, clients, columns)
+    ROLL = 2  # the clients that a server has heard, one bit for each, (1, words, 1)
+    SUM = 3  # a server's share of the sketch, (1, height, columns)
+
+
+@dataclass(frozen=True)
+class Header:
+    """Who sends what to whom: session (16 bytes), kind, sender and receiver, and the words' shape and ring.
+
+    agreed: 16 bytes that name the set of clients in a sum, zeros elsewhere. sender: the server's number; 0 for clients,
+    whose number is ``first``. Shape of the words: (copies, count, columns); count clients from ``first`` on.
+    """
+
+    session: bytes
+    kind: Kind
+    sender: int
+    receiver: int
+    bits: int
+    copies: int
+    columns: int
+    first: int
+    count: int
+    agreed: bytes = bytes(16)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.copies, self.count, self.columns
+
+    @property
+    def frame_bytes(self) -> int:
+        """Length of the whole frame."""
+        return HEADER_BYTES + self.copies * self.count * self.columns * self.bits // 8 + TAG_BYTES
+
+    def pack(self) -> bytes:
+        return _FORMAT.pack(
+            self.session, self.agreed, self.kind, self.bits, self.sender, self.receiver,
+            self.copies, self.columns, self.first, self.count,
+        )  # fmt: skip
+
+
+def payload_bytes(servers: int, copies: int, clients: int, height: int, columns: int, *, bits: int = 64) -> int:
+    """S (s n d + m d) bits/8: shares to every server, and what each server publishes; headers and tags come on top.
+
+    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.1: every entry of Tables 3 to 5, in MB of 1e6.
+    """
+    return servers * (copies * clients + height) * columns * bits // 8
+
+
+def link_key(secret: bytes, sender: str, receiver: str) -> bytes:
+    """The key of one link, derived from a secret; whoever holds only the key learns no other key of the secret."""
+    return hmac.digest(secret, f"{sender}>{receiver}".encode(), "sha256")
+
+
+def client_key(inbound: bytes, first: int, count: int = 1) -> bytes:
+    """The key of a client (or of one who speaks for ``count`` clients) to a server, from that server's secret."""
+    return link_key(inbound, f"clients {first}+{count}", "server")
+
+
+def seal(key: bytes, header: Header, words: Tensor) -> bytes:
+    """The frame that carries these words, of the header's shape and ring. Raises ValueError."""
+    if tuple(words.shape) != header.shape or words.dtype != WORDS[header.bits]:
+        raise ValueError(
+            f"words must have shape {header.shape} and {WORDS[header.bits]}, not {tuple(words.shape)}, {words.dtype}"
+        )
+    body = words.detach().cpu().contiguous().numpy().astype(f"<i{header.bits // 8}").tobytes()
+    front, nonce = header.pack(), os.urandom(NONCE_BYTES)
+    return front + _cipher(key).encrypt(nonce, body, front) + nonce
+
+
+def header_of(frame: bytes) -> Header:
+    """What the frame claims to be; nothing of it is verified. Raises FrameError."""
+    if len(checks.instance("frame", frame, bytes)) < HEADER_BYTES + TAG_BYTES:
+        raise FrameError("a frame is shorter than a header and a tag")
+    session, agreed, kind, bits, sender, receiver, copies, columns, first, count = _FORMAT.unpack_from(frame)
+    if bits not in WORDS or kind not in tuple(Kind):
+        raise FrameError("a frame has an unknown kind or ring")
+    return Header(session, Kind(kind), sender, receiver, bits, copies, columns, first, count, agreed)
+
+
+def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
+    """The words of a frame, which must be the one that ``seal`` made with this key and header. Raises FrameError."""
+    if len(frame) != header.frame_bytes or frame[:HEADER_BYTES] != header.pack():
+        raise FrameError(
+            "a frame is not the one that is due here: another session, sender, receiver, shape or ring"
+        )
+    body, nonce = frame[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
+    try:
+        opened = _cipher(key).decrypt(nonce, body, frame[:HEADER_BYTES])
+    except InvalidTag:
+        raise FrameError(
+            "a frame's tag does not fit: it was changed on its way, or made by somebody else"
+        ) from None
+    words = np.frombuffer(opened, dtype=f"<i{header.bits // 8}")
+    return torch.from_numpy(words.astype(f"=i{header.bits // 8}")).view(header.shape)
+
+
+def _cipher(key: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
+
+
+def pack_set(members: Tensor, bits: int) -> Tensor:
+    """A set of clients, (n,) bool, in words of this many bits: (1, ceil(n / bits), 1)."""
+    packed = np.packbits(members.cpu().numpy())
+    packed = np.pad(packed, (0, -len(packed) % (bits // 8)))
+    return torch.from_numpy(packed).view(WORDS[bits]).view(1, -1, 1)
+
+
+def unpack_set(words: Tensor, clients: int) -> Tensor:
+    """The set that ``pack_set`` packed: (n,) bool."""
+    return torch.from_numpy(np.unpackbits(words.view(-1).view(torch.uint8).numpy(), count=clients)).bool()
+
+
+def set_digest(session: bytes, members: Tensor) -> bytes:
+    """16 bytes that name a set of clients, (n,) bool, in a session."""
+    return hashlib.sha256(session + np.packbits(members.cpu().numpy()).tobytes()).digest()[:16]

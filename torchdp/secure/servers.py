@@ -1,0 +1,228 @@
+"""Servers and analyst: what they take in, what they refuse, what they give out."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.secure.frames import (
+    ANALYST,
+    FrameError,
+    Header,
+    Kind,
+    client_key,
+    header_of,
+    link_key,
+    pack_set,
+    seal,
+    set_digest,
+    unpack_set,
+    unseal,
+)
+from torchdp.secure.protocol import SecureSketch
+from torchdp.sketching.transform import Layout, bucket_sums
+
+SESSION_BYTES = 16
+MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
+
+
+class Links:
+    """The keys of one party, by the other end's name: "clients", "server 0", ..., "analyst".
+
+    ``derived`` takes all of them from one secret, for a simulation; in a deployment each key comes from a key
+    exchange of its two ends, and a server's key "clients" is the secret from which it issues each client's
+    (``client_key``).
+    """
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        for name, key in checks.instance("keys", keys, Mapping).items():
+            if not isinstance(key, bytes) or len(key) < 16:
+                raise ValueError(f"keys[{name!r}] must be at least 16 random bytes, such as os.urandom(32)")
+        self._keys = dict(keys)
+
+    @property
+    def names(self) -> list[str]:
+        """The other ends."""
+        return list(self._keys)
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._keys:
+            raise FrameError(f"there is no key for the link with {name!r}")
+        return self._keys[name]
+
+    @staticmethod
+    def derived(secret: bytes, party: str, servers: int) -> "Links":
+        """The links of ``party`` (one of the names above), the same at both ends, from a secret of 32 random bytes."""
+        servers = checks.integer("servers", servers, 2, MOST_SERVERS)
+        if not isinstance(secret, bytes) or len(secret) < 16:
+            raise ValueError("secret must be at least 16 random bytes, such as os.urandom(32)")
+        others = ["clients", "analyst", *(f"server {k}" for k in range(servers))]
+        if party not in others:
+            raise ValueError(f"party must be one of {', '.join(others[:4])}, ..., not {party!r}")
+        return Links({name: link_key(secret, *sorted((party, name))) for name in others if name != party})
+
+
+class Server:
+    """One of the servers of a ``SecureSketch``: stores the shares it is sent, and publishes their sums once.
+
+    protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. Every
+    frame is verified before it changes anything; a frame that was changed, repeated, or meant for another place
+    raises FrameError. Memory: one word for each that arrives, in the layout (m, d, width).
+    """
+
+    def __init__(self, protocol: SecureSketch, session: bytes, number: int, links: Links) -> None:
+        checks.instance("protocol", protocol, SecureSketch)
+        checks.instance("links", links, Links)
+        if checks.integer("number", number, 0) >= protocol.servers:
+            raise ValueError(f"number must be below {protocol.servers}, the number of servers, not {number}")
+        self.protocol, self.session, self.number, self._links = protocol, _session(session), number, links
+        self._layout = Layout(protocol.sketch)
+        self._table = self._layout.empty(protocol.columns, protocol.ring.dtype)
+        self._seen = torch.zeros(protocol.sketch.clients, dtype=torch.bool)
+        self._rolls: dict[int, Tensor] = {}
+        self._closed = self._published = False
+
+    @property
+    def seen(self) -> Tensor:
+        """The clients whose shares are here: (n,) bool."""
+        return self._seen.clone()
+
+    def receive(self, frame: bytes) -> None:
+        """Store the shares of one client, or of a range of clients. Raises FrameError."""
+        claim = header_of(frame)
+        expected = message_header(self.protocol, self.session, self.number, claim.first, claim.count)
+        words = unseal(client_key(self._links["clients"], claim.first, claim.count), expected, frame)
+        part = slice(claim.first, claim.first + claim.count)
+        if not 0 < claim.count <= len(self._seen) - claim.first:
+            raise FrameError(f"a frame is of clients beyond the {len(self._seen)} of the sketch")
+        if self._closed:
+            raise FrameError("a frame came after the servers had begun to agree on the clients")
+        if bool(self._seen[part].any()):
+            raise FrameError("a frame repeats a client who is already here")
+        self._layout.put(self._table, words.to(self._table.device), claim.first)
+        self._seen[part] = True
+
+    def roll_call(self, other: int) -> bytes:
+        """The frame that tells another server which clients are here; from now on no more are let in."""
+        self._closed = True
+        header = roll_header(self.protocol, self.session, self.number, other)
+        return seal(self._links[f"server {other}"], header, pack_set(self._seen, self.protocol.bits))
+
+    def agree(self, frame: bytes) -> None:
+        """Take another server's roll call: a client whom either lacks is left out. Raises FrameError.
+
+        This server may still be hearing clients; its own roll call closes the doors.
+        """
+        other = header_of(frame).sender
+        expected = roll_header(self.protocol, self.session, other, self.number)
+        roll = unseal(self._links[f"server {other}"], expected, frame)
+        if other in self._rolls:
+            raise FrameError("a roll call came twice")
+        self._rolls[other] = unpack_set(roll, len(self._seen))
+
+    def publish(self) -> bytes:
+        """The frame with the (m, d) sums of the clients whom every server heard, for the analyst; once.
+
+        Refuses (FrameError) until every other server's roll call is in and its own is made, a second time (the
+        difference of two sums would be somebody's data), and where too many clients are missing for the noise to
+        suffice.
+        """
+        if self._published:
+            raise FrameError("the sums were published already; two different sums would reveal their difference")
+        if len(self._rolls) < self.protocol.servers - 1:
+            raise FrameError(
+                f"{len(self._rolls)} of {self.protocol.servers - 1} roll calls are in; wait for the others"
+            )
+        if not self._closed:
+            raise FrameError("this server has made no roll call yet; the others wait for it")
+        agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
+        check_members(self.protocol, agreed)
+        self._published = True
+        self._layout.clear(self._table, ~agreed.to(self._table.device))
+        header = sum_header(self.protocol, self.session, self.number, set_digest(self.session, agreed))
+        return seal(self._links["analyst"], header, bucket_sums(self._table)[None])
+
+
+def check_members(protocol: SecureSketch, members: Tensor) -> None:
+    """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``.
+
+    Where the coalition is a ``StaticCoalition``, who drops out, or is made to by somebody who holds frames back, must
+    not depend on the sketch either.
+    """
+    missing, there = int((~members).sum()), members.to(protocol.sketch.device)
+    if missing > protocol.coalition.absent or bool((protocol.sketch.part(there).counts() < protocol.honest).any()):
+        raise FrameError(
+            f"{missing} of {len(members)} clients did not reach every server, the noise lets "
+            f"absent = {protocol.coalition.absent} drop out: nothing is released; start a new session with those who "
+            "are there"
+        )
+
+
+def reveal_frames(protocol: SecureSketch, session: bytes, frames: Iterable[bytes], links: Links) -> Tensor:
+    """The analyst: the release (m, d) from one frame of each server. Raises FrameError."""
+    checks.instance("protocol", protocol, SecureSketch)
+    checks.instance("links", links, Links)
+    sums: dict[int, Tensor] = {}
+    agreed: bytes | None = None
+    for frame in checks.instance("frames", frames, (Sequence, Iterator)):
+        claim = header_of(frame)
+        expected = sum_header(protocol, _session(session), claim.sender, claim.agreed)
+        words = unseal(links[f"server {claim.sender}"], expected, frame)
+        if claim.sender in sums:
+            raise FrameError(f"server {claim.sender} is here twice")
+        if agreed is not None and claim.agreed != agreed:
+            raise FrameError("the servers did not add up the same clients")
+        agreed, sums[claim.sender] = claim.agreed, words[0]
+    if len(sums) != protocol.servers:
+        raise FrameError(
+            f"{len(sums)} of {protocol.servers} servers' sums are here; their total means nothing without the rest"
+        )
+    return protocol.reveal(torch.stack([sums[k] for k in range(protocol.servers)]).to(protocol.sketch.device))
+
+
+def message_header(protocol: SecureSketch, session: bytes, server: int, first: int, count: int) -> Header:
+    """The header of the shares of clients first, ..., first + count - 1 for one server."""
+    copies, bits = protocol.sketch.copies, protocol.bits
+    return Header(session, Kind.MESSAGE, 0, server, bits, copies, protocol.columns, first, count)
+
+
+def sum_header(protocol: SecureSketch, session: bytes, server: int, agreed: bytes) -> Header:
+    """The header of a server's sums over the clients named by ``agreed``."""
+    return Header(
+        session, Kind.SUM, server, ANALYST, protocol.bits, 1, protocol.columns, 0, protocol.sketch.height, agreed
+    )
+
+
+def roll_header(protocol: SecureSketch, session: bytes, sender: int, receiver: int) -> Header:
+    """The header of the roll call that one server sends another."""
+    return Header(
+        session, Kind.ROLL, sender, receiver, protocol.bits, 1, 1, 0, -(-protocol.sketch.clients // protocol.bits)
+    )
+
+
+def client_frames(
+    protocol: SecureSketch, session: bytes, shares: Tensor, first: int, inbound: list[bytes]
+) -> list[bytes]:
+    """A frame for each server from clients first, ...: shares (S, s, k, d), and each server's key for its clients.
+
+    Raises ValueError, TypeError.
+    """
+    checks.instance("protocol", protocol, SecureSketch)
+    shape = (protocol.servers, protocol.sketch.copies, protocol.columns)
+    if not isinstance(shares, Tensor) or shares.ndim != 4 or (*shares.shape[:2], shares.shape[3]) != shape:
+        raise ValueError(f"shares must be a tensor of shape {(*shape[:2], 'k', shape[2])}, as share returns it")
+    checks.integer("first", first, 0, protocol.sketch.clients - shares.shape[2])
+    keys_given = isinstance(inbound, list) and all(isinstance(key, bytes) for key in inbound)
+    if not keys_given or len(inbound) != protocol.servers:
+        raise ValueError(f"inbound must be a list of {protocol.servers} keys, bytes, one for each server")
+    session = _session(session)
+    headers = (message_header(protocol, session, k, first, shares.shape[2]) for k in range(protocol.servers))
+    keys = (client_key(key, first, shares.shape[2]) for key in inbound)
+    return [seal(key, header, words) for key, header, words in zip(keys, headers, shares, strict=True)]
+
+
+def _session(session: bytes) -> bytes:
+    if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
+        raise ValueError(f"session must be {SESSION_BYTES} bytes, such as protocol.session(os.urandom(32))")
+    return session
