@@ -26,7 +26,9 @@ SEEN = []
 def measure(config, report):
     SEEN.append(config)
     for size in config.sizes:
-        report.row("table", name="x" * size, size=size, value=torch.tensor(size / 3, dtype=torch.float64), none=None)
+        report.row(
+            "table", name="x" * size, size=size, value=torch.tensor(size / 3, dtype=torch.float64), none=None
+        )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(sizes=(3,)), formats={"value": ".2f"})
