@@ -1,6 +1,7 @@
 """The protocol of docs/own_protocol.md, as its user would write it outside the package, and its battery."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 
