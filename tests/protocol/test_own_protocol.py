@@ -1,92 +1,35 @@
-"""A protocol as its user would write it, outside the package, and its battery."""
+"""The protocol of docs/own_protocol.md, as its user would write it outside the package, and its battery."""
 
 import dataclasses
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+import re
+from pathlib import Path
 
 import pytest
 import torch
-from contract import LocalContract
 from laws import generator
 
-from torchdp import checks
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.protocol import Estimate, Objective, Tally, TypeProtocol
+from torchdp.protocol import Tally
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/own_protocol.md"
+DEFINED, USED, MEASURED, BATTERY = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+NAMES = {"__name__": __name__}
+exec(compile(DEFINED + BATTERY, str(PAGE), "exec"), NAMES)
+PrivateCDF, TYPES, TestPrivateCDF = (NAMES[name] for name in ("PrivateCDF", "TYPES", "TestPrivateCDF"))
 
 
-@dataclass(frozen=True)
-class PrivateCDF(TypeProtocol):
-    """Each user is asked "is yours at most t?" for one threshold t, and answers by a coin.
-
-    Numbers 0, ..., k - 1; the value is F(0), ..., F(k - 2). Guarantees: exactly epsilon-LDP.
-    """
-
-    k: int
-    epsilon: float
-
-    @property
-    def truth(self):  # chance of the true answer
-        return 1 / (1 + math.exp(-self.epsilon))
-
-    @property
-    def guarantee(self):
-        return Guarantee(self.epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, "Warner (1965)")
-
-    @property
-    def layout(self):
-        return {"asked": ((self.k - 1,), torch.int64), "yes": ((self.k - 1,), torch.int64)}
-
-    @property
-    def outputs(self):
-        return 2 * (self.k - 1)
-
-    def speak(self, x, draws):
-        t = draws.below(self.k - 1, tuple(x.shape))
-        return 2 * t + ((x <= t) ^ (draws.uniform(tuple(x.shape)) >= self.truth))
-
-    def tally(self, messages):
-        asked, yes = checks.indices("messages", messages, self.outputs) // 2, messages % 2 == 1
-        counts = [torch.bincount(t, minlength=self.k - 1) for t in (asked, asked[yes])]
-        return Tally(len(asked), dict(zip(self.layout, counts, strict=True)))
-
-    def analyse(self, tally):
-        tally, scale = self.check(tally), (self.k - 1) / tally.n / (2 * self.truth - 1)
-        value = (tally["yes"] - tally["asked"] * (1 - self.truth)) * scale
-        return Estimate(value, self.worst_mse(tally.n).sqrt().expand_as(value), tally.n)
-
-    def exact(self, summary):
-        return summary.double().cumsum(-1)[:-1] / summary.sum()
-
-    def predicted_mse(self, summary):  # Y = (k - 1)/(2p - 1) (bit - (1 - p)) for the one asked, else 0
-        n, F, p = summary.sum().double(), self.exact(summary), self.truth
-        second = F * (p**3 + (1 - p) ** 3) + (1 - F) * p * (1 - p)
-        mean_of_squares = F  # E Y of a user is 1 or 0
-        return ((self.k - 1) / (2 * p - 1) ** 2 * second - mean_of_squares) / n
-
-    def worst_mse(self, n, objective=Objective.WORST):  # linear in F, and the same at every threshold
-        ends = [self.predicted_mse(torch.eye(self.k, dtype=torch.float64)[j] * n) for j in (0, self.k - 1)]
-        return torch.maximum(*ends).amax()
+def lines(block):
+    return len([line for line in block.splitlines() if line.strip()])
 
 
-TYPES = torch.tensor([0, 0, 1, 2, 3, 3, 3, 5]).repeat(5)
+def test_it_is_short_and_its_battery_shorter():
+    assert lines(DEFINED) <= 60 and lines(BATTERY) <= 20
 
 
-class TestPrivateCDF(LocalContract):
-    protocol = PrivateCDF(6, 1.0)
-    x = TYPES
-    bad: ClassVar = [torch.tensor([6]), torch.tensor([-1]), torch.tensor([0.5]), TYPES[None]]
-    repeats = 1000  # its law is drawn from messages
-
-    def loss(self, protocol):  # which threshold is asked does not depend on the value; the coin's two chances do
-        return math.log(protocol.truth / (1 - protocol.truth))
-
-    def bound(self, protocol):
-        return self.protocol.epsilon
-
-    def truth(self):
-        return torch.stack([(self.x <= t).double().mean() for t in range(5)])
+def test_what_the_page_does_with_it(capsys):
+    exec(compile(USED + MEASURED, str(PAGE), "exec"), dict(NAMES))
+    assert "local differential privacy, exactly epsilon = 1" in capsys.readouterr().out
 
 
 class TooSure(PrivateCDF):
