@@ -171,44 +171,6 @@ def test_gap_against_time(run, tmp_path):
     assert (tmp_path / "gap_against_time.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_choose(run, tmp_path):
-    printed = run(FOLDER / "queries/choose.py", "--smoke", "--out", tmp_path)
-    assert float(re.search(r"better by: (-?[\d.]+) standard errors", printed).group(1)) < 4
-    with (tmp_path / "choose.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert abs(float(row["measured_ratio"]) - 1) < 5 * float(row["standard_error"])
-
-
-def test_error_vs_types(run, tmp_path):
-    run(FOLDER / "queries/error_vs_types.py", "--smoke", "--out", tmp_path)
-    with (tmp_path / "error_vs_types.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    z = [(float(r["measured"]) - float(r["predicted"])) / float(r["standard_error"]) for r in rows]
-    assert len(rows) == 14 and max(map(abs, z)) < 5
-    assert (tmp_path / "error_vs_types.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_strategies(run):
-    row = run(FOLDER / "queries/strategies.py", "--smoke").splitlines()[1].split()
-    least, found, factorization, oracle = (float(row[i]) for i in (3, 4, 6, 7))
-    assert least <= found < 0.8 * min(factorization, oracle)
-
-
-def test_relative_variance(run):
-    printed = run(FOLDER / "randomizers/relative_variance.py", "--smoke")
-    assert float(re.search(r"largest z-score: ([\d.]+)", printed).group(1)) < 5
-    row = next(line for line in printed.splitlines() if line.startswith("PrivUnitG"))
-    assert [float(x) for x in re.findall(r"(\d\.\d{4}) \(", row)] == [1.0330, 1.0369, 1.1106, 1.3214]
-
-
-def test_learner(run, tmp_path):
-    printed = run(FOLDER / "queries/learner.py", "--smoke", "--out", tmp_path)
-    with (tmp_path / "learner.csv").open(newline="") as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    assert len(rows) == 4 and all(row["least"] <= row["loss"] < 0.6 for row in rows)
-    assert "300 stumps" in printed and (tmp_path / "learner.png").read_bytes()[:4] == b"\x89PNG"
-
-
 def test_structured(run):
     rows = [line.split() for line in run(FOLDER / "factorization/structured.py", "--smoke").splitlines()]
     ratios = [[float(cell) for cell in row[-5:]] for row in rows if row and row[0] in ("16", "32", "64")]
