@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape, dtype of a tally's parts
+
 
 @dataclass(frozen=True, eq=False)
 class Crowd:
@@ -41,6 +43,22 @@ class Tally:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parts[name]
+
+    def checked(self, layout: Layout, least: int = 1) -> "Tally":
+        """Itself, if it has this layout and at least so many users. Raises ValueError."""
+        if set(self.parts) != set(layout):
+            raise ValueError(
+                f"tally must hold {sorted(layout)}, not {sorted(self.parts)}; make it by this protocol's own verbs"
+            )
+        for name, (shape, dtype) in layout.items():
+            part = checks.floating(name, self[name])
+            if part.shape[part.ndim - len(shape) :] != shape or self[name].dtype != dtype:
+                wanted = "x".join(map(str, shape)) or "()"
+                raise ValueError(
+                    f"{name} must be {dtype} of shape (..., {wanted}), not {self[name].dtype} {tuple(part.shape)}"
+                )
+        checks.integer("tally.n", self.n, least)
+        return self
 
 
 @dataclass(frozen=True, eq=False)
