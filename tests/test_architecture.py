@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels"},
     "queries": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
-    "pairwise": FLOOR | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
+    "pairwise": FLOOR
+    | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy"},
     "density": FLOOR | {"privacy", "kernels", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
