@@ -100,8 +100,6 @@ class SubsetPairs(PairwiseProtocol):
         bits = unpack(messages)[:, : self.statistic.types].double()
         reports = self.randomizer.old_reports(self.randomizer.tally(messages))
         return reports, (bits @ centred / self.randomizer.gap + middle).square().sum(0)
-            bits @ centred / self.randomizer.gap + middle
-        ).square().sum(0)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         total, squares = self._total(sums, n), sums[1]

@@ -40,6 +40,9 @@ class OldOracle(LocalRandomizer):
     def messages(self, x: Tensor, draws: Draws) -> Tensor:
         return self.speak(x, draws)
 
+    def old_collect(self, x: Tensor, noise: Noise | None) -> Tensor:
+        return self.old_reports(self.hear(checks.indices("x", x, self.k), source(noise, x.device)))
+
     def decode_counts(self, reports: Tensor) -> Tensor:
         reports = checks.floating("reports", reports).double()
         if reports.ndim == 0 or reports.shape[-1] != self.tallies:
