@@ -22,9 +22,9 @@ from torchdp.factorization import (
     jl_rank,
     johnson_lindenstrauss,
     low_rank,
-    measure,
     truncate,
 )
+from torchdp.factorization.rank import measure
 
 LENGTH = 0.15  # of the Gaussian kernel on [0, 1]
 FIRST, LAST = 4.0, 4000.0  # sharpness of the smoothed maximum
