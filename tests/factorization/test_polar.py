@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torchdp import workloads
+from torchdp.factorization import polar
 from torchdp.factorization.certificates import certificate
-from torchdp.factorization.polar import polar
 from torchdp.randomness import keyed_generator
 
 proved_trace_norm = certificate.proved_trace_norm
