@@ -73,6 +73,7 @@ class Report:
         for name, value, words in cells:
             how = self._formats.get(name)
             if words:
+                text += "  " if text and text[-1] != " " else ""
                 text += f"{value:<{max(len(name), how if isinstance(how, int) else 24)}}  "
                 continue
             if isinstance(value, int | float):
