@@ -17,9 +17,6 @@ from torchdp.factorization import factorize
 from torchdp.mean import (
     GaussianMean,
     GaussianMoments,
-    concentrated_mean,
-    gaussian_mean,
-    gaussian_moments,
     pure_lower_bound,
 )
 from torchdp.noise import SeededNoise
@@ -107,8 +104,8 @@ def mean_instance(seed):
     shape = SHAPES[seed % 3](domain, (2.0, math.inf)[seed % 2])
     epsilon = float(torch.rand(1, generator=generator)) * 3 + 0.01
     if seed % 4 == 0:
-        return concentrated_mean(domain, shape, epsilon / 4, 1e-5), points
-    return gaussian_mean(domain, shape, epsilon, 10.0 ** -integer(1, 9)), points
+        return GaussianMean.calibrated(domain, shape, rho=epsilon / 4, delta=1e-5), points
+    return GaussianMean.calibrated(domain, shape, epsilon=epsilon, delta=10.0 ** -integer(1, 9)), points
 
 
 def mean_release(mechanism):
@@ -141,7 +138,9 @@ def test_guarantee_moments_of_every_neighbour_are_no_further_apart_than_claimed(
         generator = torch.Generator().manual_seed(seed)
         points = torch.randn(6, 2, dtype=torch.float64, generator=generator)
         domain = Polytope(torch.cat([points, -points]))
-        mechanism = gaussian_moments(domain, noise_shape(domain, 2.0, shift=False), 1 + seed % 4, 0.7, 1e-5)
+        mechanism = GaussianMoments.calibrated(
+            domain, noise_shape(domain, 2.0, shift=False), 1 + seed % 4, epsilon=0.7, delta=1e-5
+        )
         found, said = ratio(mechanism, moments_release(mechanism), neighbours(domain.points))
         assert 0.1 < found <= 1 + 1e-9 and not said
 

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from torchdp.domains import Box, FiniteSet, lp_ball, noise_shape
-from torchdp.mean import LocalMean, local_mean
+from torchdp.mean import LocalMean
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG
@@ -29,7 +29,7 @@ DOMAINS = [box(1.0, 4.0, 16.0), POINTS, lp_ball(3, 2.0, 5.0)]
 @pytest.mark.parametrize("domain", DOMAINS, ids=["box", "points", "ball"])
 @pytest.mark.parametrize("randomizer", [PrivUnit, PrivUnitG, DuchiJordanWainwright])
 def test_guarantee_every_user_has_the_randomizers(domain, randomizer):
-    mechanism = local_mean(domain, noise_shape(domain, 2.0), 1.3, randomizer)
+    mechanism = LocalMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=1.3, randomizer=randomizer)
     assert mechanism.guarantee == mechanism.randomizer.guarantee
     assert (mechanism.guarantee.epsilon, mechanism.guarantee.delta) == (1.3, 0.0)
     assert mechanism.guarantee.model is Model.LOCAL
@@ -41,7 +41,7 @@ def test_guarantee_every_user_has_the_randomizers(domain, randomizer):
 @pytest.mark.parametrize("domain", DOMAINS, ids=["box", "points", "ball"])
 @pytest.mark.parametrize("p", [2.0, math.inf])
 def test_guarantee_mean_and_covariance_are_the_same_at_every_point(domain, p):
-    mechanism = local_mean(domain, noise_shape(domain, p), 1.0)
+    mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0)
     root = mechanism.noise_root(2)
     for point in domain.spanning()[:3]:
         drawn = mechanism.estimate_counts(
@@ -57,7 +57,7 @@ def test_guarantee_mean_and_covariance_are_the_same_at_every_point(domain, p):
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_both_paths_have_one_law(n):
     domain = DOMAINS[0]
-    mechanism = local_mean(domain, noise_shape(domain, 2.0), 2.0, PrivUnitG)
+    mechanism = LocalMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=2.0, randomizer=PrivUnitG)
     x = torch.rand(n, 3, dtype=torch.float64, generator=generator(5)) * domain.high
     noise = SeededNoise(6)
     by_user = torch.stack([mechanism.estimate(x, noise=noise).value for _ in range(250)])
@@ -67,7 +67,7 @@ def test_both_paths_have_one_law(n):
 
 
 def test_types_that_nobody_holds_change_nothing():
-    mechanism = local_mean(POINTS, noise_shape(POINTS, 2.0), 2.0)
+    mechanism = LocalMean.calibrated(POINTS, noise_shape(POINTS, 2.0), epsilon=2.0)
     counts = torch.tensor([3, 0, 0, 1, 0, 0, 0, 0])
     drawn = mechanism.estimate_counts(POINTS.points, counts, generator=generator(7), sample_shape=(8_000,))
     exact = counts.double() @ POINTS.points / 4
@@ -78,7 +78,7 @@ def test_types_that_nobody_holds_change_nothing():
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 def test_the_error_of_draws_is_the_predicted_one(p):
     domain = box(1.0, 4.0, 16.0, 64.0)
-    mechanism = local_mean(domain, noise_shape(domain, p), 1.0, PrivUnitG)
+    mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0, randomizer=PrivUnitG)
     x = torch.rand(20, 4, dtype=torch.float64, generator=generator(8)) * domain.high
     drawn = mechanism.estimate_counts(x, torch.full((20,), 50), generator=generator(9), sample_shape=(8_000,))
     norms = torch.linalg.vector_norm(drawn.value - x.mean(0), ord=p, dim=1)
@@ -92,7 +92,7 @@ def test_the_error_of_draws_is_the_predicted_one(p):
 @pytest.mark.parametrize("randomizer", [PrivUnit, DuchiJordanWainwright, PointRelease])
 def test_guarantee_the_bound_holds_also_for_few_users(p, n, randomizer):
     domain = box(1.0, 2.0, 2.0)
-    mechanism = local_mean(domain, noise_shape(domain, p), 1.0, randomizer)
+    mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0, randomizer=randomizer)
     corner = domain.high[None]
     drawn = mechanism.estimate_counts(corner, torch.tensor([n]), generator=generator(10), sample_shape=(8_000,))
     squares = torch.linalg.vector_norm(drawn.value - corner, ord=p, dim=1).square()
@@ -104,7 +104,7 @@ def test_a_better_randomizer_than_the_papers_costs_less():
     domain = DOMAINS[0]
     shape = noise_shape(domain, 2.0)
     errors = [
-        local_mean(domain, shape, 1.0, kind).error(100).floor
+        LocalMean.calibrated(domain, shape, epsilon=1.0, randomizer=kind).error(100).floor
         for kind in (PrivUnit, DuchiJordanWainwright, PointRelease, PointRelease.published)
     ]
     assert errors == sorted(errors) and errors[3] > 1.5 * errors[0]
@@ -121,6 +121,6 @@ def test_bad_arguments_are_refused():
         LocalMean(domain, shape, 1.0)
     single = FiniteSet(torch.tensor([[3.0, 4.0]]))
     with pytest.raises(ValueError, match="single point"):
-        local_mean(single, noise_shape(single, 2.0), 1.0)
+        LocalMean.calibrated(single, noise_shape(single, 2.0), epsilon=1.0)
     with pytest.raises(ValueError, match="outside the domain"):
-        local_mean(domain, shape, 1.0).estimate(domain.high[None] + 1, noise=SeededNoise(0))
+        LocalMean.calibrated(domain, shape, epsilon=1.0).estimate(domain.high[None] + 1, noise=SeededNoise(0))

@@ -8,9 +8,8 @@ import torch
 
 from torchdp.domains import Box, Ellipsoid, FiniteSet, lp_ball, noise_shape
 from torchdp.mean import (
+    GaussianCovariance,
     GaussianMoments,
-    gaussian_covariance,
-    gaussian_moments,
     project_covariance,
     project_second_moment,
     projection_bound,
@@ -47,7 +46,9 @@ def power(x, order):
 
 
 def moments(domain, order, epsilon=1.0):
-    return gaussian_moments(domain, noise_shape(domain, 2.0, shift=False), order, epsilon, 1e-6)
+    return GaussianMoments.calibrated(
+        domain, noise_shape(domain, 2.0, shift=False), order, epsilon=epsilon, delta=1e-6
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -150,7 +151,9 @@ def joint(x, weight):
 
 @pytest.mark.parametrize("d", [2, 3, 30])
 def test_guarantee_no_replacement_moves_the_joint_release_further_than_the_noise_hides(d):
-    mechanism = gaussian_covariance(lp_ball(d, 2.0), noise_shape(lp_ball(d, 2.0), 2.0), 1.0, 1e-6)
+    mechanism = GaussianCovariance.calibrated(
+        lp_ball(d, 2.0), noise_shape(lp_ball(d, 2.0), 2.0), epsilon=1.0, delta=1e-6
+    )
     t = mechanism.mean_weight
     first = torch.zeros(d, dtype=torch.float64)
     first[0] = 1
@@ -164,7 +167,9 @@ def test_guarantee_no_replacement_moves_the_joint_release_further_than_the_noise
 
 
 def test_the_weight_of_the_mean_is_the_best_one():
-    mechanism = gaussian_covariance(lp_ball(4, 2.0), noise_shape(lp_ball(4, 2.0), 2.0), 1.0, 1e-6)
+    mechanism = GaussianCovariance.calibrated(
+        lp_ball(4, 2.0), noise_shape(lp_ball(4, 2.0), 2.0), epsilon=1.0, delta=1e-6
+    )
     trials = torch.linspace(0.05, math.sqrt(2), 400, dtype=torch.float64)
     costs = (1 + trials**2 / 2) ** 2 * (10 + 2 * 5 / trials**2)  # tr = 4, tr^2 = 4, largest 1
     assert mechanism.mean_weight == pytest.approx(float(trials[costs.argmin()]), abs=0.004)
@@ -174,7 +179,7 @@ def test_the_weight_of_the_mean_is_the_best_one():
 def test_guarantee_covariance_and_mean_are_without_bias(offset):
     base = ellipsoid(3)
     domain = Ellipsoid(base.root, torch.full((3,), offset, dtype=torch.float64))
-    mechanism = gaussian_covariance(domain, noise_shape(domain, 2.0), 2.0, 1e-6)
+    mechanism = GaussianCovariance.calibrated(domain, noise_shape(domain, 2.0), epsilon=2.0, delta=1e-6)
     x = in_ball(4, 3, seed=7) @ base.root.mT + offset
     drawn = mechanism.estimate(x, noise=SeededNoise(8), sample_shape=(40_000,))
     exact = torch.cov(x.mT, correction=0)
@@ -219,7 +224,7 @@ def test_guarantee_the_projections_error_is_below_its_bound(d, tau, spread):
 def test_the_projection_wins_for_few_users_and_is_biased():
     d = 20
     ball = lp_ball(d, 2.0)
-    mechanism = gaussian_moments(ball, noise_shape(ball, 2.0), 2, 1.0, 1e-6)
+    mechanism = GaussianMoments.calibrated(ball, noise_shape(ball, 2.0), 2, epsilon=1.0, delta=1e-6)
     x = in_ball(100, d, seed=12)
     drawn = mechanism.estimate(x, noise=SeededNoise(13), sample_shape=(400,))
     near = project_second_moment(drawn)
