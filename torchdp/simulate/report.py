@@ -27,7 +27,7 @@ class Report:
         self._last = ""
         print(text, flush=True)
 
-    def row(self, table: str, **cells: object) -> None:
+    def row(self, table: str, /, **cells: object) -> None:
         """Adds a row; the first one of a table replaces what an earlier run wrote.
 
         Cells are words, numbers, tensors of one number, None. Raises ValueError for columns that the table lacks.
@@ -110,7 +110,7 @@ def _value(cell: str) -> object:
     return {"": None, "True": True, "False": False}.get(cell, cell)
 
 
-def columns(rows: Iterable[Mapping[str, Any]], *names: str, **where: object) -> list[list[Any]]:
+def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) -> list[list[Any]]:
     """These columns of the rows whose cells equal ``where``: one list for each name."""
     chosen = [row for row in rows if all(row[name] == value for name, value in where.items())]
     return [[row[name] for row in chosen] for name in names]
