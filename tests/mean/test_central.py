@@ -12,6 +12,7 @@ from torchdp.factorization import gamma_box
 from torchdp.mean import GaussianMean
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta
+from torchdp.protocol import Crowd
 
 
 def generator(seed=0):
@@ -88,34 +89,6 @@ def test_points_that_the_membership_test_lets_through_cost_nothing():
     assert (mechanism.encoding(x).norm(dim=-1) <= mechanism.encoding.radius * (1 + 1e-12)).all()
 
 
-@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
-def test_the_error_of_draws_is_the_predicted_one(p):
-    domain = box(1.0, 4.0, 16.0, 64.0)
-    mechanism = GaussianMean.calibrated(domain, noise_shape(domain, p), rho=0.5, delta=1e-6)
-    x = uniform(50, 4) * domain.high
-    drawn = mechanism.estimate_counts(x, torch.full((50,), 2), generator=generator(1), sample_shape=(40_000,))
-    norms = torch.linalg.vector_norm(drawn.value - x.mean(0), ord=p, dim=1)
-    error = mechanism.error(100)
-    assert float(norms.mean()) / error.mean.value == pytest.approx(1, abs=0.03)
-    assert float(norms.square().mean().sqrt()) / error.root_mean_square.value == pytest.approx(1, abs=0.03)
-
-
-@pytest.mark.parametrize("domain", DOMAINS, ids=["box", "simplex", "ball", "points"])
-@pytest.mark.parametrize("make", [noise_shape, difference_shape])
-def test_guarantee_the_mean_is_without_bias(domain, make):
-    mechanism = GaussianMean.calibrated(domain, make(domain, 2.0), epsilon=1.0, delta=1e-6)
-    points = domain.spanning()[:5]
-    counts = torch.arange(1, len(points) + 1)
-    drawn = mechanism.estimate_counts(points, counts, generator=generator(2), sample_shape=(20_000,))
-    exact = counts.double() @ points / counts.sum()
-    z = (drawn.value.mean(0) - exact).abs() / (drawn.standard_error / math.sqrt(20_000)).clamp_min(1e-12)
-    assert (z < 6).all()
-    centred = drawn.value - drawn.value.mean(0)
-    root = mechanism.noise_root(int(counts.sum()))
-    spread = torch.linalg.matrix_norm(centred.mT @ centred / 20_000 - root @ root.mT, 2)
-    assert spread < 0.06 * torch.linalg.matrix_norm(root, 2) ** 2
-
-
 class Constant(SeededNoise):
     """Draws that are all the same."""
 
@@ -135,17 +108,13 @@ def test_what_is_published_is_the_mean_and_the_noise_root_times_the_draws(draw):
     published = mechanism.estimate(x, noise=Constant(draw))
     torch.testing.assert_close(published.value, x.mean(0) + draw * mechanism.noise_root(4).sum(1))
     assert published.n == 4 and torch.allclose(published.standard_error, mechanism.noise_root(4).norm(dim=1))
-
-
-def test_noise_and_generators_do_not_take_each_others_place():
-    mechanism = GaussianMean.calibrated(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), epsilon=1.0, delta=1e-6)
-    corner = DOMAINS[0].high[None]
-    with pytest.raises(TypeError, match="noise must be None"):
-        mechanism.estimate(corner, noise=generator())
-    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
-        mechanism.estimate_counts(corner, torch.ones(1), generator=SeededNoise(1))
-    first, second = (mechanism.estimate(corner).value for _ in range(2))  # the system's
-    assert not torch.equal(first, second)
+    crowd = Crowd(
+        domain.points, torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1])
+    )  # by value and count, two parts at a time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchdp.domains.encoding.CHUNK", 8)
+        again = mechanism.analyse(mechanism.release(crowd, Constant(draw), ()))
+    torch.testing.assert_close(again.value, published.value)
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
@@ -196,17 +165,6 @@ def test_data_outside_the_domain_is_refused_and_may_be_projected_first():
     assert mechanism.estimate(domain.project(x), noise=SeededNoise(0)).n == 1
 
 
-@pytest.mark.parametrize(
-    ("x", "word"),
-    [(torch.zeros(0, 2), "n >= 1"), (torch.zeros(2), "n >= 1"), (torch.tensor([[math.nan, 0]]), "NaN")],
-)
-def test_bad_data_is_refused(x, word):
-    domain = box(1.0, 2.0)
-    mechanism = GaussianMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=1.0, delta=1e-6)
-    with pytest.raises(ValueError, match=word):
-        mechanism.estimate(x, noise=SeededNoise(0))
-
-
 def test_bad_arguments_are_refused():
     domain = box(1.0, 2.0)
     shape = noise_shape(domain, 2.0)
@@ -220,9 +178,18 @@ def test_bad_arguments_are_refused():
         GaussianMean.calibrated(domain, replace(shape, root=shape.root[:, :1]), epsilon=1.0, delta=1e-6)
     with pytest.raises(TypeError, match="NoiseShape"):
         GaussianMean.calibrated(domain, shape.root, epsilon=1.0, delta=1e-6)
-    with pytest.raises(ValueError, match="at least one user"):
-        mechanism = GaussianMean.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
-        mechanism.estimate_counts(torch.zeros(1, 2), torch.tensor([0]), generator=generator())
+    protocol = GaussianMean.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
+    for values, counts, word in (
+        (torch.zeros(1, 2), [0], "at least one user"),
+        (torch.zeros(1, 3), [1], r"\(m, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            protocol.sample_tally(Crowd(values, torch.tensor(counts)), generator=generator())
+    with pytest.raises(TypeError, match="summary must be a Crowd"):
+        protocol.predicted_mse(torch.zeros(1, 2))
+    for chosen in ({}, {"epsilon": 1.0, "rho": 1.0}):
+        with pytest.raises(TypeError, match="epsilon or rho must be given"):
+            GaussianMean.calibrated(domain, shape, delta=1e-6, **chosen)
 
 
 def test_the_least_largest_error_is_not_where_the_largest_deviation_is_least():

@@ -5,7 +5,7 @@ import math
 from typing import ClassVar
 
 import torch
-from contract import Contract, LocalContract
+from contract import Contract, LocalContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import generator
 
@@ -15,7 +15,7 @@ from torchdp.randomizers import PrivUnitG
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
 CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
-IN_BOX = BOX.low + torch.rand(20, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low)
+LOW = BOX.low + torch.rand(20, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low) / 4
 BALL = lp_ball(2, 2.0, 3.0)
 ANGLES = torch.arange(24, dtype=torch.float64) * math.tau / 24
 CIRCLE = 3 * torch.stack([ANGLES.cos(), ANGLES.sin()], 1)
@@ -24,7 +24,7 @@ SHAPE = noise_shape(BALL, 2.0)
 BAD = [torch.full((2, 2), 99.0), torch.zeros(2), torch.zeros(2, 3), torch.tensor([[math.nan, 0.0]])]
 
 
-class Curator(Contract):
+class Curator(Unbiased, Contract):
     weaker: ClassVar = {"multiplier": 0.9}
     bad = BAD
 
@@ -34,7 +34,7 @@ class Curator(Contract):
 
 class TestGaussianMean(Curator):
     protocol = GaussianMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=1.0, delta=1e-6)
-    x, far = IN_BOX, CORNERS
+    x, far = LOW, CORNERS
 
     def truth(self):
         return self.x.mean(0)
@@ -61,9 +61,9 @@ class TestGaussianCovariance(Curator):
         return torch.cov(self.x.mT, correction=0)
 
 
-class TestLocalMean(LocalContract):
+class TestLocalMean(Unbiased, LocalContract):
     protocol = LocalMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=2.0, randomizer=PrivUnitG)
-    x = IN_BOX
+    x = LOW
     bad = BAD
 
     def loss(self, protocol):  # its client's, whose ball holds whatever a user shows it

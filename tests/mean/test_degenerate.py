@@ -90,11 +90,11 @@ def test_a_point_needs_no_noise(name, p):
     covariance = GaussianCovariance.calibrated(domain, shape, epsilon=1.0, delta=1e-6).estimate(
         x, noise=SeededNoise(2)
     )
-    assert torch.allclose(covariance.mean, here) and not bool(covariance.covariance.any())
+    assert torch.allclose(covariance.mean.value, here) and not bool(covariance.value.any())
     moment = GaussianMoments.calibrated(domain, from_origin, 2, epsilon=1.0, delta=1e-6).estimate(
         x, noise=SeededNoise(3)
     )
-    assert moment.isfinite().all()
+    assert moment.value.isfinite().all()
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])

@@ -19,7 +19,7 @@ from torchdp.mean import (
     local_lower_bound,
     moment_difference_norm,
     moment_norm,
-    paper_moment_norm,
+    paper,
     pure_lower_bound,
 )
 from torchdp.randomizers import PrivUnitG
@@ -252,7 +252,7 @@ def test_guarantee_the_moments_norm_is_the_trace_of_a_designs_covariance(design,
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 def test_the_moments_norm_lies_between_the_papers_bounds(d, order, p):
-    low, high = paper_moment_norm(d, order, p)
+    low, high = paper.moment_norm(d, order, p)
     assert moment_norm(d, order, p) <= high * (1 + 1e-9)
     if order == 1:
         assert moment_norm(d, 1, p) == pytest.approx(high)
