@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
-    "queries": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
+    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR
     | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy"},
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "secure": FLOOR | {"privacy", "kernels", "sketching"},
     "regression": FLOOR | {"privacy", "kernels", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
-    "mean": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "domains"},
+    "mean": FLOOR | {"privacy", "protocol", "wire", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},

@@ -64,6 +64,14 @@ def fraction(name: str, value: float) -> float:
     return number
 
 
+def below_one(name: str, value: float) -> float:
+    """``value`` as a float in [0, 1). Raises ValueError."""
+    number = _number(name, value)
+    if not 0 <= number < 1:
+        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
+    return number
+
+
 def integer(name: str, value: int, least: int, most: int = MOST) -> int:
     """``value`` as an int in [least, most]. Raises ValueError."""
     try:
@@ -94,6 +102,15 @@ def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T
         kinds = kind if isinstance(kind, tuple) else (kind,)
         raise TypeError(f"{name} must be a {' or '.join(k.__name__ for k in kinds)}, not {type(value).__name__}")
     return value
+
+
+def several(name: str, value: object, kind: type[T]) -> list[T]:
+    """``value``, a sequence of at least one object of this type, as a list. Raises TypeError, ValueError."""
+    if isinstance(value, str | Tensor) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a sequence of {kind.__name__}, not {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name} must hold at least one {kind.__name__}")
+    return [instance(f"each of {name}", part, kind) for part in value]
 
 
 def function(name: str, value: object) -> Callable[..., Any]:
