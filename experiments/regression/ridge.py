@@ -41,8 +41,7 @@ from torchdp.sketching import (
     GaussianNoise,
     balanced_count_sketch,
     entry_variance,
-    paper_experiment_noise,
-    paper_gaussian_noise,
+    paper,
 )
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
@@ -106,10 +105,10 @@ def sketches(A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, gener
     for epsilon in epsilons:
         exact = torch.full((HEIGHT,), entry_variance(JOINT, epsilon=epsilon, delta=DELTA), dtype=torch.float64)
         noises[epsilon] = {"sketch": exact}
-        experiment = paper_experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
+        experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
         papers: dict[str, GaussianNoise] = {"paper exp.": experiment}
         try:
-            papers["Cor. 4.7"] = paper_gaussian_noise(sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA)
+            papers["Cor. 4.7"] = paper.gaussian_noise(sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA)
         except ValueError:
             pass  # undefined for so few clients
         for name, noise in papers.items():
