@@ -49,7 +49,7 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
 
     def decoded(self, tally: Tally) -> Tensor:
         """Unbiased counts of the types, (*batch, k)."""
-        return self.client.decode_counts(tally["reports"])
+        return self.client.totals(tally)
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         return Tally(reports.n, {**reports.parts, "squares": squares})
 
     def contradiction(self, tally: Tally) -> str | None:
-        reports, squares, n = tally["reports"], tally["squares"], tally.n
-        counts = reports[..., :-1]
-        if bool((reports[..., -1] != n).any()):
-            return "the tally's last entry is not n"
+        counts, squares, n = tally["reports"], tally["squares"], tally.n
         if bool(((counts < 0) | (counts > n)).any()):
             return "a count is negative or above n"
         if bool((squares * n < self._total(tally).square() * (1 - ROUNDING)).any()):
@@ -256,8 +253,8 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     @cached_property
     def _reports(self) -> Tensor:
         """Each output as a report about the type, (m, k); its entries add up to 1."""
-        matrix = self.client.matrix
-        return self.client.decode_counts(torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+        single = torch.eye(self.client.outputs, dtype=torch.float64, device=self.client.matrix.device)
+        return self.client.totals(Tally(1, {"reports": single}))
 
     @cached_property
     def _vectors(self) -> Tensor:

@@ -169,7 +169,9 @@ class PairwiseStatistic:
         """counts (*batch, k) of users, real numbers allowed, as float64. Raises TypeError, ValueError."""
         counts = checks.floating("summary", counts).double().to(self.points.device)
         if counts.shape[-1:] != (self.types,) or counts.ndim > 1 > batches or bool((counts < 0).any()):
-            raise ValueError(f"summary must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}")
+            raise ValueError(
+                f"summary must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}"
+            )
         if bool((counts.sum(-1) < least * (1 - 1e-9)).any()):
             raise ValueError(f"summary must add up to at least {least} users")
         return counts

@@ -49,9 +49,7 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
         return checks.indices("data", wire.unpack(data, self.bits_per_user), self.outputs)
 
 
-def from_messages(
-    protocol: LocalProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]
-) -> Tally:
+def from_messages(protocol: LocalProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
     """``drawn`` from what these users say, O(n) each time."""
     each = [protocol.hear(x, draws) for _ in range(math.prod(shape))]
     parts = {

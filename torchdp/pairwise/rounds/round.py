@@ -121,11 +121,15 @@ class Round(LocalProtocol[Tensor, Tensor]):
     def exact(self, summary: Tensor) -> Tensor:
         shares = summary.to(self.points) / summary.sum()
         answers = [q.center + q.half_width * (q.shown(self.points) @ shares) for q in self.questions]
-        return torch.cat([*(shares @ self.points for _ in self.vectors), *(each[..., None] for each in answers)], -1)
+        return torch.cat(
+            [*(shares @ self.points for _ in self.vectors), *(each[..., None] for each in answers)], -1
+        )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         shares, n = summary.to(self.points) / summary.sum(), float(summary.sum())
-        each = [r.variance(q.shown(self.points)) @ shares for q, r in zip(self.questions, self.responses, strict=True)]
+        each = [
+            r.variance(q.shown(self.points)) @ shares for q, r in zip(self.questions, self.responses, strict=True)
+        ]
         return self._errors([one / n for one in each], n)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

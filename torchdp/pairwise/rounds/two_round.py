@@ -77,7 +77,9 @@ class TwoRound(PairsInRounds):
         values = [value(weighted(share)) for share in grid]
         at = int(np.argmin(values))
         bounds = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-        found = minimize_scalar(lambda x: value(weighted(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3})
+        found = minimize_scalar(
+            lambda x: value(weighted(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3}
+        )
         return weighted(float(found.x) if found.fun < values[at] else grid[at])
 
     @property
