@@ -98,9 +98,10 @@ class Encoding:
         u = (x.double() - self.centre) @ self.inverse.mT
         return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
 
-    def chunks(self, x: Tensor) -> Iterator[Tensor]:
-        """The encoded rows of x (k, d), so many at a time."""
-        return (self(some) for some in x.split(max(1, CHUNK // x.shape[-1])))
+    def parts(self, x: Tensor, counts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The encoded rows of x (k, d) beside their counts (k,), so many at a time."""
+        rows = max(1, CHUNK // x.shape[-1])
+        return ((self(some), each) for some, each in zip(x.split(rows), counts.split(rows), strict=True))
 
 
 def admitted(name: str, x: Tensor, domain: Domain, shape: NoiseShape) -> Tensor:
