@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "draws", "noise", "randomness"}
+FLOOR = {"checks", "draws", "memory", "noise", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
+    "memory": set(),
     "randomness": set(),
     "privacy": FLOOR,
     "wire": set(),

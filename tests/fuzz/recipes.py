@@ -235,13 +235,10 @@ mean.approximate_lower_bound(1.0, 100, 1.0, 1e-5, 3)
 mean.concentrated_lower_bound(1.0, 100, 1.0)
 mean.local_lower_bound(1.0, 100, 1.0)
 mean.pure_lower_bound(1.0, 100, 1.0)
-mean.distributional_approximate_lower_bound(1.0, 100, 1.0, 1e-5, 3)
 mean.distributional_lower_bound(1.0, torch.eye(3).double(), 100, 2.0)
-mean.moment_difference_norm(3, 2, 2.0)
 mean.moment_norm(3, 2, 2.0)
 mean.project_covariance(W)
 mean.project_second_moment(W, 1.0)
-mean.projection_bound(1.0, 3, 1.0)
 """
 
 SKETCHING = """
