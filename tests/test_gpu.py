@@ -72,7 +72,7 @@ def test_pairwise_protocols(kind):
 
     def squared_error(generator, size):
         if isinstance(protocol, pairwise.AggregateProtocol):
-            drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(size,)).value
+            drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,)).value
         else:
             drawn = torch.stack(
                 [protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in range(size)]

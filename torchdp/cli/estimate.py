@@ -14,9 +14,10 @@ from torch import Tensor
 from torchdp import checks, pairwise
 from torchdp.cli.table import MOST_TYPES, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
+from torchdp.pairwise import PairwiseStatistic
+from torchdp.pairwise.protocol import OneRound
 
-PROTOCOLS: dict[str, type[PairwiseProtocol]] = {
+PROTOCOLS: dict[str, type[OneRound[Tensor]]] = {
     "one-message": pairwise.OneMessage,
     "randomized-response": pairwise.RandomizedResponsePlugIn,
     "two-message": pairwise.TwoMessage,
@@ -146,7 +147,7 @@ def ask(options: argparse.Namespace) -> Question:
     return Question(title, pairwise.auc(bins.count), labels * bins.count + scores, words)
 
 
-def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, PairwiseProtocol]:
+def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, OneRound[Tensor]]:
     """The protocol of that name; for 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram; its name."""
     if name in PROTOCOLS:
         return name, PROTOCOLS[name](statistic, epsilon)

@@ -105,7 +105,8 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         counts, squares, n = tally["reports"], tally["squares"], tally.n
         if bool(((counts < 0) | (counts > n)).any()):
             return "a count is negative or above n"
-        if bool((squares * n < self._total(tally).square() * (1 - ROUNDING)).any()):
+        slack = ROUNDING * squares.amax(-1, keepdim=True) * n  # a coordinate may be rounding alone
+        if bool((squares * n + slack < self._total(tally).square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
         centred, middle = self._centred
         most = n * (centred.abs().sum(0) / self.client.gap + middle.abs()).square() * (1 + ROUNDING)
