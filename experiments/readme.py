@@ -15,8 +15,8 @@ recipe: the command, what to expect and how closely, time and hardware.
     python experiments/density/error.py --help                 # every field of its configuration is an option
     python experiments/density/error.py --draw-only            # figures from the tables of an earlier run
 
-Tables are printed and written to `results/<folder>/<script>/*.csv`, figures are drawn from them. `NOTES.md` says what was
-tried and did not win. This page is made by `python experiments/readme.py`.
+Tables are printed and written to `results/<folder>/<script>/*.csv`, figures are drawn from them. `NOTES.md` says what
+was tried and did not win. This page is made by `python experiments/readme.py`.
 """
 
 
