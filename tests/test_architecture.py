@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "kernels": {"checks"},
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
-    "randomizers": FLOOR | {"privacy", "kernels"},
+    "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
     "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR
     | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},

@@ -175,10 +175,17 @@ def dense(name: str, value: Tensor) -> Tensor:
 
 def indices(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` as int64 entries in [0, k). Raises TypeError, ValueError."""
+    return whole_below(name, value, k).to(torch.int64)
+
+
+def whole_below(name: str, value: Tensor, k: int) -> Tensor:
+    """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
     value = _whole(name, value)
-    if value.numel() and not (0 <= int(value.min()) and int(value.max()) < k):
-        raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
-    return value.to(torch.int64)
+    if value.numel():
+        least, most = value.aminmax()
+        if int(least) < 0 or int(most) >= k:
+            raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
+    return value
 
 
 def _whole(name: str, value: Tensor) -> Tensor:
