@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "draws", "noise", "randomness"}
+FLOOR = {"checks", "draws", "memory", "noise", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
+    "memory": set(),
     "randomness": set(),
     "privacy": FLOOR,
     "wire": set(),
@@ -31,8 +32,8 @@ MAY_IMPORT = {
     "shuffle": FLOOR | {"privacy"},
     "density": FLOOR | {"privacy", "kernels", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
-    "secure": FLOOR | {"privacy", "kernels", "sketching"},
-    "regression": FLOOR | {"privacy", "kernels", "sketching", "secure"},
+    "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
+    "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "wire", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},

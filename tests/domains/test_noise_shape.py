@@ -12,7 +12,6 @@ from torchdp.domains import (
     Ellipsoid,
     FiniteSet,
     KroneckerProduct,
-    LinearImage,
     LpBall,
     Polytope,
     Product,
@@ -23,6 +22,7 @@ from torchdp.domains import (
     minkowski_sum,
     noise_shape,
 )
+from torchdp.domains.composite import LinearImage
 from torchdp.domains.coupling import couple, independent_law, signed_law
 from torchdp.domains.domain import Candidate
 from torchdp.domains.evaluate import dual_value, enclose

@@ -112,7 +112,7 @@ def test_what_is_published_is_the_mean_and_the_noise_root_times_the_draws(draw):
         domain.points, torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1])
     )  # by value and count, two parts at a time
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchdp.domains.encoding.CHUNK", 8)
+        patch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 8)
         again = mechanism.analyse(mechanism.release(crowd, Constant(draw), ()))
     torch.testing.assert_close(again.value, published.value)
 

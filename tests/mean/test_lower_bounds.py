@@ -14,14 +14,14 @@ from torchdp.mean import (
     LocalMean,
     approximate_lower_bound,
     concentrated_lower_bound,
-    distributional_approximate_lower_bound,
     distributional_lower_bound,
     local_lower_bound,
-    moment_difference_norm,
     moment_norm,
     paper,
     pure_lower_bound,
 )
+from torchdp.mean.lower_bounds import distributional_approximate_lower_bound
+from torchdp.mean.moment_bounds import moment_difference_norm
 from torchdp.randomizers import PrivUnitG
 
 

@@ -11,8 +11,8 @@ from torchdp.mean import (
     GaussianMoments,
     project_covariance,
     project_second_moment,
-    projection_bound,
 )
+from torchdp.mean.covariance import projection_bound
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.privacy import gaussian_log_delta
 from torchdp.protocol import Crowd, Objective

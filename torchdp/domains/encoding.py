@@ -12,9 +12,9 @@ from torchdp import checks
 from torchdp.domains.domain import Domain, Maximum
 from torchdp.domains.finite import Vertices
 from torchdp.domains.noise_shape import NoiseShape
+from torchdp.memory import rows_at_once
 
 MOST_VERTICES = 20_000  # whose distances are all looked at
-CHUNK = 2**22  # numbers held at a time: 32 MB
 LET_THROUGH = 1e-6  # what the membership tests of finite sets and hulls let through, relative to their size
 
 
@@ -72,9 +72,8 @@ class Encoding:
         else:
             points = self._furthest.points
         encoded = (points - self.centre) @ self.inverse.mT
-        rows = max(1, CHUNK // len(encoded))
-        exactly = "donot_use_mm_for_euclid_dist"
-        return max(float(torch.cdist(some, encoded, compute_mode=exactly).max()) for some in encoded.split(rows))
+        parts, mode = encoded.split(rows_at_once(len(encoded))), "donot_use_mm_for_euclid_dist"
+        return max(float(torch.cdist(some, encoded, compute_mode=mode).max()) for some in parts)
 
     @cached_property
     def diameter(self) -> float:
@@ -100,7 +99,7 @@ class Encoding:
 
     def parts(self, x: Tensor, counts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The encoded rows of x (k, d) beside their counts (k,), so many at a time."""
-        rows = max(1, CHUNK // x.shape[-1])
+        rows = rows_at_once(x.shape[-1])
         return ((self(some), each) for some, each in zip(x.split(rows), counts.split(rows), strict=True))
 
 

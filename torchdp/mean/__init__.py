@@ -24,18 +24,16 @@ from torchdp.mean.covariance import (
     GaussianCovariance,
     project_covariance,
     project_second_moment,
-    projection_bound,
 )
 from torchdp.mean.local import LocalMean
 from torchdp.mean.lower_bounds import (
     approximate_lower_bound,
     concentrated_lower_bound,
-    distributional_approximate_lower_bound,
     distributional_lower_bound,
     local_lower_bound,
     pure_lower_bound,
 )
-from torchdp.mean.moment_bounds import moment_difference_norm, moment_norm
+from torchdp.mean.moment_bounds import moment_norm
 from torchdp.mean.moments import GaussianMoments
 from torchdp.mean.protocol import MeanProtocol
 
@@ -48,13 +46,10 @@ __all__ = [
     "MeanProtocol",
     "approximate_lower_bound",
     "concentrated_lower_bound",
-    "distributional_approximate_lower_bound",
     "distributional_lower_bound",
     "local_lower_bound",
-    "moment_difference_norm",
     "moment_norm",
     "project_covariance",
     "project_second_moment",
-    "projection_bound",
     "pure_lower_bound",
 ]
