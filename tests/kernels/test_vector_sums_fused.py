@@ -166,7 +166,9 @@ def test_collect_on_a_device_with_fused_kernels(device, kind, monkeypatch):
     monkeypatch.setattr(ball.BallRandomizer, "_total", None)  # not the plain path
     randomizer, counts = kind(3, 20.0), torch.tensor([0, 90, 130], device=device)
     points = torch.tensor([[9.0, 0, 0], [0.6, 0, 0.8], [0, 0.5, 0]], dtype=torch.float64, device=device) / 9
-    one, again, other = (randomizer.collect(points, counts, noise=SeededNoise(seed, device)) for seed in (1, 1, 2))
+    one, again, other = (
+        randomizer.hear_types(points, counts, SeededNoise(seed, device))["sum"] for seed in (1, 1, 2)
+    )
     assert torch.equal(one, again) and not torch.equal(one, other)
     for total in (one, other):
         z = (total - counts.double() @ points) / math.sqrt(220 * randomizer.moments.variance)
