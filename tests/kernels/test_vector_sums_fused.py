@@ -19,7 +19,7 @@ from torchdp.kernels.privunitg import fused as privunitg_fused  # noqa: E402
 TAU = PrivUnitG(1, 2.0).tau
 LAW = {"radius": 2.0, "threshold": TAU.threshold, "upper": TAU.upper, "survival": TAU.survival}
 CAP = {"radius": 2.0, "mean": 0.7}
-CASES = [([1], 1), ([1], 19), ([63], 6), ([0, 1, 3, 0, 40], 19), ([700, 0, 300], 2)]
+CASES = [([1], 1), ([1], 19), ([63], 6), ([0, 1, 3, 0, 40], 19), ([130, 0, 70], 2)]
 
 
 def setting(counts, dim, dtype, device, seed=0):
