@@ -10,6 +10,8 @@ Expected: on a CPU negative binomials by inversion take less time than torch's g
     take 8 bytes a draw and more. Compare ratios, machines are noisy.
 Output: results/bench/samplers/*.csv: medians on one thread; growth of memory of a fresh process (on CUDA of the
     allocator).
+Artifact: - | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: one to three minutes; --smoke in seconds.
 """
 
