@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "wire", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
-    "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
+    "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "protocol", "simulate"},
     "__main__": {"cli"},
 }
 

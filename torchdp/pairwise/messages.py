@@ -197,7 +197,7 @@ class OneMessage(SingleMessage):
         return self._variance((form.weights * total).square().sum(-1), n, form) + extra / n**4
 
     def worst_variance(self, n: float, form: Form) -> Tensor:
-        """||J s|| is at most n max ||J u_x||; a user's own term is affine in s, so largest where all are of one type."""
+        """||J s|| is at most n max ||J u_x||; a user's own term is affine in s, so it is largest at one type."""
         points, unit = self.statistic.points, self.statistic.points / self.statistic.radius
         own = torch.stack([self._noise.beyond_normal(unit, n * each, form.weights).amax() for each in points])
         return self._variance((n * self.statistic.longest(form)) ** 2, n, form) + own.amax() / n**3
@@ -244,7 +244,7 @@ class OneMessagePairs(SingleMessage):
         return {name: ((self.statistic.dim,), torch.float64) for name in ("sum", "squares")}
 
     @property
-    def users_at_once(self) -> int:
+    def users_at_once(self) -> int:  # type: ignore[override]
         return max(1, 2**22 // self.statistic.dim)
 
     def tally(self, messages: Tensor) -> Tally:

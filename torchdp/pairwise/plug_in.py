@@ -30,7 +30,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
             raise ValueError(f"epsilon must be at least 1e-100 for randomized response, not {self.epsilon!r}")
 
     @cached_property
-    def client(self) -> RandomizedResponse:
+    def client(self) -> RandomizedResponse:  # type: ignore[override]
         return RandomizedResponse(self.statistic.types, self.epsilon)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:

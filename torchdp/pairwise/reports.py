@@ -77,7 +77,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         super().__post_init__()
 
     @cached_property
-    def client(self) -> SubsetSelection | OptimizedUnaryEncoding | SymmetricUnaryEncoding:
+    def client(self) -> BitVectorOracle:  # type: ignore[override]
         return self.kind(self.statistic.types, self.epsilon)
 
     @property
@@ -85,7 +85,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         return {**self.client.layout, "squares": ((self.statistic.dim,), torch.float64)}
 
     @property
-    def users_at_once(self) -> int:
+    def users_at_once(self) -> int:  # type: ignore[override]
         return max(1, 2**22 // self.statistic.types)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
@@ -105,7 +105,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         counts, squares, n = tally["reports"], tally["squares"], tally.n
         if bool(((counts < 0) | (counts > n)).any()):
             return "a count is negative or above n"
-        slack = ROUNDING * squares.amax(-1, keepdim=True) * n  # a coordinate may be rounding alone
+        slack = ROUNDING * (squares + self._centred[0].square().sum(0)) * n  # a coordinate may be rounding alone
         if bool((squares * n + slack < self._total(tally).square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
         centred, middle = self._centred

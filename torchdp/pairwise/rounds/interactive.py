@@ -83,7 +83,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        return compose([each.guarantee for each in (*self.randomizers, *self.responses)])
+        return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
 
     @property
     def native_pairs(self) -> Pairs:

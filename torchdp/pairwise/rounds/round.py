@@ -45,7 +45,7 @@ class Round(LocalProtocol[Tensor, Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        return compose([each.guarantee for each in (*self.randomizers, *self.responses)])
+        return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
 
     @property
     def layout(self) -> Layout:

@@ -66,7 +66,7 @@ class ProjectedProtocol(PairsInRounds):
     @staticmethod
     @abstractmethod
     def answers_error(most: Reach, second: float, budgets: tuple[float, ...]) -> float:
-        """A bound of n times the answers' variance from the half ranges of the kernel and of Y's noise, second = v_Y/n."""
+        """A bound of n times the answers' variance, from the half ranges; second: v_Y/n."""
 
     def worst(self, n: float, most: Reach) -> float:
         """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound of the answers."""
