@@ -81,7 +81,7 @@ class HierarchicalAUC:
 
         The numbers of users at each level count as n/levels and the draws of the levels as independent.
         """
-        classes = [checks.counts("counts", counts, self.types).double() for counts in (negatives, positives)]
+        classes = [checks.counts("counts", counts, 2**self.levels).double() for counts in (negatives, positives)]
         if min(float(counts.sum()) for counts in classes) < LEAST * self.levels:
             raise ValueError(f"each class must have at least {LEAST * self.levels} users for this prediction")
         per_level = [float(counts.sum()) / self.levels for counts in classes]
