@@ -8,22 +8,25 @@ Expected: on a CPU negative binomials by inversion take less time than torch's g
     about twice that of torch.poisson, and gamma differences and half-line normals, which are specifications there,
     several times that of torch; memory of the sums does not grow with n, where torch's draws of all users at once
     take 8 bytes a draw and more. Compare ratios, machines are noisy.
-Output: medians on one thread; growth of memory of a fresh process (on CUDA of the allocator).
+Output: results/bench/samplers/*.csv: medians on one thread; growth of memory of a fresh process (on CUDA of the
+    allocator).
 Time: one to three minutes; --smoke in seconds.
 """
 
-import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measure import peak_bytes, seconds
+from clock import peak_bytes, seconds
 from torch import Tensor
 
 from torchdp.kernels import gamma_difference, inversion, truncated_normal
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 COLUMNS = 768
+WAYS = ("draws", "sums", "torch", "numpy")
 SETUP = """
 import torch
 from torchdp.kernels import gamma_difference, inversion
@@ -113,33 +116,37 @@ def memory(statement: str, n: int, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def main() -> None:
-    """Prints both tables."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    device = torch.device(options.device)
+@dataclass(frozen=True)
+class Config:
+    device: str = "cpu"
+    users: int = 0  # none: 130, on CUDA 20,000
+    least: float = 0.5  # seconds of runs
+    sizes: tuple[int, ...] = (500, 2_000, 8_000)
+
+
+FULL = Config()
+SMOKE = Config(users=5, least=0.01, sizes=(10, 50))
+
+
+def measure(config: Config, report: Report) -> None:
+    device, least = torch.device(config.device), config.least
     torch.set_num_threads(1)
-    users, least = (5, 0.01) if options.smoke else (130, 0.5)
+    users = config.users or (20_000 if device.type == "cuda" else 130)
     if device.type == "cuda":
-        users = 20_000
         words = torch.empty((users, COLUMNS), dtype=torch.int64, device=device)
         each = seconds(lambda: words.random_(generator=keyed_generator(b"ceiling", device)), least) / words.numel()
-        print(f"ceiling: {each * 1e9:.4f} ns for each 64-bit word that torch writes")
-    print(f"{'nanoseconds a draw':<32}{'draws':>10}{'sums':>10}{'torch':>10}{'numpy':>10}")
+        report.say(f"ceiling: {each * 1e9:.4f} ns for each 64-bit word that torch writes")
+    report.say("nanoseconds a draw")
     for name, ways in laws(users, device).items():
-        times = (
-            f"{seconds(ways[way], least) / (users * COLUMNS) * 1e9:>10.3g}" if way in ways else f"{'':>10}"
-            for way in ("draws", "sums", "torch", "numpy")
-        )
-        print(f"{name:<32}{''.join(times)}", flush=True)
-    sizes = (10, 50) if options.smoke else (500, 2_000, 8_000)
-    print(f"{'sums over n users, MiB':<32}" + "".join(f"{'n = ' + str(n):>10}" for n in sizes))
+        times = {way: seconds(ways[way], least) / (users * COLUMNS) * 1e9 if way in ways else None for way in WAYS}
+        report.row("draws", law=name, **times)
+    report.say("\nsums over n users")
     for name, statement in STATEMENTS.items():
-        grown = (f"{memory(statement, n, device) / 2**20:>10.1f}" for n in sizes)
-        print(f"{name:<32}{''.join(grown)}", flush=True)
+        for n in config.sizes:
+            report.row("memory", sums=name, n=n, MiB=memory(statement, n, device) / 2**20)
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"sums": 30, "MiB": ".1f", **dict.fromkeys(WAYS, ".3g")})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()
