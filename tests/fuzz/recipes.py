@@ -39,6 +39,7 @@ def kept():
         "points": points,
         "rows": torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)]),
         "labels": torch.tensor([0.5, -0.5, 0.1, 0.2, 0.3], **number),
+        "labelled": torch.tensor([[0, 1], [1, -1], [2, 1], [2, 1], [1, -1]]),
         "signs": torch.tensor([1, -1, 1, 1, -1]),
         "bits": torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.bool),
         "kernel": lambda x, y: (x[..., 0] - y[..., 0]).abs(),
@@ -135,7 +136,7 @@ queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))
 queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0)).estimate(types, noise=noise)
 queries.LocalFactorization(queries.FactoredQueries.plain(W), randomizers.PrivUnit(3, 1.0, 9.0))
 queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)
-queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0).estimate(torch.stack([types, signs], 1), noise=noise)
+queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0).estimate(labelled, noise=noise)
 queries.thresholds(3).losses(types[:, None], signs)
 queries.FactoredQueries(W, W, torch.eye(3).double(), torch.zeros(3).double())
 """
