@@ -9,6 +9,8 @@ Command:  OMP_NUM_THREADS=1 python experiments/bench/factorization_gpu.py
 Expected: on a CPU products take 3 to 10 times as long as decompositions, which are what it uses; the certified brackets
     of both paths overlap. On a GPU not yet measured; the goal is prefix sums of 4096 to 1e-3 in less than 10 s.
 Output: results/bench/factorization_gpu/*.csv.
+Artifact: - | speed
+Status: on a CPU; on a GPU not yet measured
 Time: 3 minutes on one core; --smoke in seconds.
 """
 

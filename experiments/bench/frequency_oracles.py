@@ -8,6 +8,8 @@ Per user: every user's own message and the analyst's tally of all, n = 1e6, k = 
 Expected: randomized response and unary encoding each at least 10 times the rate of every package; aggregate randomized
     response and unary encoding under 0.1 s. Machines are noisy: compare ratios, not seconds.
 Output: results/bench/frequency_oracles/*.csv: medians of five runs (of three for the slow).
+Artifact: peers | speed
+Status: on a CPU
 Time: about two minutes; --smoke in seconds.
 """
 

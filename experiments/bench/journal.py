@@ -6,6 +6,8 @@ What: processes that were forked after the journal was opened add batches from s
     killed and begins all its batches again. At the end the file is read anew.
 Expected: acknowledged = batches = 2000, and sums that no missing or repeated batch would give; else the script fails.
 Output: results/bench/journal/journal.csv: kills, acknowledgements, batches in the file, bytes, seconds.
+Artifact: - | durability
+Status: agrees
 Time: about a minute and a half on two cores, most of it waiting for the disk; --smoke in seconds.
 """
 

@@ -11,6 +11,8 @@ Expected: on a CPU collect needs memory that does not grow with n. On CUDA: user
           but Philox for unary encoding.
 Output:   results/bench/report_sums/sums.csv, a row for each path and size: seconds (median), users per second, highest
     memory beside the users' values.
+Artifact: - | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time:     about ten minutes on a busy machine; --smoke in seconds.
 """
 

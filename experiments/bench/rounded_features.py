@@ -11,6 +11,8 @@ Expected: memory of torchdp does not grow with n, that of features at once by 9 
 Output: results/bench/rounded_features/*.csv: seconds of one thread (a CPU's processor seconds, the least of rounds in
     which all take turns, so that a busy machine favours nobody), the same for 560,000 users at the rate of the largest
     n, torchdp on two threads by the clock, and the growth of memory of a fresh process (on CUDA of the allocator).
+Artifact: Wagner (2025) | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: two minutes; --smoke in seconds, without torch.compile, which takes half a minute to compile.
 """
 

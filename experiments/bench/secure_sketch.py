@@ -11,6 +11,8 @@ Expected: on a CPU one key takes no longer than parts or numpy, give or take a t
     not grow with n. Without the package cryptography key streams come from torch, twenty times as slow, and
     sums take about twice as long. Machines are noisy: compare ratios, not seconds.
 Output: results/bench/secure_sketch/*.csv: medians; on a CPU in the thread's own time.
+Artifact: Burkhardt et al. (2025) | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: two minutes on a CPU; --smoke in seconds.
 """
 

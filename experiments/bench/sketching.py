@@ -13,6 +13,8 @@ Expected: the transform within 1.3 times one read, at least 4 times as fast as s
     cryptography (ChaCha20).
 Output: results/bench/sketching/*.csv: medians of 15 runs taken in turns, of three for the rest, in CPU time of one
     thread: wall time where nobody else computes.
+Artifact: Burkhardt et al. (2025) | Tables 3 to 5
+Status: agrees in MB; seconds are of another machine
 Time: three minutes, 5 GB of memory; --smoke in seconds.
 """
 

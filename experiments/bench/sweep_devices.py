@@ -9,6 +9,8 @@ Expected: wall near one over the number of devices, with as many idle cores and 
     a block costs a few milliseconds at most.
 Output: results/bench/sweep_devices/*.csv: the least and the largest of the repetitions, on the wall and (where others
     use the machine) on the cores.
+Artifact: - | speed of sweeps
+Status: on a CPU; on a GPU not yet measured
 Time: about three minutes; --smoke in seconds.
 """
 

@@ -11,6 +11,8 @@ What: n users in 100 types send float32 vectors of d numbers at epsilon = 1; all
 Expected: collect's memory the same at every n; on one CPU thread PrivUnitG's collect within 1.7 times the floor.
 Output: results/bench/vector_sums/*.csv: medians (torch.utils.benchmark, one thread). Machines are noisy: compare rows,
     not runs.
+Artifact: - | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: about five minutes on a CPU; --smoke in seconds.
 """
 
