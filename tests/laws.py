@@ -20,7 +20,8 @@ def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:
     along = [torch.randn(width, axes, dtype=torch.float64, generator=generator(2))]
     along.append(torch.eye(width, min(width, 2), dtype=torch.float64))
     for axis in torch.cat(along, 1).mT:
-        a, b = rounded(one @ axis), rounded(two @ axis)
+        a, b = one @ axis, two @ axis
+        a, b = rounded(torch.cat([a, b])).split([len(a), len(b)])
         z = float((a.mean() - b.mean()) / (a.var() / len(a) + b.var() / len(b)).sqrt().clamp_min(1e-12))
         if abs(z) > 6 or ks_2samp(a, b, method="asymp").pvalue < UNLIKELY:
             return False

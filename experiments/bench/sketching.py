@@ -29,7 +29,8 @@ from torchdp.randomness import keyed_generator
 from torchdp.secure import SecureSketch, reconstruct, share
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.shares import masks
-from torchdp.sketching import balanced_osnap, bucket_sums
+from torchdp.sketching import balanced_osnap
+from torchdp.sketching.transform import bucket_sums
 
 COLUMNS, HEIGHT = 10, 100
 # table, clients, copies, servers, the paper's seconds and MB

@@ -19,10 +19,9 @@ Time: on one core digits seven minutes, documentation half an hour; --smoke in s
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import data as embeddings
 import torch
@@ -55,10 +54,7 @@ from torchdp.shuffle import (
     paper_split,
 )
 from torchdp.shuffle.dominating import pure_profile
-from torchdp.simulate import Experiment, Report, Rows, columns, subplots, sweep
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from torchdp.simulate import Experiment, Report, columns, subplots, sweep
 
 # (Gaussian RR, Gaussian 3NB, inner product RR, inner product 3NB); the paper prints DBPedia's inner product for SST2
 PAPER_ACCURACY = {
@@ -176,11 +172,11 @@ def measure(config: Config, report: Report) -> None:
         report.row(stem, **cells, accuracy=row.moments.mean, standard_error=error, chance=1 / data.classes)
 
 
-def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+def draw(tables: dict) -> dict:
     return {f"{name}.png": curves(rows) for name, rows in tables.items()}
 
 
-def curves(rows: Rows) -> "Figure":
+def curves(rows: list):
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     figure, panels = subplots(len(kernels), size=(3.6, 3.8), wide=len(kernels), sharey=True)
     for axes, kernel in zip(panels, kernels, strict=True):

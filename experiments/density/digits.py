@@ -13,9 +13,8 @@ Time: one to two minutes on one core; --smoke in seconds.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -40,10 +39,7 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.paper import paper_randomized_response, paper_split
-from torchdp.simulate import Experiment, Report, Rows, columns, subplots
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from torchdp.simulate import Experiment, Report, columns, subplots
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,7 @@ def measure(config: Config, report: Report) -> None:
             summary(line.name, epsilon, certified, hits, kde.protocol.rmse, kde.messages_per_user)
 
 
-def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+def draw(tables: dict) -> dict:
     rows = tables["digits"]
     figure, (axes,) = subplots(size=(9, 5))
     for i, name in enumerate(dict.fromkeys(row["line"] for row in rows)):

@@ -10,20 +10,15 @@ Output: results/density/error/error_<data>.csv and .png.
 Time: digits a minute; --smoke in seconds.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from classification import EPSILONS, KERNELS, PROTOCOLS, load, protocol
 
 from torchdp.density import kernel_means
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, Rows, columns, subplots
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from torchdp.simulate import Experiment, Report, columns, subplots
 
 
 @dataclass(frozen=True)
@@ -75,11 +70,11 @@ def measure(config: Config, report: Report) -> None:
                 )
 
 
-def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+def draw(tables: dict) -> dict:
     return {f"{name}.png": curves(rows) for name, rows in tables.items() if name.startswith("error_")}
 
 
-def curves(rows: Rows) -> "Figure":
+def curves(rows: list):
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     figure, panels = subplots(len(kernels) + 1, size=(3.7, 3.8), wide=len(kernels) + 1)
     for i, name in enumerate(PROTOCOLS):

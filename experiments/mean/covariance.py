@@ -7,13 +7,12 @@ Expected: relative Frobenius error at epsilon = 1, delta = 1e-6, on breast cance
     3.3 times less than noise on every entry; unbiased errors fall like 1/n and are about 8 times the lower bound, which
     has no log(1/delta); projections, biased, are closer for few users, where all errors are large. Measured /
     predicted is 1 within 0.03. An error of 1 is what answering 0 has.
-Output: results/gaussian_mean/covariance.csv and covariance.png. Time: half a minute; --smoke in seconds.
+Output: results/mean/covariance/covariance.csv and covariance.png.
+Time: half a minute; --smoke in seconds.
 """
 
-import argparse
-import csv
 import math
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,9 +28,9 @@ from torchdp.mean import (
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report, columns, subplots
 
-EPSILON, DELTA, TRIALS = 1.0, 1e-6, 200
-FIELDS = ("data", "n", "method", "predicted", "measured", "standard_error")
+EPSILON, DELTA = 1.0, 1e-6
 ENTRIES, JOINT, POSITIVE, PROJECTED, LOWER = (
     "every entry apart, mean apart",
     "joint release, unbiased",
@@ -73,7 +72,8 @@ def every_entry(x: Tensor, trials: int) -> Tensor:
     return second - mean[:, :, None] * mean[:, None, :] + sigma**2 * torch.eye(d, dtype=x.dtype)
 
 
-def measure(name: str, rows: Tensor, copies: int, trials: int) -> list[dict[str, str | float]]:
+def methods(name: str, rows: Tensor, copies: int, trials: int) -> dict[str, tuple[float, float, float]]:
+    """Predicted error, measured error and its standard error of each method."""
     x = rows.repeat(copies, 1)
     (n, d), exact = x.shape, torch.cov(rows.mT, correction=0)
     ball = lp_ball(d, 2.0)
@@ -89,76 +89,68 @@ def measure(name: str, rows: Tensor, copies: int, trials: int) -> list[dict[str,
     near = project_covariance(near - mean[:, :, None] * mean[:, None, :])
     # Others' mean m takes nothing away: the odd part of (y - m)(y - m)^T, y on the sphere, only adds to its covariance.
     floor = approximate_lower_bound((1 - 1 / n) * moment_norm(d, 2), n, EPSILON, DELTA, d * d) / size
-    found = {
+    return {
         ENTRIES: (math.nan, *errors(every_entry(x, trials), exact)),
         JOINT: (mechanism.root_mean_square(n, x.mean(0)) / size, *errors(drawn.covariance, exact)),
         POSITIVE: (math.nan, *errors(project_covariance(drawn.covariance), exact)),
         PROJECTED: (math.nan, *errors(near, exact)),
         LOWER: (floor, math.nan, math.nan),
     }
-    return [dict(zip(FIELDS, (name, n, method, *values), strict=True)) for method, values in found.items()]
 
 
-def draw(rows: list[dict[str, str | float]], target: Path) -> None:
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Config:
+    data: tuple[str, ...] = ("breast cancer", "digits")
+    copies: tuple[int, ...] = (1, 4, 16, 64, 256)  # of each row
+    trials: int = 200
 
-    names = list(dict.fromkeys(str(row["data"]) for row in rows))
-    figure = Figure(figsize=(5 * len(names), 4), layout="constrained")
-    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+
+FULL = Config()
+SMOKE = Config(("breast cancer",), (1, 100), 20)
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    rows = tables()
+    for name in config.data:
+        for copies in config.copies:
+            for method, (predicted, measured, error) in methods(name, rows[name], copies, config.trials).items():
+                report.row(
+                    "covariance",
+                    data=name,
+                    n=copies * len(rows[name]),
+                    method=method,
+                    predicted=predicted,
+                    measured=measured,
+                    standard_error=error,
+                )
+
+
+def draw(tables: dict) -> dict:
+    rows = tables["covariance"]
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    figure, panels = subplots(len(names), size=(5, 4), sharey=True)
     for axes, name in zip(panels, names, strict=True):
         for i, method in enumerate((ENTRIES, JOINT, POSITIVE, PROJECTED, LOWER)):
-            some = [row for row in rows if row["data"] == name and row["method"] == method]
-            n = [float(row["n"]) for row in some]
-            if method in (JOINT, LOWER):
-                style = "--" if method == LOWER else "-"
-                axes.plot(n, [float(row["predicted"]) for row in some], style, color=f"C{i}", linewidth=0.8)
-            bars = [2 * float(row["standard_error"]) for row in some]
-            values = [float(row["predicted" if method == LOWER else "measured"]) for row in some]
-            line = "--" if method == LOWER else "o" if method == JOINT else "o:"
-            axes.errorbar(
-                n,
-                values,
-                None if method == LOWER else bars,
-                fmt=line,
-                markersize=3,
-                capsize=2,
-                color=f"C{i}",
-                label=method,
+            n, predicted, measured, errors = columns(
+                rows, "n", "predicted", "measured", "standard_error", data=name, method=method
             )
+            if method == LOWER:
+                axes.plot(n, predicted, "--", color=f"C{i}", linewidth=0.8, label=method)
+                continue
+            if method == JOINT:
+                axes.plot(n, predicted, "-", color=f"C{i}", linewidth=0.8)
+            line = {"fmt": "o" if method == JOINT else "o:", "markersize": 3, "capsize": 2, "color": f"C{i}"}
+            axes.errorbar(n, measured, [2 * error for error in errors], label=method, **line)
         axes.axhline(1.0, color="grey", linewidth=0.5)
         axes.set(xscale="log", yscale="log", xlabel="users n", title=f"{name}, epsilon = 1, delta = 1e-6, central")
         axes.grid(True, linewidth=0.3)
     panels[0].set_ylabel("Frobenius error / norm of the covariance")
     panels[0].legend(fontsize="x-small")
-    figure.savefig(target, dpi=150)
+    return {"covariance.png": figure}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    arguments.add_argument("--out", type=Path, default=Path("results/gaussian_mean"))
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    print(f"{'data':<15}{'n':>8}  {'method':<40}{'predicted':>11}{'measured':>11}{'+-':>9}")
-    for name, table in list(tables().items())[: 1 if options.smoke else 2]:
-        for copies in (1, 100) if options.smoke else (1, 4, 16, 64, 256):
-            found = measure(name, table, copies, TRIALS // 10 if options.smoke else TRIALS)
-            rows += found
-            for row in found:
-                print(
-                    f"{name:<15}{row['n']:>8}  {row['method']:<40}{row['predicted']:>11.4g}{row['measured']:>11.4g}"
-                    f"{row['standard_error']:>9.2g}",
-                    flush=True,
-                )
-    with (options.out / "covariance.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    draw(rows, options.out / "covariance.png")
-    print(options.out / "covariance.png")
-
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 40})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

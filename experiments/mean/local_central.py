@@ -6,13 +6,12 @@ Expected: (E ||error||_2^2)^{1/2} at epsilon = 1. Local errors fall like n^{-1/2
     errs 1.64 times less than round noise in both. PrivUnitG is 2.6 times the local lower bound for every data set, and
     8 % below a point release of full budget, whose prediction is an upper bound. Measured / predicted is 1 within 0.03
     for the others.
-Output: results/gaussian_mean/local_central.csv and local_central.png. Time: half a minute; --smoke in seconds.
+Output: results/mean/local_central/local_central.csv and local_central.png.
+Time: half a minute; --smoke in seconds.
 """
 
-import argparse
-import csv
 import math
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,9 +20,9 @@ from torchdp.domains import Box, noise_shape, round_shape
 from torchdp.mean import MeanMechanism, approximate_lower_bound, gaussian_mean, local_lower_bound, local_mean
 from torchdp.randomizers import PointRelease, PrivUnitG
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report, columns, subplots
 
-EPSILON, DELTA, TRIALS = 1.0, 1e-6, 2000
-FIELDS = ("method", "n", "predicted", "measured", "standard_error")
+EPSILON, DELTA = 1.0, 1e-6
 
 
 def measured(mechanism: MeanMechanism, points: Tensor, n: int, key: str, trials: int) -> tuple[float, float]:
@@ -35,36 +34,18 @@ def measured(mechanism: MeanMechanism, points: Tensor, n: int, key: str, trials:
     return value, float(squares.std()) / math.sqrt(trials) / (2 * value)
 
 
-def draw(rows: list[dict[str, str | float]], target: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 4.8), layout="constrained")
-    axes = figure.subplots()
-    for i, method in enumerate(dict.fromkeys(str(row["method"]) for row in rows)):
-        some = [row for row in rows if row["method"] == method]
-        n = [float(row["n"]) for row in some]
-        bound = "bound" in method
-        axes.plot(
-            n, [float(row["predicted"]) for row in some], "--" if bound else "-", color=f"C{i}", label=method
-        )
-        if not bound:
-            values = [float(row["measured"]) for row in some]
-            bars = [2 * float(row["standard_error"]) for row in some]
-            axes.errorbar(n, values, bars, fmt="o", markersize=3, capsize=2, color=f"C{i}")
-    axes.set(xscale="log", yscale="log", xlabel="users n", ylabel="root mean squared l_2 error")
-    axes.set_title("box with sides 1, 2, ..., 128; epsilon = 1 (central: delta = 1e-6)")
-    axes.grid(True, linewidth=0.3)
-    axes.legend(fontsize="x-small")
-    figure.savefig(target, dpi=150)
+@dataclass(frozen=True)
+class Config:
+    users: tuple[int, ...] = (160, 1600, 16_000, 160_000, 1_600_000)
+    trials: int = 2000
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    arguments.add_argument("--out", type=Path, default=Path("results/gaussian_mean"))
-    options = arguments.parse_args()
+FULL = Config()
+SMOKE = Config((160, 16_000), 200)
+
+
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
     d = 8
     sides = 2.0 ** torch.arange(d, dtype=torch.float64)
     domain = Box(torch.zeros(d, dtype=torch.float64), sides)
@@ -78,31 +59,41 @@ def main() -> None:
     }
     gamma = float(shaped.certificate.lower)
     points = torch.rand(16, d, dtype=torch.float64, generator=keyed_generator(b"local_central")) * sides
-    rows: list[dict[str, str | float]] = []
-    print(f"{'method':<36}{'n':>9}{'predicted':>12}{'measured':>12}{'+-':>9}{'ratio':>9}")
-    for n in (160, 16_000) if options.smoke else (160, 1600, 16_000, 160_000, 1_600_000):
+    for n in config.users:
         for method, mechanism in mechanisms.items():
-            value, error = measured(mechanism, points, n, method, TRIALS // 10 if options.smoke else TRIALS)
+            value, error = measured(mechanism, points, n, method, config.trials)
             predicted = mechanism.error(n).root_mean_square.value
-            rows.append(dict(zip(FIELDS, (method, n, predicted, value, error), strict=True)))
-            print(
-                f"{method:<36}{n:>9}{predicted:>12.5g}{value:>12.5g}{error:>9.2g}{value / predicted:>9.4f}",
-                flush=True,
-            )
+            cells = {"measured": value, "standard_error": error, "ratio": value / predicted}
+            report.row("local_central", method=method, n=n, predicted=predicted, **cells)
         bounds = {
             "local lower bound, every data set": local_lower_bound(gamma, n, EPSILON),
             "central lower bound, a neighbour": approximate_lower_bound(gamma, n, EPSILON, DELTA, d),
         }
         for method, bound in bounds.items():
-            rows.append(dict(zip(FIELDS, (method, n, bound, math.nan, math.nan), strict=True)))
-            print(f"{method:<36}{n:>9}{bound:>12.5g}", flush=True)
-    with (options.out / "local_central.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    draw(rows, options.out / "local_central.png")
-    print(options.out / "local_central.png")
+            cells = dict.fromkeys(("measured", "standard_error", "ratio"))
+            report.row("local_central", method=method, n=n, predicted=bound, **cells)
 
+
+def draw(tables: dict) -> dict:
+    rows = tables["local_central"]
+    figure, (axes,) = subplots(size=(6.5, 4.8))
+    for i, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        n, predicted, measured, errors = columns(
+            rows, "n", "predicted", "measured", "standard_error", method=method
+        )
+        bound = "bound" in method
+        axes.plot(n, predicted, "--" if bound else "-", color=f"C{i}", label=method)
+        if not bound:
+            bars = [2 * error for error in errors]
+            axes.errorbar(n, measured, bars, fmt="o", markersize=3, capsize=2, color=f"C{i}")
+    axes.set(xscale="log", yscale="log", xlabel="users n", ylabel="root mean squared l_2 error")
+    axes.set_title("box with sides 1, 2, ..., 128; epsilon = 1 (central: delta = 1e-6)")
+    axes.grid(True, linewidth=0.3)
+    axes.legend(fontsize="x-small")
+    return {"local_central.png": figure}
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 36})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -6,14 +6,14 @@ Command:  OMP_NUM_THREADS=1 python experiments/mean/shapes.py
 Expected: every closed form met within 1e-4, mostly to rounding; 15 points in R^5 equal to the program within 1e-5; 4096
     points in R^512 at a gap below 1e-3; a zonotope of 500 generators in R^50 at a gap below sqrt(pi/2) - 1 = 0.25 (its
     ellipsoid is the best that the semidefinite bound proves; the rest is that bound's own slack and the search's).
-Output: one line for each domain and p: lower and upper bound, gap, what they are compared with, seconds. The program is
-    cvxpy with Clarabel, for d + N <= 80.
+Output: results/mean/shapes/*.csv, a row for each domain and p: lower and upper bound, gap, seconds, what they are
+    compared with ("took": its seconds; "theory": bounds the gap). The program is cvxpy with Clarabel, for d + N <= 80.
 Time: a minute or two on one core, mostly the program; --smoke in seconds.
 """
 
-import argparse
 import math
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -33,11 +33,7 @@ from torchdp.domains import (
 )
 from torchdp.domains.domain import Domain
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
-
-EXPONENTS, SMOKE_EXPONENTS = (2.0, 3.0, 4.0, 8.0, math.inf), (2.0, math.inf)
-# Points (N, d) of the table of finite sets; the program takes those with N + d <= 80.
-SIZES, SMOKE_SIZES = ((15, 5), (40, 10), (60, 20), (512, 64), (4096, 512)), ((15, 5), (128, 16))
-ZONOTOPE, SMOKE_ZONOTOPE = (50, 500), (6, 30)
+from torchdp.simulate import Experiment, Report
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -50,9 +46,9 @@ def timed(domain: Domain, p: float, shift: bool = True, tol: float = 1e-4) -> tu
     return shape, time.perf_counter() - start
 
 
-def line(name: str, p: float, shape: NoiseShape, seconds: float, beside: str = "") -> None:
+def line(name: str, p: float, shape: NoiseShape, seconds: float) -> dict[str, str | float]:
     lower, gap = float(shape.certificate.lower), max(0.0, float(shape.certificate.gap))
-    print(f"{name:34} {p:4g} {lower:12.6f} {shape.upper:12.6f} {gap:9.1e} {seconds:8.2f}  {beside}", flush=True)
+    return {"domain": name, "p": p, "lower": lower, "upper": shape.upper, "gap": gap, "seconds": seconds}
 
 
 def closed(p: float) -> list[tuple[str, Domain, float]]:
@@ -77,62 +73,92 @@ def closed(p: float) -> list[tuple[str, Domain, float]]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="small sizes, seconds")
-    smoke = parser.parse_args().smoke
-    exponents = SMOKE_EXPONENTS if smoke else EXPONENTS
-    print(f"{'domain':34} {'p':>4} {'lower':>12} {'upper':>12} {'gap':>9} {'seconds':>8}  beside")
+@dataclass(frozen=True)
+class Config:
+    exponents: tuple[float, ...] = (2.0, 3.0, 4.0, 8.0, math.inf)
+    zonotope_exponents: tuple[float, ...] = (2.0, 4.0, math.inf)
+    sizes: tuple[str, ...] = ("15x5", "40x10", "60x20", "512x64", "4096x512")  # points N x d
+    zonotope: tuple[int, ...] = (50, 500)
 
-    worst = 0.0
-    for p in exponents:
+
+FULL = Config()
+SMOKE = Config((2.0, math.inf), (2.0, math.inf), ("15x5", "128x16"), (6, 30))
+
+
+def closed_forms(config: Config, report: Report) -> None:
+    for p in config.exponents:
         for name, domain, exact in closed(p):
             shape, seconds = timed(domain, p)
-            off = abs(shape.upper / exact - 1)
-            worst = max(worst, off, float(shape.certificate.gap))
-            line(name, p, shape, seconds, f"closed form {exact:.6f}, off by {off:.1e}")
-    print(f"closed forms: worst distance or gap {worst:.1e}\n")
+            row = line(name, p, shape, seconds)
+            report.row("closed_forms", **row, exact=exact, off=abs(shape.upper / exact - 1))
 
-    worst = 0.0
-    for p in exponents:
+
+def programs(config: Config, report: Report) -> None:
+    for p in config.exponents:
         for shift in (True, False):
             points = normal(15, 5, seed=5)
             shape, seconds = timed(FiniteSet(points), p, shift, tol=1e-5)
             start = time.perf_counter()
             program = float(reference(points.mT, p, shift).certificate.upper)
             took = time.perf_counter() - start
-            off = abs(shape.upper / program - 1)
-            worst = max(worst, off)
             name = "15 points in R^5" + ("" if shift else ", centred at 0")
-            line(name, p, shape, seconds, f"program {program:.6f} in {took:.2f} s, off by {off:.1e}")
-    print(f"fifteen points: worst distance from the program {worst:.1e}\n")
+            off = abs(shape.upper / program - 1)
+            report.row("program", **line(name, p, shape, seconds), program=program, took=took, off=off)
 
-    for count, d in SMOKE_SIZES if smoke else SIZES:
+
+def finite_sets(config: Config, report: Report) -> None:
+    for count, d in (map(int, size.split("x")) for size in config.sizes):
         for p in (2.0, math.inf):
             points = normal(count, d, seed=6)
-            shape, seconds = timed(FiniteSet(points), p, tol=1e-3)
-            beside = "program: too large"
+            row = line(f"{count} points in R^{d}", p, *timed(FiniteSet(points), p, tol=1e-3))
+            program = took = None
             if count + d <= 80:
                 start = time.perf_counter()
-                program = float(reference(points.mT, p, True).certificate.upper)
-                beside = f"program {program:.6f} in {time.perf_counter() - start:.2f} s"
-            line(f"{count} points in R^{d}", p, shape, seconds, beside)
-    print()
+                program = reference(points.mT, p, True).certificate.upper
+                took = time.perf_counter() - start
+            report.row("finite_sets", **row, program=program, took=took)
 
-    d, count = SMOKE_ZONOTOPE if smoke else ZONOTOPE
-    zonotope = Zonotope(normal(d, count, seed=7), torch.zeros(d))
-    for p in SMOKE_EXPONENTS if smoke else (2.0, 4.0, math.inf):
-        line(f"zonotope, {count} segments in R^{d}", p, *timed(zonotope, p), "theory: gap <= 0.25")
-    for p in exponents:
-        few = Zonotope(normal(4, 10, seed=8), torch.zeros(4))
-        line("zonotope, 10 segments in R^4", p, *timed(few, p), "all signs tried")
+
+def relaxations(config: Config, report: Report) -> None:
+    def row(name: str, p: float, domain: Domain, theory: float | None) -> None:
+        report.row("relaxations", **line(name, p, *timed(domain, p)), theory=theory)
+
+    d, count = config.zonotope
+    for p in config.zonotope_exponents:
+        zonotope = Zonotope(normal(d, count, seed=7), torch.zeros(d))
+        row(f"zonotope, {count} segments in R^{d}", p, zonotope, 0.25)
+    for p in config.exponents:
+        row("zonotope, 10 segments in R^4, all signs", p, Zonotope(normal(4, 10, seed=8), torch.zeros(4)), None)
         both = [Ellipsoid(normal(5, 5, seed=s), normal(5, seed=s + 1)) for s in (9, 11)]
-        line("sum of two ellipsoids in R^5", p, *timed(minkowski_sum(both), p), "two quadratic constraints: exact")
-        image = linear_image(normal(6, 9, seed=13), lp_ball(9, 4.0))
-        line("image of the l_4 ball in R^6", p, *timed(image, p), "theory: gap <= 0.25")
+        row("sum of two ellipsoids in R^5, exact", p, minkowski_sum(both), None)
+        row("image of the l_4 ball in R^6", p, linear_image(normal(6, 9, seed=13), lp_ball(9, 4.0)), 0.25)
         image = linear_image(normal(6, 9, seed=14), SchattenBall(3, 3))
-        line("image of the 3 x 3 operator ball", p, *timed(image, p), "theory: gap <= 0.73")
+        row("image of the 3 x 3 operator ball", p, image, 0.73)
 
+
+def measure(config: Config, report: Report) -> None:
+    closed_forms(config, report)
+    programs(config, report)
+    finite_sets(config, report)
+    relaxations(config, report)
+
+
+EXPERIMENT = Experiment(
+    measure,
+    FULL,
+    SMOKE,
+    formats={
+        "domain": 40,
+        "lower": ".6f",
+        "upper": ".6f",
+        "gap": ".1e",
+        "seconds": ".2f",
+        "exact": ".6f",
+        "off": ".1e",
+        "program": ".6f",
+        "took": ".2f",
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -7,14 +7,15 @@ Expected: PrivUnitG within 0.3 % of PrivUnit at d = 256 and epsilon = 1 (10 % at
     point release 1.16 times as much at epsilon = 1 and 12 times at epsilon = 8 (d = 256); the published point release
     2.2 times, and not epsilon-LDP above epsilon = 2.5757; PrivUnit at its published sufficient conditions 1.41 times
     at epsilon = 4; the Gaussian mechanism at delta = 1e-6 more than 10 times. All z-scores below 5 in size.
-The first line of each table is E ||Y - x||^2 itself. The classes lift x to one dimension more, so that all of the ball
-    may be sent; their rows contain what that costs on the sphere.
+A row that a constructor refuses is left out. The classes lift x to one dimension more, so that all of the ball may be
+    sent; their rows contain what that costs on the sphere.
+Output: results/randomizers/relative_variance/relative_variance.csv.
 Time: 1 minute on one thread; --smoke in seconds (d = 16, fewer draws).
 """
 
-import argparse
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,13 +34,9 @@ from torchdp.randomizers import (
 )
 from torchdp.randomizers.ball.sphere import CapLaw
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
-EPSILONS, DIMS, DRAWS, AT_ONCE = (
-    (0.5, 1.0, 4.0, 8.0),
-    (16, 256, 4096),
-    2**24,
-    2**20,
-)  # DRAWS: numbers for each z-score
+AT_ONCE = 2**20
 KINDS: dict[str, Callable[[int, float], BallRandomizer]] = {
     "PrivUnit": PrivUnit,
     "PrivUnitG": PrivUnitG,
@@ -89,42 +86,53 @@ def z_score(randomizer: BallRandomizer, generator: torch.Generator, users: int) 
     return float((squares.mean() - randomizer.squared_error(1.0)) / (squares.std() / math.sqrt(users)))
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    smoke = arguments.parse_args().smoke
-    generator = keyed_generator(b"relative variance")
-    worst = 0.0
-    for d in DIMS[:1] if smoke else DIMS:
-        least = [d * CapLaw(d, epsilon).variance for epsilon in EPSILONS]
-        print(f"d = {d:<30}" + "".join(f"{'epsilon = ' + format(e, 'g'):>18}" for e in EPSILONS))
-        print(f"{'PrivUnit on the sphere':<34}" + "".join(f"{value:>18.5g}" for value in least))
-        row = [sufficient_conditions(d, epsilon) / value for epsilon, value in zip(EPSILONS, least, strict=True)]
-        print(f"{'PrivUnit, sufficient conditions':<34}" + "".join(f"{ratio:>10.4f}{'':>8}" for ratio in row))
-        for name, make in KINDS.items():
-            cells = []
-            for epsilon, value in zip(EPSILONS, least, strict=True):
+@dataclass(frozen=True)
+class Config:
+    epsilons: tuple[float, ...] = (0.5, 1.0, 4.0, 8.0)
+    dims: tuple[int, ...] = (16, 256, 4096)
+    draws: int = 2**24  # numbers for each z-score
+
+
+FULL = Config()
+SMOKE = Config(dims=(16,), draws=2**18)
+
+
+def measure(config: Config, report: Report) -> None:
+    generator, worst = keyed_generator(b"relative variance"), 0.0
+    for d in config.dims:
+        for epsilon in config.epsilons:
+            least = d * CapLaw(d, epsilon).variance
+            rows: dict[str, tuple[float, float | None]] = {
+                "PrivUnit on the sphere": (1.0, None),
+                "PrivUnit, sufficient conditions": (sufficient_conditions(d, epsilon) / least, None),
+            }
+            for name, make in KINDS.items():
                 try:
                     randomizer = make(d, epsilon)
                 except ValueError:  # the published point release above its limit
-                    cells.append(f"{'refused':>10}{'':>8}")
                     continue
-                z = z_score(randomizer, generator, (DRAWS // 64 if smoke else DRAWS) // d)
+                z = z_score(randomizer, generator, config.draws // d)
+                rows[name] = randomizer.squared_error(1.0) / least, z
                 worst = max(worst, abs(z))
-                cells.append(f"{randomizer.squared_error(1.0) / value:>10.4f} ({z:+.1f})".ljust(18))
-            print(f"{name:<34}" + "".join(cells))
-        row = [4 * d * (d + 1) / epsilon**2 / value for epsilon, value in zip(EPSILONS, least, strict=True)]
-        print(
-            f"{'Laplace in l_2, e^(-epsilon|y|/2)':<34}"
-            + "".join(f"{ratio:>10.4g}{'':>8}" for ratio in row)
-            + "\n"
-        )
+            rows["Laplace in l_2, e^(-epsilon|y|/2)"] = 4 * d * (d + 1) / epsilon**2 / least, None
+            for name, (ratio, z) in rows.items():
+                report.row(
+                    "relative_variance",
+                    d=d,
+                    epsilon=epsilon,
+                    randomizer=name,
+                    squared_error=ratio * least,
+                    relative=ratio,
+                    z=z,
+                )
     limit = brentq(lambda e: 2 * math.atanh(e / 3) - e, 1, 2.99)
-    print(
+    report.say(
         f"published point release: epsilon-LDP up to epsilon = {limit:.4f}; at 1 it spends {2 * math.atanh(1 / 3):.4f}"
     )
-    print(f"largest z-score: {worst:.2f}")
+    report.say(f"largest z-score: {worst:.2f}")
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"randomizer": 34, "relative": ".4f", "z": "+.1f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

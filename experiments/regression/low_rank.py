@@ -7,13 +7,12 @@ Expected: at n = 5e5, k = 5 the Gram route, whose noise is a curator's, has psi 
     to a few percent, as predicted; MOD-SULQ .58 and .03 as published, 1.8e-4 and 9e-6 calibrated exactly; the sketch
     with exact noise .9 and .6, a random space .9. Noise of variance 2 ln(1.25/delta)/(epsilon^2 n^p), p = 1, falls
     with n like the paper's curves, at the true epsilon printed.
-Output: results/ltm/low_rank.csv and low_rank.png. Time: three minutes on one core; --smoke in seconds.
+Output: results/regression/low_rank/low_rank.csv and low_rank.png.
+Time: three minutes on one core; --smoke in seconds.
 """
 
-import argparse
-import csv
 import math
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
@@ -32,12 +31,12 @@ from torchdp.regression import (
     spectrum_rows,
     top_directions,
 )
+from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import (
     GaussianNoise,
     balanced_count_sketch,
     entry_variance,
-    paper_experiment_noise,
-    paper_gaussian_noise,
+    paper,
 )
 
 DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0
@@ -52,7 +51,6 @@ COLOURS = {
     "MOD-SULQ, exact": "#56B4E9",
     "Gram": "#009E73",
 }
-FIELDS = ("n", "k", "epsilon", "method", "psi", "deviation", "predicted", "true_epsilon")
 
 
 def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
@@ -62,11 +60,11 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
     found = {"random": (psi(moments, random), random_psi(moments, rank), 0.0)}
     sketch = balanced_count_sketch(n, HEIGHT, generator=generator)
     exact = math.sqrt(entry_variance(BOUND, epsilon=epsilon, delta=DELTA) * HEIGHT / n)
-    experiment = paper_experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
+    experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
     noises = {"sketch": GaussianNoise(exact), "paper exp., p = 1": experiment}
     noises["paper exp., p = 0.5"] = GaussianNoise(experiment.sigma * n**0.25)
     if n > 20_000:  # otherwise Corollary 4.7 may be undefined
-        noises["Cor. 4.7"] = paper_gaussian_noise(
+        noises["Cor. 4.7"] = paper.gaussian_noise(
             sketch, COLUMNS, BOUND / math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA
         )
     SA = []
@@ -93,67 +91,68 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
     return found
 
 
-def draw(path: Path, target: Path) -> None:
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...] = (*(round(1000 * 1.5**i) for i in range(0, 17, 2)), 500_000)
+    ranks: tuple[int, ...] = (5, 10)
+    epsilons: tuple[float, ...] = (0.1, 0.5)
+    runs: int = 10
 
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    panels = sorted({(float(r["epsilon"]), int(r["k"])) for r in rows})
-    figure = Figure(figsize=(5.6 * min(2, len(panels)), 3.9 * -(-len(panels) // 2)), layout="constrained")
-    for axes, (epsilon, k) in zip(
-        figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False).flat, panels, strict=False
-    ):
+
+FULL = Config()
+SMOKE = Config((2000, 20_000), (5,), runs=3)
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    generator = keyed_generator(b"low rank")
+    for k in config.ranks:
+        for n in config.sizes:
+            A = clipped_rows(spectrum_rows(n, COLUMNS, k, generator=generator), BOUND)
+            for epsilon in config.epsilons:
+                for name, (values, predicted, spent) in errors(A, k, epsilon, config.runs, generator).items():
+                    report.row(
+                        "low_rank",
+                        n=n,
+                        k=k,
+                        epsilon=epsilon,
+                        method=name,
+                        psi=values.mean(),
+                        deviation=values.std(),
+                        predicted=predicted,
+                        true_epsilon=spent,
+                    )
+
+
+def draw(tables: dict) -> dict:
+    rows = tables["low_rank"]
+    panels = sorted({(row["epsilon"], row["k"]) for row in rows})
+    figure, all_axes = subplots(len(panels), size=(5.6, 3.9))
+    for axes, (epsilon, k) in zip(all_axes, panels, strict=True):
         for name, colour in COLOURS.items():
-            some = [r for r in rows if (float(r["epsilon"]), int(r["k"]), r["method"]) == (epsilon, k, name)]
-            some.sort(key=lambda r: float(r["n"]))
-            x, y = [float(r["n"]) for r in some], [max(float(r["psi"]), 1e-12) for r in some]
-            bars = [min(float(r["deviation"]), 0.9 * v) for r, v in zip(some, y, strict=True)]
-            label = name + (f" (true epsilon {float(some[-1]['true_epsilon']):.2g})" if "p = " in name else "")
+            x, y, deviations, predicted, true = columns(
+                sorted(rows, key=lambda row: row["n"]),
+                *("n", "psi", "deviation", "predicted", "true_epsilon"),
+                **{"epsilon": epsilon, "k": k, "method": name},
+            )
+            y = [max(value, 1e-12) for value in y]
+            bars = [min(bar, 0.9 * v) for bar, v in zip(deviations, y, strict=True)]
+            label = name + (f" (true epsilon {true[-1]:.2g})" if "p = " in name else "")
             axes.errorbar(x, y, bars, label=label, color=colour, marker=".", capsize=2, linewidth=1)
             if name == "Gram":
-                axes.plot(x, [float(r["predicted"]) for r in some], "k--", linewidth=0.8, label="Gram, predicted")
+                axes.plot(x, predicted, "k--", linewidth=0.8, label="Gram, predicted")
         axes.set(
             xscale="log", yscale="log", xlabel="clients n", ylabel="psi", title=f"epsilon = {epsilon:g}, k = {k}"
         )
         axes.grid(True, which="both", linewidth=0.2)
     figure.axes[0].legend(fontsize=6)
     figure.suptitle("Low-rank approximation, d = 50, m = 100; bars: one standard deviation of the runs")
-    figure.savefig(target, dpi=150)
+    return {"low_rank.png": figure}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/ltm"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    sizes, runs = (
-        ((2000, 20_000), 3) if options.smoke else ([round(1000 * 1.5**i) for i in range(0, 17, 2)] + [500_000], 10)
-    )
-    generator, path = keyed_generator(b"low rank"), options.out / "low_rank.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        for k in (5,) if options.smoke else (5, 10):
-            for n in sizes:
-                A = clipped_rows(spectrum_rows(n, COLUMNS, k, generator=generator), BOUND)
-                for epsilon in (0.1, 0.5):
-                    found = errors(A, k, epsilon, runs, generator)
-                    for name, (values, predicted, spent) in found.items():
-                        cells = (n, k, epsilon, name, float(values.mean()), float(values.std()), predicted, spent)
-                        writer.writerow(dict(zip(FIELDS, cells, strict=True)))
-                    if n == sizes[-1]:
-                        print(
-                            f"\npsi, n = {n}, d = {COLUMNS}, k = {k}, epsilon = {epsilon:g}, mean of {runs} runs"
-                        )
-                        for name, (values, predicted, spent) in found.items():
-                            error = float(values.std()) / math.sqrt(runs)
-                            line = f"{name:<22}{float(values.mean()):>10.3g} +- {error:<9.2g}"
-                            print(line + f" predicted {predicted:<10.3g} true epsilon {spent:.3g}", flush=True)
-    draw(path, options.out / "low_rank.png")
-    print(path.resolve())
-
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, draw, {"method": 20, "psi": ".3g", "deviation": ".2g", "predicted": ".3g"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -7,15 +7,14 @@ Command:  python experiments/regression/ridge.py
 Expected: at n = 1e6 and epsilon = .03, .1, .5 the Gram route has phi below 1.02, 1.002 and 1.001, like the same
     mechanism run by a curator and not above SSP and AdaSSP. The sketch with exact noise is near phi(0) at epsilon =
     .03 and .1, 1.95 at .5; at n = 1.6e7, debiased and with the predicted best m, 1.04. Noise of variance
-    2 ln(1.25/delta)/(epsilon^2 n), which gives numbers of the paper's kind, spends the epsilon under "true exp.".
-Output: results/ltm/regression.csv, regression.png, regression_lambda.png.
+    2 ln(1.25/delta)/(epsilon^2 n), which gives numbers of the paper's kind, spends the true_epsilon of its row.
+Output: results/regression/ridge/phi.csv (a row for each epsilon and method), large.csv, against_n.csv, ridge.png,
+    ridge_lambda.png.
 Time: 80 seconds on one core; --smoke in seconds.
 """
 
-import argparse
-import csv
 import math
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,19 +36,19 @@ from torchdp.regression import (
     second_moments,
     solve_ridge,
 )
+from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import (
     GaussianNoise,
     balanced_count_sketch,
     entry_variance,
-    paper_experiment_noise,
-    paper_gaussian_noise,
+    paper,
 )
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
+RIDGES = (1.0, 10.0, 100.0)
 BOUND, LABEL = math.sqrt(COLUMNS), 1.0
 JOINT = math.hypot(BOUND, LABEL)
-NAMES = ("0", "Cor. 4.7", "sketch", "paper exp.", "Gram", "central", "SSP", "AdaSSP", "local")
-FIELDS = ("table", "n", "epsilon", "lambda", "method", "phi", "deviation", "true_epsilon")
+NAMES = ("x = 0", "Cor. 4.7", "sketch", "paper exp.", "Gram", "central", "SSP", "AdaSSP", "local")
 COLOURS = dict(
     zip(
         NAMES,
@@ -76,7 +75,7 @@ def methods(
     """phi of every method: (runs,). SA: (runs, m, d + 1); noises: variances of an entry of each row, (m,)."""
     n, runs = moments.clients, len(SA)
     kind = {"epsilon": epsilon, "delta": DELTA, "label_bound": LABEL}
-    found = {"0": torch.zeros(1, COLUMNS)}
+    found = {"x = 0": torch.zeros(1, COLUMNS)}
     for name, variance in noises.items():
         noise = torch.randn(SA.shape, dtype=torch.float64, generator=generator)
         found[name] = plain(SA + variance.sqrt()[:, None] * noise, ridge)
@@ -106,10 +105,10 @@ def sketches(A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, gener
     for epsilon in epsilons:
         exact = torch.full((HEIGHT,), entry_variance(JOINT, epsilon=epsilon, delta=DELTA), dtype=torch.float64)
         noises[epsilon] = {"sketch": exact}
-        experiment = paper_experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
+        experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
         papers: dict[str, GaussianNoise] = {"paper exp.": experiment}
         try:
-            papers["Cor. 4.7"] = paper_gaussian_noise(sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA)
+            papers["Cor. 4.7"] = paper.gaussian_noise(sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA)
         except ValueError:
             pass  # undefined for so few clients
         for name, noise in papers.items():
@@ -118,47 +117,61 @@ def sketches(A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, gener
     return torch.stack(SA), noises, true
 
 
-def record(writer, table: str, n: int, epsilon: float, ridge: float, values: dict[str, Tensor], true) -> None:
+@dataclass(frozen=True)
+class Config:
+    users: int = 1_000_000
+    sets: int = 5  # of data
+    sketches: int = 5  # drawn for each set, and used again for the other runs
+    runs: int = 20
+    epsilons: tuple[float, ...] = (0.03, 0.1, 0.5)
+    large: tuple[int, ...] = (1_024_000, 4_096_000, 16_384_000, 65_536_000)
+    sizes: tuple[int, ...] = tuple(round(1000 * 1.5**i) for i in range(17))  # of the figures
+    size_epsilons: tuple[float, ...] = (0.01, 0.03, 0.05, 0.1)
+    size_runs: int = 20
+
+
+FULL = Config()
+SMOKE = Config(20_000, 2, 5, 5, (0.1, 0.5), (64_000,), (1000, 11391), (0.1,), 3)
+
+
+def record(
+    report: Report, table: str, n: int, epsilon: float, ridge: float, values: dict[str, Tensor], true
+) -> None:
     for name, errors in values.items():
-        deviation = float(errors.std()) if len(errors) > 1 else 0.0
-        spent = true.get((epsilon, name), epsilon)
-        writer.writerow(
-            dict(
-                zip(FIELDS, (table, n, epsilon, ridge, name, float(errors.mean()), deviation, spent), strict=True)
-            )
+        report.row(
+            table,
+            n=n,
+            epsilon=epsilon,
+            **{"lambda": ridge},
+            method=name,
+            phi=errors.mean(),
+            deviation=errors.std() if len(errors) > 1 else 0.0,
+            true_epsilon=true.get((epsilon, name), epsilon),
         )
 
 
-def table(writer, smoke: bool) -> None:
-    n, sets, runs = (20_000, 2, 5) if smoke else (1_000_000, 5, 20)
-    epsilons = (0.1, 0.5) if smoke else (0.03, 0.1, 0.5)
+def one_size(config: Config, report: Report) -> None:
+    n, sets, runs, epsilons = config.users, config.sets, config.runs, config.epsilons
     generator, collected, spent = keyed_generator(b"regression table"), {e: [] for e in epsilons}, {}
     for _ in range(sets):
         A, b = regression_rows(n, COLUMNS, 1.0, generator=generator)
-        SA, noises, true = sketches(A, b, epsilons, runs if smoke else 5, generator)
+        SA, noises, true = sketches(A, b, epsilons, config.sketches, generator)
         SA, moments = SA.repeat(-(-runs // len(SA)), 1, 1), second_moments(A, b)
         spent |= true
         for epsilon in epsilons:
             collected[epsilon].append(methods(moments, SA, noises[epsilon], epsilon, RIDGE, generator))
-    print(
-        f"phi, n = {n}, d = {COLUMNS}, m = {HEIGHT}, lambda = {RIDGE:g}, mean of {sets} data sets ({runs} runs each)"
-    )
-    print(f"{'epsilon':>8}" + "".join(f"{name:>11}" for name in NAMES) + f"{'true 4.7':>10}{'true exp.':>10}")
+    report.say(f"phi, n = {n}, d = {COLUMNS}, m = {HEIGHT}, mean of {sets} data sets ({runs} runs each)")
     for epsilon, several in collected.items():
         values = {name: torch.cat([v[name] for v in several]) for name in NAMES if name in several[0]}
-        record(writer, "table", n, epsilon, RIDGE, values, spent)
-        cells = (f"{float(values[name].mean()):>11.5g}" if name in values else f"{'-':>11}" for name in NAMES)
-        papers = (spent.get((epsilon, name), math.nan) for name in ("Cor. 4.7", "paper exp."))
-        print(f"{epsilon:>8g}" + "".join(cells) + "".join(f"{e:>10.3g}" for e in papers), flush=True)
+        record(report, "phi", n, epsilon, RIDGE, values, spent)
 
 
-def large(smoke: bool) -> None:
+def large(config: Config, report: Report) -> None:
     """Where the sketch starts to work. Rows are iid and (a, b) has the law of (-a, -b): the plain sum of a bucket of
     consecutive clients has the law of a signed sum of random ones, jointly with the moments."""
     generator, fine = keyed_generator(b"regression large"), 6400
-    print("\nlarge n, epsilon = 0.5")
-    print(f"{'n':>10}{'phi(0)':>9}{'rows':>7}{'predicted':>11}{'sketch':>9}{'debiased':>10}{'Gram':>10}")
-    for n in (64_000,) if smoke else (1_024_000, 4_096_000, 16_384_000, 65_536_000):
+    report.say("\nlarge n, epsilon = 0.5")
+    for n in config.large:
         x, bucket, sums, moments = torch.randn(COLUMNS, generator=generator), n // fine, [], None
         for _ in range(64):
             A = torch.randn(n // 64, COLUMNS, generator=generator).clamp_(-1, 1)
@@ -175,80 +188,69 @@ def large(smoke: bool) -> None:
         release = GramRelease(n, COLUMNS, BOUND, 0.5, DELTA, label_bound=LABEL)
         gram = release.release(moments, noise=SeededNoise.of(generator), sample_shape=(50,))
         solutions = plain(Y, RIDGE), adaptive_ridge(debiased(Y, V), RIDGE), adaptive_ridge(gram, RIDGE)
-        cells = [float(phi(moments, solution, RIDGE).mean()) for solution in solutions]
-        zero = float(phi(moments, torch.zeros(COLUMNS), RIDGE))
-        print(
-            f"{n:>10}{zero:>9.3f}{m:>7}{predicted[m]:>11.3f}{cells[0]:>9.3f}{cells[1]:>10.3f}{cells[2]:>10.5f}",
-            flush=True,
+        sketch, corrected, best = (float(phi(moments, solution, RIDGE).mean()) for solution in solutions)
+        report.row(
+            "large",
+            n=n,
+            zero=phi(moments, torch.zeros(COLUMNS), RIDGE),
+            rows=m,
+            predicted=predicted[m],
+            sketch=sketch,
+            debiased=corrected,
+            Gram=best,
         )
 
 
-def sweep(writer, smoke: bool) -> None:
-    sizes = [round(1000 * 1.5**i) for i in ((0, 6) if smoke else range(17))]
-    epsilons, runs = ((0.1,), 3) if smoke else ((0.01, 0.03, 0.05, 0.1), 20)
+def against_n(config: Config, report: Report) -> None:
     generator = keyed_generator(b"regression sweep")
-    for n in sizes:
+    report.say()
+    for n in config.sizes:
         A, b = regression_rows(n, COLUMNS, math.sqrt(n), generator=generator)
         moments = second_moments(A, b)
-        SA, noises, true = sketches(A, b, epsilons, runs, generator)
-        for epsilon in epsilons:
-            for ridge in (1.0, 10.0, 100.0):
+        SA, noises, true = sketches(A, b, config.size_epsilons, config.size_runs, generator)
+        for epsilon in config.size_epsilons:
+            for ridge in RIDGES:
                 values = methods(moments, SA, noises[epsilon], epsilon, ridge, generator)
-                record(writer, "sweep", n, epsilon, ridge, values, true)
+                record(report, "against_n", n, epsilon, ridge, values, true)
 
 
-def draw(path: Path, target: Path, ridges: tuple[float, ...], title: str) -> None:
-    from matplotlib.figure import Figure
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    one_size(config, report)
+    large(config, report)
+    against_n(config, report)
 
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["table"] == "sweep"]
-    epsilons = sorted({float(row["epsilon"]) for row in rows})
+
+def draw(tables: dict) -> dict:
+    rows = tables["against_n"]
+    return {"ridge.png": curves(rows, (RIDGE,)), "ridge_lambda.png": curves(rows, RIDGES)}
+
+
+def curves(rows: list, ridges: tuple[float, ...]):
+    epsilons = sorted({row["epsilon"] for row in rows})
     panels = [(epsilon, ridge) for epsilon in epsilons for ridge in ridges]
-    wide = len(ridges) if len(ridges) > 1 else min(2, len(panels))
-    high = -(-len(panels) // wide)
-    figure = Figure(figsize=(5.2 * wide, 3.6 * high), layout="constrained")
-    for axes, (epsilon, ridge) in zip(figure.subplots(high, wide, squeeze=False).flat, panels, strict=False):
+    figure, all_axes = subplots(len(panels), size=(5.2, 3.6), wide=len(ridges) if len(ridges) > 1 else 2)
+    for axes, (epsilon, ridge) in zip(all_axes, panels, strict=True):
         for name in NAMES:
-            some = [
-                r for r in rows if (float(r["epsilon"]), float(r["lambda"]), r["method"]) == (epsilon, ridge, name)
-            ]
-            if not some or name == "central":
+            x, y, deviations, true = columns(
+                rows, "n", "phi", "deviation", "true_epsilon", epsilon=epsilon, method=name, **{"lambda": ridge}
+            )
+            if not x or name == "central":
                 continue
-            x, y = [float(r["n"]) for r in some], [float(r["phi"]) for r in some]
-            label = "Gram = central" if name == "Gram" else "x = 0" if name == "0" else name
+            label = "Gram = central" if name == "Gram" else name
             if name == "paper exp.":
-                label += f" (true epsilon {float(some[-1]['true_epsilon']):.2g})"
-            bars = [
-                min(float(r["deviation"]), 0.5 * v) for r, v in zip(some, y, strict=True)
-            ]  # not to leave the axes
+                label += f" (true epsilon {true[-1]:.2g})"
+            bars = [min(bar, 0.5 * v) for bar, v in zip(deviations, y, strict=True)]  # not to leave the axes
             axes.errorbar(x, y, bars, label=label, color=COLOURS[name], marker=".", capsize=2, linewidth=1)
         axes.set(xscale="log", yscale="log", ylim=(0.9, 10), xlabel="clients n", ylabel="phi")
         axes.set_title(f"epsilon = {epsilon:g}, lambda = {ridge:g}")
         axes.grid(True, which="both", linewidth=0.2)
     figure.axes[0].legend(fontsize=7, ncols=2)
-    figure.suptitle(title)
-    figure.savefig(target, dpi=150)
+    figure.suptitle("Ridge regression, d = 10, m = 100; bars: one standard deviation of 20 runs")
+    return figure
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/ltm"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "regression.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        table(writer, options.smoke)
-        large(options.smoke)
-        sweep(writer, options.smoke)
-    title = "Ridge regression, d = 10, m = 100; bars: one standard deviation of 20 runs"
-    draw(path, options.out / "regression.png", (RIDGE,), title)
-    draw(path, options.out / "regression_lambda.png", (1.0, 10.0, 100.0), title)
-    print(path.resolve())
-
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 12, "zero": ".3f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

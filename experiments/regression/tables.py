@@ -11,11 +11,12 @@ Command:  python experiments/regression/tables.py [--data FOLDER]
 Expected: phi of the local model is phi(0), the sketch with exact noise is there too or above. The Gram route: 1.001 on
     repeated diabetes, 1.21 on repeated digits (AdaSSP 1.48), and never above AdaSSP but on 442 rows, where noise
     hides everything. A file whose phi(0) is not the paper's was scaled otherwise.
+Output: results/regression/tables/phi.csv and psi.csv.
 Time: half a minute on one core; --smoke in seconds.
 """
 
-import argparse
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ from torchdp.regression import (
     top_directions,
 )
 from torchdp.regression.tables import ELEVATION, ETHYLENE, POWER, SONGS, Schema
+from torchdp.simulate import Experiment, Report
 from torchdp.sketching import entry_variance
 
 DELTA, HEIGHT, RIDGE, EPSILON_PHI, EPSILON_PSI = 1e-6, 100, 10.0, 0.03, 0.05
@@ -75,9 +77,8 @@ def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator)
     return torch.randn(runs, HEIGHT, moments.columns, dtype=torch.float64, generator=generator) @ root
 
 
-def regression(
-    name: str, moments: SecondMoments, bound: float, label: float, runs: int, paper: str, generator
-) -> None:
+def regression(moments: SecondMoments, bound: float, label: float, runs: int, generator) -> dict[str, float]:
+    """phi of each route."""
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
     repeats = {"noise": SeededNoise.of(generator), "sample_shape": (runs,)}
     gram = GramRelease(moments.clients, d, bound, **kind).release(moments, **repeats)
@@ -85,36 +86,33 @@ def regression(
     V = entry_variance(math.hypot(bound, label), epsilon=EPSILON_PHI, delta=DELTA)
     SA = normal_sketch(moments, runs, generator)
     noisy = debiased(SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator), V)
-    solutions = [
-        torch.zeros(1, d),
-        solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], RIDGE),
-        adaptive_ridge(noisy, RIDGE),
-        adaptive_ridge(gram, RIDGE),
-        AdaSSP(d, bound, label, EPSILON_PHI, DELTA).solve(moments, RIDGE, **repeats),
-    ]
-    values = (float(phi(moments, x, RIDGE).mean()) for x in solutions)
-    print(
-        f"{name:<32}{moments.clients:>9}{d:>4}" + "".join(f"{v:>9.4g}" for v in values) + f"   {paper}", flush=True
-    )
+    solutions = {
+        "0": torch.zeros(1, d),
+        "local": solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], RIDGE),
+        "sketch": adaptive_ridge(noisy, RIDGE),
+        "Gram": adaptive_ridge(gram, RIDGE),
+        "AdaSSP": AdaSSP(d, bound, label, EPSILON_PHI, DELTA).solve(moments, RIDGE, **repeats),
+    }
+    return {name: float(phi(moments, x, RIDGE).mean()) for name, x in solutions.items()}
 
 
-def low_rank(name: str, moments: SecondMoments, rank: int, bound: float, runs: int, generator) -> None:
+def low_rank(moments: SecondMoments, rank: int, bound: float, runs: int, generator) -> dict[str, float]:
+    """psi of each route."""
     features, d = SecondMoments(moments.clients, moments.gram), moments.columns - 1
     repeats = {"noise": SeededNoise.of(generator), "sample_shape": (runs,)}
     V = entry_variance(bound, epsilon=EPSILON_PSI, delta=DELTA)
     SA = normal_sketch(features, runs, generator)
     Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
-    grams = [
-        LocalRows(d, bound, EPSILON_PSI, DELTA).release(features, **repeats),
-        Y.mT @ Y,
-        GramRelease(moments.clients, d, bound, EPSILON_PSI, DELTA).release(features, **repeats).gram,
-        mod_sulq(d, bound, EPSILON_PSI, DELTA).release(features, **repeats).gram,
-    ]
-    values = (float(psi(features, top_directions(gram, rank)).mean()) for gram in grams)
-    print(f"{name:<32}{moments.clients:>9}{d:>4}{rank:>4}" + "".join(f"{v:>11.3g}" for v in values), flush=True)
+    grams = {
+        "local": LocalRows(d, bound, EPSILON_PSI, DELTA).release(features, **repeats),
+        "sketch": Y.mT @ Y,
+        "Gram": GramRelease(moments.clients, d, bound, EPSILON_PSI, DELTA).release(features, **repeats).gram,
+        "MOD-SULQ": mod_sulq(d, bound, EPSILON_PSI, DELTA).release(features, **repeats).gram,
+    }
+    return {name: float(psi(features, top_directions(gram, rank)).mean()) for name, gram in grams.items()}
 
 
-def sources(folder: Path | None, out: Path, smoke: bool):
+def sources(config: "Config", out: Path):
     """(name, moments, row bound, label bound, rank, phi of the paper's Local) of every table."""
     from sklearn.datasets import load_diabetes, load_digits
 
@@ -124,40 +122,52 @@ def sources(folder: Path | None, out: Path, smoke: bool):
             scaled_columns(torch.from_numpy(data.target[:, None] * 1.0)),
         )
         moments, bound = second_moments(A, b[:, 0]), float(torch.linalg.vector_norm(A, dim=1).max())
-        yield name, moments, bound, 1.0, rank, ""
-        yield f"{name}, rows repeated", repeated(moments, 1_000_000), bound, 1.0, rank, ""
+        yield name, moments, bound, 1.0, rank, None
+        yield f"{name}, rows repeated", repeated(moments, 1_000_000), bound, 1.0, rank, None
     for schema, names in FILES.items():
-        found = [folder / name for name in names if folder is not None and (folder / name).is_file()]
-        paper, bound = f"paper's Local {schema.zero_phi}", math.sqrt(len(schema.features))
+        found = [config.data / name for name in names if config.data and (config.data / name).is_file()]
+        paper, bound = schema.zero_phi, math.sqrt(len(schema.features))
         for path in found:
             A, b = load_csv(path, schema)
             A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
             moments = second_moments(A, b)
             export_moments(out / f"{path.stem}.json", moments, name=schema.name)
             yield path.stem, moments, float(torch.linalg.vector_norm(A, dim=1).max()), 1.0, schema.rank, paper
-        if not found and not smoke:
+        if not found and config.stand_ins:
             yield f"synthetic {schema.name.split()[0]}", stand_in(schema), bound, 1.0, schema.rank, paper
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--data", type=Path, help="folder that holds the UCI files")
-    arguments.add_argument("--out", type=Path, default=Path("results/ltm"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    generator, runs = keyed_generator(b"tables"), 3 if options.smoke else 50
-    rows = list(sources(options.data, options.out, options.smoke))
-    print(f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs")
-    print(f"{'table':<32}{'n':>9}{'d':>4}{'0':>9}{'local':>9}{'sketch':>9}{'Gram':>9}{'AdaSSP':>9}")
-    for name, moments, bound, label, _, paper in rows:
-        regression(name, moments, bound, label, runs, paper, generator)
-    print(f"\npsi, epsilon = {EPSILON_PSI} (paper's Table 7), mean of {runs} runs")
-    print(f"{'table':<32}{'n':>9}{'d':>4}{'k':>4}{'local':>11}{'sketch':>11}{'Gram':>11}{'MOD-SULQ':>11}")
-    for name, moments, bound, _, rank, _ in rows:
-        low_rank(name, moments, rank, bound, runs, generator)
+@dataclass(frozen=True)
+class Config:
+    data: Path | None = None  # folder that holds the UCI files
+    stand_ins: bool = True  # where a UCI file is absent
+    runs: int = 50
 
+
+FULL = Config()
+SMOKE = Config(stand_ins=False, runs=3)
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    generator, runs = keyed_generator(b"tables"), config.runs
+    rows = list(sources(config, report.folder))
+    report.say(f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs")
+    for name, moments, bound, label, _, paper in rows:
+        cells = {"table": name, "n": moments.clients, "d": moments.columns - 1}
+        report.row("phi", **cells, **regression(moments, bound, label, runs, generator), paper_local=paper)
+    report.say(f"\npsi, epsilon = {EPSILON_PSI} (paper's Table 7), mean of {runs} runs")
+    for name, moments, bound, _, rank, _ in rows:
+        cells = {"table": name, "n": moments.clients, "d": moments.columns - 1, "k": rank}
+        report.row("psi", **cells, **low_rank(moments, rank, bound, runs, generator))
+
+
+EXPERIMENT = Experiment(
+    measure,
+    FULL,
+    SMOKE,
+    formats={"table": 32, **dict.fromkeys(("0", "local", "sketch", "Gram", "AdaSSP", "MOD-SULQ"), ".4g")},
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

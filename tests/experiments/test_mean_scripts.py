@@ -1,60 +1,50 @@
-"""The scripts of general Gaussian means print what their docstrings promise."""
+"""The scripts of general Gaussian means find what their docstrings promise."""
 
-import re
-
-PNG = b"\x89PNG"
+import pytest
 
 
-def test_errors(command, tmp_path):
-    printed = command("mean/errors.py", "--out", tmp_path)
-    pairs = re.findall(r"round / shaped (\S+), theory (\S+)", printed)
-    assert len(pairs) >= 2 and all(float(found) == float(theory) for found, theory in pairs)
-    rows = re.findall(r"(\d\S*) +(\d\S*) \+-(\d\S*) +\d\S* +\d\S* +(\d\S*)$", printed, re.MULTILINE)
+def test_errors(smoke):
+    found = smoke("mean/errors.py")
+    boxes = found.tables["boxes"]
+    assert len(boxes) >= 2 and all(box["round_over_shaped"] == pytest.approx(box["theory"]) for box in boxes)
+    rows = found.tables["errors"]
     assert len(rows) > 20
-    for predicted, measured, error, ratio in (map(float, row) for row in rows):
-        assert abs(measured - predicted) < 5 * error + 0.01 * predicted
-        assert ratio > 1  # above the lower bound
-    assert (tmp_path / "errors.png").read_bytes().startswith(PNG)
+    for row in rows:
+        assert abs(row["measured"] - row["predicted"]) < 5 * row["standard_error"] + 0.01 * row["predicted"]
+        assert row["ratio"] > 1  # above the lower bound
+    assert found.drew("errors.png")
 
 
-def test_covariance(command, tmp_path):
-    printed = command("mean/covariance.py", "--out", tmp_path)
-    joint = re.findall(r"joint release, unbiased +(\S+) +(\S+)", printed)
-    bounds = [float(bound) for bound in re.findall(r"lower bound, .* (\d\S*) +nan +nan$", printed, re.MULTILINE)]
+def test_covariance(smoke):
+    found = smoke("mean/covariance.py")
+    rows = found.tables["covariance"]
+    joint = [row for row in rows if row["method"] == "joint release, unbiased"]
+    bounds = [row["predicted"] for row in rows if row["method"].startswith("lower bound")]
     assert len(joint) == len(bounds) == 2
-    for (predicted, measured), bound in zip(joint, bounds, strict=True):
-        assert abs(float(measured) / float(predicted) - 1) < 0.06 and bound < float(measured)
-    assert (tmp_path / "covariance.png").read_bytes().startswith(PNG)
+    for row, bound in zip(joint, bounds, strict=True):
+        assert abs(row["measured"] / row["predicted"] - 1) < 0.06 and bound < row["measured"]
+    assert found.drew("covariance.png")
 
 
-def test_local_central(command, tmp_path):
-    printed = command("mean/local_central.py", "--out", tmp_path)
-    predicted = {
-        (model, shape, n): float(value)
-        for model, shape, n, value in re.findall(
-            r"^(local|central), (shaped|round)(?:, PrivUnitG)? +(\d+) +(\S+)", printed, re.MULTILINE
+def test_local_central(smoke):
+    found = smoke("mean/local_central.py")
+    predicted = {(row["method"], row["n"]): row["predicted"] for row in found.tables["local_central"]}
+    assert len(predicted) == 2 * 7
+    for (method, n), value in predicted.items():
+        model = method.split(",")[0].split()[0]
+        bound = next(
+            value for (name, m), value in predicted.items() if m == n and name.startswith(f"{model} lower")
         )
-    }
-    bound = {
-        (model, n): float(value)
-        for model, n, value in re.findall(
-            r"^(local|central) lower bound, .*? (\d+) +(\S+)$", printed, re.MULTILINE
-        )
-    }
-    assert len(predicted) == 8 and len(bound) == 4
-    for (model, shape, n), value in predicted.items():
-        assert value > bound[model, n]
-        assert shape == "round" or value < predicted[model, "round", n]
-    assert (tmp_path / "local_central.png").read_bytes().startswith(PNG)
+        assert value >= bound
+        if method == "central, shaped" or method == "local, shaped, PrivUnitG":
+            assert value < predicted[method.replace("shaped", "round"), n]
+    assert found.drew("local_central.png")
 
 
-def test_shapes(command):
-    printed = command("mean/shapes.py")
-    assert float(re.search(r"worst distance or gap (\S+)", printed).group(1)) < 1e-4
-    assert float(re.search(r"worst distance from the program (\S+)", printed).group(1)) < 1e-5
-    rows = re.findall(
-        r"^.{34} +(?:\d|inf) +(\S+) +(\S+) +(\S+) +\S+  theory: gap <= (\S+)$", printed, re.MULTILINE
-    )
+def test_shapes(smoke):
+    tables = smoke("mean/shapes.py").tables
+    assert all(max(row["off"], row["gap"]) < 1e-4 for row in tables["closed_forms"])
+    assert all(row["off"] < 1e-5 for row in tables["program"])
+    rows = [row for row in tables["relaxations"] if row["theory"] is not None]
     assert len(rows) >= 4
-    for lower, upper, gap, theory in (map(float, row) for row in rows):
-        assert lower <= upper and gap <= theory
+    assert all(row["lower"] <= row["upper"] and row["gap"] <= row["theory"] for row in rows)

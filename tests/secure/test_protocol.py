@@ -20,12 +20,12 @@ from torchdp.sketching import (
     AdaptiveCoalition,
     Sketch,
     StaticCoalition,
-    add_rows,
     balanced_osnap,
     count_sketch,
     ones,
     osnap,
 )
+from torchdp.sketching.transform import add_rows
 
 
 def generator(seed=0):

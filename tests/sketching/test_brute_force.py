@@ -1,6 +1,7 @@
 """Every claim on small random instances against enumeration: coalitions, sensitivities, deltas. Nothing is shared with
 the package but its claims: sketches are dense matrices, deltas come from the error function, laws are convolved."""
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -22,6 +23,11 @@ from torchdp.sketching import (
 )
 
 SEED, INSTANCES, ROUNDING = 1, 25, 1e-9
+CALIBRATED = {
+    "a sigma for each row": GaussianNoise.calibrated,
+    "one sigma": functools.partial(GaussianNoise.calibrated, rows=False),
+    "one copy": OneCopyGaussianNoise.calibrated,
+}
 
 
 def below(x):
@@ -70,14 +76,14 @@ def coalitions(chance, fault):
             "epsilon": chance.uniform(0.1, 3),
             "delta": 1e-3,
         }
-        for name in ("row_sigma", "single_sigma", "one_copy_sigma"):
+        for name, make in CALIBRATED.items():
             try:
-                sigma = getattr(sketching, name)(sketch, 0.5, **settings)
+                sigma = make(sketch, 0.5, **settings).sigma
             except ValueError:  # somebody may stand alone: refused
                 continue
-            spread = chance.uniform(0.8, 2, m if name == "row_sigma" else 1)
+            spread = chance.uniform(0.8, 2, m if name == "a sigma for each row" else 1)
             other = torch.as_tensor(sigma) * torch.from_numpy(spread)  # noise that nobody calibrated
-            one_copy = name == "one_copy_sigma"
+            one_copy = name == "one copy"
             noise = OneCopyGaussianNoise(float(other)) if one_copy else GaussianNoise(other.expand(m))
             stated = noise.guarantee(sketch, 0.5, delta=1e-3, coalition=settings["coalition"])
             for claim, used, epsilon in ((name, sigma, settings["epsilon"]), ("guarantee", other, stated.epsilon)):
@@ -199,7 +205,7 @@ def shared(chance, fault):
     for _ in range(INSTANCES // 2):
         n, bound, members = int(chance.integers(2, 7)), int(chance.integers(1, 3)), int(chance.integers(0, 2))
         settings = {"epsilon": chance.uniform(0.5, 3), "coalition": AdaptiveCoalition(members)}
-        polya = sketching.polya_noise(sketching.ones(n), bound, **settings)
+        polya = sketching.PolyaNoise.calibrated(sketching.ones(n), bound, **settings)
         ratio = polya.ratio ** (fault**2)
         for heard in range(n - members, n + 1):  # as many Polya differences as there are honest clients
             r, size = heard / float(polya.parts[0]), 400

@@ -8,11 +8,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchdp.noise import Noise
-from torchdp.pairwise.interval import ErrorParts
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol, reach
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
+from torchdp.protocol.interval import ErrorParts
 from torchdp.randomizers import PrivUnit, PrivUnitG
 
 ROUNDING = 1e-9  # of sums over users

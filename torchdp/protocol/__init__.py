@@ -21,9 +21,9 @@
 
 from torchdp.protocol.choice import Candidate, Choice
 from torchdp.protocol.curator import CuratorProtocol
-from torchdp.protocol.message import Layout, LocalProtocol, MessageProtocol
+from torchdp.protocol.message import LocalProtocol, MessageProtocol
 from torchdp.protocol.protocol import Protocol
-from torchdp.protocol.records import Crowd, Estimate, Objective, Tally
+from torchdp.protocol.records import Crowd, Estimate, Layout, Objective, Tally
 from torchdp.protocol.relay import Relay
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol

@@ -1,7 +1,6 @@
 """Protocols with a client half: users speak once, each on its own."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Generic, TypeVar, final
 
 import torch
@@ -11,10 +10,9 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.noise import Noise, source
 from torchdp.protocol.protocol import Protocol, S
-from torchdp.protocol.records import Tally
+from torchdp.protocol.records import Layout, Tally
 
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
-Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class MessageProtocol(Protocol[S], Generic[S, M]):
@@ -63,20 +61,7 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     def check(self, tally: Tally, least: int = 1) -> Tally:
         """``tally``, if it has this layout and at least so many users. Raises TypeError, ValueError."""
-        checks.instance("tally", tally, Tally)
-        if set(tally.parts) != set(self.layout):
-            raise ValueError(
-                f"tally must hold {sorted(self.layout)}, not {sorted(tally.parts)}; make it by this protocol.tally"
-            )
-        for name, (shape, dtype) in self.layout.items():
-            part = checks.floating(name, tally[name])
-            if part.shape[part.ndim - len(shape) :] != shape or tally[name].dtype != dtype:
-                wanted = "x".join(map(str, shape)) or "()"
-                raise ValueError(
-                    f"{name} must be {dtype} of shape (..., {wanted}), not {tally[name].dtype} {tuple(part.shape)}"
-                )
-        checks.integer("tally.n", tally.n, least)
-        return tally
+        return checks.instance("tally", tally, Tally).checked(self.layout, least)
 
     @final
     def add(self, *tallies: Tally) -> Tally:
@@ -91,3 +76,8 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
 class LocalProtocol(MessageProtocol[S, M]):
     """Each message hides its sender by itself: tallies may be kept, added and looked at as they come."""
+
+    @property
+    def subject(self) -> object:
+        """What is asked, a frozen dataclass: answers to the same may be compared. The whole protocol, unless said."""
+        return self

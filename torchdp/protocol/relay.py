@@ -6,9 +6,9 @@ from torch import Tensor
 
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.protocol.message import Layout, LocalProtocol, M
+from torchdp.protocol.message import LocalProtocol, M
 from torchdp.protocol.protocol import S
-from torchdp.protocol.records import Tally
+from torchdp.protocol.records import Layout, Tally
 
 C = TypeVar("C", bound=LocalProtocol)
 

@@ -21,7 +21,7 @@ from torchdp.secure.frames import (
     unseal,
 )
 from torchdp.secure.protocol import SecureSketch
-from torchdp.sketching.transform import Layout, bucket_sums
+from torchdp.sketching.transform import RowLayout, bucket_sums
 
 SESSION_BYTES = 16
 MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
@@ -77,7 +77,7 @@ class Server:
         if checks.integer("number", number, 0) >= protocol.servers:
             raise ValueError(f"number must be below {protocol.servers}, the number of servers, not {number}")
         self.protocol, self.session, self.number, self._links = protocol, _session(session), number, links
-        self._layout = Layout(protocol.sketch)
+        self._layout = RowLayout(protocol.sketch)
         self._table = self._layout.empty(protocol.columns, protocol.ring.dtype)
         self._seen = torch.zeros(protocol.sketch.clients, dtype=torch.bool)
         self._rolls: dict[int, Tensor] = {}

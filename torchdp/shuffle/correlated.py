@@ -121,7 +121,7 @@ class CorrelatedSum(MessageLaw):
             return lambda noise: cls(target.users, ratio, noise**2 * (1 - flood) ** 2 / flood, flood)
 
         def messages(log_c: float) -> float:
-            some = family(math.exp(log_c))
+            some: Callable[[float], CorrelatedSum] = family(math.exp(log_c))
             try:
                 return some(root(some, 10 / limit, target)).messages_per_user
             except ValueError:  # a flood over more counts than can be followed

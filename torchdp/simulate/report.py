@@ -27,23 +27,27 @@ class Report:
         self._last = ""
         print(text, flush=True)
 
-    def row(self, table: str, **cells: object) -> None:
+    def row(self, table: str, /, **cells: object) -> None:
         """Adds a row; the first one of a table replaces what an earlier run wrote.
 
         Cells are words, numbers, tensors of one number, None. Raises ValueError for columns that the table lacks.
         """
         self._add(table, {name: _plain(value) for name, value in cells.items()}, [])
 
-    def once(self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]) -> None:
+    def once(
+        self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
+    ) -> dict[str, Any]:
         """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run goes on."""
         if table not in self._known:
             path = self.folder / f"{table}.csv"
             self._known[table] = read_table(path) if path.exists() else []
         for row in self._known[table]:
             if all(_text(row.get(name)) == _text(value) for name, value in key.items()):
-                return self._print(table, row)
+                self._print(table, row)
+                return row
         cells = {name: _plain(value) for name, value in {**key, **measure()}.items()}
-        return self._add(table, cells, self._known[table])
+        self._add(table, cells, self._known[table])
+        return cells
 
     def _add(self, table: str, cells: dict[str, Any], before: Rows) -> None:
         path = self.folder / f"{table}.csv"
@@ -110,7 +114,7 @@ def _value(cell: str) -> object:
     return {"": None, "True": True, "False": False}.get(cell, cell)
 
 
-def columns(rows: Iterable[Mapping[str, Any]], *names: str, **where: object) -> list[list[Any]]:
+def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) -> list[list[Any]]:
     """These columns of the rows whose cells equal ``where``: one list for each name."""
     chosen = [row for row in rows if all(row[name] == value for name, value in where.items())]
     return [[row[name] for row in chosen] for name in names]

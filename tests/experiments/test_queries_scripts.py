@@ -1,0 +1,37 @@
+"""The scripts of linear queries and randomizers find what their docstrings promise."""
+
+import pytest
+
+
+def test_choose(smoke):
+    found = smoke("queries/choose.py")
+    (row,) = found.tables["choose"]
+    assert row["worst_z"] < 4 and "standard errors" in found.printed
+    assert abs(row["measured_ratio"] - 1) < 5 * row["standard_error"]
+
+
+def test_error_vs_types(smoke):
+    found = smoke("queries/error_vs_types.py")
+    rows = found.tables["error_vs_types"]
+    z = [(row["measured"] - row["predicted"]) / row["standard_error"] for row in rows]
+    assert len(rows) == 14 and max(map(abs, z)) < 5
+    assert found.drew("error_vs_types.png")
+
+
+def test_strategies(smoke):
+    (row,) = smoke("queries/strategies.py").tables["strategies"]
+    assert row["at_least"] <= row["optimised"] < 0.8 * min(row["gamma_F"], row["oracle"])
+
+
+def test_relative_variance(smoke):
+    rows = smoke("randomizers/relative_variance.py").tables["relative_variance"]
+    assert max(abs(row["z"]) for row in rows if row["z"] is not None) < 5
+    relative = [row["relative"] for row in rows if row["randomizer"] == "PrivUnitG"]
+    assert relative == pytest.approx([1.0330, 1.0369, 1.1106, 1.3214], abs=6e-5)
+
+
+def test_learner(smoke):
+    found = smoke("queries/learner.py")
+    rows = found.tables["learner"]
+    assert len(rows) == 4 and all(row["least"] <= row["loss"] < 0.6 for row in rows)
+    assert "300 stumps" in found.printed and found.drew("learner.png")
