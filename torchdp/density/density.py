@@ -35,7 +35,9 @@ class Density(Estimate):
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
         checks.instance("guarantee", self.guarantee, Guarantee)
-        value, error = (checks.floating(name, getattr(self, name)).double() for name in ("value", "standard_error"))
+        value, error = (
+            checks.floating(name, getattr(self, name)).double() for name in ("value", "standard_error")
+        )
         if value.ndim < 1 or value.shape[-1] != self.features.instances:
             raise ValueError(f"value must have shape (..., {self.features.instances}), not {tuple(value.shape)}")
         if not (error >= 0).all():

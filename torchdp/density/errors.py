@@ -32,15 +32,16 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
     family = checks.instance("family", family, Family)
     x, y = family.admit(x).detach(), family.queries(y).detach()
     weights = torch.ones_like(x[:, 0]) if counts is None else checks.counts("counts", counts, len(x))
-    total, size = torch.zeros(len(y), dtype=torch.float64, device=x.device), max(1, NUMBERS_AT_ONCE // max(1, len(y)))
+    total, size = (
+        torch.zeros(len(y), dtype=torch.float64, device=x.device),
+        max(1, NUMBERS_AT_ONCE // max(1, len(y))),
+    )
     for part, weight in zip(x.split(size), weights.double().split(size), strict=True):
         total += weight @ family.k(part, y.to(part)).double()
     return total / weights.sum()
 
 
-def expected_mse(
-    family: OneTermFamily, repetitions: int, law: BitLaw, x: Tensor, y: Tensor
-) -> MeanSquaredError:
+def expected_mse(family: OneTermFamily, repetitions: int, law: BitLaw, x: Tensor, y: Tensor) -> MeanSquaredError:
     """E (K~(y) - mean_u k(x_u, y))^2 over the features too: (n, d), (q, d) -> (q,). O(n^2 q d), not private.
 
     feature: (1/I) (mean_{u, v} E <f(x_u), g> <f(x_v), g> - K(y)^2); rounding: (1/(n I)) mean_u (R^2 E g^2 -

@@ -42,7 +42,10 @@ def delta_of(
     upper bound.
     Source: ``torchdp.privacy.accounting``; ``shuffle.moments``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
     """
-    epsilon, (instances, change, flips) = checks.non_negative("epsilon", epsilon), movement(instances, change, flips)
+    epsilon, (instances, change, flips) = (
+        checks.non_negative("epsilon", epsilon),
+        movement(instances, change, flips),
+    )
     checks.instance("law", law, BitLaw).present(absent)
     return min(_deltas(law, epsilon, instances, change, absent, flips))
 
@@ -111,7 +114,9 @@ def promise(
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         moved = movement(instances, change, flips)
         if not any(each <= delta for each in _deltas(law, epsilon, moved[0], moved[1], absent, moved[2])):
-            raise ValueError(f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this law; add noise")
+            raise ValueError(
+                f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this law; add noise"
+            )
     source = FLIPS if change is None else EITHER
     return Guarantee(epsilon, float(delta), Model.SHUFFLE, Neighbours.REPLACE_ONE, False, source)
 
