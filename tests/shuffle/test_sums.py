@@ -196,7 +196,8 @@ def test_messages_and_sums_have_one_law_and_one_more_user_with_a_one_is_seen(law
     sums = BitSums(law, 20_000, DELTA)
     collected = sums.collect(holders(2, 20_000), noise=SeededNoise(1))["total"].numpy()
     drawn = [
-        sums.sample_tally(torch.full((20_000,), ones), generator=generator(ones))["total"].numpy() for ones in (2, 3)
+        sums.sample_tally(torch.full((20_000,), ones), generator=generator(ones))["total"].numpy()
+        for ones in (2, 3)
     ]
     assert two_sample(collected, drawn[0]) > 1e-6 > two_sample(collected, drawn[1])
 
@@ -232,7 +233,9 @@ def test_collecting_in_small_parts_changes_nothing(law, monkeypatch):
     sums = BitSums(law, 20_000, DELTA)
     whole = sums.collect(holders(3, 20_000), noise=SeededNoise(5))["total"]
     monkeypatch.setattr("torchdp.shuffle.sums.MESSAGES_AT_ONCE", 20_000)
-    assert two_sample(whole.numpy(), sums.collect(holders(3, 20_000), noise=SeededNoise(6))["total"].numpy()) > 1e-6
+    assert (
+        two_sample(whole.numpy(), sums.collect(holders(3, 20_000), noise=SeededNoise(6))["total"].numpy()) > 1e-6
+    )
 
 
 @BY_NAME

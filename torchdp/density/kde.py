@@ -142,14 +142,14 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         own = absent > 0 or kind.own_number
-        law = _calibrated(kind, users if own else 1, epsilon, delta, absent, *_moved(features))
+        law = _calibrated(kind, users if own else 1, epsilon, delta, absent, *moved(features))
         return ShuffledKDE(features, law if own else replace(law, users=users), delta, epsilon, absent)
 
     @cached_property
     def guarantee(self) -> Guarantee:
         own = self.absent > 0 or self.law.own_number
         law = self.law if own else replace(self.law, users=1)  # its noise has one law, however many there are
-        return _promise(law, self.delta, self.absent, self.epsilon, *_moved(self.features))
+        return _promise(law, self.delta, self.absent, self.epsilon, *moved(self.features))
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
@@ -200,13 +200,13 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     @staticmethod
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
         """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
-        instances, change, flips = _moved(checks.instance("features", features, Features))
+        instances, change, flips = moved(checks.instance("features", features, Features))
         law = CentralGaussianSum.calibrated(users, epsilon, delta, instances, change=change, flips=flips)
         return CentralKDE(features, law, delta)
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        _, change, flips = _moved(self.features)
+        _, change, flips = moved(self.features)
         return self.law.promise(self.delta, min(change, flips) ** 0.5)
 
     @property
@@ -236,7 +236,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
         return self._density(self.check(tally))
 
 
-def _moved(features: Features) -> tuple[int, float, int]:
+def moved(features: Features) -> tuple[int, float, int]:
     """All sums, how far a user's probabilities move in them, and how many of its bits may flip.
 
     With room for waves in float32: a chance is right to 3e-7 at a given angle, those of its cosine and sine to 5e-7.
