@@ -136,7 +136,8 @@ class Contract:
 
         for once, again in zip(parts(SeededNoise(3)), parts(SeededNoise(3)), strict=True):
             torch.testing.assert_close(once, again, rtol=1e-12, atol=0)
-        assert any(not torch.equal(a, b) for a, b in zip(parts(None), parts(None), strict=True))
+        once = parts(None)  # whole numbers of few users may agree by chance, but not twenty times
+        assert any(not torch.equal(a, b) for _ in range(20) for a, b in zip(once, parts(None), strict=True))
 
     def test_global_randomness_is_untouched(self, summary):
         before = states()
@@ -144,6 +145,15 @@ class Contract:
         self.protocol.sample_estimate(summary, generator=generator())
         self.protocol.predicted_mse(summary)
         assert states() == before
+
+
+class Unbiased:
+    """Beside a Contract: errors average to 0, which a mean squared error does not show where the noise is large."""
+
+    def test_is_unbiased(self, summary):
+        found = self.protocol.sample_estimate(summary, generator=generator(1), sample_shape=(4 * self.repeats,))
+        bias = z_scores(found.value, self.protocol.exact(summary))
+        assert bool((bias.abs() < 5).all()), bias
 
 
 class MessageContract(Contract):

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "draws", "noise", "randomness"}
+FLOOR = {"checks", "draws", "memory", "noise", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
+    "memory": set(),
     "randomness": set(),
     "privacy": FLOOR,
     "wire": set(),
@@ -24,17 +25,17 @@ MAY_IMPORT = {
     "kernels": {"checks"},
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
-    "randomizers": FLOOR | {"privacy", "kernels"},
-    "queries": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
+    "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
+    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR
     | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy", "protocol", "wire"},
     "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
-    "secure": FLOOR | {"privacy", "kernels", "sketching"},
-    "regression": FLOOR | {"privacy", "kernels", "sketching", "secure"},
+    "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
+    "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
-    "mean": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "domains"},
+    "mean": FLOOR | {"privacy", "protocol", "wire", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},

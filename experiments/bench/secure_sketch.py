@@ -3,13 +3,13 @@
 What: n clients, d = 10, m = 100 rows, s = 1, S = 3 servers; from A to the (S, m, d) sums that the servers publish.
 Command:  OMP_NUM_THREADS=1 python experiments/bench/secure_sketch.py [--device cuda]
 First, by how much memory grows beside A, at three sizes. Second, gigabytes of words a second, of each source on this
-    machine. Third, nanoseconds for one number (n d of them): ``collect`` (one key, nothing stored), ``release`` (the
-    clients' messages and every share, part by part), the reference on all clients at once (every word and share
-    stored), numpy (PCG64 and its own normals: no cipher, every word and share stored). On a GPU also ``collect``
-    beside the measured ceilings: its key stream alone (nothing but ChaCha20) and one copy of A.
-Expected: on a CPU ``collect`` takes no longer than ``release`` or numpy, give or take a tenth, and its memory does
-    not grow with n. Without the package cryptography key streams come from torch, twenty times as slow, and a
-    release takes about twice as long. Machines are noisy: compare ratios, not seconds.
+    machine. Third, nanoseconds for one number (n d of them): the servers' sums from one key (nothing stored), by parts
+    (the clients' messages and every share, part by part), the reference on all clients at once (every word and share
+    stored), numpy (PCG64 and its own normals: no cipher, every word and share stored). On a GPU also one key beside
+    the measured ceilings: its key stream alone (nothing but ChaCha20) and one copy of A.
+Expected: on a CPU one key takes no longer than parts or numpy, give or take a tenth, and its memory does
+    not grow with n. Without the package cryptography key streams come from torch, twenty times as slow, and
+    sums take about twice as long. Machines are noisy: compare ratios, not seconds.
 Output: medians; on a CPU in the thread's own time.
 Time: two minutes on a CPU; --smoke in seconds.
 """
@@ -28,27 +28,29 @@ from torchdp.kernels import chacha, secure_sketch
 from torchdp.kernels.chacha import reference as plain
 from torchdp.noise import Noise
 from torchdp.randomness import keyed_generator
-from torchdp.secure import SecureSketch
+from torchdp.secure import SecureSketch, share
+from torchdp.secure.protocol import one_key
 from torchdp.secure.shares import masks
 from torchdp.sketching import balanced_osnap
+from torchdp.sketching.transform import add_rows
 
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 SETUP = """
 import sys
 sys.path.insert(0, {folder!r})
-from secure_sketch import numpy_sums, problem
+from secure_sketch import by_parts, numpy_sums, one_pass, problem
 from torchdp.kernels import chacha, secure_sketch
 from torchdp.noise import Noise
 A, protocol = problem({clients}, {bits}, torch.device({device!r}))
 noise = Noise({device!r})
 protocol.sigma
 small, protocol_small = problem(1000, {bits}, torch.device({device!r}))
-protocol_small.collect(small, noise=noise)
+one_pass(small, protocol_small, noise)
 """
 STATEMENTS = {
-    "collect": "protocol.collect(A, noise=noise)",
-    "release": "protocol.release(A, noise=noise)",
-    "reference at once": "secure_sketch.WORDS_AT_ONCE = 10**18; protocol.collect(A, noise=noise)",
+    "one key": "one_pass(A, protocol, noise)",
+    "by parts": "by_parts(A, protocol, noise)",
+    "reference at once": "secure_sketch.WORDS_AT_ONCE = 10**18; one_pass(A, protocol, noise)",
     "numpy at once": "numpy_sums(A, protocol)",
 }
 
@@ -59,6 +61,24 @@ def problem(clients: int, bits: int, device: torch.device) -> tuple[torch.Tensor
     A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator, device=device)
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
     return A, SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=SERVERS, bits=bits, entry=1.0)
+
+
+def one_pass(A: torch.Tensor, protocol: SecureSketch, noise: Noise) -> torch.Tensor:
+    """Every server's sums, noise and masks from one key, made where they are needed."""
+    sketch, ring = protocol.sketch, protocol.ring
+    sums = torch.zeros(SERVERS, HEIGHT, COLUMNS, dtype=ring.dtype, device=A.device)
+    at = sketch.rows, sketch.signs, protocol.sigma * ring.scale, one_key(noise)
+    return secure_sketch.add(sums, protocol.admit(A), *at, scale=ring.scale)
+
+
+def by_parts(A: torch.Tensor, protocol: SecureSketch, noise: Noise) -> torch.Tensor:
+    """Every server's sums from the clients' messages, shared out and added part by part."""
+    A, key = protocol.admit(A), one_key(noise)
+    sums = torch.zeros(protocol.servers, HEIGHT, COLUMNS, dtype=protocol.ring.dtype, device=A.device)
+    for part in protocol.parts():
+        words = protocol.keyed(A[part], part.start, key).values
+        add_rows(sums, protocol.sketch.rows[:, part], share(words, protocol.servers, noise=noise))
+    return sums
 
 
 def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
@@ -72,8 +92,8 @@ def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
     shares[:-1] = rng.integers(2**ring.bits, size=(SERVERS - 1, *A.shape), dtype=kind)
     shares[-1] = words.astype(kind) - shares[:-1].sum(0, dtype=kind)
     sums = np.zeros((SERVERS, HEIGHT, COLUMNS), kind)
-    for table, share in zip(sums, shares, strict=True):
-        np.add.at(table, rows, share)
+    for table, part in zip(sums, shares, strict=True):
+        np.add.at(table, rows, part)
     return sums
 
 
@@ -118,8 +138,8 @@ def times(clients: int, bits: int, device: torch.device, ceiling: float, least: 
         secure_sketch.reference.add(sums, A, *at_once)
 
     runs = {
-        "collect": lambda: protocol.collect(A, noise=noise),
-        "release": lambda: protocol.release(A, noise=noise),
+        "one key": lambda: one_pass(A, protocol, noise),
+        "by parts": lambda: by_parts(A, protocol, noise),
         "reference at once": stored,
     }
     if device.type == "cpu":
@@ -130,16 +150,16 @@ def times(clients: int, bits: int, device: torch.device, ceiling: float, least: 
         print(f"  {name:<34}{1e9 * took / A.numel():>9.3f}", flush=True)
     if device.type == "cpu" and chacha.LIBRARY:
         chacha.LIBRARY = False  # what happens where the package is not installed
-        for name in ("collect", "release"):
+        for name in ("one key", "by parts"):
             print(
                 f"  {name + ', key streams by torch':<34}{1e9 * median(runs[name], device, least) / A.numel():>9.3f}"
             )
         chacha.LIBRARY = True
     if device.type == "cuda":
-        took, other = median(runs["collect"], device, least), torch.empty_like(A)
+        took, other = median(runs["one key"], device, least), torch.empty_like(A)
         stream = A.numel() * (8 + (SERVERS - 1) * bits / 8) / ceiling / 1e9
         copy = median(lambda: other.copy_(A), device, least)
-        print(f"  collect / its key stream alone {took / stream:.2f}, / one copy of A {took / copy:.2f}")
+        print(f"  one key / its key stream alone {took / stream:.2f}, / one copy of A {took / copy:.2f}")
 
 
 def memory(sizes: tuple[int, ...], bits: int, device: torch.device) -> None:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from secure_sketch import by_parts
 from torch import Tensor
 
 from torchdp.noise import Noise, SeededNoise
@@ -134,26 +135,28 @@ def numbers(clients: int, repeats: int) -> None:
         for bits in (64, 32)
     }
 
-    def by_parts(work: Callable[[int, slice], object]) -> None:
+    def in_parts(work: Callable[[int, slice], object]) -> None:
         for part in protocols[64].parts():
             work(COLUMNS * (part.stop - part.start), part)
 
     times = medians(
         {
-            "64-bit masks": lambda: by_parts(lambda k, a: masks((k,), torch.int64, noise)),
-            "32-bit masks": lambda: by_parts(lambda k, a: masks((k,), torch.int32, noise)),
-            "64-bit words of a torch generator": lambda: by_parts(
+            "64-bit masks": lambda: in_parts(lambda k, a: masks((k,), torch.int64, noise)),
+            "32-bit masks": lambda: in_parts(lambda k, a: masks((k,), torch.int32, noise)),
+            "64-bit words of a torch generator": lambda: in_parts(
                 lambda k, a: torch.empty(k, dtype=torch.int64).random_(generator=generator)
             ),
-            "normal numbers alone": lambda: by_parts(
+            "normal numbers alone": lambda: in_parts(
                 lambda k, a: torch.randn(k, dtype=torch.float64, generator=generator)
             ),
-            "messages: check, encode, noise, round": lambda: by_parts(
-                lambda k, a: protocols[64].messages(A[a], a.start, noise=noise)
+            "messages: check, encode, noise, round": lambda: in_parts(
+                lambda k, a: protocols[64].randomize(A[a], first=a.start, noise=noise)
             ),
-            "whole protocol, 3 servers, 64 bits": lambda: protocols[64].release(A, noise=noise),
-            "whole protocol, 3 servers, 32 bits": lambda: protocols[32].release(A, noise=noise),
-            "release drawn at once": lambda: protocols[64].sample(A, generator=generator),
+            "whole protocol, 3 servers, 64 bits": lambda: by_parts(A, protocols[64], noise),
+            "whole protocol, 3 servers, 32 bits": lambda: by_parts(A, protocols[32], noise),
+            "total drawn at once": lambda: protocols[64].sample_tally(
+                protocols[64].summary(A), generator=generator
+            ),
         },
         repeats,
     )
@@ -161,8 +164,8 @@ def numbers(clients: int, repeats: int) -> None:
     for what, seconds in times.items():
         print(f"  {what:<40}{1e9 * seconds / count:>8.2f}")
     for bits, protocol in protocols.items():
-        ideal = protocol.noise_variance.mean() * protocol._mu**2 / (4 * protocol.bound**2)
-        print(f"  {bits} bits: {protocol.ring.fraction_bits} fraction bits, variance / ideal {float(ideal):.6f}")
+        ideal = protocol.grid_factor
+        print(f"  {bits} bits: {protocol.ring.fraction_bits} fraction bits, variance / ideal {ideal:.6f}")
 
 
 def main() -> None:

@@ -43,10 +43,10 @@ generator = keyed_generator(b"memory")
 randomizer = {kind}({d}, 1.0)
 points, counts = people({d}, {n}, torch.device("cpu"))
 noise = SeededNoise.of(generator)
-randomizer.collect(points, (counts > 0).long(), noise=noise)
+randomizer.hear_types(points, (counts > 0).long(), noise)
 """
 STATEMENTS = {
-    "collect": "randomizer.collect(points, counts, noise=noise)",
+    "collect": "randomizer.hear_types(points, counts, noise)",
     "sample, decode_sum": "block_by_block(randomizer, points, counts, noise)",
     "torch, n x d": "at_once(randomizer, points, counts, generator)",
 }

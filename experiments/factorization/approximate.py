@@ -60,10 +60,12 @@ def measure(config: Config, report: Report) -> None:
             iterations=each.iterations,
             cpu_seconds=seconds,
         )
-    report.say()
-    for name, each in found.items():
-        for a, low, high in zip(alpha, each.certificate.lower, each.certificate.upper, strict=True):
-            report.row("curves", workload=name, alpha=a, lower=low, upper=high)
+    points = [
+        {"workload": name, "alpha": a, "lower": low, "upper": high}
+        for name, each in found.items()
+        for a, low, high in zip(alpha, each.certificate.lower, each.certificate.upper, strict=True)
+    ]
+    report.write("curves", points)
     report.say(
         f"\nprefix sums {config.k}: worst root mean squared error, exact factorization against the best alpha"
     )

@@ -25,9 +25,7 @@ from torchdp.factorization import (
     low_rank,
     truncate,
 )
-from torchdp.factorization import (
-    measure as measured,
-)
+from torchdp.factorization.rank import measure as measured
 from torchdp.simulate import Experiment, Report
 
 LENGTH = 0.15  # of the Gaussian kernel on [0, 1]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torchdp.noise import SeededNoise
+from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.secure import Links, SecureSketch, run_processes, take_part
 from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
@@ -51,14 +52,14 @@ def setting(config: Config) -> tuple[SecureSketch, Tensor]:
     return protocol, A / A.norm(dim=1, keepdim=True)
 
 
-def compare(protocol: SecureSketch, A: Tensor, release: Tensor, seed: int, report: Report) -> None:
+def compare(protocol: SecureSketch, A: Tensor, release: Estimate, seed: int, report: Report) -> None:
     """Compare with the protocol in one process and with the noise that was predicted."""
-    here = protocol.release(A, noise=SeededNoise(seed))
-    z = (release - protocol.sketch.apply(A)) / protocol.noise_variance.sqrt()[:, None]
+    here = protocol.estimate(A, noise=SeededNoise(seed))
+    z = (release.value - protocol.sketch.apply(A)) / release.standard_error
     report.say(protocol.guarantee)
     report.row(
         "servers",
-        identical=torch.equal(release, here),
+        identical=torch.equal(release.value, here.value),
         measured_over_predicted_variance=z.square().mean(),
         standard_error=(2 / z.numel()) ** 0.5,
     )
@@ -92,7 +93,7 @@ def under_torchrun(config: Config, secret: bytes, report: Report) -> None:
     name, clients = parties(protocol)[rank], parties(protocol)[rank] == "clients"
     release = take_part(
         protocol, hashlib.sha256(b"nonce" + secret).digest(), rank, Links.derived(secret, name, protocol.servers),
-        A=A if clients else None, noise=SeededNoise(seed) if clients else None,
+        x=A if clients else None, noise=SeededNoise(seed) if clients else None,
     )  # fmt: skip
     if release is not None:
         compare(protocol, A, release, seed, report)

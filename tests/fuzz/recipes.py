@@ -1,6 +1,6 @@
 """One call for each public way in, small enough to be made hundreds of times. Names: see :func:`names`.
 
-Factorizations and pairwise statistics have their own tests of bad input; their recipes are still to be written.
+Pairwise statistics have their own tests of bad input; their recipes are still to be written.
 """
 
 import importlib
@@ -21,13 +21,18 @@ def kept():
     """The rooms, and valid arguments that nobody changes."""
     found = {room: importlib.import_module(f"torchdp.{room}") for room in ROOMS.split()}
     number = {"dtype": torch.float64}
+    W = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, -0.5], [0.0, 1.0, 1.0]], **number)
     points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
     polytope = found["domains"].Polytope(points)
     features = found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
     return found | {
         "torch": torch,
         "inf": float("inf"),
-        "W": torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, -0.5], [0.0, 1.0, 1.0]], **number),
+        "W": W,
+        "eye": torch.eye(3, **number),
+        "factors": found["factorization"].identity_strategy(W, 2.0),
+        "priced": importlib.import_module("torchdp.factorization.approximate").priced,
+        "layer": importlib.import_module("torchdp.factorization.layer"),
         "types": torch.tensor([0, 1, 2, 2, 1]),
         "counts": torch.tensor([5, 3, 2]),
         "prior": torch.tensor([0.5, 0.3, 0.2], **number),
@@ -135,6 +140,73 @@ queries.thresholds(3).losses(types[:, None], signs)
 queries.FactoredQueries(W, W, torch.eye(3).double(), torch.zeros(3).double())
 """
 
+FACTORIZATION = """
+factorization.factorize(W, 2.0, tol=0.1)
+factorization.factorize(W, shift=True, tol=0.1, error_weights=prior, max_iterations=9)
+factorization.signature_form(W + W.T, tol=0.1)
+factorization.factorize_product(workloads.kendall(2, 3), 2.0, tol=0.1)
+factorization.factorize_blocks([W, W], 2.0, tol=0.1)
+factorization.factorize_epochs(W, 2, 2.0, tol=0.1)
+factorization.free_constant(W, tol=0.1, most=3)
+factorization.approximate(W, 0.1, tol=0.1, max_iterations=5)
+priced(W, 1.0, tol=0.1, max_iterations=5)
+factorization.zeta(W, 9, 1.0, tol=0.1, max_iterations=5)
+factorization.least_error(W, 0.1, tol=0.1, max_iterations=5)
+factorization.gamma(W, 2.0, tol=0.1)
+factorization.gamma2(W, tol=0.1)
+factorization.gamma_F(W, tol=0.1)
+factorization.gamma2_dual(W, tol=0.1, max_iterations=5)
+factorization.norm.witness(W, prior, prior, shift=True)
+factorization.certify(W, W, eye, prior, prior, p=2.0, shift=prior, error_weights=prior)
+factorization.dual.certify_dual(W, W, W, prior, prior)
+factorization.certificates.epochs_certificate.certify_epochs(W, W, eye, prior, eye, 2, p=2.0)
+factorization.certificates.approximate_certificate.certify_approximate(W, 0.1, W, eye, W, prior, prior)
+factorization.certificates.approximate_certificate.certify_zeta(W, 0.1, W, eye, W, prior, prior)
+factorization.gradient(W, 2.0, steps=2, learning_rate=0.1, rank=3)
+factorization.low_rank(W, 2, 0.1, steps=2, learning_rate=0.1)
+factorization.Relaxation(W, alpha=0.1)
+factorization.relaxation.LowRankRelaxation(W, 2)
+factorization.SignatureRelaxation(W + W.T, 2)
+factorization.truncate(factors, 2)
+factorization.johnson_lindenstrauss(factors, 2, generator=generator)
+factorization.jl_rank(3, 3, 0.5, failure=0.5)
+factorization.rank.measure(W, W, eye)
+factorization.hard_instance(W, W, prior)
+factorization.hard_instance(W, W, prior).samples(0.1, 1.0)
+factorization.hard_instance(W, W, prior).distributions(0.1)
+factorization.hard_instance(W, W, prior).samples_absolute(0.1, 1.0)
+factorization.sample_upper_bound(1.0, 1.0, 0.1, spread=1.0, bias=0.01)
+factorization.additive.least_noise_variance(1.0, 1e-5)
+factorization.additive_noise_bound(1.0, 1.0, 1e-5)
+factorization.best_decoder(W, eye, 2.0)
+factorization.identity_strategy(W, 2.0)
+factorization.structure.constructive.workload_strategy(W, 2.0)
+factorization.structure.constructive.hadamard_strategy(W, 2.0)
+factorization.lipschitz_tree(W, 2.0, decay=0.5)
+factorization.binary_tree(4, 2.0)
+factorization.square_root(4, 2.0)
+factorization.normalised_square_root(4, 2.0)
+factorization.group_algebra(4, 2.0)
+factorization.structure.closed_forms.group_invariant(eye, 2.0)
+factorization.structure.closed_forms.circulant(prior, 2.0)
+factorization.structure.closed_forms.skew_circulant(prior, 2.0)
+factorization.structure.closed_forms.gamma_circulant(prior, 2.0)
+factorization.structure.closed_forms.gamma_skew_circulant(prior, 2.0)
+factorization.gamma_sign(4, 2.0)
+factorization.gamma_sign_triangular(4, 2.0)
+factorization.structure.closed_forms.gamma_block_diagonal(prior, 2.0)
+factorization.structure.closed_forms.gamma_product_domain(prior, 2.0)
+factorization.gamma_box(-prior, prior, 2.0)
+factorization.structure.closed_forms.box_axes(-prior, prior, 2.0)
+factorization.gamma_ellipsoid(W, 2.0)
+layer.gram_layer(W)
+factorization.reference(W, 2.0, True)
+factorization.structure.product.ProductFactorization((factors,))
+factorization.structure.product.ProductFactorization((factors,)).columns(types)
+factorization.structure.product.ProductFactorization((factors,)).encode(prior)
+factorization.structure.product.ProductFactorization((factors,)).decode(prior)
+"""
+
 MEAN = """
 domains.Box(-prior, prior)
 domains.Ellipsoid(W, prior)
@@ -152,23 +224,21 @@ domains.noise_shape(domains.Box(-prior, prior), 2.0)
 domains.difference_shape(polytope, 2.0)
 domains.round_shape(domains.Box(-prior, prior), 2.0)
 domains.least_error_shape(domains.Box(-prior, prior), 2.0)
-mean.gaussian_mean(polytope, domains.noise_shape(polytope, 2.0), 1.0, 1e-5)
-mean.gaussian_mean(polytope, shape, 1.0, 1e-5).estimate(points, noise=noise)
-mean.concentrated_mean(polytope, shape, 1.0, 1e-5)
-mean.local_mean(polytope, shape, 1.0)
-mean.local_mean(polytope, shape, 1.0).estimate(points, noise=noise)
-mean.gaussian_covariance(polytope, shape, 1.0, 1e-5)
+mean.GaussianMean.calibrated(polytope, domains.noise_shape(polytope, 2.0), epsilon=1.0, delta=1e-5)
+mean.GaussianMean(polytope, shape, 1.0, 1e-5).estimate(points, noise=noise)
+mean.GaussianMean.calibrated(polytope, shape, rho=1.0, delta=1e-5)
+mean.LocalMean.calibrated(polytope, shape, epsilon=1.0)
+mean.LocalMean.calibrated(polytope, shape, epsilon=1.0).estimate(points, noise=noise)
+mean.GaussianCovariance.calibrated(polytope, shape, epsilon=1.0, delta=1e-5)
+mean.GaussianCovariance(polytope, shape, 1.0, 1e-5).estimate(points, noise=noise)
 mean.approximate_lower_bound(1.0, 100, 1.0, 1e-5, 3)
 mean.concentrated_lower_bound(1.0, 100, 1.0)
 mean.local_lower_bound(1.0, 100, 1.0)
 mean.pure_lower_bound(1.0, 100, 1.0)
-mean.distributional_approximate_lower_bound(1.0, 100, 1.0, 1e-5, 3)
 mean.distributional_lower_bound(1.0, torch.eye(3).double(), 100, 2.0)
-mean.moment_difference_norm(3, 2, 2.0)
 mean.moment_norm(3, 2, 2.0)
 mean.project_covariance(W)
 mean.project_second_moment(W, 1.0)
-mean.projection_bound(1.0, 3, 1.0)
 """
 
 SKETCHING = """
@@ -181,8 +251,8 @@ sketching.balanced_count_sketch(5, 4, generator=generator)
 sketching.rademacher(5, 4, generator=generator)
 sketching.Sketch(types[None], torch.ones(1, 5), 3)
 secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)
-secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).sample(rows, generator=generator, sample_shape=(2,))
-secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).messages(rows, 0, noise=noise)
+secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).randomize(rows, first=0, noise=noise)
+secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
 regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)
 regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
 regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
@@ -190,13 +260,13 @@ regression.LocalRows(2, 1.0, 1.0, 1e-5)
 regression.LocalRows(2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
 regression.SecureHistogram(5, 3, 1.0)
 regression.FrequencyMoments(5, 1.0, (1.0, 2.0), 1.0)
-secure.SharedGaussian(5, 1.0, 1.0, 1e-5)
-secure.SharedLaplace(5, 1.0, 1.0)
+secure.shared_noise.SharedGaussian(5, 1.0, 1.0, 1e-5)
+secure.shared_noise.SharedLaplace(5, 1.0, 1.0)
 regression.SufficientStatistics(2, 1.0, 1.0, 1.0, 1e-5)
 regression.AdaSSP(2, 1.0, 1.0, 1.0, 1e-5, 0.05)
 sketching.AdaptiveCoalition(1)
 sketching.StaticCoalition(1, 0.01)
-secure.Ring(64, 20)
+secure.ring.Ring(64, 20)
 regression.second_moments(rows, labels)
 regression.clipped_rows(rows, 1.0)
 regression.choose_regression(regression.second_moments(rows, labels), 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp import regression, secure, sketching
+from torchdp import regression, sketching
+from torchdp.secure import shared_noise
 from torchdp.secure.ring import Ring
 from torchdp.secure.rounding import grid_sensitivity, grid_sigma
 from torchdp.sketching import (
@@ -166,7 +167,7 @@ def grids(chance, fault):
         side = np.linspace(-B, B, 25)
         rows = np.array([p for p in itertools.product(side, repeat=d) if np.linalg.norm(p) <= B])
         D = chance.uniform(0.1, 2 * B)
-        whole = ring.encode(torch.from_numpy(rows)).numpy() / ring.scale
+        whole = ring.to_words(torch.from_numpy(rows)).numpy() / ring.scale
         apart = np.linalg.norm(rows[:, None] - rows, axis=-1)
         moved = np.linalg.norm(whole[:, None] - whole, axis=-1)
         yield "grid_sensitivity", moved.max(), grid_sensitivity(ring, B, d) / fault + 1e-300
@@ -196,7 +197,7 @@ def shared(chance, fault):
         n = int(chance.integers(2, 60))
         corrupt = int(chance.integers(0, n))
         absent, delta = int(chance.integers(0, n - corrupt)), 10 ** chance.uniform(-6, -2)
-        noise = secure.SharedGaussian(n, 1.0, chance.uniform(0.1, 3), delta, corrupt, absent=absent)
+        noise = shared_noise.SharedGaussian(n, 1.0, chance.uniform(0.1, 3), delta, corrupt, absent=absent)
         one = noise.level_of(1) / fault
         for heard in {n - absent, int(chance.integers(corrupt + 1, n + 1))}:
             mu = 1 / (one * math.sqrt(heard - corrupt))

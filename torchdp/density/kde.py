@@ -71,7 +71,9 @@ class OfFeatures(Protocol[Crowd]):
         n, bound = tally.n, self.features.bound
         value = bound * (2 * self.law.decode(tally["total"], n) / n - 1)
         error = self.worst_mse(n).sqrt().expand_as(value)
-        return Density(value, error, n, features=self.features, guarantee=self.guarantee)
+        return Density(
+            value, error, n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
+        )
 
     def noised(self, ones: Tensor, draws: Draws) -> Tally:
         """The tally of all users where ``ones`` of them round to a one, unchecked."""

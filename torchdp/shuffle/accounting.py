@@ -68,9 +68,9 @@ def epsilon_of(
     """
     instances, change, flips = movement(instances, change, flips)
     checks.instance("law", law, BitLaw).present(absent)
-    if checks.non_negative("delta", delta) == 0:
+    if checks.below_one("delta", delta) == 0:
         return law.pure_epsilon(absent) * flips
-    least = law.flipped_epsilon(checks.fraction("delta", delta), flips, absent)
+    least = law.flipped_epsilon(delta, flips, absent)
     if change >= flips:
         return least
     top = min(least, LARGEST)

@@ -42,15 +42,13 @@ class Target:
     ) -> "Target":
         """All arguments checked. Raises ValueError."""
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
-        epsilon, delta = checks.positive("epsilon", epsilon), checks.non_negative("delta", delta)
+        epsilon, delta = checks.positive("epsilon", epsilon), checks.below_one("delta", delta)
         if epsilon > LARGEST:
             raise ValueError(
                 f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: no such promise protects anybody"
             )
         if absent >= users:
             raise ValueError(f"absent must be below the number of users, {users}, not {absent}")
-        if delta > 0:
-            checks.fraction("delta", delta)
         instances, change, flips = movement(instances, change, flips)
         return Target(users, epsilon, delta, instances, absent, change, flips)
 

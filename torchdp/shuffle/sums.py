@@ -140,7 +140,8 @@ class OfBits(Protocol[Tensor]):
 
     def _estimate(self, tally: Tally) -> Estimate:
         value = self.law.decode(tally["total"], tally.n)
-        return Estimate(value, self.law.spread(value.clamp(0, tally.n), tally.n).sqrt(), tally.n)
+        error = self.law.spread(value.clamp(0, tally.n), tally.n).sqrt()
+        return Estimate(value, error, tally.n, limits=(0.0, float(tally.n)))
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class BitSums(OfBits, Shuffled[Tensor]):
     def __post_init__(self) -> None:
         checks.instance("law", self.law, MessageLaw).countable()
         object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1))
-        object.__setattr__(self, "delta", checks.non_negative("delta", self.delta))
+        object.__setattr__(self, "delta", checks.below_one("delta", self.delta))
         self.law.present(self.absent)
 
     @staticmethod
@@ -218,7 +219,7 @@ class CuratorSums(OfBits, CuratorProtocol[Tensor]):
     def __post_init__(self) -> None:
         checks.instance("law", self.law, CuratorSum)
         object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1))
-        object.__setattr__(self, "delta", checks.non_negative("delta", self.delta))
+        object.__setattr__(self, "delta", checks.below_one("delta", self.delta))
 
     @cached_property
     def guarantee(self) -> Guarantee:

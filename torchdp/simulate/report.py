@@ -34,6 +34,12 @@ class Report:
         """
         self._add(table, {name: _plain(value) for name, value in cells.items()}, [])
 
+    def write(self, table: str, rows: Rows) -> None:
+        """A whole table, not printed."""
+        write_table(
+            self.folder / f"{table}.csv", list(rows[0]), [{k: _plain(v) for k, v in row.items()} for row in rows]
+        )
+
     def once(
         self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
     ) -> dict[str, Any]:
@@ -73,6 +79,7 @@ class Report:
         for name, value, words in cells:
             how = self._formats.get(name)
             if words:
+                text += "  " if text and text[-1] != " " else ""
                 text += f"{value:<{max(len(name), how if isinstance(how, int) else 24)}}  "
                 continue
             if isinstance(value, int | float):
