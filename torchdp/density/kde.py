@@ -53,7 +53,7 @@ class OfFeatures(Protocol[Crowd]):
         feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: ``predicted_mse``, weighted by g_j^2/I^2. It
         is exact and not private: it reads the users' vectors.
         """
-        summary = Crowd(summary.values.detach(), summary.counts)
+        summary = Crowd(checks.instance("summary", summary, Crowd).values.detach(), summary.counts)
         y = y.detach() if isinstance(y, Tensor) else y
         right = self.features.right(y).double() / self.features.repetitions
         truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)

@@ -10,8 +10,9 @@ from scipy.optimize import brentq
 from torchdp import checks
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile, composed_delta, rounding
+from torchdp.shuffle.moments import least_moments_delta
 
-LARGEST = 700.0  # e^epsilon is a float64 up to here
+LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
 
 
@@ -47,6 +48,8 @@ class Target:
             raise ValueError(
                 f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: no such promise protects anybody"
             )
+        if epsilon < LEAST:
+            raise ValueError(f"epsilon must be at least {LEAST:g}, not {epsilon:g}: delta alone says as much")
         if absent >= users:
             raise ValueError(f"absent must be below the number of users, {users}, not {absent}")
         instances, change, flips = movement(instances, change, flips)
@@ -125,13 +128,16 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     """
     epsilon, delta = target.epsilon, target.delta
     flipping = least_noise(family, target.central, target)
-    if target.change >= target.flips:
+    if target.change >= target.flips or delta < least_moments_delta(epsilon):
         return flipping
     present = target.users - target.absent
     start = gaussian_sigma(epsilon, delta, math.sqrt(target.change)) * math.sqrt(target.users / present)
 
     def moved(noise: float) -> float:
         return family(noise).moved_delta(epsilon, target.instances, target.change, target.absent)
+
+    if moved(flipping.rmse) > delta:  # movement asks for more noise than flips do
+        return flipping
 
     def excess(log_noise: float) -> float:
         return math.log(max(moved(math.exp(log_noise)), 1e-300) / delta)
