@@ -29,8 +29,8 @@ MAY_IMPORT = {
     "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR
     | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
-    "shuffle": FLOOR | {"privacy"},
-    "density": FLOOR | {"privacy", "kernels", "randomizers", "shuffle"},
+    "shuffle": FLOOR | {"privacy", "protocol", "wire"},
+    "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
     "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
     "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},

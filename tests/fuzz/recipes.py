@@ -24,6 +24,7 @@ def kept():
     W = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, -0.5], [0.0, 1.0, 1.0]], **number)
     points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
     polytope = found["domains"].Polytope(points)
+    rows = torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)])
     features = found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
     return found | {
         "torch": torch,
@@ -37,7 +38,8 @@ def kept():
         "counts": torch.tensor([5, 3, 2]),
         "prior": torch.tensor([0.5, 0.3, 0.2], **number),
         "points": points,
-        "rows": torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)]),
+        "rows": rows,
+        "crowd": importlib.import_module("torchdp.protocol").Crowd.of(rows),
         "labels": torch.tensor([0.5, -0.5, 0.1, 0.2, 0.3], **number),
         "labelled": torch.tensor([[0, 1], [1, -1], [2, 1], [2, 1], [1, -1]]),
         "signs": torch.tensor([1, -1, 1, 1, -1]),
@@ -299,22 +301,29 @@ shuffle.CorrelatedSum(5, 0.5, 3.0, 0.5)
 shuffle.PureSum(5, 1.0, 0.3, 0.1)
 shuffle.CentralGaussianSum(5, 1.0)
 shuffle.ExactSum(5)
-shuffle.pure_sum(5, 1.0, 0.1)
-shuffle.calibrate(shuffle.PoissonSum, 100, 1.0, 1e-5, 2, 0)
+shuffle.PureSum.tuned(5, 1.0, 0.1)
+shuffle.PoissonSum.calibrated(100, 1.0, 1e-5, 2, 0)
+shuffle.PoissonSum.calibrated(100, 1.0, 1e-5, 2, 0, change=1.0, flips=2)
 shuffle.delta_of(shuffle.PoissonSum(5, 3.0), 1.0, 2)
 shuffle.epsilon_of(shuffle.PoissonSum(5, 3.0), 1e-3, 2)
-shuffle.guarantee(shuffle.PoissonSum(5, 30.0), 1e-3, 2)
-shuffle.rounded_delta_of(shuffle.PoissonSum(5, 30.0), 1.0, 2, 1.0)
-shuffle.paper_composition(1.0, 1e-5, 10, 1e-5)
-shuffle.paper_correlated(100, 1.0, 1e-5)
-shuffle.paper_poisson(100, 1.0, 1e-5)
-shuffle.paper_pure(100, 1.0)
-shuffle.paper_randomized_response(10000, 1.0, 1e-5)
-shuffle.paper_split(1.0, 1e-5, 10)
+shuffle.delta_of(shuffle.PoissonSum(5, 30.0), 1.0, 2, change=1.0, flips=2)
+shuffle.BitSums(shuffle.PoissonSum(5, 30.0), 2, 1e-3)
+shuffle.BitSums.calibrated(shuffle.PoissonSum, 100, 1.0, 1e-5, 2, 0)
+shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)
+shuffle.paper.composition(1.0, 1e-5, 10, 1e-5)
+shuffle.paper.correlated(100, 1.0, 1e-5)
+shuffle.paper.poisson(100, 1.0, 1e-5)
+shuffle.paper.pure(100, 1.0)
+shuffle.paper.randomized_response(10000, 1.0, 1e-5)
+shuffle.paper.split(1.0, 1e-5, 10)
 """ + "\n".join(
-    f"shuffle.{made}.collect(bits, noise=noise)\nshuffle.{made}.variance(counts[:2])\n"
-    f"shuffle.{made}.sample_sum(counts[:2], generator=generator, sample_shape=(2,))"
-    for made in ("RandomizedResponseSum(5, 0.2)", "PoissonSum(5, 3.0)", "NegativeBinomialSum(5, 2.0, 0.5)")
+    f"{made}.collect(bits, noise=noise)\n"
+    f"{made}.sample_estimate(counts[:2], generator=generator, sample_shape=(2,))"
+    for made in (
+        "shuffle.BitSums(shuffle.RandomizedResponseSum(5, 0.2), 2, 1e-3)",
+        "shuffle.BitSums(shuffle.PoissonSum(5, 3.0), 2, 1e-3)",
+        "shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)",
+    )
 )
 
 DENSITY = "\n".join(
@@ -330,19 +339,19 @@ DENSITY = "\n".join(
         "GaussianSquareWave(2, 1.0)",
         "InnerProductRotated(2)",
         "InnerProductSigns(2)",
-        "LaplacianBuckets(2, 1.0, 16)",
         "LaplacianSigns(2, 1.0)",
     )
 )
 DENSITY += """
 density.ShuffledKDE(features, shuffle.PoissonSum(5, 50.0), 1e-5)
+density.CentralKDE.calibrated(features, 5, 1.0, 1e-5)
 kde.collect(rows, noise=noise)
-kde.sample(rows, generator=generator, sample_shape=(2,))
-kde.predicted_mse(rows, points)
+kde.sample_estimate(crowd, generator=generator, sample_shape=(2,))
+kde.density_mse(crowd, points)
 density.kernel_means(density.GaussianFourier(2, 1.0), rows, points)
 density.expected_mse(density.GaussianFourier(2, 1.0), 8, shuffle.PoissonSum(5, 50.0), rows, points)
 density.class_counts(types, 3)
-density.calibrated_classes(features, shuffle.PoissonSum, counts, 1.0, 1e-5)
+density.ShuffledClasses.calibrated(features, shuffle.PoissonSum, counts, 1.0, 1e-5)
 """
 
 TRAINING = """
