@@ -179,3 +179,27 @@ class TestRound(Pairwise, LocalContract):
             low, high = question.center - question.half_width, question.center + question.half_width
             answers.append(values.clamp(low, high).mean())
         return torch.cat([mean, mean, torch.stack(answers)])
+
+
+class TestShuffledForm(Pairwise, MessageContract):
+    protocol = pairwise.ShuffledForm.calibrated(pairwise.absolute_difference(4), len(X), 1.0, 1e-3)
+
+    def bound(self, protocol):
+        return protocol.delta
+
+    def loss(self, protocol):  # types 0 and 3 differ in three sums, each Poisson or one more
+        d = torch.arange(200)
+        one, zero = poisson.pmf(d - 1, protocol.noise), poisson.pmf(d, protocol.noise)
+        worst = 0.0
+        for up in range(4):  # so many of the sums that differ are ones under the first type
+            p = q = torch.ones(1).double()
+            for index in range(3):
+                a, b = (one, zero) if index < up else (zero, one)
+                p = (p[:, None] * torch.as_tensor(a)).flatten()
+                q = (q[:, None] * torch.as_tensor(b)).flatten()
+            worst = max(worst, float((p - math.exp(protocol.epsilon) * q).clamp_min(0).sum()))
+        return worst
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        with pytest.raises(ValueError, match="is not certified with noise"):
+            dataclasses.replace(self.protocol, noise=self.protocol.noise * 0.9)

@@ -66,7 +66,7 @@ def played(protocol, counts):
     return rounds, heard
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("epsilon", [0.1, 6.0])
 @pytest.mark.parametrize("index", range(6))
 def test_guarantee_the_rounds_add_up_to_epsilon(index, epsilon):
     protocol = protocols(SIGNS, epsilon)[index]
@@ -274,9 +274,8 @@ def test_chosen_split_is_the_best_of_a_grid_and_no_worse_than_one_message():
                 for weight in (0.1, 0.5, 0.8, 1.0):
                     assert chosen < 1.005 * mse(TwoRound(SIGNS, 1.0, first, weight), histogram, n)
         worst = TwoRound.tuned(SIGNS, n, 1.0)
-        assert float(worst.worst_mse(n)) <= 1.005 * min(
-            float(TwoRound(SIGNS, 1.0, first).worst_mse(n)) for first in (0.1, 0.3, 0.6)
-        )
+        others = [float(TwoRound(SIGNS, 1.0, first).worst_mse(n)) for first in (0.1, 0.3, 0.6)]
+        assert float(worst.worst_mse(n)) <= 1.005 * min(others)
         for histogram in (torch.ones(8), *torch.eye(8)):
             assert mse(worst, histogram, n) <= float(worst.worst_mse(n))
 

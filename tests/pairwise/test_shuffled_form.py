@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from pairwise.common import mse
-from scipy.stats import ks_2samp
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
@@ -21,7 +20,6 @@ SMALL = pairwise.from_factors(
     torch.tensor([[0.3, 1.0, -0.2], [0.6, 0.1, 0.4]]),
     pairs=Pairs.ALL,
 )
-COUNTS, OTHER = torch.tensor([0, 1, 3, 20]), torch.tensor([10, 1, 3, 10])
 
 
 def joint_delta(protocol, x, y, epsilon):
@@ -79,18 +77,6 @@ def test_prediction_and_no_bias_by_monte_carlo(statistic, n):
     square, predicted = error.square(), mse(protocol, counts, n)
     assert abs(float(square.mean()) - predicted) < 4.5 * float(square.std()) / trials**0.5
     assert 0.88 < float(found.standard_error.square().mean()) / predicted < 6
-
-
-def test_both_paths_have_one_law():
-    types = torch.arange(4).repeat_interleave(COUNTS)
-    protocol, generator = ShuffledForm.calibrated(UNEQUAL, 24, 4.0, 1e-2), keyed_generator(b"paths")
-    users = torch.stack([protocol.collect(types, noise=SeededNoise.of(generator))[0] for _ in range(600)])
-    (sums,) = protocol.sample_tally(COUNTS, generator=generator, sample_shape=(6000,))
-    (other,) = protocol.sample_tally(OTHER, generator=generator, sample_shape=(6000,))
-    assert users.shape == (600, 4) and sums.shape == (6000, 4)
-    for column in range(4):
-        assert ks_2samp(users[:, column].round(decimals=9), sums[:, column].round(decimals=9)).pvalue > 1e-6
-    assert min(ks_2samp(users[:, column], other[:, column]).pvalue for column in range(4)) < 1e-6
 
 
 def test_error_falls_as_one_over_n_squared_where_nothing_is_rounded():

@@ -19,6 +19,7 @@ from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.protocol import LocalPairs
 from torchdp.protocol import MessageProtocol
 
+Asked = MessageProtocol[Tensor, Tensor]
 PROTOCOLS: dict[str, type[LocalPairs]] = {
     "one-message": pairwise.OneMessage,
     "randomized-response": pairwise.RandomizedResponsePlugIn,
@@ -149,7 +150,7 @@ def ask(options: argparse.Namespace) -> Question:
     return Question(title, pairwise.auc(bins.count), labels * bins.count + scores, words)
 
 
-def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, MessageProtocol[Tensor, Tensor]]:
+def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, Asked]:
     """The protocol of that name; for 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram; its name."""
     if name in PROTOCOLS:
         return name, PROTOCOLS[name](statistic, epsilon)
@@ -157,7 +158,7 @@ def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a rare class: the estimate warns of its own
         first = pairwise.choose(statistic, n, epsilon, prior=flat, search=name == "best").candidates[0]
-    return first.name, cast(MessageProtocol[Tensor, Tensor], first.protocol)
+    return first.name, cast(Asked, first.protocol)
 
 
 def _table(result: dict) -> str:
