@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 import torch
-from contract import Contract, LocalContract
-from scipy.stats import norm
+from contract import Contract, LocalContract, MessageContract
+from scipy.stats import norm, poisson
 
 from torchdp import pairwise
 from torchdp.pairwise.rounds.round import Round
@@ -182,7 +182,11 @@ class TestRound(Pairwise, LocalContract):
 
 
 class TestShuffledForm(Pairwise, MessageContract):
-    protocol = pairwise.ShuffledForm.calibrated(pairwise.absolute_difference(4), len(X), 1.0, 1e-3)
+    x = X.repeat(8)
+    protocol = pairwise.ShuffledForm.calibrated(pairwise.absolute_difference(4), len(x), 1.0, 1e-3)
+
+    def truth(self):
+        return (self.x[:, None] - self.x).abs().sum().double() / (len(self.x) * (len(self.x) - 1))
 
     def bound(self, protocol):
         return protocol.delta

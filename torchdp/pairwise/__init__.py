@@ -34,8 +34,7 @@ from torchdp.pairwise.population import of_population
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.reports import StrategyReports, SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
-
-# SHUF from torchdp.pairwise.shuffled import ShuffledForm
+from torchdp.pairwise.shuffled import ShuffledForm
 from torchdp.pairwise.statistic import (
     Form,
     Pairs,

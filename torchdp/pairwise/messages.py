@@ -66,7 +66,7 @@ class TwoMessage(LocalPairs):
         return Tally(len(x), {name: hear(points, counts, draws)["sum"] for name in self.layout})
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        crowd = self.statistic.crowd(self.whole(summary))
+        crowd = self.statistic.crowd(self.counted(summary))
         return Tally(crowd.n, {name: self.randomizer.drawn(crowd, draws, shape)["sum"] for name in self.layout})
 
     def encode(self, messages: Tensor) -> bytes:
@@ -181,7 +181,7 @@ class OneMessage(SingleMessage):
         return self.client.hear_types(self.statistic.points, self.summary(x), draws)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(self.statistic.crowd(self.whole(summary)), draws, shape)
+        return self.client.drawn(self.statistic.crowd(self.counted(summary)), draws, shape)
 
     def contradiction(self, tally: Tally) -> str | None:
         return reach(tally["sum"], tally.n, self.statistic.radius, self.client.moments.variance)

@@ -95,7 +95,7 @@ class PairwiseProtocol(Protocol[Tensor]):
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.statistic.types)
 
-    def whole(self, summary: Tensor) -> Tensor:
+    def counted(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
         counts = checks.counts("summary", summary, self.statistic.types).to(self.statistic.points.device)
         if not bool(counts.any()):
@@ -236,7 +236,7 @@ class LocalPairs(OneRound[Tensor], LocalProtocol[Tensor, Tensor]):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""
-        return from_messages(self, self.statistic.each(self.whole(summary)), draws, shape)
+        return from_messages(self, self.statistic.each(self.counted(summary)), draws, shape)
 
 
 def _difference(form: Form, ratio: Tensor, denominator: Form) -> Form:

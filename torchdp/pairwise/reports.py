@@ -39,7 +39,7 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
         return Pairs.DISTINCT
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(self.whole(summary), draws, shape)
+        return self.client.drawn(self.counted(summary), draws, shape)
 
     def contradiction(self, tally: Tally) -> str | None:
         reports = tally["reports"]

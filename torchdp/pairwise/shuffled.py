@@ -1,8 +1,7 @@
 """Pairwise statistics in the shuffle model: a quadratic form of shuffled sums of randomly rounded vectors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
     users: int
     noise: float
     delta: float
-    absent: ClassVar[int] = 0
+    absent: int = field(default=0, init=False)  # all users speak
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "users", checks.integer("users", self.users, 2))
@@ -116,7 +115,7 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """The ones of each sum are binomial for each type; the noise is drawn at once. All ``users`` speak."""
-        counts = self.whole(summary)
+        counts = self.counted(summary)
         if int(counts.sum()) != self.users:
             raise ValueError(
                 f"summary must be of {self.users} users, as the protocol says, not {int(counts.sum())}"
