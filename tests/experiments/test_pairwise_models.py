@@ -13,6 +13,9 @@ STATISTIC = pairwise.from_factors(
 )
 COUNTS = torch.tensor([300, 0, 700])
 NEGATIVES, POSITIVES = (
+    torch.tensor([4000, 3000, 1000, 500, 200, 100, 0, 30]),
+    torch.tensor([0, 100, 500, 1500, 2500, 3000, 900, 10]),
+)
     torch.tensor([30, 20, 0, 10, 40, 0, 5, 5]) * 10,
     torch.tensor([0, 10, 20, 5, 5, 40, 60, 10]) * 10,
 )
