@@ -42,12 +42,12 @@ def turned(decades):
 
 WORKLOADS = {
     "prefix": workloads.prefix(48).dense(),
-    "all ranges": workloads.all_ranges(12).dense(),
-    "parities": workloads.parities(6, 2).dense(),
-    "absolute difference": workloads.absolute_difference(32).dense(),
-    "signs": normal(40, 40).sign(),
-    "tall": normal(50, 12),
-    "wide": normal(12, 50),
+    "all ranges": workloads.all_ranges(8).dense(),
+    "parities": workloads.parities(5, 2).dense(),
+    "absolute difference": workloads.absolute_difference(16).dense(),
+    "signs": normal(20, 20).sign(),
+    "tall": normal(30, 8),
+    "wide": normal(8, 30),
     "low rank": normal(30, 4) @ normal(4, 30, name=b"other"),
     "duplicates": torch.cat([normal(24, 24)] + [normal(24, 24)[:, :5]] * 2, 1),
     "duplicated rows": torch.cat([normal(24, 24), normal(24, 24)[:6]]),
@@ -63,7 +63,7 @@ WORKLOADS = {
 }
 
 
-@pytest.mark.parametrize(("p", "shift"), NORMS)
+@pytest.mark.parametrize(("p", "shift"), [(math.inf, False), (4.0, False), (2.0, True)])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_both_paths_certify_the_same_norm(name, p, shift):
     W = WORKLOADS[name]
