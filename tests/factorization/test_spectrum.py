@@ -139,7 +139,7 @@ def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take
 @pytest.mark.parametrize("last", [0.4, spectrum.SINGLE / 2])
 def test_float32_ends_where_the_gap_does_not_fall_or_is_small(last):
     X = WORKLOADS["signs"]
-    weights = X.new_full((40,), 1 / 40)
+    weights = X.new_full((len(X),), 1 / len(X))
     path = Iterated()
     for gap, dtype in (
         (math.inf, torch.float32),
