@@ -20,8 +20,8 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import factorize
-from torchdp.queries import Objective as Error
-from torchdp.queries import factored, local_factorization
+from torchdp.protocol import Objective as Error
+from torchdp.queries import FactoredQueries, LocalFactorization
 from torchdp.randomizers import (
     HadamardResponse,
     Objective,
@@ -78,8 +78,8 @@ def measure(config: Config, report: Report) -> None:
                     for kind in ORACLES
                 }
                 best = min(oracles, key=lambda name: oracles[name])
-                factors = factored(W, factorize(W, 2.0, shift=True))
-                mechanism = local_factorization(factors, epsilon, PrivUnit)
+                factors = FactoredQueries.of(W, factorize(W, 2.0, shift=True))
+                mechanism = LocalFactorization.calibrated(factors, epsilon=epsilon, randomizer=PrivUnit)
                 report.row(
                     "strategies",
                     workload=name,
@@ -88,7 +88,7 @@ def measure(config: Config, report: Report) -> None:
                     at_least=strategy_lower_bound(W, epsilon) if k <= BOUNDED else None,
                     optimised=Objective.WORST.of(strategy.workload_variance(centred)),
                     authors=AUTHORS.get((name, k, epsilon)),
-                    gamma_F=mechanism.worst_error(1, Error.AVERAGE_QUERY) ** 2,
+                    gamma_F=mechanism.worst_mse(1, Error.MEAN),
                     oracle=oracles[best],
                     best_oracle=best,
                     seconds=seconds,

@@ -53,7 +53,7 @@ def histograms(config: Config, report: Report, generator: torch.Generator) -> No
             cells[f"{name}_predicted"] = histogram.standard_error
             cells[name] = (found - counts).square().mean().sqrt()
         oracles = [kind(TYPES, EPSILON) for kind in (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding)]
-        local = min(n * float(LocalOracle(W, oracle).errors.mse(counts, n).mean().sqrt()) for oracle in oracles)
+        local = min(n * float(LocalOracle(W, oracle).predicted_mse(counts).mean().sqrt()) for oracle in oracles)
         report.row("histogram", n=n, **cells, best_local=local)
 
 

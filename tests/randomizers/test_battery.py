@@ -1,8 +1,10 @@
 """Every randomizer in the battery: types are counted, points of a ball averaged."""
 
+import itertools
 import math
 from typing import ClassVar
 
+import pytest
 import torch
 from channels import channel, hockey_stick, signs, spent_by, two_densities
 from contract import LocalContract
@@ -22,6 +24,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.alphabet.subset_selection import members, rank
 
 
 class OracleContract(LocalContract):
@@ -117,3 +120,23 @@ class TestGaussianVector(BallContract):
 
     def bound(self, protocol):
         return protocol.guarantee.delta * (1 + 1e-7)  # sigma is known to 1e-8
+
+
+def test_ranks_number_the_sets_of_one_size():
+    for k, w in ((1, 1), (5, 2), (6, 3), (7, 7)):
+        sets = sorted(itertools.combinations(range(k), w), key=lambda one: one[::-1])
+        assert [rank(list(one)) for one in sets] == list(range(math.comb(k, w)))
+        assert [tuple(members(number, k, w)[::-1]) for number in range(math.comb(k, w))] == sets
+
+
+def test_messages_of_many_types_travel():
+    """More than a word each; sets by their rank: 20 % of the bits, and no other size."""
+    for oracle in (SymmetricUnaryEncoding(200, 1.0), SubsetSelection(200, 3.5), SubsetSelection(64, 1.0)):
+        sent = oracle.randomize(torch.arange(50))
+        data = oracle.encode(sent)
+        assert torch.equal(oracle.decode(data), sent) and len(data) == 50 * math.ceil(oracle.bits_per_user / 8)
+    assert SubsetSelection(200, 3.5).bits_per_user == math.ceil(math.log2(math.comb(200, 6)))
+    with pytest.raises(ValueError, match="messages must be sets of"):
+        SubsetSelection(64, 1.0).tally(torch.tensor([[3]]))
+    with pytest.raises(ValueError, match="no bit set beyond"):
+        SymmetricUnaryEncoding(5, 1.0).tally(torch.tensor([[32]]))
