@@ -173,6 +173,13 @@ def test_published_mod_sulq_is_private_and_wastes_most_of_its_budget():
     assert ratios[50] == pytest.approx(63, abs=1)
 
 
+def test_mod_sulq_adds_one_sigma_to_every_entry_of_the_upper_triangle():
+    mechanism, moments = ModSulq.calibrated(3, B, EPSILON, DELTA), SecondMoments(100, torch.eye(3).double())
+    noisy = mechanism.sample_estimate(moments, generator=generator(3), sample_shape=(10_000,))
+    z = ((noisy.gram - moments.matrix).var(0) / mechanism.sigma**2 - 1) * math.sqrt(5000)
+    assert float(z.abs().max()) < 5
+
+
 def test_guarantee_sufficient_statistics_epsilon_delta():
     ssp = SufficientStatistics(3, B, C, EPSILON, DELTA)
     for sigma, distance in ((ssp.gram_sigma, math.sqrt(2) * B**2), (ssp.cross_sigma, 2 * B * C)):
