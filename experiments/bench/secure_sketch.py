@@ -10,18 +10,20 @@ First, by how much memory grows beside A, at three sizes. Second, gigabytes of w
 Expected: on a CPU one key takes no longer than parts or numpy, give or take a tenth, and its memory does
     not grow with n. Without the package cryptography key streams come from torch, twenty times as slow, and
     sums take about twice as long. Machines are noisy: compare ratios, not seconds.
-Output: medians; on a CPU in the thread's own time.
+Output: results/bench/secure_sketch/*.csv: medians; on a CPU in the thread's own time.
+Artifact: Burkhardt et al. (2025) | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: two minutes on a CPU; --smoke in seconds.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measure import peak_bytes, seconds
+from clock import peak_bytes, seconds
 from torch.utils.benchmark import Timer
 
 from torchdp.kernels import chacha, secure_sketch
@@ -31,6 +33,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.secure import SecureSketch, share
 from torchdp.secure.protocol import one_key
 from torchdp.secure.shares import masks
+from torchdp.simulate import Experiment, Report
 from torchdp.sketching import balanced_osnap
 from torchdp.sketching.transform import add_rows
 
@@ -105,7 +108,7 @@ def median(work: Callable[[], object], device: torch.device, least: float) -> fl
     return timer.blocked_autorange(min_run_time=least).median
 
 
-def sources(device: torch.device, blocks: int, least: float) -> float:
+def sources(device: torch.device, blocks: int, least: float, report: Report) -> float:
     """Gigabytes a second of each source of words; returns the best of ChaCha20 on this device."""
     key, count = chacha.system_key(device), 16 * blocks
     noise = Noise(device)
@@ -118,16 +121,17 @@ def sources(device: torch.device, blocks: int, least: float) -> float:
     }
     if device.type == "cuda":
         runs["masks of the CPU, copied"] = lambda: masks((count,), torch.int32, Noise()).to(device)
-    print(f"\nGB of words a second, {64 * blocks / 2**20:.0f} MiB at once")
+    report.say(f"\nGB of words a second, {64 * blocks / 2**20:.0f} MiB at once")
     rates = {}
     for name, work in runs.items():
         rates[name] = 64 * blocks / median(work, device, least) / 1e9
-        print(f"  {name:<34}{rates[name]:>9.2f}", flush=True)
+        report.row("sources", source=name, GB_per_s=rates[name])
     return rates["ChaCha20, this device's path"]
 
 
-def times(clients: int, bits: int, device: torch.device, ceiling: float, least: float) -> None:
+def times(config: "Config", bits: int, device: torch.device, ceiling: float, report: Report) -> None:
     """Nanoseconds for one number, by each way."""
+    clients, least = config.clients, config.least
     A, protocol = problem(clients, bits, device)
     noise, key = Noise(device), chacha.system_key(device)
     sketch, scale = protocol.sketch, protocol.ring.scale
@@ -144,31 +148,31 @@ def times(clients: int, bits: int, device: torch.device, ceiling: float, least: 
     }
     if device.type == "cpu":
         runs["numpy at once"] = lambda: numpy_sums(A, protocol)
-    print(f"\nnanoseconds for one number, n = {clients}, {bits} bits, on {device}")
+
+    def row(name: str, work: Callable[[], object]) -> None:
+        took = 1e9 * median(work, device, least) / A.numel()
+        report.row("times", path=name, n=clients, bits=bits, ns_per_number=took)
+
+    report.say()
     for name, work in runs.items():
-        took = median(work, device, least)
-        print(f"  {name:<34}{1e9 * took / A.numel():>9.3f}", flush=True)
+        row(name, work)
     if device.type == "cpu" and chacha.LIBRARY:
         chacha.LIBRARY = False  # what happens where the package is not installed
         for name in ("one key", "by parts"):
-            print(
-                f"  {name + ', key streams by torch':<34}{1e9 * median(runs[name], device, least) / A.numel():>9.3f}"
-            )
+            row(f"{name}, key streams by torch", runs[name])
         chacha.LIBRARY = True
     if device.type == "cuda":
         took, other = median(runs["one key"], device, least), torch.empty_like(A)
         stream = A.numel() * (8 + (SERVERS - 1) * bits / 8) / ceiling / 1e9
         copy = median(lambda: other.copy_(A), device, least)
-        print(f"  one key / its key stream alone {took / stream:.2f}, / one copy of A {took / copy:.2f}")
+        report.row("ceilings", bits=bits, over_key_stream=took / stream, over_copy=took / copy)
 
 
-def memory(sizes: tuple[int, ...], bits: int, device: torch.device) -> None:
+def memory(sizes: tuple[int, ...], bits: int, device: torch.device, report: Report) -> None:
     """By how much memory grows beside A, in MiB."""
-    print(f"MiB beside A, {bits} bits, n = " + ", ".join(map(str, sizes)))
     for name, statement in STATEMENTS.items():
         if device.type == "cuda" and name.endswith("at once"):
             continue
-        grown = []
         for clients in sizes:
             if device.type == "cuda":
                 A, protocol = problem(clients, bits, device)
@@ -177,29 +181,39 @@ def memory(sizes: tuple[int, ...], bits: int, device: torch.device) -> None:
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
                 exec(statement, local)
-                grown.append(torch.cuda.max_memory_allocated() - before)
+                grown = torch.cuda.max_memory_allocated() - before
             else:
                 folder = os.path.dirname(os.path.abspath(__file__))
                 setup = SETUP.format(folder=folder, clients=clients, bits=bits, device=str(device))
-                grown.append(peak_bytes(setup, statement))
-        print(f"  {name:<34}" + "".join(f"{value / 2**20:>9.0f}" for value in grown), flush=True)
+                grown = peak_bytes(setup, statement)
+            report.row("memory", path=name, n=clients, bits=bits, MiB_beside_A=grown / 2**20)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class Config:
+    device: str = "cpu"
+    sizes: tuple[int, ...] = (100_000, 300_000, 1_000_000)  # of the memory; on a GPU 1000000 10000000 100000000
+    clients: int = 200_000  # of the times; on a GPU 100000000
+    blocks: int = 2**16  # of key stream; on a GPU 2^24
+    least: float = 1.0  # seconds of runs
+
+
+FULL = Config()
+SMOKE = Config("cpu", (30_000,), 2_000, 2**10, 0.05)
+
+
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    device, smoke = arguments.device, arguments.smoke
-    large = device.type == "cuda" and not smoke
-    sizes = (10**6, 10**7, 10**8) if large else (30_000,) if smoke else (100_000, 300_000, 1_000_000)
-    memory(sizes, 64, device)  # first: a child's highest counts what this process held when it was started
-    least = 0.05 if smoke else 1.0  # seconds of runs
-    ceiling = sources(device, 2**24 if large else 2**10 if smoke else 2**16, least)
+    device = torch.device(config.device)
+    memory(config.sizes, 64, device, report)  # first: a child's highest counts what this process held at its start
+    ceiling = sources(device, config.blocks, config.least, report)
     for bits in (64, 32):
-        times(10**8 if large else 2_000 if smoke else 200_000, bits, device, ceiling, least)
+        times(config, bits, device, ceiling, report)
 
+
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, formats={"source": 30, "path": 32, "MiB_beside_A": ".0f", "GB_per_s": ".2f"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

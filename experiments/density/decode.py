@@ -4,6 +4,8 @@ Paper: Wagner (2025), Tables 1 and 6 to 8 (class decoding), there on DBPedia, AG
 Command:  python experiments/density/decode.py   (reads results/density/data/documentation.npz, made by data.py)
 Expected: for most packages three words of their subject, at epsilon = 1 as without privacy; the paper's calibration of
     randomized response decodes at random.
+Artifact: Wagner (2025) | Tables 1, 6 to 8
+Status: on documentation; the paper's embeddings are not at hand
 Time: a minute; --smoke, on random vectors, in seconds.
 """
 
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 from classification import protocol
 
-from torchdp.density import InnerProductRotated, ShuffledClasses, class_counts, decode
+from torchdp.density import InnerProductRotated, ShuffledClasses, class_counts, nearest_words
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
@@ -48,7 +50,7 @@ def measure(config: Config, report: Report) -> None:
         counts = class_counts(reported, len(embeddings.PACKAGES)).tolist()
         kdes = tuple(protocol(name, features, n, EPSILON, 1e-5) for n in counts)
         classes = ShuffledClasses(kdes, response)
-        found = decode(classes.sample(x, reported, generator=generator), vectors, 3)
+        found = nearest_words(classes.sample_estimate((x, reported), generator=generator), vectors, 3)
         for package, top in zip(embeddings.PACKAGES, found.tolist(), strict=True):
             report.row("words", protocol=name, package=package, words=", ".join(words[i] for i in top))
 

@@ -7,6 +7,8 @@ Expected: every point certified to a gap of 1e-3; the curves are convex and reac
     cost (1 - alpha) gamma_2; beyond alpha = 1/2 a workload of 0 and 1 costs 1 - alpha. The best alpha buys nothing
     while the noise is small, and keeps the error below max abs(W) where it is large.
 Output: results/factorization/approximate/norms.csv, curves.csv, curves.png, least_error.csv (prefix sums).
+Artifact: Ghazi et al. (2023); Edmonds, Nikolov, Ullman (2020) | gamma_2(W; alpha), Lemma 12
+Status: agrees
 Time: about a minute on one core; --smoke in seconds.
 """
 

@@ -7,6 +7,8 @@ Expected: prefix sums ln k / pi + 0.755 at k = 1024; all ranges within 0.01 of 0
     logarithm; abs(i - j)/(k - 1) exactly 1, and 1/2 with its free constant; random signs within 1 % of 8 sqrt(k)/(3 pi)
     from k = 64 on.
 Output: results/factorization/growth/growth.csv and .png; points already in the CSV are not computed again.
+Artifact: Edmonds, Nikolov, Ullman (2020); Ghazi et al. (2023) | growth of norms
+Status: agrees
 Time: about a minute on one CPU core; --smoke in 3 s.
 """
 

@@ -7,6 +7,8 @@ Expected: local model, root mean squared error alpha of the worst query: needed 
     alpha = 0.1 the bound weakens (thresholds: 4 to 12). Central model, additive noise: the Gaussian factorization
     mechanism within a factor of 3 to 4.6 of the bound.
 Output: results/factorization/lower_bounds/local.csv and central.csv.
+Artifact: Edmonds, Nikolov, Ullman (2020) | Theorems 10, 22, 23, 28
+Status: agrees
 Time: 5 seconds on one core; --smoke in 3 (small workloads, epsilon = 1).
 """
 

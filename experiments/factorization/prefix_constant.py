@@ -4,6 +4,8 @@ Paper: Henzinger, Kalinin, Upadhyay (2025, arXiv 2509.14334) prove 0.701 <= c <=
 Command:  python experiments/factorization/prefix_constant.py [--sizes 64 128 ...] [--device cuda]
 Expected: certified brackets of width below 1e-4 that fall with n: 0.7876 at 64, 0.7676 at 256, 0.7551 at 1024.
 Output: results/factorization/prefix_constant/prefix_constant.csv and .png; sizes in the CSV are not computed again.
+Artifact: Henzinger, Kalinin, Upadhyay (2025) | constant of prefix sums
+Status: to n = 4096 on a CPU; larger n want a GPU
 Time: sizes to 1024 in 20 s on 2 CPU cores, 2048 in about a minute, 4096 in about 10; --smoke in a second.
     On a GPU (not yet measured) sizes from 256 on run by matrix products alone, and hold at most about 20 n x n matrices
     of float64, 2.1 GB each at 16384:  ... prefix_constant.py --device cuda --sizes 4096 8192 16384 --tol 1e-4

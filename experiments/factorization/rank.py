@@ -8,6 +8,8 @@ Expected: at equal rank and distortion, training has the least norm, and truncat
     trained on it.
 Pairwise errors are bounds on the mean squared error: variance at that histogram + the bias's largest entry, squared.
 Output: results/factorization/rank/reductions.csv and protocol.csv.
+Artifact: Ghazi et al. (2023) | Lemmas 11 to 13
+Status: negative: projection loses to truncation and training
 Time: about 20 seconds on one core; --smoke in seconds.
 """
 

@@ -13,6 +13,8 @@ Peers are imported where they can be, and named as missing otherwise: cvxpy (SCS
 (dense.optimize), google-research/federated (dp_matrix_factorization, on PYTHONPATH with its dependencies; its target, a
 gap of the squared error, is set to match), HDMM (hdmm, on PYTHONPATH).
 Output: results/factorization/solvers/solvers.csv.
+Artifact: Edmonds, Nikolov, Ullman (2020); peers | speed of solvers
+Status: agrees, on a CPU
 Time: about 15 minutes on one core; --smoke in seconds.
 """
 

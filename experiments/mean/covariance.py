@@ -8,6 +8,8 @@ Expected: relative Frobenius error at epsilon = 1, delta = 1e-6, on breast cance
     has no log(1/delta); projections, biased, are closer for few users, where all errors are large. Measured /
     predicted is 1 within 0.03. An error of 1 is what answering 0 has.
 Output: results/mean/covariance/covariance.csv and covariance.png.
+Artifact: Nikolov, Tang (2023) | Theorem 6
+Status: agrees
 Time: half a minute; --smoke in seconds.
 """
 

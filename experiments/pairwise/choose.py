@@ -9,6 +9,8 @@ Expected: 48 cells (4 kernels, 2 sizes, n = 500 and 20000, epsilon = 1 and 4, 2 
 Aggregate protocols are drawn from the histogram; those whose analyst sees each message run all n users of every trial
 and are measured at n = 500 only (their predicted errors are in every table).
 Output: results/pairwise/choose/choose.csv and summary.csv.
+Artifact: Ghazi et al. (2023); Bell et al. (2020) | all protocols
+Status: agrees
 Time: about fifteen minutes on one core; --smoke in seconds.
 """
 

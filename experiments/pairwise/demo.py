@@ -6,6 +6,8 @@ Expected: measured RMSE within a few per cent of the predicted one; estimates wi
 Data: tables that ship with scikit-learn (breast cancer, diabetes), resampled with replacement to 100,000 users:
     real values, but not that many real people.
 Output: results/pairwise/demo/demo.csv, errors.csv, error_vs_n.png.
+Artifact: Ghazi et al. (2023) | AUC, Kendall's tau, Gini
+Status: agrees
 Time: about 30 s on 2 CPU cores; --smoke in 10 s.
 """
 

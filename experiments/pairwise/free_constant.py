@@ -4,6 +4,8 @@ Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 5, who factor e
 Command:  python experiments/pairwise/free_constant.py
 Expected: abs(x - y): gamma_2 from 1 to 1/2; Gaussian kernel: RMSE nearly 3 times smaller; Kendall's tau: no gain.
 Output: results/pairwise/free_constant/free_constant.csv.
+Artifact: Ghazi et al. (2023) | section 5
+Status: agrees
 Time: a second (closed form, nothing is drawn); --smoke uses 16 points instead of 32.
 """
 

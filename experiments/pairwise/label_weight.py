@@ -4,6 +4,8 @@ Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 5, where the cl
 Command:  python experiments/pairwise/label_weight.py
 Expected: in each row the default, 0.1, is within 8 % of the row's best.
 Output: results/pairwise/label_weight/label_weight.csv.
+Artifact: Ghazi et al. (2023) | section 5
+Status: agrees
 Time: a second (closed form, nothing is drawn); --smoke uses 8 scores instead of 64.
 """
 

@@ -6,6 +6,8 @@ Expected: abs(i - j) less its free constant is minus a Gram matrix: all signs ne
     disguise, all of one norm. Kendall's tau has signs of both kinds in equal number; the Gaussian kernel less its free
     constant is nearly a Gram matrix, and few coordinates carry it. The kernel is rebuilt to rounding.
 Output: results/pairwise/pictures/*.csv and pictures.png.
+Artifact: Ghazi et al. (2023) | section 3
+Status: agrees
 Time: seconds; --smoke too.
 """
 

@@ -9,6 +9,8 @@ Expected: predicted RMSE; where drawn, the ratio of measured to predicted MSE, 1
     abs(i - j) at epsilon = 1 is far behind; at epsilon = 8 it is ahead on a flat histogram.
 AUC is that of known class sizes, balanced classes; the hierarchical baseline has public *labels* besides.
 Output: results/pairwise/tables/tables.csv.
+Artifact: Ghazi et al. (2023); Bell et al. (2020) | Lemma 11; Algorithm 1, hierarchical AUC
+Status: agrees
 Time: about fifteen minutes on one core; --smoke in seconds.
 """
 

@@ -8,6 +8,8 @@ Expected: "identical" is True; the words on the links take 8 S (s n d + m d) byt
     each server. Under torchrun everything secret is derived from one number, to be new in every run: for a
     demonstration on one machine, not for a deployment, where each link and the clients have their own.
 Output: results/secure/servers/*.csv.
+Artifact: Burkhardt et al. (2025) | section 6.1
+Status: agrees, on one machine
 Time: half a minute on two cores, most of it starting the processes; --smoke (few clients, two servers) likewise.
 """
 

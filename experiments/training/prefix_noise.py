@@ -9,6 +9,8 @@ Expected: every row at the same (epsilon, delta). Error of the prefix sums, in c
     297 test images: correlated noise far above independent noise (not amplified either); the best of the correlated
     rows differ by less than the spread over the seeds.
 Output: results/training/prefix_noise/prefix_noise.csv.
+Artifact: Denisov et al. (2022); Kairouz et al. (2021) | DP-FTRL
+Status: agrees; accuracies differ by less than the spread
 Time: 25 seconds of one core; the rows of jax-privacy (where it is installed) a minute more; --smoke in seconds.
 """
 

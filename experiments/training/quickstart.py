@@ -6,6 +6,8 @@ Expected: a guarantee of epsilon = 2, delta = 1e-05, and an accuracy on 297 test
     (DP-SGD) err less: 8.7 against 10.2 clipping bounds, root mean square of the prefix sums.
 Output: results/training/quickstart/quickstart.csv; "gap" is how far the strategy's error is, relatively, from the
     least without amplification by sampling.
+Artifact: Choquette-Choo et al. (2023) | multi-epoch training
+Status: agrees
 Time: 5 seconds of one core; --smoke the same with one epoch.
 """
 

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from conftest import FOLDER
+from scripts import FOLDER
 
 
 def test_error_vs_n(run, tmp_path):

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
+from torchdp.draws import Simulated, binomial
 from torchdp.noise import Noise
 from torchdp.pairwise.messages import ROUNDING
 from torchdp.pairwise.protocol import FARTHEST, AggregateProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.shuffle import PoissonSum, calibrate_rounded, rounded_delta_of
+from torchdp.shuffle import BitSums, PoissonSum, delta_of
 
 MOVES = 1e-12  # smaller differences of a probability are rounding
 
@@ -35,7 +35,7 @@ class ShuffledForm(AggregateProtocol):
 
     Guarantees: (epsilon, delta)-DP in the shuffle model for replacing one user's value, n public: sums whose
     probabilities differ between two types, composed, or their joint movement max sum_t (q_t - q_t')^2 by
-    ``shuffle.rounded_delta_of``, whichever is certified.
+    ``shuffle.delta_of``, whichever is certified.
     Source: Ghazi et al. (2023), Remark after Corollary 7; the sums: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
@@ -65,9 +65,9 @@ class ShuffledForm(AggregateProtocol):
         return _probabilities(self.statistic)[2]
 
     @property
-    def sums(self) -> PoissonSum:
-        """The bit sum protocol of every coordinate."""
-        return PoissonSum(self.users, self.noise)
+    def sums(self) -> BitSums:
+        """The bit sums of all coordinates."""
+        return BitSums(PoissonSum(self.users, self.noise), len(self.widths), self.delta)
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -83,11 +83,11 @@ class ShuffledForm(AggregateProtocol):
     @property
     def messages_per_user(self) -> float:
         """Expected number of messages, at most."""
-        return len(self.widths) * self.sums.messages_per_user
+        return self.sums.messages_per_user
 
     @property
     def bits_per_user(self) -> int:
-        return round(self.messages_per_user * self.sums.bits_per_message(len(self.widths)))
+        return round(self.sums.bits_per_user)
 
     @property
     def native_pairs(self) -> Pairs:
@@ -108,12 +108,10 @@ class ShuffledForm(AggregateProtocol):
     def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(estimates of how many users hold a one in each sum,), (r + 1,)."""
         self._present(len(types))
-        total = torch.zeros_like(self.widths)
-        for some in types.split(max(1, 2**22 // len(self.widths))):
-            q = self.probabilities[some]
-            bits = noise.uniform(tuple(q.shape)) < q
-            total += self.sums.collect(bits, noise=noise)
-        return (total,)
+        parts = types.split(max(1, 2**22 // len(self.widths)))
+        chances = (self.probabilities[some] for some in parts)
+        tallies = [self.sums.hear(noise.uniform(tuple(q.shape)) < q, noise) for q in chances]
+        return (self.sums.analyse(self.sums.add(*tallies)).value,)
 
     def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         """The ones of each sum are binomial for each type; the noise is drawn at once."""
@@ -122,7 +120,8 @@ class ShuffledForm(AggregateProtocol):
         for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
             if crowd > 0:
                 ones += binomial(crowd.expand(ones.shape), q, generator)
-        return (self.sums.sample_sum(ones, generator=generator),)
+        law = self.sums.law
+        return (law.decode(law.noised(ones, Simulated(generator, ones.device)), self.users),)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         values = n * self.lows + self.widths * sums[0]
@@ -174,7 +173,7 @@ def shuffled_form(statistic: PairwiseStatistic, users: int, epsilon: float, delt
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     q = _probabilities(statistic)[0]
     flips, movement, instances = _change(q)
-    noise = calibrate_rounded(PoissonSum, 1, epsilon, delta, instances, movement, flips=flips).mean
+    noise = PoissonSum.calibrated(1, epsilon, delta, instances, change=movement, flips=flips).mean
     return ShuffledForm(statistic, epsilon, users, noise, delta)
 
 
@@ -207,4 +206,4 @@ def _change(q: Tensor) -> tuple[int, float, int]:
 
 def _delta(sums: PoissonSum, epsilon: float, q: Tensor) -> float:
     flips, movement, instances = _change(q)
-    return rounded_delta_of(sums, epsilon, instances, movement, flips=flips)
+    return delta_of(sums, epsilon, instances, change=movement, flips=flips)

@@ -1,13 +1,13 @@
-"""Messages and the shuffler."""
+"""Bags of messages, and the shuffler."""
 
 import pytest
 import torch
 
-from torchdp.shuffle import Messages, join, shuffle
+from torchdp.shuffle import Bag
 
 
 def messages(instance, content):
-    return Messages(torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
+    return Bag(9, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
 
 
 def rows(m):
@@ -21,25 +21,26 @@ RANDOM = messages(
 
 
 def test_guarantee_the_shuffler_forgets_the_order():
-    once = rows(shuffle(RANDOM))
+    once = rows(RANDOM.mixed())
     for seed in range(5):
         order = torch.randperm(len(RANDOM), generator=torch.Generator().manual_seed(seed))
-        assert rows(shuffle(Messages(RANDOM.instance[order], RANDOM.content[order]))) == once
+        assert rows(Bag(9, RANDOM.instance[order], RANDOM.content[order]).mixed()) == once
     assert rows(RANDOM) != once  # the order that came in was another
 
 
 def test_the_shuffler_keeps_every_message():
-    assert sorted(rows(shuffle(RANDOM))) == sorted(rows(RANDOM))
+    assert sorted(rows(RANDOM.mixed())) == sorted(rows(RANDOM))
     odd = messages([2**31 - 1, 2**31 - 1, 2**31 - 3], [-128, 127, 0])
-    assert sorted(rows(shuffle(odd))) == sorted(rows(odd))
-    assert rows(shuffle(messages([], []))) == []
-    assert rows(shuffle(messages([3], [-1]))) == [(3, -1)]
+    assert sorted(rows(odd.mixed())) == sorted(rows(odd))
+    assert rows(messages([], []).mixed()) == []
+    assert rows(messages([3], [-1]).mixed()) == [(3, -1)]
 
 
-def test_join_puts_all_parts_together():
-    assert rows(join([messages([1], [0]), messages([], []), messages([0, 2], [1, 1])])) == [(1, 0), (0, 1), (2, 1)]
-    with pytest.raises(ValueError, match="at least one"):
-        join([])
+def test_bags_add():
+    both = messages([1], [0]) + messages([], []) + messages([0, 2], [1, 1])
+    assert rows(both) == [(1, 0), (0, 1), (2, 1)] and both.n == 27
+    with pytest.raises(TypeError, match="other must be a Bag"):
+        both + 3
 
 
 @pytest.mark.parametrize(
@@ -60,4 +61,10 @@ def test_join_puts_all_parts_together():
 )
 def test_malformed_messages_are_refused(instance, content, error, match):
     with pytest.raises(error, match=match):
-        Messages(instance, content)
+        Bag(1, instance, content)
+
+
+def test_a_bag_counts_its_users():
+    for n in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="n must be"):
+            Bag(n, RANDOM.instance, RANDOM.content)
