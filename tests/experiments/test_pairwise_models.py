@@ -16,9 +16,6 @@ NEGATIVES, POSITIVES = (
     torch.tensor([4000, 3000, 1000, 500, 200, 100, 0, 30]),
     torch.tensor([0, 100, 500, 1500, 2500, 3000, 900, 10]),
 )
-    torch.tensor([30, 20, 0, 10, 40, 0, 5, 5]) * 10,
-    torch.tensor([0, 10, 20, 5, 5, 40, 60, 10]) * 10,
-)
 
 
 @pytest.mark.parametrize("kind", [pairwise.OneMessage, pairwise.TwoMessage])
