@@ -41,6 +41,7 @@ def kept():
         "rows": rows,
         "crowd": importlib.import_module("torchdp.protocol").Crowd.of(rows),
         "labels": torch.tensor([0.5, -0.5, 0.1, 0.2, 0.3], **number),
+        "second": found["regression"].SecondMoments.of(points),
         "labelled": torch.tensor([[0, 1], [1, -1], [2, 1], [2, 1], [1, -1]]),
         "signs": torch.tensor([1, -1, 1, 1, -1]),
         "bits": torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.bool),
@@ -257,10 +258,10 @@ secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)
 secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).randomize(rows, first=0, noise=noise)
 secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
 regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)
-regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
+regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).randomize(rows, noise=noise)
 regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
 regression.LocalRows(2, 1.0, 1.0, 1e-5)
-regression.LocalRows(2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
+regression.LocalRows(2, 1.0, 1.0, 1e-5).randomize(rows, noise=noise)
 regression.SecureHistogram(5, 3, 1.0)
 regression.FrequencyMoments(5, 1.0, (1.0, 2.0), 1.0)
 secure.shared_noise.SharedGaussian(5, 1.0, 1.0, 1e-5)
@@ -270,27 +271,27 @@ regression.AdaSSP(2, 1.0, 1.0, 1.0, 1e-5, 0.05)
 sketching.AdaptiveCoalition(1)
 sketching.StaticCoalition(1, 0.01)
 secure.ring.Ring(64, 20)
-regression.second_moments(rows, labels)
-regression.clipped_rows(rows, 1.0)
-regression.choose_regression(regression.second_moments(rows, labels), 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5)
-regression.choose_low_rank(regression.second_moments(rows), 1, 1.0, epsilon=1.0, delta=1e-5)
+regression.SecondMoments.of(rows, labels)
+regression.data.clipped_rows(rows, 1.0)
+regression.choose_regression(second, 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5, generator=generator)
+regression.choose_low_rank(regression.SecondMoments.of(rows), 1, 1.0, epsilon=1.0, delta=1e-5, generator=generator)
 sketching.entry_variance(1.0, epsilon=1.0, delta=1e-5)
-regression.gram_sensitivity(1.0, 2)
-regression.cross_sensitivity(1.0, 1.0)
-regression.joint_sensitivity(1.0, 1.0, 2)
-regression.least_squares(regression.second_moments(rows, labels), 1.0)
-regression.loss(regression.second_moments(rows, labels), points[0], 1.0)
-regression.phi(regression.second_moments(rows, labels), points[0], 1.0)
+regression.sensitivity.gram_sensitivity(1.0, 2)
+regression.sensitivity.cross_sensitivity(1.0, 1.0)
+regression.sensitivity.joint_sensitivity(1.0, 1.0, 2)
+regression.least_squares(regression.SecondMoments.of(rows, labels), 1.0)
+regression.loss(regression.SecondMoments.of(rows, labels), points[0], 1.0)
+regression.phi(regression.SecondMoments.of(rows, labels), points[0], 1.0)
 sketching.GaussianNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5)
 sketching.GaussianNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5, rows=False)
 sketching.OneCopyGaussianNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5)
 sketching.LaplaceNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0)
 sketching.PolyaNoise.calibrated(sketching.ones(5), 1, epsilon=1.0)
-regression.mod_sulq(2, 1.0, 1.0, 1e-5)
-regression.scaled_columns(rows)
+regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)
+regression.data.scaled_columns(rows)
 regression.solve_ridge(torch.eye(2).double(), points[0], 1.0)
-regression.spectrum_rows(5, 2, 1, generator=generator)
-regression.regression_rows(5, 2, 0.5, generator=generator)
+regression.data.spectrum_rows(5, 2, 1, generator=generator)
+regression.data.regression_rows(5, 2, 0.5, generator=generator)
 """
 
 SHUFFLE = """
@@ -369,7 +370,6 @@ training.causal_strategy(workloads.prefix(3).dense(), torch.eye(3).double())
 
 SIMULATE = """
 simulate.Trial(trial)
-simulate.block_generator(1, {'a': 1}, 0)
 """
 
 ALL = {room: globals()[room.upper()].split("\n") for room in ROOMS.split() if room.upper() in globals()}

@@ -1,4 +1,4 @@
-"""Rows to try the mechanisms on: the paper's synthetic ones, rows that have given moments, and bounds on rows."""
+"""Rows to try the mechanisms on: the paper's synthetic ones, and bounds on rows."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.regression.errors import SecondMoments, checked
-from torchdp.regression.gram import shortened
+from torchdp.regression.rows import shortened
 
 
 def spectrum_rows(clients: int, columns: int, rank: int, *, generator: torch.Generator) -> Tensor:
@@ -45,21 +45,6 @@ def regression_rows(
     return A, (A @ x).clamp_(-1, 1)
 
 
-def rows_from_moments(moments: SecondMoments, *, generator: torch.Generator) -> Tensor:
-    """Rows that have exactly these second moments: Z (Z^T Z)^-1/2 M^1/2, Z standard normal: (n, d), float64.
-
-    What depends on the moments alone (phi, psi, the Gram route) is that of the real rows; the rows' norms are not.
-    Raises ValueError where n < d.
-    """
-    n, d = checked(moments).clients, moments.columns
-    if n < d:
-        raise ValueError(f"moments must be of at least as many rows as columns, not {n} rows of {d} columns")
-    normal = _normal((n, d), checks.random_source(generator, moments.matrix.device))
-    values, vectors = torch.linalg.eigh(moments.matrix)
-    root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
-    return normal @ torch.linalg.solve(torch.linalg.cholesky(normal.mT @ normal).mT, root)
-
-
 def clipped_rows(A: Tensor, bound: float) -> Tensor:
     """Rows shortened to a public l_2 bound, float64: what a client may do without seeing anybody else's.
 
@@ -86,16 +71,6 @@ def export_moments(path: str | Path, moments: SecondMoments, *, name: str) -> No
         "moments": moments.matrix.tolist(),
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def import_moments(path: str | Path) -> SecondMoments:
-    """What :func:`export_moments` wrote. Raises ValueError."""
-    try:
-        content = json.loads(Path(path).read_text())
-        clients, matrix = content["clients"], torch.tensor(content["moments"], dtype=torch.float64)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} must be a file that export_moments wrote") from error
-    return SecondMoments(clients, matrix)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
