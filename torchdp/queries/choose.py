@@ -143,8 +143,9 @@ def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, Fa
 
 def _strategy(W: Tensor, epsilon: float, prior: Tensor | None) -> StrategyMatrix:
     centred = W - W.mean(1, keepdim=True)
-    hasty = {} if W.shape[1] <= CAREFUL_STRATEGY else {"steps": 150, "exchanges": 10}
-    return StrategyMatrix.tuned(centred, epsilon, prior, generator=keyed_generator(b"choose", W.device), **hasty)
+    generator = keyed_generator(b"choose", W.device)
+    steps, exchanges = (500, 50) if W.shape[1] <= CAREFUL_STRATEGY else (150, 10)
+    return StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps, exchanges=exchanges)
 
 
 def _histogram(prior: Tensor | None, W: Tensor) -> Tensor | None:
