@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from contract import Contract, MessageContract
+from contract import Contract, MessageContract, Unbiased
 from laws import generator, z_scores
 from scipy import stats
 
@@ -127,7 +127,7 @@ def bits_law(chances):
     return reduce(np.convolve, [np.array([1 - c, c]) for c in chances], np.ones(1))
 
 
-class TestInnerProduct(KDEContract, MessageContract):
+class TestInnerProduct(KDEContract, Unbiased, MessageContract):
     protocol = ShuffledKDE(InnerProduct(2).draw(1, generator=generator()), PoissonSum(N, 60.0), 1e-3)
     less = PoissonSum(N, 30.0)
 
@@ -137,7 +137,7 @@ class TestInnerProduct(KDEContract, MessageContract):
         return np.outer(*sums)
 
 
-class TestSquareWave(KDEContract, MessageContract):
+class TestSquareWave(KDEContract, Unbiased, MessageContract):
     protocol = ShuffledKDE(
         GaussianSquareWave(2, 0.5).draw(3, generator=generator(4)), RandomizedResponseSum(N, 0.25), 1e-2
     )
@@ -156,7 +156,7 @@ class TestSquareWave(KDEContract, MessageContract):
         return torch.from_numpy(self.signs(self.protocol.features, self.x).mean(0))
 
 
-class TestCentral(KDEContract, Contract):
+class TestCentral(KDEContract, Unbiased, Contract):
     protocol = CentralKDE(InnerProduct(2).draw(1, generator=generator()), CentralGaussianSum(N, 2.0), 1e-3)
     less = CentralGaussianSum(N, 1.95)
     bad: ClassVar = [*KDEContract.bad, ball(N - 1, 2)]
