@@ -200,6 +200,22 @@ class LocalContract(MessageContract):
         assert len(data) == len(self.x) * max(1, math.ceil(self.protocol.bits_per_user / 8))
 
 
+class RelayContract(LocalContract):
+    """A relay keeps its client's guarantee, which has an entry of its own: what is shown must be the client's data."""
+
+    def loss(self, protocol):
+        protocol.client.admit(protocol.shown(protocol.admit(self.x)))
+        assert protocol.guarantee == protocol.client.guarantee
+        return protocol.client.epsilon
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        client = self.protocol.client
+        louder = dataclasses.replace(client, epsilon=1.1 * client.epsilon)
+        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol) * (
+            1 + 1e-9
+        )
+
+
 def states():
     """The global generators of torch, Python and numpy."""
     numpy = np.random.get_state()[1]  # noqa: NPY002

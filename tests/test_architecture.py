@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
     "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
-    "mean": FLOOR | {"privacy", "protocol", "wire", "workloads", "factorization", "randomizers", "domains"},
+    "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},

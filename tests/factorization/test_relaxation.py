@@ -174,33 +174,32 @@ def test_training_within_alpha_reaches_the_approximate_norm():
     """Prefix sums 16 within 0.1: gamma_2 falls from 1.7045 to 1.4531, and a batch trains as one by one."""
     W = workloads.prefix(16).dense()
     batch = torch.stack([W, -2 * W])
-    module = train(Relaxation(batch[:1], alpha=0.1), smooth_log_norm, 600)
-    both = train(Relaxation(batch, alpha=0.1), smooth_log_norm, 600)
-    found = measure(batch, *both())
+    found = measure(batch, *train(Relaxation(batch, alpha=0.1), smooth_log_norm, 600)())
     assert (found.distortion <= 0.1 + 1e-12).all()
     assert 1.4530 <= found.norm[0] <= 1.4531 * 1.005
-    torch.testing.assert_close(measure(batch[:1], *module()).norm, found.norm[:1], rtol=1e-6, atol=0)
     assert found.norm[1] > 2 * found.norm[0]  # the same alpha is worth less of a larger W
+    one, both = (measure(W, *train(Relaxation(W, alpha=0.1), smooth_log_norm, 50)()) for W in (batch[:1], batch))
+    torch.testing.assert_close(one.norm, both.norm[:1], rtol=1e-6, atol=0)
 
 
 def test_guarantee_low_rank_reports_what_it_attains_and_beats_truncation():
     """Prefix sums 16 at rank 8: the norm falls by a third at the truncation's own error."""
     W = workloads.prefix(16).dense()
     cut = truncate(factorize(W, tol=1e-6), 8)
-    found = low_rank(W, 8, float(cut.distortion), steps=500)
+    found = low_rank(W, 8, float(cut.distortion), steps=300, learning_rate=0.02)
     assert torch.linalg.matrix_rank(found.left @ found.right) == 8
     exact = measure(W, found.left, found.right)
     assert exact.distortion == found.distortion <= cut.distortion and exact.norm == found.norm
     assert not found.norm.requires_grad and not found.left.requires_grad
     assert found.norm < 0.67 * cut.norm
-    smaller = low_rank(W, 8, 0.7 * float(cut.distortion), steps=500)
+    smaller = low_rank(W, 8, 0.7 * float(cut.distortion), steps=300, learning_rate=0.02)
     assert smaller.distortion <= 0.7 * cut.distortion and smaller.norm < cut.norm
 
 
 def test_low_rank_at_full_rank_is_the_approximate_norm():
     """Prefix sums 16 within 0.1, alone and in a batch with its negative."""
     W = workloads.prefix(16).dense()
-    found = low_rank(torch.stack([W, -W]), 16, 0.1)
+    found = low_rank(torch.stack([W, -W]), 16, 0.1, steps=500, learning_rate=0.02)
     assert (found.distortion <= 0.1).all() and (found.norm >= 1.4530).all()
     assert (found.norm <= 1.4531 * 1.01).all()
 
@@ -286,7 +285,7 @@ def test_minimising_a_protocols_predicted_error_end_to_end():
         worst = ((sharpness * miss).flatten().logsumexp(0) / sharpness).exp()
         return (one_message_variance(right, module.weights, threshold).mean() + worst.square()).log()
 
-    train(module, loss, 300, 0.02)
+    train(module, loss, 200, 0.03)
     trained = statistic(module()[1], module.weights, base.form.constant)
     after = torch.tensor(
         [pairwise.OneMessage(trained, EPSILON).predicted_mse(h, USERS) for h in HISTOGRAMS], dtype=torch.float64

@@ -44,7 +44,7 @@ class Guarantee:
     source: str
 
     def __post_init__(self) -> None:
-        if self.epsilon != math.inf:
+        if not (isinstance(self.epsilon, float) and self.epsilon == math.inf):
             checks.positive("epsilon", self.epsilon)
         checks.below_one("delta", self.delta)
         if not isinstance(self.model, Model) or not isinstance(self.neighbours, Neighbours):
