@@ -172,7 +172,7 @@ def measure(config: Config, report: Report) -> None:
     report.say("\naggregate")
     for kind in ORACLES:
         oracle = kind(K, EPSILON)
-        spent = median(lambda o=oracle: o.sample_reports(counts, generator=generator), config.repeats)
+        spent = median(lambda o=oracle: o.sample_tally(counts, generator=generator), config.repeats)
         cells = {"users": total, "seconds": spent, "users_per_s": total / spent}
         report.row("aggregate", library=f"torchdp, {kind.__name__}", **cells)
 

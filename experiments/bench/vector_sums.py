@@ -69,7 +69,7 @@ def block_by_block(randomizer: BallRandomizer, points: Tensor, counts: Tensor, n
     types = torch.arange(TYPES, device=points.device).repeat_interleave(counts)
     total = torch.zeros(randomizer.dim, dtype=torch.float64, device=points.device)
     for some in types.split(max(1, AT_ONCE // randomizer.dim)):
-        total += randomizer.decode_sum(randomizer.sample(points[some], noise=noise))
+        total += randomizer.tally(randomizer.randomize(points[some], noise=noise))["sum"]
     return total
 
 
