@@ -17,11 +17,20 @@ import math
 from dataclasses import dataclass
 
 import torch
+from synthetic import spectrum_rows
 
 from torchdp.randomness import keyed_generator
-from torchdp.regression import GramRelease, LocalRows, ModSulq, SecondMoments, predicted_psi, psi, top_directions
+from torchdp.regression import (
+    GramRelease,
+    LocalRows,
+    ModSulq,
+    SecondMoments,
+    clipped_rows,
+    predicted_psi,
+    psi,
+    top_directions,
+)
 from torchdp.regression import paper as regression_paper
-from torchdp.regression.data import clipped_rows, spectrum_rows
 from torchdp.regression.low_rank import random_psi
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from synthetic import regression_rows
 from torch import Tensor
 
 from torchdp.privacy import Model
@@ -36,7 +37,6 @@ from torchdp.regression import (
     predicted_phi_of_sketch,
     solve_ridge,
 )
-from torchdp.regression.data import regression_rows
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
