@@ -364,7 +364,7 @@ def test_after_the_last_step():
         (lambda: make()(torch.full((SIZE,), math.nan)), ValueError, "total holds NaN"),
         (lambda: make()([0.0] * SIZE), TypeError, "total must be"),
         (
-            lambda: make(dtype=torch.float32)(torch.full((SIZE,), 1e300, dtype=torch.float64)),
+            lambda: make(dtype=torch.float32)(1e300 * torch.ones(SIZE).double()),
             ValueError,
             "total holds NaN",
         ),
