@@ -372,7 +372,6 @@ training.causal_strategy(workloads.prefix(3).dense(), torch.eye(3).double())
 
 SIMULATE = """
 simulate.Trial(trial)
-simulate.block_generator(1, {'a': 1}, 0)
 """
 
 ALL = {room: globals()[room.upper()].split("\n") for room in ROOMS.split() if room.upper() in globals()}

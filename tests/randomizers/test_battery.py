@@ -8,8 +8,9 @@ import pytest
 import torch
 from channels import channel, hockey_stick, signs, spent_by, two_densities
 from contract import LocalContract
-from laws import generator
+from laws import generator, z_scores
 
+from torchdp.protocol import Tally
 from torchdp.randomizers import (
     DuchiJordanWainwright,
     GaussianVector,
@@ -27,7 +28,17 @@ from torchdp.randomizers import (
 from torchdp.randomizers.alphabet.subset_selection import members, rank
 
 
-class OracleContract(LocalContract):
+class UnbiasedContract(LocalContract):
+    def test_unbiased(self, slow, summary):
+        found = self.protocol.sample_estimate(summary, generator=generator(1), sample_shape=(self.repeats,))
+        assert float(z_scores(found.value, self.truth()).abs().max()) < 5
+        together = self.protocol.analyse(
+            Tally(self.runs * len(self.x), {name: part.sum(0) for name, part in slow.items()})
+        )
+        assert float(((together.value - self.truth()) / together.standard_error).abs().max()) < 5
+
+
+class OracleContract(UnbiasedContract):
     """Users of five types; nobody holds the last."""
 
     x = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3]).repeat(3)
@@ -75,7 +86,7 @@ class TestStrategyMatrix(OracleContract):
         assert self.loss(StrategyMatrix(uneven(2.2))) > self.protocol.guarantee.epsilon * (1 + 1e-9)
 
 
-class BallContract(LocalContract):
+class BallContract(UnbiasedContract):
     """Users at the centre, inside and on the sphere of radius 2."""
 
     x = torch.tensor(

@@ -62,7 +62,7 @@ TABLES = {
     "faint 1e-14": faint(1e-14),
     "faint 1e-25": faint(1e-25),
     "response 100, 1e-3": response(100, 1e-3),
-    "learned": LearnedStrategy(StrategyMatrix(response(6, 12.0)), 13.0)().detach(),
+    "learned": LearnedStrategy(response(6, 12.0), 13.0)().detach(),
 }
 
 

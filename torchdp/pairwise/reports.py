@@ -16,12 +16,10 @@ from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.pairwise.variance import pairs_variance, symmetric_variance
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import (
-    Objective,
     OptimizedUnaryEncoding,
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
-    optimize_strategy,
 )
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
 from torchdp.randomizers.draws import unpack
@@ -264,11 +262,11 @@ def strategy_reports(
     h = h / h.sum()
     centred = points - points.mean(0)
     if prior is None:  # the query is not known: all directions of the users' mean vector alike
-        queries, objective = weights[:, None] * centred.mT / math.sqrt(len(weights)), Objective.WORST
+        queries, law = weights[:, None] * centred.mT / math.sqrt(len(weights)), None
         queries = queries * points.norm(dim=1).max()
         judged = torch.eye(k, dtype=torch.float64, device=points.device) * n
     else:
-        queries, objective = (centred @ (weights * (h @ points)))[None], Objective.AVERAGE
+        queries, law = (centred @ (weights * (h @ points)))[None], flat_prior
         judged = h[None] * n
     flat, own = SubsetPairs(statistic, epsilon)._noise
     covariance = flat * centred.mT @ centred + own * (centred * h[:, None]).mT @ centred
@@ -277,7 +275,7 @@ def strategy_reports(
         values, vectors = torch.linalg.eigh(covariance)
         root = (vectors * values.clamp_min(0).sqrt()).mT * weights  # root^T root = J C J
         workload = torch.cat([queries * math.sqrt(4 / n), root @ centred.mT * math.sqrt(4 / n**2)])
-        best = optimize_strategy(workload, epsilon, objective, generator=generator, steps=steps)
+        best = StrategyMatrix.tuned(workload, epsilon, law, generator=generator, steps=steps)
         strategy = best if prior is None else StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
         found.append(StrategyReports(statistic, epsilon, strategy))
         covariance = torch.einsum("x,xst->st", h, found[-1]._covariances)

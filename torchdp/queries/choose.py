@@ -24,10 +24,7 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
-    optimize_strategy,
-    worst_query_strategy,
 )
-from torchdp.randomizers import Objective as StrategyObjective
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomness import keyed_generator
@@ -86,13 +83,13 @@ def choose(
     if k > 1:
         protocols += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
     if 1 < k <= LARGEST_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
-        strategy = _strategy(W, epsilon, StrategyObjective.WORST)
+        strategy = _strategy(W, epsilon, None)
         protocols.append(("optimised strategy", LocalOracle(W, strategy)))
         if objective is Objective.WORST and prior is None and len(W) > 1:
-            sharper = worst_query_strategy(W - W.mean(1, keepdim=True), strategy)
+            sharper = strategy.sharpened(W - W.mean(1, keepdim=True), None)
             protocols.append(("optimised strategy, worst query", LocalOracle(W, sharper)))
         if prior is not None:
-            average = LocalOracle(W, _strategy(W, epsilon, StrategyObjective.AVERAGE))
+            average = LocalOracle(W, _strategy(W, epsilon, W.new_ones(k)))
             protocols.append(("optimised strategy, average type", average))
     return _ranked(protocols, n, objective, prior)
 
@@ -144,9 +141,9 @@ def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, Fa
     return (("gamma_2 within alpha", FactoredQueries.of(W, found, shift)),)
 
 
-def _strategy(W: Tensor, epsilon: float, objective: StrategyObjective) -> StrategyMatrix:
+def _strategy(W: Tensor, epsilon: float, prior: Tensor | None) -> StrategyMatrix:
     centred = W - W.mean(1, keepdim=True)
-    return optimize_strategy(centred, epsilon, objective, generator=keyed_generator(b"choose", W.device))
+    return StrategyMatrix.tuned(centred, epsilon, prior, generator=keyed_generator(b"choose", W.device))
 
 
 def _histogram(prior: Tensor | None, W: Tensor) -> Tensor | None:

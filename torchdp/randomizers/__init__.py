@@ -3,11 +3,10 @@
 from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
-from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances, worst_query_strategy
+from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
 from torchdp.randomizers.alphabet.randomized_response import FiniteMoments, RandomizedResponse
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_bound import VarianceWitness, certify_variance, strategy_lower_bound
-from torchdp.randomizers.alphabet.strategy_search import Objective, optimize_strategies, optimize_strategy
 from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer
 from torchdp.randomizers.ball.gaussian_vector import GaussianVector
@@ -29,7 +28,6 @@ __all__ = [
     "HadamardResponse",
     "LearnedStrategy",
     "LocalRandomizer",
-    "Objective",
     "OptimizedUnaryEncoding",
     "PointRelease",
     "PrivUnit",
@@ -44,8 +42,5 @@ __all__ = [
     "VarianceWitness",
     "answer_variances",
     "certify_variance",
-    "optimize_strategies",
-    "optimize_strategy",
     "strategy_lower_bound",
-    "worst_query_strategy",
 ]

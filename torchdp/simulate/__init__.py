@@ -12,15 +12,13 @@ errors. Randomness is a function of the run seed, the configuration and the bloc
 """
 
 from torchdp.simulate.blocks import Sampler
-from torchdp.simulate.code import code_of
-from torchdp.simulate.engine import Result, run
+from torchdp.simulate.engine import run
 from torchdp.simulate.experiment import Experiment, Sweep
-from torchdp.simulate.moments import Moments, merge
+from torchdp.simulate.moments import Moments
 from torchdp.simulate.plots import error_curves, ratio_strip, subplots, write_csv
-from torchdp.simulate.report import Report, Rows, columns
-from torchdp.simulate.streams import block_generator, canonical, digest
+from torchdp.simulate.report import Report, columns
 from torchdp.simulate.sweep import OnError, OtherCode, Row, Trial, read, sweep
-from torchdp.simulate.users import UserSum, total
+from torchdp.simulate.users import total
 
 __all__ = [
     "Experiment",
@@ -28,20 +26,12 @@ __all__ = [
     "OnError",
     "OtherCode",
     "Report",
-    "Result",
     "Row",
-    "Rows",
     "Sampler",
     "Sweep",
     "Trial",
-    "UserSum",
-    "block_generator",
-    "canonical",
-    "code_of",
     "columns",
-    "digest",
     "error_curves",
-    "merge",
     "ratio_strip",
     "read",
     "run",

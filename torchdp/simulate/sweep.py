@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,7 +18,7 @@ from torchdp.simulate.code import code_of
 from torchdp.simulate.engine import progress_bar
 from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import Moments, merge
-from torchdp.simulate.store import Record, append, check_writable, load
+from torchdp.simulate.store import Record, Run, append, check_writable, load
 from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import answers
 
@@ -95,22 +95,20 @@ def sweep(
 
     Each finished block is on the disk before whoever ran it starts the next. On one model of device and one
     version of torch the moments are bit-identical however often the sweep was killed, in whatever order the grid
-    was given, however many devices ran it in whatever order, and however many processes shared the store; about
-    the number of CPU threads see :func:`torchdp.simulate.run`. Another model of GPU may draw other numbers: over
-    several models a row is as good, but depends on which of them ran which block. Blocks of another seed, block
-    size, configuration or code (``code_of(make_trial)``) never enter a row.
+    was given, however many devices ran it, and however many processes shared the store; about the number of CPU
+    threads see :func:`torchdp.simulate.run`. Over several models of GPU a row is as good, but depends on which of
+    them ran which block. Blocks of another seed, block size, configuration or code (``code_of(make_trial)``) never
+    enter a row.
 
     Args:
         make_trial: ``make_trial(config)`` returns a :class:`Trial` or a plain sampler; called only for a
             configuration that still has blocks to run, once in each process that runs some of them.
-        grid: configurations, no two alike; see :func:`canonical` for what they may hold.
+        grid: configurations, no two alike; see ``streams.canonical`` for what they may hold.
         trials, seed, block_size, target_relative_ci, device, progress: as in :func:`torchdp.simulate.run`.
-        devices: as in :func:`torchdp.simulate.run`; it is ``make_trial`` that the workers must be able to load,
-            by its name. Blocks that were run ahead of the target stay in the store.
+        devices: as there; it is ``make_trial`` that the workers must be able to load, by its name.
         store: path of the JSON lines file; made, with its folder, if it is missing.
         other_code: what to do with stored blocks that other code made; see :class:`OtherCode`.
-        on_error: GO_ON measures the other configurations when one fails or its worker is killed. A row that
-            failed holds the error, and the moments of the blocks before it.
+        on_error: see :class:`OnError`; a row that failed holds the moments of the blocks before the error.
 
     Raises:
         TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
@@ -121,83 +119,13 @@ def sweep(
     checks.function("make_trial", make_trial)
     checks.instance("other_code", other_code, OtherCode)
     checks.instance("on_error", on_error, OnError)
-    configs: dict[str, dict[str, Any]] = {}
-    for config in grid:
-        if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
-            raise ValueError(f"grid holds {copied} twice")
-    trials, seed = checks.integer("trials", trials, 1), checks.integer("seed", seed, 0, 2**256)
-    block_size = checks.integer("block_size", block_size, 1)
-    check_target(target_relative_ci)
-    known, code = load(store) if os.path.exists(store) else {}, code_of(make_trial)
-    plans = []
-    for value, copied in configs.items():
-        found = {key.code: run for key, run in known.items() if key[:3] == (value, seed, block_size)}
-        made, stored = code, found.pop(code, {})
-        if found and not stored and other_code is OtherCode.REFUSE:
-            raise ValueError(
-                f"{os.fspath(store)} holds blocks of config {copied} by other code: "
-                f"{'; '.join(found)}; this is {code}; "
-                "take another store, or other_code=OtherCode.AGAIN to measure them anew, OtherCode.KEEP to use "
-                "those that are complete (torchdp sweep: --other-code again or keep)"
-            )
-        if not stored and other_code is OtherCode.KEEP:
-            whole = (
-                each
-                for each in reversed(found)
-                if Gathering(trials, block_size, target_relative_ci, found[each]).finished
-            )
-            made = next(whole, code)
-            stored = found.get(made, {})
-        facts = [stored[key].facts for key in sorted(stored)]
-        same_facts(copied, facts)
-        plans.append(_Plan(copied, Gathering(trials, block_size, target_relative_ci, stored), facts[:1], made))
-    open_plans = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
-
-    def failed(job: _Job, error: Exception) -> bool:
-        if on_error is OnError.RAISE:
-            return False
-        plan = plans[job.plan]
-        plan.error.append(f"{type(error).__name__}: {error}")
-        plan.blocks.give_up()
-        open_plans.discard(job.plan)
-        return True
-
-    runner = _Runner(make_trial, block_size, code)
-    records = answers("make_trial", runner, _chooser(plans, seed), device, devices, failed)
-    if open_plans:
-        check_writable(store)  # before an hour of work, not after it
-    with progress_bar(trials * len(plans), progress) as bar, closing(records):
-        bar.update(sum(plan.blocks.moments.count for plan in plans))
-        for job, record in records:
-            plan = plans[job.plan]
-            try:
-                same_facts(plan.config, [*plan.facts, record.facts])
-            except ValueError as error:
-                if not failed(job, error):
-                    raise
-                continue
-            plan.facts[:] = [*plan.facts, record.facts][:1]
-            append(store, record)
-            before = plan.blocks.moments.count
-            plan.blocks.take_back(job.block.index, job.block.size, record)
-            bar.update(plan.blocks.moments.count - before)
-            if plan.blocks.finished:
-                open_plans.discard(job.plan)
-            if not open_plans:
-                break
-    return [
-        Row(
-            plan.config,
-            plan.blocks.moments,
-            plan.blocks.seconds,
-            (plan.facts or [{}])[0],
-            seed,
-            block_size,
-            plan.code,
-            plan.error[0] if plan.error else None,
-        )
-        for plan in plans
-    ]
+    asked = _Asked(trials, seed, block_size, target_relative_ci)
+    code = code_of(make_trial)
+    plans = _plans(grid, asked, store, code, other_code)
+    work, runner = _Work(plans, store, on_error), _Runner(make_trial, asked.block_size, code)
+    records = answers("make_trial", runner, _chooser(plans, asked.seed), device, devices, work.failed)
+    work.finish(records, trials, progress)
+    return [plan.row(asked) for plan in plans]
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
@@ -217,6 +145,20 @@ def read(store: str | os.PathLike[str]) -> list[Row]:
     return rows
 
 
+class _Asked:
+    """How much of each configuration."""
+
+    def __init__(self, trials: int, seed: int, block_size: int, target: float | None) -> None:
+        self.trials = checks.integer("trials", trials, 1)
+        self.seed = checks.integer("seed", seed, 0, 2**256)
+        self.block_size = checks.integer("block_size", block_size, 1)
+        check_target(target)
+        self.target = target
+
+    def gathering(self, stored: Run) -> Gathering[Record]:
+        return Gathering(self.trials, self.block_size, self.target, stored)
+
+
 @dataclass(frozen=True)
 class _Plan:
     config: dict[str, Any]
@@ -224,6 +166,44 @@ class _Plan:
     facts: list[dict[str, Any]]  # of a block that is known, if there is one
     code: str
     error: list[str] = field(default_factory=list)
+
+    def row(self, asked: _Asked) -> Row:
+        blocks, facts, error = self.blocks, (self.facts or [{}])[0], self.error[0] if self.error else None
+        return Row(
+            self.config, blocks.moments, blocks.seconds, facts, asked.seed, asked.block_size, self.code, error
+        )
+
+
+def _plans(
+    grid: Sequence[Mapping[str, object]],
+    asked: _Asked,
+    store: str | os.PathLike[str],
+    code: str,
+    other_code: OtherCode,
+) -> list[_Plan]:
+    """What is stored of each configuration, by which code."""
+    configs: dict[str, dict[str, Any]] = {}
+    for config in grid:
+        if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
+            raise ValueError(f"grid holds {copied} twice")
+    known, plans = load(store) if os.path.exists(store) else {}, []
+    for value, copied in configs.items():
+        found = {key.code: run for key, run in known.items() if key[:3] == (value, asked.seed, asked.block_size)}
+        if found and code not in found and other_code is OtherCode.REFUSE:
+            raise ValueError(
+                f"{os.fspath(store)} holds blocks of config {copied} by other code: "
+                f"{'; '.join(found)}; this is {code}; "
+                "take another store, or other_code=OtherCode.AGAIN to measure them anew, OtherCode.KEEP to use "
+                "those that are complete (torchdp sweep: --other-code again or keep)"
+            )
+        made = code
+        if code not in found and other_code is OtherCode.KEEP:
+            made = next((each for each in reversed(found) if asked.gathering(found[each]).finished), code)
+        stored = found.get(made, {})
+        facts = [stored[key].facts for key in sorted(stored)]
+        same_facts(copied, facts)
+        plans.append(_Plan(copied, asked.gathering(stored), facts[:1], made))
+    return plans
 
 
 @dataclass(frozen=True)
@@ -234,6 +214,54 @@ class _Job:
 
     def __str__(self) -> str:
         return str(self.block)
+
+
+class _Work:
+    """What is left to do, and the store that keeps what was done."""
+
+    def __init__(self, plans: Sequence[_Plan], store: str | os.PathLike[str], on_error: OnError) -> None:
+        self._plans, self._store, self._on_error = plans, store, on_error
+        self._open = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
+
+    def finish(
+        self, records: Generator[tuple[_Job, Record], None, None], trials: int, progress: bool | None
+    ) -> None:
+        """Takes records until every plan is finished."""
+        if self._open:
+            check_writable(self._store)  # before an hour of work, not after it
+        with progress_bar(trials * len(self._plans), progress) as bar, closing(records):
+            bar.update(sum(plan.blocks.moments.count for plan in self._plans))
+            for job, record in records:
+                bar.update(self._take(job, record))
+                if not self._open:
+                    break
+
+    def failed(self, job: _Job, error: Exception) -> bool:
+        """Whether the others go on."""
+        if self._on_error is OnError.RAISE:
+            return False
+        plan = self._plans[job.plan]
+        plan.error.append(f"{type(error).__name__}: {error}")
+        plan.blocks.give_up()
+        self._open.discard(job.plan)
+        return True
+
+    def _take(self, job: _Job, record: Record) -> int:
+        """How many samples more its plan has."""
+        plan = self._plans[job.plan]
+        try:
+            same_facts(plan.config, [*plan.facts, record.facts])
+        except ValueError as error:
+            if not self.failed(job, error):
+                raise
+            return 0
+        plan.facts[:] = [*plan.facts, record.facts][:1]
+        append(self._store, record)
+        before = plan.blocks.moments.count
+        plan.blocks.take_back(job.block.index, job.block.size, record)
+        if plan.blocks.finished:
+            self._open.discard(job.plan)
+        return plan.blocks.moments.count - before
 
 
 def _chooser(plans: Sequence[_Plan], seed: int) -> Callable[[_Job | None], _Job | None]:
