@@ -25,6 +25,20 @@ def products(A: Tensor, b: Tensor | None = None) -> Tensor:
     return torch.stack([*gram, *cross])
 
 
+def regression_rows(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Normal rows and labels linear in them, all entries cut to [-1, 1], which leaves a loss."""
+    draws = generator(seed)
+    x = torch.randn(d, dtype=torch.float64, generator=draws)
+    A = torch.randn(n, d, dtype=torch.float64, generator=draws).clamp_(-1, 1)
+    return A, (A @ x).clamp_(-1, 1)
+
+
+def spectrum_rows(n: int, d: int, rank: int) -> Tensor:
+    """Rows with ``rank`` singular values sqrt(n/rank), the others 1/n."""
+    U, _, Vh = torch.linalg.svd(torch.randn(n, d, dtype=torch.float64, generator=generator()), full_matrices=False)
+    return U * torch.tensor([math.sqrt(n / rank)] * rank + [1 / n] * (d - rank), dtype=torch.float64) @ Vh
+
+
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Balle, Wang (2018), Theorem 8, from the error function."""
 

@@ -35,13 +35,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
 K, EPSILON = 1024, 1.0
-ORACLES = (
-    RandomizedResponse,
-    OptimizedUnaryEncoding,
-    SymmetricUnaryEncoding,
-    HadamardResponse,
-    SubsetSelection,
-)
+ORACLES = (RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse, SubsetSelection)
 Run = Callable[[np.ndarray], object]
 
 
@@ -177,7 +171,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("aggregate", library=f"torchdp, {kind.__name__}", **cells)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"library": 40, "users_per_s": ".3g"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

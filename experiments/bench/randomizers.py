@@ -214,9 +214,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"operation": 52, "users_per_s": ".3g", "time_over_floor": ".2f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -192,7 +192,7 @@ def measure(config: Config, report: Report) -> None:
             rates(d, sizes[-1], device, least, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 30, "MB": ".1f", "over_floor": ".2f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

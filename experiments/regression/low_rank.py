@@ -17,19 +17,23 @@ import math
 from dataclasses import dataclass
 
 import torch
+from synthetic import spectrum_rows
 
 from torchdp.randomness import keyed_generator
-from torchdp.regression import GramRelease, LocalRows, ModSulq, SecondMoments, predicted_psi, psi, top_directions
+from torchdp.regression import (
+    GramRelease,
+    LocalRows,
+    ModSulq,
+    SecondMoments,
+    clipped_rows,
+    predicted_psi,
+    psi,
+    top_directions,
+)
 from torchdp.regression import paper as regression_paper
-from torchdp.regression.data import clipped_rows, spectrum_rows
 from torchdp.regression.low_rank import random_psi
 from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import (
-    GaussianNoise,
-    balanced_count_sketch,
-    entry_variance,
-    paper,
-)
+from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0
 COLOURS = {
@@ -142,9 +146,7 @@ def draw(tables: dict) -> dict:
     return {"low_rank.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, draw, {"method": 20, "psi": ".3g", "deviation": ".2g", "predicted": ".3g"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from synthetic import regression_rows
 from torch import Tensor
 
 from torchdp.privacy import Model
@@ -36,14 +37,8 @@ from torchdp.regression import (
     predicted_phi_of_sketch,
     solve_ridge,
 )
-from torchdp.regression.data import regression_rows
 from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import (
-    GaussianNoise,
-    balanced_count_sketch,
-    entry_variance,
-    paper,
-)
+from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
 RIDGES = (1.0, 10.0, 100.0)
@@ -256,7 +251,7 @@ def curves(rows: list, ridges: tuple[float, ...]):
     return figure
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 12, "zero": ".3f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

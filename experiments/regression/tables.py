@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from uci import ELEVATION, ETHYLENE, POWER, SONGS, Schema, load_csv, scaled_columns
 
 from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
@@ -38,8 +39,6 @@ from torchdp.regression import (
     solve_ridge,
     top_directions,
 )
-from torchdp.regression.data import export_moments, scaled_columns
-from torchdp.regression.tables import ELEVATION, ETHYLENE, POWER, SONGS, Schema, load_csv
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import entry_variance
 
@@ -133,7 +132,6 @@ def sources(config: "Config", out: Path):
             A, b = load_csv(path, schema)
             A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
             moments = SecondMoments.of(A, b)
-            export_moments(out / f"{path.stem}.json", moments, name=schema.name)
             yield path.stem, moments, float(torch.linalg.vector_norm(A, dim=1).max()), 1.0, schema.rank, paper
         if not found and config.stand_ins:
             yield f"synthetic {schema.name.split()[0]}", stand_in(schema), bound, 1.0, schema.rank, paper
@@ -164,12 +162,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("psi", **cells, **low_rank(moments, rank, bound, runs, generator))
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"table": 32, **dict.fromkeys(("0", "local", "sketch", "Gram", "AdaSSP", "MOD-SULQ"), ".4g")},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -272,7 +272,7 @@ sketching.AdaptiveCoalition(1)
 sketching.StaticCoalition(1, 0.01)
 secure.ring.Ring(64, 20)
 regression.SecondMoments.of(rows, labels)
-regression.data.clipped_rows(rows, 1.0)
+regression.clipped_rows(rows, 1.0)
 regression.choose_regression(second, 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5, generator=generator)
 regression.choose_low_rank(regression.SecondMoments.of(rows), 1, 1.0, epsilon=1.0, delta=1e-5, generator=generator)
 sketching.entry_variance(1.0, epsilon=1.0, delta=1e-5)
@@ -288,10 +288,7 @@ sketching.OneCopyGaussianNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0, d
 sketching.LaplaceNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0)
 sketching.PolyaNoise.calibrated(sketching.ones(5), 1, epsilon=1.0)
 regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)
-regression.data.scaled_columns(rows)
 regression.solve_ridge(torch.eye(2).double(), points[0], 1.0)
-regression.data.spectrum_rows(5, 2, 1, generator=generator)
-regression.data.regression_rows(5, 2, 0.5, generator=generator)
 """
 
 SHUFFLE = """

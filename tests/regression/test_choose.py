@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 from laws import generator
+from products import regression_rows, spectrum_rows
 
 from torchdp.regression import GramRelease, SecondMoments, adaptive_ridge, choose_low_rank, choose_regression, phi
-from torchdp.regression.data import regression_rows, spectrum_rows
 from torchdp.secure import SecureSketch
 
 
 def regression(n=100_000, d=4):
-    A, b = regression_rows(n, d, 1.0, generator=generator())
+    A, b = regression_rows(n, d)
     return SecondMoments.of(A, b)
 
 
@@ -65,7 +65,7 @@ def test_the_gram_route_is_first_on_random_problems():
 
 
 def test_low_rank_ranks_gram_sketch_local():
-    moments = SecondMoments.of(spectrum_rows(50_000, 10, 3, generator=generator()) * 0.5)
+    moments = SecondMoments.of(spectrum_rows(50_000, 10, 3) * 0.5)
     choice = choose_low_rank(moments, 3, 2.0, generator=generator(), epsilon=0.5, delta=1e-6)
     assert isinstance(choice.best, GramRelease)
     assert choice.candidates[0].error < 1e-3 * max(r.error for r in choice.candidates)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from laws import generator
+from products import regression_rows
 
 from torchdp.protocol import Estimate
 from torchdp.regression import (
@@ -22,7 +23,6 @@ from torchdp.regression import (
     predicted_phi_of_sketch,
     solve_ridge,
 )
-from torchdp.regression.data import regression_rows
 from torchdp.regression.errors import joined
 from torchdp.regression.ridge import estimated_loss
 from torchdp.regression.second_moment_noise import svec
@@ -32,7 +32,7 @@ D, RIDGE = 4, 10.0
 
 
 def problem(n=20000, seed=0):
-    A, b = regression_rows(n, D, 1.0, generator=generator(seed))
+    A, b = regression_rows(n, D, seed)
     return A, b, SecondMoments.of(A, b)
 
 

@@ -16,7 +16,7 @@ from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
 from torchdp.protocol import Tally
-from torchdp.regression.data import clipped_rows
+from torchdp.regression import clipped_rows
 from torchdp.secure import FrameError, SecureSketch, Words, reconstruct, share
 from torchdp.secure.protocol import one_key
 from torchdp.secure.servers import check_members

@@ -1,20 +1,20 @@
-"""Synthetic rows, rows from moments, files of moments, and the tables of the paper."""
+"""Rows of the experiments on regression: synthetic ones, and the tables of the paper."""
 
-import json
 import math
 
 import pytest
 import torch
+from laws import generator
+from scripts import loaded
 
 from torchdp.regression import SecondMoments, least_squares, loss
-from torchdp.regression.data import clipped_rows, export_moments, regression_rows, scaled_columns, spectrum_rows
-from torchdp.regression.tables import ELEVATION, ETHYLENE, POWER, SONGS, Schema, load_csv
 
-SMALL = Schema("Small", ";", 1, 5, (2, 3), 4, 3, "?", 1, 2.0)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+with loaded("regression/synthetic.py") as module:
+    spectrum_rows, regression_rows = module.spectrum_rows, module.regression_rows
+with loaded("regression/uci.py") as module:
+    TABLES = [getattr(module, name) for name in ("POWER", "ELEVATION", "ETHYLENE", "SONGS")]
+    load_csv, scaled_columns = module.load_csv, module.scaled_columns
+    SMALL = module.Schema("Small", ";", 1, 5, (2, 3), 4, 3, "?", 1, 2.0)
 
 
 def test_spectrum_rows_have_the_singular_values_of_the_paper():
@@ -31,22 +31,8 @@ def test_regression_rows_are_within_their_bounds_and_leave_a_loss():
     assert float(loss(moments, least_squares(moments, 0.0), 0.0)) > 1
 
 
-def test_random_rows_need_a_generator():
-    with pytest.raises(TypeError, match=r"torch\.Generator"):
-        spectrum_rows(4, 2, 1, generator=None)
-
-
-def test_moments_survive_a_file_to_the_last_bit(tmp_path):
-    moments = SecondMoments.of(torch.randn(60, 3, dtype=torch.float64, generator=generator(1)))
-    export_moments(tmp_path / "m.json", moments, name="random")
-    found = json.loads((tmp_path / "m.json").read_text())
-    assert found["moments"] == moments.matrix.tolist() and found["clients"] == 60
-    assert found["differentially_private"] is False
-
-
-def test_clipping_and_scaling():
+def test_scaling():
     A = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    torch.testing.assert_close(clipped_rows(A, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]).double())
     torch.testing.assert_close(scaled_columns(A)[1], torch.tensor([0.1, 0.1]))
     assert torch.equal(scaled_columns(torch.zeros(2, 2)), torch.zeros(2, 2))
 
@@ -69,12 +55,12 @@ def test_load_csv_reads_complete_lines_and_refuses_others(tmp_path):
 
 
 def test_schemas_are_those_of_the_papers_table_6():
-    sizes = {s.name.split()[0]: (s.rows, len(s.features), s.rank) for s in (POWER, ELEVATION, ETHYLENE, SONGS)}
+    sizes = {s.name.split()[0]: (s.rows, len(s.features), s.rank) for s in TABLES}
     assert sizes == {
         "Power": (2_049_280, 6, 3),
         "Elevation": (434_874, 2, 1),
         "Ethylene": (4_178_504, 18, 5),
         "Songs": (515_345, 90, 15),  # the paper says 89
     }
-    for schema in (POWER, ELEVATION, ETHYLENE, SONGS):
+    for schema in TABLES:
         assert schema.label not in schema.features and max(*schema.features, schema.label) < schema.fields
