@@ -3,7 +3,7 @@
 Papers: Edmonds, Nikolov, Ullman (2020), Theorem 10 (factorization); McKenna, Maity, Mazumdar, Miklau (2020).
 Command:  python experiments/queries/error_vs_types.py
 Expected: error of the average query at n = 10,000 on the worst data. Factorization grows like log k, frequency oracles
-    like a power of k except where e^epsilon is of order k; an optimised strategy (up to 64 types) is below both.
+    like a power of k except where e^epsilon is of order k; an optimised strategy (up to 128 types) is below both.
     Measured points lie on the curves.
 Output: results/queries/error_vs_types/error_vs_types.csv and .png.
 Artifact: Edmonds, Nikolov, Ullman (2020); McKenna et al. (2020) | Theorem 10

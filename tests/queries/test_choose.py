@@ -1,5 +1,6 @@
 """Frequency oracles as query mechanisms, and the choice by predicted error."""
 
+import importlib
 import math
 
 import pytest
@@ -74,6 +75,16 @@ def test_a_prior_moves_the_choice(average_query):
     mse = choice.best.predicted_mse(100_000 * prior.double())
     assert choice.candidates[0].error == pytest.approx(float(mse.mean()) ** 0.5)
     assert choice.candidates[0].error <= average_query.candidates[0].error
+
+
+def test_many_types_get_a_hasty_strategy_and_very_many_none(average_query, monkeypatch):
+    room = importlib.import_module("torchdp.queries.choose")
+    monkeypatch.setattr(room, "CAREFUL_STRATEGY", 7)
+    found = {c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN).candidates}
+    assert found["optimised strategy"] < 1.05 * average_query.candidates[0].error
+    monkeypatch.setattr(room, "LARGEST_STRATEGY", 7)
+    names = [c.name for c in choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN).candidates]
+    assert "optimised strategy" not in names
 
 
 def test_central_choices():

@@ -40,7 +40,7 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
 )
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 LARGEST_LOSSY = 512  # m + n up to which it is tried
-LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
+LARGEST_STRATEGY, CAREFUL_STRATEGY = 128, 64  # types up to which a strategy is optimised, and at leisure (seconds)
 
 
 def choose(
@@ -56,12 +56,12 @@ def choose(
 
     Candidates: factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within the alpha of least error where
     that may pay, the identity and the plain answers, each with PrivUnit and PrivUnitG; randomized response, subset
-    selection, OUE, SUE and Hadamard response; up to 64 types a strategy matrix optimised for the workload.
+    selection, OUE, SUE and Hadamard response; up to 128 types a strategy matrix optimised for the workload.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that. tol: relative gap of the factorizations.
-    Strategies are optimised for the mean over queries and the worst type, from there for the worst query where that is
-    the objective; with a prior also for the mean over types.
+    Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
+    where that is the objective; with a prior also for the mean over types. They take seconds from 64 types on.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -85,7 +85,7 @@ def choose(
     if 1 < k <= LARGEST_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
         strategy = _strategy(W, epsilon, None)
         protocols.append(("optimised strategy", LocalOracle(W, strategy)))
-        if objective is Objective.WORST and prior is None and len(W) > 1:
+        if objective is Objective.WORST and prior is None and len(W) > 1 and k <= CAREFUL_STRATEGY:
             sharper = strategy.sharpened(W - W.mean(1, keepdim=True), None)
             protocols.append(("optimised strategy, worst query", LocalOracle(W, sharper)))
         if prior is not None:
@@ -143,7 +143,9 @@ def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, Fa
 
 def _strategy(W: Tensor, epsilon: float, prior: Tensor | None) -> StrategyMatrix:
     centred = W - W.mean(1, keepdim=True)
-    return StrategyMatrix.tuned(centred, epsilon, prior, generator=keyed_generator(b"choose", W.device))
+    generator = keyed_generator(b"choose", W.device)
+    steps, exchanges = (500, 50) if W.shape[1] <= CAREFUL_STRATEGY else (150, 10)
+    return StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps, exchanges=exchanges)
 
 
 def _histogram(prior: Tensor | None, W: Tensor) -> Tensor | None:
