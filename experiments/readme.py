@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SHARED = {"bench/clock.py"}  # imported by scripts
+SHARED = {"bench/clock.py", "pairwise/hierarchical.py", "pairwise/reduction.py"}  # imported by scripts
 HEAD = """# Experiments
 
 One script for each table or figure; a folder is a room of `torchdp`, `bench` measures speed. A docstring is the whole

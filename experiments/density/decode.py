@@ -55,7 +55,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("words", protocol=name, package=package, words=", ".join(words[i] for i in top))
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(random=4000), formats={"package": 12})
+EXPERIMENT = Experiment(measure, Config(), Config(random=4000))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -182,7 +182,7 @@ def draw(tables: dict) -> dict:
     return {"digits.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"line": 48, "accuracy": ".3f", "standard_error": ".3f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

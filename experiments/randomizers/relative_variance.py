@@ -134,7 +134,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"largest z-score: {worst:.2f}")
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"randomizer": 34, "relative": ".4f", "z": "+.1f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -5,16 +5,13 @@ from functools import lru_cache
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize, gamma2, least_error, zeta
 from torchdp.factorization.approximate import priced
 from torchdp.factorization.certificates.approximate_certificate import certify_approximate, certify_zeta
 from torchdp.factorization.norm import witness
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def semidefinite(W, alpha=None, price=None):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import Certificate, certify, factorize
@@ -11,10 +12,6 @@ from torchdp.factorization.constant import FreeConstant
 from torchdp.factorization.dual import Gamma2Dual
 from torchdp.factorization.least_error import LeastError
 from torchdp.factorization.norm import witness
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])

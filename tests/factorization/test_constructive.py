@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import normal
 from scipy.linalg import hadamard
 
 from torchdp import workloads
@@ -22,10 +23,6 @@ from torchdp.factorization.structure.constructive import hadamard_strategy, work
 
 EXPONENTS = [2.0, 3.0, math.inf]
 PREFIX = [binary_tree, square_root, normalised_square_root, group_algebra]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def honaker(k, p=math.inf):

@@ -1,7 +1,9 @@
 """Factorizations under repeated participation, against the semidefinite program, attacks and single participation."""
 
 import math
+from functools import partial
 
+import laws
 import pytest
 import torch
 
@@ -11,14 +13,12 @@ from torchdp.factorization.certificates.epochs_certificate import certify_epochs
 from torchdp.factorization.certificates.epochs_certificate import sensitivity as class_sensitivity
 from torchdp.factorization.solvers.epochs_solver import classes_of, parts_of
 from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
-from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, causal_strategy, iterates, sensitivity, standard_errors
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def normal(*shape, name=b"epochs"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"epochs")
 
 
 def program(W, period, p):

@@ -5,13 +5,10 @@ import warnings
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import factorize, signature_form
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def norm(W, p=math.inf, shift=False):

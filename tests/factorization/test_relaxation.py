@@ -5,7 +5,9 @@ import io
 import itertools
 import math
 import pickle
+from functools import partial
 
+import laws
 import pytest
 import torch
 
@@ -13,11 +15,8 @@ from torchdp import pairwise, workloads
 from torchdp.factorization import Relaxation, SignatureRelaxation, factorize, low_rank, truncate
 from torchdp.factorization.rank import measure
 from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
-from torchdp.randomness import keyed_generator
 
-
-def normal(*shape, name=b"relaxation"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"relaxation")
 
 
 def symmetric(*shape):

@@ -67,14 +67,18 @@ class FrequencyOracle(OldOracle, TypeProtocol):
         messages = checks.indices("messages", messages, self.outputs)
         if messages.ndim != 1:
             raise ValueError(f"messages must have shape (n,), one for each user, not {tuple(messages.shape)}")
-        return Tally(len(messages), {"reports": torch.bincount(messages, minlength=self.outputs)})
+        return Tally(len(messages), {"reports": self._counted(messages)})
+
+    def _counted(self, messages: Tensor) -> Tensor:
+        """The reports of messages that are checked."""
+        return torch.bincount(messages, minlength=self.outputs)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         """Messages are drawn for each user and not kept: memory beside ``x`` does not grow with their number."""
         size, dtype = self.layout["reports"]
         total = torch.zeros(size, dtype=dtype, device=x.device)
         for part in x.split(max(1, WORDS_AT_ONCE // self.words)):
-            total += self.tally(self.speak(part, draws))["reports"]
+            total += self._counted(self.speak(part, draws))
         return Tally(len(x), {"reports": total})
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:

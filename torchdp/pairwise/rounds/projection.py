@@ -1,17 +1,11 @@
-"""The projection mechanism: noisy linear queries, moved to the nearest point of the hull that holds every answer."""
+"""The projection mechanism: noisy means, moved to the nearest point of the hull that holds every answer."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.noise import Noise, source
-from torchdp.privacy import Guarantee
-from torchdp.randomizers import PrivUnitG
 
 MOST_STEPS = 20_000
 FIRST_STEPS = 10  # before the first look at the gap; each stretch is twice as long as the last
@@ -100,81 +94,3 @@ def onto_simplex(x: Tensor) -> Tensor:
     last = ((falling > shifts).sum(-1, keepdim=True) - 1).clamp_min(0)
     kept = (x - shifts.gather(-1, last)).clamp_min(0)
     return kept / kept.sum(-1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class ProjectedQueries:
-    """The answers R h of linear queries, estimated by the mean of noisy columns and projected on a hull that holds R h.
-
-    points: (k, r), float64; row x is the column R e_x that a user of type x holds. vertices: (m, r), whose hull holds
-    every point; by default the points themselves, half of what Theorem 19 takes (``symmetric``). With C = max ||R e_x||
-    and Z the mean noise, ||mu - R h||^2 <= max_v <v, Z> - <R h, Z> and <= ||Z||^2.
-    The answers are biased towards the hull's inside: good for one use, not for sums over many. Raises ValueError.
-
-    Guarantees: epsilon-LDP for each user.
-    Source: Blasiok, Bun, Nikolov, Steinke (2019); Ghazi et al. (2023), Theorem 19.
-    """
-
-    points: Tensor
-    epsilon: float
-    vertices: Tensor
-
-    def __post_init__(self) -> None:
-        for name, value in (("points", self.points), ("vertices", self.vertices)):
-            if checks.matrix(name, value).ndim != 2 or value.dtype != torch.float64:
-                raise ValueError(f"{name} must be a float64 matrix of one vector a row, not {tuple(value.shape)}")
-        if self.vertices.shape[1] != self.points.shape[1]:
-            raise ValueError(f"vertices must have {self.points.shape[1]} columns, not {self.vertices.shape[1]}")
-        _ = self.randomizer  # refuses an epsilon out of its range
-
-    @classmethod
-    def convex(cls, points: Tensor, epsilon: float) -> "ProjectedQueries":
-        """On the hull of the columns: R h is an average of them."""
-        return cls(points, epsilon, points)
-
-    @classmethod
-    def symmetric(cls, points: Tensor, epsilon: float) -> "ProjectedQueries":
-        """On the hull of the columns and their negatives, R^Delta.
-
-        Source: Ghazi et al. (2023), Theorem 19.
-        """
-        return cls(points, epsilon, torch.cat([points, -points]))
-
-    @cached_property
-    def randomizer(self) -> PrivUnitG:
-        """What a user runs."""
-        return PrivUnitG(self.points.shape[1], self.epsilon, float(self.points.norm(dim=1).max()))
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return self.randomizer.guarantee
-
-    def error_bound(self, n: int) -> float:
-        """E ||mu - R h||^2 is at most this, whatever the data of n users: min(r v, C (2 proxy n log m)^{1/2}) / n.
-
-        v: a coordinate's variance; proxy: the noise's variance proxy; m: vertices. Add ``Projection.gap``.
-        Source: Ghazi et al. (2023), Theorem 19, with its constants.
-        """
-        n, (m, r) = checks.integer("n", n, 1), self.vertices.shape
-        reach = float(self.vertices.norm(dim=1).max())
-        slow = reach * math.sqrt(2 * self.randomizer.subgaussian.proxy * math.log(m) / n)
-        return min(r * self.randomizer.moments.variance / n, slow) if m > 1 else 0.0
-
-    def answer(self, types: Tensor, *, noise: Noise | None = None, tol: float = 1e-7) -> Projection:
-        """From each user's own message; types: (n,) integers in [0, k), n >= 1. noise: the system's where None."""
-        types = checks.indices("types", types, len(self.points))
-        if types.ndim != 1 or len(types) == 0:
-            raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
-        counts = torch.bincount(types.to(self.points.device), minlength=len(self.points))
-        total = self.randomizer.hear_types(self.points, counts, source(noise, self.points.device))["sum"]
-        return project(self.vertices, total / len(types), tol=tol)
-
-    def answer_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = (), tol: float = 1e-7
-    ) -> Projection:
-        """In law what ``answer`` returns for counts (k,) users of each type, with leading ``sample_shape``."""
-        counts = checks.counts("counts", counts, len(self.points))
-        if not bool(counts.any()):
-            raise ValueError("counts must hold at least one user")
-        total = self.randomizer.sample_sum(self.points, counts, generator=generator, sample_shape=sample_shape)
-        return project(self.vertices, total / counts.sum(), tol=tol)

@@ -5,24 +5,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from pairwise.common import mse
 from scipy.stats import ks_2samp
 
 from torchdp import pairwise
+from torchdp.collection import Journal
+from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import (
-    OneMessage,
-    Pairs,
-    ProjectedTwoRound,
-    Question,
-    ThreeRound,
-    TwoRound,
-    projected_two_round,
-    three_round,
-    two_round,
-)
-from torchdp.pairwise.interactive import reach
-from torchdp.pairwise.scalar import SignResponse, TiltedResponse, scalar_response, worst_variance
-from torchdp.privacy import Model
+from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
+from torchdp.pairwise.rounds.interactive import reach
+from torchdp.pairwise.rounds.question import Question
+from torchdp.pairwise.rounds.scalar import SignResponse, TiltedResponse, scalar_response, worst_variance
+from torchdp.privacy import Model, compose
+from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 
 ALPHA = 1e-6
@@ -43,7 +38,7 @@ def protocols(statistic, epsilon):
     return [
         TwoRound(statistic, epsilon, 0.4 * epsilon),
         TwoRound(statistic, epsilon, 0.5 * epsilon, 0.7),
-        TwoRound.black_box(statistic, epsilon, 0.5 * epsilon),
+        TwoRound(statistic, epsilon, 0.5 * epsilon, 0.5),
         ThreeRound.paper(statistic, epsilon),
         ThreeRound(statistic, epsilon, (0.1 * epsilon, 0.2 * epsilon, 0.3 * epsilon, 0.4 * epsilon)),
         ProjectedTwoRound(statistic, epsilon, (0.2 * epsilon, 0.3 * epsilon, 0.5 * epsilon)),
@@ -62,26 +57,69 @@ class ForgetsRoundOne(TwoRound):
 # ---- privacy
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 6.0])
+def played(protocol, counts):
+    """The rounds' protocols and tallies."""
+    rounds, heard, draws = [], (), keyed_generator(b"transcript")
+    for _ in range(protocol.rounds):
+        rounds.append(protocol.round(heard))
+        heard = (*heard, rounds[-1].sample_tally(counts, generator=draws))
+    return rounds, heard
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 6.0])
 @pytest.mark.parametrize("index", range(6))
-def test_guarantee_the_transcript_adds_up_to_epsilon(index, epsilon):
+def test_guarantee_the_rounds_add_up_to_epsilon(index, epsilon):
     protocol = protocols(SIGNS, epsilon)[index]
-    counts = torch.full((8,), 5)
-    sums = protocol.collect_histogram(counts, generator=keyed_generator(b"transcript"))
-    transcript = protocol.transcript(sums, 40)
-    assert len(transcript.rounds) == (3 if isinstance(protocol, ThreeRound) else 2)
-    for promised in (protocol.guarantee, transcript.guarantee):
+    rounds, heard = played(protocol, torch.full((8,), 5))
+    assert len(rounds) == (3 if isinstance(protocol, ThreeRound) else 2)
+    for promised in (protocol.guarantee, compose([each.guarantee for each in rounds])):
         assert promised.epsilon == pytest.approx(epsilon, rel=1e-14) and promised.delta == 0
         assert promised.model is Model.LOCAL
-    received = [each for one in transcript.rounds for each in one.received]
-    assert all(a is b for a, b in zip(received, sums, strict=True))  # everything that arrives is in the transcript
-    assert sum(len(one.guarantees) for one in transcript.rounds) == len(sums)
-    assert transcript.rounds[0].asked == () and all(one.asked for one in transcript.rounds[1:])
+    assert rounds[0].questions == () and all(each.questions for each in rounds[1:])
+    assert set(protocol.joined(heard).parts) == set(protocol.layout)  # all that arrives, and no more
     # the randomizers that are run are those of the promises
-    run = [*protocol.randomizers, *protocol.responses]
+    run = [one for each in rounds for one in (*each.randomizers, *each.responses)]
     assert math.fsum(each.epsilon for each in run) == pytest.approx(epsilon, rel=1e-14)
     if type(protocol) is TwoRound:
         assert ForgetsRoundOne(SIGNS, epsilon, protocol.first).guarantee.epsilon > 1.2 * epsilon  # the control
+    with pytest.raises(ValueError, match="heard must hold at most"):
+        protocol.round(heard)
+
+
+@pytest.mark.parametrize("index", [0, 3, 5])
+def test_guarantee_the_messages_are_those_of_the_randomizers(index):
+    """Same draws, same sum: vectors are summed type by type."""
+    protocol, heard = protocols(DIFFERENCE, 2.0)[index], ()
+    for _ in range(protocol.rounds):
+        one, noise = protocol.round(heard), SeededNoise(1)
+        heard = (*heard, one.collect(TYPES, noise=SeededNoise(1)))
+        expected = [each.speak(DIFFERENCE.points[TYPES], noise).sum(0) for each in one.randomizers]
+        for question, response in zip(one.questions, one.responses, strict=True):
+            expected.append(response.speak(question.shown(DIFFERENCE.points)[TYPES], noise).sum())
+        for name, each in zip(one.layout, expected, strict=True):
+            torch.testing.assert_close(heard[-1][name], each)
+
+
+def test_two_journals_carry_a_protocol_of_two_rounds(tmp_path):
+    """Users come in batches in each round; the analyst reads both files."""
+    protocol, noise = TwoRound(DIFFERENCE, 2.0, 1.0), SeededNoise(4)
+    with pytest.raises(TypeError, match="must be a LocalProtocol, not TwoRound"):
+        Journal(tmp_path / "all.db", protocol)
+    heard = ()
+    for number in range(2):
+        journal = Journal(tmp_path / f"round {number}.db", protocol.round(heard))
+        for batch, x in enumerate(TYPES.split(7)):
+            users = Journal(tmp_path / f"round {number}.db").protocol  # what a device reads, to the bit
+            sent = users.decode(users.encode(users.randomize(x, noise=noise)))
+            journal.add(str(batch), users.tally(sent))
+        heard = (*heard, Journal(tmp_path / f"round {number}.db").collection.tally)
+    found = protocol.analyse(protocol.joined(heard))
+    assert found.n == len(TYPES) and bool(found.value.isfinite())
+    later = Journal(tmp_path / "round 1.db").protocol
+    assert torch.equal(later.questions[0].vector, protocol.round(heard[:1]).questions[0].vector)
+    other = protocol.round((protocol.round(()).collect(TYPES, noise=noise),))
+    with pytest.raises(ValueError, match="belongs to another protocol"):  # another question
+        Journal(tmp_path / "round 1.db", other)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 6.0])
@@ -95,7 +133,7 @@ def test_guarantee_sign_response(epsilon):
     assert worst.tolist() == pytest.approx([epsilon] * 2, rel=1e-9)
     assert float((both[0] * size - both[1] * size - values).abs().max()) < 1e-12  # unbiased
     assert response.guarantee.epsilon == epsilon and response.guarantee.exact
-    drawn = response.sample(values.expand(trials, -1), noise=SeededNoise(1))
+    drawn = response.speak(values.repeat(trials), SeededNoise(1)).view(trials, -1)
     torch.testing.assert_close(drawn.abs(), torch.full_like(drawn, size))
     share = (drawn > 0).double().mean(0)
     assert float(((share - plus) / (plus * (1 - plus) / trials).sqrt()).abs().max()) < 5
@@ -123,31 +161,15 @@ def test_guarantee_answers_stay_in_range_whatever_is_published():
         assert float((plus.amax(1) / plus.amin(1)).log().max()) <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("index", [0, 3, 5])
-def test_guarantee_the_messages_are_those_of_the_randomizers(index):
-    protocol = protocols(DIFFERENCE, 2.0)[index]
-    sums = protocol.collect(TYPES, noise=SeededNoise(1))
-    noise, points = SeededNoise(1), DIFFERENCE.points
-    expected = [each.sample(points[TYPES], noise=noise).sum(0) for each in protocol.randomizers]
-    questions = [each for one in protocol.transcript(sums, 24).rounds for each in one.asked]
-    for question, response in zip(questions, protocol.responses, strict=True):
-        expected.append(response.sample(question.shown(points)[TYPES], noise=noise).sum())
-    for found, each in zip(sums, expected, strict=True):
-        torch.testing.assert_close(found, each)
-
-
-# ---- scalar responses
-
-
 @pytest.mark.parametrize("kind", [SignResponse, TiltedResponse])
 def test_scalar_sums_have_the_law_of_the_messages(kind):
     response, trials = kind(1.0), 10_000
     values = torch.tensor([-1.0, -0.2, 0.3, 1.0], dtype=torch.float64)
     for counts in (COUNTS, torch.tensor([0, 0, 1, 0]), torch.tensor([2, 1, 0, 0])):
         held = values[torch.arange(4).repeat_interleave(counts)]
-        users = response.sample(held.expand(trials, -1), noise=SeededNoise(1)).sum(1)
-        sums = response.sample_sums(values.expand(trials, -1), counts, generator=keyed_generator(b"sums"))
-        other = response.sample_sums(-values.expand(trials, -1), counts, generator=keyed_generator(b"other"))
+        users = response.speak(held.repeat(trials), SeededNoise(1)).view(trials, -1).sum(1)
+        sums = response.sums(values.expand(trials, -1), counts, Simulated(keyed_generator(b"sums")))
+        other = response.sums(-values.expand(trials, -1), counts, Simulated(keyed_generator(b"other")))
         # binary sums of few users tie, and rounding must not split the ties
         users, sums, other = (each.round(decimals=9) for each in (users, sums, other))
         assert ks_2samp(users.round(decimals=9), sums.round(decimals=9), method="asymp").pvalue > ALPHA
@@ -169,21 +191,6 @@ def test_the_response_of_less_variance_is_taken():
 # ---- both paths, bias, error
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 6.0])
-@pytest.mark.parametrize("index", [1, 3, 5])
-def test_both_paths_have_one_law(index, epsilon):
-    protocol, generator = protocols(DIFFERENCE, epsilon)[index], keyed_generator(b"paths")
-    repeats = 300 if index == 1 else 60
-    users = [protocol.estimate(TYPES, noise=SeededNoise.of(generator)) for _ in range(repeats)]
-    sums = protocol.estimate_histogram(COUNTS, generator=generator, sample_shape=(4000,))
-    for name in ("value", "standard_error"):
-        one = torch.stack([getattr(each, name) for each in users])
-        assert ks_2samp(one.round(decimals=12), getattr(sums, name).round(decimals=12)).pvalue > ALPHA
-    if epsilon == 6 and index == 1:
-        other = protocol.estimate_histogram(OTHER, generator=generator, sample_shape=(4000,))
-        assert ks_2samp(torch.stack([each.value for each in users]), other.value).pvalue < ALPHA
-
-
 @pytest.mark.parametrize("epsilon", [1.0, 5.0])
 @pytest.mark.parametrize("index", range(6))
 @pytest.mark.parametrize("n", [400, 10**6])
@@ -191,8 +198,8 @@ def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
     protocol = protocols(SIGNS, epsilon)[index]
     trials = 6000 if index < 3 else 1500
     counts = torch.tensor([0, 1, n // 5, n // 5, 0, n - 2 * (n // 5) - 2, 0, 1])
-    truth, predicted = float(SIGNS.exact(counts)), protocol.predicted_mse(counts, n)
-    found = protocol.estimate_histogram(counts, generator=keyed_generator(b"mse"), sample_shape=(trials,))
+    truth, predicted = float(SIGNS.exact(counts)), mse(protocol, counts, n)
+    found = protocol.sample_estimate(counts, generator=keyed_generator(b"mse"), sample_shape=(trials,))
     error = found.value - truth
     assert abs(float(error.mean() / error.std())) * trials**0.5 < 4.5
     square = error.square()
@@ -205,14 +212,12 @@ def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
 
 def test_given_what_is_published_the_mean_and_the_variance_are_exact():
     protocol, counts, n = TwoRound(SIGNS, 1.0, 0.4), torch.tensor([5, 0, 7, 100, 0, 1, 30, 3]), 146
-    (vector, _) = protocol.collect_histogram(counts, generator=keyed_generator(b"one b"))
-    (question,), offset = protocol.publish((vector / n,), n, SIGNS.form)
-    shown = question.shown(SIGNS.points)
-    trials = 40_000
-    sums = protocol.responses[0].sample_sums(
-        shown.expand(trials, -1), counts, generator=keyed_generator(b"answers")
-    )
-    values = question.mean(sums, n) + offset
+    first = protocol.round(()).sample_tally(counts, generator=keyed_generator(b"one b"))
+    means = protocol.means(protocol.joined((first, Tally(n, {"answer0": torch.zeros(())}))))
+    (question,), vector, trials = protocol.questions(means), first["vector0"], 40_000
+    shown = question.shown(SIGNS.points).expand(trials, -1)
+    sums = protocol.responses[0].sums(shown, counts, Simulated(keyed_generator(b"answers")))
+    values = question.mean(sums, n) + protocol.offset(means, n)
     s, b, v = counts.double() @ SIGNS.points / n, vector / n, protocol.randomizers[0].moments.variance
     J = SIGNS.form.weights
     mean = 2 * (s * J * b).sum() - (b * J * b).sum() + v * J.sum() / n
@@ -225,27 +230,28 @@ def test_clipping_bias_is_bounded_by_what_is_published():
     free, clipped = TwoRound(SIGNS, 6.0, 3.0), TwoRound(SIGNS, 6.0, 3.0, clip=0.5)
     counts, n = torch.tensor([500, 0, 0, 0, 0, 0, 0, 0]), 500
     generator = keyed_generator(b"clip")
-    sums = clipped.collect_histogram(counts, generator=generator, sample_shape=(2000,))
-    bound = clipped.clipping_bias(sums, n)
-    assert float(free.clipping_bias(sums, n).abs().max()) < 1e-12  # the range clips nothing but rounding
-    bias = float((clipped.analyse(sums, n).value - SIGNS.exact(counts)).mean())
+    tally = clipped.sample_tally(counts, generator=generator, sample_shape=(2000,))
+    bound = clipped.clipping_bias(tally)
+    assert free.clipping_bias(tally) == 0 and clipped.worst_mse(n) == math.inf
+    bias = float((clipped.analyse(tally).value - SIGNS.exact(counts)).mean())
     assert 0.1 < abs(bias) <= float(bound.max())
+    torch.testing.assert_close(clipped.analyse(tally).bias, bound)
     # the prediction counts the bias
-    square = (clipped.analyse(sums, n).value - SIGNS.exact(counts)).square()
-    assert float(square.mean()) == pytest.approx(clipped.predicted_mse(counts, n), rel=0.3)
+    square = (clipped.analyse(tally).value - SIGNS.exact(counts)).square()
+    assert float(square.mean()) == pytest.approx(mse(clipped, counts, n), rel=0.3)
     # clipping noise away counts too: few users, the paper's clip
     statistic, few = signs(64), torch.zeros(64, dtype=torch.int64)
     few[5] = 300
     paper = ThreeRound.paper(statistic, 1.0)
-    drawn = paper.collect_histogram(few, generator=generator, sample_shape=(400,))
-    assert float(paper.clipping_bias(drawn, 300.0).min()) > 1
-    square = (paper.analyse(drawn, 300).value - statistic.exact(few)).square()
-    assert float(square.mean()) == pytest.approx(paper.predicted_mse(few, 300), rel=0.3)
+    drawn = paper.sample_tally(few, generator=generator, sample_shape=(400,))
+    assert float(paper.clipping_bias(drawn).min()) > 1
+    square = (paper.analyse(drawn).value - statistic.exact(few)).square()
+    assert float(square.mean()) == pytest.approx(mse(paper, few, 300), rel=0.3)
     # where n is large enough the paper's clip, four times the largest entry, never acts
     paper = ThreeRound.paper(SIGNS, 1.0)
     large = torch.full((8,), 10**6)
-    drawn = paper.collect_histogram(large, generator=generator, sample_shape=(50,))
-    assert float(paper.clipping_bias(drawn, 8.0 * 10**6).max()) == pytest.approx(0, abs=1e-12)
+    drawn = paper.sample_tally(large, generator=generator, sample_shape=(50,))
+    assert float(paper.clipping_bias(drawn).max()) == pytest.approx(0, abs=1e-12)
 
 
 # ---- weight, split, leading term
@@ -256,21 +262,22 @@ def test_small_weight_is_the_one_message_protocol():
     almost = TwoRound(SIGNS, 1.0, 1 - 1e-5, 1e-9)
     one = OneMessage(SIGNS, 1.0)
     found = float(almost.published_variance(counts.double(), SIGNS.form))
-    assert found == pytest.approx(one.predicted_mse(counts, n), rel=1e-4)
+    assert found == pytest.approx(mse(one, counts, n), rel=1e-4)
 
 
 def test_chosen_split_is_the_best_of_a_grid_and_no_worse_than_one_message():
     for n in (300, 3000, 10**5):
         for histogram in (torch.ones(8), torch.eye(8)[0]):
-            chosen = two_round(SIGNS, 1.0, n, histogram).predicted_mse(histogram, n)
-            assert chosen < 1.02 * OneMessage(SIGNS, 1.0).predicted_mse(histogram, n)
+            chosen = mse(TwoRound.tuned(SIGNS, n, 1.0, prior=histogram), histogram, n)
+            assert chosen < 1.02 * mse(OneMessage(SIGNS, 1.0), histogram, n)
             for first in (0.1, 0.3, 0.5, 0.7, 0.9):
                 for weight in (0.1, 0.5, 0.8, 1.0):
-                    assert chosen < 1.005 * TwoRound(SIGNS, 1.0, first, weight).predicted_mse(histogram, n)
-        worst = two_round(SIGNS, 1.0, n)
-        assert worst.worst(n) <= 1.005 * min(TwoRound(SIGNS, 1.0, first).worst(n) for first in (0.1, 0.3, 0.6))
+                    assert chosen < 1.005 * mse(TwoRound(SIGNS, 1.0, first, weight), histogram, n)
+        worst = TwoRound.tuned(SIGNS, n, 1.0)
+        others = [float(TwoRound(SIGNS, 1.0, first).worst_mse(n)) for first in (0.1, 0.3, 0.6)]
+        assert float(worst.worst_mse(n)) <= 1.005 * min(others)
         for histogram in (torch.ones(8), *torch.eye(8)):
-            assert worst.predicted_mse(histogram, n) <= worst.worst(n)
+            assert mse(worst, histogram, n) <= float(worst.worst_mse(n))
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
@@ -278,26 +285,26 @@ def test_leading_error_is_free_of_gamma_2(epsilon):
     # worst data, n -> infinity: 4 half_range^2 (variance of a response)/n, for every k; one message pays gamma_2^2
     for k in (8, 64):
         statistic, n = signs(k), 10**13
-        protocol = two_round(statistic, epsilon, n)
+        protocol = TwoRound.tuned(statistic, n, epsilon)
         limit = 4 * reach(statistic).half ** 2 * worst_variance(epsilon) / n
-        assert limit <= protocol.worst(n) < 1.1 * limit
-        projected = projected_two_round(statistic, epsilon, n)
+        assert limit <= float(protocol.worst_mse(n)) < 1.1 * limit
+        projected = ProjectedTwoRound.tuned(statistic, n, epsilon)
         point = torch.eye(k)[0]
-        assert projected.predicted_mse(point, n) < 1.25 * limit
-        assert three_round(statistic, epsilon, n).predicted_mse(point, n) < 5 * limit
+        assert mse(projected, point, n) < 1.25 * limit
+        assert mse(ThreeRound.tuned(statistic, n, epsilon), point, n) < 5 * limit
         radius = statistic.radius**2
-        assert OneMessage(statistic, epsilon).predicted_mse(point, n) > 0.9 * radius**2 * limit
+        assert mse(OneMessage(statistic, epsilon), point, n) > 0.9 * radius**2 * limit
 
 
 def test_projection_wins_where_many_types_are_hardly_used():
     statistic, n = signs(256), 10_000
     point = torch.eye(256)[0]
-    projected = projected_two_round(statistic, 1.0, n).predicted_mse(point, n)
-    assert projected < 0.8 * two_round(statistic, 1.0, n, point).predicted_mse(point, n)
+    projected = mse(ProjectedTwoRound.tuned(statistic, n, 1.0), point, n)
+    assert projected < 0.8 * mse(TwoRound.tuned(statistic, n, 1.0, prior=point), point, n)
     statistic = signs(32)  # few types: the second vector costs more than the projection gains
     point = torch.eye(32)[0]
-    projected = projected_two_round(statistic, 1.0, n).predicted_mse(point, n)
-    assert projected > two_round(statistic, 1.0, n, point).predicted_mse(point, n)
+    projected = mse(ProjectedTwoRound.tuned(statistic, n, 1.0), point, n)
+    assert projected > mse(TwoRound.tuned(statistic, n, 1.0, prior=point), point, n)
 
 
 # ---- edges
@@ -309,10 +316,10 @@ def test_two_users_and_distinct_pairs():
         assert bool(torch.isfinite(found.value)) and float(found.standard_error) > 0
 
 
-@pytest.mark.parametrize("make", [two_round, three_round, projected_two_round])
-def test_every_budget_the_randomizers_take_can_be_split(make):
+@pytest.mark.parametrize("kind", [TwoRound, ThreeRound, ProjectedTwoRound])
+def test_every_budget_the_randomizers_take_can_be_split(kind):
     for epsilon in (1e-5, 1e-3, 40.0):
-        protocol = make(SIGNS, epsilon, 10**9)
+        protocol = kind.tuned(SIGNS, 10**9, epsilon)
         assert protocol.guarantee.epsilon == pytest.approx(epsilon, rel=1e-12)
 
 
@@ -337,11 +344,12 @@ def test_bad_input_is_refused():
         ((1.0, -0.1), "first"),
         ((1.0, 0.5, 0.0), "weight"),
         ((1.0, 0.5, 1.1), "weight"),
-        ((1.0, 0.5, 1.0, 0.0), "clip"),
-        ((1.0, 0.5, 1.0, math.nan), "clip"),
     ]:
         with pytest.raises(ValueError, match=match):
             TwoRound(SIGNS, *arguments)
+    for clip in (0.0, math.nan, "1"):
+        with pytest.raises(ValueError, match="clip"):
+            TwoRound(SIGNS, 1.0, 0.5, clip=clip)
     with pytest.raises(ValueError, match="4 numbers"):
         ThreeRound(SIGNS, 1.0, (0.5, 0.5))
     with pytest.raises(ValueError, match="add up"):
@@ -349,10 +357,10 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="budgets"):
         ProjectedTwoRound(SIGNS, 1.0, (0.5, 0.5, 0.0))
     with pytest.raises(ValueError, match="n must"):
-        two_round(SIGNS, 1.0, 1)
-    for make in (two_round, three_round, projected_two_round):
+        TwoRound.tuned(SIGNS, 1, 1.0)
+    for kind in (TwoRound, ThreeRound, ProjectedTwoRound):
         for epsilon in (1e-7, 1e4):
             with pytest.raises(ValueError, match="epsilon"):
-                make(SIGNS, epsilon, 1000)
-    with pytest.raises(ValueError, match="histogram"):
-        two_round(SIGNS, 1.0, 100, torch.ones(3))
+                kind.tuned(SIGNS, 1000, epsilon)
+    with pytest.raises(ValueError, match="prior"):
+        TwoRound.tuned(SIGNS, 100, 1.0, prior=torch.ones(3))

@@ -1,8 +1,10 @@
 """Noisy mean vectors improved by the projection on the hull of the users' vectors, in three rounds or in two."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -10,10 +12,10 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.interactive import InteractiveProtocol, draws, reach
-from torchdp.pairwise.projection import project
-from torchdp.pairwise.rounds import Question, ask, check_clip
-from torchdp.pairwise.scalar import worst_variance
+from torchdp.pairwise.rounds.interactive import PairsInRounds, Reach, draws, reach
+from torchdp.pairwise.rounds.projection import project
+from torchdp.pairwise.rounds.question import Question, ask
+from torchdp.pairwise.rounds.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
@@ -23,35 +25,35 @@ TOLERANCE, STEPS = 1e-5, 300  # of the projection: an inexact point costs no bia
 
 
 @dataclass(frozen=True)
-class ProjectedProtocol(InteractiveProtocol):
-    """Two vectors and one answer or more, at ``budgets`` that add up to epsilon; half_width is at most ``clip``.
+class ProjectedProtocol(PairsInRounds):
+    """Two vectors and one answer or more, at ``budgets`` that add up to epsilon.
 
     The first mean vector is projected on the hull of the points, mu; the second, Y = s + Z, stays as it is. Every
     estimate has the mean s^T J s and, but for the answers' noise, the error Z^T J (s - mu): no bias, since Z and mu are
     independent, and E ||s - mu||^2 <= min(r v/n, (2 C^2 proxy log k/n)^{1/2}) by Theorem 19.
     """
 
+    messages: ClassVar[int]  # of one user
     budgets: tuple[float, ...]
-    clip: float = math.inf
 
     def __post_init__(self) -> None:
         budgets = tuple(checks.positive("budgets", each) for each in self.budgets)
         object.__setattr__(self, "budgets", budgets)
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        if len(budgets) != self._messages:
+        if len(budgets) != self.messages:
             raise ValueError(
-                f"budgets must hold {self._messages} numbers, one for each message, not {len(budgets)}"
+                f"budgets must hold {self.messages} numbers, one for each message, not {len(budgets)}"
             )
         if math.fsum(budgets) > self.epsilon * (1 + 1e-12):
             raise ValueError(
                 f"budgets must add up to at most epsilon = {self.epsilon:g}, not {math.fsum(budgets):g}"
             )
-        check_clip(self.clip)
         super().__post_init__()
 
-    @property
-    def _messages(self) -> int:
-        return sum(len(places) for places in self.schedule)
+    @classmethod
+    def tuned(cls, statistic: PairwiseStatistic, n: int, epsilon: float) -> Self:
+        """With the budgets of the least bound for the worst data of n users. Raises ValueError."""
+        return cls(statistic, epsilon, _best(statistic, n, epsilon, cls.messages, cls.answers_error))
 
     @property
     def vector_budgets(self) -> tuple[float, ...]:
@@ -60,6 +62,22 @@ class ProjectedProtocol(InteractiveProtocol):
     @property
     def answer_budgets(self) -> tuple[float, ...]:
         return self.budgets[2:]
+
+    @staticmethod
+    @abstractmethod
+    def answers_error(most: Reach, second: float, budgets: tuple[float, ...]) -> float:
+        """A bound of n times the answers' variance, from the half ranges; second: v_Y/n."""
+
+    def worst(self, n: float, most: Reach) -> float:
+        """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound of the answers."""
+        statistic, (first, second) = self.statistic, self.randomizers
+        near = statistic.radius * math.sqrt(2 * first.subgaussian.proxy * math.log(max(statistic.types, 2)) * n)
+        near = min(statistic.dim * first.moments.variance, near)
+        published = second.moments.variance * float(statistic.form.weights.square().max()) * near / n**2
+        return published + self.answers_error(most, second.moments.variance / n, self.budgets) / n
+
+    def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
+        return -(self.statistic.form.weights * means[1] * self.project(means[0])).sum(-1)
 
     def project(self, mean: Tensor) -> Tensor:
         """mu, the point of the hull of the users' vectors that is nearest to a noisy mean."""
@@ -96,6 +114,8 @@ class ThreeRound(ProjectedProtocol):
     Source: Ghazi et al. (2023), Theorem 24, with exact randomizers, the convex hull and ranges known to everyone.
     """
 
+    messages = 4
+
     @classmethod
     def paper(cls, statistic: PairwiseStatistic, epsilon: float) -> "ThreeRound":
         """A quarter of epsilon for each message, and clipping at 4 ||W||_inf.
@@ -104,17 +124,20 @@ class ThreeRound(ProjectedProtocol):
         """
         epsilon = checks.positive("epsilon", epsilon)
         largest = float((statistic.kernel(statistic.form) - statistic.form.constant).abs().max())
-        return cls(statistic, epsilon, (epsilon / 4,) * 4, 4 * largest)
+        return cls(statistic, epsilon, (epsilon / 4,) * 4, clip=4 * largest)
 
     @property
-    def schedule(self) -> tuple[tuple[int, ...], ...]:
-        return ((0,), (1, 2), (3,))
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        return (1, 0), (1, 1), (0, 1)
 
-    def publish(self, means: tuple[Tensor, ...], n: float, form: Form) -> tuple[tuple[Question, ...], Tensor]:
-        mu, turned = self.project(means[0]), form.weights * means[1]
-        second = ask(self.statistic.points, form.weights * mu, self.clip)
-        third = ask(self.statistic.points, turned, self.clip)
-        return (second, third), -(turned * mu).sum(-1)
+    def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
+        turned = [self.statistic.form.weights * each for each in (self.project(means[0]), *means[1:])]
+        return tuple(ask(self.statistic.points, each, self.clip) for each in turned)
+
+    @staticmethod
+    def answers_error(most: Reach, second: float, budgets: tuple[float, ...]) -> float:
+        third = (most.half + most.noise * second**0.5) ** 2
+        return most.half**2 * worst_variance(budgets[2]) + third * worst_variance(budgets[3])
 
 
 @dataclass(frozen=True)
@@ -130,49 +153,34 @@ class ProjectedTwoRound(ProjectedProtocol):
     Source: derived here from Ghazi et al. (2023), Theorem 24.
     """
 
+    messages = 3
+
     @property
-    def schedule(self) -> tuple[tuple[int, ...], ...]:
-        return ((0, 1), (2,))
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        return (2, 0), (0, 1)
 
-    def publish(self, means: tuple[Tensor, ...], n: float, form: Form) -> tuple[tuple[Question, ...], Tensor]:
-        mu, turned = self.project(means[0]), form.weights * means[1]
-        return (ask(self.statistic.points, form.weights * mu + turned, self.clip),), -(turned * mu).sum(-1)
+    def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
+        both = self.project(means[0]) + means[1]
+        return (ask(self.statistic.points, self.statistic.form.weights * both, self.clip),)
 
-
-def three_round(statistic: PairwiseStatistic, epsilon: float, n: int) -> ThreeRound:
-    """:class:`ThreeRound` with the budgets of the least bound for the worst data of n users (see ``_best``)."""
-    most = reach(statistic)
-
-    def answers(second: float, budgets: tuple[float, ...]) -> float:
-        third = (most.half + most.noise * second**0.5) ** 2
-        return most.half**2 * worst_variance(budgets[2]) + third * worst_variance(budgets[3])
-
-    return ThreeRound(statistic, epsilon, _best(statistic, epsilon, n, 4, answers))
-
-
-def projected_two_round(statistic: PairwiseStatistic, epsilon: float, n: int) -> ProjectedTwoRound:
-    """:class:`ProjectedTwoRound` with the budgets of the least bound for the worst data of n users (see ``_best``)."""
-    most = reach(statistic)
-
-    def answers(second: float, budgets: tuple[float, ...]) -> float:
+    @staticmethod
+    def answers_error(most: Reach, second: float, budgets: tuple[float, ...]) -> float:
         return (2 * most.half + most.noise * second**0.5) ** 2 * worst_variance(budgets[2])
-
-    return ProjectedTwoRound(statistic, epsilon, _best(statistic, epsilon, n, 3, answers))
 
 
 def _best(
     statistic: PairwiseStatistic,
-    epsilon: float,
     n: int,
+    epsilon: float,
     messages: int,
-    answers: Callable[[float, tuple[float, ...]], float],
+    answers: Callable[[Reach, float, tuple[float, ...]], float],
 ) -> tuple[float, ...]:
     """The budgets of least v_Y max weights^2 min(r v/n, width (v/n)^{1/2})/n + answers/n, width^2 = 2 C^2 log k.
 
     The first term bounds the published variance by Theorem 19; ``answers`` that of the answers from the half ranges of
     the kernel and of Y's noise, v_Y/n = ``second``. The shares are found by Nelder and Mead's method on their logits.
     """
-    n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
+    n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), reach(statistic)
     if not SMALLEST_EPSILON <= epsilon / messages <= LARGEST_EPSILON:
         raise ValueError(
             f"epsilon must lie in [{messages * SMALLEST_EPSILON:g}, {messages * LARGEST_EPSILON:g}], not {epsilon!r}"
@@ -192,7 +200,7 @@ def _best(
             PrivUnitG(statistic.dim, each, statistic.radius).moments.variance / n for each in budgets[:2]
         )
         near = min(statistic.dim * first, width * first**0.5)
-        return math.log(second * largest * near + answers(second, budgets) / n)
+        return math.log(second * largest * near + answers(most, second, budgets) / n)
 
     found = minimize(value, np.zeros(messages - 1), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6})
     return split(found.x)

@@ -1,11 +1,9 @@
-"""What is sent in protocols with rounds: questions of the analyst, what arrives, and the transcript of both."""
+"""What the analyst asks in a round."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from torchdp.privacy import Guarantee, compose
 
 
 @dataclass(frozen=True)
@@ -44,27 +42,6 @@ def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
     values = vector @ points.mT
     low, high = values.amin(-1), values.amax(-1)
     return Question(vector, (low + high) / 2, ((high - low) / 2).clamp_max(clip))
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of a transcript: what was asked (nothing, for noisy vectors), what arrived, what it promises."""
-
-    asked: tuple[Question, ...]
-    received: tuple[Tensor, ...]
-    guarantees: tuple[Guarantee, ...]
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """All that the analyst and the users see, in its order."""
-
-    rounds: tuple[Round, ...]
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What all rounds together promise: their epsilons added up."""
-        return compose([each for one in self.rounds for each in one.guarantees])
 
 
 def check_clip(value: float) -> float:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
-from torchdp.noise import Noise
+from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.protocol import FARTHEST
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, DuchiJordanWainwright, PrivUnitG
@@ -36,9 +35,9 @@ class ScalarResponse(ABC):
         moments = self.randomizer.moments
         return moments.variance + moments.outer * values.square()
 
-    def sample(self, values: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """One message for each value of (*batch,)."""
-        return self.randomizer.sample(values[..., None], noise=noise)[..., 0]
+    def speak(self, values: Tensor, draws: Draws) -> Tensor:
+        """One message for each value of (n,)."""
+        return self.randomizer.speak(values[..., None], draws)[..., 0]
 
     @property
     @abstractmethod
@@ -46,7 +45,7 @@ class ScalarResponse(ABC):
         """What no message exceeds in size (TiltedResponse: but for 40 standard deviations)."""
 
     @abstractmethod
-    def sample_sums(self, values: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
+    def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """Sum over types of the messages of counts[x] users who hold values[..., x]: (*batch, k), (k,) -> (*batch,).
 
         Exact in law; the cost does not depend on the counts.
@@ -69,11 +68,11 @@ class SignResponse(ScalarResponse):
     def largest(self) -> float:
         return 1 / self.randomizer.bias
 
-    def sample_sums(self, values: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
+    def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """The number of plus signs of each type is binomial."""
         bias = self.randomizer.bias
         plus = (1 + values.clamp(-1, 1) * bias) / 2
-        drawn = binomial(counts, plus, generator)
+        drawn = draws.binomial(counts, plus)
         return (2 * drawn - counts).double().sum(-1) / bias
 
 
@@ -93,13 +92,12 @@ class TiltedResponse(ScalarResponse):
     def largest(self) -> float:
         return 1 + FARTHEST * self.randomizer.moments.variance**0.5
 
-    def sample_sums(self, values: Tensor, counts: Tensor, *, generator: torch.Generator) -> Tensor:
+    def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """Sum of values_x tau + N(0, 1 - values_x^2): along the value the tilted normal, across it a normal."""
         tau, values = self.randomizer.tau, values.clamp(-1, 1)
-        along = tau.sample_sums(counts, generator=generator, sample_shape=tuple(values.shape[:-1]))
+        along = tau.sample_sums(counts, generator=draws.generator, sample_shape=tuple(values.shape[:-1]))
         across = (counts * (1 - values.square())).sum(-1).sqrt()
-        normals = torch.randn(across.shape, dtype=torch.float64, device=across.device, generator=generator)
-        return ((along * values).sum(-1) + across * normals) / tau.threshold
+        return ((along * values).sum(-1) + across * draws.normal(tuple(across.shape))) / tau.threshold
 
 
 def scalar_response(epsilon: float) -> ScalarResponse:
