@@ -346,7 +346,6 @@ kde.collect(rows, noise=noise)
 kde.sample_estimate(crowd, generator=generator, sample_shape=(2,))
 kde.density_mse(crowd, points)
 density.kernel_means(density.GaussianFourier(2, 1.0), rows, points)
-density.expected_mse(density.GaussianFourier(2, 1.0), 8, shuffle.PoissonSum(5, 50.0), rows, points)
 density.class_counts(types, 3)
 density.ShuffledClasses.calibrated(features, shuffle.PoissonSum, counts, 1.0, 1e-5)
 """
