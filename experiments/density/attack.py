@@ -163,7 +163,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{time.time() - start:.1f} s")
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(6000), formats={"noise": 10, "z": ".1f"})
+EXPERIMENT = Experiment(measure, Config(), Config(6000))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -98,7 +98,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{time.perf_counter() - start:.1f} s")
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"worst/delta": ".6f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

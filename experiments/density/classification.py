@@ -45,13 +45,7 @@ from torchdp.density import (
 from torchdp.noise import SeededNoise
 from torchdp.privacy.accounting import composed_delta
 from torchdp.randomizers import RandomizedResponse
-from torchdp.shuffle import (
-    CorrelatedSum,
-    ExactSum,
-    PoissonSum,
-    RandomizedResponseSum,
-    paper,
-)
+from torchdp.shuffle import CorrelatedSum, ExactSum, PoissonSum, RandomizedResponseSum, paper
 from torchdp.shuffle.dominating import pure_profile
 from torchdp.simulate import Experiment, Report, columns, subplots, sweep
 
@@ -63,11 +57,7 @@ PAPER_ACCURACY = {
     "cifar10": (36.1, 72.2, math.nan, 26.6),
 }
 EPSILONS = (0.5, 1.0, 2.0, 4.5, 7.0)
-EXACT = {
-    "Poisson": PoissonSum,
-    "randomized response": RandomizedResponseSum,
-    "3NB": CorrelatedSum,
-}
+EXACT = {"Poisson": PoissonSum, "randomized response": RandomizedResponseSum, "3NB": CorrelatedSum}
 PAPER = {  # a fifth of epsilon for the flood, as in the paper's code
     "3NB, paper": functools.partial(paper.correlated_one, gamma=0.2),
     "randomized response, paper": paper.randomized_response,
@@ -121,7 +111,9 @@ def accuracy(data: embeddings.Data, config: dict, generator: torch.Generator) ->
     """Of one collection: labels through randomized response, then a density of each reported class."""
     public = config["epsilon_label"] is None
     response = None if public else RandomizedResponse(data.classes, config["epsilon_label"])
-    reported = data.labels if response is None else response.sample(data.labels, noise=SeededNoise.of(generator))
+    reported = (
+        data.labels if response is None else response.randomize(data.labels, noise=SeededNoise.of(generator))
+    )
     features = KERNELS[config["kernel"]](data.x.shape[1], generator)
     counts, target = class_counts(reported, data.classes).tolist(), (config["epsilon"], data.delta)
     kdes = tuple(protocol(config["protocol"], features, n, *target) for n in counts)

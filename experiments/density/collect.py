@@ -147,7 +147,7 @@ def measure(config: Config, report: Report) -> None:
         )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 38, "part": 40})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -124,22 +124,7 @@ def measure(config: Config, report: Report) -> None:
     report.row("summary", off=off, beaten=max(row["worst_z"] for row in rows))
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={
-        "kernel": 11,
-        "histogram": 9,
-        "chosen": 32,
-        "second": 32,
-        "ratio": ".3f",
-        "standard_error": ".3f",
-        "worst_z": ".1f",
-        "off": ".1f",
-        "beaten": ".1f",
-    },
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

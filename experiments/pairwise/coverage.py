@@ -130,7 +130,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"coverage": ".3f", "least": ".3f", "largest": ".3f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -167,20 +167,7 @@ def errors(questions: dict[str, Question], config: Config, report: Report) -> li
     return rows
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={
-        "protocol": 20,
-        "true": ".4g",
-        "estimate": ".4g",
-        "predicted_rmse": ".4g",
-        "measured_rmse": ".4g",
-        "low": ".4g",
-        "high": ".4g",
-    },
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -141,19 +141,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("groups", statistic=question.title, difference=f"{one} less {two}", **cells)
 
 
-EXPERIMENT = Experiment(
-    measure,
-    Config(),
-    Config(500),
-    formats={
-        "statistic": 36,
-        "users": 15,
-        **dict.fromkeys(
-            ("true", "private", "low", "high", "population_low", "population_high", "covered", "power"), ".3f"
-        ),
-        "p": ".2g",
-    },
-)
+EXPERIMENT = Experiment(measure, Config(), Config(500))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -49,12 +49,7 @@ def measure(config: Config, report: Report) -> None:
         )
 
 
-EXPERIMENT = Experiment(
-    measure,
-    Config(),
-    Config(8),
-    formats={"default_over_best": ".3f", **{f"w={weight:g}": ".5f" for weight in WEIGHTS}},
-)
+EXPERIMENT = Experiment(measure, Config(), Config(8))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -89,7 +89,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"estimate": ".7f", "truth": ".7f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

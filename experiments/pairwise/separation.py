@@ -139,7 +139,7 @@ def draw(tables: dict) -> dict:
     return {"separation.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"protocol": 32, "scaled_mse": ".4g"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -138,9 +138,7 @@ def measure(config: Config, report: Report) -> None:
     classes(config, report, generator)
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"statistic": 10, "histogram": 10, "ratio": ".3f", "standard_error": ".3f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

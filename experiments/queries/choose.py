@@ -95,12 +95,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"most that any other candidate measured better by: {worst:.1f} standard errors")
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"workload": 20, "measured_ratio": ".3f", "standard_error": ".3f", "worst_z": ".1f"},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -95,13 +95,7 @@ def draw(tables: dict) -> dict:
     return {"learner.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    draw,
-    {"loss": ".4f", "standard_error": ".4f", "estimated": ".4f", "half_width": ".4f", "least": ".4f"},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

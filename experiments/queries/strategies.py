@@ -94,7 +94,7 @@ def measure(config: Config, report: Report) -> None:
                 )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"workload": 14, "seconds": ".1f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

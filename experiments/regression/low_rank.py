@@ -33,12 +33,7 @@ from torchdp.regression import (
 from torchdp.regression import paper as regression_paper
 from torchdp.regression.low_rank import random_psi
 from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import (
-    GaussianNoise,
-    balanced_count_sketch,
-    entry_variance,
-    paper,
-)
+from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0
 COLOURS = {
@@ -151,9 +146,7 @@ def draw(tables: dict) -> dict:
     return {"low_rank.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, draw, {"method": 20, "psi": ".3g", "deviation": ".2g", "predicted": ".3g"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

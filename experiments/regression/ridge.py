@@ -38,12 +38,7 @@ from torchdp.regression import (
     solve_ridge,
 )
 from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import (
-    GaussianNoise,
-    balanced_count_sketch,
-    entry_variance,
-    paper,
-)
+from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
 RIDGES = (1.0, 10.0, 100.0)
@@ -256,7 +251,7 @@ def curves(rows: list, ridges: tuple[float, ...]):
     return figure
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 12, "zero": ".3f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -162,12 +162,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("psi", **cells, **low_rank(moments, rank, bound, runs, generator))
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"table": 32, **dict.fromkeys(("0", "local", "sketch", "Gram", "AdaSSP", "MOD-SULQ"), ".4g")},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

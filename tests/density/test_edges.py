@@ -13,11 +13,11 @@ from torchdp.density import (
     ShuffledClasses,
     ShuffledKDE,
     classify,
-    expected_mse,
     kernel_means,
     nearest_centre,
     nearest_words,
 )
+from torchdp.density.errors import expected_mse
 from torchdp.density.family import SLACK
 from torchdp.protocol import Crowd
 from torchdp.shuffle import PoissonSum

@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import factorize, gradient
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_prefix_within_a_thousandth():

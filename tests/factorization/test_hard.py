@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from functools import cache
+from functools import cache, partial
 
+import laws
 import numpy as np
 import pytest
 import torch
@@ -16,14 +17,12 @@ from torchdp.factorization import approximate, factorize, hard_instance, sample_
 from torchdp.factorization.hard import HardInstance, _mean_inverse
 from torchdp.factorization.norm import witness
 from torchdp.randomizers import PrivUnitG
-from torchdp.randomness import keyed_generator
 
 EPSILONS = (0.1, math.log(2), 1.0, 2.0, 5.0)
 COIN = torch.tensor([[1.0, -1.0]])  # one query, the mean of a bit: randomized response is optimal
 
 
-def normal(*shape, name=b"hard"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"hard")
 
 
 SMALL = {

@@ -5,7 +5,9 @@ import io
 import itertools
 import math
 import pickle
+from functools import partial
 
+import laws
 import pytest
 import torch
 
@@ -13,11 +15,8 @@ from torchdp import pairwise, workloads
 from torchdp.factorization import Relaxation, SignatureRelaxation, factorize, low_rank, truncate
 from torchdp.factorization.rank import measure
 from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
-from torchdp.randomness import keyed_generator
 
-
-def normal(*shape, name=b"relaxation"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"relaxation")
 
 
 def symmetric(*shape):
@@ -275,8 +274,8 @@ def test_minimising_a_protocols_predicted_error_end_to_end():
     """
     base = pairwise.from_kernel(KERNEL, pairs=pairwise.Pairs.ALL)
     protocol = pairwise.OneMessage(base, EPSILON)
-    before = torch.tensor([protocol.predicted_mse(h, USERS) for h in HISTOGRAMS], dtype=torch.float64)
-    threshold = protocol.randomizer.tau.threshold
+    before = torch.stack([protocol.predicted_mse(USERS * h) for h in HISTOGRAMS])
+    threshold = protocol.client.tau.threshold
     W = KERNEL - base.form.constant
     module = SignatureRelaxation(W, 6)
 
@@ -287,9 +286,7 @@ def test_minimising_a_protocols_predicted_error_end_to_end():
 
     train(module, loss, 200, 0.03)
     trained = statistic(module()[1], module.weights, base.form.constant)
-    after = torch.tensor(
-        [pairwise.OneMessage(trained, EPSILON).predicted_mse(h, USERS) for h in HISTOGRAMS], dtype=torch.float64
-    )
+    after = torch.stack([pairwise.OneMessage(trained, EPSILON).predicted_mse(USERS * h) for h in HISTOGRAMS])
     torch.testing.assert_close(after, one_message_variance(module()[1], module.weights, threshold).detach())
     bias = float((trained.kernel(trained.form) - KERNEL).abs().max())
     bound = after + bias**2

@@ -1,7 +1,9 @@
 """The fixed point by matrix products: the same certified norms as by decompositions, and bounds that stay true."""
 
 import math
+from functools import partial
 
+import laws
 import pytest
 import torch
 
@@ -10,13 +12,11 @@ from torchdp.factorization import certify
 from torchdp.factorization.solvers import spectrum
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.factorization.solvers.spectrum import Decomposed, Iterated
-from torchdp.randomness import keyed_generator
 
 NORMS = [(math.inf, False), (2.0, False), (4.0, False), (math.inf, True), (2.0, True)]
 
 
-def normal(*shape, name=b"spectrum"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"spectrum")
 
 
 def certified(W, p=math.inf, shift=False, **settings):

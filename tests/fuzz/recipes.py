@@ -91,25 +91,24 @@ workloads.from_callable(kernel, points)
 
 RANDOMIZERS = "\n".join(
     f"randomizers.{name}(3, 1.0)\n"
-    f"randomizers.{name}(3, 1.0).sample(types, noise=noise)\n"
+    f"randomizers.{name}(3, 1.0).randomize(types, noise=noise)\n"
     f"randomizers.{name}(3, 1.0).collect(types, noise=noise)\n"
-    f"randomizers.{name}(3, 1.0).sample_reports(counts, generator=generator, sample_shape=(2,))\n"
-    f"randomizers.{name}(3, 1.0).decode_counts({reports})\n"
-    f"randomizers.{name}(3, 1.0).workload_variance(W)\n"
-    f"randomizers.{name}(3, 1.0).answer({reports}, W)"
-    for name, reports in (
-        ("RandomizedResponse", "counts"),
-        ("HadamardResponse", "torch.tensor([3, 3, 2, 2])"),
-        ("OptimizedUnaryEncoding", "torch.tensor([3, 3, 2, 10])"),
-        ("SymmetricUnaryEncoding", "torch.tensor([3, 3, 2, 10])"),
-        ("SubsetSelection", "torch.tensor([3, 3, 2, 10])"),
+    f"randomizers.{name}(3, 1.0).sample_tally(counts, generator=generator, sample_shape=(2,))\n"
+    f"randomizers.{name}(3, 1.0).worst_mse(100)\n"
+    f"randomizers.{name}(3, 1.0).workload_variance(W)"
+    for name in (
+        "RandomizedResponse",
+        "HadamardResponse",
+        "OptimizedUnaryEncoding",
+        "SymmetricUnaryEncoding",
+        "SubsetSelection",
     )
 ) + "\n".join(
     f"\nrandomizers.{name}(2, 1.0, 1.0{more})\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).sample(points, noise=noise)\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).collect(points, counts, noise=noise)\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).sample_sum(points, counts, generator=generator, sample_shape=(2,))\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).decode_sum(points)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).randomize(points, noise=noise)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).collect(points, noise=noise)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).tally(points)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).worst_mse(100)\n"
     f"randomizers.{name}(2, 1.0, 1.0{more}).squared_error(0.5)"
     for name, more in (
         ("PrivUnit", ""),
@@ -404,7 +403,6 @@ kde.collect(rows, noise=noise)
 kde.sample_estimate(crowd, generator=generator, sample_shape=(2,))
 kde.density_mse(crowd, points)
 density.kernel_means(density.GaussianFourier(2, 1.0), rows, points)
-density.expected_mse(density.GaussianFourier(2, 1.0), 8, shuffle.PoissonSum(5, 50.0), rows, points)
 density.class_counts(types, 3)
 density.ShuffledClasses.calibrated(features, shuffle.PoissonSum, counts, 1.0, 1e-5)
 """
@@ -416,6 +414,8 @@ training.Separated(2, 2)
 training.sensitivity(W.tril().abs(), training.Separated(2, 2))
 training.sensitivity(W.tril(), training.Epochs(2))
 training.iterates(4, momentum=0.5)
+training.iterates(2, learning_rates=[1.0, 2.0])
+training.CorrelatedNoise(torch.eye(3).double(), 2, 1.0).guarantee(1.0, 1e-5, once)
 training.standard_errors(W, torch.eye(3).double())
 training.CorrelatedNoise(torch.eye(3).double(), 2, 1.0, noise=noise)
 training.calibrated_noise(torch.eye(3).double(), 2, bound=1.0, epsilon=1.0, delta=1e-5, participation=once, noise=noise)

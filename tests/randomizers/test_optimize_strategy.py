@@ -14,10 +14,9 @@ from torchdp.randomizers import (
     RandomizedResponse,
     StrategyMatrix,
     SubsetSelection,
-    VarianceWitness,
-    certify_variance,
     strategy_lower_bound,
 )
+from torchdp.randomizers.alphabet.strategy_bound import VarianceWitness, certify_variance
 
 WORKLOADS = {
     "prefix": workloads.prefix(5).dense(),

@@ -12,10 +12,9 @@ from torchdp.randomizers import (
     RandomizedResponse,
     StrategyMatrix,
     SubsetSelection,
-    certify_variance,
     strategy_lower_bound,
 )
-from torchdp.randomizers.alphabet.strategy_bound import VarianceWitness
+from torchdp.randomizers.alphabet.strategy_bound import VarianceWitness, certify_variance
 from torchdp.randomness import keyed_generator
 
 

@@ -87,6 +87,8 @@ def test_guarantee_epsilon_and_delta_agree(protocol, instances):
     epsilon = epsilon_of(protocol, 1e-4, instances)
     assert delta_of(protocol, epsilon * (1 + 1e-6), instances) <= 1.01e-4
     assert delta_of(protocol, 0.97 * epsilon, instances) > 1e-4
+    if isinstance(protocol, CentralGaussianSum):
+        return
     promised = promise(protocol, 1e-4, instances)
     assert promised.epsilon == pytest.approx(epsilon, rel=1e-9)
     assert (promised.delta, promised.model, promised.neighbours) == (1e-4, Model.SHUFFLE, Neighbours.REPLACE_ONE)
@@ -115,8 +117,7 @@ def test_guarantee_without_delta():
     assert PoissonSum(5, 1.0).pure_epsilon() == math.inf
     with pytest.raises(ValueError, match="no epsilon"):
         promise(PoissonSum(5, 1.0), 0, 1)
-    with pytest.raises(ValueError, match="no epsilon"):
-        promise(CentralGaussianSum(5, 1.0), 0, 1)
+    assert epsilon_of(CentralGaussianSum(5, 1.0), 0, 1) == math.inf
 
 
 def test_small_instances_compose_better_than_basic_composition():
@@ -129,7 +130,7 @@ def test_too_much_and_too_little_noise_are_named():
     with pytest.raises(ValueError, match="smaller delta"):
         promise(PoissonSum(10, 1e6), 0.1, 1)
     with pytest.raises(ValueError, match="smaller delta"):
-        promise(CentralGaussianSum(10, 1e6), 0.1, 2)
+        CuratorSums(CentralGaussianSum(10, 1e6), 2, 0.1).guarantee  # noqa: B018
     with pytest.raises(ValueError, match="no epsilon"):
         promise(PoissonSum(10, 1.0), 1e-3, 4)
     with pytest.raises(ValueError, match="not private"):

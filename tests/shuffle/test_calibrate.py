@@ -1,5 +1,6 @@
 """Calibration: what is returned is certified, a little less noise is not, and close to a central curator's."""
 
+import functools
 import math
 
 import pytest
@@ -19,7 +20,12 @@ from torchdp.shuffle import (
 
 KINDS = [RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum, PureSum, CentralGaussianSum]
 # users, epsilon, delta, instances, absent
-SETTINGS = [(1000, 1.0, 1e-6, 1, 0), (1000, 2.0, 1e-5, 16, 0), (300, 0.5, 1e-4, 3, 30)]
+ONE, MANY, ABSENT = (1000, 1.0, 1e-6, 1, 0), (1000, 2.0, 1e-5, 16, 0), (300, 0.5, 1e-4, 3, 30)
+
+
+@functools.cache
+def calibrated(kind, setting):
+    return kind.calibrated(*setting)
 
 
 def less_noise(protocol, by):
@@ -41,13 +47,15 @@ def less_noise(protocol, by):
             return CentralGaussianSum(n, sigma * rest)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [*((kind, MANY) for kind in KINDS), *((kind, ABSENT) for kind in KINDS), (CorrelatedSum, ONE)],
+)
 def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, setting):
     users, epsilon, delta, instances, absent = setting
     if kind is PureSum and absent:
         absent = 10
-    protocol = kind.calibrated(users, epsilon, delta, instances, absent)
+    protocol = calibrated(kind, (users, epsilon, delta, instances, absent))
     assert type(protocol) is kind and protocol.users == users
     assert delta_of(protocol, epsilon, instances, absent) <= delta * (1 + 1e-9)
     assert delta_of(less_noise(protocol, 0.01), epsilon, instances, absent) > delta
@@ -57,7 +65,7 @@ def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, s
     ("users", "instances", "epsilon"),
     [
         (1000, 768, 7.0),
-        (10**9, 768, 7.0),
+        pytest.param(10**9, 768, 7.0, marks=pytest.mark.slow),
         pytest.param(10**5, 768, 1.0, marks=pytest.mark.slow),
         pytest.param(10**9, 6144, 4.5, marks=pytest.mark.slow),
     ],
@@ -70,9 +78,9 @@ def test_one_message_comes_close_to_a_trusted_curator(users, instances, epsilon)
 
 
 def test_guarantee_a_flood_that_is_too_small_fails():
-    protocol = CorrelatedSum.calibrated(1000, 2.0, 1e-6, 16)
+    protocol = calibrated(CorrelatedSum, MANY)
     smaller = CorrelatedSum(1000, protocol.ratio, 0.8 * protocol.flood_shape, protocol.flood_ratio)
-    assert delta_of(smaller, 2.0, 16) > 1e-6 >= delta_of(protocol, 2.0, 16)
+    assert delta_of(smaller, 2.0, 16) > 1e-5 >= delta_of(protocol, 2.0, 16)
 
 
 def test_guarantee_arguments_of_their_own():
@@ -107,8 +115,9 @@ def test_guarantee_without_delta():
         PureSum.calibrated(1000, 1.0, 0, 16, absent=500)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("users", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "users"), [*((kind, 1) for kind in KINDS), (RandomizedResponseSum, 2), (PureSum, 2)]
+)
 def test_one_user_or_two(kind, users):
     protocol = kind.calibrated(users, 1.0, 1e-3, 2)
     assert delta_of(protocol, 1.0, 2) <= 1e-3

@@ -25,7 +25,7 @@ def test_guarantee_the_split_spends_the_budget_and_no_more(total, sparsity):
     assert paper.composition(1.001 * each, delta, 768, DELTA / 2, sparsity)[0] > total
 
 
-@pytest.mark.parametrize("users", [1000, 100_000])
+@pytest.mark.parametrize("users", [1000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_guarantee_the_papers_composed_response_is_private_and_85_times_more_than_it_says(users):
     nominal = 2.0
     protocol = paper.randomized_response(users, *paper.split(nominal, DELTA, 768))

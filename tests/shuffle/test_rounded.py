@@ -1,5 +1,6 @@
 """Accounting of randomly rounded vectors: against enumeration and exact composition, with negative controls."""
 
+import functools
 import math
 
 import numpy as np
@@ -10,7 +11,8 @@ from torchdp.privacy import Model, gaussian_sigma
 from torchdp.privacy.accounting import composed_delta
 from torchdp.shuffle import CentralGaussianSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum, delta_of
 from torchdp.shuffle.accounting import promise
-from torchdp.shuffle.dominating import pair_profile, poisson_law
+from torchdp.shuffle.count_laws import poisson_law
+from torchdp.shuffle.dominating import pair_profile
 from torchdp.shuffle.moments import _Base
 
 
@@ -43,12 +45,17 @@ def worst_composition(mean, changes, instances, epsilon):
     return max(composed_delta([profile(mean, q, other)], instances, epsilon) for q, other in pairs)
 
 
+@functools.cache
+def calibrated(epsilon, change):
+    return PoissonSum.calibrated(1000, epsilon, 1e-5, 256, change=change)
+
+
 @pytest.mark.parametrize(("instances", "change"), [(4, 4.0), (16, 4.0), (64, 4.0), (256, 4.0), (64, 16.0)])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, change, epsilon):
     """However the change is spread over the coordinates; six tenths of the noise variance are not enough."""
     delta = 1e-5
-    protocol = PoissonSum.calibrated(1000, epsilon, delta, 256, change=change)
+    protocol = calibrated(epsilon, change)
     assert delta_of(protocol, epsilon, 256, change=change) <= delta
     assert worst_composition(protocol.mean, change, instances, epsilon) <= delta
     assert worst_composition(0.6 * protocol.mean, change, instances, epsilon) > delta
@@ -126,7 +133,7 @@ def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
     assert protocol.rmse < gaussian_sigma(epsilon, 1e-6, math.sqrt(768)) / 3.5
 
 
-@pytest.mark.parametrize("epsilon", [0.3, 1.0, 6.0])
+@pytest.mark.parametrize("epsilon", [0.3, 6.0])
 def test_guarantee_is_what_was_calibrated(epsilon):
     protocol = PoissonSum.calibrated(100, epsilon, 1e-5, 64, change=8)
     promised = promise(protocol, 1e-5, 64, change=8)

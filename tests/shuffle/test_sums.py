@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from contract import Contract, MessageContract
+from contract import Contract, MessageContract, Unbiased
 from laws import generator
 from scipy import stats
 
@@ -80,7 +80,7 @@ class SumsContract:
         assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(self.protocol)
 
 
-class TestResponse(SumsContract, MessageContract):
+class TestResponse(SumsContract, Unbiased, MessageContract):
     protocol = BitSums(RandomizedResponseSum(N, 0.25), 2, DELTA)
     less = RandomizedResponseSum(N, 0.2)
 
@@ -89,7 +89,7 @@ class TestResponse(SumsContract, MessageContract):
         return only(np.pad([1 - one, one], (0, SIZE - 2)))
 
 
-class TestPoisson(SumsContract, MessageContract):
+class TestPoisson(SumsContract, Unbiased, MessageContract):
     protocol = BitSums(PoissonSum(N, 20.0), 2, DELTA)
     less = PoissonSum(N, 15.0)
 
@@ -97,7 +97,7 @@ class TestPoisson(SumsContract, MessageContract):
         return shifted(only(stats.poisson(law.mean / N).pmf(np.arange(SIZE))), bit, 0)
 
 
-class TestNegativeBinomial(SumsContract, MessageContract):
+class TestNegativeBinomial(SumsContract, Unbiased, MessageContract):
     protocol = BitSums(NegativeBinomialSum(N, 20.0, 0.4), 2, DELTA)
     less = NegativeBinomialSum(N, 15.0, 0.4)
 
@@ -112,7 +112,7 @@ def pairs(law, flood, bit):
     return sum(chance * shifted(both, bit + f, f) for f, chance in enumerate(flood) if chance > 1e-12)
 
 
-class TestCorrelated(SumsContract, MessageContract):
+class TestCorrelated(SumsContract, Unbiased, MessageContract):
     protocol = BitSums(CorrelatedSum(N, 0.6, 8.0, 0.6), 1, DELTA)
     less = CorrelatedSum(N, 0.6, 6.0, 0.6)
     x = X[:, :1]
@@ -126,7 +126,7 @@ class TestCorrelated(SumsContract, MessageContract):
         return pairs(law, flood, bit)
 
 
-class TestPure(SumsContract, MessageContract):
+class TestPure(SumsContract, Unbiased, MessageContract):
     protocol = BitSums(PureSum(N, 0.8, 0.3, 0.1), 1, 0)
     less = PureSum(N, 0.9, 0.3, 0.1)
     x = X[:, 1:]
@@ -157,7 +157,7 @@ class TestPure(SumsContract, MessageContract):
         assert loss > self.loss(self.protocol) * 1.05 and loss > 0.85 * self.bound(self.protocol)
 
 
-class TestCurator(SumsContract, Contract):
+class TestCurator(SumsContract, Unbiased, Contract):
     protocol = CuratorSums(CentralGaussianSum(N, 3.0), 2, DELTA)
     less = CentralGaussianSum(N, 2.9)
 

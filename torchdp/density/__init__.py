@@ -26,7 +26,7 @@ move), ``ShuffledClasses`` for vectors and labels together; what is learned is p
 """
 
 from torchdp.density.density import Density
-from torchdp.density.errors import expected_mse, kernel_means
+from torchdp.density.errors import kernel_means
 from torchdp.density.exponential import Exponential
 from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
@@ -55,7 +55,6 @@ __all__ = [
     "ShuffledKDE",
     "class_counts",
     "classify",
-    "expected_mse",
     "kernel_means",
     "nearest_centre",
     "nearest_words",

@@ -14,9 +14,10 @@ from torchdp.density.family import Features
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, CuratorProtocol, Layout, Objective, Protocol, Tally
-from torchdp.shuffle import BitLaw, CentralGaussianSum, CuratorSum
+from torchdp.shuffle import BitLaw, CentralGaussianSum
 from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.references import CuratorSum
 from torchdp.shuffle.sums import Shuffled
 
 ROUNDING = 4e-6  # relative, of a sum of squared differences of float32 numbers

@@ -183,13 +183,6 @@ class PairwiseStatistic:
             raise ValueError(f"summary must add up to at least {least} users")
         return counts
 
-    def shares(self, prior: Tensor) -> Tensor:
-        """A prior (k,) normalised, float64. Raises TypeError, ValueError."""
-        prior = checks.floating("prior", prior).detach().double().to(self.points.device)
-        if prior.shape != (self.types,) or bool((prior < 0).any()) or float(prior.sum()) <= 0:
-            raise ValueError(f"prior must be ({self.types},), non-negative, with a positive sum")
-        return prior / prior.sum()
-
     def crowd(self, counts: Tensor) -> Crowd:
         """These users by their vectors."""
         return Crowd(self.points, counts)
@@ -218,7 +211,7 @@ class PairwiseStatistic:
 def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:
     """The prior, normalised. Raises TypeError, ValueError."""
     checks.instance("statistic", statistic, PairwiseStatistic)
-    return None if prior is None else statistic.shares(prior)
+    return None if prior is None else checks.shares("prior", prior, statistic.types).to(statistic.points.device)
 
 
 def from_kernel(

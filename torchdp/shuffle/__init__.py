@@ -30,7 +30,7 @@ from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw
 from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.pure import PureSum
-from torchdp.shuffle.references import CentralGaussianSum, CuratorSum, ExactSum
+from torchdp.shuffle.references import CentralGaussianSum, ExactSum
 from torchdp.shuffle.response import RandomizedResponseSum
 from torchdp.shuffle.sums import BitSums, CuratorSums
 
@@ -40,7 +40,6 @@ __all__ = [
     "BitSums",
     "CentralGaussianSum",
     "CorrelatedSum",
-    "CuratorSum",
     "CuratorSums",
     "ExactSum",
     "NegativeBinomialSum",

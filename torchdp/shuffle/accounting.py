@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torchdp import checks
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.shuffle.laws import BitLaw
+from torchdp.shuffle.laws import BitLaw, MessageLaw
 from torchdp.shuffle.search import LARGEST, TOLERANCE, movement
 
 FLIPS = "dominating pair of each instance, composed after Doroshenko et al. (2022), Algorithm 1"
@@ -85,7 +85,7 @@ def epsilon_of(
 
 
 def promise(
-    law: BitLaw,
+    law: MessageLaw,
     delta: float,
     instances: int,
     absent: int = 0,
@@ -101,6 +101,7 @@ def promise(
 
     Guarantees: as ``delta_of``.
     """
+    checks.instance("law", law, MessageLaw)
     if epsilon is None:
         epsilon = epsilon_of(law, delta, instances, absent, change=change, flips=flips)
         if math.isinf(epsilon):

@@ -87,31 +87,12 @@ class CorrelatedSum(MessageLaw):
         return correlated_profiles(self.ratio, left * self.flood_shape, self.flood_ratio, shape=left)
 
     @classmethod
-    def calibrated(
-        cls,
-        users: int,
-        epsilon: float,
-        delta: float,
-        instances: int,
-        absent: int = 0,
-        *,
-        change: float | None = None,
-        flips: int | None = None,
-        share: float = 0.05,
-    ) -> Self:
+    def least(cls, target: Target, share: float = 0.05) -> Self:
         """Noise ratio e^(-(1 - share) e), e the largest that unlimited flood makes private; then the smallest flood.
 
-        share in (0, 1): what is spent on a flood that is not unlimited, about the relative increase of the RMSE. The
-        flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages. Flips alone are counted. Other
-        arguments as in ``BitLaw.calibrated``. Raises ValueError.
-
-        Guarantees: as ``BitLaw.calibrated``.
+        The flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages. Flips alone are counted.
         """
-        target = Target.of(users, epsilon, delta, instances, absent, change, flips)
-        return cls.least(target, checks.fraction("share", share))
-
-    @classmethod
-    def least(cls, target: Target, share: float = 0.05) -> Self:
+        share = checks.fraction("share", share)
         target, left = target.composed(cls), (target.users - target.absent) / target.users
         limit = largest_epsilon(lambda e: unlimited_flood_profiles(math.exp(-e), shape=left), target)
         ratio = math.exp(-(1 - share) * limit)

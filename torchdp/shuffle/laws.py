@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -90,6 +90,7 @@ class BitLaw(ABC):
         *,
         change: float | None = None,
         flips: int | None = None,
+        **own: float,
     ) -> Self:
         """The law of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
 
@@ -99,16 +100,19 @@ class BitLaw(ABC):
                 each. delta = 0 is for ``PureSum`` and ``RandomizedResponseSum``.
             absent: users whose noise does not count.
             change, flips: what is known of how far a user may move, see ``delta_of``; None: every bit may flip.
+            own: what a law's noise leaves open: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
+                messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
+                of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
 
         Noise is found to 1e-4. Raises ValueError; TypeError where the law has no noise.
 
         Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched for it is computed
         last.
         """
-        return cls.least(Target.of(users, epsilon, delta, instances, absent, change, flips))
+        return cls.least(Target.of(users, epsilon, delta, instances, absent, change, flips), **own)
 
     @classmethod
-    def least(cls, target: Target) -> Self:
+    def least(cls, target: Target, *args: Any, **own: Any) -> Self:
         """``calibrated`` for checked arguments."""
         raise TypeError(f"{cls.__name__} has no noise to calibrate; take PoissonSum or another that has")
 

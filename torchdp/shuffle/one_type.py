@@ -158,29 +158,6 @@ class NegativeBinomialSum(OneTypeSum):
         return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)
 
     @classmethod
-    def calibrated(
-        cls,
-        users: int,
-        epsilon: float,
-        delta: float,
-        instances: int,
-        absent: int = 0,
-        *,
-        change: float | None = None,
-        flips: int | None = None,
-        ratio: float = 0.5,
-    ) -> Self:
-        """The least shape at this ratio: 1 - ratio times the messages of Poisson noise of that variance.
-
-        Larger ratios send fewer messages and need more variance. Other arguments as in ``BitLaw.calibrated``. Raises
-        ValueError.
-
-        Guarantees: as ``BitLaw.calibrated``.
-        """
-        target = Target.of(users, epsilon, delta, instances, absent, change, flips)
-        return cls.least(target, checks.fraction("ratio", ratio))
-
-    @classmethod
     def least(cls, target: Target, ratio: float = 0.5) -> Self:
-        target, scale = target.composed(cls), (1 - ratio) ** 2 / ratio
+        target, scale = target.composed(cls), (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
         return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio), target)
