@@ -211,7 +211,11 @@ class PairwiseStatistic:
 def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:
     """The prior, normalised. Raises TypeError, ValueError."""
     checks.instance("statistic", statistic, PairwiseStatistic)
-    return None if prior is None else checks.shares("prior", prior, statistic.types).to(statistic.points.device)
+    return (
+        None
+        if prior is None
+        else checks.shares("prior", prior, statistic.types).detach().to(statistic.points.device)
+    )
 
 
 def from_kernel(
