@@ -146,6 +146,15 @@ class Contract:
         assert states() == before
 
 
+class Unbiased:
+    """Beside a Contract: errors average to 0, which a mean squared error does not show where the noise is large."""
+
+    def test_is_unbiased(self, summary):
+        found = self.protocol.sample_estimate(summary, generator=generator(1), sample_shape=(4 * self.repeats,))
+        bias = z_scores(found.value, self.protocol.exact(summary))
+        assert bool((bias.abs() < 5).all()), bias
+
+
 class MessageContract(Contract):
     """A protocol with a client half."""
 

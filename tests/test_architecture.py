@@ -10,29 +10,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "draws", "noise", "randomness"}
+FLOOR = {"checks", "draws", "memory", "noise", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
+    "memory": set(),
     "randomness": set(),
     "privacy": FLOOR,
     "wire": set(),
     "protocol": FLOOR | {"privacy", "wire"},
+    "collection": FLOOR | {"privacy", "protocol"},
     "workloads": FLOOR,
     "kernels": {"checks"},
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
-    "randomizers": FLOOR | {"privacy", "kernels"},
-    "queries": FLOOR | {"privacy", "workloads", "factorization", "randomizers"},
-    "pairwise": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "shuffle"},
+    "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
+    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
+    "pairwise": FLOOR
+    | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy"},
     "density": FLOOR | {"privacy", "kernels", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
-    "secure": FLOOR | {"privacy", "kernels", "sketching"},
-    "regression": FLOOR | {"privacy", "kernels", "sketching", "secure"},
+    "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
+    "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
-    "mean": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "domains"},
+    "mean": FLOOR | {"privacy", "protocol", "wire", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
     "__main__": {"cli"},

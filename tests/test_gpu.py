@@ -6,7 +6,6 @@ import torch
 from torchdp import pairwise, simulate, workloads
 from torchdp.factorization import (
     approximate,
-    circulant,
     factorize,
     factorize_product,
     gamma2,
@@ -15,9 +14,10 @@ from torchdp.factorization import (
     hard_instance,
     lipschitz_tree,
     low_rank,
-    priced,
     signature_form,
 )
+from torchdp.factorization.approximate import priced
+from torchdp.factorization.structure.closed_forms import circulant
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 

@@ -64,6 +64,14 @@ def fraction(name: str, value: float) -> float:
     return number
 
 
+def below_one(name: str, value: float) -> float:
+    """``value`` as a float in [0, 1). Raises ValueError."""
+    number = _number(name, value)
+    if not 0 <= number < 1:
+        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
+    return number
+
+
 def integer(name: str, value: int, least: int, most: int = MOST) -> int:
     """``value`` as an int in [least, most]. Raises ValueError."""
     try:
@@ -94,6 +102,15 @@ def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T
         kinds = kind if isinstance(kind, tuple) else (kind,)
         raise TypeError(f"{name} must be a {' or '.join(k.__name__ for k in kinds)}, not {type(value).__name__}")
     return value
+
+
+def several(name: str, value: object, kind: type[T]) -> list[T]:
+    """``value``, a sequence of at least one object of this type, as a list. Raises TypeError, ValueError."""
+    if isinstance(value, str | Tensor) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a sequence of {kind.__name__}, not {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name} must hold at least one {kind.__name__}")
+    return [instance(f"each of {name}", part, kind) for part in value]
 
 
 def function(name: str, value: object) -> Callable[..., Any]:
@@ -158,10 +175,17 @@ def dense(name: str, value: Tensor) -> Tensor:
 
 def indices(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` as int64 entries in [0, k). Raises TypeError, ValueError."""
+    return whole_below(name, value, k).to(torch.int64)
+
+
+def whole_below(name: str, value: Tensor, k: int) -> Tensor:
+    """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
     value = _whole(name, value)
-    if value.numel() and not (0 <= int(value.min()) and int(value.max()) < k):
-        raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
-    return value.to(torch.int64)
+    if value.numel():
+        least, most = value.aminmax()
+        if int(least) < 0 or int(most) >= k:
+            raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
+    return value
 
 
 def _whole(name: str, value: Tensor) -> Tensor:

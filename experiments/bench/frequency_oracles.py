@@ -7,16 +7,18 @@ Per user: every user's own message and the analyst's tally of all, n = 1e6, k = 
     installed (pure-ldp needs scikit-learn and statsmodels beside what it declares).
 Expected: randomized response and unary encoding each at least 10 times the rate of every package; aggregate randomized
     response and unary encoding under 0.1 s. Machines are noisy: compare ratios, not seconds.
-Output: medians of five runs (of three for the slow).
+Output: results/bench/frequency_oracles/*.csv: medians of five runs (of three for the slow).
+Artifact: peers | speed
+Status: on a CPU
 Time: about two minutes; --smoke in seconds.
 """
 
-import argparse
 import importlib
 import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 K, EPSILON = 1024, 1.0
 ORACLES = (
@@ -118,12 +121,12 @@ PEERS: dict[str, Callable[[], Run]] = {
 }
 
 
-def peer(name: str, make: Callable[[], Run], x: np.ndarray, most: float) -> None:
+def peer(name: str, make: Callable[[], Run], x: np.ndarray, most: float, report: Report) -> None:
     """One row; on as many users as take ``most`` seconds."""
     try:
         run = make()
     except ImportError as error:
-        print(f"{name:<44}missing: {error.name}")
+        report.say(f"{name}: missing: {error.name}")
         return
     run(x[:100])  # compilation, imports
     users = 200
@@ -136,38 +139,45 @@ def peer(name: str, make: Callable[[], Run], x: np.ndarray, most: float) -> None
         users *= 4
     users = min(len(x), max(users, int(users * most / seconds)))
     seconds = median(lambda: run(x[:users]), 3)
-    print(f"{name:<44}{users:>12.3g}{seconds:>12.4f}{users / seconds:>13.3g}", flush=True)
+    report.row("per_user", library=name, users=users, seconds=seconds, users_per_s=users / seconds)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    device, users = torch.device(options.device), 20_000 if options.smoke else 1_000_000
+@dataclass(frozen=True)
+class Config:
+    device: str = "cpu"
+    users: int = 1_000_000
+    repeats: int = 5
+    most: float = 2.0  # seconds of a peer's run
+
+
+FULL = Config()
+SMOKE = Config("cpu", 20_000, 1, 0.02)
+
+
+def measure(config: Config, report: Report) -> None:
+    device, users = torch.device(config.device), config.users
     torch.set_num_threads(1)
     generator, noise = keyed_generator(b"oracles", device), SeededNoise(1, device)
     x = torch.randint(K, (users,), device=device, generator=generator)
-    print(f"k = {K}, epsilon = {EPSILON:g}, one thread")
-    print(f"{'per user':<44}{'users':>12}{'seconds':>12}{'users/s':>13}")
+    report.say(f"k = {K}, epsilon = {EPSILON:g}, one thread")
     for kind in ORACLES:
         oracle = kind(K, EPSILON)
-        seconds = median(lambda o=oracle: o.collect(x, noise=noise), 1 if options.smoke else 5)
-        print(
-            f"{'torchdp, ' + kind.__name__:<44}{users:>12.3g}{seconds:>12.4f}{users / seconds:>13.3g}", flush=True
-        )
+        spent = median(lambda o=oracle: o.collect(x, noise=noise), config.repeats)
+        cells = {"users": users, "seconds": spent, "users_per_s": users / spent}
+        report.row("per_user", library=f"torchdp, {kind.__name__}", **cells)
     for name, make in PEERS.items():
-        peer(name, make, x.cpu().numpy(), 0.02 if options.smoke else 2.0)
+        peer(name, make, x.cpu().numpy(), config.most, report)
     counts = torch.full((K,), 10**9 // K, device=device)
-    total = float(counts.sum())
-    print(f"{'aggregate':<44}{'users':>12}{'seconds':>12}{'users/s':>13}")
+    total = int(counts.sum())
+    report.say("\naggregate")
     for kind in ORACLES:
         oracle = kind(K, EPSILON)
-        seconds = median(lambda o=oracle: o.sample_reports(counts, generator=generator), 1 if options.smoke else 5)
-        print(
-            f"{'torchdp, ' + kind.__name__:<44}{total:>12.3g}{seconds:>12.4f}{total / seconds:>13.3g}", flush=True
-        )
+        spent = median(lambda o=oracle: o.sample_reports(counts, generator=generator), config.repeats)
+        cells = {"users": total, "seconds": spent, "users_per_s": total / spent}
+        report.row("aggregate", library=f"torchdp, {kind.__name__}", **cells)
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"library": 40, "users_per_s": ".3g"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -5,11 +5,12 @@ What: processes that were forked after the journal was opened add batches from s
     and by a symbolic link to it, and send every seventh batch again by the other path. At random moments one of them is
     killed and begins all its batches again. At the end the file is read anew.
 Expected: acknowledged = batches = 2000, and sums that no missing or repeated batch would give; else the script fails.
-Output: one line: kills, acknowledgements, batches in the file, bytes, seconds.
+Output: results/bench/journal/journal.csv: kills, acknowledgements, batches in the file, bytes, seconds.
+Artifact: - | durability
+Status: agrees
 Time: about a minute and a half on two cores, most of it waiting for the disk; --smoke in seconds.
 """
 
-import argparse
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ import torch
 
 from torchdp import pairwise
 from torchdp.pairwise import Journal, RandomizedResponsePlugIn
+from torchdp.simulate import Experiment, Report
 
 
 class Storm(NamedTuple):
@@ -100,26 +103,30 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
     return Storm(len(acknowledged), len(lines), len(found.batches), path.stat().st_size)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A journal under threads, processes, two paths and kill -9.")
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=2000)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--smoke", action="store_true")
-    options = parser.parse_args()
-    batches, kills = (40, 3) if options.smoke else (options.batches, options.kills)
+@dataclass(frozen=True)
+class Config:
+    threads: int = 8
+    processes: int = 4
+    batches: int = 2000
+    kills: int = 50
+
+
+FULL = Config()
+SMOKE = Config(batches=40, kills=3)
+
+
+def measure(config: Config, report: Report) -> None:
     if not hasattr(os, "fork"):
         sys.exit("this bench forks processes: it runs on Linux and macOS")
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
-        found = storm(Path(folder), options.threads, options.processes, batches, kills)
+        found = storm(Path(folder), config.threads, config.processes, config.batches, config.kills)
         seconds = time.perf_counter() - begun
-    print(
-        f"{kills} kills, {found.told} acknowledgements of {found.acknowledged} batches, all in the file, none twice "
-        f"({found.batches} batches, {found.bytes} bytes); {seconds:.1f} s"
-    )
+    report.say("all acknowledged batches are in the file, none twice")
+    report.row("journal", kills=config.kills, **found._asdict(), seconds=seconds)
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

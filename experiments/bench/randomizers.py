@@ -6,13 +6,15 @@ Command:  python experiments/bench/randomizers.py --projunit PATH
 Per user: each of 1e5 users draws a message of dimension 256, and the messages are added up. Floor: torch.randn of
     the 257 normals that a message needs; randomized response needs two uniforms for each user.
 Aggregate: the sum over 1e9 users drawn at once (for PrivUnit, whose cost grows with the users, over 1e6).
+Expected: every user's PrivUnitG message takes 1.1 to 1.3 times as long as as many float64 normals by torch.randn; words
+    of the cipher 0.92 to 0.99 of the time of a generator's.
 Output: medians over rounds in which every operation runs once (torch.utils.benchmark, one thread), so that a slow
-    minute slows them all; as a table and as randomizers_<device>.json beside this file. Compare ratios, not seconds.
-Time: about 2 minutes; --smoke in seconds (few users, one round, writes nothing).
+    minute slows them all; results/bench/randomizers/randomizers.csv. Compare ratios, not seconds.
+Artifact: Asi et al. (2023); peers | speed
+Status: on a CPU
+Time: about 2 minutes; --smoke in seconds (few users, one round).
 """
 
-import argparse
-import json
 import platform
 import statistics
 import sys
@@ -42,8 +44,22 @@ from torchdp.randomizers import (
     SubsetSelection,
 )
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
-DIM, USERS, EPSILON, AT_ONCE, ROUNDS = 256, 100_000, 1.0, 4096, 9
+DIM, EPSILON, AT_ONCE = 256, 1.0, 4096
+
+
+@dataclass(frozen=True)
+class Config:
+    device: str = "cpu"
+    projunit: Path | None = None
+    users: int = 100_000
+    values: int = 10**6  # users of the oracles
+    rounds: int = 9
+
+
+FULL = Config()
+SMOKE = Config(users=2_000, values=50_000, rounds=1)
 
 
 @dataclass(frozen=True)
@@ -56,7 +72,7 @@ class Operation:
     floor: str | None = None
 
 
-def measure(operations: list[Operation], rounds: int) -> list[tuple[str, float, float | None]]:
+def times_of(operations: list[Operation], rounds: int) -> list[tuple[str, float, float | None]]:
     """(name, users per second, time for each user over its floor's) from medians over the rounds."""
     times: dict[str, list[float]] = {operation.name: [] for operation in operations}
     for operation in operations:
@@ -104,10 +120,10 @@ def published(path: Path | None, points: np.ndarray) -> Callable[[], object] | N
     return lambda: sum(peer.PrivUnitG(x, EPSILON, p, gamma, sigma) for x in unit)
 
 
-def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Operation]:
+def vectors(config: Config, generator: torch.Generator) -> list[Operation]:
     """Messages of dimension 256."""
     operations = []
-    users, device = 2_000 if options.smoke else USERS, torch.device(options.device)
+    users, device = config.users, torch.device(config.device)
     noise = SeededNoise(1, device)
     best, exact, projected = PrivUnitG(DIM, EPSILON), PrivUnit(DIM, EPSILON), ProjUnit(DIM, EPSILON, k=64)
     hemisphere, release = DuchiJordanWainwright(DIM, EPSILON), PointRelease(DIM, EPSILON)
@@ -141,7 +157,7 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
     if device.type == "cpu":
         run = partial(plain_numpy, best, points.numpy(), np.random.default_rng(0))
         operations.append(Operation("PrivUnitG in plain numpy, float64", users, run, floor))
-        peer = published(options.projunit, points[:500].numpy())
+        peer = published(config.projunit, points[:500].numpy())
         if peer is not None:
             operations.append(Operation("ml-projunit PrivUnitG, float64", 500, peer, floor))
     for kind, n in ((best, 10**9), (release, 10**9), (exact, 10**6), (hemisphere, 10**6), (projected, 10**6)):
@@ -153,9 +169,9 @@ def vectors(options: argparse.Namespace, generator: torch.Generator) -> list[Ope
     return operations
 
 
-def values(options: argparse.Namespace, generator: torch.Generator) -> list[Operation]:
+def values(config: Config, generator: torch.Generator) -> list[Operation]:
     """Reports of one value in 1024."""
-    device, users = torch.device(options.device), 50_000 if options.smoke else 10**6
+    device, users = torch.device(config.device), config.values
     response = RandomizedResponse(1024, EPSILON)
     types = torch.randint(1024, (users,), device=device, generator=generator)
     uniforms = partial(torch.rand, 2, users, dtype=torch.float64, device=device, generator=generator)
@@ -186,30 +202,21 @@ def values(options: argparse.Namespace, generator: torch.Generator) -> list[Oper
     ]
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--projunit", type=Path)
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    device = torch.device(options.device)
+    device = torch.device(config.device)
     generator = keyed_generator(b"bench", device)
-    operations = vectors(options, generator) + values(options, generator)
-    rows = measure(operations, 1 if options.smoke else ROUNDS)
+    for name, rate, ratio in times_of(vectors(config, generator) + values(config, generator), config.rounds):
+        report.row("randomizers", operation=name, users_per_s=rate, time_over_floor=ratio)
+    if config.projunit is None:
+        report.say("ml-projunit PrivUnitG: not measured; give --projunit PATH")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    report.say(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
-    print(f"{'operation':<54}{'users/s':>12}{'time / floor':>14}")
-    for name, rate, ratio in rows:
-        print(f"{name:<54}{rate:>12.3g}{'' if ratio is None else format(ratio, '.2f'):>14}")
-    if options.projunit is None:
-        print("ml-projunit PrivUnitG: not measured; give --projunit PATH")
-    if not options.smoke:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
-        facts = {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
-        result = [{"operation": n, "users_per_second": r, "time_over_floor": q} for n, r, q in rows]
-        path = Path(__file__).parent / f"randomizers_{device.type}.json"
-        path.write_text(json.dumps({**facts, "results": result}, indent=1) + "\n")
 
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, formats={"operation": 52, "users_per_s": ".3g", "time_over_floor": ".2f"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

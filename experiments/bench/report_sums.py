@@ -9,21 +9,25 @@ Command:  OMP_NUM_THREADS=1 python experiments/bench/report_sums.py [--device cu
 Expected: on a CPU collect needs memory that does not grow with n. On CUDA: users per second at n = 1e9 and the fraction
           of the ceiling, which is the copy bandwidth for randomized response and the rate of a kernel that does nothing
           but Philox for unary encoding.
-Output:   one line for each path and size: seconds (median), users per second, highest memory beside the users' values.
+Output:   results/bench/report_sums/sums.csv, a row for each path and size: seconds (median), users per second, highest
+    memory beside the users' values.
+Artifact: - | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time:     about ten minutes on a busy machine; --smoke in seconds.
 """
 
-import argparse
 import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
-from measure import peak_bytes, seconds
+from clock import peak_bytes, seconds
 from torch import Tensor
 
 from torchdp.kernels import philox
@@ -31,6 +35,7 @@ from torchdp.kernels.response_counts import reference as response
 from torchdp.kernels.unary_counts import reference as unary
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse
+from torchdp.simulate import Experiment, Report
 
 EPSILON = 1.0
 OFF = 1 / (math.e + 1)
@@ -171,20 +176,21 @@ def counters(bits: int) -> float:
     return sum(1 - (1 - 2.0 ** (-4 * j)) ** bits for j in range(14))
 
 
-def line(path: str, k: int, n: int, spent: float, memory: float, note: str = "") -> None:
-    print(f"{path:<20}{k:>6}{n:>10.0e}{spent:>12.4g}{n / spent:>12.3g}{memory / 2**20:>12.1f}  {note}", flush=True)
+def line(report: Report, path: str, k: int, n: int, spent: float, memory: float | None, note: str = "") -> None:
+    mebibytes = None if memory is None else memory / 2**20
+    report.row("sums", path=path, k=k, n=n, seconds=spent, users_per_s=n / spent, MiB=mebibytes, note=note)
 
 
-def on_cpu(smoke: bool) -> None:
-    least, sizes = (0.01, (10_000,)) if smoke else (1.0, (10**5, 10**6, 10**7))
-    for k in () if smoke else (1024, 16):
+def on_cpu(config: "Config", report: Report) -> None:
+    least, sizes = config.least, config.sizes
+    for k in config.types if config.compiled else ():
         for make in (response_compiled, unary_compiled):
             start = time.perf_counter()
             run, x = make(k), values(10**6, k)
             run(x[:100_000])
             note = f"compiled in {time.perf_counter() - start:.1f} s"
-            line(make.__name__, k, len(x), seconds(lambda run=run, x=x: run(x)), math.nan, note)
-    for k in (16,) if smoke else (1024, 16):
+            line(report, make.__name__, k, len(x), seconds(lambda run=run, x=x: run(x)), None, note)
+    for k in config.types:
         for kind in ("response", "unary"):
             for path in (f"{kind}_collect", f"{kind}_plain", f"{kind}_numpy"):
                 for n in sizes:
@@ -195,13 +201,13 @@ def on_cpu(smoke: bool) -> None:
                     x, run = values(n, k), globals()[path]
                     spent = seconds(lambda run=run, x=x, k=k: run(x, k), least)
                     setup = SETUP.format(folder=str(Path(__file__).parent), n=n, k=k, path=path)
-                    line(path, k, n, spent, peak_bytes(setup, f"bench.{path}(x, {k})"))
+                    line(report, path, k, n, spent, peak_bytes(setup, f"bench.{path}(x, {k})"))
 
 
-def on_cuda(smoke: bool) -> None:
-    sizes = (10**6,) if smoke else (10**6, 10**7, 10**9)
+def on_cuda(config: "Config", report: Report) -> None:
+    sizes = (10**6,) if config.least < 1 else (10**6, 10**7, 10**9)
     copied, drawn = copy_rate(), philox_rate()
-    print(f"copy {copied / 1e9:.0f} GB/s, Philox {drawn:.3g} words/s")
+    report.say(f"copy {copied / 1e9:.0f} GB/s, Philox {drawn:.3g} words/s")
     for k in (1024, 16):
         for kind, run in (("response", response_collect), ("unary", unary_collect)):
             for dtype in (torch.int64, torch.int32, torch.int16):
@@ -214,22 +220,31 @@ def on_cuda(smoke: bool) -> None:
                     memory = torch.cuda.max_memory_allocated() - before
                     ceiling = copied / x.element_size() if kind == "response" else drawn / (k / 8 * counters(2048))
                     note = f"{dtype}, {n / spent / ceiling:.2f} of the ceiling"
-                    line(f"{kind}_collect", k, n, spent, memory, note)
+                    line(report, f"{kind}_collect", k, n, spent, memory, note)
                     del x
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    print(
-        f"epsilon = {EPSILON:g}, {options.device}, {os.getloadavg()[0]:.1f} processes at work on {os.cpu_count()} cores"
-    )
-    print(f"{'path':<20}{'k':>6}{'n':>10}{'seconds':>12}{'users/s':>12}{'MiB':>12}")
-    (on_cuda if options.device == "cuda" else on_cpu)(options.smoke)
+@dataclass(frozen=True)
+class Config:
+    device: Literal["cpu", "cuda"] = "cpu"
+    types: tuple[int, ...] = (1024, 16)
+    sizes: tuple[int, ...] = (10**5, 10**6, 10**7)  # on a CPU
+    least: float = 1.0  # seconds of runs
+    compiled: bool = True
 
+
+FULL = Config()
+SMOKE = Config(types=(16,), sizes=(10_000,), least=0.01, compiled=False)
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    load = f"{os.getloadavg()[0]:.1f} processes at work on {os.cpu_count()} cores"
+    report.say(f"epsilon = {EPSILON:g}, {config.device}, {load}")
+    (on_cuda if config.device == "cuda" else on_cpu)(config, report)
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 18, "users_per_s": ".3g", "MiB": ".1f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

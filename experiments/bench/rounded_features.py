@@ -8,24 +8,27 @@ Command:  OMP_NUM_THREADS=1 python experiments/bench/rounded_features.py
 Expected: memory of torchdp does not grow with n, that of features at once by 9 bytes for each number; on a CPU three
     quarters of torchdp's time and more are the matrix product, so that nothing is far ahead of it. Machines are noisy:
     compare ratios.
-Output: seconds of one thread (a CPU's processor seconds, the least of rounds in which all take turns, so that a busy
-    machine favours nobody), the same for 560,000 users at the rate of the largest n, torchdp on two threads by the
-    clock, and the growth of memory of a fresh process (on CUDA of the allocator).
+Output: results/bench/rounded_features/*.csv: seconds of one thread (a CPU's processor seconds, the least of rounds in
+    which all take turns, so that a busy machine favours nobody), the same for 560,000 users at the rate of the largest
+    n, torchdp on two threads by the clock, and the growth of memory of a fresh process (on CUDA of the allocator).
+Artifact: Wagner (2025) | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: two minutes; --smoke in seconds, without torch.compile, which takes half a minute to compile.
 """
 
-import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measure import peak_bytes, seconds
+from clock import peak_bytes, seconds
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from torchdp.density import Features, GaussianFourier, GaussianSquareWave
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 Run = Callable[[], object]
 D = I = 768
@@ -60,7 +63,7 @@ def by_numpy(x: np.ndarray, w: np.ndarray, b: np.ndarray, rng: np.random.Generat
     return total
 
 
-def compiled(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator) -> Run | None:
+def compiled(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator, report: Report) -> Run | None:
     """``at_once`` through torch.compile in parts, or None where there is no compiler."""
 
     @torch.compile(dynamic=False)
@@ -77,7 +80,7 @@ def compiled(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator) -> Run
     try:
         run()
     except Exception as error:  # torch raises many kinds where a compiler is missing or unfit
-        print(f"torch.compile does not run here: {type(error).__name__}")
+        report.say(f"torch.compile does not run here: {type(error).__name__}")
         return None
     return run
 
@@ -105,13 +108,22 @@ def grown(n: int, d: int, statement: str, device: torch.device, work: Run) -> fl
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    smoke = arguments.parse_args().smoke
+@dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...] = ()  # none: 5000, 20,000 and 80,000, on CUDA the last is 560,000
+    dimension: int = D
+    compiled: bool = True
+    least: float = 1.0  # seconds of the runs on two threads
+
+
+FULL = Config()
+SMOKE = Config((2000, 8000), 64, False, 0.1)
+
+
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes, d = ((2000, 8000), 64) if smoke else ((5000, 20_000, 80_000 if device.type == "cpu" else USERS), D)
+    d, sizes = config.dimension, config.sizes or (5000, 20_000, 80_000 if device.type == "cpu" else USERS)
     generator, rng = keyed_generator(b"bench", device), np.random.default_rng(0)
     fourier: Features = GaussianFourier(d).draw(d, generator=generator)
     wave: Features = GaussianSquareWave(d).draw(d, generator=generator)
@@ -120,12 +132,13 @@ def main() -> None:
     def vectors(n: int) -> Tensor:
         return torch.nn.functional.normalize(torch.randn(n, d, device=device, generator=generator), dim=1)
 
-    print(f"d = I = {d}, {device.type}, one thread; growth of memory:")
+    report.say(f"d = I = {d}, {device.type}, one thread; growth of memory in MiB")
     for n in sizes:  # before anything large is held here
         x = vectors(n) if device.type == "cuda" else torch.zeros(0, d)
         once = grown(n, d, AT_ONCE, device, lambda x=x: at_once(x, w, b, generator))
         parts = grown(n, d, ONES, device, lambda x=x: fourier.ones(x, generator=generator))
-        print(f"  n = {n:>7,}: n x I at once {once:>8.1f} MiB, torchdp {parts:>6.1f} MiB", flush=True)
+        report.row("memory", n=n, at_once=once, torchdp=parts)
+    report.say()
     for n, rounds in zip(sizes, (8, 6, 4), strict=False):
         x = vectors(n)
         work = {
@@ -137,21 +150,21 @@ def main() -> None:
         if device.type == "cpu":
             host = [each.numpy() for each in (x, w, b)]
             work["numpy"] = lambda host=host: by_numpy(*host, rng)
-        if n == sizes[-1] and not smoke and (run := compiled(x, w, b, generator)):
+        if n == sizes[-1] and config.compiled and (run := compiled(x, w, b, generator, report)):
             work["torch.compile, parts"] = run
         found = taken(work, device, rounds)
-        print(f"n = {n:,}")
         for name, least in found.items():
             share = found["matrix product alone"] / least
-            print(f"  {name:<24}{least:>9.4f} s; the product takes {share:>5.0%} of that", flush=True)
-    rate = {name: least / sizes[-1] * USERS for name, least in found.items()}
-    print(f"{USERS:,} users at this rate: " + ", ".join(f"{name} {total:.3g} s" for name, total in rate.items()))
+            report.row("times", n=n, path=name, seconds=least, share_of_product=share, at_560000=least / n * USERS)
     if device.type == "cpu":
-        two = Timer("run()", globals={"run": work["torchdp, Fourier"]}, num_threads=2).blocked_autorange(
-            min_run_time=0.1 if smoke else 1.0
-        )
-        print(f"{USERS:,} users, torchdp, Fourier, two threads: {two.median / sizes[-1] * USERS:.3g} s")
+        run = work["torchdp, Fourier"]
+        two = Timer("run()", globals={"run": run}, num_threads=2).blocked_autorange(min_run_time=config.least)
+        report.say(f"{USERS:,} users, torchdp, Fourier, two threads: {two.median / sizes[-1] * USERS:.3g} s")
 
+
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, formats={"share_of_product": ".0%", "at_once": ".1f", "torchdp": ".1f"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -1,48 +1,49 @@
 """Counter-driven samplers beside plain torch and numpy: nanoseconds a draw, and memory of sums over users.
 
-What: draws by inversion (Poisson, negative binomial), differences of gamma variables, normals on a half line; then the
+What: draws by inversion (Poisson, negative binomial), normals on a half line; then the
     sum over n users of one draw for each of 768 columns. The same integers on every device; on a CUDA device the fused
     kernels, and as a ceiling 64-bit words of torch's own generator, written to memory and not looked at.
 Command:  OMP_NUM_THREADS=1 python experiments/bench/samplers.py
 Expected: on a CPU negative binomials by inversion take less time than torch's gamma-Poisson draws, Poisson numbers
-    about twice that of torch.poisson, and gamma differences and half-line normals, which are specifications there,
-    several times that of torch; memory of the sums does not grow with n, where torch's draws of all users at once
+    about twice that of torch.poisson, and half-line normals, which are a specification there, several times
+    that of torch; memory of the sums does not grow with n, where torch's draws of all users at once
     take 8 bytes a draw and more. Compare ratios, machines are noisy.
-Output: medians on one thread; growth of memory of a fresh process (on CUDA of the allocator).
+Output: results/bench/samplers/*.csv: medians on one thread; growth of memory of a fresh process (on CUDA of the
+    allocator).
+Artifact: - | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: one to three minutes; --smoke in seconds.
 """
 
-import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measure import peak_bytes, seconds
+from clock import peak_bytes, seconds
 from torch import Tensor
 
-from torchdp.kernels import gamma_difference, inversion, truncated_normal
+from torchdp.kernels import inversion, truncated_normal
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 COLUMNS = 768
+WAYS = ("draws", "sums", "torch", "numpy")
 SETUP = """
 import torch
-from torchdp.kernels import gamma_difference, inversion
+from torchdp.kernels import inversion
 from torchdp.randomness import keyed_generator
 device = torch.device("{device}")
 generator = keyed_generator(b"bench", device)
 table = inversion.negative_binomial(1e-3, 0.9).to(device)
 shape = torch.full((2, 2), 1e-3, dtype=torch.float64, device=device)
 inversion.column_sums(table, 1, 2, 8)
-gamma_difference.column_sums(1e-3, 1, 2, 8, device=device)
 torch.poisson(torch._standard_gamma(shape, generator=generator), generator=generator).sum(0)
 """
 STATEMENTS = {  # sums over n users of one draw for each column
     "inversion, NB(1e-3, 0.9)": "inversion.column_sums(table, 1, {n}, {columns})",
     "torch, gamma-Poisson at once": "torch.poisson(torch._standard_gamma(shape.new_full(({n}, {columns}), 1e-3), "
     "generator=generator) * 9, generator=generator).sum(0)",
-    "gamma difference, shape 1e-3": "gamma_difference.column_sums(1e-3, 1, {n}, {columns}, device=device)",
-    "torch, gammas at once": "torch._standard_gamma(shape.new_full((2, {n}, {columns}), 1e-3), generator=generator)"
-    ".sum(1).diff(dim=0)",
 }
 
 
@@ -78,16 +79,6 @@ def laws(users: int, device: torch.device) -> dict[str, dict[str, Callable[[], o
             "torch": lambda r=r, p=p: gamma_poisson(r, p),
             "numpy": lambda r=r, p=p: rng.negative_binomial(r, 1 - p, shape),
         }
-    for a in (1e-3, 2.5):
-        rows[f"Gamma({a:g}) - Gamma({a:g})"] = {
-            "draws": lambda a=a: gamma_difference.draws(a, 1, users, COLUMNS, device=device),
-            "sums": lambda a=a: gamma_difference.column_sums(a, 1, users, COLUMNS, device=device),
-            "torch": lambda a=a: (
-                torch._standard_gamma(full(a), generator=generator)
-                - torch._standard_gamma(full(a), generator=generator)
-            ),
-            "numpy": lambda a=a: rng.gamma(a, size=shape) - rng.gamma(a, size=shape),
-        }
     survival = 0.5 * torch.special.erfc(full(2.0) / 2**0.5)
     rows["normal given >= 2"] = {
         "draws": lambda: truncated_normal.draws(1, users * COLUMNS, 2.0, device=device),
@@ -113,33 +104,37 @@ def memory(statement: str, n: int, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def main() -> None:
-    """Prints both tables."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    device = torch.device(options.device)
+@dataclass(frozen=True)
+class Config:
+    device: str = "cpu"
+    users: int = 0  # none: 130, on CUDA 20,000
+    least: float = 0.5  # seconds of runs
+    sizes: tuple[int, ...] = (500, 2_000, 8_000)
+
+
+FULL = Config()
+SMOKE = Config(users=5, least=0.01, sizes=(10, 50))
+
+
+def measure(config: Config, report: Report) -> None:
+    device, least = torch.device(config.device), config.least
     torch.set_num_threads(1)
-    users, least = (5, 0.01) if options.smoke else (130, 0.5)
+    users = config.users or (20_000 if device.type == "cuda" else 130)
     if device.type == "cuda":
-        users = 20_000
         words = torch.empty((users, COLUMNS), dtype=torch.int64, device=device)
         each = seconds(lambda: words.random_(generator=keyed_generator(b"ceiling", device)), least) / words.numel()
-        print(f"ceiling: {each * 1e9:.4f} ns for each 64-bit word that torch writes")
-    print(f"{'nanoseconds a draw':<32}{'draws':>10}{'sums':>10}{'torch':>10}{'numpy':>10}")
+        report.say(f"ceiling: {each * 1e9:.4f} ns for each 64-bit word that torch writes")
+    report.say("nanoseconds a draw")
     for name, ways in laws(users, device).items():
-        times = (
-            f"{seconds(ways[way], least) / (users * COLUMNS) * 1e9:>10.3g}" if way in ways else f"{'':>10}"
-            for way in ("draws", "sums", "torch", "numpy")
-        )
-        print(f"{name:<32}{''.join(times)}", flush=True)
-    sizes = (10, 50) if options.smoke else (500, 2_000, 8_000)
-    print(f"{'sums over n users, MiB':<32}" + "".join(f"{'n = ' + str(n):>10}" for n in sizes))
+        times = {way: seconds(ways[way], least) / (users * COLUMNS) * 1e9 if way in ways else None for way in WAYS}
+        report.row("draws", law=name, **times)
+    report.say("\nsums over n users")
     for name, statement in STATEMENTS.items():
-        grown = (f"{memory(statement, n, device) / 2**20:>10.1f}" for n in sizes)
-        print(f"{name:<32}{''.join(grown)}", flush=True)
+        for n in config.sizes:
+            report.row("memory", sums=name, n=n, MiB=memory(statement, n, device) / 2**20)
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"sums": 30, "MiB": ".1f", **dict.fromkeys(WAYS, ".3g")})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -3,52 +3,57 @@
 What: n clients, d = 10, m = 100 rows, s = 1, S = 3 servers; from A to the (S, m, d) sums that the servers publish.
 Command:  OMP_NUM_THREADS=1 python experiments/bench/secure_sketch.py [--device cuda]
 First, by how much memory grows beside A, at three sizes. Second, gigabytes of words a second, of each source on this
-    machine. Third, nanoseconds for one number (n d of them): ``collect`` (one key, nothing stored), ``release`` (the
-    clients' messages and every share, part by part), the reference on all clients at once (every word and share
-    stored), numpy (PCG64 and its own normals: no cipher, every word and share stored). On a GPU also ``collect``
-    beside the measured ceilings: its key stream alone (nothing but ChaCha20) and one copy of A.
-Expected: on a CPU ``collect`` takes no longer than ``release`` or numpy, give or take a tenth, and its memory does
-    not grow with n. Without the package cryptography key streams come from torch, twenty times as slow, and a
-    release takes about twice as long. Machines are noisy: compare ratios, not seconds.
-Output: medians; on a CPU in the thread's own time.
+    machine. Third, nanoseconds for one number (n d of them): the servers' sums from one key (nothing stored), by parts
+    (the clients' messages and every share, part by part), the reference on all clients at once (every word and share
+    stored), numpy (PCG64 and its own normals: no cipher, every word and share stored). On a GPU also one key beside
+    the measured ceilings: its key stream alone (nothing but ChaCha20) and one copy of A.
+Expected: on a CPU one key takes no longer than parts or numpy, give or take a tenth, and its memory does
+    not grow with n. Without the package cryptography key streams come from torch, twenty times as slow, and
+    sums take about twice as long. Machines are noisy: compare ratios, not seconds.
+Output: results/bench/secure_sketch/*.csv: medians; on a CPU in the thread's own time.
+Artifact: Burkhardt et al. (2025) | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: two minutes on a CPU; --smoke in seconds.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measure import peak_bytes, seconds
+from clock import peak_bytes, seconds
 from torch.utils.benchmark import Timer
 
 from torchdp.kernels import chacha, secure_sketch
 from torchdp.kernels.chacha import reference as plain
 from torchdp.noise import Noise
 from torchdp.randomness import keyed_generator
-from torchdp.secure import SecureSketch
+from torchdp.secure import SecureSketch, share
+from torchdp.secure.protocol import one_key
 from torchdp.secure.shares import masks
+from torchdp.simulate import Experiment, Report
 from torchdp.sketching import balanced_osnap
+from torchdp.sketching.transform import add_rows
 
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 SETUP = """
 import sys
 sys.path.insert(0, {folder!r})
-from secure_sketch import numpy_sums, problem
+from secure_sketch import by_parts, numpy_sums, one_pass, problem
 from torchdp.kernels import chacha, secure_sketch
 from torchdp.noise import Noise
 A, protocol = problem({clients}, {bits}, torch.device({device!r}))
 noise = Noise({device!r})
 protocol.sigma
 small, protocol_small = problem(1000, {bits}, torch.device({device!r}))
-protocol_small.collect(small, noise=noise)
+one_pass(small, protocol_small, noise)
 """
 STATEMENTS = {
-    "collect": "protocol.collect(A, noise=noise)",
-    "release": "protocol.release(A, noise=noise)",
-    "reference at once": "secure_sketch.WORDS_AT_ONCE = 10**18; protocol.collect(A, noise=noise)",
+    "one key": "one_pass(A, protocol, noise)",
+    "by parts": "by_parts(A, protocol, noise)",
+    "reference at once": "secure_sketch.WORDS_AT_ONCE = 10**18; one_pass(A, protocol, noise)",
     "numpy at once": "numpy_sums(A, protocol)",
 }
 
@@ -59,6 +64,24 @@ def problem(clients: int, bits: int, device: torch.device) -> tuple[torch.Tensor
     A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator, device=device)
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
     return A, SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=SERVERS, bits=bits, entry=1.0)
+
+
+def one_pass(A: torch.Tensor, protocol: SecureSketch, noise: Noise) -> torch.Tensor:
+    """Every server's sums, noise and masks from one key, made where they are needed."""
+    sketch, ring = protocol.sketch, protocol.ring
+    sums = torch.zeros(SERVERS, HEIGHT, COLUMNS, dtype=ring.dtype, device=A.device)
+    at = sketch.rows, sketch.signs, protocol.sigma * ring.scale, one_key(noise)
+    return secure_sketch.add(sums, protocol.admit(A), *at, scale=ring.scale)
+
+
+def by_parts(A: torch.Tensor, protocol: SecureSketch, noise: Noise) -> torch.Tensor:
+    """Every server's sums from the clients' messages, shared out and added part by part."""
+    A, key = protocol.admit(A), one_key(noise)
+    sums = torch.zeros(protocol.servers, HEIGHT, COLUMNS, dtype=protocol.ring.dtype, device=A.device)
+    for part in protocol.parts():
+        words = protocol.keyed(A[part], part.start, key).values
+        add_rows(sums, protocol.sketch.rows[:, part], share(words, protocol.servers, noise=noise))
+    return sums
 
 
 def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
@@ -72,8 +95,8 @@ def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
     shares[:-1] = rng.integers(2**ring.bits, size=(SERVERS - 1, *A.shape), dtype=kind)
     shares[-1] = words.astype(kind) - shares[:-1].sum(0, dtype=kind)
     sums = np.zeros((SERVERS, HEIGHT, COLUMNS), kind)
-    for table, share in zip(sums, shares, strict=True):
-        np.add.at(table, rows, share)
+    for table, part in zip(sums, shares, strict=True):
+        np.add.at(table, rows, part)
     return sums
 
 
@@ -85,7 +108,7 @@ def median(work: Callable[[], object], device: torch.device, least: float) -> fl
     return timer.blocked_autorange(min_run_time=least).median
 
 
-def sources(device: torch.device, blocks: int, least: float) -> float:
+def sources(device: torch.device, blocks: int, least: float, report: Report) -> float:
     """Gigabytes a second of each source of words; returns the best of ChaCha20 on this device."""
     key, count = chacha.system_key(device), 16 * blocks
     noise = Noise(device)
@@ -98,16 +121,17 @@ def sources(device: torch.device, blocks: int, least: float) -> float:
     }
     if device.type == "cuda":
         runs["masks of the CPU, copied"] = lambda: masks((count,), torch.int32, Noise()).to(device)
-    print(f"\nGB of words a second, {64 * blocks / 2**20:.0f} MiB at once")
+    report.say(f"\nGB of words a second, {64 * blocks / 2**20:.0f} MiB at once")
     rates = {}
     for name, work in runs.items():
         rates[name] = 64 * blocks / median(work, device, least) / 1e9
-        print(f"  {name:<34}{rates[name]:>9.2f}", flush=True)
+        report.row("sources", source=name, GB_per_s=rates[name])
     return rates["ChaCha20, this device's path"]
 
 
-def times(clients: int, bits: int, device: torch.device, ceiling: float, least: float) -> None:
+def times(config: "Config", bits: int, device: torch.device, ceiling: float, report: Report) -> None:
     """Nanoseconds for one number, by each way."""
+    clients, least = config.clients, config.least
     A, protocol = problem(clients, bits, device)
     noise, key = Noise(device), chacha.system_key(device)
     sketch, scale = protocol.sketch, protocol.ring.scale
@@ -118,37 +142,37 @@ def times(clients: int, bits: int, device: torch.device, ceiling: float, least: 
         secure_sketch.reference.add(sums, A, *at_once)
 
     runs = {
-        "collect": lambda: protocol.collect(A, noise=noise),
-        "release": lambda: protocol.release(A, noise=noise),
+        "one key": lambda: one_pass(A, protocol, noise),
+        "by parts": lambda: by_parts(A, protocol, noise),
         "reference at once": stored,
     }
     if device.type == "cpu":
         runs["numpy at once"] = lambda: numpy_sums(A, protocol)
-    print(f"\nnanoseconds for one number, n = {clients}, {bits} bits, on {device}")
+
+    def row(name: str, work: Callable[[], object]) -> None:
+        took = 1e9 * median(work, device, least) / A.numel()
+        report.row("times", path=name, n=clients, bits=bits, ns_per_number=took)
+
+    report.say()
     for name, work in runs.items():
-        took = median(work, device, least)
-        print(f"  {name:<34}{1e9 * took / A.numel():>9.3f}", flush=True)
+        row(name, work)
     if device.type == "cpu" and chacha.LIBRARY:
         chacha.LIBRARY = False  # what happens where the package is not installed
-        for name in ("collect", "release"):
-            print(
-                f"  {name + ', key streams by torch':<34}{1e9 * median(runs[name], device, least) / A.numel():>9.3f}"
-            )
+        for name in ("one key", "by parts"):
+            row(f"{name}, key streams by torch", runs[name])
         chacha.LIBRARY = True
     if device.type == "cuda":
-        took, other = median(runs["collect"], device, least), torch.empty_like(A)
+        took, other = median(runs["one key"], device, least), torch.empty_like(A)
         stream = A.numel() * (8 + (SERVERS - 1) * bits / 8) / ceiling / 1e9
         copy = median(lambda: other.copy_(A), device, least)
-        print(f"  collect / its key stream alone {took / stream:.2f}, / one copy of A {took / copy:.2f}")
+        report.row("ceilings", bits=bits, over_key_stream=took / stream, over_copy=took / copy)
 
 
-def memory(sizes: tuple[int, ...], bits: int, device: torch.device) -> None:
+def memory(sizes: tuple[int, ...], bits: int, device: torch.device, report: Report) -> None:
     """By how much memory grows beside A, in MiB."""
-    print(f"MiB beside A, {bits} bits, n = " + ", ".join(map(str, sizes)))
     for name, statement in STATEMENTS.items():
         if device.type == "cuda" and name.endswith("at once"):
             continue
-        grown = []
         for clients in sizes:
             if device.type == "cuda":
                 A, protocol = problem(clients, bits, device)
@@ -157,29 +181,39 @@ def memory(sizes: tuple[int, ...], bits: int, device: torch.device) -> None:
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
                 exec(statement, local)
-                grown.append(torch.cuda.max_memory_allocated() - before)
+                grown = torch.cuda.max_memory_allocated() - before
             else:
                 folder = os.path.dirname(os.path.abspath(__file__))
                 setup = SETUP.format(folder=folder, clients=clients, bits=bits, device=str(device))
-                grown.append(peak_bytes(setup, statement))
-        print(f"  {name:<34}" + "".join(f"{value / 2**20:>9.0f}" for value in grown), flush=True)
+                grown = peak_bytes(setup, statement)
+            report.row("memory", path=name, n=clients, bits=bits, MiB_beside_A=grown / 2**20)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class Config:
+    device: str = "cpu"
+    sizes: tuple[int, ...] = (100_000, 300_000, 1_000_000)  # of the memory; on a GPU 1000000 10000000 100000000
+    clients: int = 200_000  # of the times; on a GPU 100000000
+    blocks: int = 2**16  # of key stream; on a GPU 2^24
+    least: float = 1.0  # seconds of runs
+
+
+FULL = Config()
+SMOKE = Config("cpu", (30_000,), 2_000, 2**10, 0.05)
+
+
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    device, smoke = arguments.device, arguments.smoke
-    large = device.type == "cuda" and not smoke
-    sizes = (10**6, 10**7, 10**8) if large else (30_000,) if smoke else (100_000, 300_000, 1_000_000)
-    memory(sizes, 64, device)  # first: a child's highest counts what this process held when it was started
-    least = 0.05 if smoke else 1.0  # seconds of runs
-    ceiling = sources(device, 2**24 if large else 2**10 if smoke else 2**16, least)
+    device = torch.device(config.device)
+    memory(config.sizes, 64, device, report)  # first: a child's highest counts what this process held at its start
+    ceiling = sources(device, config.blocks, config.least, report)
     for bits in (64, 32):
-        times(10**8 if large else 2_000 if smoke else 200_000, bits, device, ceiling, least)
+        times(config, bits, device, ceiling, report)
 
+
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, formats={"source": 30, "path": 32, "MiB_beside_A": ".0f", "GB_per_s": ".2f"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -11,17 +11,20 @@ First, n = 1e6 clients, d = 10, m = 100, s = 1: what one server computes on its 
 Expected: the transform within 1.3 times one read, at least 4 times as fast as sign-multiply plus index_add_. MB equal
     to the paper's in every row. Machines are noisy: compare ratios, not seconds. Masks are those of the package
     cryptography (ChaCha20).
-Output: medians of 15 runs taken in turns, of three for the rest, in CPU time of one thread: wall time where nobody
-    else computes.
+Output: results/bench/sketching/*.csv: medians of 15 runs taken in turns, of three for the rest, in CPU time of one
+    thread: wall time where nobody else computes.
+Artifact: Burkhardt et al. (2025) | Tables 3 to 5
+Status: agrees in MB; seconds are of another machine
 Time: three minutes, 5 GB of memory; --smoke in seconds.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from secure_sketch import by_parts
 from torch import Tensor
 
 from torchdp.noise import Noise, SeededNoise
@@ -29,7 +32,9 @@ from torchdp.randomness import keyed_generator
 from torchdp.secure import SecureSketch, reconstruct, share
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.shares import masks
-from torchdp.sketching import balanced_osnap, bucket_sums
+from torchdp.simulate import Experiment, Report
+from torchdp.sketching import balanced_osnap
+from torchdp.sketching.transform import bucket_sums
 
 COLUMNS, HEIGHT = 10, 100
 # table, clients, copies, servers, the paper's seconds and MB
@@ -60,10 +65,10 @@ def medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def transform(clients: int, repeats: int) -> None:
+def transform(clients: int, repeats: int, report: Report) -> None:
     """One server's transform beside one read of its shares."""
     generator = keyed_generator(b"transform")
-    print(f"one server's transform, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
+    report.say(f"one server's transform, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
     for dtype in (torch.int64, torch.int32):
         table = masks((HEIGHT, COLUMNS, clients // HEIGHT), dtype, SeededNoise(1))
         plain = table.transpose(1, 2).reshape(clients, COLUMNS)
@@ -79,12 +84,10 @@ def transform(clients: int, repeats: int) -> None:
             },
             repeats,
         )
-        name = str(dtype).removeprefix("torch.")
         for what, seconds in times.items():
-            rate = table.nbytes / seconds / 1e9
-            print(f"  {name}: {what:<18}{1e3 * seconds:>9.3f} ms{rate:>8.1f} GB/s", flush=True)
-        print(f"  {name}: transform / one read {times['transform'] / times['one read']:.2f}")
-        print(f"  {name}: (signs, index_add_) / transform {times['signs, index_add_'] / times['transform']:.1f}")
+            over_read = seconds / times["one read"]
+            cells = {"ms": 1e3 * seconds, "GB_per_s": table.nbytes / seconds / 1e9, "over_one_read": over_read}
+            report.row("transform", words=str(dtype)[6:], what=what, **cells)
 
 
 def share_all(words: Tensor, part: Tensor, servers: int) -> None:
@@ -94,16 +97,12 @@ def share_all(words: Tensor, part: Tensor, servers: int) -> None:
         share(part, servers, noise=noise)
 
 
-def tables(smoke: bool) -> None:
+def tables(largest: int, most_copies: int, report: Report) -> None:
     """The paper's settings: sharing by all clients, the transform of one server, the sum of the servers' results."""
     noise = SeededNoise(1)
-    print(
-        f"\n{'table':>5}{'n':>9}{'s':>4}{'S':>3}{'share s':>10}{'transform s':>13}{'reveal s':>11}{'MB':>11}",
-        end="",
-    )
-    print(f"{'paper s':>10}{'paper MB':>11}{'faster':>8}")
+    report.say("\nthe paper's settings")
     for table, clients, copies, servers, seconds, megabytes in PAPER:
-        if smoke and (clients > 100_000 or copies > 1):
+        if clients > largest or copies > most_copies:
             continue
         shape = (HEIGHT, COLUMNS, copies * clients // HEIGHT)
         held = masks(shape, torch.int64, noise)  # a server's shares: uniform, whatever was shared
@@ -115,14 +114,23 @@ def tables(smoke: bool) -> None:
             **medians({"sum": lambda h=held: bucket_sums(h), "reveal": lambda p=published: reconstruct(p)}, 3),
         }
         ours = payload_bytes(servers, copies, clients, HEIGHT, COLUMNS) / 1e6
-        print(
-            f"{table:>5}{clients:>9}{copies:>4}{servers:>3}{times['share']:>10.4f}{times['sum']:>13.5f}"
-            f"{times['reveal']:>11.6f}{ours:>11.3f}{seconds:>10.3f}{megabytes:>11.3f}{seconds / times['sum']:>8.0f}",
-            flush=True,
+        report.row(
+            "settings",
+            table=table,
+            n=clients,
+            s=copies,
+            servers=servers,
+            share_s=times["share"],
+            transform_s=times["sum"],
+            reveal_s=times["reveal"],
+            MB=ours,
+            paper_s=seconds,
+            paper_MB=megabytes,
+            faster=seconds / times["sum"],
         )
 
 
-def numbers(clients: int, repeats: int) -> None:
+def numbers(clients: int, repeats: int, report: Report) -> None:
     """Nanoseconds for one number: noise, masks, and everything together."""
     generator = keyed_generator(b"numbers")
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
@@ -133,47 +141,62 @@ def numbers(clients: int, repeats: int) -> None:
         for bits in (64, 32)
     }
 
-    def by_parts(work: Callable[[int, slice], object]) -> None:
+    def in_parts(work: Callable[[int, slice], object]) -> None:
         for part in protocols[64].parts():
             work(COLUMNS * (part.stop - part.start), part)
 
     times = medians(
         {
-            "64-bit masks": lambda: by_parts(lambda k, a: masks((k,), torch.int64, noise)),
-            "32-bit masks": lambda: by_parts(lambda k, a: masks((k,), torch.int32, noise)),
-            "64-bit words of a torch generator": lambda: by_parts(
+            "64-bit masks": lambda: in_parts(lambda k, a: masks((k,), torch.int64, noise)),
+            "32-bit masks": lambda: in_parts(lambda k, a: masks((k,), torch.int32, noise)),
+            "64-bit words of a torch generator": lambda: in_parts(
                 lambda k, a: torch.empty(k, dtype=torch.int64).random_(generator=generator)
             ),
-            "normal numbers alone": lambda: by_parts(
+            "normal numbers alone": lambda: in_parts(
                 lambda k, a: torch.randn(k, dtype=torch.float64, generator=generator)
             ),
-            "messages: check, encode, noise, round": lambda: by_parts(
-                lambda k, a: protocols[64].messages(A[a], a.start, noise=noise)
+            "messages: check, encode, noise, round": lambda: in_parts(
+                lambda k, a: protocols[64].randomize(A[a], first=a.start, noise=noise)
             ),
-            "whole protocol, 3 servers, 64 bits": lambda: protocols[64].release(A, noise=noise),
-            "whole protocol, 3 servers, 32 bits": lambda: protocols[32].release(A, noise=noise),
-            "release drawn at once": lambda: protocols[64].sample(A, generator=generator),
+            "whole protocol, 3 servers, 64 bits": lambda: by_parts(A, protocols[64], noise),
+            "whole protocol, 3 servers, 32 bits": lambda: by_parts(A, protocols[32], noise),
+            "total drawn at once": lambda: protocols[64].sample_tally(
+                protocols[64].summary(A), generator=generator
+            ),
         },
         repeats,
     )
-    print(f"\nnanoseconds for one number, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
+    report.say(f"\nnanoseconds for one number, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
     for what, seconds in times.items():
-        print(f"  {what:<40}{1e9 * seconds / count:>8.2f}")
+        report.row("numbers", what=what, nanoseconds=1e9 * seconds / count)
+    report.say()
     for bits, protocol in protocols.items():
-        ideal = protocol.noise_variance.mean() * protocol._mu**2 / (4 * protocol.bound**2)
-        print(f"  {bits} bits: {protocol.ring.fraction_bits} fraction bits, variance / ideal {float(ideal):.6f}")
+        report.row(
+            "grid", bits=bits, fraction_bits=protocol.ring.fraction_bits, variance_over_ideal=protocol.grid_factor
+        )
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    smoke = arguments.parse_args().smoke
+@dataclass(frozen=True)
+class Config:
+    clients: int = 1_000_000  # of the first and third part
+    repeats: int = 15
+    few: int = 3  # repeats of the third part
+    largest: int = 1_000_000  # clients of the paper's settings
+    copies: int = 50
+
+
+FULL = Config()
+SMOKE = Config(100_000, 5, 1, 100_000, 1)
+
+
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    clients, repeats = (100_000, 5) if smoke else (1_000_000, 15)
-    transform(clients, repeats)
-    tables(smoke)
-    numbers(clients, 1 if smoke else 3)
+    transform(config.clients, config.repeats, report)
+    tables(config.largest, config.copies, report)
+    numbers(config.clients, config.few, report)
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"words": 6, "what": 40, "variance_over_ideal": ".6f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -9,18 +9,21 @@ What: n users in 100 types send float32 vectors of d numbers at epsilon = 1; all
     CUDA alone: normals per second inside the fused sums, in a kernel that only draws and stores them (kernels/normals),
     and of torch.randn; and the time for n = 1e9, d = 64 that the largest run's rate implies: an extrapolation.
 Expected: collect's memory the same at every n; on one CPU thread PrivUnitG's collect within 1.7 times the floor.
-Output: medians (torch.utils.benchmark, one thread). Machines are noisy: compare rows, not runs.
+Output: results/bench/vector_sums/*.csv: medians (torch.utils.benchmark, one thread). Machines are noisy: compare rows,
+    not runs.
+Artifact: - | speed and memory
+Status: on a CPU; on a GPU not yet measured
 Time: about five minutes on a CPU; --smoke in seconds.
 """
 
-import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from measure import peak_bytes, seconds
+from clock import peak_bytes, seconds
 from scipy.special import ndtri
 from torch import Tensor
 
@@ -28,6 +31,7 @@ from torchdp.kernels import normals
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomizers import BallRandomizer, PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 EPSILON, TYPES, AT_ONCE, MOST_NUMBERS = 1.0, 100, 2**18, 2**26
 Run = Callable[[], object]
@@ -43,10 +47,10 @@ generator = keyed_generator(b"memory")
 randomizer = {kind}({d}, 1.0)
 points, counts = people({d}, {n}, torch.device("cpu"))
 noise = SeededNoise.of(generator)
-randomizer.collect(points, (counts > 0).long(), noise=noise)
+randomizer.hear_types(points, (counts > 0).long(), noise)
 """
 STATEMENTS = {
-    "collect": "randomizer.collect(points, counts, noise=noise)",
+    "collect": "randomizer.hear_types(points, counts, noise)",
     "sample, decode_sum": "block_by_block(randomizer, points, counts, noise)",
     "torch, n x d": "at_once(randomizer, points, counts, generator)",
 }
@@ -110,7 +114,7 @@ def rows(d: int, n: int, device: torch.device) -> dict[str, Run]:
     found: dict[str, Run] = {"normals alone": partial(floor, d, n, device, generator)}
     for kind in (PrivUnitG(d, EPSILON), PrivUnit(d, EPSILON)):
         name = type(kind).__name__
-        found[f"{name} collect"] = partial(kind.collect, points, counts, noise=noise)
+        found[f"{name} collect"] = partial(kind.hear_types, points, counts, noise)
         found[f"{name} sample, decode_sum"] = partial(block_by_block, kind, points, counts, noise)
     best = PrivUnitG(d, EPSILON)
     if n * d <= MOST_NUMBERS:
@@ -133,46 +137,46 @@ def memory(kind: str, statement: str, d: int, n: int, device: torch.device) -> f
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def rates(d: int, n: int, device: torch.device, least: float) -> None:
+def rates(d: int, n: int, device: torch.device, least: float, report: Report) -> None:
     """On a GPU: how far the sums are from drawing normals and doing nothing else with them."""
     generator, at_most = keyed_generator(b"rates", device), 2**28
     some = min(n, at_most // d)
     sums = seconds(rows(d, n, device)["PrivUnitG collect"], least)
     drawn = seconds(lambda: normals.draws(1, some, d, device=device), least)
     torch_rate = some * d / seconds(lambda: torch.randn(some, d, device=device, generator=generator), least)
-    print(
-        f"normals per second, d = {d}: in fused sums {n * d / sums:.3g}, drawn and stored {some * d / drawn:.3g}, ",
-        end="",
-    )
-    print(f"torch.randn {torch_rate:.3g}")
+    report.row("rates", d=d, fused_sums=n * d / sums, drawn_and_stored=some * d / drawn, torch_randn=torch_rate)
     if d == 64:
-        print(f"1e9 users at this rate (extrapolated from {n:.0e}): {sums * 1e9 / n:.2f} s")
+        report.say(f"1e9 users at this rate (extrapolated from {n:.0e}): {sums * 1e9 / n:.2f} s")
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
+@dataclass(frozen=True)
+class Config:
+    device: str = "cpu"
+    sizes: tuple[int, ...] = (10**4, 10**5, 10**6)
+    dims: tuple[int, ...] = (64, 256)
+    least: float = 1.0  # seconds of runs
+
+
+FULL = Config()
+SMOKE = Config(sizes=(2_000,), dims=(64,), least=0.02)
+
+
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    device, least = torch.device(options.device), 0.02 if options.smoke else 1.0
-    sizes = [2_000] if options.smoke else [10**4, 10**5, 10**6] + [10**8] * (device.type == "cuda")
-    dims = [64] if options.smoke else [64, 256]
+    device, least, dims = torch.device(config.device), config.least, config.dims
+    sizes = [*config.sizes, *[10**8] * (device.type == "cuda" and config == FULL)]
     # Memory first: a child process starts with what this one holds as its highest.
-    print(f"{'memory at the highest, MB':<32}{'d':>5}" + "".join(f"{n:>10.0e}" for n in sizes))
     for kind, statement in (
         ("PrivUnitG", "collect"),
         ("PrivUnit", "collect"),
         ("PrivUnitG", "sample, decode_sum"),
         ("PrivUnitG", "torch, n x d"),
     ):
-        grown = [
-            f"{memory(kind, statement, dims[0], n, device):>10.1f}"
-            for n in sizes
-            if statement != "torch, n x d" or n * dims[0] <= MOST_NUMBERS
-        ]
-        print(f"{kind + ' ' + statement:<32}{dims[0]:>5}" + "".join(grown), flush=True)
-    print(f"{'':<32}{'d':>5}{'users':>10}{'ns/user':>11}{'users/s':>11}{'/ floor':>9}")
+        for n in sizes:
+            if statement != "torch, n x d" or n * dims[0] <= MOST_NUMBERS:
+                grown = memory(kind, statement, dims[0], n, device)
+                report.row("memory", path=f"{kind} {statement}", d=dims[0], n=n, MB=grown)
+    report.say()
     for d in dims:
         for n in sizes:
             base = 0.0
@@ -181,14 +185,14 @@ def main() -> None:
                     continue
                 each = seconds(run, least) / n
                 base = base or each
-                print(
-                    f"{name:<32}{d:>5}{n:>10.0e}{1e9 * each:>11.1f}{1 / each:>11.3g}{each / base:>9.2f}",
-                    flush=True,
-                )
+                speed = {"ns_per_user": 1e9 * each, "users_per_s": 1 / each, "over_floor": each / base}
+                report.row("speed", path=name, d=d, n=n, **speed)
     if device.type == "cuda":
         for d in dims:
-            rates(d, sizes[-1], device, least)
+            rates(d, sizes[-1], device, least, report)
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 30, "MB": ".1f", "over_floor": ".2f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -10,6 +10,8 @@ Expected, at I = 768, epsilon = 2, delta = 1e-6, n = 1e5 (to 2 %): RR paper 3919
 Output:   RMSE in users; "true eps" is the epsilon that is certified for the paper's RR; messages per user and instance.
     "3NB paper" spends .99 of epsilon on the noise and needs any flood it takes; 3NB limit has unlimited flood.
     Pure: delta = 0, slack .005. "worst/delta" is the largest certified delta among all calibrated ones over the target.
+Artifact: Wagner (2025) | section 4, Theorem 3.1
+Status: agrees; the paper's own parameters do not give what they promise
 Time:     about a minute on one thread; --smoke in seconds.
 """
 

@@ -14,6 +14,8 @@ Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.cs
     hand for another run, the curator's rows are left out, since they rounded and counted flips, and "rounding alone" is
     what was called no privacy: the exact sum of rounded bits.
 Output: results/density/classification/<data>.jsonl (killed and started again it goes on), .csv and .png.
+Artifact: Wagner (2025) | Figures 1, 4 to 8, Tables 2 to 5
+Status: on digits and on documentation; the paper's embeddings are not at hand
 Time: on one core digits seven minutes, documentation half an hour; --smoke in seconds.
 """
 

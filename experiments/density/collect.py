@@ -12,6 +12,8 @@ Expected: projection, cosine, rounding and counting are the same work for both a
     deviations of the two kinds of noise agree to a few per cent. The messages of every user are timed for 4,000 users
     of exactly calibrated protocols. Machines are noisy: compare ratios, not seconds.
 Output: results/density/collect/*.csv, of one run, one thread.
+Artifact: Wagner (2025) | section 4, n and d of DBPedia
+Status: agrees, on a CPU
 Time: four minutes, most of it the dense method; --smoke in seconds.
 """
 

@@ -4,6 +4,8 @@ Paper: Wagner (2025), Tables 1 and 6 to 8 (class decoding), there on DBPedia, AG
 Command:  python experiments/density/decode.py   (reads results/density/data/documentation.npz, made by data.py)
 Expected: for most packages three words of their subject, at epsilon = 1 as without privacy; the paper's calibration of
     randomized response decodes at random.
+Artifact: Wagner (2025) | Tables 1, 6 to 8
+Status: on documentation; the paper's embeddings are not at hand
 Time: a minute; --smoke, on random vectors, in seconds.
 """
 

@@ -9,6 +9,8 @@ Expected: at epsilon = 4.5, delta = 1e-5 the Gaussian kernel of bandwidth 0.7 by
     within 0.03 of its accuracy without any privacy, and randomized response calibrated as in the paper is at chance.
     More repetitions cost communication, not accuracy. The inner product by rotated coordinates is near its own limit.
 Output: results/density/digits/digits.csv and digits.png: mean and standard error over 8 splits of the table.
+Artifact: Wagner (2025) | section 4.1
+Status: agrees, on digits
 Time: one to two minutes on one core; --smoke in seconds.
 """
 

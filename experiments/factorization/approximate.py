@@ -6,24 +6,22 @@ Command:  python experiments/factorization/approximate.py
 Expected: every point certified to a gap of 1e-3; the curves are convex and reach 0 at alpha = max abs(W) = 1. Signs
     cost (1 - alpha) gamma_2; beyond alpha = 1/2 a workload of 0 and 1 costs 1 - alpha. The best alpha buys nothing
     while the noise is small, and keeps the error below max abs(W) where it is large.
-Output: results/approximate/curves.csv, curves.png; a table of least_error for prefix sums on standard output.
+Output: results/factorization/approximate/norms.csv, curves.csv, curves.png, least_error.csv (prefix sums).
+Artifact: Ghazi et al. (2023); Edmonds, Nikolov, Ullman (2020) | gamma_2(W; alpha), Lemma 12
+Status: agrees
 Time: about a minute on one core; --smoke in seconds.
 """
 
-import argparse
-import csv
 import math
 import time
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import approximate, least_error
-
-POINTS = 23
-FIELDS = ("workload", "alpha", "lower", "upper")
+from torchdp.simulate import Experiment, Report, columns, subplots
 
 
 def problems(k: int) -> dict[str, Tensor]:
@@ -37,18 +35,61 @@ def problems(k: int) -> dict[str, Tensor]:
     }
 
 
-def draw(table: Path, path: Path) -> None:
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Config:
+    k: int = 64
+    points: int = 23
+    variances: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    with table.open(newline="") as file:
-        for row in csv.DictReader(file):
-            values = tuple(float(row[name]) for name in FIELDS[1:])
-            curves.setdefault(row["workload"], []).append(values)
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, points in curves.items():
-        alpha, lower, upper = zip(*points, strict=True)
+
+FULL = Config()
+SMOKE = Config(8, 5, (1e-3,))
+
+
+def measure(config: Config, report: Report) -> None:
+    alpha, found = torch.linspace(0, 1, config.points, dtype=torch.float64), {}
+    for name, W in problems(config.k).items():
+        start = time.process_time()
+        found[name] = each = approximate(W, alpha)
+        seconds = time.process_time() - start
+        upper = each.certificate.upper
+        at = {f"at_{x:g}": upper[int((alpha - x).abs().argmin())] for x in (0, 0.1, 0.25)}
+        report.row(
+            "norms",
+            workload=name,
+            **at,
+            gap=each.certificate.gap.max(),
+            iterations=each.iterations,
+            cpu_seconds=seconds,
+        )
+    points = [
+        {"workload": name, "alpha": a, "lower": low, "upper": high}
+        for name, each in found.items()
+        for a, low, high in zip(alpha, each.certificate.lower, each.certificate.upper, strict=True)
+    ]
+    report.write("curves", points)
+    report.say(
+        f"\nprefix sums {config.k}: worst root mean squared error, exact factorization against the best alpha"
+    )
+    W = workloads.prefix(config.k).dense()
+    exact = float(approximate(W, 0.0).norm)
+    for variance in config.variances:
+        least = least_error(W, variance)
+        report.row(
+            "least_error",
+            variance_over_n=variance,
+            exact=math.sqrt(variance) * exact,
+            best=math.sqrt(least.upper),
+            at_least=math.sqrt(least.lower),
+            alpha=least.factorization.certificate.residual,
+        )
+
+
+def draw(tables: dict) -> dict:
+    rows = tables["curves"]
+    figure, (axes,) = subplots(size=(7, 4.5))
+    for name in dict.fromkeys(row["workload"] for row in rows):
+        alpha, lower, upper = columns(rows, "alpha", "lower", "upper", workload=name)
         (line,) = axes.plot(alpha, upper, "o-", markersize=3, linewidth=1, label=name)
         axes.fill_between(alpha, lower, upper, color=line.get_color(), alpha=0.3)
     axes.set(
@@ -58,47 +99,10 @@ def draw(table: Path, path: Path) -> None:
     )
     axes.grid(True, linewidth=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    return {"curves.png": figure}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/approximate"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    k, points = (8, 5) if options.smoke else (64, POINTS)
-    options.out.mkdir(parents=True, exist_ok=True)
-    table = options.out / "curves.csv"
-    alpha = torch.linspace(0, 1, points, dtype=torch.float64)
-    print(
-        f"{'workload':<28}{'gamma_2':>9}{'at 0.1':>9}{'at 0.25':>9}{'gap':>10}{'iterations':>12}{'CPU time':>11}"
-    )
-    with table.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(FIELDS)
-        for name, W in problems(k).items():
-            start = time.process_time()
-            found = approximate(W, alpha)
-            seconds = time.process_time() - start
-            lower, upper = found.certificate.lower, found.certificate.upper
-            for a, low, high in zip(alpha.tolist(), lower.tolist(), upper.tolist(), strict=True):
-                writer.writerow((name, a, low, high))
-            at = [float(upper[int((alpha - x).abs().argmin())]) for x in (0, 0.1, 0.25)]
-            gap, count = float(found.certificate.gap.max()), found.iterations
-            print(f"{name:<28}" + "".join(f"{x:>9.4f}" for x in at) + f"{gap:>10.1e}{count:>12}{seconds:>9.2f} s")
-    draw(table, options.out / "curves.png")
-    print(table.resolve())
-    k = 8 if options.smoke else 64
-    print(f"\nprefix sums {k}: worst root mean squared error, exact factorization against the best alpha")
-    print(f"{'variance v / n':>15}{'exact':>9}{'best':>9}{'at least':>9}{'alpha':>9}")
-    W = workloads.prefix(k)
-    exact = float(approximate(W, 0.0).norm)
-    for variance in (1e-3,) if options.smoke else (1e-4, 1e-3, 1e-2, 0.1, 1.0):
-        found = least_error(W, variance)
-        error = float(found.factorization.certificate.residual)
-        values = math.sqrt(variance) * exact, math.sqrt(found.upper), math.sqrt(found.lower), error
-        print(f"{variance:>15g}" + "".join(f"{x:>9.4f}" for x in values))
-
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"gap": ".1e"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

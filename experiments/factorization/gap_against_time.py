@@ -8,16 +8,16 @@ Expected: the accelerated fixed point is first to every gap below 1e-2 on every 
     5e-4 (p-norm, random signs) and 9e-2 (max, prefix sums of 256).
 Each point is one run from the start with one setting (target gap, number of steps, accuracy), judged as in solvers.py;
 a line ends with the first run of over 30 s. A peer that is missing has no line.
-Output: results/gap_against_time/gap_against_time.csv and .png; lines already in the CSV are not computed again, drawing
-    only reads it. A peer installed later is added by calling again.
+Output: results/factorization/gap_against_time/gap_against_time.csv and .png; points already in the CSV are not
+    computed again. A peer installed later is added by calling again.
+Artifact: Edmonds, Nikolov, Ullman (2020); peers | speed of solvers
+Status: agrees, on a CPU
 Time: about 6 minutes on one core without peers; --smoke in seconds.
 """
 
-import argparse
-import csv
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from solvers import Run, available, by_cvxpy, by_gradient, by_jax_privacy, fixed_point, judged
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report, columns, subplots
 
-FIELDS = ("problem", "solver", "setting", "seconds", "gap", "lower", "upper")
 LONGEST = 30.0  # seconds: a line ends with the first run that takes longer
 GAPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 LINES: dict[str, tuple[Callable[[float], Run], tuple[float, ...]]] = {
@@ -49,92 +49,71 @@ LINES: dict[str, tuple[Callable[[float], Run], tuple[float, ...]]] = {
 LARGEST = {"cvxpy, SCS": 128, "jax-privacy, max": 512, "jax-privacy, p-norm 128": 512}  # rows + columns
 
 
-def problems(smoke: bool) -> dict[str, Tensor]:
-    if smoke:
-        return {"prefix 8": workloads.prefix(8).dense()}
-    signs = torch.randint(0, 2, (64, 64), generator=keyed_generator(b"signs")).double() * 2 - 1
+@dataclass(frozen=True)
+class Config:
+    problems: tuple[str, ...] = ("prefix 64", "random signs 64", "prefix 256", "all ranges 64")
+    settings: int = 8  # of each line, the fastest ones
+
+
+FULL = Config()
+SMOKE = Config(("prefix 8",), 3)
+
+
+def workload(name: str) -> Tensor:
+    kind, _, k = name.rpartition(" ")
+    if kind == "random signs":
+        return torch.randint(0, 2, (int(k), int(k)), generator=keyed_generator(b"signs")).double() * 2 - 1
+    return {"prefix": workloads.prefix, "all ranges": workloads.all_ranges}[kind](int(k)).dense()
+
+
+def point(run: Run, W: Tensor) -> dict[str, object]:
+    c, P = fixed_point(W, 1e-8)[2:4]
+    seconds, certificate, _ = judged(W, run, (c, P), float("inf"))
     return {
-        "prefix 64": workloads.prefix(64).dense(),
-        "random signs 64": signs,
-        "prefix 256": workloads.prefix(256).dense(),
-        "all ranges 64": workloads.all_ranges(64).dense(),
+        "seconds": seconds,
+        "gap": certificate.gap,
+        "lower": certificate.lower,
+        "upper": certificate.upper,
     }
 
 
-def line(problem: str, name: str, W: Tensor, settings: tuple[float, ...]) -> list[dict[str, object]]:
-    """The points of one solver on one problem, from the fastest setting on."""
-    rows: list[dict[str, object]] = []
-    c, P = fixed_point(W, 1e-8)[2:4]
-    make = LINES[name][0]
-    for setting in settings:
-        seconds, certificate, _ = judged(W, make(setting), (c, P), float("inf"))
-        bounds = {"lower": float(certificate.lower), "upper": float(certificate.upper)}
-        rows.append(
-            {"problem": problem, "solver": name, "setting": setting, "seconds": seconds}
-            | {"gap": float(certificate.gap)}
-            | bounds
-        )
-        print(
-            f"{problem:<18}{name:<26}{setting:>10g}{seconds:>10.3f} s{float(certificate.gap):>10.1e}", flush=True
-        )
-        if seconds > LONGEST:
-            break
-    return rows
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    for name, (make, settings) in LINES.items():
+        if missing := available(make(settings[0])):
+            report.say(f"{name} missing: {missing.name}")
+            continue
+        for problem in config.problems:
+            W = workload(problem)
+            for setting in settings[: config.settings] if sum(W.shape) <= LARGEST.get(name, 10_000) else ():
+                key = {"problem": problem, "solver": name, "setting": setting}
+                row = report.once("gap_against_time", key, partial(point, make(setting), W))
+                if row["seconds"] > LONGEST:
+                    break
 
 
-def draw(rows: list[dict[str, str]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
+def draw(tables: dict) -> dict:
+    rows = tables["gap_against_time"]
     names = list(dict.fromkeys(row["problem"] for row in rows))
-    wide = min(2, len(names))
-    high = -(-len(names) // wide)
-    figure = Figure(figsize=(6 * wide, 4 * high), layout="constrained")
+    figure, panels = subplots(len(names), size=(6, 4))
     colours = dict(zip(LINES, ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#E69F00"), strict=True))
-    for axes, problem in zip(figure.subplots(high, wide, squeeze=False).flat, names, strict=False):
+    for axes, problem in zip(panels, names, strict=True):
         for name, colour in colours.items():
-            points = [row for row in rows if (row["problem"], row["solver"]) == (problem, name)]
-            if points:
-                times, gaps = ([float(row[key]) for row in points] for key in ("seconds", "gap"))
-                axes.plot(
-                    times, [max(gap, 1e-12) for gap in gaps], "o-", color=colour, markersize=4, label=name.strip()
-                )
+            times, gaps = columns(rows, "seconds", "gap", problem=problem, solver=name)
+            if times:
+                gaps = [max(gap, 1e-12) for gap in gaps]
+                axes.plot(times, gaps, "o-", color=colour, markersize=4, label=name.strip())
         axes.set(
             xscale="log", yscale="log", title=problem, xlabel="CPU seconds, one thread", ylabel="certified gap"
         )
         axes.grid(True, which="major", linewidth=0.3)
         axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    return {"gap_against_time.png": figure}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/gap_against_time"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "gap_against_time.csv"
-    rows: list[dict[str, object]] = []
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    known = {(row["problem"], row["solver"]) for row in rows}
-    for name, (make, settings) in LINES.items():
-        settings = settings[:3] if options.smoke else settings
-        if missing := available(make(settings[0])):
-            print(f"{name} missing: {missing.name}", flush=True)
-            continue
-        for problem, W in problems(options.smoke).items():
-            if (problem, name) not in known and sum(W.shape) <= LARGEST.get(name, 10_000):
-                rows += line(problem, name, W, settings)
-                with path.open("w", newline="") as file:  # after each line: a killed run loses nothing
-                    writer = csv.DictWriter(file, FIELDS)
-                    writer.writeheader()
-                    writer.writerows(rows)
-    with path.open(newline="") as file:
-        draw(list(csv.DictReader(file)), options.out / "gap_against_time.png")
-    print(path.resolve())
-
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, draw, {"problem": 18, "solver": 26, "gap": ".1e", "lower": ".7f", "upper": ".7f"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -6,23 +6,23 @@ Expected: prefix sums ln k / pi + 0.755 at k = 1024; all ranges within 0.01 of 0
     Kendall's tau on a grid of sqrt k x sqrt k within 1 % of (2/pi)^2 (ln(sqrt k) + 0.819)^2 from k = 64 on, a squared
     logarithm; abs(i - j)/(k - 1) exactly 1, and 1/2 with its free constant; random signs within 1 % of 8 sqrt(k)/(3 pi)
     from k = 64 on.
-Output: results/growth/growth.csv and .png; points already in the CSV are not computed again, drawing only reads it.
+Output: results/factorization/growth/growth.csv and .png; points already in the CSV are not computed again.
+Artifact: Edmonds, Nikolov, Ullman (2020); Ghazi et al. (2023) | growth of norms
+Status: agrees
 Time: about a minute on one CPU core; --smoke in 3 s.
 """
 
-import argparse
-import csv
 import math
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
 from torchdp import workloads
 from torchdp.factorization import factorize, factorize_product, free_constant
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report, columns, subplots
 
-FIELDS = ("workload", "k", "lower", "upper")
 Bounds = tuple[float, float]
 SIZES = {
     "all ranges": (4, 8, 16, 32, 64, 128, 256),
@@ -74,18 +74,32 @@ MEASURES: dict[str, Callable[[int], Bounds]] = {
 }
 
 
-def draw(rows: list[dict[str, str]], path: Path) -> None:
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Config:
+    first: int = 9  # sizes of each workload
 
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    panels = figure.subplots(1, 3)
+
+FULL = Config()
+SMOKE = Config(3)
+
+
+def measure(config: Config, report: Report) -> None:
+    for name, bounds in MEASURES.items():
+        for k in SIZES.get(name, OTHER_SIZES)[: config.first]:
+            report.once(
+                "growth",
+                {"workload": name, "k": k},
+                lambda bounds=bounds, k=k: dict(zip(("lower", "upper"), bounds(k), strict=True)),
+            )
+
+
+def draw(tables: dict) -> dict:
+    rows = sorted(tables["growth"], key=lambda row: row["k"])
+    figure, panels = subplots(3, size=(13 / 3, 4.2), wide=3)
     colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
     for name, colour in zip(MEASURES, colours, strict=True):
         axes = panels[{"Kendall": 1, "random signs": 2}.get(name, 0)]
-        points = [
-            (int(row["k"]), float(row["lower"]), float(row["upper"])) for row in rows if row["workload"] == name
-        ]
-        sizes, lower, upper = zip(*sorted(points), strict=True)
+        sizes, lower, upper = columns(rows, "k", "lower", "upper", workload=name)
         middle = [(a + b) / 2 for a, b in zip(lower, upper, strict=True)]
         half = [max(0.0, b - a) / 2 for a, b in zip(lower, upper, strict=True)]
         style = {"color": colour, "capsize": 3, "markersize": 4, "linewidth": 1}
@@ -99,37 +113,10 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
         axes.set(xlabel="number of types k", ylabel="gamma_2")
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
         axes.legend(title="bars: certified bracket; dashed: formula", fontsize="small", title_fontsize="small")
-    figure.savefig(path, dpi=150)
+    return {"growth.png": figure}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/growth"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "growth.csv"
-    rows: list[dict[str, str]] = []
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    known = {(row["workload"], int(row["k"])): row for row in rows}
-    print(f"{'workload':<28}{'k':>7}{'lower':>13}{'upper':>13}")
-    for name, measure in MEASURES.items():
-        for k in SIZES.get(name, OTHER_SIZES)[: 3 if options.smoke else None]:
-            if (name, k) not in known:
-                lower, upper = measure(k)
-                known[name, k] = {"workload": name, "k": str(k), "lower": repr(lower), "upper": repr(upper)}
-                with path.open("w", newline="") as file:  # after each point: a killed run loses nothing
-                    writer = csv.DictWriter(file, FIELDS)
-                    writer.writeheader()
-                    writer.writerows(known.values())
-            row = known[name, k]
-            print(f"{name:<28}{k:>7}{float(row['lower']):>13.7f}{float(row['upper']):>13.7f}", flush=True)
-    with path.open(newline="") as file:
-        draw(list(csv.DictReader(file)), options.out / "growth.png")
-    print(path.resolve())
-
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"workload": 26, "lower": ".7f", "upper": ".7f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -4,25 +4,35 @@ Papers: Edmonds, Nikolov, Ullman (2020); Ghazi et al. (2023), section 5.
 Command:  python experiments/factorization/known_values.py
 Expected: prefix sums k = 64: lower and upper within 1e-4 of 2.111366; parities: sqrt(number of rows);
     1 - I_k: 2 - 2/k; 50 random matrices with sides up to 16 within 1e-4 of the SDP; prefix sums k = 512 to gap 1e-3.
+Output: results/factorization/known_values/*.csv.
+Artifact: Edmonds, Nikolov, Ullman (2020); Ghazi et al. (2023) | known norms
+Status: agrees
 Time: about 20 s on 2 CPU cores; --smoke in 2 s (k = 64 for the last line, 3 random matrices).
 """
 
-import argparse
 import math
 import time
+from dataclasses import dataclass
 
 import torch
 
 from torchdp import workloads
 from torchdp.factorization import factorize, reference
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    smoke = arguments.parse_args().smoke
-    print(f"{'workload':<24}{'lower':>14}{'upper':>14}{'known':>14}{'largest deviation':>20}")
+@dataclass(frozen=True)
+class Config:
+    matrices: int = 50
+    k: int = 512  # of the last line
+
+
+FULL = Config()
+SMOKE = Config(3, 64)
+
+
+def measure(config: Config, report: Report) -> None:
     for workload, known in (
         (workloads.prefix(64), 2.111366),
         (workloads.parities(6, 2), math.sqrt(22)),
@@ -34,25 +44,38 @@ def main() -> None:
         lower, upper = float(certificate.lower), float(certificate.upper)
         shape = "x".join(map(str, workload.shape))
         deviation = max(abs(lower - known), abs(upper - known))
-        print(f"{workload.name + ' ' + shape:<24}{lower:>14.8f}{upper:>14.8f}{known:>14.8f}{deviation:>20.1e}")
+        name = f"{workload.name} {shape}"
+        report.row("known_values", workload=name, lower=lower, upper=upper, known=known, deviation=deviation)
 
-    generator = keyed_generator(b"known values")
-    worst, count = 0.0, 3 if smoke else 50
-    for _ in range(count):
+    generator, worst = keyed_generator(b"known values"), 0.0
+    for _ in range(config.matrices):
         rows, columns = torch.randint(2, 17, (2,), generator=generator).tolist()
         W = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
         ours, sdp = factorize(W, tol=1e-5).certificate, reference(W).certificate
         worst = max(worst, abs(float(ours.upper / sdp.upper) - 1), abs(float(ours.lower / sdp.upper) - 1))
-    print(f"{count} random matrices with sides 2 to 16: within {worst:.1e} of the SDP, relative")
+    report.say("\nrandom matrices with sides 2 to 16: largest distance from the SDP, relative")
+    report.row("random", matrices=config.matrices, distance=worst)
 
-    k = 64 if smoke else 512
     start = time.perf_counter()
-    result = factorize(workloads.prefix(k), tol=1e-3)
-    print(
-        f"prefix sums k = {k}: [{float(result.certificate.lower):.6f}, {float(result.certificate.upper):.6f}], gap "
-        f"{float(result.certificate.gap):.1e}, {result.iterations} iterations, {time.perf_counter() - start:.1f} s"
+    result = factorize(workloads.prefix(config.k), tol=1e-3)
+    report.say("\nprefix sums")
+    report.row(
+        "prefix",
+        k=config.k,
+        lower=result.certificate.lower,
+        upper=result.certificate.upper,
+        gap=result.certificate.gap,
+        iterations=result.iterations,
+        seconds=time.perf_counter() - start,
     )
 
 
+EXPERIMENT = Experiment(
+    measure,
+    FULL,
+    SMOKE,
+    formats={"lower": ".8f", "upper": ".8f", "known": ".8f", "deviation": ".1e", "distance": ".1e", "gap": ".1e"},
+)
+
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

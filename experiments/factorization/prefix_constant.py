@@ -3,34 +3,61 @@
 Paper: Henzinger, Kalinin, Upadhyay (2025, arXiv 2509.14334) prove 0.701 <= c <= 0.846 as n grows.
 Command:  python experiments/factorization/prefix_constant.py [--sizes 64 128 ...] [--device cuda]
 Expected: certified brackets of width below 1e-4 that fall with n: 0.7876 at 64, 0.7676 at 256, 0.7551 at 1024.
-Output: results/prefix_constant/prefix_constant.csv and .png; sizes already in the CSV are not computed again.
+Output: results/factorization/prefix_constant/prefix_constant.csv and .png; sizes in the CSV are not computed again.
+Artifact: Henzinger, Kalinin, Upadhyay (2025) | constant of prefix sums
+Status: to n = 4096 on a CPU; larger n want a GPU
 Time: sizes to 1024 in 20 s on 2 CPU cores, 2048 in about a minute, 4096 in about 10; --smoke in a second.
     On a GPU (not yet measured) sizes from 256 on run by matrix products alone, and hold at most about 20 n x n matrices
     of float64, 2.1 GB each at 16384:  ... prefix_constant.py --device cuda --sizes 4096 8192 16384 --tol 1e-4
 """
 
-import argparse
-import csv
 import math
 import time
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
 from torchdp import workloads
 from torchdp.factorization import factorize
+from torchdp.simulate import Experiment, Report, columns, subplots
 
-SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LITERATURE = (0.701, 0.846)
-FIELDS = ("n", "lower", "upper", "constant_low", "constant_high", "iterations", "seconds")
 
 
-def draw(rows: list[dict[str, float]], path: Path) -> None:
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+    tol: float = 1e-5
+    device: str = "cpu"
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    sizes = [row["n"] for row in rows]
-    middle = [(row["constant_low"] + row["constant_high"]) / 2 for row in rows]
-    half = [(row["constant_high"] - row["constant_low"]) / 2 for row in rows]
+
+FULL = Config()
+SMOKE = Config((2, 4, 8, 16, 32, 64))
+
+
+def certified(n: int, config: Config) -> dict[str, object]:
+    start = time.perf_counter()
+    found = factorize(workloads.prefix(n, device=config.device), tol=config.tol)
+    lower, upper, shift = float(found.certificate.lower), float(found.certificate.upper), math.log(n) / math.pi
+    return {
+        "lower": lower,
+        "upper": upper,
+        "constant_low": lower - shift,
+        "constant_high": upper - shift,
+        "iterations": found.iterations,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def measure(config: Config, report: Report) -> None:
+    for n in config.sizes:
+        report.once("prefix_constant", {"n": n}, partial(certified, n, config))
+
+
+def draw(tables: dict) -> dict:
+    rows = sorted(tables["prefix_constant"], key=lambda row: row["n"])
+    sizes, low, high = columns(rows, "n", "constant_low", "constant_high")
+    figure, (axes,) = subplots()
+    middle, half = zip(*(((a + b) / 2, (b - a) / 2) for a, b in zip(low, high, strict=True)), strict=True)
     axes.errorbar(sizes, middle, yerr=half, fmt="o-", color="#0072B2", capsize=3, label="certified bracket")
     for value, word in zip(LITERATURE, ("proved lower", "proved upper"), strict=True):
         axes.axhline(value, color="#D55E00", linestyle="--", linewidth=1)
@@ -41,41 +68,12 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     )
     axes.grid(True, linewidth=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    return {"prefix_constant.png": figure}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    arguments.add_argument("--tol", type=float, default=1e-5)
-    arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--out", type=Path, default=Path("results/prefix_constant"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    table = options.out / "prefix_constant.csv"
-    known: dict[int, dict[str, float]] = {}
-    if table.exists():
-        with table.open(newline="") as file:
-            known = {int(row["n"]): {key: float(row[key]) for key in FIELDS} for row in csv.DictReader(file)}
-    print("".join(f"{name:>15}" for name in FIELDS))
-    for n in SIZES[:6] if options.smoke else options.sizes:
-        if n not in known:
-            start = time.perf_counter()
-            found = factorize(workloads.prefix(n, device=options.device), tol=options.tol)
-            lower, upper = float(found.certificate.lower), float(found.certificate.upper)
-            shift, seconds = math.log(n) / math.pi, time.perf_counter() - start
-            values = (n, lower, upper, lower - shift, upper - shift, found.iterations, seconds)
-            known[n] = dict(zip(FIELDS, values, strict=True))
-            with table.open("w", newline="") as file:  # after each size: a killed run loses nothing
-                writer = csv.DictWriter(file, FIELDS)
-                writer.writeheader()
-                writer.writerows(known[size] for size in sorted(known))
-        row = known[n]
-        print("".join(f"{row[name]:>15.8g}" for name in FIELDS), flush=True)
-    draw([known[size] for size in sorted(known)], options.out / "prefix_constant.png")
-    print(table.resolve())
-
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, draw, dict.fromkeys(("lower", "upper", "constant_low", "constant_high"), ".8g")
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -7,10 +7,13 @@ Expected: at equal rank and distortion, training has the least norm, and truncat
     falls with the rank chosen by predicted error, and again (averaged over the two histograms) with points and weights
     trained on it.
 Pairwise errors are bounds on the mean squared error: variance at that histogram + the bias's largest entry, squared.
+Output: results/factorization/rank/reductions.csv and protocol.csv.
+Artifact: Ghazi et al. (2023) | Lemmas 11 to 13
+Status: negative: projection loses to truncation and training
 Time: about 20 seconds on one core; --smoke in seconds.
 """
 
-import argparse
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,36 +25,47 @@ from torchdp.factorization import (
     jl_rank,
     johnson_lindenstrauss,
     low_rank,
-    measure,
     truncate,
 )
+from torchdp.factorization.rank import measure as measured
+from torchdp.simulate import Experiment, Report
 
 LENGTH = 0.15  # of the Gaussian kernel on [0, 1]
 FIRST, LAST = 4.0, 4000.0  # sharpness of the smoothed maximum
 
 
-def reductions(smoke: bool) -> None:
-    k, ranks = (8, (4,)) if smoke else (64, (4, 8, 16, 32))
+@dataclass(frozen=True)
+class Config:
+    k: int = 64
+    ranks: tuple[int, ...] = (4, 8, 16, 32)
+    steps: int = 1000
+    types: int = 32
+    cases: tuple[str, ...] = ("1,1000", "0.5,1000", "0.5,10000", "0.25,2000")  # epsilon, n
+
+
+FULL = Config()
+SMOKE = Config(8, (4,), 100, 8, ("0.5,1000",))
+
+
+def reductions(config: Config, report: Report) -> None:
+    k = config.k
     W = workloads.prefix(k).dense()
     full = factorize(W, tol=1e-4)
     generator = torch.Generator().manual_seed(0)
-    guaranteed = jl_rank(k, k, 0.5)
-    print(
-        f"prefix {k}: gamma_2 = {float(full.certificate.upper):.4f}; Lemma 12 at alpha = gamma_2/2: rank {guaranteed}"
-    )
-    print(f"{'rank':<6}{'how':<26}{'distortion':>12}{'norm':>10}")
-    for rank in ranks:
+    upper, guaranteed = float(full.certificate.upper), jl_rank(k, k, 0.5)
+    report.say(f"prefix {k}: gamma_2 = {upper:.4f}; Lemma 12 at alpha = gamma_2/2: rank {guaranteed}")
+    for rank in config.ranks:
         U, S, Vh = torch.linalg.svd(W)
         root = S[:rank].sqrt()
         cut = truncate(full, rank)
         found = {
             "projection": johnson_lindenstrauss(full, rank, generator=generator),
-            "truncation, no weights": measure(W, U[:, :rank] * root, root[:, None] * Vh[:rank]),
+            "truncation, no weights": measured(W, U[:, :rank] * root, root[:, None] * Vh[:rank]),
             "truncation, dual weights": cut,
-            "trained, same distortion": low_rank(W, rank, float(cut.distortion), steps=50 if smoke else 1000),
+            "trained, same distortion": low_rank(W, rank, float(cut.distortion), steps=config.steps),
         }
         for name, each in found.items():
-            print(f"{rank:<6}{name:<26}{float(each.distortion):>12.4f}{float(each.norm):>10.4f}", flush=True)
+            report.row("reductions", rank=rank, how=name, distortion=each.distortion, norm=each.norm)
 
 
 def bound(
@@ -101,35 +115,36 @@ def smooth_max(values: Tensor, sharpness: float) -> Tensor:
     return ((sharpness * values.clamp_min(1e-12).log()).logsumexp(0) / sharpness).exp()
 
 
-def protocol_rank(smoke: bool) -> None:
-    k, cases = (8, [(0.5, 1000)]) if smoke else (32, [(1.0, 1000), (0.5, 1000), (0.5, 10_000), (0.25, 2000)])
+def protocol_rank(config: Config, report: Report) -> None:
+    k = config.types
     x = torch.linspace(0, 1, k, dtype=torch.float64)
     kernel = torch.exp(-(x[:, None] - x).square() / (2 * LENGTH**2))
     peaked = torch.exp(-((x - 0.3) / 0.12).square() / 2)
     histograms = torch.stack([peaked / peaked.sum(), torch.full_like(peaked, 1 / k)])
     base = pairwise.from_kernel(kernel, tol=1e-4, pairs=pairwise.Pairs.ALL)
     W = kernel - base.form.constant
-    print(f"\nGaussian kernel on {k} points, OneMessage: bound on the error at a peaked and at the flat histogram")
-    print(f"{'epsilon':<9}{'n':<8}{'how':<26}{'rank':>5}{'peaked':>12}{'flat':>12}")
-    for epsilon, n in cases:
+    report.say(
+        f"\nGaussian kernel on {k} points, OneMessage: bound on the error at a peaked and at the flat histogram"
+    )
+    for epsilon, n in ((float(a), int(b)) for a, b in (case.split(",") for case in config.cases)):
         threshold = pairwise.OneMessage(base, epsilon).randomizer.tau.threshold
         cuts = [truncated(base, rank) for rank in range(1, base.dim + 1)]
         least = min(cuts, key=lambda cut: float(bound(cut, kernel, histograms, n, epsilon).mean()))
-        steps = 100 if smoke else 1000
-        right, weights = trained(W, least.dim, histograms, n, threshold, steps)
+        right, weights = trained(W, least.dim, histograms, n, threshold, config.steps)
         rows = {"from_kernel": base, "rank by predicted error": least}
         rows["trained at that rank"] = statistic_of(right, weights, base.form.constant)
         for name, each in rows.items():
-            peaked_error, flat_error = bound(each, kernel, histograms, n, epsilon).tolist()
-            print(
-                f"{epsilon:<9g}{n:<8}{name:<26}{each.dim:>5}{peaked_error:>12.3e}{flat_error:>12.3e}", flush=True
-            )
+            at_peaked, at_flat = bound(each, kernel, histograms, n, epsilon).tolist()
+            report.row("protocol", epsilon=epsilon, n=n, how=name, rank=each.dim, peaked=at_peaked, flat=at_flat)
 
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    reductions(config, report)
+    protocol_rank(config, report)
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    reductions(arguments.smoke)
-    protocol_rank(arguments.smoke)
+    EXPERIMENT.main()

@@ -12,15 +12,19 @@ the dense W.
 Peers are imported where they can be, and named as missing otherwise: cvxpy (SCS, Clarabel), jax-privacy
 (dense.optimize), google-research/federated (dp_matrix_factorization, on PYTHONPATH with its dependencies; its target, a
 gap of the squared error, is set to match), HDMM (hdmm, on PYTHONPATH).
+Output: results/factorization/solvers/solvers.csv.
+Artifact: Edmonds, Nikolov, Ullman (2020); peers | speed of solvers
+Status: agrees, on a CPU
 Time: about 15 minutes on one core; --smoke in seconds.
 """
 
-import argparse
 import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +33,7 @@ from torchdp import workloads
 from torchdp.factorization import Certificate, certify, gradient
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 MEMORY = 8  # updates that the acceleration combines: the solver's default
 SHORTEST = 0.1  # seconds: shorter runs are repeated
@@ -151,46 +156,61 @@ def judged(W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float) -> tup
     return seconds, certify(W, left, right, c, P, p=p), iterations
 
 
-def show(problem: str, name: str, W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float) -> None:
+@dataclass(frozen=True)
+class Config:
+    norm: Literal["gamma_2", "gamma_F"] = "gamma_2"
+    problems: tuple[str, ...] = ()  # none: all of this norm
+
+
+FULL = Config()
+SMOKE = Config(problems=("prefix 16",))
+
+
+def show(
+    report: Report, problem: str, name: str, W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float
+) -> None:
     """One row of the table."""
     if missing := available(run):
-        print(f"{problem:<18}{name:<34}missing: {missing.name}", flush=True)
+        report.say(f"{problem:<18}{name:<34}missing: {missing.name}")
         return
     seconds, certificate, iterations = judged(W, run, weights, p)
-    bounds = f"[{float(certificate.lower):.7f}, {float(certificate.upper):.7f}]"
-    count = "" if iterations is None else iterations
-    print(
-        f"{problem:<18}{name:<34}{count!s:>7}{seconds:>9.3f} s{float(certificate.gap):>11.1e}  {bounds}",
-        flush=True,
-    )
+    bounds = {"gap": certificate.gap, "lower": certificate.lower, "upper": certificate.upper}
+    report.row("solvers", problem=problem, solver=name, iterations=iterations, seconds=seconds, **bounds)
 
 
-def gamma_2(smoke: bool) -> None:
-    problems = [
-        ("prefix 64", workloads.prefix(64), 1e-6, 10_000),
-        ("prefix 256", workloads.prefix(256), 1e-6, 1_000),
-        ("all ranges 64", workloads.all_ranges(64), 1e-6, 8_000),
-        ("prefix 1024", workloads.prefix(1024), 1e-4, 500),
-        ("all ranges 256", workloads.all_ranges(256), 1e-3, 500),
-    ]
-    for name, workload, tol, most in [("prefix 16", workloads.prefix(16), 1e-6, 1_000)] if smoke else problems:
-        runs: dict[str, Run] = {
-            f"fixed point, to {tol:g}": partial(fixed_point, tol=tol),
-            "  without acceleration": partial(fixed_point, tol=tol, memory=0),
-            "  plain SVD iteration, step 1.8": partial(plain, tol=tol, step=1.8, most=most),
-            "  plain SVD iteration, step 1": partial(plain, tol=tol, step=1.0, most=most),
-        }
-        if workload.shape[0] <= 64:
-            runs["gradient relaxation"] = by_gradient
-            runs["cvxpy, SCS 1e-6"] = partial(by_cvxpy, solver="SCS", eps=1e-6, max_iters=20_000)
-            runs["cvxpy, Clarabel"] = partial(by_cvxpy, solver="CLARABEL")
-        if workload.shape[0] <= 256:
-            for reduction in ("mean", "max", "p-norm 128"):
-                runs[f"jax-privacy, {reduction}"] = partial(by_jax_privacy, reduction=reduction)
-        table(name, workload.dense(), runs, tol, math.inf)
+def gamma_2_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
+    runs: dict[str, Run] = {
+        f"fixed point, to {tol:g}": partial(fixed_point, tol=tol),
+        "  without acceleration": partial(fixed_point, tol=tol, memory=0),
+        "  plain SVD iteration, step 1.8": partial(plain, tol=tol, step=1.8, most=most),
+        "  plain SVD iteration, step 1": partial(plain, tol=tol, step=1.0, most=most),
+    }
+    if len(W) <= 64:
+        runs["gradient relaxation"] = by_gradient
+        runs["cvxpy, SCS 1e-6"] = partial(by_cvxpy, solver="SCS", eps=1e-6, max_iters=20_000)
+        runs["cvxpy, Clarabel"] = partial(by_cvxpy, solver="CLARABEL")
+    if len(W) <= 256:
+        for reduction in ("mean", "max", "p-norm 128"):
+            runs[f"jax-privacy, {reduction}"] = partial(by_jax_privacy, reduction=reduction)
+    return runs
 
 
-def gamma_f(smoke: bool) -> None:
+def gamma_2(config: Config, report: Report) -> None:
+    problems = {
+        "prefix 64": (workloads.prefix(64), 1e-6, 10_000),
+        "prefix 256": (workloads.prefix(256), 1e-6, 1_000),
+        "all ranges 64": (workloads.all_ranges(64), 1e-6, 8_000),
+        "prefix 1024": (workloads.prefix(1024), 1e-4, 500),
+        "all ranges 256": (workloads.all_ranges(256), 1e-3, 500),
+        "prefix 16": (workloads.prefix(16), 1e-6, 1_000),
+    }
+    for name in config.problems or list(problems)[:-1]:
+        workload, tol, most = problems[name]
+        W = workload.dense()
+        table(report, name, W, gamma_2_runs(W, tol, most), tol, math.inf)
+
+
+def gamma_f(config: Config, report: Report) -> None:
     signs = torch.randint(0, 2, (256, 256), generator=keyed_generator(b"signs")).double() * 2 - 1
     problems = {
         "prefix 64": workloads.prefix(64).dense(),
@@ -199,8 +219,9 @@ def gamma_f(smoke: bool) -> None:
         "all ranges 64": workloads.all_ranges(64).dense(),
         "all ranges 256": workloads.all_ranges(256).dense(),
         "prefix 1024": workloads.prefix(1024).dense(),
+        "prefix 16": workloads.prefix(16).dense(),
     }
-    for name, W in {"prefix 16": workloads.prefix(16).dense()}.items() if smoke else problems.items():
+    for name in config.problems or list(problems)[:-1]:
         runs: dict[str, Run] = {
             f"fixed point, to {tol:g}": partial(fixed_point, tol=tol, p=2) for tol in (1e-4, 1e-6, 1e-8)
         }
@@ -209,26 +230,25 @@ def gamma_f(smoke: bool) -> None:
             runs[f"federated, to {tol:g}"] = partial(by_federated, tol=tol)
         runs["HDMM, McKennaConvex"] = by_hdmm
         runs["jax-privacy, mean"] = partial(by_jax_privacy, reduction="mean")
-        table(name, W, runs, 1e-9, 2)
+        table(report, name, problems[name], runs, 1e-9, 2)
 
 
-def table(problem: str, W: Tensor, runs: dict[str, Run], tol: float, p: float) -> None:
+def table(report: Report, problem: str, W: Tensor, runs: dict[str, Run], tol: float, p: float) -> None:
     weights = fixed_point(W, tol, p=p)[2:4]
     for name, run in runs.items():
-        show(problem, name, W, run, weights, p)
+        show(report, problem, name, W, run, weights, p)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--norm", choices=("gamma_2", "gamma_F"), default="gamma_2")
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    values = "gamma_2" if options.norm == "gamma_2" else "sqrt(m) gamma_F"
-    print(f"{'problem':<18}{'solver':<34}{'iter.':>7}{'CPU time':>11}{'gap':>11}  certified bounds on {values}")
-    compare = gamma_2 if options.norm == "gamma_2" else gamma_f
-    compare(options.smoke)
+    report.say(f"bounds on {'gamma_2' if config.norm == 'gamma_2' else 'sqrt(m) gamma_F'}")
+    compare = gamma_2 if config.norm == "gamma_2" else gamma_f
+    compare(config, report)
 
+
+EXPERIMENT = Experiment(
+    measure, FULL, SMOKE, formats={"problem": 18, "solver": 34, "gap": ".1e", "lower": ".7f", "upper": ".7f"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

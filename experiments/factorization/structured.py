@@ -9,13 +9,16 @@ Expected: prefix sums at k = 1024: the normalised square root 1.040 times the op
     stays below k.
     Kendall's tau on 64 x 64: both bounds 10.042063, the signature form in about half a second; from the 4096 x 4096
     matrix (--dense) in minutes.
+Output: results/factorization/structured/*.csv.
+Artifact: several, named in the script | explicit factorizations
+Status: agrees
 Time: half a minute on one CPU core, some minutes more with --dense; --smoke in 2 s.
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torchdp import workloads
@@ -31,9 +34,8 @@ from torchdp.factorization import (
     signature_form,
     square_root,
 )
+from torchdp.simulate import Experiment, Report
 
-SIZES = (16, 32, 64, 128, 256, 512, 1024)
-SIDES = (16, 32, 64)
 DENSE_UP_TO = 32  # side of the grids that are also factored as dense matrices; --dense: all
 TOLERANCE = 1e-4  # certified gap of the optimum
 
@@ -51,68 +53,74 @@ PREFIX: dict[str, Callable[[int, float], Factorization]] = {
 }
 
 
-def prefix_sums(sizes: tuple[int, ...]) -> None:
-    print("prefix sums: norm of the factorization over the certified lower bound of the optimum")
+@dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
+    sides: tuple[int, ...] = (16, 32, 64)
+    dense: bool = False  # the dense route for every grid: minutes
+
+
+FULL = Config()
+SMOKE = Config((16, 32, 64), (16,))
+
+
+def prefix_sums(config: Config, report: Report) -> None:
+    report.say("prefix sums: norm of the factorization over the certified lower bound of the optimum")
     for p, error in ((math.inf, "worst"), (2.0, "mean squared")):
-        print(f"{error + ' error':<20}{'k':>6}{'optimum':>22}" + "".join(f"{name:>20}" for name in PREFIX))
-        for k in sizes:
+        for k in config.sizes:
             optimum = factorize(workloads.prefix(k), p, tol=TOLERANCE).certificate
-            lower, upper = float(optimum.lower), float(optimum.upper)
-            values = [float(build(k, p).certificate.upper) for build in PREFIX.values()]
-            unit = k ** (1 / p)
-            bracket = f"[{lower / unit:.5f}, {upper / unit:.5f}]"
-            print(
-                f"{'':<20}{k:>6}{bracket:>22}" + "".join(f"{value / lower:>20.4f}" for value in values), flush=True
-            )
-        constants = [value / unit - math.log(k) / math.pi for value in values]
-        print(f"{'  less ln k / pi':<20}{k:>6}{'':>22}" + "".join(f"{value:>20.4f}" for value in constants))
+            values = {name: float(build(k, p).certificate.upper) for name, build in PREFIX.items()}
+            lower, upper, unit = float(optimum.lower), float(optimum.upper), k ** (1 / p)
+            ratios = {name: value / lower for name, value in values.items()}
+            report.row("prefix_sums", error=error, k=k, lower=lower / unit, upper=upper / unit, **ratios)
+        constants = {name: value / unit - math.log(k) / math.pi for name, value in values.items()}
+        report.row("less_ln_k_over_pi", error=error, k=k, **constants)
 
 
-def lipschitz(sizes: tuple[int, ...]) -> None:
-    print("abs(i - j), Lipschitz with G = 1: norms over k")
-    print(f"{'k':>6}{'optimum':>22}{'binary search tree':>22}{'its bound':>12}")
-    for k in sizes:
+def lipschitz(config: Config, report: Report) -> None:
+    report.say("\nabs(i - j), Lipschitz with G = 1: norms over k")
+    for k in (size - 1 for size in config.sizes[:5]):
         W = workloads.absolute_difference(k).dense()
         optimum = factorize(W, tol=1e-3).certificate
-        tree = float(lipschitz_tree(W).certificate.upper) / k
-        bracket = f"[{float(optimum.lower) / k:.5f}, {float(optimum.upper) / k:.5f}]"
         root = float(W[:, k // 2].abs().max())
-        bound = math.sqrt(36 / 11 * (root**2 + 9 / 14 * 4 ** k.bit_length())) / k
-        print(f"{k:>6}{bracket:>22}{tree:>22.4f}{bound:>12.4f}", flush=True)
+        report.row(
+            "lipschitz",
+            k=k,
+            lower=optimum.lower / k,
+            upper=optimum.upper / k,
+            search_tree=lipschitz_tree(W).certificate.upper / k,
+            its_bound=math.sqrt(36 / 11 * (root**2 + 9 / 14 * 4 ** k.bit_length())) / k,
+        )
 
 
-def timed(call: Callable[[Any], Any], argument: Any) -> str:
-    start = time.perf_counter()
-    certificate = call(argument).certificate
-    seconds = time.perf_counter() - start
-    return f"{float(certificate.lower):>14.8f}{float(certificate.upper):>14.8f}{seconds:>12.3f}"
-
-
-def products(sides: tuple[int, ...], dense_up_to: int) -> None:
-    print("Kendall's tau, gamma_2 of the whole product")
-    print(f"{'':<34}{'types':>8}{'lower':>14}{'upper':>14}{'seconds':>12}")
-    for side in sides:
+def products(config: Config, report: Report) -> None:
+    report.say("\nKendall's tau, gamma_2 of the whole product")
+    routes: dict[str, Callable[[Any], Any]] = {
+        "never formed, factor by factor": factorize_product,
+        "formed, factor by factor": factorize,
+        "signature, factor by factor": signature_form,
+        "signature, from the dense matrix": lambda kernel: signature_form(kernel.dense()),
+    }
+    for side in config.sides:
         kernel = workloads.kendall(side, side)
-        for name, call in (
-            ("never formed", factorize_product),
-            ("formed", factorize),
-            ("signature", signature_form),
-        ):
-            print(f"{name + ', factor by factor':<34}{side**2:>8}{timed(call, kernel)}", flush=True)
-        if side <= dense_up_to:
-            print(f"{'signature, from the dense matrix':<34}{side**2:>8}{timed(signature_form, kernel.dense())}")
+        for name, call in routes.items():
+            if "dense" in name and side > DENSE_UP_TO and not config.dense:
+                continue
+            start = time.perf_counter()
+            found = call(kernel).certificate
+            seconds = time.perf_counter() - start
+            report.row(
+                "products", route=name, types=side**2, lower=found.lower, upper=found.upper, seconds=seconds
+            )
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dense", action="store_true", help="the dense route for every grid: minutes")
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    sizes, sides = (SIZES[:3], SIDES[:1]) if options.smoke else (SIZES, SIDES)
-    prefix_sums(sizes)
-    lipschitz(tuple(k - 1 for k in sizes[:5]))
-    products(sides, max(sides) if options.dense else DENSE_UP_TO)
+def measure(config: Config, report: Report) -> None:
+    prefix_sums(config, report)
+    lipschitz(config, report)
+    products(config, report)
 
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"error": 12, "route": 34, "lower": ".8f", "upper": ".8f"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

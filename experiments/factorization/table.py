@@ -5,7 +5,7 @@ Command:  python experiments/factorization/table.py
 Expected: gaps of at most 1e-4 (all ranges of 256: 1e-3); every bracket meets every known interval; closed forms lie in
     the bracket: parities sqrt(rows), marginal tables, Kendall, AUC and 1 - I to seven digits. gamma_F, the root mean
     squared error, equals gamma_2, the largest, where a group moves every query to every other.
-Output: results/factorization_table/factorization_table.csv; rows already in the CSV are not computed again.
+Output: results/factorization/table/factorization_table.csv; rows already in the CSV are not computed again.
 Known values are computed here from their formulas, named in the last column:
     trace         uniform weights: gamma_2, gamma_F >= trace norm / sqrt(m n); of prefix sums and of all ranges from the
                   eigenvalues of the discrete Laplacian
@@ -15,37 +15,25 @@ Known values are computed here from their formulas, named in the last column:
     group         a group moves all rows and columns: uniform weights are optimal (Lee, Shraibman, Spalek 2008)
     constant      abs(i - j)/(k - 1): at least its largest entry, 1; at most 1/2 + 1/2, as 1/2 minus a Gram matrix
     entries       random signs: at most sqrt(n), the row norm; 8 sqrt(n)/(3 pi) as n grows
+Artifact: several, named in the script | known bounds of norms
+Status: agrees
 Time: about a minute on one CPU core; --smoke in 3 s.
 """
 
-import argparse
-import csv
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from torchdp import workloads
 from torchdp.factorization import factorize, gamma_sign, gamma_sign_triangular
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 from torchdp.workloads import Workload
 
-FIELDS = (
-    "workload",
-    "rows",
-    "columns",
-    "norm",
-    "lower",
-    "upper",
-    "gap",
-    "known_lower",
-    "known_upper",
-    "known_by",
-    "iterations",
-    "seconds",
-)
 Known = tuple[float, float, str]
 
 
@@ -81,16 +69,15 @@ def marginal_tables(d: int, order: int) -> Known:
     return exactly(trace / (2**order * math.sqrt(math.comb(d, order))))
 
 
-def cases(smoke: bool) -> list[tuple[str, Workload, Callable[[str], Known | None]]]:
+def cases(config: "Config") -> list[tuple[str, Workload, Callable[[str], Known | None]]]:
     """Name, workload and what is known of a norm ("gamma_2" or "gamma_F") of it."""
-    small = [8] if smoke else [16, 64, 256]
-    sizes = {"bits": [(5, 2)] if smoke else [(6, 2), (8, 2), (10, 3)], "grid": [4] if smoke else [8, 32]}
+    small = config.sizes
     table: list[tuple[str, Workload, Callable[[str], Known | None]]] = []
-    for n in small if smoke else [*small, 1024]:
+    for n in config.prefix:
         table.append((f"prefix {n}", workloads.prefix(n), lambda norm, n=n: prefix(n, norm)))
     for n in small:
         table.append((f"all ranges {n}", workloads.all_ranges(n), lambda norm, n=n: all_ranges(n)))
-    for d, order in sizes["bits"]:
+    for d, order in (map(int, each.split(",")) for each in config.bits):
         W = workloads.parities(d, order)
         table.append((f"parities {d}, <= {order}", W, lambda norm, W=W: exactly(math.sqrt(W.shape[0]))))
         W = workloads.marginal_tables(d, order)
@@ -100,7 +87,7 @@ def cases(smoke: bool) -> list[tuple[str, Workload, Callable[[str], Known | None
         W = workloads.absolute_difference(n, spacing=1 / (n - 1))
         known = exactly(1.0, "constant")
         table.append((f"abs(i - j) {n}", W, lambda norm, known=known: known if norm == "gamma_2" else None))
-    for a in sizes["grid"]:
+    for a in config.grids:
         table.append(
             (f"Kendall {a} x {a}", workloads.kendall(a, a), lambda norm, a=a: exactly(gamma_sign(a) ** 2))
         )
@@ -111,54 +98,56 @@ def cases(smoke: bool) -> list[tuple[str, Workload, Callable[[str], Known | None
     return table
 
 
-def measure(workload: Workload, norm: str, tol: float) -> dict[str, float]:
+@dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...] = (16, 64, 256)
+    prefix: tuple[int, ...] = (16, 64, 256, 1024)
+    bits: tuple[str, ...] = ("6,2", "8,2", "10,3")  # number of bits, order
+    grids: tuple[int, ...] = (8, 32)  # sides
+
+
+FULL = Config()
+SMOKE = Config((8,), (8,), ("5,2",), (4,))
+
+
+def certified(workload: Workload, norm: str, tol: float, known: tuple) -> dict[str, object]:
     m, n = workload.shape
     unit = 1.0 if norm == "gamma_2" else math.sqrt(m)
     start = time.perf_counter()
     found = factorize(workload, math.inf if norm == "gamma_2" else 2, tol=tol)
     seconds = time.perf_counter() - start
-    lower, upper = float(found.certificate.lower) / unit, float(found.certificate.upper) / unit
-    gap = float(found.certificate.gap)
-    cells = {"rows": m, "columns": n, "lower": lower, "upper": upper, "gap": gap}
-    return {**cells, "iterations": found.iterations, "seconds": round(seconds, 2)}
+    return {
+        "rows": m,
+        "columns": n,
+        "lower": found.certificate.lower / unit,
+        "upper": found.certificate.upper / unit,
+        "gap": found.certificate.gap,
+        "known_lower": known[0],
+        "known_upper": known[1],
+        "known_by": known[2],
+        "iterations": found.iterations,
+        "seconds": round(seconds, 2),
+    }
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/factorization_table"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "factorization_table.csv"
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = {(row["workload"], row["norm"]): row for row in csv.DictReader(file)}
-    print(f"{'workload':<24}{'shape':>12} {'norm':<8}{'lower':>13}{'upper':>13}{'known':>26}  by")
-    for name, workload, known in cases(options.smoke):
+def measure(config: Config, report: Report) -> None:
+    for name, workload, known in cases(config):
         for norm in ("gamma_2", "gamma_F"):
-            if (name, norm) not in rows:
-                tol = 1e-3 if name == "all ranges 256" and norm == "gamma_2" else 1e-4
-                low, high, by = known(norm) or (math.nan, math.nan, "")
-                cells = {"workload": name, "norm": norm, "known_lower": low, "known_upper": high, "known_by": by}
-                rows[name, norm] = {
-                    key: str(value) for key, value in (cells | measure(workload, norm, tol)).items()
-                }
-                with path.open("w", newline="") as file:  # after each row: a killed run loses nothing
-                    writer = csv.DictWriter(file, FIELDS)
-                    writer.writeheader()
-                    writer.writerows(rows.values())
-            print(line(rows[name, norm]), flush=True)
-    print(path.resolve())
+            tol = 1e-3 if name == "all ranges 256" and norm == "gamma_2" else 1e-4
+            by = known(norm) or (None, None, None)
+            report.once(
+                "factorization_table",
+                {"workload": name, "norm": norm},
+                partial(certified, workload, norm, tol, by),
+            )
 
 
-def line(row: dict[str, str]) -> str:
-    lower, upper, low, high = (float(row[key]) for key in ("lower", "upper", "known_lower", "known_upper"))
-    known = "" if math.isnan(low) else f"{low:.7f}" if low == high else f"[{low:.7f}, {high:.7f}]"
-    shape = f"{row['rows']}x{row['columns']}"
-    bounds = f"{lower:>13.7f}{upper:>13.7f}{known:>26}"
-    return f"{row['workload']:<24}{shape:>12} {row['norm']:<8}{bounds}  {row['known_by']}"
-
+EXPERIMENT = Experiment(
+    measure,
+    FULL,
+    SMOKE,
+    formats={"norm": 8, "lower": ".7f", "upper": ".7f", "known_lower": ".7f", "known_upper": ".7f", "gap": ".1e"},
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

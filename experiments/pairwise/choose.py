@@ -8,14 +8,15 @@ Expected: 48 cells (4 kernels, 2 sizes, n = 500 and 20000, epsilon = 1 and 4, 2 
     by more than 4 standard errors of the difference.
 Aggregate protocols are drawn from the histogram; those whose analyst sees each message run all n users of every trial
 and are measured at n = 500 only (their predicted errors are in every table).
-Output: results/pairwise_choose/choose.csv. Time: about fifteen minutes on one core; --smoke in seconds.
+Output: results/pairwise/choose/choose.csv and summary.csv.
+Artifact: Ghazi et al. (2023); Bell et al. (2020) | all protocols
+Status: agrees
+Time: about fifteen minutes on one core; --smoke in seconds.
 """
 
-import argparse
-import csv
 import math
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,21 +25,22 @@ from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import AggregateProtocol, PairwiseProtocol, PairwiseStatistic
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
+from torchdp.simulate.report import read_table
 
-FEW, MANY, TRIALS, USER_TRIALS = 500, 20_000, 4_000, 150
-FIELDS = (
-    "kernel",
-    "k",
-    "histogram",
-    "n",
-    "epsilon",
-    "chosen",
-    "rmse",
-    "ratio",
-    "standard_error",
-    "second",
-    "worst_z",
-)
+
+@dataclass(frozen=True)
+class Config:
+    kernels: tuple[str, ...] = ("abs(i - j)", "i != j", "Gaussian", "Kendall")
+    sizes: tuple[int, ...] = (16, 32)
+    users: tuple[int, ...] = (500, 20_000)
+    epsilons: tuple[float, ...] = (1.0, 4.0)
+    trials: int = 4_000
+
+
+FULL = Config()
+SMOKE = Config(("abs(i - j)",), (8,), (500,), (1.0,), 300)
+FEW, USER_TRIALS = 500, 150
 
 
 def gaussian(k: int) -> PairwiseStatistic:
@@ -62,14 +64,14 @@ def histograms(k: int) -> dict[str, Tensor]:
     return {"Zipf": 1 / (x + 1), "peaked": torch.exp(-((x - k / 3) / (k / 8)).square() / 2) + 1e-3}
 
 
-def cells(smoke: bool) -> Iterator[tuple[str, int, str, Tensor, int, float]]:
-    for kernel in ["abs(i - j)"] if smoke else KERNELS:
-        for k in (8,) if smoke else (16, 32):
+def cells(config: Config) -> Iterator[tuple[str, int, str, Tensor, int, float]]:
+    for kernel in config.kernels:
+        for k in config.sizes:
             for name, h in histograms(k).items():
-                if (smoke or k == 32) and name != "Zipf":
+                if k != 16 and name != "Zipf":
                     continue
-                for n in (FEW,) if smoke else (FEW, MANY):
-                    for epsilon in (1.0,) if smoke else (1.0, 4.0):
+                for n in config.users:
+                    for epsilon in config.epsilons:
                         yield kernel, k, name, h / h.sum(), n, epsilon
 
 
@@ -85,53 +87,61 @@ def squared_errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, gene
     return (value - truth).square()
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/pairwise_choose"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path, generator = options.out / "choose.csv", keyed_generator(b"pairwise choose")
-    trials, worst, count, ratios = 300 if options.smoke else TRIALS, -math.inf, 0, []
-    print(
-        f"{'kernel':<11}{'k':>4} {'histogram':<10}{'n':>7}{'eps':>5}  {'chosen':<32}{'RMSE':>9}{'ratio':>7}{'+-':>6}"
-        f"  {'second':<32}{'z':>6}"
-    )
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        for kernel, k, name, h, n, epsilon in cells(options.smoke):
-            counts = (h * n).floor().long()
-            counts[0] += n - counts.sum()
-            choice = pairwise.choose(KERNELS[kernel](k), n, epsilon, prior=counts.double())
-            measured = [c for c in choice.candidates if n <= FEW or isinstance(c.protocol, AggregateProtocol)]
-            first, second = choice.candidates[:2]
-            best = squared_errors(first.protocol, counts, trials, generator)
-            ratio = best / first.error**2
-            worst_z = -math.inf
-            for candidate in measured:
-                if candidate is first:
-                    continue
-                other = squared_errors(candidate.protocol, counts, trials, generator)
-                spread = (best.var() / len(best) + other.var() / len(other)).sqrt()
-                worst_z = max(worst_z, float((best.mean() - other.mean()) / spread))
-            worst, count = max(worst, worst_z), count + 1
-            error = float(ratio.std()) / math.sqrt(len(ratio))
-            ratios.append((float(ratio.mean()), error))
-            values = (kernel, k, name, n, epsilon, first.name, first.error, *ratios[-1], second.name, worst_z)
-            writer.writerow(dict(zip(FIELDS, values, strict=True)))
-            file.flush()
-            print(
-                f"{kernel:<11}{k:>4} {name:<10}{n:>7}{epsilon:>5g}  {first.name:<32}{first.error:>9.5f}"
-                f"{ratios[-1][0]:>7.3f}{error:>6.3f}  {second.name:<32}{worst_z:>6.1f}",
-                flush=True,
-            )
-    off = max(abs(ratio - 1) / error for ratio, error in ratios)
-    print(f"{count} cells; measured over predicted at most {off:.1f} standard errors from 1")
-    print(f"most that any other candidate measured better by: {worst:.1f} standard errors")
-    print(path.resolve())
+def row(choice: pairwise.Choice, counts: Tensor, trials: int, generator: torch.Generator) -> dict[str, object]:
+    """The chosen protocol as drawn, and by how much any other one measures better."""
+    n = int(counts.sum())
+    measured = [c for c in choice.candidates if n <= FEW or isinstance(c.protocol, AggregateProtocol)]
+    first, second = choice.candidates[:2]
+    best = squared_errors(first.protocol, counts, trials, generator)
+    ratio, worst_z = best / first.error**2, -math.inf
+    for candidate in measured:
+        if candidate is not first:
+            other = squared_errors(candidate.protocol, counts, trials, generator)
+            spread = (best.var() / len(best) + other.var() / len(other)).sqrt()
+            worst_z = max(worst_z, float((best.mean() - other.mean()) / spread))
+    return {
+        "chosen": first.name,
+        "rmse": first.error,
+        "ratio": ratio.mean(),
+        "standard_error": ratio.std() / math.sqrt(len(ratio)),
+        "second": second.name,
+        "worst_z": worst_z,
+    }
 
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    generator = keyed_generator(b"pairwise choose")
+    for kernel, k, name, h, n, epsilon in cells(config):
+        counts = (h * n).floor().long()
+        counts[0] += n - counts.sum()
+        choice = pairwise.choose(KERNELS[kernel](k), n, epsilon, prior=counts.double())
+        found = row(choice, counts, config.trials, generator)
+        report.row("choose", kernel=kernel, k=k, histogram=name, n=n, epsilon=epsilon, **found)
+    rows = read_table(report.folder / "choose.csv")
+    off = max(abs(row["ratio"] - 1) / row["standard_error"] for row in rows)
+    report.say(
+        f"{len(rows)} cells, in standard errors: measured over predicted from 1, any other candidate better"
+    )
+    report.row("summary", off=off, beaten=max(row["worst_z"] for row in rows))
+
+
+EXPERIMENT = Experiment(
+    measure,
+    FULL,
+    SMOKE,
+    formats={
+        "kernel": 11,
+        "histogram": 9,
+        "chosen": 32,
+        "second": 32,
+        "ratio": ".3f",
+        "standard_error": ".3f",
+        "worst_z": ".1f",
+        "off": ".1f",
+        "beaten": ".1f",
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

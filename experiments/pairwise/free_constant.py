@@ -3,23 +3,30 @@
 Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 5, who factor each kernel as it is.
 Command:  python experiments/pairwise/free_constant.py
 Expected: abs(x - y): gamma_2 from 1 to 1/2; Gaussian kernel: RMSE nearly 3 times smaller; Kendall's tau: no gain.
+Output: results/pairwise/free_constant/free_constant.csv.
+Artifact: Ghazi et al. (2023) | section 5
+Status: agrees
 Time: a second (closed form, nothing is drawn); --smoke uses 16 points instead of 32.
 """
 
-import argparse
+from dataclasses import dataclass
 
 import torch
 
 from torchdp import pairwise, workloads
 from torchdp.factorization import free_constant, signature_form
+from torchdp.simulate import Experiment, Report
 
 EPSILON, USERS = 1.0, 10**6
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    k = 16 if arguments.parse_args().smoke else 32
+@dataclass(frozen=True)
+class Config:
+    types: int = 32
+
+
+def measure(config: Config, report: Report) -> None:
+    k = config.types
     x = torch.linspace(0, 1, k, dtype=torch.float64)
     kernels = {
         "absolute difference": (x[:, None] - x).abs(),
@@ -29,8 +36,7 @@ def main() -> None:
         "unequal": workloads.unequal(k).dense(),
         "Kendall": workloads.kendall(4, k // 4).dense(),
     }
-    print(f"{k} types, one message, epsilon = {EPSILON:g}, n = {USERS}, flat histogram")
-    print(f"{'kernel':<22}{'gamma_2':>10}{'least':>10}{'constant':>10}{'RMSE gain':>11}")
+    report.say(f"{k} types, one message, epsilon = {EPSILON:g}, n = {USERS}, flat histogram")
     histogram = torch.ones(k)
     for name, W in kernels.items():
         plain, best = signature_form(W), free_constant(W)
@@ -40,9 +46,17 @@ def main() -> None:
             pairwise.OneMessagePairs(statistic, EPSILON).predicted_mse(histogram, USERS) ** 0.5
             for statistic in (as_it_is, pairwise.from_kernel(W))
         ]
-        upper = float(plain.certificate.upper)
-        print(f"{name:<22}{upper:>10.4f}{best.upper:>10.4f}{best.constant:>10.4f}{errors[0] / errors[1]:>11.3f}")
+        report.row(
+            "free_constant",
+            kernel=name,
+            gamma_2=plain.certificate.upper,
+            least=best.upper,
+            constant=best.constant,
+            rmse_gain=errors[0] / errors[1],
+        )
 
+
+EXPERIMENT = Experiment(measure, Config(), Config(16))
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

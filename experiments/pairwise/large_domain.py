@@ -4,10 +4,12 @@ Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11, with kernel a
 Command:  python experiments/pairwise/large_domain.py
 Expected: two-message MSE / one-message MSE at least 1.8 at epsilon = 1, n = 10^6 (both with PrivUnitG), predicted
     and measured; one aggregate estimate for n = 10^9 users in under 5 s.
+Output: results/pairwise/large_domain/*.csv.
+Artifact: Ghazi et al. (2023) | Lemma 11
+Status: agrees
 Time: about 20 s on 2 CPU cores; --smoke in 2 s.
 """
 
-import argparse
 import time
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ import torch
 
 from torchdp import pairwise, simulate
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,7 @@ FULL = Config()
 SMOKE = Config(types=64, trials=500)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    config = SMOKE if arguments.parse_args().smoke else FULL
+def measure(config: Config, report: Report) -> None:
     k = config.types
     statistic = pairwise.absolute_difference(k, spacing=1 / (k - 1))
     weights = 1 / torch.arange(1, k + 1, dtype=torch.float64)
@@ -41,8 +41,8 @@ def main() -> None:
     counts[0] += config.users - counts.sum()
     n, truth = int(counts.sum()), statistic.exact(counts)
 
-    measured = {}
-    print(f"Gini's mean difference on {k} types, epsilon = {config.epsilon:g}, n = {n}, Zipf histogram")
+    predicted, measured = {}, {}
+    report.say(f"Gini's mean difference on {k} types, epsilon = {config.epsilon:g}, n = {n}, Zipf histogram")
     for kind in (pairwise.TwoMessage, pairwise.OneMessage):
         protocol = kind(statistic, config.epsilon)
 
@@ -55,33 +55,41 @@ def main() -> None:
         result = simulate.run(
             squared_error, config.trials, 0, config={"protocol": kind.__name__}, block_size=2_500
         )
-        predicted = protocol.predicted_mse(counts, n)
-        measured[kind] = result.moments
+        predicted[kind], measured[kind] = protocol.predicted_mse(counts, n), result.moments
         low, high = result.moments.interval()
-        print(
-            f"  {kind.__name__:<11} predicted MSE {predicted:.4e}   measured {result.moments.mean:.4e} "
-            f"[{low:.4e}, {high:.4e}]   ratio {result.moments.mean / predicted:.3f}"
+        report.row(
+            "mse",
+            protocol=kind.__name__,
+            predicted=predicted[kind],
+            measured=result.moments.mean,
+            low=low,
+            high=high,
+            ratio=result.moments.mean / predicted[kind],
         )
     two, one = measured[pairwise.TwoMessage], measured[pairwise.OneMessage]
     ratio = two.mean / one.mean
     error = ratio * ((two.standard_error / two.mean) ** 2 + (one.standard_error / one.mean) ** 2) ** 0.5
-    predicted_ratio = pairwise.TwoMessage(statistic, config.epsilon).predicted_mse(
-        counts, n
-    ) / pairwise.OneMessage(statistic, config.epsilon).predicted_mse(counts, n)
-    print(
-        f"  two-message / one-message: predicted {predicted_ratio:.3f}, measured {ratio:.3f} +- {1.96 * error:.3f}"
-    )
+    report.say("\nMSE of two messages / MSE of one")
+    gain = predicted[pairwise.TwoMessage] / predicted[pairwise.OneMessage]
+    report.row("gain", predicted=gain, measured=ratio, half_width=1.96 * error)
 
     many = counts * (config.many // n)
     start = time.perf_counter()
     protocol = pairwise.OneMessage(statistic, config.epsilon)
     answer = protocol.estimate_histogram(many, generator=keyed_generator(b"large domain"))
     seconds = time.perf_counter() - start
-    print(
-        f"n = {int(many.sum()):.3g}: estimate {float(answer.value):.7f} +- {float(answer.standard_error):.1e}, truth "
-        f"{float(statistic.exact(many)):.7f}, in {seconds:.2f} s on {torch.get_num_threads()} threads"
+    report.say(f"\none message, {torch.get_num_threads()} threads")
+    report.row(
+        "many",
+        n=many.sum(),
+        estimate=answer.value,
+        standard_error=answer.standard_error,
+        truth=statistic.exact(many),
+        seconds=seconds,
     )
 
 
+EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"estimate": ".7f", "truth": ".7f"})
+
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -5,17 +5,20 @@ Command:  python experiments/pairwise/pictures.py
 Expected: abs(i - j) less its free constant is minus a Gram matrix: all signs negative, the vectors are thresholds in
     disguise, all of one norm. Kendall's tau has signs of both kinds in equal number; the Gaussian kernel less its free
     constant is nearly a Gram matrix, and few coordinates carry it. The kernel is rebuilt to rounding.
-Output: results/pictures/pictures.png. Time: seconds; --smoke too.
+Output: results/pairwise/pictures/*.csv and pictures.png.
+Artifact: Ghazi et al. (2023) | section 3
+Status: agrees
+Time: seconds; --smoke too.
 """
 
-import argparse
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import pairwise
 from torchdp.pairwise import Pairs, PairwiseStatistic
+from torchdp.simulate import Experiment, Report, columns, subplots
 
 
 def statistics(k: int) -> dict[str, tuple[Tensor, PairwiseStatistic]]:
@@ -32,46 +35,68 @@ def statistics(k: int) -> dict[str, tuple[Tensor, PairwiseStatistic]]:
     return {name: (f, pairwise.from_kernel(f, tol=1e-4, pairs=Pairs.ALL)) for name, f in kernels.items()}
 
 
-def draw(found: dict[str, tuple[Tensor, PairwiseStatistic]], target: Path) -> None:
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Config:
+    k: int = 36
 
-    figure = Figure(figsize=(10, 2.9 * len(found)), layout="constrained")
-    for row, (name, (kernel, statistic)) in zip(figure.subplots(len(found), 3), found.items(), strict=True):
-        order = statistic.form.weights.mul(statistic.points.square().sum(0)).argsort()
-        for axes, (values, title) in zip(
-            row,
-            ((kernel, name), (statistic.points[:, order], "vectors of the types, coordinates by weight")),
-            strict=False,
+
+def measure(config: Config, report: Report) -> None:
+    entries, vectors, sizes = [], [], []
+    for name, (kernel, statistic) in statistics(config.k).items():
+        form, points = statistic.form, statistic.points
+        report.row(
+            "pictures",
+            kernel=name,
+            vectors=statistic.dim,
+            positive=int((form.weights > 0).sum()),
+            negative=int((form.weights < 0).sum()),
+            radius_squared=statistic.radius**2,
+            constant=form.constant,
+            rebuilt_to=(statistic.kernel(form) - kernel).abs().max(),
+        )
+        order = form.weights.mul(points.square().sum(0)).argsort()
+        entries += cells(name, kernel)
+        vectors += cells(name, points[:, order])
+        sizes += cells(name, (form.weights[order] * points[:, order].square().mean(0))[None])
+    report.write("kernels", entries)
+    report.write("vectors", vectors)
+    report.write("sizes", sizes)
+
+
+def cells(name: str, values: Tensor) -> list:
+    return [
+        {"kernel": name, "row": i, "column": j, "value": float(value)}
+        for i, line in enumerate(values)
+        for j, value in enumerate(line)
+    ]
+
+
+def matrix(rows: list, name: str) -> Tensor:
+    i, j, values = columns(rows, "row", "column", "value", kernel=name)
+    return torch.tensor(values, dtype=torch.float64).view(max(i) + 1, max(j) + 1)
+
+
+def draw(tables: dict) -> dict:
+    rows = tables["pictures"]
+    figure, panels = subplots(3 * len(rows), size=(10 / 3, 2.9), wide=3)
+    for number, row in enumerate(rows):
+        name, axes = row["kernel"], panels[3 * number : 3 * number + 3]
+        for place, table, title in (
+            (axes[0], "kernels", name),
+            (axes[1], "vectors", "vectors of the types, coordinates by weight"),
         ):
+            values = matrix(tables[table], name)
             largest = float(values.abs().max())
-            picture = axes.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest, aspect="auto")
-            figure.colorbar(picture, ax=axes)
-            axes.set_title(title, fontsize="medium")
-        weights = statistic.form.weights[order] * statistic.points[:, order].square().mean(0)
-        row[2].bar(range(len(order)), weights, color=["C3" if value < 0 else "C0" for value in weights])
-        row[2].set_title(f"signed sizes; radius^2 {statistic.radius**2:.3f}", fontsize="medium")
-    figure.savefig(target, dpi=120)
+            picture = place.imshow(values.numpy(), cmap="RdBu", vmin=-largest, vmax=largest, aspect="auto")
+            figure.colorbar(picture, ax=place)
+            place.set_title(title, fontsize="medium")
+        sizes = matrix(tables["sizes"], name)[0].tolist()
+        axes[2].bar(range(len(sizes)), sizes, color=["C3" if value < 0 else "C0" for value in sizes])
+        axes[2].set_title(f"signed sizes; radius^2 {row['radius_squared']:.3f}", fontsize="medium")
+    return {"pictures.png": figure}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results/pictures"))
-    arguments.add_argument("--smoke", action="store_true")
-    options = arguments.parse_args()
-    found = statistics(9 if options.smoke else 36)
-    print(
-        f"{'kernel':<30}{'vectors':>8}{'positive':>9}{'negative':>9}{'radius^2':>10}{'constant':>10}{'rebuilt to':>12}"
-    )
-    for name, (kernel, statistic) in found.items():
-        form = statistic.form
-        off = float((statistic.kernel(form) - kernel).abs().max())
-        signs = (int((form.weights > 0).sum()), int((form.weights < 0).sum()))
-        sizes = f"{statistic.radius**2:>10.4f}{form.constant:>10.4f}{off:>12.1e}"
-        print(f"{name:<30}{statistic.dim:>8}{signs[0]:>9}{signs[1]:>9}{sizes}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    draw(found, options.out / "pictures.png")
-    print(options.out / "pictures.png")
-
+EXPERIMENT = Experiment(measure, Config(), Config(9), draw, {"kernel": 30, "rebuilt_to": ".1e"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

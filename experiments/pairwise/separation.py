@@ -1,20 +1,22 @@
 """Interactive against non-interactive protocols on random sign matrices, with the predicted crossing points.
 
 Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 24 and Appendix C.1 (the paper has no experiments).
-Command:  python experiments/pairwise/separation.py --out results/separation
+Command:  python experiments/pairwise/separation.py
 Expected: W a random symmetric k x k matrix of signs, so gamma_2 is of order sqrt(k) while ||W||_inf = 1. Beyond its
     predicted crossing each interactive protocol measures a smaller MSE than the best non-interactive one, below it not
     (two rounds turn into one message there: ratio 1; nan: ahead for all n, as they are for large k). n epsilon^2 MSE
     tends to 4 epsilon^2 coth(epsilon/2)^2 = 18.7 at most (epsilon = 1) in two rounds, whatever k is; non-interactive
     it is of order gamma_2^2. Measured MSE within 5 standard errors of the predictions.
 Data: all users of one type, the worst of the k for the non-interactive protocol, so the error is that of privacy alone.
+Output: results/pairwise/separation/predicted.csv, crossings.csv, separation.png.
+Artifact: Ghazi et al. (2023) | Theorem 24, Appendix C.1
+Status: agrees; two rounds do what the paper's three do
 Time: about four minutes on one core; --smoke in seconds.
 """
 
-import argparse
 import math
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from torch import Tensor
 from torchdp import pairwise
 from torchdp.pairwise import AggregateProtocol, PairwiseStatistic
 from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report, columns, subplots
 
 EPSILON = 1.0
 Maker = Callable[[PairwiseStatistic, int], AggregateProtocol]
@@ -72,8 +75,19 @@ def crossing(statistic: PairwiseStatistic, histogram: Tensor, make: Maker) -> fl
     return math.exp(high)
 
 
-def measure(protocol: AggregateProtocol, histogram: Tensor, n: int, trials: int) -> tuple[float, float, float]:
-    """Predicted and measured MSE, and their difference in standard errors of the measurement."""
+@dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...] = (16, 64, 256)
+    exponents: tuple[int, ...] = tuple(range(3, 11))  # of n
+    trials: int = 1000
+
+
+FULL = Config()
+SMOKE = Config((8,), (3, 6), 200)
+
+
+def drawn(protocol: AggregateProtocol, histogram: Tensor, n: int, trials: int) -> tuple[float, float]:
+    """Measured MSE, and its difference from the prediction in standard errors of the measurement."""
     counts = (histogram * n).round().long()
     generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())
     truth = protocol.statistic.exact(counts)
@@ -82,69 +96,52 @@ def measure(protocol: AggregateProtocol, histogram: Tensor, n: int, trials: int)
     ).square()
     predicted = protocol.predicted_mse(histogram, n)
     error = float(square.std()) / trials**0.5
-    return predicted, float(square.mean()), (float(square.mean()) - predicted) / error
+    return float(square.mean()), (float(square.mean()) - predicted) / error
 
 
-def figure(curves: dict[int, dict[str, list[float]]], users: list[int], folder: Path) -> Path:
-    """n epsilon^2 MSE against n, one panel for each k."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    fig, axes = plt.subplots(1, len(curves), figsize=(4.5 * len(curves), 4), sharey=True, squeeze=False)
-    for ax, (k, lines) in zip(axes[0], curves.items(), strict=True):
-        for name, values in lines.items():
-            scaled = [n * EPSILON**2 * value for n, value in zip(users, values, strict=True)]
-            ax.loglog(users, scaled, marker=".", label=name)
-        ax.axhline(4 * EPSILON**2 / math.tanh(EPSILON / 2) ** 2, color="gray", lw=0.8, ls=":")
-        ax.set_title(f"k = {k}")
-        ax.set_xlabel("users n")
-    axes[0, 0].set_ylabel(r"$n\,\epsilon^2$ MSE")
-    axes[0, 0].legend(fontsize=7)
-    fig.suptitle(f"Random sign matrices, epsilon = {EPSILON:g}, worst data (dotted: the limit of two rounds)")
-    fig.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "separation.png"
-    fig.savefig(path, dpi=150)
-    plt.close(fig)
-    return path
-
-
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--smoke", action="store_true")
-    arguments.add_argument("--out", type=Path, help="folder of the figure")
-    given = arguments.parse_args()
+def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    sizes, exponents, trials = ((8,), (3, 6), 200) if given.smoke else ((16, 64, 256), range(3, 11), 1000)
-    users = [10**exponent for exponent in exponents]
-    curves: dict[int, dict[str, list[float]]] = {}
-    for k in sizes:
+    for k in config.sizes:
         statistic = sign_matrix(k)
         histogram = worst_type(statistic)
-        print(f"k = {k}: gamma_2 <= {statistic.radius**2:.3f} after the free shift, epsilon = {EPSILON:g}")
-        print(f"  {'n epsilon^2 MSE, predicted':<34}" + "".join(f"{f'n = 1e{e}':>11}" for e in exponents))
-        curves[k] = {}
-        for name, make in (NON_INTERACTIVE | INTERACTIVE).items():
-            curves[k][name] = [make(statistic, n).predicted_mse(histogram, n) for n in users]
-            scaled = [n * EPSILON**2 * mse for n, mse in zip(users, curves[k][name], strict=True)]
-            print(f"  {name:<34}" + "".join(f"{value:>11.4g}" for value in scaled), flush=True)
-        print(
-            f"  {'crossing with one-message':<34}{'n':>11}{'':>4}"
-            f"{'n/4: measured MSE, ratio, z':>30}{'4n: measured MSE, ratio, z':>32}"
+        report.say(
+            f"k = {k}: gamma_2 <= {statistic.radius**2:.3f} after the free shift; predicted, n epsilon^2 MSE"
         )
+        for name, make in (NON_INTERACTIVE | INTERACTIVE).items():
+            for n in (10**exponent for exponent in config.exponents):
+                mse = make(statistic, n).predicted_mse(histogram, n)
+                report.row("predicted", k=k, protocol=name, n=n, scaled_mse=n * EPSILON**2 * mse)
+        report.say("crossing with one-message; measured at a quarter and at four times its n")
         for name, make in INTERACTIVE.items():
             at = crossing(statistic, histogram, make)
-            line = f"  {name:<34}{at:>11.3g}{'':>4}"
-            for n in () if math.isnan(at) else (round(at / 4), round(4 * at)):
-                _, measured, z = measure(make(statistic, n), histogram, n, trials)
-                _, one, _ = measure(pairwise.OneMessage(statistic, EPSILON), histogram, n, trials)
-                line += f"{measured:>14.4g}{measured / one:>9.3f}{z:>8.2f}"
-            print(line, flush=True)
-    if given.out:
-        print(f"figure: {figure(curves, users, given.out)}")
+            cells: dict[str, float | None] = {"crossing": at}
+            for place, n in (("below", at / 4), ("above", 4 * at)):
+                measured = ratio = z = None
+                if not math.isnan(at):
+                    measured, z = drawn(make(statistic, round(n)), histogram, round(n), config.trials)
+                    one, _ = drawn(pairwise.OneMessage(statistic, EPSILON), histogram, round(n), config.trials)
+                    ratio = measured / one
+                cells |= {f"mse_{place}": measured, f"ratio_{place}": ratio, f"z_{place}": z}
+            report.row("crossings", k=k, protocol=name, **cells)
 
+
+def draw(tables: dict) -> dict:
+    """n epsilon^2 MSE against n, one panel for each k."""
+    rows = tables["predicted"]
+    sizes = list(dict.fromkeys(row["k"] for row in rows))
+    figure, panels = subplots(len(sizes), size=(4.5, 4), wide=3, sharey=True)
+    for axes, k in zip(panels, sizes, strict=True):
+        for name in NON_INTERACTIVE | INTERACTIVE:
+            axes.loglog(*columns(rows, "n", "scaled_mse", k=k, protocol=name), marker=".", label=name)
+        axes.axhline(4 * EPSILON**2 / math.tanh(EPSILON / 2) ** 2, color="gray", lw=0.8, ls=":")
+        axes.set(title=f"k = {k}", xlabel="users n")
+    panels[0].set_ylabel(r"$n\,\epsilon^2$ MSE")
+    panels[0].legend(fontsize=7)
+    figure.suptitle(f"Random sign matrices, epsilon = {EPSILON:g}, worst data (dotted: the limit of two rounds)")
+    return {"separation.png": figure}
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"protocol": 32, "scaled_mse": ".4g"})
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -7,6 +7,8 @@ Expected: 36 cells; measured over predicted mean squared error of the chosen mec
     cells, subset selection the histogram, PrivUnit on factors where types are many against the queries.
 Each trial draws the users' sum at once (aggregate law), all users of the type that is worst for the chosen mechanism.
 Output: results/queries/choose/choose.csv.
+Artifact: Edmonds, Nikolov, Ullman (2020); McKenna et al. (2020) | Theorem 10
+Status: agrees
 Time: four minutes on one core; --smoke in seconds.
 """
 

@@ -9,6 +9,8 @@ Expected: the true loss of the learned stump falls to the least of the class, 0.
     it is 0.11 at epsilon = 8, at n = 100,000 0.087 at epsilon = 1. Estimates are within the half-width (95 %) of the
     truth; that of the learned stump is the least of 300 and too small on average.
 Output: results/queries/learner/learner.csv and learner.png.
+Artifact: Edmonds, Nikolov, Ullman (2020) | Theorem 24
+Status: agrees
 Time: 1.5 minutes on one core; --smoke in seconds.
 """
 

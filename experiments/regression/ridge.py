@@ -10,6 +10,8 @@ Expected: at n = 1e6 and epsilon = .03, .1, .5 the Gram route has phi below 1.02
     2 ln(1.25/delta)/(epsilon^2 n), which gives numbers of the paper's kind, spends the true_epsilon of its row.
 Output: results/regression/ridge/phi.csv (a row for each epsilon and method), large.csv, against_n.csv, ridge.png,
     ridge_lambda.png.
+Artifact: Burkhardt et al. (2025) | Figures 3, 4
+Status: the paper's noise spends more than it promises; the sketch needs n above 1e7
 Time: 80 seconds on one core; --smoke in seconds.
 """
 
@@ -41,8 +43,7 @@ from torchdp.sketching import (
     GaussianNoise,
     balanced_count_sketch,
     entry_variance,
-    paper_experiment_noise,
-    paper_gaussian_noise,
+    paper,
 )
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
@@ -106,10 +107,10 @@ def sketches(A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, gener
     for epsilon in epsilons:
         exact = torch.full((HEIGHT,), entry_variance(JOINT, epsilon=epsilon, delta=DELTA), dtype=torch.float64)
         noises[epsilon] = {"sketch": exact}
-        experiment = paper_experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
+        experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
         papers: dict[str, GaussianNoise] = {"paper exp.": experiment}
         try:
-            papers["Cor. 4.7"] = paper_gaussian_noise(sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA)
+            papers["Cor. 4.7"] = paper.gaussian_noise(sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA)
         except ValueError:
             pass  # undefined for so few clients
         for name, noise in papers.items():

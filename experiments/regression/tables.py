@@ -12,6 +12,8 @@ Expected: phi of the local model is phi(0), the sketch with exact noise is there
     repeated diabetes, 1.21 on repeated digits (AdaSSP 1.48), and never above AdaSSP but on 442 rows, where noise
     hides everything. A file whose phi(0) is not the paper's was scaled otherwise.
 Output: results/regression/tables/phi.csv and psi.csv.
+Artifact: Burkhardt et al. (2025) | Tables 6 to 8
+Status: on stand-ins; the UCI files are not at hand
 Time: half a minute on one core; --smoke in seconds.
 """
 

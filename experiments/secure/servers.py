@@ -8,6 +8,8 @@ Expected: "identical" is True; the words on the links take 8 S (s n d + m d) byt
     each server. Under torchrun everything secret is derived from one number, to be new in every run: for a
     demonstration on one machine, not for a deployment, where each link and the clients have their own.
 Output: results/secure/servers/*.csv.
+Artifact: Burkhardt et al. (2025) | section 6.1
+Status: agrees, on one machine
 Time: half a minute on two cores, most of it starting the processes; --smoke (few clients, two servers) likewise.
 """
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from torchdp.noise import SeededNoise
+from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.secure import Links, SecureSketch, run_processes, take_part
 from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
@@ -51,14 +54,14 @@ def setting(config: Config) -> tuple[SecureSketch, Tensor]:
     return protocol, A / A.norm(dim=1, keepdim=True)
 
 
-def compare(protocol: SecureSketch, A: Tensor, release: Tensor, seed: int, report: Report) -> None:
+def compare(protocol: SecureSketch, A: Tensor, release: Estimate, seed: int, report: Report) -> None:
     """Compare with the protocol in one process and with the noise that was predicted."""
-    here = protocol.release(A, noise=SeededNoise(seed))
-    z = (release - protocol.sketch.apply(A)) / protocol.noise_variance.sqrt()[:, None]
+    here = protocol.estimate(A, noise=SeededNoise(seed))
+    z = (release.value - protocol.sketch.apply(A)) / release.standard_error
     report.say(protocol.guarantee)
     report.row(
         "servers",
-        identical=torch.equal(release, here),
+        identical=torch.equal(release.value, here.value),
         measured_over_predicted_variance=z.square().mean(),
         standard_error=(2 / z.numel()) ** 0.5,
     )
@@ -92,7 +95,7 @@ def under_torchrun(config: Config, secret: bytes, report: Report) -> None:
     name, clients = parties(protocol)[rank], parties(protocol)[rank] == "clients"
     release = take_part(
         protocol, hashlib.sha256(b"nonce" + secret).digest(), rank, Links.derived(secret, name, protocol.servers),
-        A=A if clients else None, noise=SeededNoise(seed) if clients else None,
+        x=A if clients else None, noise=SeededNoise(seed) if clients else None,
     )  # fmt: skip
     if release is not None:
         compare(protocol, A, release, seed, report)

@@ -10,6 +10,8 @@ Prints: (1) variance of an entry of the release, exact and by Corollary 4.7, d =
 Expected: (1) ratios 13.6 / 12.4 / 10.1 at s = 1, 15542 at s = 10 and epsilon = .05; (2) static within .5 % of
     n/(n - t'), with equally full rows within .1 %; (4) true epsilon .540 at nominal .5 for d = s = 1; (5) |z| < 4 for
     each noise, and each planted one flagged.
+Artifact: Burkhardt et al. (2025) | Corollaries 4.7, 4.10, section 6.2
+Status: agrees; Corollary 4.7 breaks its promise at d = s = 1
 Time: about 20 s on one core; --smoke in seconds.
 """
 
@@ -34,14 +36,9 @@ from torchdp.sketching import (
     balanced_osnap,
     count_sketch,
     entry_variance,
-    one_copy_sigma,
     osnap,
-    paper_experiment_noise,
-    paper_gaussian_noise,
-    paper_laplace_noise,
+    paper,
     rademacher,
-    row_sigma,
-    single_sigma,
 )
 
 DELTA, HEIGHT, COLUMNS = 1e-6, 100, 10
@@ -59,8 +56,8 @@ def entries(users: int, report: Report, generator: torch.Generator) -> None:
         least = entry_variance(math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA)
         for sketch in sketches:
             s = sketch.copies
-            paper = paper_gaussian_noise(sketch, COLUMNS, 1.0, epsilon=epsilon, delta=DELTA)
-            variance = float(paper.variance(sketch).mean())
+            printed = paper.gaussian_noise(sketch, COLUMNS, 1.0, epsilon=epsilon, delta=DELTA)
+            variance = float(printed.variance(sketch).mean())
             mu = 1 / gaussian_sigma(epsilon, DELTA)
             report.row(
                 "entries",
@@ -78,8 +75,8 @@ def overhead(sketch: Sketch, coalition: Coalition) -> tuple[float | None, float 
     """Entry variance over the least, with one sigma and with one for each row; None where nothing suffices."""
     least = entry_variance(1.0, epsilon=0.1, delta=DELTA)
     try:
-        one = GaussianNoise(single_sigma(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition))
-        each = GaussianNoise(row_sigma(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition))
+        one = GaussianNoise.calibrated(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition, rows=False)
+        each = GaussianNoise.calibrated(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition)
     except ValueError:
         return None, None
     return float(one.variance(sketch).mean()) / least, float(each.variance(sketch).mean()) / least
@@ -122,8 +119,8 @@ def one_copies(sizes: tuple[tuple[int, int, int], ...], report: Report, generato
         sketch = osnap(users, height, copies, generator=generator)
         cells = []
         for coalition in (AdaptiveCoalition(), StaticCoalition(0), StaticCoalition(users // 100)):
-            sigma = one_copy_sigma(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition)
-            cells.append(float(OneCopyGaussianNoise(sigma).variance(sketch).mean()) / least)
+            noise = OneCopyGaussianNoise.calibrated(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition)
+            cells.append(float(noise.variance(sketch).mean()) / least)
         report.row("one_copy", n=users, m=height, s=copies, given_S=cells[0], averaged=cells[1], corrupt=cells[2])
 
 
@@ -136,15 +133,15 @@ def true_epsilons(users: int, report: Report, generator: torch.Generator) -> Non
         report.row("true_epsilon", noise=noise, d=d, nominal=nominal, true=true, kept=true <= nominal)
 
     for columns, nominal in ((1, 0.5), (1, 1.0), (2, 0.5), (10, 0.5)):
-        noise = paper_gaussian_noise(sketch, columns, 1.0, epsilon=nominal, delta=DELTA)
+        noise = paper.gaussian_noise(sketch, columns, 1.0, epsilon=nominal, delta=DELTA)
         true = noise.guarantee(sketch, math.sqrt(columns), delta=DELTA).epsilon
         row("Corollary 4.7, s = 1", columns, nominal, true)
     dense = rademacher(2000, 20, generator=generator)
-    laplace = paper_laplace_noise(dense, COLUMNS, 1.0, epsilon=0.5).guarantee(dense, COLUMNS)
+    laplace = paper.laplace_noise(dense, COLUMNS, 1.0, epsilon=0.5).guarantee(dense, COLUMNS)
     row("Corollary 4.10, m = 20", COLUMNS, 0.5, laplace.epsilon)
     for columns in (3, 7, 11, 90):
         for nominal in (0.03, 0.1, 0.5):
-            noise = paper_experiment_noise(sketch, epsilon=nominal, delta=DELTA)
+            noise = paper.experiment_noise(sketch, epsilon=nominal, delta=DELTA)
             true = noise.guarantee(sketch, math.sqrt(columns), delta=DELTA).epsilon
             row("experiments' noise (inferred)", columns, nominal, true)
 
@@ -174,17 +171,17 @@ def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
     honest[gone] = False
     left, after = single.part(honest), AdaptiveCoalition(10)
     cases = (
-        ("one sigma for each row, s = 3", several, GaussianNoise(row_sigma(several, 1.0, epsilon=1, delta=LOOSE))),
-        ("one sigma, s = 3", several, GaussianNoise(single_sigma(several, 1.0, epsilon=1, delta=LOOSE))),
+        ("one sigma for each row, s = 3", several, GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE)),
+        ("one sigma, s = 3", several, GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE, rows=False)),
         (
             "one copy of noise, s = 3",
             several,
-            OneCopyGaussianNoise(one_copy_sigma(several, 1.0, epsilon=1, delta=LOOSE)),
+            OneCopyGaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE),
         ),
         (
             "ten corrupt in a row",
             left,
-            GaussianNoise(row_sigma(single, 1.0, epsilon=1, delta=LOOSE, coalition=after)),
+            GaussianNoise.calibrated(single, 1.0, epsilon=1, delta=LOOSE, coalition=after),
         ),
     )
     for name, sketch, noise in cases:

@@ -8,12 +8,10 @@ import torch
 from scipy.optimize import linprog
 
 from torchdp.domains import (
-    BallSum,
     Box,
     Ellipsoid,
     FiniteSet,
     KroneckerProduct,
-    LinearImage,
     LpBall,
     Polytope,
     Product,
@@ -23,6 +21,8 @@ from torchdp.domains import (
     lp_ball,
     minkowski_sum,
 )
+from torchdp.domains.balls import BallSum
+from torchdp.domains.composite import LinearImage
 from torchdp.domains.relaxation import _program, maximise_image
 from torchdp.domains.trust_region import maximise_on_sphere
 

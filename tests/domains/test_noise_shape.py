@@ -12,7 +12,6 @@ from torchdp.domains import (
     Ellipsoid,
     FiniteSet,
     KroneckerProduct,
-    LinearImage,
     LpBall,
     Polytope,
     Product,
@@ -23,12 +22,14 @@ from torchdp.domains import (
     minkowski_sum,
     noise_shape,
 )
+from torchdp.domains.composite import LinearImage
 from torchdp.domains.coupling import couple, independent_law, signed_law
 from torchdp.domains.domain import Candidate
 from torchdp.domains.evaluate import dual_value, enclose
 from torchdp.domains.groups import dual_order, total
 from torchdp.domains.relaxation import split
-from torchdp.factorization import gamma_box, gamma_ellipsoid, gamma_product_domain, reference
+from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
+from torchdp.factorization.structure.closed_forms import gamma_product_domain
 
 EXPONENTS = [2.0, 3.0, 4.0, 8.0, math.inf]
 exponents = pytest.mark.parametrize("p", EXPONENTS)

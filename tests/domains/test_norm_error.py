@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from torchdp.domains import NormError
-from torchdp.domains.norm_error import normal_moment
+from torchdp.domains.norm_error import NormError, normal_moment
 
 
 def normal(*shape, seed=0):

@@ -1,49 +1,17 @@
 """How a script is run: in this process with its smoke configuration, or as a command."""
 
 import contextlib
-import importlib.util
 import io
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-HERE = Path(__file__).parent
-FOLDER = HERE.parents[1] / "experiments"
-sys.path.insert(0, str(HERE))  # where children find forked.py
+sys.path.insert(0, str(Path(__file__).parent))  # where tests and children find scripts.py and forked.py
 
-
-@dataclass
-class Found:
-    """What a script left: its tables as they were written, what it printed, its folder."""
-
-    tables: dict
-    printed: str
-    folder: Path
-
-    def drew(self, name):
-        return (self.folder / name).read_bytes().startswith(b"\x89PNG")
-
-
-@contextlib.contextmanager
-def loaded(name):
-    """The script as a module; its folder is searched for what it imports, and forgotten afterwards."""
-    path = FOLDER / name
-    before, threads = set(sys.modules), torch.get_num_threads()
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(path.parent))
-        torch.set_num_threads(threads)
-        for each in set(sys.modules) - before:
-            if str(getattr(sys.modules[each], "__file__", "")).startswith(str(FOLDER)):
-                del sys.modules[each]
+from scripts import FOLDER, Found, loaded
 
 
 @pytest.fixture

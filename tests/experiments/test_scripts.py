@@ -1,230 +1,25 @@
-"""Every script under experiments/ runs with --smoke and prints what its docstring promises."""
-
-import csv
-import re
-from pathlib import Path
+"""Every script is in the generated page, says how it is run, and has a test that runs it."""
 
 import pytest
+from scripts import FOLDER, loaded
 
-FOLDER = Path(__file__).parents[2] / "experiments"
-RUN_HERE = {
-    "bench/factorization_gpu.py",
-    "bench/frequency_oracles.py",
-    "bench/journal.py",
-    "bench/report_sums.py",
-    "bench/rounded_features.py",
-    "bench/samplers.py",
-    "bench/secure_sketch.py",
-    "bench/sweep_devices.py",
-    "bench/vector_sums.py",
-    "queries/choose.py",
-    "queries/error_vs_types.py",
-    "queries/learner.py",
-    "randomizers/relative_variance.py",
-    "queries/strategies.py",
-    "bench/randomizers.py",
-    "pairwise/error_vs_n.py",
-    "pairwise/free_constant.py",
-    "pairwise/label_weight.py",
-    "pairwise/large_domain.py",
-    "pairwise/demo.py",
-    "factorization/approximate.py",
-    "factorization/gap_against_time.py",
-    "factorization/growth.py",
-    "factorization/known_values.py",
-    "factorization/lower_bounds.py",
-    "factorization/prefix_constant.py",
-    "factorization/rank.py",
-    "factorization/solvers.py",
-    "factorization/structured.py",
-    "factorization/table.py",
-    "bench/sketching.py",
-    "mean/covariance.py",
-    "mean/errors.py",
-    "mean/local_central.py",
-    "mean/shapes.py",
-    "density/attack.py",
-    "density/bitsums.py",
-    "density/classification.py",
-    "density/collect.py",
-    "density/data.py",
-    "density/decode.py",
-    "density/digits.py",
-    "density/error.py",
-    "regression/low_rank.py",
-    "regression/moments.py",
-    "sketching/noise.py",
-    "regression/ridge.py",
-    "secure/servers.py",
-    "regression/tables.py",
-    "pairwise/choose.py",
-    "pairwise/coverage.py",
-    "pairwise/groups.py",
-    "pairwise/pictures.py",
-    "pairwise/separation.py",
-    "pairwise/tables.py",
-    "training/epochs.py",
-    "training/learned_factorization.py",
-    "training/prefix_noise.py",
-    "training/quickstart.py",
-}
-IMPORTED = {"bench/measure.py"}  # by scripts
+with loaded("readme.py") as readme:
+    SCRIPTS = {str(path.relative_to(FOLDER)): readme.fields(path) for path in readme.scripts()}
+    PAGE = readme.page()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_docstrings_are_recipes(name):
+    said = SCRIPTS[name]
+    assert {"title", "Command", "Expected", "Artifact", "Status", "Time"} <= set(said)
+    assert f"experiments/{name}" in said["Command"] and "--smoke" in said["Time"]
+
+
+def test_the_page_is_current():
+    assert (FOLDER / "README.md").read_text() == PAGE, "run: python experiments/readme.py"
 
 
 def test_no_script_is_forgotten():
-    assert {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py")} == RUN_HERE | IMPORTED
-
-
-@pytest.mark.parametrize("name", sorted(RUN_HERE))
-def test_docstrings_say_how_to_run(name):
-    text = (FOLDER / name).read_text()
-    docstring = text.split('"""')[1]
-    assert all(word in docstring for word in ("Command:", "Time:")) and "--smoke" in docstring
-
-
-def test_error_vs_n(run, tmp_path):
-    printed = run("-m", "torchdp", "sweep", FOLDER / "pairwise/error_vs_n.py", "--smoke", "--out", tmp_path)
-    assert str(tmp_path / "ratio.png") in printed.splitlines()
-    with (tmp_path / "results.csv").open() as file:
-        ratios = [float(row["ratio"]) for row in csv.DictReader(file) if row["statistic"] != "auc"]
-    assert len(ratios) == 18 and sum(ratios) / 18 == pytest.approx(
-        1, abs=0.15
-    )  # 200 trials: 0.03 in standard errors
-
-
-def test_large_domain(run):
-    printed = run(FOLDER / "pairwise/large_domain.py", "--smoke")
-    predicted, measured, error = map(
-        float, re.search(r"predicted ([\d.]+), measured ([\d.]+) \+- ([\d.]+)", printed).groups()
-    )
-    assert predicted >= 1.8 and abs(measured - predicted) < 3 * error
-    assert "n = 1e+09: estimate" in printed
-
-
-def test_free_constant(run):
-    rows = run(FOLDER / "pairwise/free_constant.py", "--smoke").splitlines()[2:]
-    values = {row[:22].strip(): [float(cell) for cell in row[22:].split()] for row in rows}
-    for plain, least, _, gain in values.values():
-        assert least <= plain * (1 + 2e-3) and gain > 0.99
-    assert values["Gaussian"][3] > 2 and abs(values["absolute difference"][1] - 0.5) < 1e-3
-
-
-def test_label_weight(run):
-    printed = run(FOLDER / "pairwise/label_weight.py")
-    assert max(float(line.split()[-1]) for line in printed.splitlines()[2:]) <= 1.08
-
-
-def test_prefix_constant(run, tmp_path):
-    arguments = (FOLDER / "factorization/prefix_constant.py", "--smoke", "--out", tmp_path)
-    first, again = run(*arguments), run(*arguments)
-    assert first == again  # the second run reads what the first one wrote
-    n, lower, upper, low, high = map(float, first.splitlines()[-2].split()[:5])
-    assert n == 64 and lower <= 2.111367 <= upper + 1e-6 and low <= 0.78755 + 1e-4 <= high + 2e-4
-    assert (tmp_path / "prefix_constant.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_solvers(run):
-    rows = [line for line in run(FOLDER / "factorization/solvers.py", "--smoke").splitlines() if "[" in line]
-    counted = [re.match(r"prefix 16 +(.*?) +(\d+) +[\d.]+ s", line) for line in rows]
-    iterations = {match.group(1): int(match.group(2)) for match in counted if match}
-    assert 2 * iterations["fixed point, to 1e-06"] <= iterations["without acceleration"]
-    for line in rows:
-        lower, upper = map(float, line[line.index("[") + 1 : line.index("]")].split(","))
-        assert lower <= 1.7044803 and upper >= 1.7044802, line
-
-
-def test_approximate(run, tmp_path):
-    curves, table = run(FOLDER / "factorization/approximate.py", "--smoke", "--out", tmp_path).split("\n\n")
-    assert all(float(row.split()[-4]) <= 1e-3 for row in curves.splitlines()[1:-1])
-    _, exact, best, least, _ = map(float, table.splitlines()[-1].split())
-    assert least <= best <= exact * 1.001
-    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_lower_bounds(run):
-    local, central = run(FOLDER / "factorization/lower_bounds.py", "--smoke").split("\n\n")
-    for row in local.splitlines()[2:]:
-        alpha, needed, enough, ratio = map(float, row.split()[-5:-1])
-        assert needed <= enough and (alpha > 0.001 or ratio < 2)
-    assert all(2 < float(row.split()[-1]) < 5 for row in central.splitlines()[2:])
-
-
-def test_table(run, tmp_path):
-    arguments = (FOLDER / "factorization/table.py", "--smoke", "--out", tmp_path)
-    first, again = run(*arguments), run(*arguments)
-    assert first == again  # the second run reads what the first one wrote
-    with (tmp_path / "factorization_table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 20 and all(float(row["lower"]) <= float(row["upper"]) * (1 + 1e-12) for row in rows)
-
-
-def test_growth(run, tmp_path):
-    printed = run(FOLDER / "factorization/growth.py", "--smoke", "--out", tmp_path)
-    assert re.search(r"Kendall +64 +3.4142136 +3.4142136", printed)
-    assert (tmp_path / "growth.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_gap_against_time(run, tmp_path):
-    printed = run(FOLDER / "factorization/gap_against_time.py", "--smoke", "--out", tmp_path)
-    rows = [line.split() for line in printed.splitlines() if line.startswith("prefix 8          fixed point")]
-    assert len(rows) == 3 and all(float(row[-1]) <= float(row[4]) for row in rows)
-    assert (tmp_path / "gap_against_time.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_structured(run):
-    rows = [line.split() for line in run(FOLDER / "factorization/structured.py", "--smoke").splitlines()]
-    ratios = [[float(cell) for cell in row[-5:]] for row in rows if row and row[0] in ("16", "32", "64")]
-    ratios += [[float(cell) for cell in row[-5:]] for row in rows if row[:3] in (["worst", "error", "16"],)]
-    assert len(ratios) >= 4 and all(1 <= ratio < 4 for row in ratios for ratio in row)
-    assert [row[-3:-1] for row in rows if "256" in row] == 4 * [["5.23044250", "5.23044250"]]
-
-
-def test_rank(run):
-    prefix, kernel = run(FOLDER / "factorization/rank.py", "--smoke").split("\n\n")
-    norms = {line[6:33].strip(): float(line.split()[-1]) for line in prefix.splitlines()[2:]}
-    assert norms["trained, same distortion"] < norms["truncation, dual weights"] < norms["projection"]
-    errors = [float(line.split()[-1]) for line in kernel.splitlines()[2:]]
-    assert errors == sorted(errors, reverse=True)  # each step pays
-
-
-def test_known_values(run):
-    printed = run(FOLDER / "factorization/known_values.py", "--smoke")
-    lower, upper = map(float, re.search(r"prefix 64x64 +([\d.]+) +([\d.]+)", printed).groups())
-    assert lower <= 2.111367 and abs(lower - 2.111366) < 1e-4 and abs(upper - 2.111366) < 1e-4
-    assert float(re.search(r"within ([\d.e-]+) of the SDP", printed).group(1)) < 1e-4
-
-
-def test_demo(run, tmp_path):
-    printed = run(FOLDER / "pairwise/demo.py", "--smoke", "--out", tmp_path)
-    table = re.findall(
-        r"^([\w-]+) +one-message +(\S+) +(\S+) +(\S+) +(\S+) \[(\S+), (\S+)\]$", printed, re.MULTILINE
-    )
-    assert [row[0] for row in table] == ["auc", "kendall", "gini-mean-difference"]
-    for _, true, estimate, predicted, measured, *_ in table:
-        assert abs(float(estimate) - float(true)) < 5 * float(predicted)
-        assert float(measured) == pytest.approx(float(predicted), rel=0.4)  # 100 trials
-    assert (tmp_path / "error_vs_n.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert "local differential privacy, at most epsilon = 1" in printed
-
-
-def test_frequency_oracles_bench(run):
-    printed = run(FOLDER / "bench/frequency_oracles.py", "--smoke")
-    rows = re.findall(r"^(torchdp|numpy), ([\w ]+?) +\S+ +\S+ +(\S+)$", printed, re.MULTILINE)
-    assert len(rows) == 5 + 2 + 5  # each oracle's messages, the two in numpy, each oracle's aggregate
-    assert all(float(rate) > 0 for *_, rate in rows)
-    for peer in ("pure-ldp", "multi-freq-ldpy", "opendp"):  # measured, or said to be missing
-        assert re.search(rf"^{peer}, .* (missing: \w+|\S+)$", printed, re.MULTILINE)
-
-
-def test_bench(run):
-    printed = run(FOLDER / "bench/randomizers.py", "--smoke")
-    rate, floor = map(float, re.search(r"PrivUnitG.sample d=256 float64 +(\S+) +(\S+)", printed).groups())
-    assert rate > 0 and floor > 0
-    assert float(re.search(r"sample_reports k=1024, 1e9 users +(\S+)", printed).group(1)) > 0
-
-
-def test_factorization_by_products(run):
-    printed = run(FOLDER / "bench/factorization_gpu.py", "--smoke")
-    rows = re.findall(r"^64 +(Decomposed|Iterated) .*\[(\S+), (\S+)\]$", printed, re.MULTILINE)
-    assert [path for path, _, _ in rows] == ["Decomposed", "Iterated"]
-    assert all(float(low) <= 2.1113667 <= float(high) <= 1.001 * float(low) for _, low, high in rows)
+    assert {str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.py")} == set(SCRIPTS) | readme.SHARED
+    tests = "".join(path.read_text() for path in FOLDER.parent.glob("tests/experiments/test_*.py"))
+    assert not [name for name in SCRIPTS if f'"{name}"' not in tests]

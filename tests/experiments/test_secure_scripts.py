@@ -46,11 +46,3 @@ def test_tables(smoke):
 
 def test_servers(command, tmp_path):
     assert re.search(r"identical.*\n +True ", command("secure/servers.py", "--out", tmp_path))
-
-
-def test_speed(command):
-    printed = command("bench/sketching.py")
-    rows = re.findall(r"^ +\d +\d+ +\d+ +\d +\S+ +\S+ +\S+ +(\S+) +\S+ +(\S+) +\S+$", printed, re.MULTILINE)
-    assert len(rows) == 2 and all(ours == theirs for ours, theirs in rows)  # MB sent
-    assert float(re.search(r"int64: \(signs, index_add_\) / transform (\S+)", printed).group(1)) > 0
-    assert len(re.findall(r"variance / ideal 1\.000", printed)) == 2

@@ -9,7 +9,8 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, diags, hstack, identity, vstack
 
 from torchdp import workloads
-from torchdp.factorization import additive_noise_bound, factorize, least_noise_variance
+from torchdp.factorization import additive_noise_bound, factorize
+from torchdp.factorization.additive import least_noise_variance
 from torchdp.privacy import gaussian_sigma
 
 

@@ -7,17 +7,10 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import (
-    approximate,
-    certify_approximate,
-    certify_zeta,
-    factorize,
-    gamma2,
-    least_error,
-    priced,
-    witness,
-    zeta,
-)
+from torchdp.factorization import approximate, factorize, gamma2, least_error, zeta
+from torchdp.factorization.approximate import priced
+from torchdp.factorization.certificates.approximate_certificate import certify_approximate, certify_zeta
+from torchdp.factorization.norm import witness
 
 
 def normal(*shape, seed=0):

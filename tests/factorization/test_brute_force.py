@@ -234,8 +234,8 @@ def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
     """Negative controls: the wrong norm of the weights, a lower bound that is not centred, one column a class."""
     right = certificate.scaled_weights
 
-    def too_light(name, weights, order):
-        return right(name, weights, math.inf if order > 1 else order)
+    def too_light(weights, order):
+        return right(weights, math.inf if order > 1 else order)
 
     with monkeypatch.context() as planted:
         planted.setattr(certificate, "scaled_weights", too_light)

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import Certificate, FreeConstant, Gamma2Dual, LeastError, certify, factorize, witness
+from torchdp.factorization import Certificate, certify, factorize
+from torchdp.factorization.constant import FreeConstant
+from torchdp.factorization.dual import Gamma2Dual
+from torchdp.factorization.least_error import LeastError
+from torchdp.factorization.norm import witness
 
 
 def normal(*shape, seed=0):

@@ -16,8 +16,8 @@ from torchdp.factorization import (
     gradient,
     reference,
     signature_form,
-    witness,
 )
+from torchdp.factorization.norm import witness
 from torchdp.randomness import keyed_generator
 
 CASES = [(p, shift) for p in (2.0, 3.0, math.inf) for shift in (False, True)]

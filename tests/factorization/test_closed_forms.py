@@ -7,17 +7,13 @@ import torch
 from scipy.linalg import hadamard
 
 from torchdp import workloads
-from torchdp.factorization import (
+from torchdp.factorization import factorize, gamma_box, gamma_ellipsoid, gamma_sign, gamma_sign_triangular
+from torchdp.factorization.structure.closed_forms import (
     box_axes,
     circulant,
-    factorize,
     gamma_block_diagonal,
-    gamma_box,
     gamma_circulant,
-    gamma_ellipsoid,
     gamma_product_domain,
-    gamma_sign,
-    gamma_sign_triangular,
     gamma_skew_circulant,
     group_invariant,
     skew_circulant,

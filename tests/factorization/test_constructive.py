@@ -13,13 +13,12 @@ from torchdp.factorization import (
     factorize,
     gamma_sign_triangular,
     group_algebra,
-    hadamard_strategy,
     identity_strategy,
     lipschitz_tree,
     normalised_square_root,
     square_root,
-    workload_strategy,
 )
+from torchdp.factorization.structure.constructive import hadamard_strategy, workload_strategy
 
 EXPONENTS = [2.0, 3.0, math.inf]
 PREFIX = [binary_tree, square_root, normalised_square_root, group_algebra]

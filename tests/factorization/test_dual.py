@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import certify_dual, factorize, gamma2_dual, witness
+from torchdp.factorization import factorize, gamma2_dual
+from torchdp.factorization.dual import certify_dual
+from torchdp.factorization.norm import witness
 from torchdp.randomness import keyed_generator
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import certify_epochs, factorize, factorize_epochs
+from torchdp.factorization import factorize, factorize_epochs
+from torchdp.factorization.certificates.epochs_certificate import certify_epochs
 from torchdp.factorization.certificates.epochs_certificate import sensitivity as class_sensitivity
 from torchdp.factorization.solvers.epochs_solver import classes_of, parts_of
 from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns

@@ -11,8 +11,9 @@ from scipy.optimize import linprog
 from scipy.stats import binom
 
 from torchdp import workloads
-from torchdp.factorization import HardInstance, approximate, factorize, hard_instance, sample_upper_bound, witness
-from torchdp.factorization.hard import _mean_inverse
+from torchdp.factorization import approximate, factorize, hard_instance, sample_upper_bound
+from torchdp.factorization.hard import HardInstance, _mean_inverse
+from torchdp.factorization.norm import witness
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import factorize, gamma2, gram_layer, layer
+from torchdp.factorization import factorize, gamma2, layer
+from torchdp.factorization.layer import gram_layer
 from torchdp.randomness import keyed_generator
 
 pytest.importorskip("cvxpylayers")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import factorize, gamma, gamma2, gamma_F, witness
+from torchdp.factorization import factorize, gamma, gamma2, gamma_F
+from torchdp.factorization.norm import witness
 from torchdp.randomness import keyed_generator
 
 CASES = [(math.inf, False), (math.inf, True), (2.0, False), (2.0, True), (4.0, False), (4.0, True)]

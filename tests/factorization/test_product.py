@@ -8,9 +8,7 @@ import torch
 
 from torchdp import workloads
 from torchdp.factorization import (
-    ProductFactorization,
     certify,
-    combine,
     factorize,
     factorize_blocks,
     factorize_product,
@@ -18,7 +16,9 @@ from torchdp.factorization import (
     signature_form,
 )
 from torchdp.factorization.certificates.certificate import Certificate
-from torchdp.factorization.signature import root, signature
+from torchdp.factorization.structure import combine
+from torchdp.factorization.structure.product import ProductFactorization
+from torchdp.factorization.structure.signature import root, signature
 from torchdp.workloads import Workload
 
 EXPONENTS = [2.0, 3.0, math.inf]

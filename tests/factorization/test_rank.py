@@ -7,7 +7,8 @@ import torch
 from scipy.stats import chi2
 
 from torchdp import workloads
-from torchdp.factorization import factorize, jl_rank, johnson_lindenstrauss, measure, truncate
+from torchdp.factorization import factorize, jl_rank, johnson_lindenstrauss, truncate
+from torchdp.factorization.rank import measure
 from torchdp.randomness import keyed_generator
 
 
@@ -222,7 +223,7 @@ def test_jl_rank_moves_the_right_way():
         (lambda f: projected(f, 1.5), "rank must be an integer >= 1"),
         (lambda f: jl_rank(0, 1, 0.1), "m must be"),
         (lambda f: jl_rank(1, 0, 0.1), "n must be"),
-        (lambda f: jl_rank(1, 1, 0.0), "relative must be"),
+        (lambda f: jl_rank(1, 1, 0.0), "relative must lie"),
         (lambda f: jl_rank(1, 1, 0.1, failure=1.0), "failure must lie"),
     ],
 )

@@ -10,16 +10,9 @@ import pytest
 import torch
 
 from torchdp import pairwise, workloads
-from torchdp.factorization import (
-    LowRankRelaxation,
-    Relaxation,
-    SignatureRelaxation,
-    factorize,
-    low_rank,
-    measure,
-    smooth_log_norm,
-    truncate,
-)
+from torchdp.factorization import Relaxation, SignatureRelaxation, factorize, low_rank, truncate
+from torchdp.factorization.rank import measure
+from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
 from torchdp.randomness import keyed_generator
 
 

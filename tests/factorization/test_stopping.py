@@ -8,17 +8,16 @@ import torch
 from torchdp import workloads
 from torchdp.factorization import (
     approximate,
-    circulant,
     factorize,
     factorize_blocks,
     factorize_epochs,
     factorize_product,
     gradient,
-    group_invariant,
     low_rank,
     signature_form,
 )
 from torchdp.factorization.solvers import spectrum
+from torchdp.factorization.structure.closed_forms import circulant, group_invariant
 
 
 def normal(*shape, seed=0):

@@ -55,17 +55,17 @@ def make_exact_laws():
         inversion.binomial(3, 1e-9),
         [math.comb(3, k) * Fraction(1e-9) ** k * (1 - Fraction(1e-9)) ** (3 - k) for k in range(4)],
     )
-    yield inversion.negative_binomial(2, third), [(k + 1) * (1 - p) ** 2 * p**k for k in range(400)]
+    yield inversion.negative_binomial(2, third), [(k + 1) * (1 - p) ** 2 * p**k for k in range(120)]
     with localcontext() as context:
         context.prec = 90
-        for mean in (1e-9, 0.75, 200.0):
+        for mean, length in ((1e-9, 9), (0.75, 60), (110.0, 400)):  # the longest starts above 0
             masses = [(-Decimal(mean)).exp()]
-            for k in range(1, 900):
+            for k in range(1, length):
                 masses.append(masses[-1] * Decimal(mean) / k)
             yield inversion.poisson(mean), [Fraction(mass) for mass in masses]
-        for shape, ratio in ((1e-6, 0.5), (0.3, 0.7), (40.5, 0.25)):
+        for shape, ratio, length in ((1e-6, 0.5, 150), (0.3, 0.7, 300), (40.5, 0.25, 150)):
             masses = [(Decimal(shape) * (1 - Decimal(ratio)).ln()).exp()]
-            for k in range(1, 700):
+            for k in range(1, length):
                 masses.append(masses[-1] * Decimal(ratio) * (Decimal(shape) + k - 1) / k)
             yield inversion.negative_binomial(shape, ratio), [Fraction(mass) for mass in masses]
 

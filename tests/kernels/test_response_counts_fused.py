@@ -63,7 +63,7 @@ def test_a_multiplier_two_too_large_or_two_too_small_is_noticed(device):
         assert not torch.equal(reported(numbers, held, k, step, magic + shift), wanted)
 
 
-@pytest.mark.parametrize("n", [1, 2, 63, 1000, 2049])
+@pytest.mark.parametrize("n", [1, 63, 2049])
 @pytest.mark.parametrize("first", [0, 1, 2**33 + 5])
 @pytest.mark.parametrize(("k", "step"), [(2, 2**61), (16, 2**58 + 3), (255, 2**54), (1025, 2**52 + 1)])
 def test_both_paths_count_the_same_reports(device, k, step, first, n):
@@ -97,7 +97,7 @@ def test_users_without_a_value_touch_no_memory_and_are_not_counted(device, k, st
 
 @pytest.mark.parametrize("k", [4, 3000])
 def test_programs_that_take_many_steps_and_share_counters_count_the_same(device, k, monkeypatch):
-    x = (torch.arange(1000) % k).to(device)
+    x = (torch.arange(230) % k).to(device)
     wanted = reference.counts(x, k, 2**54, 5, 3)
     monkeypatch.setattr(fused, "PAIRS", 16)
     for programs, cells in ((1, 1), (3, 2 * k), (7, 2**16)):

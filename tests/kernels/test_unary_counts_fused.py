@@ -24,7 +24,7 @@ def bits_kernel(group, column, out, n, numerator, digits, key, BLOCK: tl.constex
     tl.store(out + n + place, fused.popcount(word).to(tl.int64), mask=place < n)
 
 
-@pytest.mark.parametrize("n", [1, 63, 1000])
+@pytest.mark.parametrize("n", [1, 63, 300])
 @pytest.mark.parametrize("probability", [0.5, 0.3, 1 / (math.e + 1), 0.0, 1.0, 2.0**-70, 1 - 2.0**-53])
 def test_both_paths_draw_the_same_bits(device, probability, n):
     group = (torch.arange(n) * 12345678901).to(device)
@@ -61,13 +61,13 @@ def wide(monkeypatch):
 @pytest.mark.parametrize("first", [1, 2**33 + 45])
 @pytest.mark.parametrize(("k", "key", "chances"), [(16, 9, SUE), (70, -1, OUE), (65, 3, SURE)])
 def test_both_paths_give_the_same_tally_of_many_users(device, wide, k, key, chances, first):
-    x = (torch.arange(1000) ** 2 % k).to(device)
+    x = (torch.arange(300) ** 2 % k).to(device)
     wanted = reference.tally(x, k, *chances, key, first)
     assert torch.equal(fused.tally(x, k, *chances, key, first), wanted)
 
 
 def test_integers_of_any_width_and_any_stride_are_read(device, wide):
-    x, rest = (torch.arange(301) % 100).to(device), (300, 0.5, 0.25, 9)
+    x, rest = (torch.arange(70) % 40).to(device), (65, 0.5, 0.25, 9)
     wanted = reference.tally(x, *rest)
     for dtype in (torch.int32, torch.int16, torch.uint8, torch.int8):
         assert torch.equal(fused.tally(x.to(dtype), *rest), wanted)
@@ -85,11 +85,11 @@ def test_users_without_a_value_touch_no_memory_and_are_not_counted(device):
 
 
 def test_programs_that_take_many_steps_and_share_counters_count_the_same(device, monkeypatch):
-    x = (torch.arange(150) % 40).to(device)
-    wanted = reference.tally(x, 40, 0.5, 0.3, 5, 3)
+    x = (torch.arange(70) % 20).to(device)
+    wanted = reference.tally(x, 20, 0.5, 0.3, 5, 3)
     monkeypatch.setattr(fused, "WORDS", 128)
     monkeypatch.setattr(fused, "USERS", 32)
-    for programs, cells in ((1, 1), (3, 82), (7, 2**16)):
+    for programs, cells in ((1, 1), (3, 42), (7, 2**16)):
         monkeypatch.setattr(fused, "PROGRAMS", programs)
         monkeypatch.setattr(fused, "CELLS", cells)
-        assert torch.equal(fused.tally(x, 40, 0.5, 0.3, 5, 3), wanted)
+        assert torch.equal(fused.tally(x, 20, 0.5, 0.3, 5, 3), wanted)

@@ -1,87 +1,21 @@
-"""Central mechanisms as black boxes: what two neighbours' releases tell apart, against what is claimed.
+"""Central mechanisms as black boxes: what two neighbours' releases tell apart, against what is claimed."""
 
-The means and the noise's root are read off releases whose draws are all 0 but one; of the mechanism nothing else is
-used. The delta of two Gaussians that far apart is the textbook's, solved for epsilon.
-"""
-
-import itertools
 import math
 
 import pytest
 import torch
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
+from gaussians import furthest, neighbours, true_epsilon
 
 from torchdp.domains import Box, FiniteSet, Polytope, difference_shape, lp_ball, noise_shape, round_shape
 from torchdp.factorization import factorize
 from torchdp.mean import (
     GaussianMean,
     GaussianMoments,
-    concentrated_mean,
-    gaussian_mean,
-    gaussian_moments,
     pure_lower_bound,
 )
-from torchdp.noise import SeededNoise
 from torchdp.queries import CentralFactorization, FactoredQueries, factored, identity, plain
 
 SHAPES = (noise_shape, difference_shape, round_shape)
-
-
-class Probe(SeededNoise):
-    """Normals that are all 0 but number ``place`` of them, which is 1."""
-
-    def __init__(self, place=-1):
-        super().__init__(0)
-        self.place, self.used = place, 0
-
-    def normal(self, shape, dtype=torch.float64):
-        numbers = torch.zeros(math.prod(shape), dtype=dtype)
-        if 0 <= self.place - self.used < len(numbers):
-            numbers[self.place - self.used] = 1
-        self.used += len(numbers)
-        return numbers.view(shape)
-
-
-def furthest(release, data_sets):
-    """How many deviations of the noise two of these data sets' releases are apart at most; inf where noise is missing.
-
-    release(data, noise) must be Gaussian with a covariance that is the same for all data.
-    """
-    probe = Probe()
-    means = [release(data_sets[0], probe).flatten(), *(release(data, Probe()).flatten() for data in data_sets[1:])]
-    root = torch.stack([release(data_sets[0], Probe(i)).flatten() - means[0] for i in range(probe.used)], 1)
-    inverse, most = torch.linalg.pinv(root, rtol=1e-9), 0.0
-    for one, other in itertools.combinations(means, 2):
-        u = inverse @ (one - other)
-        missed = float((one - other - root @ u).norm())
-        most = max(most, float(u.norm()) if missed <= 1e-8 * float((one - other).norm()) + 1e-13 else math.inf)
-    return most
-
-
-def true_epsilon(apart, delta):
-    """The epsilon at which two Gaussians so many deviations apart have this delta; 0 where none is needed."""
-
-    def beyond(epsilon):
-        log_first, log_second = (float(log_ndtr(s * apart / 2 - epsilon / apart)) for s in (1, -1))
-        return (
-            math.log(-math.expm1(min(0.0, epsilon + log_second - log_first)) or 1e-300)
-            + log_first
-            - math.log(delta)
-        )
-
-    if apart == math.inf:
-        return math.inf
-    return (
-        0.0
-        if apart == 0 or beyond(0.0) <= 0
-        else brentq(beyond, 0.0, apart * (apart + 40), xtol=1e-15, rtol=1e-14)
-    )
-
-
-def neighbours(points):
-    """Data sets of three users of which one changes over all points."""
-    return [torch.stack([point, points[0], points[-1]]) for point in points]
 
 
 def mean_instance(seed):
@@ -107,16 +41,12 @@ def mean_instance(seed):
     shape = SHAPES[seed % 3](domain, (2.0, math.inf)[seed % 2])
     epsilon = float(torch.rand(1, generator=generator)) * 3 + 0.01
     if seed % 4 == 0:
-        return concentrated_mean(domain, shape, epsilon / 4, 1e-5), points
-    return gaussian_mean(domain, shape, epsilon, 10.0 ** -integer(1, 9)), points
+        return GaussianMean.calibrated(domain, shape, rho=epsilon / 4, delta=1e-5), points
+    return GaussianMean.calibrated(domain, shape, epsilon=epsilon, delta=10.0 ** -integer(1, 9)), points
 
 
 def mean_release(mechanism):
     return lambda x, noise: mechanism.estimate(x, noise=noise).value
-
-
-def moments_release(mechanism):
-    return lambda x, noise: mechanism.estimate(x, noise=noise)
 
 
 def ratio(mechanism, release, data_sets):
@@ -141,8 +71,10 @@ def test_guarantee_moments_of_every_neighbour_are_no_further_apart_than_claimed(
         generator = torch.Generator().manual_seed(seed)
         points = torch.randn(6, 2, dtype=torch.float64, generator=generator)
         domain = Polytope(torch.cat([points, -points]))
-        mechanism = gaussian_moments(domain, noise_shape(domain, 2.0, shift=False), 1 + seed % 4, 0.7, 1e-5)
-        found, said = ratio(mechanism, moments_release(mechanism), neighbours(domain.points))
+        mechanism = GaussianMoments.calibrated(
+            domain, noise_shape(domain, 2.0, shift=False), 1 + seed % 4, epsilon=0.7, delta=1e-5
+        )
+        found, said = ratio(mechanism, mean_release(mechanism), neighbours(domain.points))
         assert 0.1 < found <= 1 + 1e-9 and not said
 
 
@@ -179,8 +111,9 @@ def test_guarantee_answers_of_every_neighbour_are_no_further_apart_than_claimed(
 
 
 class HalfNoise(GaussianMean):
-    def _noise(self, shape, draws):
-        return super()._noise(shape, draws) / 2
+    @property
+    def deviation(self):
+        return super().deviation / 2
 
 
 class HalfSigma(CentralFactorization):
@@ -206,8 +139,8 @@ def test_half_the_noise_is_caught():
     assert ratio(fault, query_release(fault), data_sets)[0] > 1.3
     points = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     domain = FiniteSet(points)
-    fault = MissingRoot(domain, noise_shape(domain, 2.0), 1, 1.0, 1e-5)
-    assert ratio(fault, moments_release(fault), neighbours(domain.points))[0] > 1.3
+    fault = MissingRoot(domain, noise_shape(domain, 2.0), 1.0, 1e-5, 1)
+    assert ratio(fault, mean_release(fault), neighbours(domain.points))[0] > 1.3
 
 
 def least_error(channel, values, x):

@@ -9,9 +9,10 @@ import torch
 
 from torchdp.domains import Box, FiniteSet, difference_shape, least_error_shape, lp_ball, noise_shape, round_shape
 from torchdp.factorization import gamma_box
-from torchdp.mean import concentrated_mean, gaussian_mean
+from torchdp.mean import GaussianMean
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta
+from torchdp.protocol import Crowd
 
 
 def generator(seed=0):
@@ -50,7 +51,7 @@ def distances(mechanism, points, n):
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 @pytest.mark.parametrize("make", [noise_shape, difference_shape, round_shape])
 def test_guarantee_no_two_neighbours_are_further_apart_than_the_noise_hides(domain, p, make):
-    mechanism = gaussian_mean(domain, make(domain, p), 0.8, 1e-5)
+    mechanism = GaussianMean.calibrated(domain, make(domain, p), epsilon=0.8, delta=1e-5)
     points = corners(domain) if isinstance(domain, Box) else domain.spanning()
     apart = distances(mechanism, points, 7)
     assert apart.max() <= 1 / mechanism.multiplier * (1 + 1e-9)
@@ -62,12 +63,12 @@ def test_guarantee_no_two_neighbours_are_further_apart_than_the_noise_hides(doma
 
 
 def test_the_guarantee_names_its_model_and_is_exact_where_it_is_attained():
-    promise = gaussian_mean(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), 1.0, 1e-6).guarantee
+    promise = GaussianMean.calibrated(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), epsilon=1.0, delta=1e-6).guarantee
     assert (promise.model, promise.neighbours, promise.exact) == (Model.CENTRAL, Neighbours.REPLACE_ONE, True)
 
 
 def test_guarantee_rho_is_the_renyi_divergence_of_the_furthest_neighbours():
-    mechanism = concentrated_mean(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), 0.3, 1e-6)
+    mechanism = GaussianMean.calibrated(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), rho=0.3, delta=1e-6)
     assert mechanism.rho == pytest.approx(0.3)
     furthest = float(distances(mechanism, corners(DOMAINS[0]), 5).max())
     # D_alpha of two Gaussians of one covariance, m deviations apart: alpha m^2/2
@@ -76,44 +77,16 @@ def test_guarantee_rho_is_the_renyi_divergence_of_the_furthest_neighbours():
 
 
 def test_rho_converts_to_epsilon_by_the_exact_curve_below_the_textbook_bound():
-    mechanism = concentrated_mean(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), 0.3, 1e-6)
+    mechanism = GaussianMean.calibrated(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), rho=0.3, delta=1e-6)
     textbook = 0.3 + 2 * math.sqrt(0.3 * math.log(1e6))  # Bun and Steinke's conversion, Lemma 12 of the paper
     assert mechanism.guarantee.epsilon < 0.9 * textbook
 
 
 def test_points_that_the_membership_test_lets_through_cost_nothing():
     thin = box(1.0, 1e-9)  # the tolerance is as large as the second side
-    mechanism = gaussian_mean(thin, noise_shape(thin, 2.0), 1.0, 1e-6)
+    mechanism = GaussianMean.calibrated(thin, noise_shape(thin, 2.0), epsilon=1.0, delta=1e-6)
     x = torch.tensor([[0.5, 2e-9], [0.5, -1e-9], [1.0, 1e-9]], dtype=torch.float64)
     assert (mechanism.encoding(x).norm(dim=-1) <= mechanism.encoding.radius * (1 + 1e-12)).all()
-
-
-@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
-def test_the_error_of_draws_is_the_predicted_one(p):
-    domain = box(1.0, 4.0, 16.0, 64.0)
-    mechanism = concentrated_mean(domain, noise_shape(domain, p), 0.5, 1e-6)
-    x = uniform(50, 4) * domain.high
-    drawn = mechanism.estimate_counts(x, torch.full((50,), 2), generator=generator(1), sample_shape=(40_000,))
-    norms = torch.linalg.vector_norm(drawn.value - x.mean(0), ord=p, dim=1)
-    error = mechanism.error(100)
-    assert float(norms.mean()) / error.mean.value == pytest.approx(1, abs=0.03)
-    assert float(norms.square().mean().sqrt()) / error.root_mean_square.value == pytest.approx(1, abs=0.03)
-
-
-@pytest.mark.parametrize("domain", DOMAINS, ids=["box", "simplex", "ball", "points"])
-@pytest.mark.parametrize("make", [noise_shape, difference_shape])
-def test_guarantee_the_mean_is_without_bias(domain, make):
-    mechanism = gaussian_mean(domain, make(domain, 2.0), 1.0, 1e-6)
-    points = domain.spanning()[:5]
-    counts = torch.arange(1, len(points) + 1)
-    drawn = mechanism.estimate_counts(points, counts, generator=generator(2), sample_shape=(20_000,))
-    exact = counts.double() @ points / counts.sum()
-    z = (drawn.value.mean(0) - exact).abs() / (drawn.standard_error / math.sqrt(20_000)).clamp_min(1e-12)
-    assert (z < 6).all()
-    centred = drawn.value - drawn.value.mean(0)
-    root = mechanism.noise_root(int(counts.sum()))
-    spread = torch.linalg.matrix_norm(centred.mT @ centred / 20_000 - root @ root.mT, 2)
-    assert spread < 0.06 * torch.linalg.matrix_norm(root, 2) ** 2
 
 
 class Constant(SeededNoise):
@@ -130,29 +103,25 @@ class Constant(SeededNoise):
 @pytest.mark.parametrize("draw", [0.0, 1.0, -2.5])
 def test_what_is_published_is_the_mean_and_the_noise_root_times_the_draws(draw):
     domain = DOMAINS[3]
-    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
+    mechanism = GaussianMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=1.0, delta=1e-6)
     x = domain.points[[0, 3, 3, 8]]
     published = mechanism.estimate(x, noise=Constant(draw))
     torch.testing.assert_close(published.value, x.mean(0) + draw * mechanism.noise_root(4).sum(1))
     assert published.n == 4 and torch.allclose(published.standard_error, mechanism.noise_root(4).norm(dim=1))
-
-
-def test_noise_and_generators_do_not_take_each_others_place():
-    mechanism = gaussian_mean(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), 1.0, 1e-6)
-    corner = DOMAINS[0].high[None]
-    with pytest.raises(TypeError, match="noise must be None"):
-        mechanism.estimate(corner, noise=generator())
-    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
-        mechanism.estimate_counts(corner, torch.ones(1), generator=SeededNoise(1))
-    first, second = (mechanism.estimate(corner).value for _ in range(2))  # the system's
-    assert not torch.equal(first, second)
+    crowd = Crowd(
+        domain.points, torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1])
+    )  # by value and count, two parts at a time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 8)
+        again = mechanism.analyse(mechanism.release(crowd, Constant(draw), ()))
+    torch.testing.assert_close(again.value, published.value)
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 def test_a_skewed_box_gains_what_the_closed_form_says(p):
     domain = box(*(2.0**k for k in range(6)))
-    shaped = concentrated_mean(domain, noise_shape(domain, p), 0.5, 1e-6).error(10).floor
-    round_ = concentrated_mean(domain, round_shape(domain, p), 0.5, 1e-6).error(10).floor
+    shaped = GaussianMean.calibrated(domain, noise_shape(domain, p), rho=0.5, delta=1e-6).error(10).floor
+    round_ = GaussianMean.calibrated(domain, round_shape(domain, p), rho=0.5, delta=1e-6).error(10).floor
     diagonal = float(domain.high.norm())
     expected = diagonal / 2 * 6 ** (1 / p) / float(gamma_box(domain.low, domain.high, p))
     assert round_ / shaped == pytest.approx(expected, rel=1e-6)
@@ -161,8 +130,8 @@ def test_a_skewed_box_gains_what_the_closed_form_says(p):
 
 @pytest.mark.parametrize("d", [3, 8])
 def test_noise_for_the_differences_of_a_simplex_is_what_its_diameter_needs(d):
-    around = concentrated_mean(simplex(d), noise_shape(simplex(d), 2.0), 0.5, 1e-6)
-    between = concentrated_mean(simplex(d), difference_shape(simplex(d), 2.0), 0.5, 1e-6)
+    around = GaussianMean.calibrated(simplex(d), noise_shape(simplex(d), 2.0), rho=0.5, delta=1e-6)
+    between = GaussianMean.calibrated(simplex(d), difference_shape(simplex(d), 2.0), rho=0.5, delta=1e-6)
     # noise on the hyperplane of sums, isotropic, hiding a distance of sqrt(2): by symmetry the best
     best = math.sqrt(2 * (d - 1))
     assert between.error(1).floor == pytest.approx(best, rel=1e-4)
@@ -174,7 +143,7 @@ def test_a_few_long_points_are_hidden_at_less_cost_by_their_differences():
     points = torch.cat([uniform(12, 3, seed=5), torch.tensor([[9.0, 0, 0], [0, 7.0, 0]], dtype=torch.float64)])
     domain = FiniteSet(points)
     costs = [
-        concentrated_mean(domain, make(domain, 2.0), 0.5, 1e-6).error(1).floor
+        GaussianMean.calibrated(domain, make(domain, 2.0), rho=0.5, delta=1e-6).error(1).floor
         for make in (difference_shape, noise_shape, round_shape)
     ]
     assert costs[0] < costs[1] * 0.999 < costs[2]
@@ -182,13 +151,13 @@ def test_a_few_long_points_are_hidden_at_less_cost_by_their_differences():
 
 def test_a_single_point_is_released_without_noise():
     domain = FiniteSet(torch.tensor([[3.0, 4.0]]))
-    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
+    mechanism = GaussianMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=1.0, delta=1e-6)
     assert mechanism.estimate(domain.points, noise=SeededNoise(0)).value.tolist() == [3.0, 4.0]
 
 
 def test_data_outside_the_domain_is_refused_and_may_be_projected_first():
     domain = box(1.0, 2.0)
-    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
+    mechanism = GaussianMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=1.0, delta=1e-6)
     x = torch.tensor([[0.5, 7.125]], dtype=torch.float64)
     with pytest.raises(ValueError, match="outside the domain") as caught:
         mechanism.estimate(x, noise=SeededNoise(0))
@@ -196,39 +165,37 @@ def test_data_outside_the_domain_is_refused_and_may_be_projected_first():
     assert mechanism.estimate(domain.project(x), noise=SeededNoise(0)).n == 1
 
 
-@pytest.mark.parametrize(
-    ("x", "word"),
-    [(torch.zeros(0, 2), "n >= 1"), (torch.zeros(2), "n >= 1"), (torch.tensor([[math.nan, 0]]), "NaN")],
-)
-def test_bad_data_is_refused(x, word):
-    domain = box(1.0, 2.0)
-    mechanism = gaussian_mean(domain, noise_shape(domain, 2.0), 1.0, 1e-6)
-    with pytest.raises(ValueError, match=word):
-        mechanism.estimate(x, noise=SeededNoise(0))
-
-
 def test_bad_arguments_are_refused():
     domain = box(1.0, 2.0)
     shape = noise_shape(domain, 2.0)
     with pytest.raises(ValueError, match="rho"):
-        concentrated_mean(domain, shape, 0.0, 1e-6)
+        GaussianMean.calibrated(domain, shape, rho=0.0, delta=1e-6)
     with pytest.raises(ValueError, match="delta"):
-        gaussian_mean(domain, shape, 1.0, 1.0)
+        GaussianMean.calibrated(domain, shape, epsilon=1.0, delta=1.0)
     with pytest.raises(ValueError, match="dimension"):
-        gaussian_mean(box(1.0), shape, 1.0, 1e-6)
+        GaussianMean.calibrated(box(1.0), shape, epsilon=1.0, delta=1e-6)
     with pytest.raises(ValueError, match="bias"):  # a shape without noise in one direction
-        gaussian_mean(domain, replace(shape, root=shape.root[:, :1]), 1.0, 1e-6)
+        GaussianMean.calibrated(domain, replace(shape, root=shape.root[:, :1]), epsilon=1.0, delta=1e-6)
     with pytest.raises(TypeError, match="NoiseShape"):
-        gaussian_mean(domain, shape.root, 1.0, 1e-6)
-    with pytest.raises(ValueError, match="at least one user"):
-        mechanism = gaussian_mean(domain, shape, 1.0, 1e-6)
-        mechanism.estimate_counts(torch.zeros(1, 2), torch.tensor([0]), generator=generator())
+        GaussianMean.calibrated(domain, shape.root, epsilon=1.0, delta=1e-6)
+    protocol = GaussianMean.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
+    for values, counts, word in (
+        (torch.zeros(1, 2), [0], "at least one user"),
+        (torch.zeros(1, 3), [1], r"\(m, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            protocol.sample_tally(Crowd(values, torch.tensor(counts)), generator=generator())
+    with pytest.raises(TypeError, match="summary must be a Crowd"):
+        protocol.predicted_mse(torch.zeros(1, 2))
+    for chosen in ({}, {"epsilon": 1.0, "rho": 1.0}):
+        with pytest.raises(TypeError, match="epsilon or rho must be given"):
+            GaussianMean.calibrated(domain, shape, delta=1e-6, **chosen)
 
 
 def test_the_least_largest_error_is_not_where_the_largest_deviation_is_least():
     domain = box(*(2.0**k for k in range(8)))
     by_norm, by_error = (
-        concentrated_mean(domain, make(domain, math.inf), 0.5, 1e-6).error(10, math.inf)
+        GaussianMean.calibrated(domain, make(domain, math.inf), rho=0.5, delta=1e-6).error(10, math.inf)
         for make in (difference_shape, least_error_shape)
     )
     assert by_norm.floor < by_error.floor  # what Gamma_inf minimises
@@ -238,7 +205,9 @@ def test_the_least_largest_error_is_not_where_the_largest_deviation_is_least():
 def test_guarantee_the_shape_of_least_error_is_never_worse_than_the_norms():
     for p in (4.0, math.inf):
         errors = [
-            concentrated_mean(DOMAINS[3], make(DOMAINS[3], p), 0.5, 1e-6).error(10, p).root_mean_square
+            GaussianMean.calibrated(DOMAINS[3], make(DOMAINS[3], p), rho=0.5, delta=1e-6)
+            .error(10, p)
+            .root_mean_square
             for make in (least_error_shape, difference_shape)
         ]
         assert errors[0].value <= errors[1].value * (1 + 1e-9) + 4 * errors[1].standard_error

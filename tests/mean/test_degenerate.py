@@ -23,7 +23,7 @@ from torchdp.domains import (
     noise_shape,
     round_shape,
 )
-from torchdp.mean import gaussian_covariance, gaussian_mean, gaussian_moments
+from torchdp.mean import GaussianCovariance, GaussianMean, GaussianMoments
 from torchdp.noise import SeededNoise
 
 
@@ -80,17 +80,21 @@ def test_a_point_needs_no_noise(name, p):
     x = here.expand(3, 2)
     assert bool(domain.contains(x).all()) and torch.allclose(domain.project(x + 1), x)
     assert not bool(domain.contains(x + 1).any())
-    mechanism = gaussian_mean(domain, shape, 1.0, 1e-6)
+    mechanism = GaussianMean.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
     released = mechanism.estimate(x, noise=SeededNoise(1))
     assert torch.allclose(released.value, here) and not bool(released.standard_error.any())
     assert mechanism.error(3).root_mean_square.value == 0 and not mechanism.guarantee.exact
     for other in (difference_shape, least_error_shape):
         assert other(domain, p).upper == 0
     assert round_shape(domain, p).upper == 0
-    covariance = gaussian_covariance(domain, shape, 1.0, 1e-6).estimate(x, noise=SeededNoise(2))
-    assert torch.allclose(covariance.mean, here) and not bool(covariance.covariance.any())
-    moment = gaussian_moments(domain, from_origin, 2, 1.0, 1e-6).estimate(x, noise=SeededNoise(3))
-    assert moment.isfinite().all()
+    covariance = GaussianCovariance.calibrated(domain, shape, epsilon=1.0, delta=1e-6).estimate(
+        x, noise=SeededNoise(2)
+    )
+    assert torch.allclose(covariance.mean.value, here) and not bool(covariance.value.any())
+    moment = GaussianMoments.calibrated(domain, from_origin, 2, epsilon=1.0, delta=1e-6).estimate(
+        x, noise=SeededNoise(3)
+    )
+    assert moment.value.isfinite().all()
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
@@ -106,7 +110,7 @@ def test_a_segment_needs_noise_along_it(name, p):
     if name != "two points":
         assert bool(domain.contains(ends.mean(0)))
         assert torch.allclose(domain.project(ends.mean(0) + vector(2.0, -1.0)), ends.mean(0), atol=1e-6)
-    mechanism = gaussian_mean(domain, shape, 1.0, 1e-6)
+    mechanism = GaussianMean.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
     noise = (mechanism.estimate(ends, noise=SeededNoise(1)).value - ends.mean(0)).double()
     assert abs(float(noise @ vector(HALF[1], -HALF[0]))) <= 1e-9 * float(noise.norm() * HALF.norm())
 

@@ -10,19 +10,18 @@ from scipy import stats
 
 from torchdp.domains import Box, FiniteSet, difference_shape, lp_ball, noise_shape
 from torchdp.mean import (
+    GaussianMean,
+    LocalMean,
     approximate_lower_bound,
     concentrated_lower_bound,
-    concentrated_mean,
-    distributional_approximate_lower_bound,
     distributional_lower_bound,
-    gaussian_mean,
     local_lower_bound,
-    local_mean,
-    moment_difference_norm,
     moment_norm,
-    paper_moment_norm,
+    paper,
     pure_lower_bound,
 )
+from torchdp.mean.lower_bounds import distributional_approximate_lower_bound
+from torchdp.mean.moment_bounds import moment_difference_norm
 from torchdp.randomizers import PrivUnitG
 
 
@@ -60,7 +59,7 @@ def test_guarantee_randomized_response_attains_the_pure_and_the_local_bound(epsi
 def test_guarantee_no_gaussian_noise_is_below_the_concentrated_bound(domain, p, rho):
     shape = difference_shape(domain, p)
     worst = float(shape.certificate.lower) * (1 if domain.middle is None else 2)
-    error = concentrated_mean(domain, shape, rho, 1e-6).error(5)
+    error = GaussianMean.calibrated(domain, shape, rho=rho, delta=1e-6).error(5)
     assert concentrated_lower_bound(worst, 5, rho) <= error.floor * (1 + 1e-9)
     every = float(noise_shape(domain, p).certificate.lower)  # for every data set, not for the worst alone
     assert every <= worst * (1 + 1e-6)
@@ -71,7 +70,7 @@ def test_gaussian_noise_on_the_differences_is_optimal_for_little_budget(domain):
     shape = difference_shape(domain, 2.0)
     worst = float(shape.certificate.lower) * (1 if domain.middle is None else 2)
     for rho in (1e-4, 0.5):
-        error = concentrated_mean(domain, shape, rho, 1e-6).error(5).floor
+        error = GaussianMean.calibrated(domain, shape, rho=rho, delta=1e-6).error(5).floor
         ratio = error / concentrated_lower_bound(worst, 5, rho)
         assert ratio == pytest.approx(math.sqrt(math.expm1(2 * rho) / (2 * rho)), rel=1e-3)
 
@@ -80,7 +79,7 @@ def test_gaussian_noise_on_the_differences_is_optimal_for_little_budget(domain):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_guarantee_no_local_mechanism_is_below_the_local_bound(domain, epsilon):
     shape = noise_shape(domain, 2.0)
-    error = local_mean(domain, shape, epsilon, PrivUnitG).error(50).floor
+    error = LocalMean.calibrated(domain, shape, epsilon=epsilon, randomizer=PrivUnitG).error(50).floor
     assert local_lower_bound(float(shape.certificate.lower), 50, epsilon) <= error
 
 
@@ -89,7 +88,7 @@ def test_guarantee_no_local_mechanism_is_below_the_local_bound(domain, epsilon):
 @pytest.mark.parametrize("delta", [1e-10, 1e-3])
 def test_guarantee_no_gaussian_noise_is_below_the_approximate_bound(domain, epsilon, delta):
     shape = noise_shape(domain, 2.0)
-    error = gaussian_mean(domain, shape, epsilon, delta).error(5).floor
+    error = GaussianMean.calibrated(domain, shape, epsilon=epsilon, delta=delta).error(5).floor
     bound = approximate_lower_bound(float(shape.certificate.lower), 5, epsilon, delta, domain.dimension)
     assert bound <= error
 
@@ -253,7 +252,7 @@ def test_guarantee_the_moments_norm_is_the_trace_of_a_designs_covariance(design,
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 def test_the_moments_norm_lies_between_the_papers_bounds(d, order, p):
-    low, high = paper_moment_norm(d, order, p)
+    low, high = paper.moment_norm(d, order, p)
     assert moment_norm(d, order, p) <= high * (1 + 1e-9)
     if order == 1:
         assert moment_norm(d, 1, p) == pytest.approx(high)

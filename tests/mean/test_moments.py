@@ -1,6 +1,5 @@
 """Moment tensors and covariance: what one user moves, the law of the noise, no bias, and the biased projection."""
 
-import itertools
 import math
 
 import pytest
@@ -8,16 +7,15 @@ import torch
 
 from torchdp.domains import Box, Ellipsoid, FiniteSet, lp_ball, noise_shape
 from torchdp.mean import (
+    GaussianCovariance,
     GaussianMoments,
-    gaussian_covariance,
-    gaussian_moments,
     project_covariance,
     project_second_moment,
-    projection_bound,
 )
+from torchdp.mean.covariance import projection_bound
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
-from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_log_delta
+from torchdp.protocol import Crowd, Objective
 
 
 def generator(seed=0):
@@ -47,7 +45,9 @@ def power(x, order):
 
 
 def moments(domain, order, epsilon=1.0):
-    return gaussian_moments(domain, noise_shape(domain, 2.0, shift=False), order, epsilon, 1e-6)
+    return GaussianMoments.calibrated(
+        domain, noise_shape(domain, 2.0, shift=False), order, epsilon=epsilon, delta=1e-6
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -75,7 +75,7 @@ def test_on_a_line_an_even_moment_moves_by_its_range():
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_sums_and_changes_of_basis_of_tensors_are_those_written_out(order):
     u, A = normal(5, 3), normal(2, 3, seed=1)
-    assert torch.allclose(tensor_sum(u, order), power(u, order).sum(0))
+    assert torch.allclose(tensor_sum(u, order, torch.ones(5).double()), power(u, order).sum(0))
     tensor = normal(7, *(3,) * order, seed=2)
     kron = A
     for _ in range(order - 1):
@@ -92,7 +92,7 @@ def test_the_deviations_are_those_of_the_noise_matrix_written_out(d, order):
     noise = apply_to_each(mechanism.shape.root, symmetrised(basis, order), order).reshape(size, -1)
     covariance = (mechanism.multiplier * mechanism.sensitivity / 10) ** 2 * noise.mT @ noise
     assert torch.allclose(mechanism.deviations(10).flatten().square(), covariance.diagonal(), rtol=1e-10)
-    assert mechanism.root_mean_square(10) == pytest.approx(math.sqrt(float(covariance.trace())), rel=1e-10)
+    assert mechanism.root_mean_power(10) == pytest.approx(math.sqrt(float(covariance.trace())), rel=1e-10)
 
 
 def test_the_diagonal_varies_more_than_what_lies_beside_it():
@@ -101,25 +101,11 @@ def test_the_diagonal_varies_more_than_what_lies_beside_it():
     assert float(deviations[0, 0, 0] / deviations[0, 0, 2]) == pytest.approx(math.sqrt(3))
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_guarantee_the_moments_are_without_bias(order):
-    domain = ellipsoid(3)
-    mechanism = moments(domain, order)
-    x = in_ball(6, 3, seed=4) @ domain.root.mT
-    drawn = mechanism.estimate(x, noise=SeededNoise(5), sample_shape=(20_000,))
-    deviations = mechanism.deviations(6)
-    z = (drawn.mean(0) - power(x, order).mean(0)).abs() / (deviations / math.sqrt(20_000))
-    assert (z < 6).all()
-    assert torch.allclose(drawn.std(0) / deviations, torch.ones_like(deviations), atol=0.03)
-    for places in itertools.permutations(range(order)):
-        assert torch.allclose(drawn, drawn.permute(0, *(1 + k for k in places)))
-
-
 @pytest.mark.parametrize("p", [2.0, 4.0])
 def test_the_error_of_draws_is_the_predicted_one(p):
     mechanism = moments(ellipsoid(3), 2)
-    x = torch.zeros(5, 3, dtype=torch.float64)
-    drawn = mechanism.estimate(x, noise=SeededNoise(6), sample_shape=(50_000,)).flatten(1)
+    crowd = Crowd(torch.zeros(1, 3), torch.tensor([5]))
+    drawn = mechanism.sample_estimate(crowd, generator=generator(6), sample_shape=(50_000,)).value.flatten(1)
     found = float(torch.linalg.vector_norm(drawn, ord=p, dim=1).pow(p).mean() ** (1 / p))
     assert found / mechanism.root_mean_power(5, p) == pytest.approx(1, abs=0.03)
 
@@ -129,19 +115,19 @@ def test_symmetric_noise_at_the_even_distance_is_half_of_noise_on_every_entry():
     every = (
         mechanism.multiplier * 2 * d
     )  # independent noise on all d^2 entries, sensitivity 2: the basic mechanism
-    assert mechanism.root_mean_square(1) / every == pytest.approx(math.sqrt(d * (d + 1) / 2 * 2) / (2 * d))
+    assert mechanism.root_mean_power(1) / every == pytest.approx(math.sqrt(d * (d + 1) / 2 * 2) / (2 * d))
 
 
 def test_moments_around_another_point_than_the_origin_are_refused():
     domain = Box(torch.zeros(2), torch.ones(2))
     with pytest.raises(ValueError, match="shift=False"):
-        GaussianMoments(domain, noise_shape(domain, 2.0), 2, 1.0, 1e-6)
+        GaussianMoments(domain, noise_shape(domain, 2.0), 1.0, 1e-6, 2)
     mechanism = moments(domain, 2)  # around the origin, although the box is not
-    assert mechanism.estimate(torch.ones(1, 2), noise=SeededNoise(0)).shape == (2, 2)
+    assert mechanism.estimate(torch.ones(1, 2)).value.shape == (2, 2)
     with pytest.raises(ValueError, match="too large"):
         moments(domain, 7)
     with pytest.raises(ValueError, match="outside"):
-        mechanism.estimate(2 * torch.ones(1, 2), noise=SeededNoise(0))
+        mechanism.estimate(2 * torch.ones(1, 2))
 
 
 def joint(x, weight):
@@ -150,7 +136,9 @@ def joint(x, weight):
 
 @pytest.mark.parametrize("d", [2, 3, 30])
 def test_guarantee_no_replacement_moves_the_joint_release_further_than_the_noise_hides(d):
-    mechanism = gaussian_covariance(lp_ball(d, 2.0), noise_shape(lp_ball(d, 2.0), 2.0), 1.0, 1e-6)
+    mechanism = GaussianCovariance.calibrated(
+        lp_ball(d, 2.0), noise_shape(lp_ball(d, 2.0), 2.0), epsilon=1.0, delta=1e-6
+    )
     t = mechanism.mean_weight
     first = torch.zeros(d, dtype=torch.float64)
     first[0] = 1
@@ -164,28 +152,36 @@ def test_guarantee_no_replacement_moves_the_joint_release_further_than_the_noise
 
 
 def test_the_weight_of_the_mean_is_the_best_one():
-    mechanism = gaussian_covariance(lp_ball(4, 2.0), noise_shape(lp_ball(4, 2.0), 2.0), 1.0, 1e-6)
+    mechanism = GaussianCovariance.calibrated(
+        lp_ball(4, 2.0), noise_shape(lp_ball(4, 2.0), 2.0), epsilon=1.0, delta=1e-6
+    )
     trials = torch.linspace(0.05, math.sqrt(2), 400, dtype=torch.float64)
     costs = (1 + trials**2 / 2) ** 2 * (10 + 2 * 5 / trials**2)  # tr = 4, tr^2 = 4, largest 1
     assert mechanism.mean_weight == pytest.approx(float(trials[costs.argmin()]), abs=0.004)
 
 
-@pytest.mark.parametrize("offset", [0.0, 7.0])
-def test_guarantee_covariance_and_mean_are_without_bias(offset):
+def test_covariances_far_from_the_origin_are_unbiased_only_with_their_correction():
     base = ellipsoid(3)
-    domain = Ellipsoid(base.root, torch.full((3,), offset, dtype=torch.float64))
-    mechanism = gaussian_covariance(domain, noise_shape(domain, 2.0), 2.0, 1e-6)
-    x = in_ball(4, 3, seed=7) @ base.root.mT + offset
-    drawn = mechanism.estimate(x, noise=SeededNoise(8), sample_shape=(40_000,))
-    exact = torch.cov(x.mT, correction=0)
-    z = (drawn.covariance.mean(0) - exact).abs() / (drawn.covariance.std(0) / 200)
-    assert (z < 6).all()
-    assert ((drawn.mean.mean(0) - x.mean(0)).abs() / (drawn.mean.std(0) / 200) < 6).all()
-    # without its correction the estimate is off by far more than that
-    nu = (mechanism.moment_noise(4) / mechanism.mean_weight) ** 2 * (mechanism.root @ mechanism.root.mT)
-    assert ((drawn.covariance.mean(0) - nu - exact).abs() / (drawn.covariance.std(0) / 200)).max() > 12
-    error = (drawn.covariance - exact).square().sum((1, 2)).mean().sqrt()
-    assert float(error) / mechanism.root_mean_square(4, x.mean(0)) == pytest.approx(1, abs=0.03)
+    domain = Ellipsoid(base.root, torch.full((3,), 7.0, dtype=torch.float64))
+    protocol = GaussianCovariance.calibrated(domain, noise_shape(domain, 2.0), epsilon=2.0, delta=1e-6)
+    x = in_ball(4, 3, seed=7) @ base.root.mT + 7
+    summary = protocol.summary(x)
+    drawn = protocol.analyse(protocol.sample_tally(summary, generator=generator(8), sample_shape=(10_000,)))
+    noise = (drawn.value.std(0) / 100, drawn.mean.value.std(0) / 100)
+    assert ((drawn.value.mean(0) - torch.cov(x.mT, correction=0)).abs() / noise[0] < 6).all()
+    assert ((drawn.mean.value.mean(0) - x.mean(0)).abs() / noise[1] < 6).all()
+    assert torch.allclose(
+        drawn.mean.value.std(0) / drawn.mean.standard_error[0], torch.ones(3).double(), atol=0.05
+    )
+    nu = (protocol.moment_noise(4) / protocol.mean_weight) ** 2 * (protocol.root @ protocol.root.mT)
+    assert ((drawn.value.mean(0) - nu - torch.cov(x.mT, correction=0)).abs() / noise[0]).max() > 9
+    at_end = protocol.summary(domain.extreme(normal(50, 3)))
+    for values in at_end.values:  # data at one end of the domain are nearly the worst
+        mse = protocol.predicted_mse(Crowd(values[None], torch.tensor([4])))
+        for objective in Objective:
+            assert objective.of(mse) <= protocol.worst_mse(4, objective) * (1 + 1e-9)
+    ends = torch.stack([protocol.predicted_mse(Crowd(v[None], torch.tensor([4]))).mean() for v in at_end.values])
+    assert ends.max() > 0.9 * protocol.worst_mse(4, Objective.MEAN)
 
 
 def test_the_projection_is_the_nearest_second_moment():
@@ -219,18 +215,19 @@ def test_guarantee_the_projections_error_is_below_its_bound(d, tau, spread):
 def test_the_projection_wins_for_few_users_and_is_biased():
     d = 20
     ball = lp_ball(d, 2.0)
-    mechanism = gaussian_moments(ball, noise_shape(ball, 2.0), 2, 1.0, 1e-6)
+    mechanism = GaussianMoments.calibrated(ball, noise_shape(ball, 2.0), 2, epsilon=1.0, delta=1e-6)
     x = in_ball(100, d, seed=12)
-    drawn = mechanism.estimate(x, noise=SeededNoise(13), sample_shape=(400,))
+    summary = mechanism.summary(x)
+    drawn = mechanism.sample_estimate(summary, generator=generator(13), sample_shape=(400,)).value
     near = project_second_moment(drawn)
     exact = power(x, 2).mean(0)
     error = (near - exact).square().sum((1, 2)).mean().sqrt()
-    assert float(error) < 0.5 * mechanism.root_mean_square(100)
+    assert float(error) < 0.5 * mechanism.root_mean_power(100)
     z = (near.mean(0) - exact).diagonal().abs() / (near.std(0).diagonal() / 20)
     assert float(z.max()) > 6  # what it costs
 
 
 def test_a_finite_domain_is_served_too():
     domain = FiniteSet(torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
-    drawn = moments(domain, 2).estimate(domain.points, noise=SeededNoise(1))
+    drawn = moments(domain, 2).estimate(domain.points).value
     assert torch.allclose(drawn, drawn.mT)

@@ -19,7 +19,7 @@ from torchdp.pairwise import (
     difference,
     of_population,
 )
-from torchdp.pairwise.interval import ErrorParts
+from torchdp.protocol.interval import ErrorParts
 from torchdp.randomness import keyed_generator
 
 STATISTIC = pairwise.unequal(6)

@@ -9,7 +9,7 @@ import torch
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
-from torchdp.pairwise.interval import ErrorParts, distance, interval
+from torchdp.protocol.interval import ErrorParts, distance, interval
 from torchdp.randomness import keyed_generator
 
 STATISTICS = [pairwise.unequal(16), pairwise.absolute_difference(16)]

@@ -9,11 +9,12 @@ import pytest
 import torch
 from laws import generator
 
+from torchdp.collection import Journal
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Tally
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/own_protocol.md"
-DEFINED, USED, MEASURED, BATTERY = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+DEFINED, USED, MEASURED, KEPT, BATTERY = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 NAMES = {"__name__": __name__}
 exec(compile(DEFINED + BATTERY, str(PAGE), "exec"), NAMES)
 PrivateCDF, TYPES, TestPrivateCDF = (NAMES[name] for name in ("PrivateCDF", "TYPES", "TestPrivateCDF"))
@@ -27,9 +28,17 @@ def test_it_is_short_and_its_battery_shorter():
     assert lines(DEFINED) <= 60 and lines(BATTERY) <= 20
 
 
-def test_what_the_page_does_with_it(capsys):
-    exec(compile(USED + MEASURED, str(PAGE), "exec"), dict(NAMES))
+def test_what_the_page_does_with_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = dict(NAMES)
+    exec(compile(USED + MEASURED + KEPT, str(PAGE), "exec"), names)
     assert "local differential privacy, exactly epsilon = 1" in capsys.readouterr().out
+    again, protocol = Journal("ages.db", names["protocol"]).collection, names["protocol"]
+    assert again.n == 8000 and list(again.batches) == ["day 0", "day 1", "day 2"]
+    torch.testing.assert_close(again.estimate().value, names["journal"].estimate().value)
+    assert again.tally["asked"].sum() == 8000
+    with pytest.raises(ValueError, match=r"another protocol: protocol\.epsilon differs"):
+        Journal("ages.db", dataclasses.replace(protocol, epsilon=2.0))
 
 
 class TooSure(PrivateCDF):

@@ -6,13 +6,13 @@ Vectors: densities over the real numbers from the integers that are drawn and fr
 
 import itertools
 import math
-from decimal import Context, Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from channels import channel, hockey_stick, signs, spent, spent_by, two_densities
+from scipy import stats
 
 from torchdp.randomizers import (
     DuchiJordanWainwright,
@@ -30,47 +30,9 @@ from torchdp.randomizers import (
 )
 from torchdp.randomness import keyed_generator
 
-EXACT = Context(prec=60)
 LARGEST = 1 + 1e-9
 EPSILONS = [1e-6, 0.01, 1.0, 6.0, 20.0, 36.0, 50.0]
 UNARY = [OptimizedUnaryEncoding, SymmetricUnaryEncoding]
-
-
-def spent(ratio):
-    """log of a rational number, to 60 digits before it is rounded."""
-    return float((Decimal(ratio.numerator) / Decimal(ratio.denominator)).ln(EXACT)) if ratio != 1 else 0.0
-
-
-def spent_by(laws):
-    """The largest log ratio of a message's chances, from one list of chances for each type."""
-    assert all(sum(law) == 1 for law in laws)
-    return spent(max(max(chances) / min(chances) for chances in zip(*laws, strict=True)))
-
-
-def channel(oracle):
-    """The law of all messages for each type, in rational numbers."""
-    k = oracle.k
-    if isinstance(oracle, RandomizedResponse):
-        other = Fraction(oracle._step, 2**63)
-        return [[1 - (k - 1) * other if y == x else other for y in range(k)] for x in range(k)]
-    if isinstance(oracle, StrategyMatrix):
-        return [[Fraction(n, 2**63) for n in column] for column in oracle.table.mT.tolist()]
-    if isinstance(oracle, HadamardResponse):
-        size, low = oracle.tallies, Fraction(oracle._unlikely)
-        odd = [[bin((x + 1) & y).count("1") % 2 for y in range(size)] for x in range(k)]
-        return [[(low if each else 1 - low) * 2 / size for each in row] for row in odd]
-    lost, off = Fraction(oracle.lost), Fraction(oracle.off)
-    if isinstance(oracle, SubsetSelection):
-        sets = list(itertools.combinations(range(k), oracle.subset))
-        holding = math.comb(k - 1, oracle.subset - 1)
-        return [[(1 - lost) / holding if x in s else lost / (len(sets) - holding) for s in sets] for x in range(k)]
-    sets = list(itertools.product((0, 1), repeat=k))
-
-    def chance(x, bits):
-        one = [1 - lost if v == x else off for v in range(k)]
-        return math.prod(p if bit else 1 - p for p, bit in zip(one, bits, strict=True))
-
-    return [[chance(x, bits) for bits in sets] for x in range(k)]
 
 
 def matrices():
@@ -86,36 +48,6 @@ def finite():
     for kind, k, epsilon in itertools.product(kinds, (2, 3, 5), EPSILONS):
         yield kind(k, epsilon)
     yield from matrices()
-
-
-def area(randomizer):
-    """The share of the half space or cap beyond the threshold, by quadrature."""
-    if isinstance(randomizer, PrivUnitG):
-        threshold = randomizer.tau.threshold
-        found, _ = integrate.quad(lambda t: math.exp(-t * t / 2 - t * threshold), 0, 40, epsabs=0, epsrel=1e-13)
-        return found * math.exp(-threshold * threshold / 2) / math.sqrt(2 * math.pi)
-    power, edge = randomizer.cap.dim - 2, 2 * math.atan(math.exp(-randomizer.cap.rapidity))  # acos(threshold)
-    part, whole = (
-        integrate.quad(lambda a: math.sin(a) ** power, 0, end, epsabs=0, epsrel=1e-13)[0]
-        for end in (edge, math.pi)
-    )
-    return part / whole
-
-
-def two_densities(randomizer):
-    """The log ratio of the densities on the favoured set and off it, from the integers and the set's share."""
-    law = randomizer.tau if isinstance(randomizer, PrivUnitG) else randomizer.cap
-    chance, share = Fraction(law.chance, 2**63), Fraction(law.survival)
-    truth = spent(chance / share / ((1 - chance) / (1 - share)))
-    assert float(share) == pytest.approx(area(randomizer), rel=1e-9)  # the share is the one of this threshold
-    return truth
-
-
-def signs(randomizer):
-    """The sign of <V, x> is lost with a chance that depends on ||x|| alone: all pairs of lengths and signs."""
-    behind = randomizer._behind(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()
-    densities = [Fraction(each, 2**63) for n in behind for each in (n, 2**63 - n)]
-    return spent(max(densities) / min(densities))
 
 
 def vectors():
@@ -182,16 +114,7 @@ def test_densities_of_one_dimensional_messages(epsilon, norms):
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-5), (1.0, 1e-6), (8.0, 1e-12), (30.0, 1e-9)])
 def test_the_gaussian_vector_spends_the_delta_that_it_says(epsilon, delta):
     """The hockey stick of two normals, by quadrature of their densities."""
-    randomizer = GaussianVector(3, epsilon, 2.0, delta=delta)
-    shift = 4.0 / randomizer.sigma
-    edge = epsilon / shift + shift / 2  # beyond it the first density is e^epsilon times the second
-    truth, _ = integrate.quad(
-        lambda t: stats.norm.pdf(t - shift) - math.exp(epsilon) * stats.norm.pdf(t),
-        edge,
-        edge + 30,
-        epsabs=0,
-        epsrel=1e-12,
-    )
+    truth = hockey_stick(GaussianVector(3, epsilon, 2.0, delta=delta))
     assert 1 - 1e-6 < truth / delta <= 1 + 1e-7
 
 

@@ -8,7 +8,8 @@ from scipy import stats
 
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRelease, PrivUnit, PrivUnitG, ProjUnit
-from torchdp.randomizers.ball.ball import ball, consecutive
+from torchdp.randomizers.ball import ball
+from torchdp.randomizers.ball.ball import consecutive
 
 ALPHA = 1e-6
 COUNTS = torch.tensor([0, 1, 3, 17, 0, 40])

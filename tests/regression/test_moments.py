@@ -9,7 +9,7 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta
 from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram, paper_moment_variance
-from torchdp.secure import SharedGaussian, SharedLaplace
+from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace
 
 ALPHA, EPSILON, DELTA = 1e-6, 0.5, 1e-5
 

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from torchdp.secure import Ring
-from torchdp.secure.ring import largest_fraction_bits, reach
+from torchdp.secure.ring import Ring, largest_fraction_bits, reach
 
 RINGS = [Ring(32, 0), Ring(32, 13), Ring(64, 0), Ring(64, 40)]
 
@@ -14,16 +13,16 @@ RINGS = [Ring(32, 0), Ring(32, 13), Ring(64, 0), Ring(64, 40)]
 @pytest.mark.parametrize("ring", RINGS)
 def test_encoding_goes_toward_zero_and_no_norm_grows(ring):
     x = torch.randn(2000, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
-    q = ring.encode(x)
+    q = ring.to_words(x)
     assert q.dtype == ring.dtype
     assert (q.double().abs() <= x.abs() * ring.scale).all() and (q.double() - x * ring.scale).abs().max() < 1
     assert (q.double().norm(dim=1) <= x.norm(dim=1) * ring.scale).all()
-    assert torch.equal(ring.encode(-x), -q)
+    assert torch.equal(ring.to_words(-x), -q)
 
 
 def test_rounding_to_nearest_would_make_norms_grow():
     x = torch.full((1, 5), 0.6, dtype=torch.float64)
-    assert Ring(32, 0).round(x).double().norm() > x.norm() > Ring(32, 0).encode(x).double().norm()
+    assert Ring(32, 0).round(x).double().norm() > x.norm() > Ring(32, 0).to_words(x).double().norm()
 
 
 def test_rounding_commutes_with_integers_and_is_as_symmetric_as_the_noise():
@@ -37,24 +36,24 @@ def test_rounding_commutes_with_integers_and_is_as_symmetric_as_the_noise():
 def test_decoding_inverts_and_sums_wrap_around(ring):
     info = torch.iinfo(ring.dtype)
     q = torch.tensor([0, 1, -1, 12345], dtype=ring.dtype)
-    assert torch.equal(ring.encode(ring.decode(q)), q)
+    assert torch.equal(ring.to_words(ring.to_reals(q)), q)
     assert torch.tensor([info.max], dtype=ring.dtype) + 1 == info.min
     assert torch.full((3,), info.max, dtype=ring.dtype).sum(dtype=ring.dtype) == info.max - 2
 
 
 def test_values_keep_their_shape_and_float32_is_widened_first():
     x = torch.tensor([[0.1, 2.5]])
-    assert torch.equal(Ring(64, 40).encode(x), (x.double() * 2**40).long())
-    assert Ring(64, 40).encode(torch.zeros(0, 3)).shape == (0, 3)
+    assert torch.equal(Ring(64, 40).to_words(x), (x.double() * 2**40).long())
+    assert Ring(64, 40).to_words(torch.zeros(0, 3)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**22, -(2.0**22)])
 def test_entries_that_do_not_fit_are_refused(bad):
     ring = Ring(32, 10)
-    for action in (ring.encode, ring.round):
+    for action in (ring.to_words, ring.round):
         with pytest.raises(ValueError, match="finite and fit 32 bits"):
             action(torch.tensor([0.0, bad], dtype=torch.float64))
-    assert ring.encode(torch.tensor([2.0**21 - 1])) == 2**31 - 2**10
+    assert ring.to_words(torch.tensor([2.0**21 - 1])) == 2**31 - 2**10
 
 
 def test_bad_rings_and_words_are_refused():
@@ -62,9 +61,9 @@ def test_bad_rings_and_words_are_refused():
         with pytest.raises(ValueError, match="bits"):
             Ring(bits, f)
     with pytest.raises(TypeError, match="ring has 32 bits"):
-        Ring(32, 3).decode(torch.zeros(3, dtype=torch.int64))
+        Ring(32, 3).to_reals(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(TypeError, match=r"torch\.Tensor"):
-        Ring(32, 3).encode([1.0])
+        Ring(32, 3).to_words([1.0])
 
 
 def test_the_most_fraction_bits():

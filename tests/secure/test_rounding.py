@@ -9,7 +9,7 @@ import torch
 from scipy.special import ndtr
 
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
-from torchdp.secure import Ring
+from torchdp.secure.ring import Ring
 from torchdp.secure.rounding import grid_sensitivity, grid_sigma, row_cost
 
 
@@ -123,7 +123,7 @@ def test_truncation_and_the_sensitivity():
     ring, g = Ring(32, 2), torch.Generator().manual_seed(0)
     a = torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
     b = a + 0.3 * torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
-    moved = (ring.encode(a) - ring.encode(b)).double().norm(dim=1) / ring.scale
+    moved = (ring.to_words(a) - ring.to_words(b)).double().norm(dim=1) / ring.scale
     assert 0.3 < float(moved.max()) <= grid_sensitivity(ring, 1.3, 3, 0.3)
 
 

@@ -52,7 +52,7 @@ class Run:
         names = ["clients", "analyst", *(f"server {k}" for k in range(p.servers))]
         self.links = {name: Links.derived(secret, name, p.servers) for name in names}
         self.A = torch.full((p.sketch.clients, p.columns), 0.1)
-        words = p.messages(self.A, noise=SeededNoise(1))
+        words = p.randomize(self.A, noise=SeededNoise(1)).values
         shares = share(words, p.servers, noise=SeededNoise(2))
         inbound = [self.links["clients"][f"server {k}"] for k in range(p.servers)]
         self.frames = [
@@ -72,7 +72,7 @@ class Run:
         return servers
 
     def release(self, servers):
-        return reveal_frames(self.protocol, self.session, agreed(servers), self.links["analyst"])
+        return reveal_frames(self.protocol, self.session, agreed(servers), self.links["analyst"]).value
 
 
 def agreed(servers):
@@ -86,7 +86,7 @@ def agreed(servers):
 def test_frames_give_the_bits_of_the_protocol_in_one_process():
     for settings in ({}, {"bits": 32}, {"servers": 2}):
         run = Run(protocol(**settings))
-        expected = run.protocol.release(run.A, noise=SeededNoise(1))
+        expected = run.protocol.estimate(run.A, noise=SeededNoise(1)).value
         assert torch.equal(run.release(run.fed()), expected)
 
 
@@ -158,7 +158,7 @@ def test_the_attacked_session_then_gives_the_right_result():
                 with pytest.raises(FrameError):
                     servers[k].receive(wrong)
             servers[k].receive(frame)
-    expected = run.protocol.release(run.A, noise=SeededNoise(1))
+    expected = run.protocol.estimate(run.A, noise=SeededNoise(1)).value
     assert torch.equal(run.release(servers), expected)
 
 
@@ -167,12 +167,12 @@ def test_clients_who_reached_only_some_servers_are_left_out_everywhere():
     gone = torch.zeros(24, dtype=torch.bool)
     gone[[2, 11, 20]] = True
     servers = run.fed(without={(2, 0), (11, 1), (11, 2), (20, 0), (20, 1), (20, 2)})
-    words = run.protocol.messages(run.A, noise=SeededNoise(1))
+    words = run.protocol.randomize(run.A, noise=SeededNoise(1)).values
     words[:, gone] = 0
     sums = torch.zeros(4, 3, dtype=torch.int64).index_add_(
         0, run.protocol.sketch.rows.flatten(), words.flatten(0, 1)
     )
-    assert torch.equal(run.release(servers), run.protocol.ring.decode(sums) / 2**0.5)
+    assert torch.equal(run.release(servers), run.protocol.ring.to_reals(sums) / 2**0.5)
 
 
 def test_attacks_on_roll_calls_and_sums_are_found():
@@ -205,7 +205,7 @@ def test_attacks_on_roll_calls_and_sums_are_found():
             reveal_frames(run.protocol, run.session, [sums[0], changed(sums[1], chance), sums[2]], analyst)
     with pytest.raises(FrameError):
         reveal_frames(run.protocol, other.session, sums, analyst)
-    assert reveal_frames(run.protocol, run.session, reversed(sums), analyst).shape == (4, 3)
+    assert reveal_frames(run.protocol, run.session, reversed(sums), analyst).value.shape == (4, 3)
 
 
 def test_sums_over_different_clients_are_not_put_together():
@@ -244,7 +244,7 @@ def test_a_fast_server_does_not_close_a_slow_ones_doors():
         servers[k].agree(servers[2 - k].roll_call(k))
     with pytest.raises(FrameError, match="begun to agree"):
         servers[1].receive(run.frames[0][1])
-    released = reveal_frames(run.protocol, run.session, [s.publish() for s in servers], run.links["analyst"])
+    released = reveal_frames(run.protocol, run.session, [s.publish() for s in servers], run.links["analyst"]).value
     assert torch.equal(released, run.release(full))
 
 
@@ -263,12 +263,12 @@ def test_another_ring_or_sketch_is_another_session():
 def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
     run = Run(protocol())
     sums = agreed(run.fed())
-    honest = reveal_frames(run.protocol, run.session, sums, run.links["analyst"])
+    honest = reveal_frames(run.protocol, run.session, sums, run.links["analyst"]).value
     header, key = header_of(sums[1]), run.links["server 1"]["analyst"]
     words = unseal(key, header, sums[1])
     words[0, 0, 0] += 2**run.protocol.ring.fraction_bits
     lie = seal(key, header, words)  # only the server itself has the key
-    released = reveal_frames(run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"])
+    released = reveal_frames(run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"]).value
     moved = torch.zeros(4, 3, dtype=torch.float64)
     moved[0, 0] = 2**-0.5
     assert torch.allclose(released - honest, moved, atol=1e-12)
@@ -297,7 +297,7 @@ def test_both_ends_of_a_link_have_its_key_and_no_two_links_share_one():
 def test_who_has_no_key_of_a_link_reads_nothing():
     """All frames of a client add up to its words in nobody's hands; the same words are never the same frame."""
     run = Run(protocol())
-    words = run.protocol.messages(run.A, noise=SeededNoise(1))
+    words = run.protocol.randomize(run.A, noise=SeededNoise(1)).values
     for i in (0, 7):
         bodies = [frame[HEADER_BYTES:-TAG_BYTES] for frame in run.frames[i]]
         total = sum(torch.frombuffer(bytearray(body), dtype=torch.int64) for body in bodies)

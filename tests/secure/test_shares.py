@@ -121,7 +121,7 @@ def test_bad_share_arguments_are_refused():
     secret = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match="servers must be"):
         share(secret, 1)
-    with pytest.raises(TypeError, match=r"Ring\.encode"):
+    with pytest.raises(TypeError, match=r"Ring\.to_words"):
         share(secret.double(), 2)
     with pytest.raises(TypeError, match="shares must be"):
         reconstruct(torch.zeros(2, 3))

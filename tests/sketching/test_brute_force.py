@@ -1,6 +1,7 @@
 """Every claim on small random instances against enumeration: coalitions, sensitivities, deltas. Nothing is shared with
 the package but its claims: sketches are dense matrices, deltas come from the error function, laws are convolved."""
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp import regression, secure, sketching
+from torchdp import regression, sketching
+from torchdp.secure import shared_noise
 from torchdp.secure.ring import Ring
 from torchdp.secure.rounding import grid_sensitivity, grid_sigma
 from torchdp.sketching import (
@@ -22,6 +24,11 @@ from torchdp.sketching import (
 )
 
 SEED, INSTANCES, ROUNDING = 1, 25, 1e-9
+CALIBRATED = {
+    "a sigma for each row": GaussianNoise.calibrated,
+    "one sigma": functools.partial(GaussianNoise.calibrated, rows=False),
+    "one copy": OneCopyGaussianNoise.calibrated,
+}
 
 
 def below(x):
@@ -70,14 +77,14 @@ def coalitions(chance, fault):
             "epsilon": chance.uniform(0.1, 3),
             "delta": 1e-3,
         }
-        for name in ("row_sigma", "single_sigma", "one_copy_sigma"):
+        for name, make in CALIBRATED.items():
             try:
-                sigma = getattr(sketching, name)(sketch, 0.5, **settings)
+                sigma = make(sketch, 0.5, **settings).sigma
             except ValueError:  # somebody may stand alone: refused
                 continue
-            spread = chance.uniform(0.8, 2, m if name == "row_sigma" else 1)
+            spread = chance.uniform(0.8, 2, m if name == "a sigma for each row" else 1)
             other = torch.as_tensor(sigma) * torch.from_numpy(spread)  # noise that nobody calibrated
-            one_copy = name == "one_copy_sigma"
+            one_copy = name == "one copy"
             noise = OneCopyGaussianNoise(float(other)) if one_copy else GaussianNoise(other.expand(m))
             stated = noise.guarantee(sketch, 0.5, delta=1e-3, coalition=settings["coalition"])
             for claim, used, epsilon in ((name, sigma, settings["epsilon"]), ("guarantee", other, stated.epsilon)):
@@ -160,7 +167,7 @@ def grids(chance, fault):
         side = np.linspace(-B, B, 25)
         rows = np.array([p for p in itertools.product(side, repeat=d) if np.linalg.norm(p) <= B])
         D = chance.uniform(0.1, 2 * B)
-        whole = ring.encode(torch.from_numpy(rows)).numpy() / ring.scale
+        whole = ring.to_words(torch.from_numpy(rows)).numpy() / ring.scale
         apart = np.linalg.norm(rows[:, None] - rows, axis=-1)
         moved = np.linalg.norm(whole[:, None] - whole, axis=-1)
         yield "grid_sensitivity", moved.max(), grid_sensitivity(ring, B, d) / fault + 1e-300
@@ -190,7 +197,7 @@ def shared(chance, fault):
         n = int(chance.integers(2, 60))
         corrupt = int(chance.integers(0, n))
         absent, delta = int(chance.integers(0, n - corrupt)), 10 ** chance.uniform(-6, -2)
-        noise = secure.SharedGaussian(n, 1.0, chance.uniform(0.1, 3), delta, corrupt, absent=absent)
+        noise = shared_noise.SharedGaussian(n, 1.0, chance.uniform(0.1, 3), delta, corrupt, absent=absent)
         one = noise.level_of(1) / fault
         for heard in {n - absent, int(chance.integers(corrupt + 1, n + 1))}:
             mu = 1 / (one * math.sqrt(heard - corrupt))
@@ -199,7 +206,7 @@ def shared(chance, fault):
     for _ in range(INSTANCES // 2):
         n, bound, members = int(chance.integers(2, 7)), int(chance.integers(1, 3)), int(chance.integers(0, 2))
         settings = {"epsilon": chance.uniform(0.5, 3), "coalition": AdaptiveCoalition(members)}
-        polya = sketching.polya_noise(sketching.ones(n), bound, **settings)
+        polya = sketching.PolyaNoise.calibrated(sketching.ones(n), bound, **settings)
         ratio = polya.ratio ** (fault**2)
         for heard in range(n - members, n + 1):  # as many Polya differences as there are honest clients
             r, size = heard / float(polya.parts[0]), 400

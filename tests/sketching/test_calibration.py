@@ -22,15 +22,10 @@ from torchdp.sketching import (
     balanced_osnap,
     count_sketch,
     entry_variance,
-    laplace_noise,
-    one_copy_sigma,
     ones,
     osnap,
     osnap_blocks,
-    polya_noise,
     rademacher,
-    row_sigma,
-    single_sigma,
 )
 from torchdp.sketching.coalition import hypergeometric_quantile
 from torchdp.sketching.noise import EVERYBODY
@@ -43,16 +38,16 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def rows(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA):
-    return GaussianNoise(row_sigma(sketch, bound, epsilon=EPSILON, delta=delta, coalition=coalition))
+def rows(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
+    return GaussianNoise.calibrated(sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition)
 
 
-def single(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA):
-    return GaussianNoise(single_sigma(sketch, bound, epsilon=EPSILON, delta=delta, coalition=coalition))
+def single(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
+    return GaussianNoise.calibrated(sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition, rows=False)
 
 
-def one_copy(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA):
-    return OneCopyGaussianNoise(one_copy_sigma(sketch, bound, epsilon=EPSILON, delta=delta, coalition=coalition))
+def one_copy(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
+    return OneCopyGaussianNoise.calibrated(sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition)
 
 
 KINDS = [rows, single, one_copy]
@@ -178,7 +173,7 @@ def test_one_copy_of_noise_is_refused_where_its_bound_knows_no_honest_part():
 def test_a_coalition_chosen_before_the_sketch_costs_less_and_a_smaller_one_less_still():
     sketch = balanced_osnap(20_000, 50, 1, generator=generator())
     sigmas = [
-        float(row_sigma(sketch, 1.0, epsilon=EPSILON, delta=DELTA, coalition=coalition)[0])
+        float(GaussianNoise.calibrated(sketch, 1.0, epsilon=EPSILON, delta=DELTA, coalition=coalition).sigma[0])
         for coalition in (AdaptiveCoalition(), StaticCoalition(20), StaticCoalition(200), AdaptiveCoalition(200))
     ]
     assert sigmas == sorted(sigmas) and sigmas[0] < sigmas[-1]
@@ -244,7 +239,7 @@ def test_a_sketch_without_honest_clients_in_some_row_is_refused():
             kind(sketch, coalition=AdaptiveCoalition(smallest))
     static = StaticCoalition(35)
     with pytest.raises(ValueError, match="no honest client"):
-        laplace_noise(sketch, BOUND, epsilon=EPSILON, delta=DELTA, coalition=static)
+        LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, delta=DELTA, coalition=static)
     averaged = rows(sketch, coalition=static)  # whoever is honest adds noise: some is always there
     assert averaged.guarantee(sketch, BOUND, delta=DELTA, coalition=static).epsilon == pytest.approx(
         EPSILON, rel=1e-6
@@ -274,7 +269,7 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     """Densities of the row's honest noise, shifted: every share from the fewest honest clients to all."""
     sketch = balanced_osnap(48, 4, copies, generator=generator(8))
     coalition = AdaptiveCoalition(corrupt)
-    noise = laplace_noise(sketch, BOUND, epsilon=EPSILON, coalition=coalition)
+    noise = LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, coalition=coalition)
     promise = noise.guarantee(sketch, BOUND, coalition=coalition)
     assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
     x, honest = np.linspace(-60, 60, 4801) * noise.scale + 1e-9, int(sketch.counts()[0]) - corrupt
@@ -293,7 +288,7 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
 @pytest.mark.parametrize("copies", [1, 2])
 def test_guarantee_of_polya_noise_is_pure_and_exact(copies):
     sketch, bound = balanced_osnap(24, 4, copies, generator=generator(8)), 3
-    noise = polya_noise(sketch, bound, epsilon=EPSILON)
+    noise = PolyaNoise.calibrated(sketch, bound, epsilon=EPSILON)
     promise = noise.guarantee(sketch, bound)
     assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
     z = np.arange(-40, 41)
@@ -307,11 +302,11 @@ def test_guarantee_of_polya_noise_is_pure_and_exact(copies):
 
 def test_pure_noise_refuses_rows_with_fewer_honest_clients_than_parts():
     sketch = balanced_osnap(48, 4, 1, generator=generator(8))
-    for noise in (laplace_noise(sketch, 1, epsilon=1.0), polya_noise(sketch, 1, epsilon=1.0)):
+    for noise in (LaplaceNoise.calibrated(sketch, 1, epsilon=1.0), PolyaNoise.calibrated(sketch, 1, epsilon=1.0)):
         with pytest.raises(ValueError, match="no whole Laplace"):
             noise.guarantee(sketch, 1, coalition=AdaptiveCoalition(1))
     static = StaticCoalition(6, share=0.5)
-    promise = laplace_noise(sketch, 1, epsilon=1.0, delta=1e-3, coalition=static).guarantee(
+    promise = LaplaceNoise.calibrated(sketch, 1, epsilon=1.0, delta=1e-3, coalition=static).guarantee(
         sketch, 1, delta=1e-3, coalition=static
     )
     assert promise.delta == 5e-4 and not promise.exact and promise.epsilon == 1.0
@@ -321,9 +316,7 @@ def test_pure_noise_refuses_rows_with_fewer_honest_clients_than_parts():
 def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
     """E (1 - e^(epsilon - L))_+ at a loose delta, L the log-likelihood ratio, from what the clients draw."""
     sketch, epsilon, delta, draws = balanced_osnap(12, 4, 2, generator=generator(9)), 1.0, 1e-2, 150_000
-    sigma = {rows: row_sigma, single: single_sigma, one_copy: one_copy_sigma}[kind]
-    noise = kind(sketch)
-    noise = type(noise)(sigma(sketch, BOUND, epsilon=epsilon, delta=delta))
+    noise = kind(sketch, epsilon=epsilon, delta=delta)
     i = int((sketch.leverages() - sketch.leverages().max()).abs().argmin()) if kind is one_copy else 0
     covariance = noise.sigma**2 * sketch.gram() if kind is one_copy else noise.variance(sketch).diag()
     direction = torch.linalg.solve(covariance, 2 * BOUND * sketch.dense()[:, i])
@@ -342,19 +335,18 @@ def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: row_sigma(s, 0.0, epsilon=1.0, delta=1e-6), "bound must be"),
-        (lambda s: row_sigma(s, 1.0, epsilon=0.0, delta=1e-6), "epsilon must be"),
-        (lambda s: single_sigma(s, 1.0, epsilon=1.0, delta=0.0), "delta must lie"),
-        (lambda s: one_copy_sigma(s, math.nan, epsilon=1.0, delta=1e-6), "bound must be"),
-        (lambda s: polya_noise(s, 1.5, epsilon=1.0), "bound must be an integer"),
+        (lambda s: GaussianNoise.calibrated(s, 0.0, epsilon=1.0, delta=1e-6), "bound must be"),
+        (lambda s: GaussianNoise.calibrated(s, 1.0, epsilon=0.0, delta=1e-6), "epsilon must be"),
+        (lambda s: GaussianNoise.calibrated(s, 1.0, epsilon=1.0, delta=0.0), "delta must lie"),
+        (lambda s: OneCopyGaussianNoise.calibrated(s, math.nan, epsilon=1.0, delta=1e-6), "bound must be"),
+        (lambda s: PolyaNoise.calibrated(s, 1.5, epsilon=1.0), "bound must be an integer"),
         (lambda s: one_copy(s, coalition=StaticCoalition(1, share=1.0)), "share must lie"),
         (lambda s: rows(s, coalition=StaticCoalition(40)), "corrupt . absent must be below"),
         (lambda s: rows(s, coalition=AdaptiveCoalition(-1)), "corrupt must be"),
         (lambda s: rows(s, coalition=AdaptiveCoalition(1, absent=-1)), "absent must be"),
         (lambda s: rows(s, coalition=StaticCoalition(1, share=math.nan)), "share must lie"),
-        (lambda s: rows(s.by_row()[0], coalition=StaticCoalition(1)), "do not sort its clients"),
-        (lambda s: rows(replace(s, exchangeable=False), coalition=StaticCoalition(1)), "exchangeable"),
-        (lambda s: laplace_noise(s, 1.0, epsilon=1.0, coalition=StaticCoalition(1)), "delta must lie"),
+        (lambda s: rows(replace(s, exchangeable=False), coalition=StaticCoalition(1)), "do not sort its clients"),
+        (lambda s: LaplaceNoise.calibrated(s, 1.0, epsilon=1.0, coalition=StaticCoalition(1)), "delta must lie"),
         (lambda s: GaussianNoise(1.0).guarantee(s, 1.0), "delta must lie"),
     ],
 )

@@ -17,11 +17,8 @@ from torchdp.sketching import (
     balanced_count_sketch,
     balanced_osnap,
     entry_variance,
-    one_copy_sigma,
     ones,
     osnap,
-    row_sigma,
-    single_sigma,
 )
 from torchdp.sketching.losses import client_losses, convex_delta, copy_losses, gaussian_delta
 
@@ -90,8 +87,8 @@ def test_a_static_coalition_costs_its_own_noise_and_nothing_else_to_speak_of(n, 
     """Variance over the least: n/(n - t') within .2 %; bounds on the counts of all rows would cost 3 to 8 % more."""
     sketch, coalition = balanced_osnap(n, 100, copies, generator=generator()), StaticCoalition(corrupt)
     least = entry_variance(1.0, epsilon=0.1, delta=1e-6)
-    for sigma in (row_sigma, single_sigma):
-        noise = GaussianNoise(sigma(sketch, 1.0, epsilon=0.1, delta=1e-6, coalition=coalition))
+    for rows in (True, False):
+        noise = GaussianNoise.calibrated(sketch, 1.0, epsilon=0.1, delta=1e-6, coalition=coalition, rows=rows)
         overhead = float(noise.variance(sketch).mean()) / least
         assert 1 - 1e-7 <= overhead * (n - corrupt) / n < 1.002
     if corrupt:
@@ -102,15 +99,17 @@ def test_a_static_coalition_costs_its_own_noise_and_nothing_else_to_speak_of(n, 
 def test_with_nobody_corrupt_the_two_kinds_of_coalition_agree():
     sketch = balanced_count_sketch(600, 20, generator=generator())
     pair = [
-        single_sigma(sketch, 1.0, epsilon=0.5, delta=1e-6, coalition=coalition)
+        float(
+            GaussianNoise.calibrated(sketch, 1.0, epsilon=0.5, delta=1e-6, coalition=coalition, rows=False).sigma
+        )
         for coalition in (AdaptiveCoalition(), StaticCoalition(0))
     ]
     assert pair[0] == pytest.approx(pair[1], rel=1e-8) and pair[0] <= pair[1]
 
 
 def test_in_the_plain_sum_exactly_the_corrupt_are_missing():
-    found = single_sigma(ones(500), 1.0, epsilon=0.5, delta=1e-6, coalition=StaticCoalition(100))
-    assert found == pytest.approx(gaussian_sigma(0.5, 1e-6, 2.0) / 20, rel=1e-8)
+    found = GaussianNoise.calibrated(ones(500), 1.0, epsilon=0.5, delta=1e-6, coalition=StaticCoalition(100))
+    assert float(found.sigma) == pytest.approx(gaussian_sigma(0.5, 1e-6, 2.0) / 20, rel=1e-8)
 
 
 @pytest.mark.parametrize("copies", [1, 4])
@@ -120,7 +119,7 @@ def test_one_copy_of_noise_costs_hardly_more_than_the_least_once_delta_is_averag
     least = entry_variance(1.0, epsilon=0.1, delta=1e-6)
     costs = []
     for coalition in (StaticCoalition(0), AdaptiveCoalition()):
-        noise = OneCopyGaussianNoise(one_copy_sigma(sketch, 1.0, epsilon=0.1, delta=1e-6, coalition=coalition))
+        noise = OneCopyGaussianNoise.calibrated(sketch, 1.0, epsilon=0.1, delta=1e-6, coalition=coalition)
         promise = noise.guarantee(sketch, 1.0, delta=1e-6, coalition=coalition)
         assert promise.epsilon == pytest.approx(0.1, rel=1e-6)
         costs.append(float(noise.variance(sketch).mean()) / least)

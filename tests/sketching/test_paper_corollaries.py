@@ -10,21 +10,16 @@ from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
+    LaplaceNoise,
     StaticCoalition,
     balanced_count_sketch,
     balanced_osnap,
     count_sketch,
     entry_variance,
-    laplace_noise,
     ones,
     osnap,
-    paper_experiment_laplace_noise,
-    paper_experiment_noise,
-    paper_gaussian_noise,
-    paper_laplace_noise,
+    paper,
     rademacher,
-    row_sigma,
-    single_sigma,
 )
 from torchdp.sketching.coalition import row_loss
 
@@ -44,7 +39,7 @@ def exact_log_delta(noise, sketch, bound, epsilon):
 def test_corollary_4_7_breaks_its_promise_for_one_column_and_one_copy(epsilon, delta, true):
     """n = 1e6, m = 100, even with equally full rows; the 16 of its own proof keeps it."""
     sketch = balanced_count_sketch(1_000_000, 100, generator=generator())
-    noise = paper_gaussian_noise(sketch, 1, 1.0, epsilon=epsilon, delta=DELTA)
+    noise = paper.gaussian_noise(sketch, 1, 1.0, epsilon=epsilon, delta=DELTA)
     assert math.exp(exact_log_delta(noise, sketch, 1.0, epsilon)) == pytest.approx(delta, rel=0.02)
     assert noise.guarantee(sketch, 1.0, delta=DELTA).epsilon == pytest.approx(true, abs=1e-3)
     proof = GaussianNoise(2 * float(noise.sigma))
@@ -55,7 +50,7 @@ def test_corollary_4_7_breaks_its_promise_for_one_column_and_one_copy(epsilon, d
 
 def test_corollary_4_7_keeps_its_promise_from_two_columns_on_by_waste_alone():
     sketch = balanced_count_sketch(1_000_000, 100, generator=generator())
-    promise = paper_gaussian_noise(sketch, 2, 1.0, epsilon=0.5, delta=DELTA).guarantee(
+    promise = paper.gaussian_noise(sketch, 2, 1.0, epsilon=0.5, delta=DELTA).guarantee(
         sketch, math.sqrt(2), delta=DELTA
     )
     assert promise.epsilon == pytest.approx(0.363, abs=1e-3)
@@ -76,7 +71,7 @@ def test_corollary_4_7_adds_s3_d_log_times_the_least_variance(epsilon):
     for s, stated in zip((1, 2, 5, 10), RATIOS[epsilon], strict=True):
         sketch = balanced_osnap(n, 100, s, generator=generator())
         ratio = (
-            float(paper_gaussian_noise(sketch, d, 1.0, epsilon=epsilon, delta=DELTA).variance(sketch)[0]) / least
+            float(paper.gaussian_noise(sketch, d, 1.0, epsilon=epsilon, delta=DELTA).variance(sketch)[0]) / least
         )
         formula = s**3 * d * math.log(1.25 * s * d / DELTA) * (mu / epsilon) ** 2
         assert ratio == pytest.approx(formula * n / (n - s), rel=1e-6)
@@ -87,13 +82,13 @@ def test_corollary_4_7_is_undefined_where_its_own_rule_lets_it_pass_and_exact_no
     """n = 16,580 > 8 m ln(d m/delta) = 16,579: the logarithm's argument is negative for several copies."""
     d, m, n = 10, 100, 16_580
     assert n > 8 * m * math.log(d * m / DELTA)
-    paper_gaussian_noise(osnap(n, m, 1, generator=generator()), d, 1.0, epsilon=0.5, delta=DELTA)
+    paper.gaussian_noise(osnap(n, m, 1, generator=generator()), d, 1.0, epsilon=0.5, delta=DELTA)
     for s in (5, 10):
         sketch = osnap(n, m, s, generator=generator())
         with pytest.raises(ValueError, match="undefined"):
-            paper_gaussian_noise(sketch, d, 1.0, epsilon=0.5, delta=DELTA)
-        sigma = row_sigma(sketch, math.sqrt(d), epsilon=0.5, delta=DELTA)
-        assert GaussianNoise(sigma).guarantee(sketch, math.sqrt(d), delta=DELTA).epsilon == pytest.approx(0.5)
+            paper.gaussian_noise(sketch, d, 1.0, epsilon=0.5, delta=DELTA)
+        noise = GaussianNoise.calibrated(sketch, math.sqrt(d), epsilon=0.5, delta=DELTA)
+        assert noise.guarantee(sketch, math.sqrt(d), delta=DELTA).epsilon == pytest.approx(0.5)
 
 
 def test_the_paper_counts_the_rows_event_once_for_each_column_and_copy_and_drops_a_factor():
@@ -101,7 +96,7 @@ def test_the_paper_counts_the_rows_event_once_for_each_column_and_copy_and_drops
     s, d, m, n = 5, 2, 50, 9000
     sketch = balanced_osnap(n, m, s, generator=generator())
     event = m * math.exp(-(n - s) / (8 * m))
-    printed = float(paper_gaussian_noise(sketch, d, 1.0, epsilon=0.5, delta=DELTA).sigma) ** 2
+    printed = float(paper.gaussian_noise(sketch, d, 1.0, epsilon=0.5, delta=DELTA).sigma) ** 2
     proof = 4 * s**3 * m * d**2 * math.log(1.25 / (DELTA / (s * d) - event)) / (0.25 * (n - s))
     assert 1.0001 * printed < proof
     assert proof * math.log(1.25 * s / (DELTA / d - event)) / math.log(
@@ -113,7 +108,7 @@ def test_half_of_every_row_is_given_away_by_the_paper_and_none_by_exact_counts()
     """(n - t')/(2 m) honest clients counted on: overhead 2; equally full rows hold n/m."""
     sketch = balanced_count_sketch(100_000, 100, generator=generator())
     least = entry_variance(1.0, epsilon=0.5, delta=DELTA)
-    exact = GaussianNoise(single_sigma(sketch, 1.0, epsilon=0.5, delta=DELTA)).variance(sketch)
+    exact = GaussianNoise.calibrated(sketch, 1.0, epsilon=0.5, delta=DELTA, rows=False).variance(sketch)
     assert (exact / least - 1).abs().max() < 1e-8
     halved = GaussianNoise(math.sqrt(least / ((100_000 - 1) / 200))).variance(sketch)
     assert float(halved[0]) / least == pytest.approx(2.0, rel=1e-4)
@@ -129,7 +124,7 @@ def test_a_coalition_that_sees_the_sketch_empties_a_row_that_one_chosen_before_l
     """n = 1e5, t' = 1000: abstain, against overhead 1.03."""
     sketch = balanced_count_sketch(100_000, 100, generator=generator())
     with pytest.raises(ValueError, match="no honest client"):
-        row_sigma(sketch, 1.0, epsilon=0.5, delta=DELTA, coalition=AdaptiveCoalition(1000))
+        GaussianNoise.calibrated(sketch, 1.0, epsilon=0.5, delta=DELTA, coalition=AdaptiveCoalition(1000))
     kept = StaticCoalition(1000).honest(sketch, DELTA)
     assert 1000 / float(kept.min()) == pytest.approx(1.035, abs=2e-3)
 
@@ -137,13 +132,12 @@ def test_a_coalition_that_sees_the_sketch_empties_a_row_that_one_chosen_before_l
 def test_corollary_4_10_promises_m_times_what_it_needs():
     m, n, eta, d, epsilon = 10, 1000, 1.0, 3, 0.5
     sketch = rademacher(n, m, generator=generator())
-    noise = paper_laplace_noise(sketch, d, eta, epsilon=epsilon)
+    noise = paper.laplace_noise(sketch, d, eta, epsilon=epsilon)
     promise = noise.guarantee(sketch, eta * d)
     assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(epsilon / m)
-    sparse = laplace_noise(balanced_count_sketch(n, m, generator=generator()), eta * d, epsilon=epsilon).variance(
-        balanced_count_sketch(n, m, generator=generator())
-    )
-    dense = laplace_noise(sketch, eta * d, epsilon=epsilon).variance(sketch)
+    one = balanced_count_sketch(n, m, generator=generator())
+    sparse = LaplaceNoise.calibrated(one, eta * d, epsilon=epsilon).variance(one)
+    dense = LaplaceNoise.calibrated(sketch, eta * d, epsilon=epsilon).variance(sketch)
     assert float(sparse[0]) == pytest.approx(8 * (eta * d / epsilon) ** 2)
     assert float(dense[0] / sparse[0]) == pytest.approx(m)
     assert float(noise.variance(sketch)[0] / sparse[0]) == pytest.approx(m**4)
@@ -151,17 +145,17 @@ def test_corollary_4_10_promises_m_times_what_it_needs():
 
 def test_corollary_4_10_needs_fewer_corrupt_clients_than_a_copys_row_holds():
     sketch = rademacher(1000, 10, generator=generator())
-    paper_laplace_noise(sketch, 3, 1.0, epsilon=1.0, corrupt=99)
+    paper.laplace_noise(sketch, 3, 1.0, epsilon=1.0, corrupt=99)
     for corrupt in (100, 400):  # both below n, and below n/2
         with pytest.raises(ValueError, match="corrupt must be below clients/height = 100"):
-            paper_laplace_noise(sketch, 3, 1.0, epsilon=1.0, corrupt=corrupt)
+            paper.laplace_noise(sketch, 3, 1.0, epsilon=1.0, corrupt=corrupt)
     with pytest.raises(ValueError, match="dense"):
-        paper_laplace_noise(balanced_count_sketch(1000, 10, generator=generator()), 3, 1.0, epsilon=1.0)
+        paper.laplace_noise(balanced_count_sketch(1000, 10, generator=generator()), 3, 1.0, epsilon=1.0)
 
 
 def test_a_sparse_sketch_is_purely_private_also_with_uniform_rows():
     sketch = count_sketch(1000, 10, generator=generator())
-    promise = laplace_noise(sketch, 2.0, epsilon=0.5).guarantee(sketch, 2.0)
+    promise = LaplaceNoise.calibrated(sketch, 2.0, epsilon=0.5).guarantee(sketch, 2.0)
     assert promise.delta == 0 and promise.exact and promise.epsilon == pytest.approx(0.5)
 
 
@@ -173,7 +167,7 @@ def test_the_noise_of_the_experiments_is_far_from_its_nominal_epsilon(columns, t
     """m = 100, entries in [-1, 1], nominal epsilon .03, .1, .5; whatever n."""
     sketch = balanced_count_sketch(50_000, 100, generator=generator())
     for nominal, epsilon in zip((0.03, 0.1, 0.5), true, strict=True):
-        noise = paper_experiment_noise(sketch, epsilon=nominal, delta=DELTA)
+        noise = paper.experiment_noise(sketch, epsilon=nominal, delta=DELTA)
         found = noise.guarantee(sketch, math.sqrt(columns), delta=DELTA).epsilon
         assert found == pytest.approx(epsilon, rel=0.03) and found > 10 * nominal
 
@@ -181,17 +175,16 @@ def test_the_noise_of_the_experiments_is_far_from_its_nominal_epsilon(columns, t
 def test_the_laplace_noise_of_the_experiments_is_not_that_of_corollary_4_10():
     m, d, epsilon = 10, 3, 0.05
     sketch = balanced_count_sketch(5000, m, generator=generator())
-    noise = paper_experiment_laplace_noise(sketch, epsilon=epsilon)
+    noise = paper.experiment_laplace_noise(sketch, epsilon=epsilon)
     assert float(noise.variance(sketch)[0]) == pytest.approx(m * 2 / epsilon**2)
     assert noise.guarantee(sketch, d).epsilon == pytest.approx(2 * d * epsilon)
     dense = rademacher(5000, m, generator=generator())
-    theorem = paper_laplace_noise(dense, d, 1.0, epsilon=epsilon).variance(dense)
+    theorem = paper.laplace_noise(dense, d, 1.0, epsilon=epsilon).variance(dense)
     assert float(theorem[0] / noise.variance(sketch)[0]) == pytest.approx((2 * m**2 * d) ** 2 / m)
     with pytest.raises(ValueError, match="at least height clients"):
-        paper_experiment_laplace_noise(balanced_count_sketch(50, m, generator=generator()), epsilon=1.0)
+        paper.experiment_laplace_noise(balanced_count_sketch(50, m, generator=generator()), epsilon=1.0)
 
 
 def test_the_plain_sum_needs_no_more_than_central_noise():
-    assert float(single_sigma(ones(400), 1.0, epsilon=0.5, delta=DELTA)) * 20 == pytest.approx(
-        gaussian_sigma(0.5, DELTA, 2.0)
-    )
+    noise = GaussianNoise.calibrated(ones(400), 1.0, epsilon=0.5, delta=DELTA, rows=False)
+    assert float(noise.sigma) * 20 == pytest.approx(gaussian_sigma(0.5, DELTA, 2.0))

@@ -11,14 +11,15 @@ from torchdp.regression import FrequencyMoments, GramRelease, LocalRows, SecureH
 from torchdp.secure import Links, SecureSketch
 from torchdp.secure.ring import Ring
 from torchdp.secure.rounding import grid_sensitivity, grid_sigma
-from torchdp.sketching import AdaptiveCoalition, GaussianNoise, LaplaceNoise, Layout, StaticCoalition
+from torchdp.sketching import AdaptiveCoalition, GaussianNoise, LaplaceNoise, StaticCoalition
+from torchdp.sketching.transform import RowLayout, add_rows
 
 SKETCH = sketching.osnap(30, 5, 2, generator=torch.Generator().manual_seed(1))
 A = torch.full((30, 3), 0.2, dtype=torch.float64)
 MOMENTS = regression.second_moments(A, A[:, 0])
 PROTOCOL = SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6)
 GRAM, LOCAL = GramRelease(30, 3, 1.0, 1.0, 1e-6, 1.0), LocalRows(3, 1.0, 1.0, 1e-6, 1.0)
-STATIC, LAYOUT, WORDS = StaticCoalition(1), Layout(SKETCH), torch.zeros(2, 30, 3, dtype=torch.int64)
+STATIC, LAYOUT, WORDS = StaticCoalition(1), RowLayout(SKETCH), torch.zeros(2, 30, 3, dtype=torch.int64)
 BUDGET = {"epsilon": 1.0, "delta": 1e-6}
 NOISE = SeededNoise(1)
 
@@ -27,17 +28,19 @@ CALLS = [
     (STATIC.leverages, (SKETCH, 1e-6)),
     (lambda *a: STATIC.losses(*a, 1e-6), (SKETCH, torch.ones(5))), (STATIC.one_copy_losses, (SKETCH, 1e-6)),
     *((noise, (SKETCH, 1.0, *BUDGET.values(), STATIC)) for noise in (
-        lambda *a: sketching.row_sigma(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
-        lambda *a: sketching.single_sigma(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
-        lambda *a: sketching.one_copy_sigma(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
-        lambda *a: sketching.laplace_noise(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]))),
+        lambda *a: GaussianNoise.calibrated(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
+        lambda *a: GaussianNoise.calibrated(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4], rows=False),
+        lambda *a: sketching.OneCopyGaussianNoise.calibrated(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]),
+        lambda *a: sketching.LaplaceNoise.calibrated(*a[:2], epsilon=a[2], delta=a[3], coalition=a[4]))),
     *((lambda *a, k=noise: k.guarantee(*a[:2], delta=a[2], coalition=a[3]), (SKETCH, 1.0, 1e-6, STATIC))
       for noise in (GaussianNoise(9.0), LaplaceNoise(9.0, torch.ones(5)))),
     (GaussianNoise, (1.0,)), (LaplaceNoise, (1.0, torch.ones(5))), (GaussianNoise(1.0).variance, (SKETCH,)),
     (lambda *a: GaussianNoise(1.0).collect(*a[:2], noise=a[2]), (SKETCH, A, NOISE)),
-    (SKETCH.part, (torch.arange(3),)), (SKETCH.apply, (A,)), (sketching.embedding_values, (SKETCH, A)),
-    (SecureSketch, (SKETCH, 3, 1.0, 1.0, 1e-6)), (PROTOCOL.messages, (A[:3], 0)), (PROTOCOL.release, (A,)),
-    (PROTOCOL.reveal, (PROTOCOL.collect(A),)), (PROTOCOL.session, (bytes(32),)),
+    (SKETCH.part, (torch.arange(3),)), (SKETCH.apply, (A,)),
+    (SecureSketch, (SKETCH, 3, 1.0, 1.0, 1e-6)), (lambda x, k: PROTOCOL.randomize(x, first=k), (A[:3], 0)),
+    (PROTOCOL.collect, (A,)), (PROTOCOL.tally, (PROTOCOL.randomize(A),)),
+    (PROTOCOL.decode, (PROTOCOL.encode(PROTOCOL.randomize(A)),)),
+    (PROTOCOL.session, (bytes(32),)),
     (lambda *a: SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6, servers=a[0], coalition=a[1], bits=a[2]), (2, STATIC, 64)),
     (lambda *a: secure.share(*a[:2], noise=a[2]), (WORDS, 2, NOISE)), (secure.reconstruct, (WORDS,)),
     (grid_sensitivity, (Ring(64, 3), 1.0, 3)), (grid_sigma, (torch.ones(2), 1, 3, Ring(64, 3), 1.0, 1.0)),
@@ -52,7 +55,7 @@ CALLS = [
     (regression.phi, (MOMENTS, torch.zeros(3), 1.0)), (regression.predicted_phi, (MOMENTS, 1.0, 0.1, 0.1)),
     (regression.joint_sensitivity, (1.0, 1.0, 3)), (lambda v: regression.debiased(A, v), (0.1,)),
     (LAYOUT.put, (LAYOUT.empty(3, torch.int64), WORDS, 0)),
-    (sketching.add_rows, (torch.zeros(5, 3, dtype=torch.int64), SKETCH.rows, WORDS)),
+    (add_rows, (torch.zeros(5, 3, dtype=torch.int64), SKETCH.rows, WORDS)),
     (Links.derived, (bytes(32), "server 0", 2)), (Links, ({"analyst": bytes(32)},)),
     (secure.Server, (PROTOCOL, bytes(16), 0, Links.derived(bytes(32), "server 0", 2))),
     (secure.client_frames, (PROTOCOL, bytes(16), torch.zeros(2, 2, 1, 3, dtype=torch.int64), 0, [bytes(32)] * 2)),

@@ -10,7 +10,6 @@ from torchdp.sketching import (
     Sketch,
     balanced_count_sketch,
     balanced_osnap,
-    embedding_values,
     ones,
     osnap,
     osnap_blocks,
@@ -32,7 +31,9 @@ SKETCHES = [
     osnap_blocks(61, 9, 3, generator=generator(2)),
     balanced_osnap(60, 12, 4, generator=generator(3)),
     balanced_count_sketch(60, 5, generator=generator(4)),
-    balanced_count_sketch(60, 5, generator=generator(4)).by_row()[0],
+    Sketch(
+        torch.arange(60)[None] // 12, balanced_count_sketch(60, 5, generator=generator(4)).signs, 5
+    ),  # bucketed
     rademacher(60, 7, generator=generator(5)),
     ones(9),
     osnap(1, 2, 2, generator=generator(6)),
@@ -77,15 +78,6 @@ def test_sums_of_what_differs_between_copies(sketch):
     torch.testing.assert_close(sketch.copy_sums(values), wanted)
 
 
-def test_clients_in_the_order_of_their_rows_are_added_up_side_by_side():
-    sketch, A = balanced_count_sketch(600, 12, generator=generator()), normal(600, 5)
-    ordered, order = sketch.by_row()
-    assert ordered.bucketed and not sketch.bucketed
-    torch.testing.assert_close(ordered.apply(A[order]), sketch.apply(A))
-    assert not balanced_count_sketch(601, 12, generator=generator()).by_row()[0].bucketed
-    assert not balanced_osnap(600, 12, 2, generator=generator()).by_row()[0].bucketed
-
-
 def test_part_keeps_the_columns_of_some_clients(monkeypatch):
     sketch, some = SKETCHES[0], torch.tensor([5, 2, 40])
     torch.testing.assert_close(sketch.part(some).dense(), sketch.dense()[:, some])
@@ -111,17 +103,6 @@ def test_leverages_leave_out_rows_that_hold_nobody_and_refuse_dependent_ones():
     assert osnap(3, 50, 1, generator=generator(7)).leverages().tolist() == pytest.approx([1.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="take fewer rows or more clients"):
         osnap(3, 50, 2, generator=generator(7)).leverages()
-
-
-def test_embedding_values_bracket_the_stretch_of_every_vector():
-    sketch, A = balanced_osnap(2000, 120, 4, generator=generator()), normal(2000, 6)
-    low, high = embedding_values(sketch, A).tolist()
-    x = normal(6, 500, seed=1)
-    stretch = (sketch.apply(A) @ x).norm(dim=0) / (A @ x).norm(dim=0)
-    assert low <= float(stretch.min()) and float(stretch.max()) <= high
-    wanted = torch.linalg.svdvals(sketch.dense() @ torch.linalg.qr(A).Q)
-    assert [low, high] == pytest.approx([float(wanted[-1]), float(wanted[0])])
-    assert float(embedding_values(osnap(50, 3, 1, generator=generator()), normal(50, 6))[0]) == 0
 
 
 @pytest.mark.parametrize(
@@ -152,8 +133,6 @@ def test_bad_input_is_named():
         sketch.apply([[1.0]])
     with pytest.raises(TypeError, match="rows must be an integer tensor"):
         Sketch(torch.zeros(1, 3), torch.ones(1, 3), 2)
-    with pytest.raises(ValueError, match="basis must have shape"):
-        embedding_values(sketch, normal(5, 6))
 
 
 @pytest.mark.gpu

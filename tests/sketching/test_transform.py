@@ -5,7 +5,8 @@ import re
 import pytest
 import torch
 
-from torchdp.sketching import Layout, Sketch, add_rows, balanced_osnap, bucket_sums, ones, osnap, rademacher
+from torchdp.sketching import Sketch, balanced_osnap, ones, osnap, rademacher
+from torchdp.sketching.transform import RowLayout, add_rows, bucket_sums
 
 
 def generator(seed=0):
@@ -35,7 +36,7 @@ def test_contiguous_sums_are_the_sums_row_by_row_modulo_the_ring(dtype):
                     exact[int(sketch.rows[c, i])][l] += int(words[c, i, l])
         bits = torch.iinfo(dtype).bits
         wrapped = [[(v + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for v in row] for row in exact]
-        layout = Layout(sketch)
+        layout = RowLayout(sketch)
         table = layout.empty(3, dtype)
         for first in range(0, sketch.clients, 7):
             layout.put(table, words[:, first : first + 7], first)
@@ -46,12 +47,12 @@ def test_contiguous_sums_are_the_sums_row_by_row_modulo_the_ring(dtype):
 
 def test_a_balanced_sketch_wastes_no_place():
     sketch = balanced_osnap(60, 10, 2, generator=generator())
-    assert Layout(sketch).width == 12 and Layout(sketch).empty(4, torch.int64).shape == (10, 4, 12)
+    assert RowLayout(sketch).width == 12 and RowLayout(sketch).empty(4, torch.int64).shape == (10, 4, 12)
 
 
 def test_each_pair_has_a_place_of_its_own():
     for sketch in sketches():
-        layout = Layout(sketch)
+        layout = RowLayout(sketch)
         taken = (sketch.rows * layout.width + layout.places).flatten()
         assert len(taken.unique()) == len(taken) and int(layout.places.max()) < layout.width
 
@@ -59,7 +60,7 @@ def test_each_pair_has_a_place_of_its_own():
 def test_cleared_clients_add_nothing():
     sketch = osnap(30, 6, 2, generator=generator())
     words = torch.ones(2, 30, 1, dtype=torch.int64)
-    layout, gone = Layout(sketch), torch.arange(30) % 3 == 0
+    layout, gone = RowLayout(sketch), torch.arange(30) % 3 == 0
     table = layout.empty(1, torch.int64)
     layout.put(table, words)
     layout.clear(table, gone)

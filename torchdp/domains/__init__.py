@@ -1,27 +1,43 @@
-"""Convex sets given by oracles, and the shape of the noise that hides a point of one."""
+"""Bounded sets K in R^d that are known by oracles, and the Gaussian noise of least l_p norm that hides a point of one.
 
-from torchdp.domains.balls import BallSum, Box, Ellipsoid, LpBall, Zonotope, lp_ball
-from torchdp.domains.composite import LinearImage, Product, linear_image, minkowski_sum
-from torchdp.domains.domain import Domain, Maximum
+    >>> import torch
+    >>> from torchdp import domains
+    >>> box = domains.Box(torch.zeros(2), torch.tensor([1.0, 100.0]))
+    >>> shape = domains.noise_shape(box, 2.0)
+    >>> bool(shape.certificate.lower <= shape.certificate.upper), shape.root.shape
+    (True, torch.Size([2, 2]))
+
+| API name | symbol | meaning | squared? |
+|---|---|---|---|
+| root, centre | A, v | K lies in the ellipsoid {v + A u: norm_2(u) <= 1} | no |
+| p | p | of the l_p norm, in [2, inf], of the deviations: the row norms of A | |
+| certificate.upper | | that norm; lower <= Gamma_p(K) <= upper, the least norm of all such ellipsoids | no |
+| support, weights, row_weights | | points of K and the dual measure on them that prove ``lower`` | |
+
+:func:`noise_shape` is for users who hide their own points, :func:`difference_shape` for a curator who hides the
+replacement of one, :func:`least_error_shape` for the least (E norm_p^2)^{1/2}. A set of one's own subclasses
+:class:`Domain`: its ``maximise`` returns a ``domain.Maximum``.
+
+Source: Nikolov, Tang (2023), Theorems 15, 26, 30 and 32.
+"""
+
+from torchdp.domains.balls import Box, Ellipsoid, LpBall, Zonotope, lp_ball
+from torchdp.domains.composite import Product, linear_image, minkowski_sum
+from torchdp.domains.domain import Domain
 from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.kronecker import KroneckerProduct
 from torchdp.domains.noise_shape import NoiseShape, noise_shape
-from torchdp.domains.norm_error import NormError
 from torchdp.domains.schatten import SchattenBall
 from torchdp.domains.shapes import difference_shape, least_error_shape, round_shape
 
 __all__ = [
-    "BallSum",
     "Box",
     "Domain",
     "Ellipsoid",
     "FiniteSet",
     "KroneckerProduct",
-    "LinearImage",
     "LpBall",
-    "Maximum",
     "NoiseShape",
-    "NormError",
     "Polytope",
     "Product",
     "SchattenBall",

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ROUNDS, CHUNK = 1000, 1 << 22  # numbers held at a time
+from torchdp.memory import rows_at_once
+
+ROUNDS = 1000
 CLOSE = 1e-7  # of the size of the set
 KEPT = 0.75  # share of the rows that go on at which the others are put aside
 RIDGE = 1e-15  # of its square
@@ -23,8 +25,8 @@ def nearest_by_corners(x: Tensor, extreme: Callable[[Tensor], Tensor], near: flo
     Source: Wolfe (1976), the nearest point in a polytope.
     """
     flat = x.double().reshape(-1, x.shape[-1])
-    rows = max(1, CHUNK // (flat.shape[1] + 2) ** 2)
-    found = [_nearest(some, extreme, near) for some in flat.split(rows)] if len(flat) else [flat]
+    parts = flat.split(rows_at_once((flat.shape[1] + 2) ** 2))
+    found = [_nearest(some, extreme, near) for some in parts] if len(flat) else [flat]
     return torch.cat(found).reshape(x.shape).to(x)
 
 

@@ -12,9 +12,9 @@ from torchdp import checks
 from torchdp.domains.domain import Domain, Maximum
 from torchdp.domains.finite import Vertices
 from torchdp.domains.noise_shape import NoiseShape
+from torchdp.memory import rows_at_once
 
 MOST_VERTICES = 20_000  # whose distances are all looked at
-CHUNK = 2**22  # numbers held at a time: 32 MB
 LET_THROUGH = 1e-6  # what the membership tests of finite sets and hulls let through, relative to their size
 
 
@@ -72,9 +72,8 @@ class Encoding:
         else:
             points = self._furthest.points
         encoded = (points - self.centre) @ self.inverse.mT
-        rows = max(1, CHUNK // len(encoded))
-        exactly = "donot_use_mm_for_euclid_dist"
-        return max(float(torch.cdist(some, encoded, compute_mode=exactly).max()) for some in encoded.split(rows))
+        parts, mode = encoded.split(rows_at_once(len(encoded))), "donot_use_mm_for_euclid_dist"
+        return max(float(torch.cdist(some, encoded, compute_mode=mode).max()) for some in parts)
 
     @cached_property
     def diameter(self) -> float:
@@ -98,9 +97,10 @@ class Encoding:
         u = (x.double() - self.centre) @ self.inverse.mT
         return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
 
-    def chunks(self, x: Tensor) -> Iterator[Tensor]:
-        """The encoded rows of x (k, d), so many at a time."""
-        return (self(some) for some in x.split(max(1, CHUNK // x.shape[-1])))
+    def parts(self, x: Tensor, counts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The encoded rows of x (k, d) beside their counts (k,), so many at a time."""
+        rows = rows_at_once(x.shape[-1])
+        return ((self(some), each) for some, each in zip(x.split(rows), counts.split(rows), strict=True))
 
 
 def admitted(name: str, x: Tensor, domain: Domain, shape: NoiseShape) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains.domain import Candidate, Domain, Maximum, best_first, slack
 from torchdp.domains.generate import on_points
+from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
-
-CHUNK = 1 << 22  # entries of a block of distances
 
 
 class Vertices(Domain):
@@ -76,10 +75,9 @@ class FiniteSet(Vertices):
         x = self._vectors(x)
         points = self.points.to(x)
         flat = x.reshape(-1, self.dimension)
-        block = max(1, CHUNK // len(points))
         nearest = [
             torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-            for part in flat.split(block)
+            for part in flat.split(rows_at_once(len(points)))
         ]
         return points[torch.cat(nearest)].reshape(x.shape) if nearest else x
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain, climb
-from torchdp.domains.evaluate import dual_value, enclose, hull
+from torchdp.domains.domain import Candidate, Domain, climb
+from torchdp.domains.evaluate import Enclosed, dual_value, enclose, hull
 from torchdp.domains.generate import heavy, merged, on_points
 from torchdp.factorization import Certificate
 from torchdp.factorization.certificates.certificate import check_exponent
@@ -90,57 +90,110 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
     p, tol = check_exponent(p), checks.positive("tol", tol)
     if not isinstance(shift, bool):
         raise TypeError(f"shift must be True or False, not {shift!r}")
-    if not isinstance(domain, Domain):
-        raise TypeError(f"domain must be a torchdp.domains.Domain, not {type(domain).__name__}")
-    start = domain.spanning()
-    largest = float(start.abs().max())
-    if largest > 0 and not 1 / LARGEST <= largest <= LARGEST:
-        raise ValueError(
-            f"domain's coordinates are up to {largest:.1g}, out of 1e-100 to 1e100; change their unit"
-        )
+    start = _spanning(domain)
     middle = domain.middle if shift else torch.zeros_like(start[0])
     basis = hull(start, start.mean(0) if middle is None else middle)
     if basis.shape[1] == 0:
         return _single(start, p)
-    finest, proposal = SHARE * tol, domain.candidate(p, shift, SHARE * tol)
-    tolerance = math.inf  # to which the proposal is the best around its points
-    if proposal is None:
-        tolerance = max(finest, ROUGH)
-        proposal = on_points(start, middle, p, tolerance)
-    rounding = ROUNDING * largest
-    best, holder = enclose(domain, basis, proposal.root, proposal.centre, p), proposal
-    lower, dual = dual_value(domain, proposal, p, shift), proposal
-    latest, idle = best, 0
+    search = _Search(domain, p, shift, tol, start, middle, basis)
     for _ in range(ROUNDS):
-        gap = best.upper / max(lower, TINY) - 1
-        if best.upper <= lower * (1 + tol) + rounding or idle >= PATIENCE:
+        if search.settled():
             break
-        step = max(finest, PROGRESS * gap)  # a bound that moves by less has not moved
-        beyond = math.sqrt(max(latest.overshoot, 1.0)) - 1  # how far points stick out of the proposed ellipsoid
-        if max(beyond, tolerance) <= (finest if domain.factor == 1 else step):
-            if domain.factor > 1:
-                break  # the oracle finds nothing that would raise the lower bound
-            finest /= 4
-        found = torch.cat([latest.found, climb(domain, heavy(proposal), latest.inverse, proposal.centre, steps=5)])
-        tolerance = max(finest, ROUGH * beyond, step / 4 if domain.factor > 1 else 0.0)
-        proposal = on_points(merged(start, proposal, found, middle), middle, p, tolerance)
-        latest = enclose(domain, basis, proposal.root, proposal.centre, p)
-        value, bound = latest.upper, dual_value(domain, proposal, p, shift)
-        idle = 0 if value < best.upper * (1 - step) or bound > lower * (1 + step) else idle + 1
-        if value < best.upper:
-            best, holder = latest, proposal
-        if bound > lower:
-            lower, dual = bound, proposal
-    bounds = (start.new_tensor(value) for value in (best.upper, lower, best.residual))
-    certificate = Certificate(*bounds, rounding=rounding + RELATIVE * lower)
-    if domain.factor == 1 and not best.upper <= lower * (1 + tol) + rounding:
-        warnings.warn(
-            f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {tol:.2e}; raise tol",
-            RuntimeWarning,
-            stacklevel=2,
+        search.improve()
+    return search.shape()
+
+
+def _spanning(domain: Domain) -> Tensor:
+    """The domain's spanning points. Raises TypeError, ValueError."""
+    if not isinstance(domain, Domain):
+        raise TypeError(f"domain must be a torchdp.domains.Domain, not {type(domain).__name__}")
+    points = domain.spanning()
+    largest = float(points.abs().max())
+    if largest > 0 and not 1 / LARGEST <= largest <= LARGEST:
+        raise ValueError(
+            f"domain's coordinates are up to {largest:.1g}, out of 1e-100 to 1e100; change their unit"
         )
-    weights = dual.weights / dual.weights.sum()
-    return NoiseShape(best.root, holder.centre, dual.points, weights, dual.row_weights, p, certificate)
+    return points
+
+
+class _Search:
+    """Column generation: the best ellipsoid and the best dual measure so far, and the latest proposal."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        p: float,
+        shift: bool,
+        tol: float,
+        start: Tensor,
+        middle: Tensor | None,
+        basis: Tensor,
+    ) -> None:
+        self.domain, self.p, self.shift, self.tol = domain, p, shift, tol
+        self.start, self.middle, self.basis = start, middle, basis
+        self.rounding = ROUNDING * float(start.abs().max())
+        self.finest, self.tolerance = SHARE * tol, math.inf  # to which a proposal is the best around its points
+        first = domain.candidate(p, shift, self.finest)
+        if first is None:
+            self.tolerance = max(self.finest, ROUGH)
+            first = on_points(start, middle, p, self.tolerance)
+        self.proposal = self.holder = self.dual = first
+        self.latest = self.best = self._enclosed(first)
+        self.lower = dual_value(domain, first, p, shift)
+        self.step = math.inf  # a bound that moves by less has not moved
+        self.idle = 0  # rounds without a better bound
+
+    def settled(self) -> bool:
+        """Whether the bounds are within tol, or nothing more is to be had; else refines where it must."""
+        if self._close() or self.idle >= PATIENCE:
+            return True
+        gap = self.best.upper / max(self.lower, TINY) - 1
+        self.step = max(self.finest, PROGRESS * gap)
+        if max(self._beyond, self.tolerance) > (self.finest if self.domain.factor == 1 else self.step):
+            return False
+        self.finest /= 4
+        return self.domain.factor > 1  # the oracle finds nothing that would raise the lower bound
+
+    def improve(self) -> None:
+        """The best ellipsoid around the points that carry weight and those that stick out."""
+        step, beyond, before = self.step, self._beyond, self.proposal
+        climbed = climb(self.domain, heavy(before), self.latest.inverse, before.centre, steps=5)
+        points = merged(self.start, before, torch.cat([self.latest.found, climbed]), self.middle)
+        self.tolerance = max(self.finest, ROUGH * beyond, step / 4 if self.domain.factor > 1 else 0.0)
+        self.proposal = on_points(points, self.middle, self.p, self.tolerance)
+        self.latest = self._enclosed(self.proposal)
+        value, bound = self.latest.upper, dual_value(self.domain, self.proposal, self.p, self.shift)
+        moved = value < self.best.upper * (1 - step) or bound > self.lower * (1 + step)
+        self.idle = 0 if moved else self.idle + 1
+        if value < self.best.upper:
+            self.best, self.holder = self.latest, self.proposal
+        if bound > self.lower:
+            self.lower, self.dual = bound, self.proposal
+
+    def shape(self) -> NoiseShape:
+        """With its certificate; warns where an exact oracle has not closed the gap."""
+        bounds = (self.start.new_tensor(value) for value in (self.best.upper, self.lower, self.best.residual))
+        certificate = Certificate(*bounds, rounding=self.rounding + RELATIVE * self.lower)
+        if self.domain.factor == 1 and not self._close():
+            warnings.warn(
+                f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {self.tol:.2e}; raise tol",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        root, centre, dual = self.best.root, self.holder.centre, self.dual
+        weights = dual.weights / dual.weights.sum()
+        return NoiseShape(root, centre, dual.points, weights, dual.row_weights, self.p, certificate)
+
+    def _enclosed(self, proposal: Candidate) -> Enclosed:
+        return enclose(self.domain, self.basis, proposal.root, proposal.centre, self.p)
+
+    def _close(self) -> bool:
+        return self.best.upper <= self.lower * (1 + self.tol) + self.rounding
+
+    @property
+    def _beyond(self) -> float:
+        """How far points stick out of the proposed ellipsoid."""
+        return math.sqrt(max(self.latest.overshoot, 1.0)) - 1
 
 
 def _single(points: Tensor, p: float) -> NoiseShape:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
 
-DRAWS, CHUNK = 1 << 18, 1 << 22  # draws of the noise; numbers held at a time
+DRAWS = 1 << 18  # of the noise
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class NormError:
     def _monte_carlo(self, power: int) -> Measured:
         """E ||Z||_p^power; for finite p with ||Z||_p^p, whose mean is known, as control variate."""
         generator = keyed_generator(b"torchdp.mean.norm_error", self.root.device)
-        rows = max(1, CHUNK // max(self.root.shape))
+        rows = rows_at_once(max(self.root.shape))
         norms = (
             torch.cat([self._drawn(min(rows, DRAWS - at), generator) for at in range(0, DRAWS, rows)]) / self.floor
         )

@@ -20,78 +20,50 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 | gap | | upper / lower - 1 | no |
 """
 
-from torchdp.factorization.additive import additive_noise_bound, least_noise_variance
-from torchdp.factorization.approximate import ApproximateFactorization, approximate, priced, zeta
-from torchdp.factorization.blocks import factorize_blocks
-from torchdp.factorization.certificates.approximate_certificate import certify_approximate, certify_zeta
+from torchdp.factorization.additive import additive_noise_bound
+from torchdp.factorization.approximate import ApproximateFactorization, approximate, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
-from torchdp.factorization.certificates.epochs_certificate import certify_epochs
-from torchdp.factorization.closed_forms import (
-    box_axes,
-    circulant,
-    gamma_block_diagonal,
+from torchdp.factorization.constant import free_constant
+from torchdp.factorization.dual import gamma2_dual
+from torchdp.factorization.epochs import EpochFactorization, factorize_epochs
+from torchdp.factorization.factorize import Factorization, factorize, signature_form
+from torchdp.factorization.gradient import gradient, low_rank
+from torchdp.factorization.hard import hard_instance, sample_upper_bound
+from torchdp.factorization.least_error import least_error
+from torchdp.factorization.norm import gamma, gamma2, gamma_F
+from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
+from torchdp.factorization.reference import reference
+from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
+from torchdp.factorization.structure.blocks import factorize_blocks
+from torchdp.factorization.structure.closed_forms import (
     gamma_box,
-    gamma_circulant,
     gamma_ellipsoid,
-    gamma_product_domain,
     gamma_sign,
     gamma_sign_triangular,
-    gamma_skew_circulant,
-    group_invariant,
-    skew_circulant,
 )
-from torchdp.factorization.constant import FreeConstant, free_constant
-from torchdp.factorization.constructive import (
+from torchdp.factorization.structure.constructive import (
     best_decoder,
     binary_tree,
     group_algebra,
-    hadamard_strategy,
     identity_strategy,
     lipschitz_tree,
     normalised_square_root,
     square_root,
-    workload_strategy,
 )
-from torchdp.factorization.dual import Gamma2Dual, certify_dual, gamma2_dual
-from torchdp.factorization.epochs import EpochFactorization, factorize_epochs
-from torchdp.factorization.factorize import Factorization, SignatureFactorization, factorize, signature_form
-from torchdp.factorization.gradient import gradient, low_rank
-from torchdp.factorization.hard import HardInstance, hard_instance, sample_upper_bound
-from torchdp.factorization.layer import GramFactorization, gram_layer
-from torchdp.factorization.least_error import LeastError, least_error
-from torchdp.factorization.norm import gamma, gamma2, gamma_F, witness
-from torchdp.factorization.product import ProductFactorization, factorize_product
-from torchdp.factorization.rank import LowRankFactorization, jl_rank, johnson_lindenstrauss, measure, truncate
-from torchdp.factorization.reference import reference
-from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, SignatureRelaxation, smooth_log_norm
+from torchdp.factorization.structure.product import factorize_product
 
 __all__ = [
     "ApproximateFactorization",
     "Certificate",
     "EpochFactorization",
     "Factorization",
-    "FreeConstant",
-    "Gamma2Dual",
-    "GramFactorization",
-    "HardInstance",
-    "LeastError",
-    "LowRankFactorization",
-    "LowRankRelaxation",
-    "ProductFactorization",
     "Relaxation",
-    "SignatureFactorization",
     "SignatureRelaxation",
     "additive_noise_bound",
     "approximate",
     "best_decoder",
     "binary_tree",
-    "box_axes",
     "certify",
-    "certify_approximate",
-    "certify_dual",
-    "certify_epochs",
-    "certify_zeta",
-    "circulant",
     "factorize",
     "factorize_blocks",
     "factorize_epochs",
@@ -101,38 +73,24 @@ __all__ = [
     "gamma2",
     "gamma2_dual",
     "gamma_F",
-    "gamma_block_diagonal",
     "gamma_box",
-    "gamma_circulant",
     "gamma_ellipsoid",
-    "gamma_product_domain",
     "gamma_sign",
     "gamma_sign_triangular",
-    "gamma_skew_circulant",
     "gradient",
-    "gram_layer",
     "group_algebra",
-    "group_invariant",
-    "hadamard_strategy",
     "hard_instance",
     "identity_strategy",
     "jl_rank",
     "johnson_lindenstrauss",
     "least_error",
-    "least_noise_variance",
     "lipschitz_tree",
     "low_rank",
-    "measure",
     "normalised_square_root",
-    "priced",
     "reference",
     "sample_upper_bound",
     "signature_form",
-    "skew_circulant",
-    "smooth_log_norm",
     "square_root",
     "truncate",
-    "witness",
-    "workload_strategy",
     "zeta",
 ]

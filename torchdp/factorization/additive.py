@@ -29,7 +29,7 @@ def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
     Source: ours, in place of Edmonds, Nikolov, Ullman (2020), Lemma 26, which names no constant and lacks a square.
     """
     epsilon = checks.positive("epsilon", epsilon)
-    delta = 0.0 if delta == 0 else checks.fraction("delta", delta)
+    delta = checks.below_one("delta", delta)
     q = math.exp(-epsilon)
     if delta == 0:
         return 2 * q / math.expm1(-epsilon) ** 2

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import allowance, refuse_contradiction
+from torchdp.factorization.certificates.certificate import allowance, dual_weights, fitting, refuse_contradiction
 from torchdp.factorization.solvers.stopping import warn_open
 from torchdp.randomness import keyed_generator
 
@@ -52,21 +52,19 @@ def certify_dual(
     weight, any other of weight 0 makes it infinite.
 
     U: (*batch, m, n); left: (*batch, m, r); right: (*batch, n, r); row_weights: (*batch, m) and column_weights:
-    (*batch, n), non-negative. Returns float64 tensors of shape (*batch). Raises ValueError on negative weights.
+    (*batch, n), non-negative. Returns float64 tensors of shape (*batch). Raises TypeError, ValueError.
 
     Guarantees: lower <= gamma_2*(U) <= upper for any vectors and any weights, good or bad.
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13 (Grothendieck 1953).
     """
-    U = U.double()
-    lower = (U * (_unit(left.double()) @ _unit(right.double()).mT)).sum((-2, -1))
+    U = checks.matrix("U", U).detach().double()
+    m, n = U.shape[-2:]
+    r = checks.matrix("left", left).shape[-1]
+    left, right = fitting("left", left, U, (m, r)), fitting("right", right, U, (n, r))
+    lower = (U * (_unit(left) @ _unit(right).mT)).sum((-2, -1))
     needed = (U != 0).any(-1), (U != 0).any(-2)
     inverse, unproved = [], torch.zeros_like(lower, dtype=torch.bool)
-    for name, weights, nonzero in zip(
-        ("row_weights", "column_weights"), (row_weights, column_weights), needed, strict=True
-    ):
-        weights = checks.floating(name, weights).double()
-        if (weights < 0).any():
-            raise ValueError(f"{name} must hold no negative weights")
+    for weights, nonzero in zip(dual_weights(row_weights, column_weights, U), needed, strict=True):
         weights = torch.where(nonzero, weights, 0.0)
         share = weights / weights.sum(-1, keepdim=True)
         usable = nonzero & (share > 0)

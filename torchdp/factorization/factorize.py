@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import combine
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     certify,
     check_error_weights,
     check_exponent,
 )
-from torchdp.factorization.signature import Root, root, signature
 from torchdp.factorization.solvers.fixed_point import Solution, attempts, power_norm
 from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
+from torchdp.factorization.structure import combine
+from torchdp.factorization.structure.signature import Root, root, signature
 from torchdp.workloads import Workload
 
 

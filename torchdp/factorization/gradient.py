@@ -15,6 +15,7 @@ from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, smoo
 from torchdp.factorization.solvers.fixed_point import Solution, power_norm
 from torchdp.factorization.solvers.stopping import working
 
+MOST_STEPS = 10**6
 SHARPNESS = 4.0, 4000.0  # of the smoothed maximum, first and last step
 STIFFNESS = 10.0, 3000.0  # of the bound on the distortion, over the number of entries, first and last step
 MULTIPLIER_EVERY = 10  # steps of Adam between two updates of the multipliers
@@ -49,7 +50,7 @@ def gradient(
     Source: Kingma, Ba (2015) for Adam; the dual weights by Nikolov, Tang (2023), Theorem 26.
     """
     p = check_exponent(p)
-    steps = checks.integer("steps", steps, 1)
+    steps = checks.integer("steps", steps, 1, MOST_STEPS)
     learning_rate = checks.positive("learning_rate", learning_rate)
     W = working("W", checks.matrix("W", W).detach())
     with torch.inference_mode(False), torch.enable_grad():
@@ -108,7 +109,7 @@ def low_rank(
     Source: Ghazi et al. (2023), Lemma 12, for the problem; Rockafellar (1974) for the augmented Lagrangian.
     """
     alpha = checks.positive("alpha", alpha)
-    steps = checks.integer("steps", steps, 1)
+    steps = checks.integer("steps", steps, 1, MOST_STEPS)
     learning_rate = checks.positive("learning_rate", learning_rate)
     W = working("W", checks.matrix("W", W).detach())
     with torch.inference_mode(False), torch.enable_grad():

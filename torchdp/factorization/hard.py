@@ -95,7 +95,7 @@ class HardInstance:
         Source: after Edmonds, Nikolov, Ullman (2020), Theorems 22 and 23, with Fisher information in place of the KL
         divergence; that spares the factor 4 of Lemma 15 and the factor log(1/alpha) of Lemma 20.
         """
-        alpha, epsilon = checks.positive("alpha", alpha), checks.positive("epsilon", epsilon)
+        alpha, epsilon = checks.squarable("alpha", alpha), checks.positive("epsilon", epsilon)
         information = self.information(epsilon)
         lengths = self.directions.abs().sum(-1)
         if information == 0 or not bool((lengths > 0).any()):
@@ -120,7 +120,7 @@ class HardInstance:
         Guarantees: no non-interactive epsilon-LDP protocol with fewer users has that error.
         Source: Efroimovich (1980), from Stam's inequality. The error is that of Edmonds, Nikolov, Ullman (2020).
         """
-        return self.samples(checks.positive("alpha", alpha) * math.sqrt(2 * math.e / math.pi), epsilon)
+        return self.samples(checks.squarable("alpha", alpha) * math.sqrt(2 * math.e / math.pi), epsilon)
 
     @cached_property
     def _spectrum(self) -> Tensor:
@@ -187,9 +187,11 @@ def sample_upper_bound(
     Guarantees: that many users are enough.
     Source: after Edmonds, Nikolov, Ullman (2020), Theorem 10, for the error of one query in place of the largest.
     """
-    norm, spread = checks.non_negative("norm", norm), checks.non_negative("spread", spread)
-    variance, alpha = checks.positive("variance", variance), checks.positive("alpha", alpha)
-    bias = checks.non_negative("bias", bias)
+    norm, spread, bias = (
+        checks.within(name, value, 0, checks.LARGEST)
+        for name, value in (("norm", norm), ("spread", spread), ("bias", bias))
+    )
+    variance, alpha = checks.positive("variance", variance), checks.squarable("alpha", alpha)
     if bias >= alpha:
         raise ValueError(f"bias must be below alpha = {alpha:g}, not {bias!r}: more users do not reduce it")
     return (norm**2 * variance + spread**2 / 4) / (alpha**2 - bias**2)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import fitting
+from torchdp.factorization.certificates.certificate import dual_weights
 from torchdp.factorization.factorize import factorize
 
 
@@ -25,9 +25,8 @@ def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bo
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13.
     """
     W = checks.matrix("W", W)
-    m, n = W.shape[-2:]
-    c = fitting("row_weights", row_weights, W, (m,)).sqrt()[..., None]
-    P = fitting("column_weights", column_weights, W, (n,))[..., None, :]
+    c, P = dual_weights(row_weights, column_weights, W)
+    c, P = c.sqrt()[..., None], P[..., None, :]
     centred = W - W.double() @ P.mT if shift else W
     A, S, Bh = torch.linalg.svd(c * centred * P.sqrt(), full_matrices=False)
     kept = S > 1e-12 * S[..., :1]

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.certificates.certificate import fitting
 from torchdp.factorization.factorize import Factorization
 
+LEAST = 1e-6  # of ``relative``: below it t - log(1 + t) has few digits left
 ROUNDING = 1e-14  # singular values below this share of the largest are cut off
 
 
@@ -32,10 +34,12 @@ def measure(W: Tensor, left: Tensor, right: Tensor) -> LowRankFactorization:
     W: (*batch, m, n); left: (*batch, m, r); right: (*batch, r, n).
     Guarantees: distortion and norm are recomputed in float64 from the factors returned.
     """
-    left, right = left.detach(), right.detach()
-    L, R = left.double(), right.double()
+    W, left = checks.matrix("W", W).detach(), checks.matrix("left", left).detach()
+    right = checks.matrix("right", right).detach()
+    L = fitting("left", left, W, (W.shape[-2], left.shape[-1]))
+    R = fitting("right", right, W, (left.shape[-1], W.shape[-1]))
     norm = L.norm(dim=-1).amax(-1) * R.norm(dim=-2).amax(-1)
-    return LowRankFactorization(left, right, (W.detach().double() - L @ R).abs().amax((-2, -1)), norm)
+    return LowRankFactorization(left, right, (W.double() - L @ R).abs().amax((-2, -1)), norm)
 
 
 def truncate(factorization: Factorization, rank: int) -> LowRankFactorization:
@@ -55,7 +59,10 @@ def truncate(factorization: Factorization, rank: int) -> LowRankFactorization:
     Guarantees: distortion >= max abs(W - shift 1^T - left right).
     Source: Eckart, Young (1936); the weights by Nikolov, Tang (2023), Theorem 26.
     """
-    rank = checks.integer("rank", rank, 1)
+    rank, factorization = (
+        checks.integer("rank", rank, 1),
+        checks.instance("factorization", factorization, Factorization),
+    )
     if rank >= factorization.left.shape[-1]:
         return _near(factorization, factorization.left, factorization.right)
     X = factorization.left.double() @ factorization.right.double()
@@ -82,7 +89,10 @@ def johnson_lindenstrauss(
     Guarantees: distortion >= max abs(W - shift 1^T - left right).
     Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemmas 12 and 13.
     """
-    rank = checks.integer("rank", rank, 1)
+    rank, factorization = (
+        checks.integer("rank", rank, 1),
+        checks.instance("factorization", factorization, Factorization),
+    )
     left, right = factorization.left.double(), factorization.right.double()
     generator = checks.random_source(generator, left.device)
     if rank >= left.shape[-1]:
@@ -107,12 +117,12 @@ def jl_rank(m: int, n: int, relative: float, *, failure: float = 0.5) -> int:
     The paper's proof goes through norms of sums and differences, and bounds by 2 beta C^2 in its last line what the
     parallelogram law bounds by beta C^2: it projects for half of alpha, which at small alpha quadruples the rank.
 
-    m, n: positive. relative: > 0. failure: in (0, 1). Raises ValueError.
+    m, n: positive. relative: in [1e-6, 1e150]. failure: in (0, 1). Raises ValueError.
     Guarantees: the two inequalities, with probability 1 - failure at least, for any factors of any m x n matrix.
     Source: Ghazi et al. (2023), Lemma 12; the constant is derived here.
     """
     m, n = checks.integer("m", m, 1), checks.integer("n", n, 1)
-    t, failure = checks.positive("relative", relative), checks.fraction("failure", failure)
+    t, failure = checks.within("relative", relative, LEAST, checks.LARGEST), checks.fraction("failure", failure)
     return math.ceil(2 * math.log((2 * m * n + m + n) / failure) / (t - math.log1p(t)))
 
 

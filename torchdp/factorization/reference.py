@@ -11,6 +11,7 @@ from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.solvers.fixed_point import Solution
 
+LARGEST_EXPONENT = 1e6
 LARGEST = 80  # m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
 
 
@@ -33,6 +34,8 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     Definition 2, for p and the shift.
     """
     p = check_exponent(p)
+    if LARGEST_EXPONENT < p < math.inf:
+        raise ValueError(f"p must be at most {LARGEST_EXPONENT:g}, or inf, for the program; factorize takes any")
     if not isinstance(shift, bool):
         raise TypeError(f"shift must be True or False, not {shift!r}")
     W = checks.matrix("W", W).detach()

@@ -37,7 +37,7 @@ class Relaxation(nn.Module):
 
     def __init__(self, W: Tensor, *, alpha: float = 0.0) -> None:
         super().__init__()
-        alpha = 0.0 if alpha == 0 else checks.positive("alpha", alpha)
+        alpha = checks.non_negative("alpha", alpha)
         W, scale, tall = _prepare(self, W)
         wide = W.shape[-2] < W.shape[-1]
         U, S, Vh = torch.linalg.svd(tall.mT if wide else tall, full_matrices=False)
@@ -137,6 +137,7 @@ def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = ma
     ||.||_t is the log-sum-exp smoothing of the maximum on the scale of log b, at temperature 1/t.
     Guarantees: at least the logarithm of the l_p norm of left's row norms * the largest column norm of right.
     """
+    sharpness, p = checks.within("sharpness", sharpness, 1, checks.LARGEST), checks.order("p", p, 2)
     rows = _log_norm(left.square().sum(-1), min(sharpness, p / 2))
     return (rows + _log_norm(right.square().sum(-2), sharpness)) / 2
 

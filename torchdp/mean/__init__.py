@@ -1,50 +1,55 @@
-"""Unbiased means of bounded vectors under differential privacy: noise shaped to the domain."""
+"""Means, covariances and moments of vectors of a bounded domain K: unbiased, under noise that is shaped to K.
 
-from torchdp.mean.central import GaussianMean, concentrated_mean, gaussian_mean
+    >>> import torch
+    >>> from torchdp import domains, mean
+    >>> box = domains.Box(torch.zeros(3), torch.tensor([1.0, 1.0, 100.0]))
+    >>> protocol = mean.GaussianMean.calibrated(box, domains.noise_shape(box, 2.0), epsilon=1.0, delta=1e-6)
+    >>> protocol.estimate(torch.rand(10_000, 3) * box.high).value.shape
+    torch.Size([3])
+
+| API name | symbol | meaning | squared? |
+|---|---|---|---|
+| domain, shape.root, shape.centre | K, A, v | K lies in {v + A u: norm(u) <= 1}; a user's x becomes u = A^+ (x - c) | |
+| noise_root(n) | B | Cov(estimate) = B B^T | no |
+| error(n, p) | | (E norm_p(estimate - mean)^2)^{1/2} and bounds around it | no |
+| predicted_mse, worst_mse | | per coordinate, on these or on the worst data | yes |
+| ..._lower_bound(gamma, ...) | Gamma_p(K) | what any unbiased protocol must err, with constants | no |
+
+Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
+"""
+
+from torchdp.mean.central import GaussianMean
 from torchdp.mean.covariance import (
-    CovarianceEstimate,
+    Covariance,
     GaussianCovariance,
-    gaussian_covariance,
     project_covariance,
     project_second_moment,
-    projection_bound,
 )
-from torchdp.mean.local import LocalMean, local_mean
+from torchdp.mean.local import LocalMean
 from torchdp.mean.lower_bounds import (
     approximate_lower_bound,
     concentrated_lower_bound,
-    distributional_approximate_lower_bound,
     distributional_lower_bound,
     local_lower_bound,
     pure_lower_bound,
 )
-from torchdp.mean.mechanism import MeanEstimate, MeanMechanism
-from torchdp.mean.moment_bounds import moment_difference_norm, moment_norm, paper_moment_norm
-from torchdp.mean.moments import GaussianMoments, gaussian_moments
+from torchdp.mean.moment_bounds import moment_norm
+from torchdp.mean.moments import GaussianMoments
+from torchdp.mean.protocol import MeanProtocol
 
 __all__ = [
-    "CovarianceEstimate",
+    "Covariance",
     "GaussianCovariance",
     "GaussianMean",
     "GaussianMoments",
     "LocalMean",
-    "MeanEstimate",
-    "MeanMechanism",
+    "MeanProtocol",
     "approximate_lower_bound",
     "concentrated_lower_bound",
-    "concentrated_mean",
-    "distributional_approximate_lower_bound",
     "distributional_lower_bound",
-    "gaussian_covariance",
-    "gaussian_mean",
-    "gaussian_moments",
     "local_lower_bound",
-    "local_mean",
-    "moment_difference_norm",
     "moment_norm",
-    "paper_moment_norm",
     "project_covariance",
     "project_second_moment",
-    "projection_bound",
     "pure_lower_bound",
 ]

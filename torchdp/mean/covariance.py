@@ -1,8 +1,7 @@
 """Covariance without bias from one joint release, and the biased projection that wins for few users."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -10,28 +9,27 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.domain import Domain
-from torchdp.domains.encoding import Encoding, admitted, encoding
 from torchdp.domains.noise_shape import NoiseShape
+from torchdp.draws import Draws
+from torchdp.mean.gaussian import GaussianRelease, least_multiplier
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
-from torchdp.noise import Noise, source
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally
 
 
-@dataclass(frozen=True)
-class CovarianceEstimate:
-    """Private mean (*sample_shape, d) and covariance (*sample_shape, d, d), symmetric, of n users' vectors.
+@dataclass(frozen=True, eq=False)
+class Covariance(Estimate):
+    """value: the covariance (*sample_shape, d, d), symmetric, of n users' vectors, beside an estimate of their mean.
 
     Both are unbiased for those users' own mean and covariance (divisor n), so the covariance may have eigenvalues
-    below 0; :func:`project_covariance` takes them away, at the price of a bias.
+    below 0; :func:`project_covariance` takes them away, at the price of a bias. standard_error is the root of an
+    unbiased estimate of the variance, which depends on the mean, but never below that of users at the centre.
     """
 
-    mean: Tensor
-    covariance: Tensor
-    n: int
+    mean: Estimate = field(kw_only=True)
 
 
-@dataclass(frozen=True)
-class GaussianCovariance:
+@dataclass(frozen=True, eq=False)
+class GaussianCovariance(GaussianRelease):
     """The curator releases mean and second moment together, and from them the covariance without bias.
 
     With w = A^+ (x - c) / R in the unit ball one Gaussian release of (w w^T, t w), symmetric noise on the first,
@@ -40,26 +38,24 @@ class GaussianCovariance:
     tau = multiplier 2^{1/2} (1 + t^2/2) / n in S and tau/t in m, the covariance is B (S - m m^T + (tau/t)^2 I) B^T,
     B = R A, without bias. t is the one that is best where the mean is as far from c as it may be.
 
-    multiplier > 0; delta in (0, 1): where the guarantee is stated. :func:`gaussian_covariance` finds the multiplier.
+    A tally holds n S ("second") and n m ("first").
 
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public; unbiased.
     Source: Nikolov, Tang (2023), Theorem 15 and the text after Theorem 6; the joint release is derived here.
     """
 
-    domain: Domain
-    shape: NoiseShape
-    multiplier: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        encoding(self.domain, self.shape)
-        object.__setattr__(self, "multiplier", checks.positive("multiplier", self.multiplier))
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
-
-    @cached_property
-    def encoding(self) -> Encoding:
-        """How points become vectors of a ball."""
-        return encoding(self.domain, self.shape)
+    @classmethod
+    def calibrated(
+        cls,
+        domain: Domain,
+        shape: NoiseShape,
+        *,
+        delta: float,
+        epsilon: float | None = None,
+        rho: float | None = None,
+    ) -> "GaussianCovariance":
+        """As :meth:`GaussianMean.calibrated`."""
+        return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta)
 
     @cached_property
     def root(self) -> Tensor:
@@ -80,60 +76,79 @@ class GaussianCovariance:
         return math.sqrt(min(2.0, (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)))
 
     @property
-    def guarantee(self) -> Guarantee:
-        """At ``delta``, by the exact curve of Gaussian noise."""
-        found = gaussian_guarantee(self.multiplier, self.delta, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
-        source = f"Nikolov, Tang (2023), Theorem 15; {found.source}"
-        return Guarantee(found.epsilon, found.delta, found.model, found.neighbours, False, source)
+    def layout(self) -> Layout:
+        r = self.root.shape[1]
+        return {"second": ((r, r), torch.float64), "first": ((r,), torch.float64)}
 
     def moment_noise(self, n: int) -> float:
         """tau, the standard deviation on the diagonal of S; beside it tau / 2^{1/2}."""
         sensitivity = math.sqrt(2) * (1 + self.mean_weight**2 / 2)
         return self.multiplier * sensitivity / checks.integer("n", n, 1)
 
-    def root_mean_square(self, n: int, mean: Tensor) -> float:
-        """(E ||covariance - exact||_F^2)^{1/2} over the noise, exactly, for n users whose mean is ``mean`` (d,).
+    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        r, n = self.root.shape[1], self.crowd(summary).n
+        tau = n * self.moment_noise(n)
+        second, first = self.root.new_zeros(r, r), self.root.new_zeros(r)
+        for u, counts in self.encoded(summary):
+            w = u / (self.encoding.radius or 1.0)
+            second, first = second + tensor_sum(w, 2, counts), first + counts @ w
+        second = second + tau * symmetrised(draws.normal((*shape, r, r)), 2)
+        return Tally(n, {"second": second, "first": first + tau / self.mean_weight * draws.normal((*shape, r))})
 
-        tau^2 H + 2 (tau/t)^2 (|b|^2 tr G + b^T G b) + (tau/t)^4 (tr(G)^2 + tr(G^2)), b = mean - c.
+    def analyse(self, tally: Tally) -> Covariance:
+        n = self.check(tally).n
+        S, m = tally["second"] / n, tally["first"] / n
+        deviation = self.moment_noise(n) / self.mean_weight
+        correction = deviation**2 * torch.eye(len(self.root.mT)).to(S)
+        value = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
+        off = m @ self.root.mT  # squares of it are too large by those of its noise
+        own, of_mean, of_square = self._parts(n, off)
+        mse = torch.maximum(own + of_mean - 2 * of_square, own)
+        mean = self.encoding.centre + off
+        error = Estimate(mean, (deviation * self.root.norm(dim=1)).expand_as(mean), n)
+        return Covariance(value, mse.sqrt(), n, mean=error)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        crowd = self.crowd(summary)
+        counts = crowd.counts.double()
+        off = crowd.values.double() - counts @ crowd.values.double() / crowd.n
+        return (counts[:, None] * off).mT @ off / crowd.n
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        """tau^2 Q/2 + (tau/t)^4 Q + (tau/t)^2 (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - c, exactly.
+
+        Q_ij = G_ii G_jj + G_ij^2, G = B B^T.
         """
-        G = self.root @ self.root.mT
-        b = mean.double() - self.encoding.centre
-        trace, square = float(G.trace()), float(G.square().sum())
+        crowd = self.crowd(summary)
+        mean = crowd.counts.double() @ crowd.values.double() / crowd.n
+        own, of_mean, _ = self._parts(crowd.n, mean - self.encoding.centre)
+        return own + of_mean
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1, around the domain."""
+        checks.instance("objective", objective, Objective)
+        own, _, _ = self._parts(n, self.root.new_zeros(len(self.root)))
+        nu = (self.moment_noise(n) / self.mean_weight) ** 2
+        if objective is Objective.MEAN:  # b^T (tr(G) I + G) b <= g (tr G + g)
+            values = torch.linalg.svdvals(self.root).square()
+            top = values.max() if len(values) else values.sum()
+            return own.mean() + 2 * nu * top * (values.sum() + top) / len(own) ** 2
+        return (own + 4 * nu * self._rows[:, None] * self._rows).amax()  # |b_i| <= G_ii^{1/2}
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """G_ii, (d,)."""
+        return self.root.square().sum(1)
+
+    def _parts(self, n: int, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the variances, (*batch, d, d): the part free of the mean, that of ``off`` = mean - c, (tau/t)^4 Q."""
+        G, g = self.root @ self.root.mT, self._rows
         tau = self.moment_noise(n)
         nu = (tau / self.mean_weight) ** 2
-        cross = 2 * nu * (float(b @ b) * trace + float(b @ G @ b))
-        return math.sqrt(tau**2 * (trace**2 + square) / 2 + cross + nu**2 * (trace**2 + square))
-
-    def estimate(
-        self, x: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
-    ) -> CovarianceEstimate:
-        """Mean and covariance of x, (n, d); noise: the system's where None.
-
-        sample_shape: repetitions, for simulations: each is a release of its own, and the guarantee is that of one.
-        Raises TypeError, ValueError (for points outside the domain).
-        """
-        x = admitted("x", x, self.domain, self.shape)
-        draws, shape = source(noise, x.device), checks.sample_shape(sample_shape)
-        n, r = len(x), self.root.shape[1]
-        tau = self.moment_noise(n)
-        second, first = self.root.new_zeros(r, r), self.root.new_zeros(r)
-        for u in self.encoding.chunks(x):
-            w = u / (self.encoding.radius or 1.0)
-            second, first = second + tensor_sum(w, 2), first + w.sum(0)
-        S = second / n + tau * symmetrised(draws.normal((*shape, r, r)), 2)
-        m = first / n + tau / self.mean_weight * draws.normal((*shape, r))
-        correction = (tau / self.mean_weight) ** 2 * torch.eye(r).to(S)
-        covariance = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
-        return CovarianceEstimate(self.encoding.centre + m @ self.root.mT, covariance, n)
-
-
-def gaussian_covariance(domain: Domain, shape: NoiseShape, epsilon: float, delta: float) -> GaussianCovariance:
-    """The mechanism with the least noise that is (epsilon, delta)-DP. Raises ValueError, TypeError.
-
-    Guarantees: (epsilon, delta)-DP.
-    Source: Balle, Wang (2018), Theorem 8.
-    """
-    return GaussianCovariance(domain, shape, gaussian_sigma(epsilon, delta), delta)
+        Q = g[:, None] * g + G.square()
+        cross = off[..., :, None].square() * g + off[..., None, :].square() * g[:, None]
+        cross = cross + 2 * off[..., :, None] * off[..., None, :] * G
+        return (tau**2 / 2 + nu**2) * Q, nu * cross, nu**2 * Q
 
 
 def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:

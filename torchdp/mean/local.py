@@ -7,18 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, wire
 from torchdp.domains.domain import Domain
+from torchdp.domains.encoding import encoding
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import normal_moment
-from torchdp.mean.mechanism import MeanMechanism, encoding
-from torchdp.noise import Noise
+from torchdp.draws import Draws, Simulated
+from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee
+from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Tally
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
 
-@dataclass(frozen=True)
-class LocalMean(MeanMechanism):
+@dataclass(frozen=True, eq=False)
+class LocalMean(MeanProtocol, LocalProtocol[Crowd, Tensor]):
     """Each user sends A^+ (x - c) through a randomizer of the ball; the analyst averages and applies A.
 
     With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T / n exactly,
@@ -26,38 +28,86 @@ class LocalMean(MeanMechanism):
     central limit: exact at p = 2, where only the covariance counts); ``error_bound`` does not. For a randomizer whose
     noise is less at some points (moments.outer < 0) the covariance is at most that.
 
-    randomizer: of dimension r, the columns of A, its radius at least the encoding's. :func:`local_mean` makes one.
-    Raises ValueError, TypeError.
+    client: what users run, of dimension r, the columns of A, its radius at least the encoding's. ``calibrated`` makes
+    one. Raises ValueError, TypeError.
 
-    Guarantees: the randomizer's own, for each user.
+    Guarantees: the client's own, for each user.
     Source: Nikolov, Tang (2023), Theorem 17, with any unbiased randomizer in the place of their point release.
     """
 
-    randomizer: BallRandomizer
+    domain: Domain
+    shape: NoiseShape
+    client: BallRandomizer
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.instance("randomizer", self.randomizer, BallRandomizer)
-        r = self.shape.root.shape[1]
-        if self.randomizer.dim != r:
-            raise ValueError(f"randomizer must have dim = {r}, the rank of the shape, not {self.randomizer.dim}")
-        if self.randomizer.moments.outer > 0:
+        radius, r = self.encoding.radius, self.shape.root.shape[1]
+        client = checks.instance("client", self.client, BallRandomizer)
+        if client.dim != r:
+            raise ValueError(f"client must have dim = {r}, the rank of the shape, not {client.dim}")
+        if client.moments.outer > 0:
             raise ValueError(
-                "randomizer must not have more noise along x than across it: its error is not bounded here"
+                "client must not have more noise along x than across it: its error is not bounded here"
             )
-        if self.randomizer.radius < self.encoding.radius * (1 - 1e-12):
+        if client.radius < radius * (1 - 1e-12):
             raise ValueError(
-                f"randomizer has radius {self.randomizer.radius:g}, less than the domain's in the shape's norm, "
-                f"{self.encoding.radius:g}"
+                f"client has radius {client.radius:g}, less than the domain's in the shape's norm, {radius:g}"
             )
+
+    @classmethod
+    def calibrated(
+        cls,
+        domain: Domain,
+        shape: NoiseShape,
+        *,
+        epsilon: float,
+        randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit,
+    ) -> "LocalMean":
+        """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
+        radius = encoding(domain, shape).radius
+        if shape.root.shape[1] == 0 or radius == 0:
+            raise ValueError("the domain is a single point: its mean is known, and nothing needs to be sent")
+        make = checks.function("randomizer", randomizer)
+        return cls(domain, shape, make(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))
+
+    def shown(self, x: Tensor) -> Tensor:
+        """A^+ (x - c), (n, r): what the client hides."""
+        return self.encoding(x)
 
     @property
     def guarantee(self) -> Guarantee:
-        return self.randomizer.guarantee
+        return self.client.guarantee
+
+    @property
+    def layout(self) -> Layout:
+        return {"sum": ((self.client.dim,), torch.float64)}
+
+    @property
+    def bits_per_user(self) -> float:
+        return self.client.bits
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.client.messages(self.shown(x), draws)
+
+    def tally(self, messages: Tensor) -> Tally:
+        return Tally(len(messages), {"sum": self.client.decode_sum(messages)})
+
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack_vectors(messages)
+
+    def decode(self, data: bytes) -> Tensor:
+        return wire.unpack_vectors(data, self.client.dim)
+
+    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        values = self.shown(self.crowd(summary).values)
+        total = self.client.sample_sum(values, summary.counts, generator=draws.generator, sample_shape=shape)
+        return Tally(summary.n, {"sum": total})
 
     def noise_root(self, n: int) -> Tensor:
         """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""
-        return math.sqrt(self.randomizer.moments.variance / checks.integer("n", n, 1)) * self.shape.root
+        return math.sqrt(self.client.moments.variance / checks.integer("n", n, 1)) * self.shape.root
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self.decoded(self.check(tally)["sum"], tally.n)
 
     def error_bound(self, n: int) -> float:
         """A proved upper bound on (E ||error||_p^2)^{1/2} for n users, whatever their data, p the shape's.
@@ -71,7 +121,7 @@ class LocalMean(MeanMechanism):
         """
         n = checks.integer("n", n, 1)
         rows = self.shape.root.norm(dim=1)
-        length, p = math.sqrt(self.randomizer.subgaussian.proxy / n), self.shape.p
+        length, p = math.sqrt(self.client.subgaussian.proxy / n), self.shape.p
         widest = length * float(rows.max()) * math.sqrt(2 * math.log(2 * len(rows)) + 2)
         euclidean = self.error(n, 2.0).floor
         if p == math.inf:
@@ -80,28 +130,3 @@ class LocalMean(MeanMechanism):
         tails = (math.sqrt(2 * math.pi) * p * normal_moment(p - 1)) ** (1 / p)
         by_power = tails * length * float(torch.linalg.vector_norm(rows, ord=p))
         return min(by_power, widest * len(rows) ** (1 / p), euclidean)
-
-    def _total(self, x: Tensor, noise: Noise) -> Tensor:
-        total = self.shape.root.new_zeros(self.shape.root.shape[1])
-        for u in self.encoding.chunks(x):
-            total = total + self.randomizer.decode_sum(self.randomizer.sample(u, noise=noise))
-        return total
-
-    def _total_counts(
-        self, points: Tensor, counts: Tensor, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
-        return self.randomizer.sample_sum(self.encoding(points), counts, generator=generator, sample_shape=shape)
-
-
-def local_mean(
-    domain: Domain,
-    shape: NoiseShape,
-    epsilon: float,
-    randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit,
-) -> LocalMean:
-    """The mechanism at epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
-    radius = encoding(domain, shape).radius
-    if shape.root.shape[1] == 0 or radius == 0:
-        raise ValueError("the domain is a single point: its mean is known, and nothing needs to be sent")
-    make = checks.function("randomizer", randomizer)
-    return LocalMean(domain, shape, make(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))

@@ -43,15 +43,6 @@ def moment_difference_norm(dimension: int, order: int, p: float = 2.0) -> float:
     return (2.0 if order % 2 else math.sqrt(2)) * norm
 
 
-def paper_moment_norm(dimension: int, order: int, p: float = 2.0) -> tuple[float, float]:
-    """(floor(d/l)^{l/p}, d^{l/p}): the paper's bounds of the same norm.
-
-    Source: Nikolov, Tang (2023), Theorem 64.
-    """
-    d, order, p = checks.integer("dimension", dimension, 1), checks.integer("order", order, 1), check_exponent(p)
-    return float((d // order) ** (order / p)), float(d ** (order / p))
-
-
 def _trace(d: int, order: int) -> float:
     """sum over 0 < k <= order of order's parity of dim(H_k) lambda_k^{1/2}."""
     if d == 1:  # the sphere is {-1, 1}: constant moments for even order

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.batches import Batches
-from torchdp.pairwise.description import same
+from torchdp.collection.batches import Batches
+from torchdp.collection.description import same
 from torchdp.pairwise.interactive import InteractiveProtocol
 from torchdp.pairwise.protocol import PairwiseEstimate, PairwiseProtocol
 from torchdp.privacy import Guarantee, Model

@@ -8,12 +8,12 @@ from scipy.optimize import linprog
 from scipy.special import ndtr
 from torch import Tensor
 
+from torchdp.collection.description import same
 from torchdp.pairwise.collection import Collection
-from torchdp.pairwise.description import same
-from torchdp.pairwise.interval import ErrorParts, distance, interval
 from torchdp.pairwise.projection import project
 from torchdp.pairwise.protocol import PairwiseEstimate
 from torchdp.pairwise.statistic import Form, Pairs
+from torchdp.protocol.interval import ErrorParts, distance, interval
 
 LARGEST = 512  # types up to which the histogram of largest variance is sought
 

@@ -57,7 +57,7 @@ class HierarchicalAUC:
         noise = source(noise, scores.device)
         level = noise.below(self.levels, tuple(scores.shape)) + 1
         return tuple(
-            self._oracle(each).collect(scores[level == each] >> (self.levels - each), noise=noise)
+            self._oracle(each).old_collect(scores[level == each] >> (self.levels - each), noise)
             for each in range(1, self.levels + 1)
         )
 

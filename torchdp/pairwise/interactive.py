@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp.noise import Noise
+from torchdp.noise import Noise, source
 from torchdp.pairwise.messages import NUMBERS_AT_ONCE, ROUNDING
 from torchdp.pairwise.protocol import AggregateProtocol
 from torchdp.pairwise.protocol import reach as reach_of
@@ -111,7 +111,8 @@ class InteractiveProtocol(AggregateProtocol):
         """Sums over users of all messages: vectors (r,), then answers ()."""
         points, n = self.statistic.points, float(len(types))
         counts = torch.bincount(types, minlength=len(points))
-        vectors = tuple(each.collect(points, counts, noise=noise) for each in self.randomizers)
+        draws = source(noise, points.device)
+        vectors = tuple(each.hear_types(points, counts, draws)["sum"] for each in self.randomizers)
         questions, _ = self.publish(tuple(each / n for each in vectors), n, self.statistic.form)
         answers = []
         for question, response in zip(questions, self.responses, strict=True):

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.batches import Batches
+from torchdp.collection.batches import Batches
+from torchdp.collection.description import described, difference, made
 from torchdp.pairwise.collection import Collection, to_bytes
-from torchdp.pairwise.description import described, difference, made
 from torchdp.pairwise.protocol import PairwiseEstimate, PairwiseProtocol
 
 FORMAT = "torchdp.pairwise.journal/2"

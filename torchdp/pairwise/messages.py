@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchdp.noise import Noise
-from torchdp.pairwise.interval import ErrorParts
+from torchdp.noise import Noise, source
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol, reach
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
+from torchdp.protocol.interval import ErrorParts
 from torchdp.randomizers import PrivUnit, PrivUnitG
 
 ROUNDING = 1e-9  # of sums over users
@@ -59,7 +59,8 @@ class TwoMessage(AggregateProtocol):
     def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the first messages, sum of the second), each (r,)."""
         points, counts = self.statistic.points, torch.bincount(types, minlength=self.statistic.types)
-        first, second = (self.randomizer.collect(points, counts, noise=noise) for _ in range(2))
+        draws = source(noise, points.device)
+        first, second = (self.randomizer.hear_types(points, counts, draws)["sum"] for _ in range(2))
         return first, second
 
     def tally(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
@@ -157,7 +158,8 @@ class OneMessage(SingleMessage, AggregateProtocol):
     def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(sum of the messages,), (r,)."""
         counts = torch.bincount(types, minlength=self.statistic.types)
-        return (self.randomizer.collect(self.statistic.points, counts, noise=noise),)
+        points = self.statistic.points
+        return (self.randomizer.hear_types(points, counts, source(noise, points.device))["sum"],)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, (n, r)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.noise import Noise
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import PrivUnitG
 
@@ -166,7 +166,7 @@ class ProjectedQueries:
         if types.ndim != 1 or len(types) == 0:
             raise ValueError(f"types must have shape (n,) with n >= 1, not {tuple(types.shape)}")
         counts = torch.bincount(types.to(self.points.device), minlength=len(self.points))
-        total = self.randomizer.collect(self.points, counts, noise=noise)
+        total = self.randomizer.hear_types(self.points, counts, source(noise, self.points.device))["sum"]
         return project(self.vertices, total / len(types), tol=tol)
 
     def answer_histogram(

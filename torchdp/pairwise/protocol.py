@@ -11,9 +11,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.noise import Noise, source
-from torchdp.pairwise.interval import ErrorParts, interval
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee
+from torchdp.protocol.interval import ErrorParts, interval
 
 FARTHEST = 40  # standard deviations that no message lies from what it says: less likely than 1e-300
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal

@@ -98,7 +98,8 @@ class SubsetPairs(PairwiseProtocol):
         """What the analyst keeps of the messages of some users, packed bits (n, ceil(k/64))."""
         centred, middle = self._centred
         bits = unpack(messages)[:, : self.statistic.types].double()
-        return self.randomizer.tally(messages), (bits @ centred / self.randomizer.gap + middle).square().sum(0)
+        reports = self.randomizer.old_reports(self.randomizer.tally(messages))
+        return reports, (bits @ centred / self.randomizer.gap + middle).square().sum(0)
 
     def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         total, squares = self._total(sums, n), sums[1]
@@ -186,11 +187,11 @@ class StrategyReports(AggregateProtocol):
 
     def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
         """(how many users send each output,), (m,)."""
-        return (self.strategy.collect(types, noise=noise),)
+        return (self.strategy.collect(types, noise=noise)["reports"],)
 
     def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
         """What the analyst keeps of the messages of some users, outputs (n,)."""
-        return (self.strategy.tally(messages),)
+        return (self.strategy.tally(messages)["reports"],)
 
     def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         return (self.strategy.sample_reports(counts, generator=generator, sample_shape=shape),)

@@ -44,8 +44,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         checks.positive("epsilon", self.epsilon)
-        if checks.non_negative("delta", self.delta) > 0:
-            checks.fraction("delta", self.delta)
+        checks.below_one("delta", self.delta)
         if not isinstance(self.model, Model) or not isinstance(self.neighbours, Neighbours):
             raise TypeError("model must be a Model and neighbours a Neighbours")
         if not isinstance(self.exact, bool) or not isinstance(self.source, str):

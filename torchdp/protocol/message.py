@@ -76,3 +76,8 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
 class LocalProtocol(MessageProtocol[S, M]):
     """Each message hides its sender by itself: tallies may be kept, added and looked at as they come."""
+
+    @property
+    def subject(self) -> object:
+        """What is asked, a frozen dataclass: answers to the same may be compared. The whole protocol, unless said."""
+        return self

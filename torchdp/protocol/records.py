@@ -1,14 +1,15 @@
 """What a protocol takes and gives: a crowd of users, a tally of what they sent, an estimate."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.protocol.interval import ErrorParts, interval
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape, dtype of a tally's parts
 
@@ -57,6 +58,8 @@ class Tally:
                 raise ValueError(
                     f"{name} must be {dtype} of shape (..., {wanted}), not {self[name].dtype} {tuple(part.shape)}"
                 )
+        if len({self[name].shape[: self[name].ndim - len(shape)] for name, (shape, _) in layout.items()}) > 1:
+            raise ValueError(f"the parts {sorted(layout)} must have the same leading dimensions")
         checks.integer("tally.n", self.n, least)
         return self
 
@@ -65,24 +68,25 @@ class Tally:
 class Estimate:
     """value and standard_error, (*sample_shape, *answer), from the tally alone; it speaks of these n users.
 
-    bias: bounds what an approximation may add. slope: d variance / d value, where the value determines its variance.
+    bias: bounds what an approximation may add. error: the independent parts that intervals are made of (None: one
+    normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need not.
     """
 
     value: Tensor
     standard_error: Tensor
     n: int
     bias: Tensor | float = 0.0
-    slope: Tensor | float = 0.0
+    error: ErrorParts | None = None
+    limits: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def parts(self) -> ErrorParts:
+        """The error's independent parts."""
+        return ErrorParts.normal(self.standard_error.square()) if self.error is None else self.error
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(low, high): all t with (value - t)^2 <= z^2 (standard_error^2 + slope (t - value)), widened by bias.
-
-        z is the normal quantile of (1 + level)/2. Source: Wilson (1927).
-        """
-        z = float(ndtri((1 + checks.fraction("level", level)) / 2))
-        shift = z**2 / 2 * self.slope
-        half = (z**2 * self.standard_error.square() + shift**2).sqrt()
-        return self.value + shift - half - self.bias, self.value + shift + half + self.bias
+        """(low, high): the parts' ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
+        return interval(self.value, self.parts, level, self.limits, self.bias)
 
 
 class Objective(Enum):

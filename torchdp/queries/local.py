@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.noise import Noise
+from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.mechanism import Answers, Errors, QueryMechanism, users
@@ -84,7 +84,8 @@ class LocalFactorization(QueryMechanism):
     def _answer(self, types: Tensor, noise: Noise) -> Answers:
         points = self.queries.right.mT
         counts = torch.bincount(types, minlength=len(points))
-        return self._answers(self.randomizer.collect(points, counts, noise=noise), len(types))
+        total = self.randomizer.hear_types(points, counts, source(noise, points.device))["sum"]
+        return self._answers(total, len(types))
 
     def answer_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()

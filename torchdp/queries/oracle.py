@@ -51,7 +51,7 @@ class LocalOracle(QueryMechanism):
         return self.workload - self.workload.mean(1, keepdim=True)
 
     def _answer(self, types: Tensor, noise: Noise) -> Answers:
-        return self._answers(self.oracle.collect(types, noise=noise), len(types))
+        return self._answers(self.oracle.old_reports(self.oracle.collect(types, noise=noise)), len(types))
 
     def answer_histogram(
         self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()

@@ -17,7 +17,7 @@ from torchdp.randomizers.ball.projunit import ProjUnit
 from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright, PointRelease
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.ball.tilted_normal import TiltedNormal
-from torchdp.randomizers.base import LocalRandomizer
+from torchdp.randomizers.old import LocalRandomizer
 
 __all__ = [
     "BallMoments",

@@ -10,7 +10,7 @@ from torchdp.regression.gram import GramRelease, within
 from torchdp.regression.local import LocalRows
 from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch
 from torchdp.regression.ridge import predicted_phi, predicted_phi_of_sketch
-from torchdp.sketching.calibration import entry_variance
+from torchdp.sketching.gaussian_noise import entry_variance
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,33 @@
-"""Sums that servers compute from shares: nobody sees an input unless all servers collude."""
+"""Sums of many clients' rows that servers compute from shares: nobody sees a row unless all servers collude.
+
+>>> import torch
+>>> from torchdp import secure, sketching
+>>> protocol = secure.SecureSketch(sketching.ones(100), 3, bound=1.0, epsilon=1.0, delta=1e-6, servers=3)
+>>> found = protocol.estimate(torch.full((100, 3), 0.5))  # every role in this process
+>>> found.value.shape, str(protocol.guarantee)
+(torch.Size([1, 3]), 'linear-transform differential privacy, at most epsilon = 1, delta = 1e-06')
+
+A client rounds its row to integers modulo 2^bits, adds its part of the noise (``randomize``) and splits the words into
+one share for each server (``share``). Servers add, anyone adds up what they publish (``reconstruct``), ``analyse``
+reads it. Who plays which role where: ``client_frames``, ``Server``, ``reveal_frames`` pass authenticated frames;
+``take_part`` runs a role in its own process, ``run_processes`` all of them on one machine.
+
+Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the proof in
+``secure.rounding``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
+"""
 
 from torchdp.secure.frames import FrameError
 from torchdp.secure.processes import run_processes, take_part
-from torchdp.secure.protocol import SecureSketch
-from torchdp.secure.ring import Ring
+from torchdp.secure.protocol import SecureSketch, Words
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
-from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace
 from torchdp.secure.shares import reconstruct, share
 
 __all__ = [
     "FrameError",
     "Links",
-    "Ring",
     "SecureSketch",
     "Server",
-    "SharedGaussian",
-    "SharedLaplace",
+    "Words",
     "client_frames",
     "reconstruct",
     "reveal_frames",

@@ -49,7 +49,8 @@ class Header:
     """Who sends what to whom: session (16 bytes), kind, sender and receiver, and the words' shape and ring.
 
     agreed: 16 bytes that name the set of clients in a sum, zeros elsewhere. sender: the server's number; 0 for clients,
-    whose number is ``first``. Shape of the words: (copies, count, columns); count clients from ``first`` on.
+    whose number is ``first``; in the header of sums ``first`` says how many clients they are of. Shape of the words:
+    (copies, count, columns); count clients from ``first`` on.
     """
 
     session: bytes

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.noise import Noise, SeededNoise, source
+from torchdp.protocol import Estimate
 from torchdp.secure.frames import FrameError
-from torchdp.secure.protocol import SecureSketch
+from torchdp.secure.protocol import SecureSketch, one_key
 from torchdp.secure.servers import (
     Links,
     Server,
@@ -103,16 +104,16 @@ def take_part(
     links: Links,
     *,
     init_method: str = "env://",
-    A: Tensor | None = None,
+    x: Tensor | None = None,
     noise: Noise | None = None,
     timeout: float = 60.0,
     record: Path | None = None,
-) -> Tensor | None:
-    """What the process of this rank does, from rendezvous to the end; the analyst's returns the release (m, d).
+) -> Estimate | None:
+    """What the process of this rank does, from rendezvous to the end; the analyst's returns the estimate (m, d).
 
     ``parties(protocol)`` says who has which rank. protocol, nonce: public, the same for all
     (``SecureSketch.session``). links: this party's keys alone. init_method: torch.distributed's, "env://" under
-    torchrun, or "file:///new/file". A: (n, d), and noise, of the clients' messages and their shares: for the clients'
+    torchrun, or "file:///new/file". x: (n, d), and noise, of the clients' messages and their shares: for the clients'
     process alone. timeout: seconds that any step may wait. record: folder for "<party>.pt", all frames that were sent.
     Raises ConnectionError where another process is gone, FrameError, ValueError, TypeError.
     """
@@ -122,10 +123,10 @@ def take_part(
         raise ValueError(
             f"rank must be below {len(names)}: {protocol.servers} servers, clients, analyst; not {rank}"
         )
-    if (names[rank] == "clients") != (A is not None) or (noise is not None and A is None):
-        raise ValueError("A must be given to the clients' process, and A and noise to no other")
-    if A is not None:
-        A, noise = protocol.check_all(A), source(noise, protocol.sketch.device)
+    if (names[rank] == "clients") != (x is not None) or (noise is not None and x is None):
+        raise ValueError("x must be given to the clients' process, and x and noise to no other")
+    if x is not None:
+        x, noise = protocol.admit(x), source(noise, protocol.sketch.device)
     session, limit = protocol.session(nonce), timedelta(seconds=checks.positive("timeout", timeout))
     if dist.is_initialized():
         raise ValueError(
@@ -142,8 +143,8 @@ def take_part(
         result = None
         if names[rank] == "analyst":
             result = _analyse(protocol, session, links, wire)
-        elif A is not None and noise is not None:
-            _send(protocol, session, A, noise, links, wire)
+        elif x is not None and noise is not None:
+            _send(protocol, session, x, noise, links, wire)
         else:
             _serve(protocol, session, Server(protocol, session, rank, links), wire)
         if record is not None:
@@ -156,25 +157,25 @@ def take_part(
 
 def run_processes(
     protocol: SecureSketch,
-    A: Tensor,
+    x: Tensor,
     *,
     seed: int | None = None,
     timeout: float = 60.0,
     record: Path | None = None,
-) -> Tensor:
-    """Start S + 2 processes on this machine, let them run the protocol on A (n, d), and return the release (m, d).
+) -> Estimate:
+    """Start S + 2 processes on this machine, let them run the protocol on x (n, d), and return the estimate (m, d).
 
     What is isolated, and what is not. The process that calls this holds all rows and keys. Each process is handed its
     own keys alone; the rows, and what the noise is drawn from, go to the clients' process alone, one for all clients.
     They are processes of one user on one machine, who may read the memory of all of them. So this shows and tests the
     protocol; it keeps no secret from whoever runs it. They listen on the loopback interface alone.
 
-    seed: of a ``SeededNoise`` made in the clients' process, for tests: ``release`` with it gives the same bits on the
+    seed: of a ``SeededNoise`` made in the clients' process, for tests: ``estimate`` with it gives the same bits on the
     same device; None: the system's. timeout, record: as for ``take_part``. A script that calls this needs ``if
     __name__ == "__main__"``, as every use of Python's spawned processes does. Raises RuntimeError naming the party that
     failed; ValueError, TypeError before any process starts.
     """
-    A = checks.instance("protocol", protocol, SecureSketch).check_all(A)
+    x = checks.instance("protocol", protocol, SecureSketch).admit(x)
     if seed is not None:
         SeededNoise(seed)  # refuses what is no seed
     secret, nonce, started = os.urandom(32), os.urandom(32), {}
@@ -182,14 +183,14 @@ def run_processes(
         try:
             for rank, name in enumerate(parties(protocol)):
                 links = Links.derived(secret, name, protocol.servers)
-                own = (A, seed) if name == "clients" else (None, None)
+                own = (x, seed) if name == "clients" else (None, None)
                 given = (protocol, nonce, rank, links, *own, timeout, record, folder)
                 started[name] = mp.start_processes(_process, given, nprocs=1, join=False, start_method="spawn")
             _wait(started)
         finally:
             for context in started.values():
                 context.processes[0].kill()
-        return torch.load(Path(folder) / "release.pt")
+        return Estimate(*torch.load(Path(folder) / "release.pt"))
 
 
 def _wait(started: dict[str, mp.ProcessContext]) -> None:
@@ -214,7 +215,7 @@ def _process(
     nonce: bytes,
     rank: int,
     links: Links,
-    A: Tensor | None,
+    x: Tensor | None,
     seed: int | None,
     timeout: float,
     record: Path | None,
@@ -223,18 +224,20 @@ def _process(
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     noise = None if seed is None else SeededNoise(seed, protocol.sketch.device)
-    release = take_part(
-        protocol, nonce, rank, links, init_method=f"file://{folder}/rendezvous", A=A, noise=noise, timeout=timeout,
+    found = take_part(
+        protocol, nonce, rank, links, init_method=f"file://{folder}/rendezvous", x=x, noise=noise, timeout=timeout,
         record=record,
     )  # fmt: skip
-    if release is not None:
-        torch.save(release, Path(folder) / "release.pt")
+    if found is not None:
+        torch.save((found.value, found.standard_error, found.n), Path(folder) / "release.pt")
 
 
-def _send(protocol: SecureSketch, session: bytes, A: Tensor, noise: Noise, links: Links, wire: Wire) -> None:
+def _send(protocol: SecureSketch, session: bytes, x: Tensor, noise: Noise, links: Links, wire: Wire) -> None:
     inbound = [links[f"server {k}"] for k in range(protocol.servers)]
-    for first, words in protocol.speak(A, noise=noise):
-        frames = client_frames(protocol, session, share(words, protocol.servers, noise=noise), first, inbound)
+    key = one_key(noise)  # of all clients' noise, as ``collect`` draws it
+    for part in protocol.parts():
+        words = protocol.keyed(x[part], part.start, key).values
+        frames = client_frames(protocol, session, share(words, protocol.servers, noise=noise), part.start, inbound)
         wire.exchange([(f"server {k}", frame) for k, frame in enumerate(frames)])
 
 
@@ -253,8 +256,8 @@ def _serve(protocol: SecureSketch, session: bytes, server: Server, wire: Wire) -
     wire.exchange([("analyst", server.publish())])
 
 
-def _analyse(protocol: SecureSketch, session: bytes, links: Links, wire: Wire) -> Tensor:
-    length = sum_header(protocol, session, 0, bytes(16)).frame_bytes
+def _analyse(protocol: SecureSketch, session: bytes, links: Links, wire: Wire) -> Estimate:
+    length = sum_header(protocol, session, 0, bytes(16), 0).frame_bytes
     frames = wire.exchange([], [(f"server {k}", length) for k in range(protocol.servers)])
     return reveal_frames(protocol, session, frames, links)
 

@@ -39,7 +39,7 @@ class Ring:
         """2^f, a float without error."""
         return 2.0**self.fraction_bits
 
-    def encode(self, values: Tensor) -> Tensor:
+    def to_words(self, values: Tensor) -> Tensor:
         """trunc(x 2^f), toward zero: no entry and no norm grows, |q|_2 <= |x|_2 2^f; any shape.
 
         Raises ValueError for entries that are not finite or do not fit, TypeError.
@@ -57,11 +57,11 @@ class Ring:
         self._fits("noise", scaled)
         return scaled.round_().to(torch.int64).to(self.dtype)
 
-    def decode(self, words: Tensor) -> Tensor:
+    def to_reals(self, words: Tensor) -> Tensor:
         """The numbers that these words stand for: float64, any shape. Raises TypeError."""
-        return self.words("words", words).double() / self.scale
+        return self.checked("words", words).double() / self.scale
 
-    def words(self, name: str, value: Tensor) -> Tensor:
+    def checked(self, name: str, value: Tensor) -> Tensor:
         """``value`` if it is a tensor of this ring's integers. Raises TypeError."""
         if not isinstance(value, Tensor) or value.dtype != self.dtype:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.protocol import Estimate, Tally
 from torchdp.secure.frames import (
     ANALYST,
     FrameError,
@@ -21,7 +22,8 @@ from torchdp.secure.frames import (
     unseal,
 )
 from torchdp.secure.protocol import SecureSketch
-from torchdp.sketching.transform import Layout, bucket_sums
+from torchdp.secure.shares import reconstruct
+from torchdp.sketching.transform import RowLayout, bucket_sums
 
 SESSION_BYTES = 16
 MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
@@ -77,7 +79,7 @@ class Server:
         if checks.integer("number", number, 0) >= protocol.servers:
             raise ValueError(f"number must be below {protocol.servers}, the number of servers, not {number}")
         self.protocol, self.session, self.number, self._links = protocol, _session(session), number, links
-        self._layout = Layout(protocol.sketch)
+        self._layout = RowLayout(protocol.sketch)
         self._table = self._layout.empty(protocol.columns, protocol.ring.dtype)
         self._seen = torch.zeros(protocol.sketch.clients, dtype=torch.bool)
         self._rolls: dict[int, Tensor] = {}
@@ -140,7 +142,8 @@ class Server:
         check_members(self.protocol, agreed)
         self._published = True
         self._layout.clear(self._table, ~agreed.to(self._table.device))
-        header = sum_header(self.protocol, self.session, self.number, set_digest(self.session, agreed))
+        named, heard = set_digest(self.session, agreed), int(agreed.sum())
+        header = sum_header(self.protocol, self.session, self.number, named, heard)
         return seal(self._links["analyst"], header, bucket_sums(self._table)[None])
 
 
@@ -159,26 +162,27 @@ def check_members(protocol: SecureSketch, members: Tensor) -> None:
         )
 
 
-def reveal_frames(protocol: SecureSketch, session: bytes, frames: Iterable[bytes], links: Links) -> Tensor:
-    """The analyst: the release (m, d) from one frame of each server. Raises FrameError."""
+def reveal_frames(protocol: SecureSketch, session: bytes, frames: Iterable[bytes], links: Links) -> Estimate:
+    """The analyst: the estimate (m, d) from one frame of each server. Raises FrameError."""
     checks.instance("protocol", protocol, SecureSketch)
     checks.instance("links", links, Links)
     sums: dict[int, Tensor] = {}
-    agreed: bytes | None = None
+    agreed: tuple[bytes, int] | None = None  # the name of the set of clients, and how many they are
     for frame in checks.instance("frames", frames, (Sequence, Iterator)):
         claim = header_of(frame)
-        expected = sum_header(protocol, _session(session), claim.sender, claim.agreed)
+        expected = sum_header(protocol, _session(session), claim.sender, claim.agreed, claim.first)
         words = unseal(links[f"server {claim.sender}"], expected, frame)
         if claim.sender in sums:
             raise FrameError(f"server {claim.sender} is here twice")
-        if agreed is not None and claim.agreed != agreed:
+        if agreed not in (None, (claim.agreed, claim.first)):
             raise FrameError("the servers did not add up the same clients")
-        agreed, sums[claim.sender] = claim.agreed, words[0]
-    if len(sums) != protocol.servers:
+        agreed, sums[claim.sender] = (claim.agreed, claim.first), words[0]
+    if agreed is None or len(sums) != protocol.servers:
         raise FrameError(
             f"{len(sums)} of {protocol.servers} servers' sums are here; their total means nothing without the rest"
         )
-    return protocol.reveal(torch.stack([sums[k] for k in range(protocol.servers)]).to(protocol.sketch.device))
+    total = reconstruct(torch.stack(list(sums.values()))).to(protocol.sketch.device)
+    return protocol.analyse(Tally(agreed[1], {"words": total}))
 
 
 def message_header(protocol: SecureSketch, session: bytes, server: int, first: int, count: int) -> Header:
@@ -187,11 +191,10 @@ def message_header(protocol: SecureSketch, session: bytes, server: int, first: i
     return Header(session, Kind.MESSAGE, 0, server, bits, copies, protocol.columns, first, count)
 
 
-def sum_header(protocol: SecureSketch, session: bytes, server: int, agreed: bytes) -> Header:
-    """The header of a server's sums over the clients named by ``agreed``."""
-    return Header(
-        session, Kind.SUM, server, ANALYST, protocol.bits, 1, protocol.columns, 0, protocol.sketch.height, agreed
-    )
+def sum_header(protocol: SecureSketch, session: bytes, server: int, agreed: bytes, heard: int) -> Header:
+    """The header of a server's sums over the clients named by ``agreed``, so many."""
+    bits, height = protocol.bits, protocol.sketch.height
+    return Header(session, Kind.SUM, server, ANALYST, bits, 1, protocol.columns, heard, height, agreed)
 
 
 def roll_header(protocol: SecureSketch, session: bytes, sender: int, receiver: int) -> Header:

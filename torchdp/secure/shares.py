@@ -23,7 +23,7 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     """
     if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
-        raise TypeError(f"words must be an int32 or int64 tensor, as Ring.encode returns it, not {kind}")
+        raise TypeError(f"words must be an int32 or int64 tensor, as Ring.to_words returns it, not {kind}")
     checks.fits("the shares", checks.integer("servers", servers, 2), words.numel())
     shares = torch.empty((servers, *words.shape), dtype=words.dtype, device=words.device)
     shares[:-1] = masks(shares[:-1].shape, words.dtype, source(noise, words.device))

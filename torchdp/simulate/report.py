@@ -34,16 +34,26 @@ class Report:
         """
         self._add(table, {name: _plain(value) for name, value in cells.items()}, [])
 
-    def once(self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]) -> None:
+    def write(self, table: str, rows: Rows) -> None:
+        """A whole table, not printed."""
+        write_table(
+            self.folder / f"{table}.csv", list(rows[0]), [{k: _plain(v) for k, v in row.items()} for row in rows]
+        )
+
+    def once(
+        self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
+    ) -> dict[str, Any]:
         """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run goes on."""
         if table not in self._known:
             path = self.folder / f"{table}.csv"
             self._known[table] = read_table(path) if path.exists() else []
         for row in self._known[table]:
             if all(_text(row.get(name)) == _text(value) for name, value in key.items()):
-                return self._print(table, row)
+                self._print(table, row)
+                return row
         cells = {name: _plain(value) for name, value in {**key, **measure()}.items()}
-        return self._add(table, cells, self._known[table])
+        self._add(table, cells, self._known[table])
+        return cells
 
     def _add(self, table: str, cells: dict[str, Any], before: Rows) -> None:
         path = self.folder / f"{table}.csv"
@@ -69,6 +79,7 @@ class Report:
         for name, value, words in cells:
             how = self._formats.get(name)
             if words:
+                text += "  " if text and text[-1] != " " else ""
                 text += f"{value:<{max(len(name), how if isinstance(how, int) else 24)}}  "
                 continue
             if isinstance(value, int | float):

@@ -1,13 +1,27 @@
-"""Sketches in the linear-transformation model: clients add divisible noise, servers that do not all collude add up."""
+"""Public random sketches S, and the noise that clients divide among them so that S A can be published.
 
-from torchdp.sketching.calibration import (
-    entry_variance,
-    laplace_noise,
-    one_copy_sigma,
-    polya_noise,
-    row_sigma,
-    single_sigma,
-)
+Client i holds row a_i of A. Each adds a little noise; what honest clients add in a row of S A hides each of them.
+
+>>> import torch
+>>> from torchdp import sketching
+>>> sketch = sketching.balanced_osnap(1000, 10, 2, generator=torch.Generator().manual_seed(0))
+>>> noise = sketching.GaussianNoise.calibrated(sketch, 1.0, epsilon=1.0, delta=1e-6)
+>>> print(noise.guarantee(sketch, 1.0, delta=1e-6))
+linear-transform differential privacy, exactly epsilon = 1, delta = 1e-06
+
+| name | symbol | what it is |
+|---|---|---|
+| ``clients``, ``height``, ``copies`` | n, m, s | S is m x n and has s nonzeros +-s^(-1/2) in each column |
+| ``columns`` | d | numbers in a client's row |
+| ``bound`` | B, B_1 | largest l_2 norm of a client's row; l_1 for pure noise |
+| ``counts()``, ``honest`` | c_j, h_j | all pairs (client, copy) of row j, and those that are honest at least |
+| ``corrupt``, ``absent`` | t' together | clients who collude, and clients who may drop out |
+| ``entry_variance`` | V | the least variance of an entry of S A + noise |
+
+Theorems: the noise of the honest clients of each row, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4,
+with exact counts; its delta, Balle, Wang (2018), Theorem 8. The paper's own constants: ``sketching.paper``.
+"""
+
 from torchdp.sketching.coalition import AdaptiveCoalition, Coalition, StaticCoalition
 from torchdp.sketching.constructions import (
     balanced_count_sketch,
@@ -18,17 +32,10 @@ from torchdp.sketching.constructions import (
     osnap_blocks,
     rademacher,
 )
-from torchdp.sketching.gaussian_noise import GaussianNoise, OneCopyGaussianNoise
+from torchdp.sketching.gaussian_noise import GaussianNoise, OneCopyGaussianNoise, entry_variance
 from torchdp.sketching.noise import DivisibleNoise
-from torchdp.sketching.paper import (
-    paper_experiment_laplace_noise,
-    paper_experiment_noise,
-    paper_gaussian_noise,
-    paper_laplace_noise,
-)
 from torchdp.sketching.pure_noise import LaplaceNoise, PolyaNoise
-from torchdp.sketching.sketch import Sketch, embedding_values
-from torchdp.sketching.transform import Layout, add_rows, bucket_sums
+from torchdp.sketching.sketch import Sketch
 
 __all__ = [
     "AdaptiveCoalition",
@@ -36,29 +43,16 @@ __all__ = [
     "DivisibleNoise",
     "GaussianNoise",
     "LaplaceNoise",
-    "Layout",
     "OneCopyGaussianNoise",
     "PolyaNoise",
     "Sketch",
     "StaticCoalition",
-    "add_rows",
     "balanced_count_sketch",
     "balanced_osnap",
-    "bucket_sums",
     "count_sketch",
-    "embedding_values",
     "entry_variance",
-    "laplace_noise",
-    "one_copy_sigma",
     "ones",
     "osnap",
     "osnap_blocks",
-    "paper_experiment_laplace_noise",
-    "paper_experiment_noise",
-    "paper_gaussian_noise",
-    "paper_laplace_noise",
-    "polya_noise",
     "rademacher",
-    "row_sigma",
-    "single_sigma",
 ]

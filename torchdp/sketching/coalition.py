@@ -222,7 +222,7 @@ _REMEDY = (
 
 _ONE_COPY_REMEDY = (
     "too many corrupt clients for one copy of noise in this sketch, as far as the bound knows: take fewer rows, fewer "
-    "corrupt clients, or noise for each copy (row_sigma)"
+    "corrupt clients, or noise for each copy (GaussianNoise.calibrated)"
 )
 
 

@@ -7,10 +7,21 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import Guarantee
+from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.sketching.coalition import Coalition, known
 from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
 from torchdp.sketching.sketch import Sketch
+
+
+def entry_variance(bound: float, *, epsilon: float, delta: float) -> float:
+    """V = (2 B/mu*)^2, 1/mu* = gaussian_sigma(epsilon, delta): the least variance of iid Gaussian noise on S A.
+
+    bound: B, the largest l_2 norm of a client's row. Raises ValueError.
+
+    Guarantees: S A + N(0, V) is (epsilon, delta)-DP, exactly, for the sketch's every s, m, n and d.
+    Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <= 2 B.
+    """
+    return gaussian_sigma(epsilon, delta, 2 * checks.squarable("bound", bound)) ** 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +49,35 @@ class GaussianNoise(DivisibleNoise):
                 f"sigma must be finite, > 0, one number or one for each row, not of shape {tuple(sigma.shape)}"
             )
         object.__setattr__(self, "sigma", sigma)
+
+    @staticmethod
+    def calibrated(
+        sketch: Sketch,
+        bound: float,
+        *,
+        epsilon: float,
+        delta: float,
+        coalition: Coalition = EVERYBODY,
+        rows: bool = True,
+    ) -> "GaussianNoise":
+        """The least noise for (epsilon, delta), with a sigma for each row or, without ``rows``, one for all.
+
+        sigma_j^2 = s V/h_j, h_j the row's honest pairs: every entry of the release has variance V (``entry_variance``)
+        where all are honest. One for all: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]. With a ``StaticCoalition``
+        proportional to 1/sqrt(c_j), or alike, at the least factor. Rows that hold nobody count as rows of one client.
+        bound: B, the largest l_2 norm of a client's row. Raises ValueError, TypeError.
+
+        Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.
+        Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client; ``losses``.
+        """
+        known(sketch, coalition)
+        if checks.instance("rows", rows, bool):
+            shape = coalition.shares(sketch, delta).clamp_min(1).double().rsqrt()
+        else:
+            shape = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
+        factor = coalition.losses(sketch, shape, checks.fraction("delta", delta)).factor(epsilon, delta)
+        factor *= 2 * checks.squarable("bound", bound)
+        return GaussianNoise(factor * shape if rows else factor)
 
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
         return draws.normal((*sketch.rows.shape, columns)) * self._rows(sketch)[sketch.rows][..., None]
@@ -77,6 +117,22 @@ class OneCopyGaussianNoise(DivisibleNoise):
 
     def __post_init__(self) -> None:
         checks.squarable("sigma", self.sigma)
+
+    @staticmethod
+    def calibrated(
+        sketch: Sketch, bound: float, *, epsilon: float, delta: float, coalition: Coalition = EVERYBODY
+    ) -> "OneCopyGaussianNoise":
+        """The least noise for (epsilon, delta): sigma^2 = V max_i l_i, l_i the honest leverages.
+
+        With a ``StaticCoalition`` the least for delta averaged over the clients' leverages. bound: B, the largest l_2
+        norm of a client's row. Raises ValueError, TypeError.
+
+        Guarantees: (epsilon, delta)-DP; exact where everybody is honest.
+        Source: mu_i^2 = 4 B^2 l_i/sigma^2; ``losses``.
+        """
+        known(sketch, coalition)
+        factor = coalition.one_copy_losses(sketch, checks.fraction("delta", delta)).factor(epsilon, delta)
+        return OneCopyGaussianNoise(2 * checks.squarable("bound", bound) * factor)
 
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
         shape = (sketch.clients, columns)

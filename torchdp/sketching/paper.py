@@ -1,6 +1,6 @@
 """The noise of the linear-transformation model's paper, as printed and as its experiments seem to have drawn it.
 
-Each is a ``Noise``: ``guarantee`` says what it promises in truth. For use, see ``row_sigma``.
+``guarantee`` says what each promises in truth. For use, take ``GaussianNoise.calibrated``.
 """
 
 import math
@@ -14,7 +14,7 @@ from torchdp.sketching.pure_noise import LaplaceNoise
 from torchdp.sketching.sketch import Sketch
 
 
-def paper_gaussian_noise(
+def gaussian_noise(
     sketch: Sketch, columns: int, entry_bound: float, *, epsilon: float, delta: float, corrupt: int = 0
 ) -> GaussianNoise:
     """sigma^2 = 4 s^3 eta^2 m d^2 ln(1.25 s/(delta/d - m e^{-(n - s - t')/(8 m)}))/(epsilon^2 (n - s - t')).
@@ -38,7 +38,7 @@ def paper_gaussian_noise(
     return GaussianNoise(math.sqrt(variance))
 
 
-def paper_laplace_noise(
+def laplace_noise(
     sketch: Sketch, columns: int, entry_bound: float, *, epsilon: float, corrupt: int = 0
 ) -> LaplaceNoise:
     """Gamma(1/(n/m - t'), b) - Gamma(1/(n/m - t'), b), b = 2 eta m^2 d/epsilon, for a dense sketch of m copies.
@@ -61,7 +61,7 @@ def paper_laplace_noise(
     return LaplaceNoise(scale, _filled(parts, sketch))
 
 
-def paper_experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> GaussianNoise:
+def experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> GaussianNoise:
     """sigma^2 = 2 ln(1.25/delta)/(epsilon^2 n): no rows, no columns, no bound, so not (epsilon, delta)-DP.
 
     Inferred from the text and from the size of the printed errors, which no noise of Corollary 4.7 can give.
@@ -73,7 +73,7 @@ def paper_experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> G
     return GaussianNoise(math.sqrt(2 * math.log(1.25 / delta) / (epsilon**2 * clients)))
 
 
-def paper_experiment_laplace_noise(sketch: Sketch, *, epsilon: float) -> LaplaceNoise:
+def experiment_laplace_noise(sketch: Sketch, *, epsilon: float) -> LaplaceNoise:
     """The sum of m Laplace(1/epsilon) in every entry of S A, for one copy: not the noise of Corollary 4.10.
 
     The true epsilon is 2 B_1 epsilon for rows of l_1 norm at most B_1. Raises ValueError.

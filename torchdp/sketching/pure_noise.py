@@ -32,6 +32,21 @@ class LaplaceNoise(DivisibleNoise):
         checks.positive("scale", self.scale)
         object.__setattr__(self, "parts", _parts(self.parts))
 
+    @staticmethod
+    def calibrated(
+        sketch: Sketch, bound: float, *, epsilon: float, delta: float = 0.0, coalition: Coalition = EVERYBODY
+    ) -> "LaplaceNoise":
+        """Scale 2 s B_1/epsilon in each row; an entry of the release has variance 8 s B_1^2/epsilon^2.
+
+        bound: B_1, the largest l_1 norm of a client's row. delta: for a ``StaticCoalition`` alone. One copy is best.
+        Raises ValueError, TypeError.
+
+        Guarantees: pure epsilon, exactly; with a static coalition (epsilon, share delta).
+        """
+        known(sketch, coalition)
+        scale = 2 * sketch.copies * checks.squarable("bound", bound) / checks.squarable("epsilon", epsilon)
+        return LaplaceNoise(scale, coalition.honest(sketch, delta).clamp_min(1))
+
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
         shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
         return self.scale * _gamma_difference(shares[..., None].expand(*shares.shape, columns), draws)
@@ -73,6 +88,22 @@ class PolyaNoise(DivisibleNoise):
             raise ValueError(f"ratio must be at most 1 - 1e-9, not {self.ratio!r}: take a coarser grid")
         object.__setattr__(self, "parts", _parts(self.parts))
 
+    @staticmethod
+    def calibrated(
+        sketch: Sketch, bound: int, *, epsilon: float, delta: float = 0.0, coalition: Coalition = EVERYBODY
+    ) -> "PolyaNoise":
+        """Ratio exp(-epsilon/(2 s B_1)) in each row.
+
+        bound: B_1, the largest l_1 norm of a client's row of integers. delta: for a ``StaticCoalition`` alone. One copy
+        is best. Raises ValueError, TypeError.
+
+        Guarantees: pure epsilon, exactly; with a static coalition (epsilon, share delta).
+        """
+        known(sketch, coalition)
+        distance = 2 * sketch.copies * checks.integer("bound", bound, 1)
+        ratio = math.exp(-checks.squarable("epsilon", epsilon) / distance)
+        return PolyaNoise(ratio, coalition.honest(sketch, delta).clamp_min(1))
+
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
         shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
         return self._difference(shares[..., None].expand(*shares.shape, columns), draws)
@@ -82,13 +113,9 @@ class PolyaNoise(DivisibleNoise):
         return self._difference(shares[:, None].expand(shape), draws)
 
     def variance(self, sketch: Sketch) -> Tensor:
+        counts = checks.instance("sketch", sketch, Sketch).counts()
         each = 2 * self.ratio / (1 - self.ratio) ** 2
-        return (
-            each
-            * checks.instance("sketch", sketch, Sketch).counts()
-            / _row_parts(self.parts, sketch)
-            / sketch.copies
-        )
+        return each * counts / _row_parts(self.parts, sketch) / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
@@ -106,15 +133,9 @@ def _pure(epsilon: float, parts: Tensor, sketch: Sketch, delta: float, coalition
     parts, honest = _row_parts(parts, sketch), coalition.honest(sketch, delta)
     if (parts > honest)[sketch.counts() > 0].any():
         raise ValueError("some row may hold fewer honest clients than parts: its noise would be no whole Laplace")
-    source = "Laplace mechanism, Dwork, McSherry, Nissim, Smith (2006), Theorem 1"
-    return Guarantee(
-        epsilon,
-        coalition.slack(delta),
-        Model.LINEAR_TRANSFORM,
-        Neighbours.REPLACE_ONE,
-        coalition.exact(sketch),
-        source,
-    )
+    model, source = Model.LINEAR_TRANSFORM, "Dwork, McSherry, Nissim, Smith (2006), Theorem 1"
+    exact = coalition.exact(sketch)
+    return Guarantee(epsilon, coalition.slack(delta), model, Neighbours.REPLACE_ONE, exact, source)
 
 
 def _parts(parts: Tensor) -> Tensor:

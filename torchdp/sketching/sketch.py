@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -82,14 +82,6 @@ class Sketch:
         ):
             raise ValueError(f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}")
         return Sketch(self.rows[:, clients], self.signs[:, clients], self.height, self.exchangeable)
-
-    def by_row(self) -> tuple["Sketch", Tensor]:
-        """The same sketch with the clients in the order of their row in the first copy, and that order, (n,).
-
-        ``sorted.apply(A[order])`` is ``sketch.apply(A)``; with one balanced copy it is a contiguous sum.
-        """
-        order = self.rows[0].argsort(stable=True)
-        return replace(self.part(order), exchangeable=False), order
 
     def apply(self, A: Tensor) -> Tensor:
         """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
@@ -190,17 +182,3 @@ class Sketch:
             raise ValueError(f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}")
         if values.device != self.device:
             raise ValueError(f"values are on {values.device}, the sketch on {self.device}; move one of them")
-
-
-def embedding_values(sketch: Sketch, basis: Tensor) -> Tensor:
-    """The smallest and the largest singular value of S U, U the orthonormal columns of ``basis``: (2,), float64.
-
-    |S A x| / |A x| lies between them for every x, A with the column space of U: 1 -+ alpha for an embedding.
-    basis: (n, r), of full column rank; it is made orthonormal here. Raises TypeError, ValueError.
-    """
-    basis = checks.matrix("basis", basis).double()
-    if basis.ndim != 2 or basis.shape[0] < basis.shape[1]:
-        raise ValueError(f"basis must have shape (n, r) with r <= n, not {tuple(basis.shape)}")
-    values = torch.linalg.svdvals(checks.instance("sketch", sketch, Sketch).apply(torch.linalg.qr(basis).Q))
-    smallest = values[-1] if sketch.height >= basis.shape[1] else torch.zeros_like(values[0])
-    return torch.stack([smallest, values[0]])

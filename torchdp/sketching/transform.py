@@ -17,7 +17,7 @@ from torchdp.sketching.sketch import Sketch
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class RowLayout:
     """Where each (client, copy) pair of a sketch stands in a tensor (m, d, width), width the fullest row's count.
 
     Pair (c, i) stands at [rows[c, i], :, places[c, i]]; what no pair fills is 0 and adds nothing.

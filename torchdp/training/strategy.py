@@ -20,8 +20,7 @@ def iterates(steps: int, *, momentum: float = 0.0, learning_rates: Sequence[floa
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload.
     """
     W = workloads.prefix(steps).dense()
-    momentum = checks.non_negative("momentum", momentum)
-    momentum = checks.fraction("momentum", momentum) if momentum else 0.0
+    momentum = checks.below_one("momentum", momentum)
     if learning_rates is not None:
         checks.instance("learning_rates", learning_rates, (Sequence, Tensor))
         rates = [checks.positive("learning_rates", rate) for rate in learning_rates]

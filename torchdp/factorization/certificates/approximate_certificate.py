@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import Certificate, allowance, or_infinite
+from torchdp.factorization.certificates.certificate import (
+    Certificate,
+    allowance,
+    dual_weights,
+    fitting,
+    or_infinite,
+    scaled_weights,
+)
 
 
 def certify_approximate(
@@ -89,15 +96,17 @@ def _evaluate(
     W: Tensor, left: Tensor, right: Tensor, U: Tensor, row_weights: Tensor, column_weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """W, W - left right, the factors' norm, U and its size s, in float64."""
-    W, left, right = (checks.matrix(*pair).double() for pair in (("W", W), ("left", left), ("right", right)))
-    U = checks.matrix("U", U).double()
-    weights = []
-    for name, value in (("row_weights", row_weights), ("column_weights", column_weights)):
-        value = checks.floating(name, value).double()
-        if bool((value < 0).any()):
-            raise ValueError(f"{name} must hold no negative weights")
-        weights.append(value / value.sum(-1, keepdim=True).clamp_min(1e-300))
-    c, P = weights
+    W, left = (checks.matrix(*pair).detach().double() for pair in (("W", W), ("left", left)))
+    m, n = W.shape[-2:]
+    try:
+        W = W.expand(*torch.broadcast_shapes(W.shape[:-2], left.shape[:-2]), m, n)
+    except RuntimeError as error:
+        raise ValueError(
+            f"left of shape {tuple(left.shape)} must have a batch that broadcasts with that of W, {tuple(W.shape[:-2])}"
+        ) from error
+    left, right = fitting("left", left, W, (m, left.shape[-1])), fitting("right", right, W, (left.shape[-1], n))
+    U = fitting("U", U, W, (m, n))
+    c, P = (scaled_weights(w, 1.0) for w in dual_weights(row_weights, column_weights, W))
     inverse = [torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P)]
     proved = (c > 0)[..., None] & (P > 0)[..., None, :]
     U = torch.where(proved, U, 0.0)  # a row of weight 0 proves nothing about U there

@@ -105,8 +105,7 @@ def certify(
     m, n = W.shape[-2:]
     r = checks.matrix("left", left).shape[-1]
     left, right = fitting("left", left, W, (m, r)), fitting("right", right, W, (r, n))
-    rows = fitting("row_weights", row_weights, W, (m,))
-    columns = fitting("column_weights", column_weights, W, (n,))
+    rows, columns = dual_weights(row_weights, column_weights, W)
     shift = None if shift is None else fitting("shift", shift, W, (m,))[..., None]
     if error_weights is not None:
         w = check_error_weights(error_weights, W)[..., None]
@@ -118,8 +117,8 @@ def certify(
     rounding = allowance(upper, m + n + r, *subtracted)
     residual = missing.abs().amax((-2, -1))
 
-    rows = scaled_weights("row_weights", rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
-    columns = scaled_weights("column_weights", columns, 1.0)
+    rows = scaled_weights(rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    columns = scaled_weights(columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / torch.where(size > 0, size, 1.0)
     centred = W if shift is None else W - (W @ columns[..., None])
@@ -190,13 +189,23 @@ def or_infinite(bound: Tensor) -> Tensor:
     return torch.where(bound.isfinite(), bound, math.inf)
 
 
-def scaled_weights(name: str, weights: Tensor, order: float) -> Tensor:
+def scaled_weights(weights: Tensor, order: float) -> Tensor:
     """``weights`` scaled to norm 1: first by the largest, so that subnormal ones keep their ratios."""
-    if (weights < 0).any():
-        raise ValueError(f"{name} must hold no negative weights")
     top = weights.amax(-1, keepdim=True)
     weights = weights / torch.where(top > 0, top, 1.0)
     return weights / torch.linalg.vector_norm(weights, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
+
+
+def dual_weights(row_weights: Tensor, column_weights: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights of W's rows, (*batch, m), and of its columns, (*batch, n), none negative, in float64."""
+    rows, columns = (
+        fitting("row_weights", row_weights, W, W.shape[-2:-1]),
+        fitting("column_weights", column_weights, W, W.shape[-1:]),
+    )
+    for name, weights in (("row_weights", rows), ("column_weights", columns)):
+        if (weights < 0).any():
+            raise ValueError(f"{name} must hold no negative weights")
+    return rows, columns
 
 
 def fitting(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:

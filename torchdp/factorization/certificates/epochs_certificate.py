@@ -52,7 +52,9 @@ def certify_epochs(
         fitting("row_weights", row_weights, W, (m,)),
         fitting("directions", directions, W, (n, k)),
     )
-    weights = scaled_weights("row_weights", weights, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    if (weights < 0).any():
+        raise ValueError("row_weights must hold no negative weights")
+    weights = scaled_weights(weights, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
     missing, epochs = W - left @ right, -(-n // period)
     upper = or_infinite(row_norm(left, p) * sensitivity(right, period) + row_norm(missing, p) * math.sqrt(epochs))
     size, largest = float(W.abs().max()) or 1.0, float(directions.abs().max()) or 1.0

@@ -12,14 +12,13 @@ from torchdp.draws import Draws
 from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import fuses
 from torchdp.privacy import Guarantee
+from torchdp.protocol import Layout, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import (
     WORDS_AT_ONCE,
     FrequencyOracle,
-    all_counted,
     alphabet,
     budget,
-    in_parts,
 )
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, words_for
@@ -30,7 +29,7 @@ class BitVectorOracle(FrequencyOracle):
     """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other value.
 
     Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v is bit v % 64 of the int64 word v // 64, so a message
-    is ceil(k/64) words. A tally holds, for each value, the users whose bit is set, and at its end the users.
+    is ceil(k/64) words. A tally holds, for each value, the users whose bit is set.
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
     """
 
@@ -57,31 +56,63 @@ class BitVectorOracle(FrequencyOracle):
         """p - q."""
 
     @property
-    def tallies(self) -> int:
-        """k + 1: the users whose bit v is set, for each v, and the users."""
-        return self.k + 1
+    def on(self) -> float:
+        """p."""
+        return 1 - self.lost
 
     @property
-    def _words(self) -> int:
+    def own_and_other(self) -> tuple[float, float]:
+        return self.on * self.lost / self.gap**2, self.off * (1 - self.off) / self.gap**2
+
+    @property
+    def layout(self) -> Layout:
+        return {"reports": ((self.k,), torch.int64)}
+
+    @property
+    def words(self) -> int:
+        """ceil(k/64), the int64 of one message."""
         return words_for(self.k)
 
-    def tally(self, messages: Tensor) -> Tensor:
-        """(k + 1,), int64, from packed messages of shape (..., ceil(k/64)), int64. Raises TypeError, ValueError."""
-        if not isinstance(messages, Tensor) or messages.dtype != torch.int64:
-            raise TypeError("messages must be an int64 tensor of packed bits, as sample returns")
-        if messages.ndim == 0 or messages.shape[-1] != self._words:
-            raise ValueError(f"messages must have shape (..., {self._words}), not {tuple(messages.shape)}")
-        rows = messages.reshape(-1, self._words)
-        return torch.cat([column_counts(rows)[: self.k], rows.new_tensor([len(rows)])])
+    def tally(self, messages: Tensor) -> Tally:
+        """messages: (n, ceil(k/64)), int64, packed. Raises TypeError, ValueError."""
+        rows = self.packed(messages)
+        return Tally(len(rows), {"reports": column_counts(rows)[: self.k]})
 
-    def decode_counts(self, reports: Tensor) -> Tensor:
-        """Sum of Y from the tally: (*batch, k + 1) -> (*batch, k), float64."""
-        reports = self._tallied(reports)
-        return (reports[..., :-1] - reports[..., -1:] * self.off) / self.gap
+    def packed(self, messages: Tensor) -> Tensor:
+        """``messages``, if these are sets of types. Raises TypeError, ValueError."""
+        if not isinstance(messages, Tensor) or messages.dtype != torch.int64:
+            raise TypeError("messages must be an int64 tensor of packed bits, as randomize returns")
+        if messages.ndim != 2 or messages.shape[1] != self.words:
+            raise ValueError(f"messages must have shape (n, {self.words}), not {tuple(messages.shape)}")
+        if self.k % WORD and (messages[:, -1] >> self.k % WORD).any():
+            raise ValueError(f"messages must have no bit set beyond the {self.k}-th")
+        return messages
+
+    def encode(self, messages: Tensor) -> bytes:
+        """ceil(k/8) bytes each, the low bit first."""
+        rows = self.packed(messages).cpu()
+        size = -(-self.k // 8)
+        shifts = torch.arange(0, WORD, 8)
+        return ((rows[..., None] >> shifts) & 255).flatten(1)[:, :size].to(torch.uint8).numpy().tobytes()
+
+    def decode(self, data: bytes) -> Tensor:
+        size = -(-self.k // 8)
+        if len(data) % size:
+            raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
+        wide = torch.zeros(len(data) // size, 8 * self.words, dtype=torch.int64)
+        if data:
+            wide[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
+        words = (wide.view(-1, self.words, 8) << torch.arange(0, WORD, 8)).sum(-1)
+        if self.k % WORD and (words[:, -1] >> self.k % WORD).any():
+            raise ValueError(f"data must hold messages of {self.k} bits; one has more")
+        return words
+
+    def totals(self, tally: Tally) -> Tensor:
+        return (tally["reports"].double() - tally.n * self.off) / self.gap
 
     def _others(self, users: int, chance: float, draws: Draws) -> Tensor:
         """Independent bits, each 1 with this chance: (users, words), none beyond the k-th."""
-        words = bernoulli_words((users, self._words), chance, draws)
+        words = bernoulli_words((users, self.words), chance, draws)
         if self.k % WORD:
             words[:, -1] &= (1 << self.k % WORD) - 1
         return words
@@ -112,11 +143,6 @@ class UnaryEncoding(BitVectorOracle):
         return at_least(1 / (self._growth + 1))  # a float is a dyadic number, which is drawn without rounding
 
     @property
-    def on(self) -> float:
-        """p."""
-        return 1 - self.lost
-
-    @property
     def _drawn(self) -> float:
         """log p (1 - q)/(q (1 - p)) of the chances drawn."""
         lost, off = Fraction(self.lost), Fraction(self.off)
@@ -130,47 +156,49 @@ class UnaryEncoding(BitVectorOracle):
     def workload_variance(self, W: Tensor) -> Tensor:
         """(sum_v W_iv^2 q (1 - q) + W_ix^2 (p (1 - p) - q (1 - q)))/(p - q)^2. O(m k)."""
         squares = self._workload(W).square()
-        own, other = (chance * (1 - chance) / self.gap**2 for chance in (self.lost, self.off))
+        own, other = self.own_and_other
         return squares.sum(-1, keepdim=True) * other + squares * (own - other)
 
     @property
-    def bits(self) -> int:
+    def outputs(self) -> int:
+        """2^k."""
+        return 1 << self.k
+
+    @property
+    def bits_per_user(self) -> int:
         """k."""
         return self.k
 
-    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One packed message for each user: int64 (*x.shape, ceil(k/64))."""
-        own = x.flatten()
+        own = x.flatten().long()
         words = self._others(len(own), self.off, draws)
         put_bit(words, own, self._own(len(own), draws))
-        return words.view(*x.shape, self._words)
+        return words.view(*x.shape, self.words)
 
-    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
         """As in the base class, 64 users to a word for each value."""
         key = draws.kernel_key() if fuses(x.device) else None
         if key is not None:
-            tally = unary_counts.tally(x, self.k, self.lost, self.off, key)
-            return all_counted(tally, tally[-1], x, self.k)
-        total = torch.zeros(self.tallies, dtype=torch.int64, device=x.device)
-        for part in in_parts(x, self.k, WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))):
+            return Tally(len(x), {"reports": unary_counts.tally(x, self.k, self.lost, self.off, key)[:-1]})
+        total = torch.zeros(self.k, dtype=torch.int64, device=x.device)
+        for part in x.split(WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))):
             held, user = part.long(), torch.arange(len(part), device=x.device)
             others = bernoulli_words((words_for(len(part)), self.k), self.off, draws)
             own = self._own(len(part), draws)
             instead = others[user // WORD, held] >> user % WORD & 1  # drawn as if the value were not the user's
             if len(part) % WORD:
                 others[-1] &= (1 << len(part) % WORD) - 1
-            total[:-1] += popcount(others).sum(0)
+            total += popcount(others).sum(0)
             total.index_add_(0, held, own - instead)
-        total[-1] = len(x)
-        return total
+        return Tally(len(x), {"reports": total})
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each repetition."""
         total = counts.sum()
         both = torch.stack([counts, total - counts]).expand(*shape, 2, self.k)
         chance = torch.tensor([[self.on], [self.off]], dtype=torch.float64, device=counts.device)
-        drawn = draws.binomial(both, chance).sum(-2)
-        return torch.cat([drawn, total.expand(*shape, 1)], -1)
+        return draws.binomial(both, chance).sum(-2)
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,29 @@
 """Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator vector."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.noise import Noise, source
-from torchdp.randomizers.base import LocalRandomizer, user_counts
+from torchdp.protocol import Estimate, Layout, Objective, Tally, TypeProtocol
+from torchdp.randomizers.base import user_counts
+from torchdp.randomizers.old import OldOracle
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
 
-class FrequencyOracle(LocalRandomizer):
+class FrequencyOracle(OldOracle, TypeProtocol):
     """A user of type x in [0, k) sends a message; decoded, it is a report Y in R^k with E Y = e_x.
 
-    The *tally* of many messages is what the analyst needs: a vector of ``tallies`` counts, additive over groups of
-    users. ``tally`` computes it from messages and ``sample_reports`` draws it at once, exactly in law, at a cost
-    that does not grow with the number of users. For n users with histogram h, the workload answers W h are estimated
-    with covariance sum_x h_x W Cov(Y | x) W^T / n.
+    The value is the users' shares of types, (k,). A tally holds the ``reports``: how many users sent each message, or
+    set each bit of theirs. ``drawn`` costs the same whatever the number of users. For n users with histogram h, the
+    workload answers W h / n have covariance sum_x h_x W Cov(Y | x) W^T / n^2.
     """
 
     k: int
     epsilon: float
-
-    @property
-    @abstractmethod
-    def tallies(self) -> int:
-        """Length of a tally."""
 
     @abstractmethod
     def covariance(self, x: int) -> Tensor:
@@ -40,79 +34,83 @@ class FrequencyOracle(LocalRandomizer):
         """Var(<W_i, Y> | x) for each query i and type x, exactly: (*batch, m, k) -> (*batch, m, k), float64."""
 
     @abstractmethod
-    def tally(self, messages: Tensor) -> Tensor:
-        """The tally of these messages: (tallies,), int64."""
-
-    @abstractmethod
-    def decode_counts(self, reports: Tensor) -> Tensor:
-        """Sum over the users of Y, from their tally: (*batch, tallies) -> (*batch, k), float64."""
+    def totals(self, tally: Tally) -> Tensor:
+        """Sum of Y over the users: (*batch, k), float64. Unchecked."""
 
     @abstractmethod
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """``sample_reports`` for counts (k,) that are checked."""
+        """The reports where counts[x] users hold x: (*shape, reports), int64, exactly in law."""
 
     @property
-    @abstractmethod
-    def _words(self) -> int:
+    def own_and_other(self) -> tuple[float, float]:
+        """Var(Y_i | x) for i = x and for any other i, where these are the same for all types."""
+        raise NotImplementedError
+
+    @property
+    def layout(self) -> Layout:
+        return {"reports": ((self.outputs,), torch.int64)}
+
+    @property
+    def words(self) -> int:
         """Numbers that one message takes in memory."""
+        return 1
 
-    def sample(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """One message for each user: int64, x: integers in [0, k) of any shape; noise: the system's where None.
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n,) types of any width of integers, n >= 1. Raises TypeError, ValueError."""
+        x = checks.whole_below("x", x, self.k)
+        if x.ndim != 1 or len(x) == 0:
+            raise ValueError(f"x must have shape (n,) with n >= 1, one type for each user, not {tuple(x.shape)}")
+        return x
 
-        ``messages`` says what a message is. Raises TypeError, ValueError.
-        """
-        x = checks.indices("x", x, self.k)
-        return self.messages(x, source(noise, x.device))
+    def tally(self, messages: Tensor) -> Tally:
+        """messages: (n,) integers below ``outputs``. Raises TypeError, ValueError."""
+        messages = checks.indices("messages", messages, self.outputs)
+        if messages.ndim != 1:
+            raise ValueError(f"messages must have shape (n,), one for each user, not {tuple(messages.shape)}")
+        return Tally(len(messages), {"reports": torch.bincount(messages, minlength=self.outputs)})
 
-    def decode_sum(self, messages: Tensor) -> Tensor:
-        """Sum of Y over the users of these messages: (k,), float64."""
-        return self.decode_counts(self.tally(messages))
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        """Messages are drawn for each user and not kept: memory beside ``x`` does not grow with their number."""
+        size, dtype = self.layout["reports"]
+        total = torch.zeros(size, dtype=dtype, device=x.device)
+        for part in x.split(max(1, WORDS_AT_ONCE // self.words)):
+            total += self.tally(self.speak(part, draws))["reports"]
+        return Tally(len(x), {"reports": total})
 
-    def answer(self, reports: Tensor, W: Tensor) -> Tensor:
-        """Unbiased estimate of W c, c the users' counts of types: (*batch, tallies), (m, k) -> (*batch, m)."""
-        return self.decode_counts(reports) @ self._workload(W).mT
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of users."""
+        counts = user_counts(summary, self.k).to(draws.device)
+        return Tally(int(counts.sum()), {"reports": self._reports(counts, shape, draws)})
 
-    def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """The tally of one message of each user, part by part: (n,) integers in [0, k) -> (tallies,), int64.
+    def analyse(self, tally: Tally) -> Estimate:
+        """Unbiased shares, (*batch, k): some may be negative."""
+        self.check(tally)
+        value = self.totals(tally) / tally.n
+        shares = value.clamp_min(0)
+        shares = shares / shares.sum(-1, keepdim=True).clamp_min(1e-300)
+        return Estimate(value, (self.report_variance(shares) / tally.n).sqrt(), tally.n)
 
-        In law ``sample_reports``, from messages that are drawn for each user and not kept. Memory beside ``x``, of
-        whatever width its integers have, does not grow with the number of users. noise: the system's where None.
-        Raises TypeError, ValueError.
-        """
-        return self._collect(listed(x), source(noise, x.device))
+    def answers(self, tally: Tally, W: Tensor) -> Tensor:
+        """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
+        return self.totals(tally) @ self._workload(W).mT
 
-    def sample_reports(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        """The tally where counts[x] users hold x: (*sample_shape, tallies), int64, exactly in law.
+    def report_variance(self, shares: Tensor) -> Tensor:
+        """sum_x shares_x Var(Y_i | x): (*batch, k) -> (*batch, k), float64. Unchecked."""
+        own, other = self.own_and_other
+        return other * shares.sum(-1, keepdim=True) + (own - other) * shares
 
-        Each oracle states the cost. Raises TypeError, ValueError.
-        """
-        counts = user_counts(counts, self.k)
-        draws = Simulated(generator, counts.device)
-        return self._reports(counts, checks.sample_shape(sample_shape), draws)
+    def exact(self, summary: Tensor) -> Tensor:
+        """The shares, (k,)."""
+        return summary.double() / summary.sum()
 
-    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
-        """``collect`` for types (n,) whose range is unread."""
-        parts = in_parts(x, self.k, WORDS_AT_ONCE // self._words)
-        total = torch.zeros(self.tallies, dtype=torch.int64, device=x.device)
-        for part in parts:
-            total += self.tally(self.messages(part.long(), draws))
-        return total
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        counts = summary.double()
+        return self.report_variance(counts) / counts.sum() ** 2
 
-    def sample_sum(
-        self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        """Sum of the decoded reports of counts[i] users who hold points[i]: (*sample_shape, k), float64.
-
-        points: (m,) integers in [0, k); counts: (m,). Raises ValueError, TypeError.
-        """
-        points = checks.indices("points", points, self.k)
-        if points.ndim != 1:
-            raise ValueError(f"points must have shape (m,), not {tuple(points.shape)}")
-        counts = user_counts(counts, points.shape[0])
-        histogram = torch.zeros(self.k, dtype=torch.int64, device=counts.device).index_add_(0, points, counts)
-        return self.decode_counts(self.sample_reports(histogram, generator=generator, sample_shape=sample_shape))
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        (own, other), n = self.own_and_other, checks.integer("n", n, 1)
+        each = max(own, other) if objective is Objective.WORST else other + (own - other) / self.k
+        return torch.tensor(each / n, dtype=torch.float64)
 
     def _workload(self, W: Tensor) -> Tensor:
         W = checks.matrix("W", W).double()
@@ -124,33 +122,6 @@ class FrequencyOracle(LocalRandomizer):
         if not 0 <= checks.integer("x", x, 0) < self.k:
             raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
         return x
-
-    def _tallied(self, reports: Tensor) -> Tensor:
-        reports = checks.floating("reports", reports).double()
-        if reports.ndim == 0 or reports.shape[-1] != self.tallies:
-            raise ValueError(f"reports must have shape (..., {self.tallies}), not {tuple(reports.shape)}")
-        return reports
-
-
-def listed(x: Tensor) -> Tensor:
-    """The users' types in a row, of the width that their integers have, their range unread: (n,). Raises TypeError."""
-    checks.indices("x", x.flatten()[:0] if isinstance(x, Tensor) and x.layout == torch.strided else x, 1)
-    return x.flatten()
-
-
-def in_parts(x: Tensor, k: int, users: int) -> Sequence[Tensor]:
-    """(n,) integers in groups of so many users, all in [0, k), which is known before one is used. Raises ValueError."""
-    parts = x.split(max(1, users))
-    for part in parts:
-        checks.indices("x", part, k)
-    return parts
-
-
-def all_counted(tally: Tensor, users: Tensor, x: Tensor, k: int) -> Tensor:
-    """The tally, if it counts as many users as ``x`` holds: all have types in [0, k). Raises ValueError."""
-    if int(users) != x.numel():
-        raise ValueError(f"x must lie in [0, {k}); it holds values outside")
-    return tally
 
 
 def alphabet(k: int) -> int:

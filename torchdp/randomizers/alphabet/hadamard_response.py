@@ -7,9 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
+from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle, alphabet, budget
 from torchdp.randomizers.base import exact_local
@@ -44,18 +44,9 @@ class HadamardResponse(FrequencyOracle):
         return exact_local(stated(self.epsilon, drawn), source)
 
     @property
-    def bits(self) -> int:
-        """log2 K."""
-        return self.k.bit_length()
-
-    @property
-    def tallies(self) -> int:
-        """K: how many users report each index."""
-        return 1 << self.bits
-
-    @property
-    def _words(self) -> int:
-        return 1
+    def outputs(self) -> int:
+        """K."""
+        return 1 << self.k.bit_length()
 
     @cached_property
     def _unlikely(self) -> float:
@@ -65,6 +56,10 @@ class HadamardResponse(FrequencyOracle):
     @property
     def _scale(self) -> float:
         return 1 / (1 - 2 * self._unlikely)  # a difference without rounding, near 1/2
+
+    @property
+    def own_and_other(self) -> tuple[float, float]:
+        return self._scale**2 - 1, self._scale**2
 
     def covariance(self, x: int) -> Tensor:
         rows, c = torch.arange(1, self.k + 1), self._scale
@@ -79,36 +74,31 @@ class HadamardResponse(FrequencyOracle):
         The middle sum is a convolution over xor: the transform of the squared transform.
         """
         W, c = self._workload(W), self._scale
-        lifted = torch.nn.functional.pad(W, (1, self.tallies - self.k - 1))
-        pairs = walsh_hadamard(walsh_hadamard(lifted).square())[..., 1 : self.k + 1] / self.tallies
+        lifted = torch.nn.functional.pad(W, (1, self.outputs - self.k - 1))
+        pairs = walsh_hadamard(walsh_hadamard(lifted).square())[..., 1 : self.k + 1] / self.outputs
         squares = W.square()
         return c * c * squares.sum(-1, keepdim=True) + c * pairs - squares
 
-    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One index in [0, K) for each user: int64, the shape of ``x``.
 
         A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in it, which maps
         the indices of one sign one to one onto those of the other.
         """
-        y, row = draws.words(tuple(x.shape)) & (self.tallies - 1), x + 1
+        y, row = draws.words(tuple(x.shape)) & (self.outputs - 1), x.long() + 1
         wanted = bernoulli(x.numel(), self._unlikely, draws).view(x.shape)  # 1: H = -1
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
 
-    def tally(self, messages: Tensor) -> Tensor:
-        """How many messages are each index: (K,), int64. messages: integers in [0, K)."""
-        messages = checks.indices("messages", messages, self.tallies)
-        return torch.bincount(messages.flatten(), minlength=self.tallies)
-
-    def decode_counts(self, reports: Tensor) -> Tensor:
-        """Sum of Y from the tally: (*batch, K) -> (*batch, k), float64, by a fast transform."""
-        return self._scale * walsh_hadamard(self._tallied(reports))[..., 1 : self.k + 1]
+    def totals(self, tally: Tally) -> Tensor:
+        """By a fast transform."""
+        return self._scale * walsh_hadamard(tally["reports"].double())[..., 1 : self.k + 1]
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type that is held: O(K) binomials each for a repetition, whatever the users."""
         held = counts.nonzero()[:, 0]
-        odd = popcount((held + 1)[:, None] & torch.arange(self.tallies, device=counts.device)) & 1
+        odd = popcount((held + 1)[:, None] & torch.arange(self.outputs, device=counts.device)) & 1
         signs = torch.tensor([1 - self._unlikely, self._unlikely], dtype=torch.float64, device=counts.device)
-        laws = signs[odd] * (2 / self.tallies)
+        laws = signs[odd] * (2 / self.outputs)
         return multinomial(counts[held].expand(*shape, len(held)), laws, draws)
 
 

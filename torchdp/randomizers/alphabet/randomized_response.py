@@ -13,8 +13,9 @@ from torchdp.draws import Draws
 from torchdp.kernels import response_counts
 from torchdp.kernels.dispatch import fuses
 from torchdp.privacy import Guarantee
+from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle, all_counted, alphabet, budget, spread
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, alphabet, budget, spread
 from torchdp.randomizers.base import exact_local
 
 
@@ -70,31 +71,26 @@ class RandomizedResponse(FrequencyOracle):
         return FiniteMoments(self.k, float(1 - (self.k - 1) * Fraction(self._step, TOTAL)), self._q)
 
     @property
-    def bits(self) -> int:
-        """ceil(log2 k)."""
-        return (self.k - 1).bit_length()
-
-    def messages(self, x: Tensor, draws: Draws) -> Tensor:
-        """One report in [0, k) for each user: int64, the shape of ``x``."""
-        # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
-        value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
-        return torch.where(value < self.k, value, x)
-
-    def _collect(self, x: Tensor, draws: Draws) -> Tensor:
-        key = draws.kernel_key() if fuses(x.device) else None
-        if key is None:
-            return super()._collect(x, draws)
-        counts = response_counts.counts(x, self.k, self._step, key)
-        return all_counted(counts, counts.sum(), x, self.k)
-
-    @property
-    def tallies(self) -> int:
-        """k: how many users report each value."""
+    def outputs(self) -> int:
+        """k."""
         return self.k
 
     @property
-    def _words(self) -> int:
-        return 1
+    def own_and_other(self) -> tuple[float, float]:
+        p, q = self.moments.p, self._q
+        return p * (self._uniform - q) / self._kept**2, q * (1 - q) / self._kept**2
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        """One report in [0, k) for each user: int64, the shape of ``x``."""
+        # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
+        value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
+        return torch.where(value < self.k, value, x.long())
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        key = draws.kernel_key() if fuses(x.device) else None
+        if key is None:
+            return super().hear(x, draws)
+        return Tally(len(x), {"reports": response_counts.counts(x, self.k, self._step, key)})
 
     def covariance(self, x: int) -> Tensor:
         return self.moments.covariance(x)
@@ -104,15 +100,9 @@ class RandomizedResponse(FrequencyOracle):
         d, S = spread(self._workload(W))
         return (self._q / self._kept * S + self._uniform * d.square()) / self._kept
 
-    def tally(self, messages: Tensor) -> Tensor:
-        """How many messages are each value: (k,), int64. messages: integers in [0, k)."""
-        return torch.bincount(checks.indices("messages", messages, self.k).flatten(), minlength=self.k)
-
-    def decode_counts(self, reports: Tensor) -> Tensor:
-        """Sum of (e_y - q 1)/(p - q) over the users, from the counts of their reports: (*batch, k) -> (*batch, k)."""
-        reports = self._tallied(reports)
-        users = reports.sum(-1, keepdim=True)
-        return (reports - users * self._q) / self._kept
+    def totals(self, tally: Tally) -> Tensor:
+        """Sum of (e_y - q 1)/(p - q) over the users."""
+        return (tally["reports"].double() - tally.n * self._q) / self._kept
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """How many users report each value, where counts[x] users hold x: (*sample_shape, k), int64.
@@ -123,7 +113,7 @@ class RandomizedResponse(FrequencyOracle):
         counts = counts.expand(*shape, self.k)
         uniform = draws.binomial(counts, self._uniform)
         pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
-        width = 1 << self.bits
+        width = 1 << self.bits_per_user
         while width > 1:  # split each pool of `width` values into its two halves
             half = width // 2
             starts = torch.arange(pools.shape[-1], device=counts.device) * width

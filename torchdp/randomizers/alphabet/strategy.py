@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
+from torchdp.protocol import Objective, Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.base import exact_local
@@ -24,9 +25,9 @@ class StrategyMatrix(FrequencyOracle):
     """A user of type x reports output y with probability Q[y, x]; epsilon = log max_y (max_x Q[y, x]/min_x Q[y, x]).
 
     For a workload W the decoder V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased, V Q = W, and has
-    the least variance of all unbiased ones under the prior, each query on its own. ``answer`` and
-    ``workload_variance`` need W in the row space of Q only; what belongs to a single type (``decode_counts``,
-    ``covariance``, ``sample_sum``) is the case W = I and needs Q of rank k.
+    the least variance of all unbiased ones under the prior, each query on its own. ``answers`` and
+    ``workload_variance`` need W in the row space of Q only; what belongs to a single type (``totals``, ``analyse``,
+    ``covariance``) is the case W = I and needs Q of rank k.
 
     matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6). What is drawn, decoded and kept here as
     ``matrix`` is ``table``/2^63, integers near it that never spend more than it; outputs of chance 1e-12 move by up to
@@ -79,20 +80,6 @@ class StrategyMatrix(FrequencyOracle):
         """m."""
         return self.matrix.shape[0]
 
-    @property
-    def tallies(self) -> int:
-        """m: how many users report each output."""
-        return self.outputs
-
-    @property
-    def bits(self) -> int:
-        """ceil(log2 m)."""
-        return (self.outputs - 1).bit_length()
-
-    @property
-    def _words(self) -> int:
-        return 1
-
     @cached_property
     def _inverse(self) -> Tensor:
         """(Q^T D^{-1} Q)^+ Q^T D^{-1}, (k, m), by the singular values of D^{-1/2} Q."""
@@ -102,7 +89,7 @@ class StrategyMatrix(FrequencyOracle):
     @cached_property
     def _cumulative(self) -> Tensor:
         """(k, power of two), int64: how many integers lead to outputs 0, ..., y; the last but one number beyond."""
-        sums = self.table.new_full((self.k, 1 << self.bits), TOTAL - 1)
+        sums = self.table.new_full((self.k, 1 << self.bits_per_user), TOTAL - 1)
         sums[:, : self.outputs - 1] = self.table.mT[:, :-1].cumsum(-1)
         return sums
 
@@ -118,9 +105,8 @@ class StrategyMatrix(FrequencyOracle):
             )
         return V
 
-    def answer(self, reports: Tensor, W: Tensor) -> Tensor:
-        """Unbiased estimate of W c, c the users' counts of types: (*batch, m), (q, k) -> (*batch, q)."""
-        return self._tallied(reports) @ self.decoder(W).mT
+    def answers(self, tally: Tally, W: Tensor) -> Tensor:
+        return tally["reports"].double() @ self.decoder(W).mT
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """sum_y V_iy^2 Q[y, x] - W_ix^2: the variance of <V_i, e_y> for each query and type. O(q m k)."""
@@ -132,9 +118,9 @@ class StrategyMatrix(FrequencyOracle):
         centred = V - (V @ law)[:, None]
         return (centred * law) @ centred.mT
 
-    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, m) for each user: int64, the shape of ``x``."""
-        number = draws.integers(tuple(x.shape))
+        x, number = x.long(), draws.integers(tuple(x.shape))
         width = self._cumulative.shape[-1]
         table, start = self._cumulative.flatten(), x * width
         found = torch.zeros_like(x)
@@ -143,14 +129,21 @@ class StrategyMatrix(FrequencyOracle):
             found += width * (number >= table[start + found + (width - 1)])
         return found.clamp_(max=self.outputs - 1)  # beyond it for the number 2^63 - 1 alone
 
-    def tally(self, messages: Tensor) -> Tensor:
-        """How many messages are each output: (m,), int64. messages: integers in [0, m)."""
-        messages = checks.indices("messages", messages, self.outputs)
-        return torch.bincount(messages.flatten(), minlength=self.outputs)
+    def totals(self, tally: Tally) -> Tensor:
+        """Raises ValueError for rank below k."""
+        return tally["reports"].double() @ self._full_decoder().mT
 
-    def decode_counts(self, reports: Tensor) -> Tensor:
-        """Sum of Y from the tally: (*batch, m) -> (*batch, k), float64. Raises ValueError for rank below k."""
-        return self._tallied(reports) @ self._full_decoder().mT
+    @cached_property
+    def variances(self) -> Tensor:
+        """Var(Y_i | x), (k, k)."""
+        return self.workload_variance(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))
+
+    def report_variance(self, shares: Tensor) -> Tensor:
+        return shares @ self.variances.mT
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        of_types = self.variances.amax(0) if objective is Objective.WORST else self.variances.mean(0)
+        return of_types.amax() / checks.integer("n", n, 1)
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type that is held: O(m k) binomials for each repetition, whatever the users."""

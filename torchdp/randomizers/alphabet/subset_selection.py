@@ -52,11 +52,6 @@ class SubsetSelection(BitVectorOracle):
         best = self.k / (math.exp(self.epsilon) + 1)
         return min({max(1, math.floor(best)), max(1, math.ceil(best))}, key=self._error)
 
-    @property
-    def on(self) -> float:
-        """p."""
-        return 1 - self.lost
-
     @cached_property
     def lost(self) -> float:
         """1 - p."""
@@ -78,12 +73,9 @@ class SubsetSelection(BitVectorOracle):
         return (self.k - self.subset - self.k * Fraction(self.lost)) / (self.k - 1)
 
     @cached_property
-    def bits(self) -> int:
-        """ceil(log2 of the number of w-subsets), above k = 4096 to rounding; ``sample`` gives the set, as k bits."""
-        k, w = self.k, self.subset
-        if k <= 4096:
-            return (math.comb(k, w) - 1).bit_length()
-        return math.ceil((math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2))
+    def outputs(self) -> int:
+        """The number of w-subsets."""
+        return math.comb(self.k, self.subset)
 
     def covariance(self, x: int) -> Tensor:
         p, q, gap, w = self.on, self.off, self.gap, self.subset
@@ -104,14 +96,14 @@ class SubsetSelection(BitVectorOracle):
         squares = S + k * d.square()
         return ((q - self._pair) * squares + (self._pair - q * q) * (k * d).square()) / gap**2
 
-    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One packed subset for each user: int64 (*x.shape, ceil(k/64)).
 
         x by its own coin; of the others independent bits, with a chance that seldom makes too many (those sets are
         drawn again), then values at random until the size is right, most of them in the first few rounds: given its
         size a set that is drawn without regard to its members' names is uniform.
         """
-        own, k = x.flatten(), self.k
+        own, k = x.flatten().long(), self.k
         held = self._own(len(own), draws)
         wanted = self.subset - held  # others to pick
         words = self._first(own, wanted, draws)
@@ -131,11 +123,11 @@ class SubsetSelection(BitVectorOracle):
             if many:  # at most as many as are missing
                 new = (row * k + value).unique()
                 row, value = new // k, new % k
-            place = rows[row] * self._words + value // WORD
+            place = rows[row] * self.words + value // WORD
             words.view(-1).index_add_(0, place, torch.ones_like(value) << value % WORD)  # bits that were 0
             missing -= torch.bincount(row, minlength=len(rows))
         put_bit(words, own, held)
-        return words.view(*x.shape, self._words)
+        return words.view(*x.shape, self.words)
 
     def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
         """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""
@@ -177,7 +169,7 @@ class SubsetSelection(BitVectorOracle):
             bound, free = (crowds - picks + moved).unbind(-2)
             free = free + own
             reports.append(own.sum(-1) + picks.sum((-2, -1)))
-        return torch.stack([*reports, counts.sum().expand(shape)], -1)
+        return torch.stack(reports, -1)
 
     @cached_property
     def _bound(self) -> float:

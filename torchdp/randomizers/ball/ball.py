@@ -2,18 +2,19 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
-from torchdp.noise import Noise, source
+from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Objective, Tally
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
-from torchdp.randomizers.base import LocalRandomizer, user_counts
+from torchdp.randomizers.base import user_counts
+from torchdp.randomizers.old import OldBall
 
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
 CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
@@ -42,8 +43,11 @@ class BallMoments:
 
 
 @dataclass(frozen=True)
-class BallRandomizer(LocalRandomizer):
+class BallRandomizer(OldBall, LocalProtocol[Crowd, Tensor]):
     """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
+
+    The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
+    crowd of points. The standard error is the largest over all data where the noise depends on them.
 
     dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError, also where ``missed``
     is too large.
@@ -107,20 +111,26 @@ class BallRandomizer(LocalRandomizer):
         return self.dim * self.moments.variance + self.moments.outer * norm**2
 
     @property
-    def bits(self) -> int:
-        """dim float64 numbers (float32 points give messages of half that length)."""
+    def bits_per_user(self) -> int:
+        """dim float64 numbers."""
         return 64 * self.dim
 
-    def sample(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """One message for each point: x of shape (*batch, dim), the result alike, without gradient.
+    @property
+    def layout(self) -> Layout:
+        return {"sum": ((self.dim,), torch.float64)}
 
-        Made in float64, then rounded to x's dtype. noise: the system's where None. Raises TypeError, ValueError (for
-        points outside the ball).
-        """
-        x = self._inside("x", x)
-        return self.messages(x, source(noise, x.device))
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""
+        x = self._inside("x", x).detach()
+        if x.ndim != 2 or len(x) == 0:
+            raise ValueError(f"x must have shape (n, {self.dim}) with n >= 1, not {tuple(x.shape)}")
+        return x
 
-    def messages(self, x: Tensor, draws: Draws) -> Tensor:
+    def summary(self, x: Tensor) -> Crowd:
+        return Crowd.of(x)
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
         users = x.detach().reshape(-1, self.dim)
         messages = torch.empty_like(users)
         rows = _rows(x, self.dim)
@@ -128,44 +138,66 @@ class BallRandomizer(LocalRandomizer):
             out.copy_(self._messages(some.double(), draws))
         return messages.reshape(x.shape)
 
-    def decode_sum(self, messages: Tensor) -> Tensor:
-        """Sum over the last batch dimension, in float64: (*batch, users, dim) -> (*batch, dim)."""
+    def tally(self, messages: Tensor) -> Tally:
+        """messages: (n, dim). Raises TypeError, ValueError."""
         messages = checks.real("messages", messages)
-        if messages.ndim < 2 or messages.shape[-1] != self.dim:
-            raise ValueError(f"messages must have shape (..., users, {self.dim}), not {tuple(messages.shape)}")
-        total = messages.new_zeros((*messages.shape[:-2], self.dim), dtype=torch.float64)
-        for some in messages.split(_rows(messages, total.numel()), -2):
-            total += some.sum(-2, dtype=torch.float64)
-        return checks.floating("messages", total)  # NaN and infinity come through
+        if messages.ndim != 2 or messages.shape[1] != self.dim:
+            raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
+        total = torch.zeros(self.dim, dtype=torch.float64, device=messages.device)
+        for some in messages.split(_rows(messages, self.dim)):
+            total += some.sum(0, dtype=torch.float64)
+        return Tally(len(messages), {"sum": checks.floating("messages", total)})  # NaN and infinity come through
 
-    def collect(self, points: Tensor, counts: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """The sum of every user's own message, from its own draws, added up part by part: (dim,), float64.
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.hear_types(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
 
-        points: (m, dim); counts: (m,) whole numbers of users at each. In law ``sample_sum``, at the cost of all n
-        messages: what a deployment does, and a check of sums that are drawn at once. noise: the system's where None.
-        Memory: O(m dim), whatever n. Raises ValueError, TypeError.
+    def hear_types(self, points: Tensor, counts: Tensor, draws: Draws) -> Tally:
+        """``collect`` of counts[j] users at points[j], each with its own draws, added up part by part. Unchecked.
+
+        points: (m, dim); counts: (m,) int64. In law ``drawn``, at the cost of all n messages. Memory: O(m dim).
         """
-        points, counts = self._types(points, counts)
+        n = int(counts.sum())
         if not counts.all():
             points, counts = points[counts > 0], counts[counts > 0]
-        return self._collect(points, counts, source(noise, points.device))
+        return Tally(n, {"sum": self._collect(points, counts, draws)})
 
-    def sample_sum(
-        self, points: Tensor, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        """Sum of the messages of counts[x] users at points[x], exactly in law, without making the messages.
-
-        points: (m, dim); counts: (m,) whole numbers. Returns (*sample_shape, dim), float64: independent
-        repetitions for the same counts. Each randomizer states the cost. Raises ValueError, TypeError.
-        """
-        points, counts = self._types(points, counts)
-        draws, shape = Simulated(generator, points.device), checks.sample_shape(sample_shape)
+    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """Each randomizer states the cost. Raises TypeError, ValueError for points outside the ball."""
+        points, counts = self._types("summary", checks.instance("summary", summary, Crowd))
+        points, counts = points.to(draws.device), counts.to(draws.device)
         scaled = points.double() / self.radius
         scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
-        return self.radius * self._sums(scaled, counts, shape, draws)
+        return Tally(int(counts.sum()), {"sum": self.radius * self._sums(scaled, counts, shape, draws)})
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """The mean of the messages, unbiased."""
+        value = self.check(tally)["sum"] / tally.n
+        return Estimate(value, self.worst_mse(tally.n).sqrt().to(value).expand_as(value), tally.n)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        """The users' mean, (dim,)."""
+        return summary.counts.double() @ summary.values.double() / summary.counts.sum()
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        """(variance + outer mean(x_i^2))/n."""
+        counts, moments = summary.counts.double(), self.moments
+        squares = counts @ summary.values.double().square() / counts.sum()
+        return (moments.variance + moments.outer * squares) / counts.sum()
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """At x = 0 where the noise along x is the less; else on the sphere, along an axis for ``WORST``."""
+        moments, largest = self.moments, self.radius**2 / (1 if objective is Objective.WORST else self.dim)
+        each = moments.variance + max(moments.outer, 0.0) * largest
+        return torch.tensor(each / checks.integer("n", n, 1), dtype=torch.float64)
+
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack_vectors(messages)
+
+    def decode(self, data: bytes) -> Tensor:
+        return wire.unpack_vectors(data, self.dim)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
-        """``collect`` for counts > 0."""
+        """The sum of ``hear_types`` for counts > 0."""
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
         for types in consecutive(counts, _rows(points, self.dim)):
             first, last = int(types[0]), int(types[-1])
@@ -176,11 +208,11 @@ class BallRandomizer(LocalRandomizer):
         """The sum of one message of each user, who hold points[types]: (m, dim) float64, (n,) -> (dim,)."""
         return self._messages(points.index_select(0, types), draws).sum(0)
 
-    def _types(self, points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        points = self._inside("points", points).detach()
+    def _types(self, name: str, crowd: Crowd) -> tuple[Tensor, Tensor]:
+        points = self._inside(name, crowd.values).detach()
         if points.ndim != 2:
-            raise ValueError(f"points must have shape (types, {self.dim}), not {tuple(points.shape)}")
-        return points, user_counts(counts, points.shape[0]).to(points.device)
+            raise ValueError(f"{name} must hold points of shape (types, {self.dim}), not {tuple(points.shape)}")
+        return points, user_counts(crowd.counts, points.shape[0]).to(points.device)
 
     @abstractmethod
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:

@@ -96,6 +96,15 @@ def same(one: object, other: object) -> bool:
     return one is other or difference(described(one), described(other)) is None
 
 
+def device_of(value: object) -> torch.device:
+    """Where the first tensor of a frozen dataclass is; the CPU where it has none."""
+    found = value.device if isinstance(value, Tensor) else torch.device("cpu")
+    inner = value if isinstance(value, tuple) else ()
+    if is_dataclass(value):
+        inner = tuple(getattr(value, each.name) for each in fields(value) if each.init)
+    return next((place for place in map(device_of, inner) if place != found), found)
+
+
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str | None:
     if one["tensor"] != other["tensor"] or one["shape"] != other["shape"]:
         return f"{name} (of shape {one['shape']} and {other['shape']})"

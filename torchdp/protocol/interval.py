@@ -74,20 +74,24 @@ def quantile(level: float) -> float:
 
 
 def interval(
-    value: Tensor, error: ErrorParts, level: float, limits: tuple[float, float] = (-torch.inf, torch.inf)
+    value: Tensor,
+    error: ErrorParts,
+    level: float,
+    limits: tuple[float, float] = (-torch.inf, torch.inf),
+    bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be."""
     below, above = error.reach(quantile(level))
-    return (value - below).clamp(*limits).to(value), (value + above).clamp(*limits).to(value)
+    return (value - below - bias).clamp(*limits).to(value), (value + above + bias).clamp(*limits).to(value)
 
 
-def distance(value: Tensor, error: ErrorParts) -> Tensor:
-    """The least z whose interval holds 0, by bisection; inf where none up to 40 does."""
+def distance(value: Tensor, error: ErrorParts, bias: Tensor | float = 0.0) -> Tensor:
+    """The least z whose interval, widened by ``bias``, holds 0, by bisection; inf where none up to 40 does."""
     low, high = torch.zeros_like(value), torch.full_like(value, 40.0)
     for _ in range(BISECTIONS):
         z = (low + high) / 2
         below, above = error.reach(z)
-        holds = (value - below <= 0) & (value + above >= 0)
+        holds = (value - below - bias <= 0) & (value + above + bias >= 0)
         low, high = torch.where(holds, low, z), torch.where(holds, z, high)
     z = torch.where(low > 39.99, torch.inf, (low + high) / 2)
     return torch.where(value.isnan() | error.variance.isnan().any(-1), torch.nan, z)

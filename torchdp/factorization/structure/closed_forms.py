@@ -11,6 +11,7 @@ from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.solvers.fixed_point import RANK_TOLERANCE, Solution, power_norm
 from torchdp.factorization.solvers.stopping import working
 
+MOST_TERMS = 10**7  # of a sum
 EXACT = 1e-10  # the certified gap of a factorization that is optimal but for rounding
 
 
@@ -61,7 +62,7 @@ def gamma_sign_triangular(n: int, p: float = math.inf) -> float:
 
     Source: Mathias (1993); the eigenvalues of the skew-circulant matrix with first column 1.
     """
-    n, p = checks.integer("n", n, 1), check_exponent(p)
+    n, p = checks.integer("n", n, 1, MOST_TERMS), check_exponent(p)
     return n ** (1 / p - 1) * sum(1 / math.sin((2 * j - 1) * math.pi / (2 * n)) for j in range(1, n + 1))
 
 
@@ -70,7 +71,7 @@ def gamma_sign(n: int, p: float = math.inf) -> float:
 
     Source: the eigenvalues of the skew-circulant matrix with first column (0, 1, ..., 1).
     """
-    n, p = checks.integer("n", n, 1), check_exponent(p)
+    n, p = checks.integer("n", n, 1, MOST_TERMS), check_exponent(p)
     return n ** (1 / p - 1) * sum(abs(1 / math.tan((2 * j - 1) * math.pi / (2 * n))) for j in range(1, n + 1))
 
 
@@ -156,7 +157,8 @@ def gamma_ellipsoid(A: Tensor, p: float = math.inf) -> Tensor:
 
 
 def at_uniform_weights(W: Tensor, left: Tensor, right: Tensor, p: float) -> Factorization:
-    """Given factors of W, balanced and certified with uniform weights for the lower bound."""
+    """Given factors of W, balanced and certified with uniform weights for the lower bound. Raises ValueError on p."""
+    p = check_exponent(p)
     rows, columns = torch.ones_like(W[..., 0]).double(), torch.ones_like(W[..., 0, :]).double() / W.shape[-1]
     return finish(W, Solution(left, right, None, rows, columns, columns, 0), p)
 

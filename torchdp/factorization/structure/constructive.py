@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, workloads
-from torchdp.factorization.closed_forms import at_uniform_weights, skew_circulant
 from torchdp.factorization.factorize import Factorization
+from torchdp.factorization.structure.closed_forms import at_uniform_weights, skew_circulant
 
 Device = torch.device | str | None
 

@@ -1,6 +1,5 @@
 """The journal: what was acknowledged is there after any crash, each batch once; damage is never taken for a crash."""
 
-import dataclasses
 import errno
 import os
 import pickle
@@ -14,23 +13,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from collection.asked import Places, Votes
 
 import torchdp
-from torchdp import pairwise
-from torchdp.pairwise import Collection, Journal, OneMessage, RandomizedResponsePlugIn, load, save
+from torchdp.collection import Collection, Journal
+from torchdp.protocol import Tally
 
 ROOT = Path(torchdp.__file__).parents[1]
-STATISTIC = pairwise.absolute_difference(4)
-PROTOCOL = OneMessage(STATISTIC, 1.0)
-COUNTS = RandomizedResponsePlugIn(STATISTIC, 1.0)
+POINTS = torch.tensor([[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]).double()
+PROTOCOL = Places(4, 1.0, POINTS)
+COUNTS = Votes(4, 1.0)
 
 
 def batch(index):
-    return f"batch {index}", (torch.tensor([0.1, 0.2, -1 / 3]) * (index + 1) + 1e-17,), 3
+    place = torch.tensor([0.1, 0.2, -1 / 3]).double() * (index + 1) + 1e-17
+    return f"batch {index}", Tally(3, {"square": place.square().sum(), "place": place})
 
 
 def count(index):
-    return f"batch {index}", (torch.tensor([1, index, index * index, 0]),), 1 + index + index * index
+    return f"batch {index}", Tally(1 + index + index**2, {"votes": torch.tensor([1, index, index * index, 0])})
 
 
 def filled(path, batches=4):
@@ -42,12 +43,17 @@ def filled(path, batches=4):
 
 def same(one, two):
     assert dict(one.batches) == dict(two.batches) and one.n == two.n
-    assert all(map(torch.equal, one.sums, two.sums))
+    assert all(torch.equal(one.tally[name], two.tally[name]) for name in two.tally.parts)
+
+
+def load(path, protocol=PROTOCOL):
+    os.stat(path)
+    return Journal(path, protocol).collection
 
 
 def child(script, *arguments, **environment):
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    given = {**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", **environment}
+    given = {**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parents[1]}", **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=given)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -66,7 +72,7 @@ def test_opened_again_it_is_the_same_to_the_bit(tmp_path):
     assert journal.estimate().n == 15
     same(load(path, PROTOCOL), journal.collection)
     with pytest.raises(ValueError, match="came before with other content"):
-        journal.add("batch 9", *batch(8)[1:])
+        journal.add("batch 9", batch(8)[1])
     same(pickle.loads(pickle.dumps(journal)).collection, journal.collection)
 
 
@@ -79,119 +85,93 @@ def test_two_objects_and_paths_see_each_other(tmp_path):
     same(one.collection, two.collection)
     same(one.collection, filled(tmp_path / "other.db", 6))
     with pytest.raises(ValueError, match="other content"):
-        one.add("batch 5", *batch(0)[1:])
+        one.add("batch 5", batch(0)[1])
     os.link(path, tmp_path / "hard")
     with pytest.raises(ValueError, match="several hard links"):
         two.add(*batch(7))
 
 
-def test_it_holds_sums_names_and_the_protocol_alone(tmp_path):
+def test_it_holds_tallies_names_and_the_protocol_alone(tmp_path):
     filled(tmp_path / "votes.db", 2)
     with sqlite3.connect(tmp_path / "votes.db") as db:
         assert {name for (name,) in db.execute("SELECT name FROM sqlite_master")} == {"header", "batches", "ends"}
-        rows = db.execute("SELECT id, names, n, sums FROM batches").fetchall()
+        rows = db.execute("SELECT id, names, n, tally FROM batches").fetchall()
     db.close()
-    for index, (number, names, n, sums) in enumerate(rows):
-        name, given, users = batch(index)
-        assert (number, n, sums) == (index + 1, users, given[0].double().numpy().tobytes())
+    for index, (number, names, n, data) in enumerate(rows):
+        name, given = batch(index)
+        assert (number, n) == (index + 1, given.n)
+        assert data == given["place"].numpy().tobytes() + given["square"].numpy().tobytes()
         assert names.startswith(f'{{"{name}": "') and len(names) == len(name) + 72
 
 
 def test_saved_and_merged(tmp_path):
     here, there = tmp_path / "here.db", tmp_path / "there.db"
     first = filled(here)
-    second = Collection.empty(PROTOCOL).add(*batch(7)).add(*batch(8))
+    second = Collection.of(PROTOCOL).add(*batch(7)).add(*batch(8))
     for _ in range(2):
-        save(second, there)
+        Journal(there, second.protocol).merge(second)
         same(load(there, PROTOCOL), second)
     journal = Journal(here, PROTOCOL)
     journal.merge(load(there, PROTOCOL))
     assert journal.merge(second) is journal.collection  # a retry
     same(journal.collection, first.merge(second))
     with pytest.raises(ValueError, match="share 1 of 2 batches"):
-        journal.merge(Collection.empty(PROTOCOL).add(*batch(8)).add(*batch(9)))
+        journal.merge(Collection.of(PROTOCOL).add(*batch(8)).add(*batch(9)))
     same(load(here), first.merge(second))
-    save(Collection.empty(PROTOCOL), tmp_path / "empty.db")
+    Journal(tmp_path / "empty.db", PROTOCOL).merge(Collection.of(PROTOCOL))
     assert load(tmp_path / "empty.db").n == 0
 
 
 def test_another_protocol_is_refused_and_that_of_the_file_can_be_used(tmp_path):
     path = tmp_path / "votes.db"
     before = filled(path)
-    moved = pairwise.absolute_difference(4, spacing=1 + 1e-5)
     others = {
-        "protocol.epsilon": OneMessage(STATISTIC, 2.0),
-        "protocol": RandomizedResponsePlugIn(STATISTIC, 1.0),
-        r"points \(by 5.0e-06": OneMessage(moved, 1.0),
-        r"points \(of shape": OneMessage(pairwise.absolute_difference(5), 1.0),
-        "name": OneMessage(pairwise.from_factors(torch.eye(4), torch.eye(4)), 1.0),
+        "protocol.epsilon": Places(4, 2.0, POINTS),
+        "protocol": COUNTS,
+        r"places \(by 5.0e-06": Places(4, 1.0, POINTS * (1 + 5e-6)),
+        r"places \(of shape": Places(4, 1.0, POINTS[:, :2]),
+        "words": Places(4, 1.0, POINTS, "other"),
     }
     for where, other in others.items():
         for act in (load, Journal):
             with pytest.raises(ValueError, match=f"belongs to another protocol: .*{where}"):
                 act(path, other)
     same(load(path), before)
-    rounded = OneMessage(pairwise.absolute_difference(4, spacing=1 + 1e-12), 1.0)
+    rounded = Places(4, 1.0, POINTS * (1 + 1e-12))
     journal = Journal(path, rounded)  # as another processor might make it
-    assert torch.equal(journal.protocol.statistic.points, STATISTIC.points)
-    assert not torch.equal(rounded.statistic.points, STATISTIC.points)
-    assert journal.merge(Collection.empty(rounded).add(*batch(4))).n == 15
-
-
-@pytest.mark.parametrize(
-    "kind", ["TwoMessage", "OneMessagePairs", "SubsetPairs", "strategy", "auc", "approximates"]
-)
-def test_every_protocol_comes_back_from_its_file(tmp_path, kind):
-    statistic = pairwise.absolute_difference(5)
-    if kind == "strategy":
-        matrix = torchdp.randomizers.StrategyMatrix((torch.ones(5, 5) + 5 * torch.eye(5)) / 10)
-        protocol = pairwise.StrategyReports(statistic, 2.0, matrix)
-    elif kind == "auc":
-        protocol = OneMessage(pairwise.auc(2), 1.0, torchdp.randomizers.PrivUnit)
-    elif kind == "approximates":
-        near = dataclasses.replace(pairwise.from_kernel(statistic.kernel(statistic.form)), approximates=statistic)
-        protocol = OneMessage(near, 1.0)
-    else:
-        protocol = getattr(pairwise, kind)(statistic, 2.0)
-    before = Journal(tmp_path / "votes.db", protocol).protocol
-    after = Journal(tmp_path / "votes.db").protocol
-    assert type(after) is type(before) is type(protocol) and before is not protocol
-    counts = torch.tensor([30.0, 5, 20, 5, 40])[: protocol.statistic.types]
-    assert after.predicted_mse(counts, 10**6) == pytest.approx(protocol.predicted_mse(counts, 10**6), rel=1e-12)
+    assert torch.equal(journal.protocol.places, POINTS) and not torch.equal(rounded.places, POINTS)
+    assert journal.merge(Collection.of(rounded).add(*batch(4))).n == 15
 
 
 SIMILAR = """
 import sys
-from test_journal import Journal, ones, similar
+from collection.test_journal import Journal, batch, similar
 protocol = similar()
 journal = Journal(sys.argv[1], protocol)
-print(journal.add(sys.argv[2], ones(protocol), 5).n, float(journal.estimate().value))
+print(journal.add(sys.argv[2], batch(1)[1]).n, float(journal.estimate().value[0]))
 """
 
 
 def similar():
-    x = torch.arange(6).double()
-    return OneMessage(pairwise.from_kernel((x[:, None] - x).abs().sqrt()), 1.0)
-
-
-def ones(protocol):
-    return (torch.ones(protocol.statistic.dim, dtype=torch.float64),)
+    """Points whose last digits depend on the processor."""
+    x = torch.arange(3).double()
+    values, vectors = torch.linalg.eigh((x[:, None] - x).abs().sqrt())
+    return Places(4, 1.0, torch.cat([vectors * values, POINTS[:1]]).abs())
 
 
 def test_other_processors_and_numbers_of_threads_go_on(tmp_path):
     """The last digits of a factorization change with both."""
     path, protocol = tmp_path / "votes.db", similar()
-    Journal(path, protocol).add("a", ones(protocol), 5)
+    Journal(path, protocol).add("a", batch(0)[1])
     plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
     for index, setting in enumerate([{"OMP_NUM_THREADS": "1", **plain}, {"OMP_NUM_THREADS": "2"}]):
         n, value = child(SIMILAR, path, index, **setting).split()
-        assert int(n) == 10 + 5 * index
-        assert float(value) == pytest.approx(float(load(path, protocol).estimate().value), rel=1e-9)
+        assert int(n) == 6 + 3 * index
+        assert float(value) == pytest.approx(float(load(path, protocol).estimate().value[0]), rel=1e-9)
 
 
 def test_files_that_are_no_journal_are_left_alone(tmp_path):
     path = tmp_path / "table.csv"
-    old = b"0" * 64 + b' {"format":"torchdp.pairwise.journal/1","protocol":"abc"}\n'
     database = tmp_path / "other.db"
     with sqlite3.connect(database) as db:
         db.execute("CREATE TABLE birds (name TEXT)")
@@ -200,7 +180,6 @@ def test_files_that_are_no_journal_are_left_alone(tmp_path):
         (b"a,b\n1,2\n", "is not a journal"),
         (b"x" * 10_000, "is not a journal"),
         (bytes(9000), "is not a journal"),
-        (old, "is a journal of an older format"),
         (database.read_bytes(), "is not a journal"),
     ):
         path.write_bytes(content)
@@ -210,7 +189,7 @@ def test_files_that_are_no_journal_are_left_alone(tmp_path):
         assert path.read_bytes() == content
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="is empty"):
-        load(path)
+        Journal(path)
     with pytest.raises(FileNotFoundError, match="missing"):
         load(tmp_path / "missing", PROTOCOL)
     with pytest.raises(FileNotFoundError, match="missing"):
@@ -287,7 +266,7 @@ def test_an_emptied_or_replaced_file_is_not_a_new_one(tmp_path):
     with pytest.raises(OSError, match=r"votes\.db"):
         journal.add(*batch(5))
     assert not path.exists()
-    Journal(path, OneMessage(STATISTIC, 2.0))
+    Journal(path, Places(4, 2.0, POINTS))
     with pytest.raises(ValueError, match="replaced by another journal"):
         journal.add(*batch(5))
     path.write_bytes(b"")
@@ -300,7 +279,7 @@ def test_a_failing_disk_is_reported_and_the_batch_not_counted(tmp_path, monkeypa
     before = filled(path, 1)
     journal, busy = Journal(path, PROTOCOL), sqlite3.connect(path, isolation_level=None)
     busy.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr("torchdp.pairwise.journal.PATIENCE", 0.01)
+    monkeypatch.setattr("torchdp.collection.journal.PATIENCE", 0.01)
     with pytest.raises(
         TimeoutError, match=r"database is locked; batches already counted in it are kept.*votes\.db"
     ):
@@ -346,13 +325,16 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     told, before, after, code, complaint = said.read_text().split(maxsplit=4)
     assert int(code) in (errno.ENOSPC, errno.EIO) and str(path) in complaint
     assert "already counted in it are kept" in complaint
-    assert int(told) == int(before) == int(after) - 1 == len(load(path).batches) - 1 and int(told) > 5
+    assert int(told) == int(before) == int(after) - 1 == len(load(path, COUNTS).batches) - 1 and int(told) > 5
 
 
 def test_unwritable_paths_are_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "votes.db", Path("/proc/votes.db"), tmp_path):
-        for act in (lambda path: Journal(path, PROTOCOL), lambda path: save(Collection.empty(PROTOCOL), path)):
+        for act in (
+            lambda path: Journal(path, PROTOCOL),
+            lambda path: Journal(path, PROTOCOL).merge(Collection.of(PROTOCOL)),
+        ):
             with pytest.raises(OSError, match="already counted in it are kept") as caught:
                 act(path)
             assert str(path) in str(caught.value)
@@ -377,5 +359,5 @@ def test_a_fork_in_the_middle_of_another_threads_batch(tmp_path):
     finally:
         stop.set()
         thread.join()
-    names = set(load(path).batches)
+    names = set(load(path, COUNTS).batches)
     assert {f"batch {index}" for index in range(5)} <= names and "batch 1000" in names

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import combine
 from torchdp.factorization.certificates.certificate import Certificate
 from torchdp.factorization.factorize import Factorization, factors, kronecker, matrices_of, warn
+from torchdp.factorization.structure import combine
 from torchdp.workloads import Workload
 
 
@@ -26,9 +26,7 @@ class ProductFactorization:
     factors: tuple[Factorization, ...]
 
     def __post_init__(self) -> None:
-        if not self.factors:
-            raise ValueError("factors must hold at least one factorization")
-        for factor in self.factors:
+        for factor in checks.several("factors", self.factors, Factorization):
             if factor.shift is not None or factor.right.ndim != 2:
                 raise ValueError("factors must be factorizations of single matrices, without a shift")
 
@@ -103,7 +101,7 @@ def factorize_product(
 
 def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
     """(A_1 (x) A_2 (x) ...) x for x (*batch, n_1 n_2 ...), in the matrices' dtype."""
-    x = checks.real(name, x).to(matrices[0].dtype)
+    x = checks.floating(name, x).to(matrices[0].dtype)
     n = math.prod(A.shape[1] for A in matrices)
     if x.ndim == 0 or x.shape[-1] != n:
         raise ValueError(f"{name} must have shape (*batch, {n}), not {tuple(x.shape)}")

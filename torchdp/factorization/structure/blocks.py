@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import combine
 from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, factors, warn
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.stopping import working
+from torchdp.factorization.structure import combine
 
 
 def factorize_blocks(
@@ -30,9 +30,10 @@ def factorize_blocks(
     Source: see :func:`combine.block_diagonal`.
     """
     p = check_exponent(p)
+    blocks = checks.several("blocks", blocks, Tensor)
     matrices = [working("blocks", checks.matrix("blocks", block).detach(), stacklevel=4) for block in blocks]
-    if not matrices or any(block.ndim != 2 for block in matrices):
-        raise ValueError("blocks must hold at least one matrix, each of shape (m_i, n_i)")
+    if any(block.ndim != 2 for block in matrices):
+        raise ValueError("blocks must hold matrices of shape (m_i, n_i)")
     if len({(block.dtype, block.device) for block in matrices}) > 1:
         raise ValueError("blocks must share one dtype and one device")
     parts = [factors([block], p, False, tol, max_iterations)[0] for block in matrices]

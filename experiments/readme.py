@@ -1,0 +1,57 @@
+"""Writes experiments/README.md from the scripts' docstrings: ``python experiments/readme.py``."""
+
+import ast
+import re
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SHARED = {"bench/clock.py"}  # imported by scripts
+HEAD = """# Experiments
+
+One script for each table or figure; a folder is a room of `torchdp`, `bench` measures speed. A docstring is the whole
+recipe: the command, what to expect and how closely, time and hardware.
+
+    python experiments/density/error.py --smoke                # seconds on a CPU
+    python experiments/density/error.py --help                 # every field of its configuration is an option
+    python experiments/density/error.py --draw-only            # figures from the tables of an earlier run
+
+Tables are printed and written to `results/<folder>/<script>/*.csv`, figures are drawn from them. `NOTES.md` says what
+was tried and did not win. This page is made by `python experiments/readme.py`.
+"""
+
+
+def scripts() -> list[Path]:
+    found = (path for path in HERE.glob("*/*.py") if str(path.relative_to(HERE)) not in SHARED)
+    return sorted(found, key=lambda path: (path.parent.name == "bench", path))
+
+
+def fields(path: Path) -> dict[str, str]:
+    """The docstring's first line as "title", and what follows each word with a colon at the beginning of a line."""
+    title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
+    found = {"title": title}
+    for part in re.split(r"\n(?=[A-Z])", rest):
+        name, _, text = part.partition(":")
+        found[name.partition(",")[0].strip()] = " ".join(text.split())
+    return found
+
+
+def page() -> str:
+    lines, folder = [HEAD.strip()], None
+    for path in scripts():
+        said = fields(path)
+        if path.parent != folder:
+            folder = path.parent
+            lines += [
+                f"\n## {folder.name}\n",
+                "| paper | figure or table | script | what | status |",
+                "|---|---|---|---|---|",
+            ]
+        paper, artifact = (part.strip() for part in said["Artifact"].split("|"))
+        link = f"[{path.name}]({path.relative_to(HERE)})"
+        cells = (paper, artifact, link, said["title"].rstrip("."), said["Status"])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    (HERE / "README.md").write_text(page())

@@ -1,0 +1,266 @@
+"""Batches as they arrive: each counted once, whatever the order; estimates are those of all users at once."""
+
+import copy
+import dataclasses
+import json
+import math
+import pickle
+import threading
+
+import pytest
+import torch
+from collection.asked import Places, Votes
+from laws import generator
+
+from torchdp.collection import Collection, compare
+from torchdp.collection import difference as differ
+from torchdp.collection.description import described, difference, made
+from torchdp.noise import SeededNoise
+from torchdp.privacy import Guarantee, Model
+from torchdp.protocol import Estimate, MessageProtocol, Tally
+
+POINTS = torch.tensor([[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]).double()
+PLACES = Places(4, 1.5, POINTS)
+KINDS = [PLACES, Votes(4, 1.5)]
+CLASSES = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (Places, Votes)}
+TYPES = torch.randint(4, (60,), generator=generator())
+GIVEN = {"place": torch.zeros(3).double(), "square": torch.tensor(0.0).double()}
+
+
+def parts(protocol, seed=1):
+    noise = SeededNoise(seed)
+    return [protocol.collect(some, noise=noise) for some in TYPES.split(13)]
+
+
+def filled(protocol, prefix="batch ", seed=1):
+    total = Collection.of(protocol)
+    for index, tally in enumerate(parts(protocol, seed)):
+        total = total.add(f"{prefix}{index}", tally)
+    return total
+
+
+@pytest.mark.parametrize("protocol", KINDS)
+def test_the_estimate_is_that_of_all_messages_at_once(protocol):
+    total, batches = filled(protocol), parts(protocol)
+    at_once = protocol.analyse(protocol.add(*batches))
+    assert total.n == total.estimate().n == len(TYPES) and len(total.batches) == len(batches) == 5
+    torch.testing.assert_close(total.estimate().value, at_once.value)
+    torch.testing.assert_close(total.estimate().standard_error, at_once.standard_error)
+
+
+@pytest.mark.parametrize("protocol", KINDS)
+def test_guarantee_collection_holds_what_its_protocol_promises_and_nothing_but_the_tally(protocol):
+    total = filled(protocol)
+    assert total.guarantee == protocol.guarantee and total.guarantee.epsilon == 1.5
+    # all that it holds is a function of the tallies: other users with the same messages leave the same collection
+    again = filled(protocol)
+    assert dict(again.batches) == dict(total.batches) and again.n == total.n
+    assert {field.name for field in dataclasses.fields(Collection)} == {"protocol", "batches", "tally"}
+
+
+def test_a_retry_is_counted_once_and_changed_content_is_refused():
+    total = filled(PLACES)
+    for index, tally in enumerate(parts(PLACES)):
+        assert total.add(f"batch {index}", tally) is total
+        assert total.add(f"batch {index}", Tally(tally.n, {k: v.clone() for k, v in tally.parts.items()})) is total
+    with pytest.raises(ValueError, match=r"batch 'batch 0' came before with other content"):
+        total.add("batch 0", parts(PLACES, 2)[0])
+    tally = parts(PLACES)[0]
+    with pytest.raises(ValueError, match="other content"):
+        total.add("batch 0", Tally(tally.n + 1, tally.parts))
+    assert total.add("batch 9", tally).n == len(TYPES) + tally.n  # another name is another batch
+    assert total.n == len(TYPES)  # a value: not changed by what was made of it
+
+
+def test_merging_is_adding_all_batches_in_any_order():
+    empty = Collection.of(Votes(4, 1.0))  # counts: exact in any order
+    singles = [empty.add(str(index), tally) for index, tally in enumerate(parts(empty.protocol))]
+    total = empty.merge(*singles)
+    left, right = empty.merge(*singles[:2]), empty.merge(*singles[2:])
+    for other in (left.merge(right), right.merge(left), empty.merge(*reversed(singles))):
+        assert other.n == total.n and dict(other.batches) == dict(total.batches)
+        assert torch.equal(other.tally["votes"], total.tally["votes"])
+    assert total.merge(left, right, empty, total) is total  # all of them are in it
+    with pytest.raises(ValueError, match="share 1 of 2 batches, such as '1'"):
+        left.merge(singles[2]).merge(singles[1].merge(singles[4]))
+    assert left.merge(singles[1], singles[4]).n == left.n + singles[4].n  # one by one they can be told apart
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Places(4, 1.0 + 1e-8, POINTS),
+        Votes(4, 1.0),
+        Places(4, 1.0, POINTS * (1 + 1e-5)),
+        Places(4, 1.0, POINTS.flip(0)),
+        Places(4, 1.0, POINTS, "other"),
+    ],
+    ids=str,
+)
+def test_another_protocol_does_not_merge(other):
+    protocol = Places(4, 1.0, POINTS)
+    assert difference(described(other), described(protocol)) is not None
+    with pytest.raises(ValueError, match="different protocols do not merge"):
+        filled(protocol).merge(Collection.of(other))
+    for same in (Places(4, 1.0, POINTS.clone()), Places(4, 1.0, POINTS * (1 + 1e-12))):
+        total = filled(protocol)
+        assert filled(same).merge(total.batch("more", total.tally)).n == 2 * len(TYPES)
+
+
+def test_a_description_covers_every_field_and_refuses_what_it_cannot_read():
+    changed = [
+        dataclasses.replace(PLACES, k=5),
+        dataclasses.replace(PLACES, epsilon=2.0),
+        dataclasses.replace(PLACES, places=-POINTS),
+        dataclasses.replace(PLACES, words="other"),
+    ]
+    written = [described(each) for each in (PLACES, *changed)]
+    for one in written:
+        assert sum(difference(one, other) is None for other in written) == 1
+        assert described(made(one, CLASSES)) == one == json.loads(json.dumps(one))
+    different = [
+        1,
+        1.0,
+        True,
+        "1",
+        None,
+        ("ab", "c"),
+        ("a", "bc"),
+        ("a",),
+        2.0,
+        float("inf"),
+        Model.LOCAL,
+        Guarantee,
+    ]
+    different += [
+        torch.zeros(2),
+        torch.zeros(2, 1),
+        torch.zeros(2).long(),
+        torch.tensor([1, 2]),
+        torch.tensor([1.0, 2.0]),
+    ]
+    for one in different:
+        assert [difference(described(one), described(other)) is None for other in different].count(True) == 1
+        assert described(made(described(one), {})) == described(one)
+    with pytest.raises(TypeError, match=r"protocol\[1\] cannot be written down: it is a list"):
+        described((1, [2]))
+
+
+def test_a_class_of_somebody_else_must_be_given():
+    classes: dict[str, type] = {}
+    tree = described(PLACES, classes)
+    assert type(made(tree, classes)) is Places
+    for name in ("collection.asked:Places", "os:system", "torchdp.checks:positive", "torchdp.checks:os"):
+        with pytest.raises(ValueError, match="is not"):
+            made({**tree, "made": name}, {})
+
+
+def test_it_can_be_pickled_and_copied():
+    total = filled(PLACES)
+    for other in (pickle.loads(pickle.dumps(total)), copy.deepcopy(total)):
+        assert dict(other.batches) == dict(total.batches) and torch.equal(
+            other.tally["place"], total.tally["place"]
+        )
+        assert other.merge(total) is other
+        more = Tally(7, total.tally.parts)
+        assert other.add("more", more).n == 67 and total.add("other", more).n == 67
+
+
+def test_collections_share_their_names_and_never_change():
+    """Batches cost time in proportion to their number: only a second continuation copies the names."""
+    empty = Collection.of(Votes(4, 1.0))
+    one, steps = Tally(1, {"votes": torch.tensor([1, 0, 0, 0])}), [empty]
+    for index in range(50):
+        steps.append(steps[-1].add(str(index), one))
+    assert all(each.batches._shared is steps[1].batches._shared for each in steps)
+    for size, each in enumerate(steps):
+        assert list(each.batches) == [str(index) for index in range(size)] and len(each.batches) == each.n == size
+        assert str(size) not in each.batches
+    other = steps[20].add("other", one)
+    assert list(other.batches) == [*map(str, range(20)), "other"] and "other" not in steps[-1].batches
+    assert other.batches._shared is not steps[20].batches._shared
+    team = [threading.Thread(target=lambda i=i: steps.append(steps[50].add(f"thread {i}", one))) for i in range(8)]
+    for each in team:
+        each.start()
+    for each in team:
+        each.join()
+    assert all(list(each.batches)[:-1] == list(steps[50].batches) for each in steps[51:]) and len(steps) == 59
+
+
+@pytest.mark.parametrize(
+    "name, tally, error, words",
+    [
+        ("", Tally(5, GIVEN), ValueError, "name must be a text"),
+        (7, Tally(5, GIVEN), ValueError, "name must be a text"),
+        ("a", Tally(0, GIVEN), ValueError, "n must be an integer >= 1"),
+        ("a", Tally(2.5, GIVEN), ValueError, "n must be an integer >= 1"),
+        ("a", Tally(5, {}), ValueError, "tally must hold"),
+        ("a", GIVEN, TypeError, "tally must be a Tally"),
+        ("a", Tally(5, {**GIVEN, "place": torch.zeros(4).double()}), ValueError, "place must be torch.float64 of"),
+        ("a", Tally(5, {**GIVEN, "place": torch.zeros(3)}), ValueError, "place must be torch.float64 of"),
+        ("a", Tally(5, {**GIVEN, "place": torch.full((3,), math.nan).double()}), ValueError, "place holds NaN"),
+        ("a", Tally(5, {**GIVEN, "place": [1.0, 2.0, 3.0]}), TypeError, "place must be a torch.Tensor"),
+        ("a", Tally(5, {name: part[None] for name, part in GIVEN.items()}), ValueError, "one batch of users"),
+    ],
+)
+def test_bad_batches(name, tally, error, words):
+    with pytest.raises(error, match=words):
+        Collection.of(PLACES).add(name, tally)
+
+
+class Hidden(MessageProtocol):
+    """Users who hide among each other."""
+
+
+def test_only_local_protocols_and_collections_are_taken():
+    Hidden.__abstractmethods__ = frozenset()
+    for other in (Hidden, Hidden(), POINTS):
+        with pytest.raises(TypeError, match="protocol must be a LocalProtocol"):
+            Collection.of(other)
+    counts = Collection.of(Votes(4, 1.0))
+    with pytest.raises(TypeError, match="other must be a Collection"):
+        counts.merge(3)
+    for n in (0, 1):
+        few = counts if n == 0 else counts.add("a", Tally(1, {"votes": torch.tensor([1, 0, 0, 0])}))
+        with pytest.raises(ValueError, match=f"must be an integer >= 2, not {n}"):
+            few.estimate()
+
+
+def test_what_is_kept_does_not_change_with_the_tensors_that_were_given():
+    votes = torch.tensor([1, 2, 0, 0])
+    total = Collection.of(Votes(4, 1.0)).add("a", Tally(3, {"votes": votes}))
+    votes += 1
+    assert total.tally["votes"].tolist() == [1, 2, 0, 0]
+
+
+def test_groups_are_compared_and_shared_users_refused():
+    one, two = filled(Places(4, 1.0, POINTS)), filled(Places(4, 2.0, POINTS, "men"), "other ")
+    found = compare(one, two)
+    assert found.n == 120
+    torch.testing.assert_close(found.value, one.estimate().value - two.estimate().value)
+    torch.testing.assert_close(
+        found.p_value, torch.special.erfc(found.value.abs() / found.standard_error / 2**0.5)
+    )
+    low, high = found.interval(1 - float(found.p_value[0]))
+    assert min(abs(float(low[0])), abs(float(high[0]))) < 1e-9
+    with pytest.raises(ValueError, match=r"share 5 batches, such as 'batch 0'.*paired data need"):
+        compare(one, one)
+    with pytest.raises(ValueError, match="different subjects"):
+        compare(one, filled(Places(4, 1.0, -POINTS), "other "))
+    for wrong in ((one, two.estimate()), (3, one)):
+        with pytest.raises(TypeError, match="must be a Collection"):
+            compare(*wrong)
+
+
+def test_a_difference_of_biased_estimates_is_wider_and_stays_inside_the_limits():
+    value, error = torch.tensor(0.5).double(), torch.tensor(0.03).double()
+    one = Estimate(value, error, 10, 0.02, limits=(0.0, 1.0))
+    two = Estimate(value - 0.1, error * 4 / 3, 20, limits=(0.75, 1.0))
+    found = differ(one, two)
+    low, high = found.interval()
+    assert (found.n, found.limits) == (30, (-1.0, 0.25)) and float(found.standard_error) == pytest.approx(0.05)
+    assert (float(low), float(high)) == pytest.approx((0.08 - 1.959964 * 0.05, 0.12 + 1.959964 * 0.05), abs=1e-7)
+    assert float(found.p_value) == pytest.approx(0.1095986)  # 0.08 is 1.6 standard errors
+    assert float(found.interval(1 - 1e-12)[1]) == 0.25
+    with pytest.raises(TypeError, match="second must be a Estimate"):
+        differ(one, 0.5)

@@ -1,0 +1,75 @@
+"""Gaussian releases as black boxes: what two neighbours' releases tell apart.
+
+The means and the noise's root are read off releases whose draws are all 0 but one; of the mechanism nothing else is
+used. The delta of two Gaussians that far apart is the textbook's, solved for epsilon.
+"""
+
+import itertools
+import math
+
+import torch
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from torchdp.noise import SeededNoise
+
+
+class Probe(SeededNoise):
+    """Normals that are all 0 but number ``place`` of them, which is 1."""
+
+    def __init__(self, place=-1):
+        super().__init__(0)
+        self.place, self.used = place, 0
+
+    def normal(self, shape, dtype=torch.float64):
+        numbers = torch.zeros(math.prod(shape), dtype=dtype)
+        if 0 <= self.place - self.used < len(numbers):
+            numbers[self.place - self.used] = 1
+        self.used += len(numbers)
+        return numbers.view(shape)
+
+
+def furthest(release, data_sets):
+    """How many deviations of the noise two of these data sets' releases are apart at most; inf where noise is missing.
+
+    release(data, noise) must be Gaussian with a covariance that is the same for all data.
+    """
+    probe = Probe()
+    means = [release(data_sets[0], probe).flatten(), *(release(data, Probe()).flatten() for data in data_sets[1:])]
+    root = torch.stack([release(data_sets[0], Probe(i)).flatten() - means[0] for i in range(probe.used)], 1)
+    inverse, most = torch.linalg.pinv(root, rtol=1e-9), 0.0
+    for one, other in itertools.combinations(means, 2):
+        u = inverse @ (one - other)
+        missed = float((one - other - root @ u).norm())
+        most = max(most, float(u.norm()) if missed <= 1e-8 * float((one - other).norm()) + 1e-13 else math.inf)
+    return most
+
+
+def true_epsilon(apart, delta):
+    """The epsilon at which two Gaussians so many deviations apart have this delta; 0 where none is needed."""
+
+    def beyond(epsilon):
+        log_first, log_second = (float(log_ndtr(s * apart / 2 - epsilon / apart)) for s in (1, -1))
+        return (
+            math.log(-math.expm1(min(0.0, epsilon + log_second - log_first)) or 1e-300)
+            + log_first
+            - math.log(delta)
+        )
+
+    if apart == math.inf:
+        return math.inf
+    return (
+        0.0
+        if apart == 0 or beyond(0.0) <= 0
+        else brentq(beyond, 0.0, apart * (apart + 40), xtol=1e-15, rtol=1e-14)
+    )
+
+
+def neighbours(points):
+    """Data sets of three users of which one changes over all points."""
+    return [torch.stack([point, points[0], points[-1]]) for point in points]
+
+
+def collected(protocol):
+    """Everything that a curator's protocol releases, as one vector: a function of data and noise."""
+    return lambda x, noise: torch.cat([part.flatten() for part in protocol.collect(x, noise=noise).parts.values()])

@@ -1,0 +1,79 @@
+"""The battery for what users of a bounded domain send, and for what a curator releases of them."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from contract import Contract, LocalContract, Unbiased
+from gaussians import collected, furthest, neighbours, true_epsilon
+from laws import generator
+
+from torchdp.domains import Box, lp_ball, noise_shape
+from torchdp.mean import GaussianCovariance, GaussianMean, GaussianMoments, LocalMean
+from torchdp.randomizers import PrivUnitG
+
+BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
+CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
+LOW = BOX.low + torch.rand(20, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low) / 4
+BALL = lp_ball(2, 2.0, 3.0)
+ANGLES = torch.arange(24, dtype=torch.float64) * math.tau / 24
+CIRCLE = 3 * torch.stack([ANGLES.cos(), ANGLES.sin()], 1)
+IN_BALL = torch.cat([CIRCLE[:8], CIRCLE[3:9] / 2])
+SHAPE = noise_shape(BALL, 2.0)
+BAD = [torch.full((2, 2), 99.0), torch.zeros(2), torch.zeros(2, 3), torch.tensor([[math.nan, 0.0]])]
+
+
+class Curator(Unbiased, Contract):
+    weaker: ClassVar = {"multiplier": 0.9}
+    bad = BAD
+
+    def loss(self, protocol):
+        return true_epsilon(furthest(collected(protocol), neighbours(self.far)), protocol.delta)
+
+
+class TestGaussianMean(Curator):
+    protocol = GaussianMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=1.0, delta=1e-6)
+    x, far = LOW, CORNERS
+
+    def truth(self):
+        return self.x.mean(0)
+
+
+class TestConcentratedMean(TestGaussianMean):
+    protocol = GaussianMean.calibrated(BOX, noise_shape(BOX, math.inf), rho=0.1, delta=1e-5)
+
+
+class TestGaussianMoments(Curator):
+    protocol = GaussianMoments.calibrated(BALL, SHAPE, 3, epsilon=1.0, delta=1e-6)
+    x, far = IN_BALL, CIRCLE
+
+    def truth(self):
+        return torch.einsum("na,nb,nc->abc", self.x, self.x, self.x) / len(self.x)
+
+
+class TestGaussianCovariance(Curator):
+    protocol = GaussianCovariance.calibrated(BALL, SHAPE, epsilon=2.0, delta=1e-6)
+    x, far = IN_BALL, CIRCLE
+    honest = (0.7, 1.8)
+
+    def truth(self):
+        return torch.cov(self.x.mT, correction=0)
+
+
+class TestLocalMean(Unbiased, LocalContract):
+    protocol = LocalMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=2.0, randomizer=PrivUnitG)
+    x = LOW
+    bad = BAD
+
+    def loss(self, protocol):  # its client's, whose ball holds whatever a user shows it
+        assert protocol.shown(CORNERS).norm(dim=1).max() <= protocol.client.radius
+        assert protocol.guarantee == protocol.client.guarantee
+        return protocol.client.epsilon
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        louder = dataclasses.replace(self.protocol.client, epsilon=2.2)
+        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol)
+
+    def truth(self):
+        return self.x.mean(0)

@@ -1,0 +1,119 @@
+"""Every randomizer in the battery: types are counted, points of a ball averaged."""
+
+import math
+from typing import ClassVar
+
+import torch
+from channels import channel, hockey_stick, signs, spent_by, two_densities
+from contract import LocalContract
+from laws import generator
+
+from torchdp.randomizers import (
+    DuchiJordanWainwright,
+    GaussianVector,
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    PointRelease,
+    PrivUnit,
+    PrivUnitG,
+    ProjUnit,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+
+
+class OracleContract(LocalContract):
+    """Users of five types; nobody holds the last."""
+
+    x = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3]).repeat(3)
+    bad: ClassVar = [torch.tensor([5]), torch.tensor([-1]), torch.tensor([0.5]), x[None], torch.tensor(1)]
+    repeats = 4000
+
+    def loss(self, protocol):
+        return spent_by(channel(protocol))
+
+    def truth(self):
+        held = self.x.tolist()
+        return torch.tensor([held.count(t) / len(held) for t in range(5)], dtype=torch.float64)
+
+
+class TestRandomizedResponse(OracleContract):
+    protocol = RandomizedResponse(5, 1.0)
+
+
+class TestHadamardResponse(OracleContract):
+    protocol = HadamardResponse(5, 1.0)
+
+
+class TestSubsetSelection(OracleContract):
+    protocol = SubsetSelection(5, 0.5)
+
+
+class TestOptimizedUnaryEncoding(OracleContract):
+    protocol = OptimizedUnaryEncoding(5, 1.0)
+
+
+class TestSymmetricUnaryEncoding(OracleContract):
+    protocol = SymmetricUnaryEncoding(5, 1.0)
+
+
+def uneven(power):
+    rows = torch.rand(7, 5, dtype=torch.float64, generator=generator(3)).add(0.3) ** power
+    return rows / rows.sum(0)
+
+
+class TestStrategyMatrix(OracleContract):
+    protocol = StrategyMatrix(uneven(2.0))
+    honest = (0.7, 1.5)
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        assert self.loss(StrategyMatrix(uneven(2.2))) > self.protocol.guarantee.epsilon * (1 + 1e-9)
+
+
+class BallContract(LocalContract):
+    """Users at the centre, inside and on the sphere of radius 2."""
+
+    x = torch.tensor(
+        [[0.0, 0.0, 0.0], [0.4, -0.8, 0.2], [1.2, 0.0, 1.6], [0.0, 2.0, 0.0]], dtype=torch.float64
+    ).repeat(6, 1)
+    bad: ClassVar = [2 * x, x[:, :2], x[0], x * math.nan, x.half(), x.to(torch.complex64)]
+    repeats = 4000
+
+    def truth(self):
+        return torch.tensor([sum(column) / len(column) for column in self.x.mT.tolist()], dtype=torch.float64)
+
+
+class TestPrivUnitG(BallContract):
+    protocol = PrivUnitG(3, 2.0, 2.0)
+    loss = staticmethod(two_densities)
+
+
+class TestPrivUnit(BallContract):
+    protocol = PrivUnit(3, 2.0, 2.0)
+    loss = staticmethod(two_densities)
+
+
+class TestProjUnit(BallContract):
+    protocol = ProjUnit(3, 2.0, 2.0, k=2)
+    loss = staticmethod(two_densities)
+
+
+class TestDuchiJordanWainwright(BallContract):
+    protocol = DuchiJordanWainwright(3, 2.0, 2.0)
+    loss = staticmethod(signs)
+
+
+class TestPointRelease(BallContract):
+    protocol = PointRelease(3, 2.0, 2.0)
+    loss = staticmethod(signs)
+
+
+class TestGaussianVector(BallContract):
+    protocol = GaussianVector(3, 2.0, 2.0, delta=1e-6)
+    weaker: ClassVar = {"delta": 1.1}
+    loss = staticmethod(hockey_stick)
+
+    def bound(self, protocol):
+        return protocol.guarantee.delta * (1 + 1e-7)  # sigma is known to 1e-8

@@ -1,0 +1,21 @@
+"""Messages that arrive in batches, for every local protocol: in memory, on disk, and two groups compared.
+
+>>> import torch
+>>> from torchdp.collection import Collection
+>>> from torchdp.pairwise import OneMessage, unequal
+>>> protocol, x = OneMessage(unequal(3), 1.0), torch.tensor([0, 2, 1, 1])
+>>> votes = Collection.of(protocol).add("monday", protocol.tally(protocol.randomize(x)))
+>>> votes.estimate().n
+4
+
+``Collection`` is a value in memory, ``Journal`` the same in one SQLite file, which any number of threads and processes
+fill at once. A batch has a name and counts once, however often it is sent. Only a :class:`LocalProtocol` can be heard
+in parts: where users hide among each other, a part of them would be protected less. A protocol in rounds takes one
+journal for each round. ``compare`` and ``difference`` say what two groups' estimates mean together.
+"""
+
+from torchdp.collection.collection import Collection
+from torchdp.collection.comparison import Difference, compare, difference
+from torchdp.collection.journal import Journal
+
+__all__ = ["Collection", "Difference", "Journal", "compare", "difference"]

@@ -1,0 +1,117 @@
+"""Messages that arrive in batches, added up as they come."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchdp import checks
+from torchdp.collection.batches import Batches
+from torchdp.collection.description import same
+from torchdp.privacy import Guarantee
+from torchdp.protocol import Estimate, LocalProtocol, Tally
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """What has arrived: the tally that the analyst needs, of which users, in which batches.
+
+    It is a value: ``add`` and ``merge`` return another one. Start with ``Collection.of(protocol)``. A batch has a name,
+    and a batch that comes again under its name (a retry) is counted once.
+    batches: name -> SHA-256 of the batch's content.
+
+    Guarantees: those of the protocol, for users who send their messages once: the tally, the digests and all that is
+    computed from them depend on users through their messages alone. One who answers in two batches spends epsilon
+    twice; names are chosen by the collector and must not speak of users' values.
+    """
+
+    protocol: LocalProtocol[Any, Any]
+    batches: Batches = field(repr=False)
+    tally: Tally = field(repr=False)
+
+    @staticmethod
+    def of(protocol: LocalProtocol[Any, Any]) -> "Collection":
+        """Before the first batch. Raises TypeError for a protocol whose users hide among each other."""
+        if not isinstance(protocol, LocalProtocol):
+            raise TypeError(
+                f"protocol must be a LocalProtocol, not {type(protocol).__name__}: users of any other must be heard "
+                "together; of one in rounds, collect each round (protocol.round) by itself"
+            )
+        return Collection(protocol, Batches(), protocol.empty)
+
+    @property
+    def n(self) -> int:
+        """Users."""
+        return self.tally.n
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What each user was promised."""
+        return self.protocol.guarantee
+
+    def add(self, name: str, tally: Tally) -> "Collection":
+        """This collection and the batch, which ``protocol.tally`` made; itself where the batch is in it already.
+
+        Raises TypeError, ValueError; ValueError also where ``name`` is taken by a batch of other content: users who are
+        asked again must send what they sent, and another batch needs another name.
+        """
+        return self.merge(self.batch(name, tally))
+
+    def batch(self, name: str, tally: Tally) -> "Collection":
+        """A collection of this batch alone. Raises TypeError, ValueError."""
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name must be a text that no other batch has, not {name!r}")
+        self.protocol.check(tally)
+        for part, (shape, _) in self.protocol.layout.items():
+            if tally[part].shape != shape:
+                raise ValueError(
+                    f"{part} must have shape {shape}, one batch of users, not {(*tally[part].shape,)}"
+                )
+        kept = Tally(tally.n, {part: each.detach().clone() for part, each in tally.parts.items()})
+        return Collection(self.protocol, Batches({name: digest(kept)}), kept)
+
+    def merge(self, *others: "Collection") -> "Collection":
+        """All batches of these collections, each counted once. Their protocols may differ by rounding.
+
+        Raises ValueError for another protocol, for one name with two contents, and for collections of several
+        batches that share some but not all of them: their tallies cannot be told apart.
+        """
+        batches, tally = self.batches, self.tally
+        for other in others:
+            if not same(checks.instance("other", other, Collection).protocol, self.protocol):
+                raise ValueError(
+                    "collections of different protocols do not merge: what is asked, epsilon or the randomizer differs"
+                )
+            shared = [name for name in other.batches if name in batches]
+            for name in shared:
+                if batches[name] != other.batches[name]:
+                    raise ValueError(
+                        f"batch {name!r} came before with other content; give a new batch a new name, and never "
+                        "have users randomize again for a retry"
+                    )
+            if shared and len(shared) == len(other.batches):
+                continue
+            if shared:
+                raise ValueError(
+                    f"the collections share {len(shared)} of {len(other.batches)} batches, such as {shared[0]!r}; "
+                    "merge the batches one by one"
+                )
+            batches, tally = batches.with_(other.batches), self.protocol.add(tally, other.tally)
+        return self if len(batches) == len(self.batches) else Collection(self.protocol, batches, tally)
+
+    def estimate(self) -> Estimate:
+        """What is asked, of the users who have arrived. Raises ValueError for too few of them.
+
+        The interval has its level at a time fixed beforehand; who looks every day and stops when it suits has not.
+        """
+        return self.protocol.analyse(self.tally)
+
+
+def to_bytes(tally: Tally) -> bytes:
+    """The parts in the order of their names, bit by bit."""
+    parts = (tally[name].detach().cpu().contiguous() for name in sorted(tally.parts))
+    return b"".join(part.numpy().tobytes() for part in parts)
+
+
+def digest(tally: Tally) -> str:
+    """SHA-256 of n and the parts, 64 hex digits."""
+    return hashlib.sha256(b"%d " % tally.n + to_bytes(tally)).hexdigest()

@@ -1,0 +1,62 @@
+"""Two groups of users compared."""
+
+import torch
+from scipy.special import ndtr
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.collection.collection import Collection
+from torchdp.collection.description import same
+from torchdp.protocol import Estimate
+from torchdp.protocol.interval import distance
+
+
+class Difference(Estimate):
+    """The first group's answer less the second's; as private as the two estimates. n: users of both groups."""
+
+    @property
+    def p_value(self) -> Tensor:
+        """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
+        z = distance(self.value, self.parts, self.bias)
+        return torch.as_tensor(2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=self.value.device)
+
+
+def difference(first: Estimate, second: Estimate) -> Difference:
+    """The difference of the estimates of two groups that have no user in common, each with noise of its own.
+
+    Of ``estimate()`` of each it speaks of these users: two real groups hardly ever agree exactly, so with enough users
+    every p-value is small. First ``pairwise.of_population``, and it speaks of the populations they were drawn from.
+    Not for paired data, where a user has a value under each of two conditions: the two errors are then dependent. For
+    those define the question on pairs of values (one type for each pair) and send one message.
+    Epsilon, the protocol and n may differ between the groups. Raises TypeError.
+    """
+    for name, value in (("first", first), ("second", second)):
+        checks.instance(name, value, Estimate)
+    (low, high), (other_low, other_high) = first.limits, second.limits
+    return Difference(
+        first.value - second.value,
+        (first.standard_error.square() + second.standard_error.square()).sqrt(),
+        first.n + second.n,
+        first.bias + second.bias,
+        first.parts.joined(second.parts.negated()),
+        (low - other_high, high - other_low),
+    )
+
+
+def compare(first: Collection, second: Collection) -> Difference:
+    """``difference`` of the estimates of two collections that ask the same question.
+
+    Raises TypeError; ValueError for different subjects, and for a batch that is in both: users who count in both groups
+    make the errors dependent (users who answered twice under two batches cannot be seen, and must not be).
+    """
+    for name, value in (("first", first), ("second", second)):
+        checks.instance(name, value, Collection)
+    if not same(first.protocol.subject, second.protocol.subject):
+        raise ValueError("first and second must estimate the same thing: their protocols have different subjects")
+    shared = first.batches.items() & second.batches.items()
+    if shared:
+        raise ValueError(
+            f"first and second share {len(shared)} batches, such as {min(shared)[0]!r}: the groups must have no user "
+            "in common; paired data need a question about pairs of values"
+        )
+    return difference(first.estimate(), second.estimate())

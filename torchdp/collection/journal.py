@@ -1,0 +1,274 @@
+"""A collection on disk, in one SQLite file: the protocol, and a row for each batch, chained by checksums.
+
+What ``add`` acknowledges is in the file for good: a row and the new end of the chain are written in one transaction
+and synchronised. The checksum of a row covers all rows before it, so no damage can pass for a smaller collection.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchdp import checks
+from torchdp.collection.batches import Batches
+from torchdp.collection.collection import Collection, to_bytes
+from torchdp.collection.description import described, device_of, difference, made
+from torchdp.protocol import Estimate, LocalProtocol, Tally
+
+FORMAT = "torchdp.journal/1"
+PATIENCE = 60.0  # seconds to wait for the batches of other processes
+KEPT = "batches already counted in it are kept"
+ROLLBACK_HEADER = 28  # bytes; zeros once a transaction has been committed
+TABLES = [
+    "CREATE TABLE header (format TEXT NOT NULL, protocol BLOB NOT NULL, checksum BLOB NOT NULL)",
+    "CREATE TABLE batches (id INTEGER PRIMARY KEY, names TEXT NOT NULL, n INTEGER NOT NULL, tally BLOB NOT NULL, "
+    "checksum BLOB NOT NULL)",
+    "CREATE TABLE ends (batches INTEGER NOT NULL, checksum BLOB NOT NULL)",
+]
+CODES = {  # what the system refuses; all else that SQLite complains about is damage
+    sqlite3.SQLITE_BUSY: errno.ETIMEDOUT,
+    sqlite3.SQLITE_CANTOPEN: errno.EIO,
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_READONLY: errno.EACCES,
+}
+
+_turn = (
+    threading.RLock()
+)  # nobody forks inside a transaction: a child would believe that it held its parent's locks
+
+
+def _fresh_turn() -> None:
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _turn.acquire(), after_in_parent=lambda: _turn.release(), after_in_child=_fresh_turn
+    )
+
+
+class Journal:
+    """A collection that is kept in a file, by any number of threads and processes at once.
+
+    >>> journal = Journal("ballot.db", protocol)  # doctest: +SKIP
+    >>> journal.add("monday-0001", protocol.tally(messages))  # doctest: +SKIP
+    >>> print(journal.estimate().interval())  # doctest: +SKIP
+
+    ``add`` and ``merge`` return once the batch is on the disk; if they raise, or the process dies before they return,
+    send the batch again under its name: it is counted once. Holds the protocol, tallies and names of batches, no more;
+    each is checked when it is read. Nothing stays open between two calls: threads, forked and spawned processes may use
+    it, by any path that leads to the file through symbolic links. The disk must be local, or one whose file locks work;
+    while processes write, copy with ``Journal(copy, protocol).merge(Journal(path).collection)``.
+
+    path: made if it is missing, continued if it is there. protocol: None takes the one in the file.
+    ``protocol`` of a journal is that of the file, which another processor or number of threads would compute with other
+    last digits: a given protocol may differ from it by rounding.
+    Raises OSError that names the path; ValueError for another protocol, a damaged file or one that is no journal, and
+    leaves it as it is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], protocol: LocalProtocol[Any, Any] | None = None) -> None:
+        self.path = Path(path).absolute()
+        given = None if protocol is None else Collection.of(protocol)
+        with _turn, self._explained():
+            if given is not None:
+                _make_folder(self.path.parent)
+            new = self._unwritten(given is None)
+            with self._transaction("IMMEDIATE" if new else "DEFERRED", "rwc" if new else "rw") as db:
+                if protocol is not None and not self.path.stat().st_size:
+                    _begin(db, protocol)
+                self._header = self._checked_header(db)
+                self._collection = self._empty(given)
+                self._rows, self._end = 0, self._header[-1]
+                self._read(db)
+
+    @property
+    def protocol(self) -> LocalProtocol[Any, Any]:
+        """That of the file."""
+        return self._collection.protocol
+
+    @property
+    def collection(self) -> Collection:
+        """All batches in the file now, whoever added them. Raises OSError, ValueError."""
+        with self._transaction("DEFERRED") as db:
+            return self._read(db)
+
+    def add(self, name: str, tally: Tally) -> Collection:
+        """Counts the batch, on the disk; returns ``collection``. See ``Collection.add``. Raises OSError."""
+        return self.merge(self._collection.batch(name, tally))
+
+    def merge(self, other: Collection) -> Collection:
+        """Counts all batches of another collection as one row; see ``Collection.merge``. Raises OSError."""
+        checks.instance("other", other, Collection)
+        with _turn:
+            with self._transaction("IMMEDIATE") as db:
+                before = self._read(db)
+                merged = before.merge(other)
+                if merged is before:
+                    return merged
+                row = json.dumps(dict(other.batches)), other.n, to_bytes(other.tally)
+                end = _chained(self._end, *row)
+                db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", (self._rows + 1, *row, end))
+                db.execute("UPDATE ends SET batches = ?, checksum = ?", (self._rows + 1, end))
+            self._collection, self._rows, self._end = merged, self._rows + 1, end
+        return merged
+
+    def estimate(self) -> Estimate:
+        """See ``Collection.estimate``."""
+        return self.collection.estimate()
+
+    def _checked_header(self, db: sqlite3.Connection) -> tuple[str, bytes, bytes]:
+        """(format, protocol, checksum of both: the start of the chain)."""
+        if [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")] != TABLES:
+            raise ValueError(f"{self.path} is not a journal, or damaged: its tables are others")
+        headers = db.execute("SELECT * FROM header").fetchall()
+        if len(headers) != 1 or _chained(b"", *headers[0][:-1]) != headers[0][-1]:
+            raise self._damaged("its header")
+        return headers[0]
+
+    def _empty(self, given: Collection | None) -> Collection:
+        """Before the first batch, under the protocol of the file."""
+        if self._header[0] != FORMAT:
+            raise ValueError(f"{self.path} is a journal of format {self._header[0]!r}, not {FORMAT!r}")
+        stored, classes, device = (
+            json.loads(zlib.decompress(self._header[1])),
+            dict[str, type](),
+            torch.device("cpu"),
+        )
+        if given is not None:
+            apart, device = difference(stored, described(given.protocol, classes)), device_of(given.protocol)
+            if apart is not None:
+                raise ValueError(
+                    f"{self.path} belongs to another protocol: {apart} differs; where a factorization came out "
+                    "otherwise on other hardware, open it without a protocol and use journal.protocol"
+                )
+        try:
+            return Collection.of(made(stored, classes, device))
+        except TypeError as error:
+            raise ValueError(f"{self.path}: another version of torchdp wrote its protocol ({error})") from error
+
+    def _read(self, db: sqlite3.Connection) -> Collection:
+        """The collection with the rows that this object has not seen, each checked."""
+        if self._checked_header(db) != self._header:
+            raise ValueError(f"{self.path} was replaced by another journal; open it anew")
+        total, rows, end = self._collection, self._rows, self._end
+        found = db.execute("SELECT * FROM batches WHERE id >= ? ORDER BY id", (rows,))
+        if rows and next(found, [None])[-1] != end:
+            raise self._damaged(f"row {rows}")
+        for number, *row, checksum in found:
+            rows, end = rows + 1, _chained(end, *row)
+            if number != rows or checksum != end:
+                raise self._damaged(f"row {rows}")
+            names, n, data = row
+            total = total.merge(Collection(self.protocol, Batches(json.loads(names)), self._tally(n, data)))
+        if db.execute("SELECT * FROM ends").fetchall() != [(rows, end)]:
+            raise self._damaged(f"its end is not row {rows}")
+        self._collection, self._rows, self._end = total, rows, end
+        return total
+
+    def _tally(self, n: int, data: bytes) -> Tally:
+        parts, start = {}, 0
+        for name, (shape, dtype) in sorted(self.protocol.layout.items()):
+            end = start + math.prod(shape) * dtype.itemsize
+            parts[name] = torch.frombuffer(bytearray(data[start:end]), dtype=dtype).view(shape)
+            start = end
+        return Tally(n, parts)
+
+    @contextmanager
+    def _transaction(self, kind: str, mode: str = "rw") -> Iterator[sqlite3.Connection]:
+        """A connection of its own, for as long as the transaction; what is not committed is rolled back."""
+        with _turn, self._explained():
+            if self.path.is_file() and self.path.stat().st_nlink > 1:
+                raise ValueError(
+                    f"{self.path} has several hard links; after a crash, one of them would not find the rollback "
+                    "journal of the other: copy the file, or use a symbolic link"
+                )
+            target = f"{self.path.as_uri()}?mode={mode}"
+            with closing(sqlite3.connect(target, timeout=PATIENCE, isolation_level=None, uri=True)) as db:
+                for setting in ("synchronous = FULL", "fullfsync = ON", "journal_mode = PERSIST"):
+                    db.execute(f"PRAGMA {setting}")
+                db.execute(f"BEGIN {kind}")
+                yield db
+                db.execute("COMMIT")
+
+    def _unwritten(self, must_exist: bool) -> bool:
+        """Whether nothing was ever committed to the file."""
+        if must_exist and not self.path.stat().st_size:
+            raise ValueError(f"{self.path} is empty: no collection was written to it")
+        rollback = Path(f"{self.path.resolve()}-journal")
+        start = rollback.read_bytes()[:ROLLBACK_HEADER] if rollback.exists() else b""
+        if self.path.exists() and self.path.stat().st_size:
+            return False
+        if self.path.exists() and start == bytes(ROLLBACK_HEADER):
+            raise self._damaged(f"it is empty, but {rollback.name} says that batches were written")
+        return True
+
+    def _damaged(self, what: str) -> ValueError:
+        return ValueError(f"{self.path} is damaged ({what}); it is left as it is: restore a backup")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's errors, and the system's, as errors that name the path."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = CODES.get(getattr(error, "sqlite_errorcode", -1) & 0xFF)
+            if code is None:
+                raise ValueError(
+                    f"{self.path} is not a journal, or damaged ({error}); it is left as it is"
+                ) from error
+            raise OSError(code, f"{error}; {KEPT}", str(self.path)) from error
+        except OSError as error:
+            if KEPT in str(error):
+                raise
+            raise OSError(error.errno, f"{error.strerror or error}; {KEPT}", str(self.path)) from error
+
+
+def _begin(db: sqlite3.Connection, protocol: LocalProtocol[Any, Any]) -> None:
+    """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its fields."""
+    classes: dict[str, type] = {}
+    written = described(protocol, classes)
+    if difference(written, described(made(written, classes))) is not None:
+        raise TypeError(f"protocol must be made from its fields alone, as {type(protocol).__name__} is not")
+    packed = zlib.compress(json.dumps(written).encode(), 1)
+    start = _chained(b"", FORMAT, packed)
+    for table in TABLES:
+        db.execute(table)
+    db.execute("INSERT INTO header VALUES (?, ?, ?)", (FORMAT, packed, start))
+    db.execute("INSERT INTO ends VALUES (0, ?)", (start,))
+
+
+def _chained(end: bytes, *parts: str | int | bytes) -> bytes:
+    """The checksum of these parts and all before them."""
+    hashed = hashlib.sha256(end)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        hashed.update(b"%s %d\n" % (type(part).__name__.encode(), len(data)))
+        hashed.update(data)
+    return hashed.digest()
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes the folder and those above it; their names are on the disk."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing if os.name == "posix" else []:
+        descriptor = os.open(each.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

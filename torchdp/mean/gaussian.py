@@ -1,0 +1,62 @@
+"""What a curator's Gaussian releases have in common: their noise, its calibration and its guarantee."""
+
+import math
+from dataclasses import dataclass, replace
+
+from torchdp import checks
+from torchdp.domains.domain import Domain
+from torchdp.domains.noise_shape import NoiseShape
+from torchdp.mean.protocol import DomainProtocol
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.protocol import Crowd, CuratorProtocol
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
+    """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and whatever follows from that.
+
+    It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of every epsilon.
+
+    multiplier > 0; delta in (0, 1): where the guarantee is stated. ``calibrated`` finds the multiplier.
+    Raises TypeError, ValueError.
+    Source: Bun, Steinke (2016), Proposition 1.6; Balle, Wang (2018), Theorem 8.
+    """
+
+    domain: Domain
+    shape: NoiseShape
+    multiplier: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _ = self.encoding  # checks that they fit
+        object.__setattr__(self, "multiplier", checks.positive("multiplier", self.multiplier))
+        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+
+    @property
+    def rho(self) -> float:
+        """1 / (2 multiplier^2): every Renyi divergence of order alpha between neighbours is at most rho alpha."""
+        return 1 / (2 * self.multiplier**2)
+
+    @property
+    def attained(self) -> bool:
+        """Whether two neighbours at the full sensitivity are known."""
+        return False
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """At ``delta``, by the exact curve of Gaussian noise; exact where it is ``attained``."""
+        found = gaussian_guarantee(self.multiplier, self.delta, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+        source = f"Nikolov, Tang (2023), Theorem 15; {found.source}"
+        return replace(found, exact=self.attained, source=source)
+
+
+def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> float:
+    """Of the least Gaussian noise that is (epsilon, delta)-DP, or rho-zCDP. Raises ValueError, TypeError.
+
+    Source: Balle, Wang (2018), Theorem 8; Bun, Steinke (2016), Proposition 1.6.
+    """
+    if epsilon is not None and rho is None:
+        return gaussian_sigma(epsilon, delta)
+    if rho is not None and epsilon is None:
+        return 1 / math.sqrt(2 * checks.positive("rho", rho))
+    raise TypeError("epsilon or rho must be given beside delta, and not both")

@@ -1,0 +1,80 @@
+"""What protocols about points of a bounded domain have in common."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains.domain import Domain
+from torchdp.domains.encoding import Encoding, admitted, encoding
+from torchdp.domains.noise_shape import NoiseShape
+from torchdp.domains.norm_error import NormError
+from torchdp.protocol import Crowd, Estimate, Objective, Protocol
+
+
+class DomainProtocol(Protocol[Crowd]):
+    """Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public.
+
+    domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. Points outside the domain
+    are refused: see ``Domain.project``.
+    """
+
+    domain: Domain
+    shape: NoiseShape
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """How points become vectors of a ball. Raises TypeError, ValueError where domain and shape do not fit."""
+        return encoding(self.domain, self.shape)
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the domain. Raises TypeError, ValueError."""
+        return admitted("x", x, self.domain, self.shape)
+
+    def summary(self, x: Tensor) -> Crowd:
+        return Crowd.of(x)
+
+    def crowd(self, summary: Crowd) -> Crowd:
+        """``summary``, if its values are (m, d) and it holds a user. Raises TypeError, ValueError."""
+        values = checks.instance("summary", summary, Crowd).values
+        if values.ndim != 2 or values.shape[1] != self.domain.dimension:
+            raise ValueError(
+                f"summary must hold values of shape (m, {self.domain.dimension}), not {tuple(values.shape)}"
+            )
+        if summary.n < 1:
+            raise ValueError("summary must hold at least one user")
+        return summary
+
+    def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
+        """Vectors (k, r) and how many users hold each (k,), float64: so many at a time."""
+        return self.encoding.parts(self.crowd(summary).values, summary.counts.double())
+
+
+class MeanProtocol(DomainProtocol):
+    """The mean of n points without bias, under noise whose covariance is the same whatever the data."""
+
+    @abstractmethod
+    def noise_root(self, n: int) -> Tensor:
+        """B, (d, r), with Cov(estimate) = B B^T for n users, whatever their data."""
+
+    def error(self, n: int, p: float | None = None) -> NormError:
+        """The l_p error for n users; p: the shape's own where it is not given."""
+        return NormError(self.noise_root(n), self.shape.p if p is None else p)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        crowd = self.crowd(summary)
+        return crowd.counts.double() @ crowd.values.double() / crowd.n
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        return self.noise_root(self.crowd(summary).n).square().sum(1)
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """(): the same for all data."""
+        return checks.instance("objective", objective, Objective).of(self.noise_root(n).square().sum(1))
+
+    def decoded(self, total: Tensor, n: int) -> Estimate:
+        """From the sum of n users' encoded vectors, (*sample_shape, r)."""
+        value = self.encoding.centre + total / n @ self.shape.root.mT
+        return Estimate(value, self.noise_root(n).norm(dim=1).expand_as(value), n)

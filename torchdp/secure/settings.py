@@ -1,0 +1,168 @@
+"""What the parties of a secure sketch agree upon, and the noise that follows from it."""
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.secure.frames import payload_bytes
+from torchdp.secure.ring import Ring, largest_fraction_bits, reach
+from torchdp.secure.rounding import grid_sensitivity, grid_sigma
+from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.noise import EVERYBODY
+from torchdp.sketching.sketch import Sketch
+
+WASTE = 1.1  # times the least variance: from here on a warning
+WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
+FINEST = 2.0**40  # deviation of noise in grid units: up to it normals drawn in float64 have digits below one unit
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """The fields of :class:`SecureSketch`, and its ring and noise. Raises ValueError, TypeError."""
+
+    sketch: Sketch
+    columns: int
+    bound: float
+    epsilon: float
+    delta: float
+    _: KW_ONLY
+    servers: int = 2
+    coalition: Coalition = EVERYBODY
+    bits: int = 64
+    fraction_bits: int | None = None
+    sensitivity: float | None = None
+    entry: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.instance("sketch", self.sketch, Sketch)
+        checks.instance("coalition", self.coalition, Coalition)
+        checks.fraction("delta", self.delta)
+        checks.squarable("bound", self.bound)
+        for name in ("bound", "epsilon", "delta", "sensitivity", "entry"):
+            if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
+                self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session
+        self._set("bits", checks.integer("bits", self.bits, 32, 64))
+        self._set("columns", checks.integer("columns", self.columns, 1))
+        self._set("servers", checks.integer("servers", self.servers, 2, 2**15 - 1))
+        if self.entry is not None and self.entry > self.bound:
+            raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
+        if self.grid_factor > WASTE:
+            warnings.warn(
+                f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
+                f"noise {self.grid_factor:.3g} times the least; take bits=64, or a smaller entry",
+                stacklevel=3,
+            )
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)
+
+    @cached_property
+    def honest(self) -> Tensor:
+        """Honest pairs that each row holds at least: (m,), int64."""
+        return self.coalition.honest(self.sketch, self.delta)
+
+    @cached_property
+    def ring(self) -> Ring:
+        """The ring of the words: the finest in which no sum wraps around and float64 noise has no gaps, unless
+        fraction_bits says otherwise."""
+        finest = next((f for f in range(self.bits - 2, -1, -1) if self._fits(Ring(self.bits, f))), None)
+        if finest is None:
+            raise ValueError(f"bits = {self.bits} hold no row's sum, even in whole units; scale the data down")
+        if self.fraction_bits is None:
+            return Ring(self.bits, finest)
+        ring = Ring(self.bits, self.fraction_bits)
+        if ring.fraction_bits > finest:
+            raise ValueError(
+                f"fraction_bits must be at most {finest}, not {self.fraction_bits}: or sums may wrap around, "
+                "or float64 noise have gaps"
+            )
+        return ring
+
+    @cached_property
+    def sigma(self) -> Tensor:
+        """Standard deviation of one client's noise in each row, in units of the data, before rounding: (m,), float64.
+
+        sigma_j^2 = s cost_j / mu*^2, cost_j = D^2/h_j + d h_j 4^-f/4 (``row_cost``: the second term is what rounding
+        costs), D the sensitivity on the grid. 0 in rows that no client uses.
+        """
+        return self._sigma(self.ring)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """(epsilon, delta), an upper bound because the grid costs a little."""
+        source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
+        if self.sensitivity is not None:
+            source += f"; for rows of a client at most {self.sensitivity:g} apart"
+        return Guarantee(self.epsilon, self.delta, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source)
+
+    @cached_property
+    def row_variance(self) -> Tensor:
+        """Variance of the noise in each entry of a row: c_j (sigma_j^2 + 4^-f/12) / s, (m,), float64.
+
+        c_j: all pairs of the row, none of which failed. Rounding adds 1/12 square unit where sigma is not below one
+        unit.
+        """
+        return self.sketch.counts() * (self.sigma**2 + 1 / (12 * self.ring.scale**2)) / self.sketch.copies
+
+    @cached_property
+    def grid_factor(self) -> float:
+        """What the grid costs: the noise's variance over c_j D^2/(h_j mu*^2), that of real numbers; the worst row's."""
+        distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
+        used = self.honest > 0
+        least = self.sketch.counts()[used] / self.honest[used] * (distance / self._mu) ** 2
+        return float((self.row_variance[used] / least).max())
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all words that are sent, ``payload_bytes`` of these sizes."""
+        sketch = self.sketch
+        return payload_bytes(
+            self.servers, sketch.copies, sketch.clients, sketch.height, self.columns, bits=self.bits
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that name everything the parties must agree upon."""
+        public = [getattr(self, field.name) for field in fields(self) if field.name != "sketch"]
+        result = hashlib.sha256(repr((public, self.ring, self.sketch.height)).encode())
+        for array in (self.sketch.rows, self.sketch.signs):
+            result.update(array.cpu().contiguous().numpy().data)
+        return result.digest()
+
+    def session(self, nonce: bytes) -> bytes:
+        """16 bytes that name one run of this protocol: who has other parameters has another name for it.
+
+        nonce: 16 bytes or more, public, never used twice, such as os.urandom(32). Raises ValueError.
+        """
+        if not isinstance(nonce, bytes) or len(nonce) < 16:
+            raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
+        return hashlib.sha256(self.digest + nonce).digest()[:16]
+
+    def parts(self) -> Iterator[slice]:
+        """The clients in parts whose words stay in the cache."""
+        step = max(1, WORDS_AT_ONCE // (self.sketch.copies * self.columns))
+        for start in range(0, self.sketch.clients, step):
+            yield slice(start, min(start + step, self.sketch.clients))
+
+    @cached_property
+    def _mu(self) -> float:
+        return 1 / gaussian_sigma(self.epsilon, self.delta - self.coalition.slack(self.delta))
+
+    def _sigma(self, ring: Ring) -> Tensor:
+        distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
+        sigma = grid_sigma(self.honest, self.sketch.copies, self.columns, ring, distance, self._mu)
+        return torch.where(self.sketch.counts() > 0, sigma, 0.0)
+
+    def _fits(self, ring: Ring) -> bool:
+        entry = self.bound if self.entry is None else self.entry
+        sigma = self._sigma(ring)
+        distance = reach(self.sketch.counts(), entry, sigma, 1 / ring.scale)
+        dense = float(sigma.max()) * ring.scale <= FINEST
+        return dense and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
