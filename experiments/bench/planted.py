@@ -87,7 +87,7 @@ MISTAKES = (
         'randomizers/alphabet/frequency.py', 'shares of n - 1 users',
         'value = self.totals(tally) / tally.n\n',
         'value = self.totals(tally) / (tally.n - 1)\n',
-        'randomizers/test_battery.py', 'TestRandomizedResponse',
+        'randomizers/test_battery.py', 'TestRandomizedResponse', False,
     ),
     Mistake(
         'randomizers/alphabet/frequency.py', 'the standard error is a variance',
@@ -165,7 +165,7 @@ MISTAKES = (
         'secure/protocol.py', 'signs are left out of the words',
         'signs = self.sketch.rows[:, part], self.sketch.signs[:, part]',
         'signs = self.sketch.rows[:, part], self.sketch.signs[:, part].abs()',
-        'secure/test_protocol.py', 'TestSecureSketch',
+        'secure/test_protocol.py', 'TestSecureSketch', False,
     ),
     Mistake(
         'secure/protocol.py', 'rows above the bound pass',
