@@ -136,7 +136,8 @@ class Contract:
 
         for once, again in zip(parts(SeededNoise(3)), parts(SeededNoise(3)), strict=True):
             torch.testing.assert_close(once, again, rtol=1e-12, atol=0)
-        assert any(not torch.equal(a, b) for a, b in zip(parts(None), parts(None), strict=True))
+        once = parts(None)  # whole numbers of few users may agree by chance, but not twenty times
+        assert any(not torch.equal(a, b) for _ in range(20) for a, b in zip(once, parts(None), strict=True))
 
     def test_global_randomness_is_untouched(self, summary):
         before = states()
@@ -197,6 +198,22 @@ class LocalContract(MessageContract):
     def test_the_length_is_what_is_sent(self):
         data = self.protocol.encode(self.protocol.randomize(self.x))
         assert len(data) == len(self.x) * max(1, math.ceil(self.protocol.bits_per_user / 8))
+
+
+class RelayContract(LocalContract):
+    """A relay keeps its client's guarantee, which has an entry of its own: what is shown must be the client's data."""
+
+    def loss(self, protocol):
+        protocol.client.admit(protocol.shown(protocol.admit(self.x)))
+        assert protocol.guarantee == protocol.client.guarantee
+        return protocol.client.epsilon
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        client = self.protocol.client
+        louder = dataclasses.replace(client, epsilon=1.1 * client.epsilon)
+        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol) * (
+            1 + 1e-9
+        )
 
 
 def states():

@@ -6,11 +6,19 @@ import torch
 from scipy.stats import ks_2samp
 from torch import Tensor
 
+from torchdp.randomness import keyed_generator
+
 UNLIKELY = 1e-6  # level of every statistical test
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:
+    """Standard normals in float64, the same for the same seed, or name."""
+    source = generator(seed) if name is None else keyed_generator(name)
+    return torch.randn(*shape, dtype=torch.float64, generator=source)
 
 
 def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:

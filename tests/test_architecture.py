@@ -28,16 +28,16 @@ MAY_IMPORT = {
     "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
     "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR
-    | {"protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
-    "shuffle": FLOOR | {"privacy"},
-    "density": FLOOR | {"privacy", "kernels", "randomizers", "shuffle"},
+    | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
+    "shuffle": FLOOR | {"privacy", "protocol", "wire"},
+    "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
     "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
     "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
-    "mean": FLOOR | {"privacy", "protocol", "wire", "workloads", "factorization", "randomizers", "domains"},
+    "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
-    "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "simulate"},
+    "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "protocol", "simulate"},
     "__main__": {"cli"},
 }
 

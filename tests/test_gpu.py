@@ -71,15 +71,10 @@ def test_pairwise_protocols(kind):
     truth, types = float(statistic.exact(counts)), torch.repeat_interleave(torch.arange(8, device="cuda"), counts)
 
     def squared_error(generator, size):
-        if isinstance(protocol, pairwise.AggregateProtocol):
-            drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(size,)).value
-        else:
-            drawn = torch.stack(
-                [protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in range(size)]
-            )
+        drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,)).value
         return (drawn - truth).square()
 
-    trials = 20_000 if isinstance(protocol, pairwise.AggregateProtocol) else 500
+    trials = 500 if kind is pairwise.OneMessagePairs else 20_000
     moments = simulate.run(squared_error, trials, 0, device="cuda", block_size=trials // 2).moments
-    assert abs(moments.z_score(protocol.predicted_mse(counts, 500))) < 5
+    assert abs(moments.z_score(float(protocol.predicted_mse(counts)))) < 5
     assert protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"types", "cuda"))).value.is_cuda

@@ -147,22 +147,7 @@ def measure(config: Config, report: Report) -> None:
         whole(n, Iterated, config.tol, config.device, report)
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={
-        "shape": 12,
-        "path": 12,
-        "type": 9,
-        "ratio": ".2f",
-        "ceiling": ".2f",
-        "matrices": ".1f",
-        "lower": ".7f",
-        "upper": ".7f",
-        "gap": ".1e",
-    },
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

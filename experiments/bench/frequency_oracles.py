@@ -35,13 +35,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
 K, EPSILON = 1024, 1.0
-ORACLES = (
-    RandomizedResponse,
-    OptimizedUnaryEncoding,
-    SymmetricUnaryEncoding,
-    HadamardResponse,
-    SubsetSelection,
-)
+ORACLES = (RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse, SubsetSelection)
 Run = Callable[[np.ndarray], object]
 
 
@@ -172,12 +166,12 @@ def measure(config: Config, report: Report) -> None:
     report.say("\naggregate")
     for kind in ORACLES:
         oracle = kind(K, EPSILON)
-        spent = median(lambda o=oracle: o.sample_reports(counts, generator=generator), config.repeats)
+        spent = median(lambda o=oracle: o.sample_tally(counts, generator=generator), config.repeats)
         cells = {"users": total, "seconds": spent, "users_per_s": total / spent}
         report.row("aggregate", library=f"torchdp, {kind.__name__}", **cells)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"library": 40, "users_per_s": ".3g"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

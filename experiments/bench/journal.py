@@ -25,8 +25,9 @@ from typing import NamedTuple
 
 import torch
 
-from torchdp import pairwise
-from torchdp.pairwise import Journal, RandomizedResponsePlugIn
+from torchdp.collection import Journal
+from torchdp.protocol import Tally
+from torchdp.randomizers import RandomizedResponse
 from torchdp.simulate import Experiment, Report
 
 
@@ -39,16 +40,16 @@ class Storm(NamedTuple):
     bytes: int
 
 
-def batch(index: int) -> tuple[str, tuple[torch.Tensor, ...], int]:
+def batch(index: int) -> tuple[str, Tally]:
     """Counts whose totals show a batch that is missing or counted twice."""
-    return str(index), (torch.tensor([1, index, index * index, 0]),), 1 + index + index * index
+    return str(index), Tally(1 + index + index**2, {"reports": torch.tensor([1, index, index * index, 0])})
 
 
 def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) -> Storm:
     """Raises RuntimeError where a batch was acknowledged and is lost, or is counted twice."""
     path, link = folder / "votes.db", folder / "link"
     link.symlink_to(path)
-    protocol = RandomizedResponsePlugIn(pairwise.absolute_difference(4), 1.0)
+    protocol = RandomizedResponse(4, 1.0)
     opened = [Journal(path, protocol), Journal(link, protocol)]  # before the forks: children take them over
     told, write = os.pipe()
 
@@ -98,8 +99,10 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
     if not acknowledged <= found.batches.keys():
         raise RuntimeError(f"{len(acknowledged - found.batches.keys())} batches were acknowledged and are lost")
     totals = [batches, sum(range(batches)), sum(index * index for index in range(batches)), 0]
-    if len(found.batches) != batches or found.sums[0].tolist() != totals or found.n != sum(totals):
-        raise RuntimeError(f"{len(found.batches)} batches with totals {found.sums[0].tolist()}, not {totals}")
+    if len(found.batches) != batches or found.tally["reports"].tolist() != totals or found.n != sum(totals):
+        raise RuntimeError(
+            f"{len(found.batches)} batches with totals {found.tally['reports'].tolist()}, not {totals}"
+        )
     return Storm(len(acknowledged), len(lines), len(found.batches), path.stat().st_size)
 
 

@@ -31,6 +31,7 @@ from torch.utils.benchmark import Timer
 
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, SeededNoise
+from torchdp.protocol import Crowd
 from torchdp.randomizers import (
     BallRandomizer,
     DuchiJordanWainwright,
@@ -91,7 +92,7 @@ def randomise_and_sum(randomizer: BallRandomizer, points: Tensor, noise: Noise) 
     """The sum of all users' messages, some users at a time, as a protocol adds them up."""
     total = torch.zeros(DIM, dtype=torch.float64, device=points.device)
     for some in points.split(AT_ONCE):
-        total += randomizer.decode_sum(randomizer.sample(some, noise=noise))
+        total += randomizer.tally(randomizer.randomize(some, noise=noise))["sum"]
     return total
 
 
@@ -136,8 +137,8 @@ def vectors(config: Config, generator: torch.Generator) -> list[Operation]:
         operations.append(
             Operation(f"normals d={DIM} {name}", users, partial(noise.normal, tuple(points.shape), dtype), floor)
         )
-        sample = partial(best.sample, points, noise=noise)
-        operations.append(Operation(f"PrivUnitG.sample d={DIM} {name}", users, sample, floor))
+        sample = partial(best.randomize, points, noise=noise)
+        operations.append(Operation(f"PrivUnitG.randomize d={DIM} {name}", users, sample, floor))
         for kind in (best, exact, projected, hemisphere, release):
             run = partial(randomise_and_sum, kind, points, noise)
             operations.append(Operation(f"{type(kind).__name__} randomise and sum, {name}", users, run, floor))
@@ -150,9 +151,9 @@ def vectors(config: Config, generator: torch.Generator) -> list[Operation]:
     ):  # float64 points; words of a generator, of the cipher
         label = f"{type(kind).__name__}, words of"
         operations.append(
-            Operation(f"{label} a generator", users, partial(kind.messages, points, Simulated(generator)), floor)
+            Operation(f"{label} a generator", users, partial(kind.speak, points, Simulated(generator)), floor)
         )
-        run = partial(kind.messages, points, Noise(device))
+        run = partial(kind.speak, points, Noise(device))
         operations.append(Operation(f"{label} the system's cipher", users, run, f"{label} a generator"))
     if device.type == "cpu":
         run = partial(plain_numpy, best, points.numpy(), np.random.default_rng(0))
@@ -162,9 +163,9 @@ def vectors(config: Config, generator: torch.Generator) -> list[Operation]:
             operations.append(Operation("ml-projunit PrivUnitG, float64", 500, peer, floor))
     for kind, n in ((best, 10**9), (release, 10**9), (exact, 10**6), (hemisphere, 10**6), (projected, 10**6)):
         counts = torch.full((DIM,), n // DIM, device=device)
-        run = partial(kind.sample_sum, points[:DIM], counts, generator=generator)
+        run = partial(kind.sample_tally, Crowd(points[:DIM], counts), generator=generator)
         operations.append(
-            Operation(f"{type(kind).__name__}.sample_sum d={DIM}, {n:.0e} users", int(counts.sum()), run)
+            Operation(f"{type(kind).__name__}.sample_tally d={DIM}, {n:.0e} users", int(counts.sum()), run)
         )
     return operations
 
@@ -176,7 +177,7 @@ def values(config: Config, generator: torch.Generator) -> list[Operation]:
     types = torch.randint(1024, (users,), device=device, generator=generator)
     uniforms = partial(torch.rand, 2, users, dtype=torch.float64, device=device, generator=generator)
     counts = torch.full((1024,), 10**9 // 1024, device=device)
-    reports = partial(response.sample_reports, counts, generator=generator)
+    reports = partial(response.sample_tally, counts, generator=generator)
     floor = "torch.rand of 2 float64"
     oracles = [
         kind(1024, EPSILON)
@@ -185,20 +186,20 @@ def values(config: Config, generator: torch.Generator) -> list[Operation]:
     sources = []
     for oracle in oracles:
         some, label = types[:20_000], f"{type(oracle).__name__} k=1024, words of"
-        plain = partial(oracle.messages, some, Simulated(generator))
-        private = partial(oracle.messages, some, Noise(device))
+        plain = partial(oracle.speak, some, Simulated(generator))
+        private = partial(oracle.speak, some, Noise(device))
         sources.append(Operation(f"{label} a generator", len(some), plain, f"{label} a generator"))
         sources.append(Operation(f"{label} the system's cipher", len(some), private, f"{label} a generator"))
     return [
         *sources,
         Operation(floor, users, uniforms, floor),
         Operation(
-            "RandomizedResponse.sample k=1024",
+            "RandomizedResponse.randomize k=1024",
             users,
-            partial(response.sample, types, noise=SeededNoise(2, device)),
+            partial(response.randomize, types, noise=SeededNoise(2, device)),
             floor,
         ),
-        Operation("RandomizedResponse.sample_reports k=1024, 1e9 users", int(counts.sum()), reports),
+        Operation("RandomizedResponse.sample_tally k=1024, 1e9 users", int(counts.sum()), reports),
     ]
 
 
@@ -214,9 +215,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"operation": 52, "users_per_s": ".3g", "time_over_floor": ".2f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

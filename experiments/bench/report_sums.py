@@ -244,7 +244,7 @@ def measure(config: Config, report: Report) -> None:
     (on_cuda if config.device == "cuda" else on_cpu)(config, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 18, "users_per_s": ".3g", "MiB": ".1f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

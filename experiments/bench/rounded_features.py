@@ -162,9 +162,7 @@ def measure(config: Config, report: Report) -> None:
         report.say(f"{USERS:,} users, torchdp, Fourier, two threads: {two.median / sizes[-1] * USERS:.3g} s")
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"share_of_product": ".0%", "at_once": ".1f", "torchdp": ".1f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

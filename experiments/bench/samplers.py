@@ -134,7 +134,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("memory", sums=name, n=n, MiB=memory(statement, n, device) / 2**20)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"sums": 30, "MiB": ".1f", **dict.fromkeys(WAYS, ".3g")})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

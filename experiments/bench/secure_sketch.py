@@ -211,9 +211,7 @@ def measure(config: Config, report: Report) -> None:
         times(config, bits, device, ceiling, report)
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"source": 30, "path": 32, "MiB_beside_A": ".0f", "GB_per_s": ".2f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -47,7 +47,7 @@ PAPER = (
         (1_000_000, 1.683, 160.016))),
     *((5, 500_000, s, 2, t, mb) for s, t, mb in (
         (1, 0.851, 80.016), (10, 6.863, 800.016), (20, 13.00, 1600.016), (30, 20.36, 2400.016), (40, 28.02, 3200.016),
-        (50, 33.71, 4000.016))),
+        (50, 33.71, 4000.016)))
 )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def measure(config: Config, report: Report) -> None:
     numbers(config.clients, config.few, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"words": 6, "what": 40, "variance_over_ideal": ".6f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -69,7 +69,7 @@ def block_by_block(randomizer: BallRandomizer, points: Tensor, counts: Tensor, n
     types = torch.arange(TYPES, device=points.device).repeat_interleave(counts)
     total = torch.zeros(randomizer.dim, dtype=torch.float64, device=points.device)
     for some in types.split(max(1, AT_ONCE // randomizer.dim)):
-        total += randomizer.decode_sum(randomizer.sample(points[some], noise=noise))
+        total += randomizer.tally(randomizer.randomize(points[some], noise=noise))["sum"]
     return total
 
 
@@ -192,7 +192,7 @@ def measure(config: Config, report: Report) -> None:
             rates(d, sizes[-1], device, least, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 30, "MB": ".1f", "over_floor": ".2f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -26,12 +26,12 @@ from scipy.signal import lfilter
 
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import (
+    BitLaw,
+    BitSums,
     CorrelatedSum,
     NegativeBinomialSum,
-    OneTypeSum,
     PoissonSum,
     RandomizedResponseSum,
-    calibrate,
     delta_of,
 )
 from torchdp.simulate import Experiment, Report
@@ -43,8 +43,14 @@ Losses = Callable[[int, torch.Generator], np.ndarray]
 
 def looked_up(views: torch.Tensor, first: int, ratios: np.ndarray) -> np.ndarray:
     """The loss summed over the instances: (trials, instances) counts -> (trials,)."""
-    index = views.round().long().numpy() - first
+    index = views.numpy() - first
     return ratios[np.clip(index, 0, len(ratios) - 1)].sum(-1)
+
+
+def totals(law: BitLaw, held: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
+    """What the analyst sees where so many users hold a one: (trials, instances)."""
+    sums = BitSums(law, INSTANCES, DELTA)
+    return sums.sample_tally(held, generator=generator, sample_shape=(trials,))["total"]
 
 
 def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Losses:
@@ -59,13 +65,12 @@ def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Los
     held = torch.full((INSTANCES,), ones + bit)
 
     def losses(trials: int, generator: torch.Generator) -> np.ndarray:
-        estimates = protocol.sample_sum(held, generator=generator, sample_shape=(trials,))
-        return looked_up(estimates * (1 - 2 * p) + n * p, 0, ratios)
+        return looked_up(totals(protocol, held, trials, generator), 0, ratios)
 
     return losses
 
 
-def one_type_losses(protocol: OneTypeSum, bit: int) -> Losses:
+def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit: int) -> Losses:
     """ln P/Q at the number of messages; the others hold zeros. Drawn by the protocol."""
     if isinstance(protocol, PoissonSum):
         law = stats.poisson(protocol.mean)
@@ -77,8 +82,7 @@ def one_type_losses(protocol: OneTypeSum, bit: int) -> Losses:
     held = torch.full((INSTANCES,), bit)
 
     def losses(trials: int, generator: torch.Generator) -> np.ndarray:
-        estimates = protocol.sample_sum(held, generator=generator, sample_shape=(trials,))
-        return looked_up(estimates + protocol.noise_mean, 0, ratios)
+        return looked_up(totals(protocol, held, trials, generator), 0, ratios)
 
     return losses
 
@@ -148,7 +152,7 @@ def measure(config: Config, report: Report) -> None:
         f"n = {USERS}, I = {INSTANCES}, epsilon = {EPSILON:g}, {trials} trials each; certified: delta <= {DELTA:g}"
     )
     for kind in (RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum):
-        calibrated = calibrate(kind, USERS, EPSILON, DELTA, INSTANCES)
+        calibrated = kind.calibrated(USERS, EPSILON, DELTA, INSTANCES)
         for noise, protocol in (("calibrated", calibrated), ("planted", with_less(calibrated))):
             delta, error = max(estimate(losses, trials, generator) for losses in scenarios(protocol))
             certified = delta_of(protocol, EPSILON, INSTANCES)
@@ -159,7 +163,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{time.time() - start:.1f} s")
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(6000), formats={"noise": 10, "z": ".1f"})
+EXPERIMENT = Experiment(measure, Config(), Config(6000))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

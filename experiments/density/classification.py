@@ -31,6 +31,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from torchdp.density import (
+    CentralKDE,
     Features,
     GaussianFourier,
     GaussianOrthogonal,
@@ -38,23 +39,13 @@ from torchdp.density import (
     InnerProductRotated,
     ShuffledClasses,
     ShuffledKDE,
-    calibrated_kde,
     class_counts,
     classify,
 )
 from torchdp.noise import SeededNoise
 from torchdp.privacy.accounting import composed_delta
 from torchdp.randomizers import RandomizedResponse
-from torchdp.shuffle import (
-    CentralGaussianSum,
-    CorrelatedSum,
-    ExactSum,
-    PoissonSum,
-    RandomizedResponseSum,
-    paper_correlated_one,
-    paper_randomized_response,
-    paper_split,
-)
+from torchdp.shuffle import CorrelatedSum, ExactSum, PoissonSum, RandomizedResponseSum, paper
 from torchdp.shuffle.dominating import pure_profile
 from torchdp.simulate import Experiment, Report, columns, subplots, sweep
 
@@ -66,17 +57,13 @@ PAPER_ACCURACY = {
     "cifar10": (36.1, 72.2, math.nan, 26.6),
 }
 EPSILONS = (0.5, 1.0, 2.0, 4.5, 7.0)
-EXACT = {
-    "curator's Gaussian noise": CentralGaussianSum,
-    "Poisson": PoissonSum,
-    "randomized response": RandomizedResponseSum,
-    "3NB": CorrelatedSum,
-}
+EXACT = {"Poisson": PoissonSum, "randomized response": RandomizedResponseSum, "3NB": CorrelatedSum}
 PAPER = {  # a fifth of epsilon for the flood, as in the paper's code
-    "3NB, paper": functools.partial(paper_correlated_one, gamma=0.2),
-    "randomized response, paper": paper_randomized_response,
+    "3NB, paper": functools.partial(paper.correlated_one, gamma=0.2),
+    "randomized response, paper": paper.randomized_response,
 }
-PROTOCOLS = ("no privacy", *EXACT, *PAPER, "local")
+CURATOR = "curator's Gaussian noise"
+PROTOCOLS = ("no privacy", CURATOR, *EXACT, *PAPER, "local")
 Draw = Callable[[int, torch.Generator], Features]
 KERNELS: dict[str, Draw] = {  # as many bits of a user as dimensions, or nearly
     "Gaussian": lambda d, g: GaussianFourier(d).draw(d, generator=g),
@@ -96,16 +83,18 @@ def local_flip(epsilon: float, delta: float, instances: int) -> float:
     return 1 / (1 + math.exp(brentq(excess, 1e-4 * epsilon / instances**0.5, epsilon, xtol=1e-6)))
 
 
-def protocol(name: str, features: Features, n: int, epsilon: float, delta: float) -> ShuffledKDE:
+def protocol(name: str, features: Features, n: int, epsilon: float, delta: float) -> ShuffledKDE | CentralKDE:
     if name in EXACT:
-        return calibrated_kde(features, EXACT[name], n, epsilon, delta)
+        return ShuffledKDE.calibrated(features, EXACT[name], n, epsilon, delta)
     if name == "no privacy":
-        return ShuffledKDE(features, ExactSum(n), delta)
+        return CentralKDE(features, ExactSum(n), delta)
+    if name == CURATOR:
+        return CentralKDE.calibrated(features, n, epsilon, delta)
     if name == "local":
         return ShuffledKDE(
             features, RandomizedResponseSum(n, local_flip(epsilon, delta, features.composed)), delta
         )
-    return ShuffledKDE(features, PAPER[name](n, *paper_split(epsilon, delta, features.composed)), delta)
+    return ShuffledKDE(features, PAPER[name](n, *paper.split(epsilon, delta, features.composed)), delta)
 
 
 def load(name: str, folder: Path) -> embeddings.Data:
@@ -122,12 +111,14 @@ def accuracy(data: embeddings.Data, config: dict, generator: torch.Generator) ->
     """Of one collection: labels through randomized response, then a density of each reported class."""
     public = config["epsilon_label"] is None
     response = None if public else RandomizedResponse(data.classes, config["epsilon_label"])
-    reported = data.labels if response is None else response.sample(data.labels, noise=SeededNoise.of(generator))
+    reported = (
+        data.labels if response is None else response.randomize(data.labels, noise=SeededNoise.of(generator))
+    )
     features = KERNELS[config["kernel"]](data.x.shape[1], generator)
     counts, target = class_counts(reported, data.classes).tolist(), (config["epsilon"], data.delta)
     kdes = tuple(protocol(config["protocol"], features, n, *target) for n in counts)
     classes = ShuffledClasses(kdes, response)
-    released = classes.sample(data.x, reported, generator=generator)
+    released = classes.sample_estimate((data.x, reported), generator=generator)
     return float((classify(released, data.queries) == data.truth).double().mean())
 
 

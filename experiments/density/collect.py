@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp.density import Features, GaussianFourier, GaussianSquareWave, calibrated_kde
+from torchdp.density import Features, GaussianFourier, GaussianSquareWave, ShuffledKDE
+from torchdp.draws import Simulated
+from torchdp.noise import Noise
 from torchdp.randomness import keyed_generator
-from torchdp.shuffle import BitSum, CorrelatedSum, PoissonSum, RandomizedResponseSum
-from torchdp.shuffle.paper import paper_split
+from torchdp.shuffle import BitLaw, BitSums, CorrelatedSum, PoissonSum, RandomizedResponseSum, paper
 from torchdp.simulate import Experiment, Report
 
 
@@ -84,10 +85,11 @@ def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, ratio: float, rng: np.ran
     return bits + noise, noise
 
 
-def aggregate(x: Tensor, features: Features, protocol: BitSum, generator: torch.Generator, clock: Clock):
+def aggregate(x: Tensor, features: Features, law: BitLaw, generator: torch.Generator, clock: Clock):
     """The same from the exact law of the sums."""
-    ones = clock.time("projection, cosine, rounding, counting", lambda: features.ones(x, generator=generator))
-    estimate = clock.time("noise", lambda: protocol.sample_sum(ones, generator=generator))
+    draws = Simulated(generator)
+    ones = clock.time("projection, cosine, rounding, counting", lambda: features.ones(x, draws, ()))
+    estimate = clock.time("noise", lambda: law.decode(law.noised(ones, draws), len(x)))
     return estimate, estimate - ones
 
 
@@ -105,7 +107,7 @@ def measure(config: Config, report: Report) -> None:
     generator, rng = keyed_generator(b"collect"), np.random.default_rng(0)
     fourier = GaussianFourier(D).draw(REPETITIONS, generator=generator)
     wave = GaussianSquareWave(D).draw(REPETITIONS, generator=generator)
-    ratio = math.exp(-0.8 * paper_split(EPSILON, DELTA, REPETITIONS)[0])
+    ratio = math.exp(-0.8 * paper.split(EPSILON, DELTA, REPETITIONS)[0])
     correlated = CorrelatedSum(per_class, ratio, 1.0, 0.5)  # the flood cancels: any will do for the sums
     w, b = fourier.frequencies.float().numpy(), fourier.phases.float().numpy()
     clocks = {name: Clock() for name in ("dense", "aggregate", "wave")}
@@ -133,19 +135,19 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"\nevery user's messages, {few} users")
     x = unit_vectors(few, generator)
     for kind in (RandomizedResponseSum, PoissonSum):
-        kde, clock = calibrated_kde(wave, kind, few, EPSILON, DELTA), Clock()
-        protocol, bits = kde.protocol, wave.bits(x)
-        clock.time("all", lambda p=protocol, o=bits: p.collect(o))
+        kde, clock = ShuffledKDE.calibrated(wave, kind, few, EPSILON, DELTA), Clock()
+        sums, bits = BitSums(kde.law, REPETITIONS, DELTA), wave.bits(x, Noise())
+        clock.time("all", lambda s=sums, o=bits: s.collect(o))
         report.row(
             "messages",
-            protocol=type(protocol).__name__,
+            protocol=kind.__name__,
             messages_per_user=kde.messages_per_user,
-            bits=protocol.bits_per_message(REPETITIONS),
+            bits=sums.bits_per_message,
             ns_per_user_and_coordinate=clock.seconds["all"] / few / REPETITIONS * 1e9,
         )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"path": 38, "part": 40})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from classification import protocol
 
-from torchdp.density import InnerProductRotated, ShuffledClasses, class_counts, decode
+from torchdp.density import InnerProductRotated, ShuffledClasses, class_counts, nearest_words
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
@@ -43,19 +43,19 @@ def measure(config: Config, report: Report) -> None:
         with np.load(config.folder / "documentation.npz") as file:
             vectors = torch.from_numpy(file["words"])
     response = RandomizedResponse(len(embeddings.PACKAGES), LABEL_EPSILON)
-    reported = response.sample(labels, noise=SeededNoise.of(generator))
+    reported = response.randomize(labels, noise=SeededNoise.of(generator))
     features = InnerProductRotated(x.shape[1]).draw(1, generator=generator)
     report.say(f"epsilon = {EPSILON:g} for the vector, {LABEL_EPSILON:g} for the label")
     for name in ("no privacy", "Poisson", "randomized response, paper"):
         counts = class_counts(reported, len(embeddings.PACKAGES)).tolist()
         kdes = tuple(protocol(name, features, n, EPSILON, 1e-5) for n in counts)
         classes = ShuffledClasses(kdes, response)
-        found = decode(classes.sample(x, reported, generator=generator), vectors, 3)
+        found = nearest_words(classes.sample_estimate((x, reported), generator=generator), vectors, 3)
         for package, top in zip(embeddings.PACKAGES, found.tolist(), strict=True):
             report.row("words", protocol=name, package=package, words=", ".join(words[i] for i in top))
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(random=4000), formats={"package": 12})
+EXPERIMENT = Experiment(measure, Config(), Config(random=4000))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

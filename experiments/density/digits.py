@@ -31,7 +31,6 @@ from torchdp.density import (
     InnerProductRotated,
     ShuffledClasses,
     ShuffledKDE,
-    calibrated_kde,
     class_counts,
     classify,
     kernel_means,
@@ -40,7 +39,7 @@ from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum
-from torchdp.shuffle.paper import paper_randomized_response, paper_split
+from torchdp.shuffle import paper as published
 from torchdp.simulate import Experiment, Report, columns, subplots
 
 
@@ -72,18 +71,18 @@ class Line:
 
 def poisson(features: Features, n: int, epsilon: float) -> ShuffledKDE:
     """Exact calibration."""
-    return calibrated_kde(features, PoissonSum, n, epsilon, DELTA)
+    return ShuffledKDE.calibrated(features, PoissonSum, n, epsilon, DELTA)
 
 
 def response(features: Features, n: int, epsilon: float) -> ShuffledKDE:
     """Exact calibration."""
-    return calibrated_kde(features, RandomizedResponseSum, n, epsilon, DELTA)
+    return ShuffledKDE.calibrated(features, RandomizedResponseSum, n, epsilon, DELTA)
 
 
 def paper(features: Features, n: int, epsilon: float) -> ShuffledKDE:
     """Randomized response with the paper's closed form under advanced composition."""
-    protocol = paper_randomized_response(n, *paper_split(epsilon, DELTA, features.instances))
-    return ShuffledKDE(features, protocol, DELTA)
+    law = published.randomized_response(n, *published.split(epsilon, DELTA, features.instances))
+    return ShuffledKDE(features, law, DELTA)
 
 
 def lines(gaussian: int) -> list[Line]:
@@ -112,10 +111,11 @@ def released(line: Line, x: Tensor, labels: Tensor, epsilon: float, generator: t
     """The densities of all classes."""
     reported, randomizer = labels, RandomizedResponse(CLASSES, LABEL_EPSILON)
     if line.labels:
-        reported = randomizer.sample(labels, noise=SeededNoise.of(generator))
+        reported = randomizer.randomize(labels, noise=SeededNoise.of(generator))
     features = line.family.draw(line.repetitions, generator=generator)
     kdes = tuple(line.make(features, int(n), epsilon) for n in class_counts(reported, CLASSES))
-    return ShuffledClasses(kdes, randomizer if line.labels else None).sample(x, reported, generator=generator)
+    classes = ShuffledClasses(kdes, randomizer if line.labels else None)
+    return classes.sample_estimate((x, reported), generator=generator)
 
 
 def split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -156,8 +156,8 @@ def measure(config: Config, report: Report) -> None:
                 densities = released(line, points[users], labels[users], epsilon, generator)
                 hits.append(float((classify(densities, points[queries]) == labels[queries]).double().mean()))
             kde = line.make(densities.features, USERS, epsilon)
-            certified = densities.guarantee.epsilon if densities.guarantee is not None else math.inf
-            summary(line.name, epsilon, certified, hits, kde.protocol.rmse, kde.messages_per_user)
+            certified = densities.guarantee.epsilon
+            summary(line.name, epsilon, certified, hits, kde.law.rmse, kde.messages_per_user)
 
 
 def draw(tables: dict) -> dict:
@@ -182,7 +182,7 @@ def draw(tables: dict) -> dict:
     return {"digits.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"line": 48, "accuracy": ".3f", "standard_error": ".3f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

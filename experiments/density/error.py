@@ -50,12 +50,13 @@ def measure(config: Config, report: Report) -> None:
                 for _ in range(config.draws):
                     features = KERNELS[kernel](bits, generator)
                     kde = protocol(name, features, n, epsilon, delta)
-                    mse = kde.predicted_mse(data.x, queries)
+                    crowd = kde.summary(data.x)
+                    mse = kde.density_mse(crowd, queries)
                     parts += (
                         torch.stack([mse.feature.mean(), mse.rounding.mean(), mse.privacy.mean()]) / config.draws
                     )
                     truth = kernel_means(features.family, data.x, queries)
-                    answers = kde.sample(data.x, generator=generator, sample_shape=(4,)).evaluate(queries)
+                    answers = kde.sample_estimate(crowd, generator=generator, sample_shape=(4,)).evaluate(queries)
                     errors.append((answers - truth).square().mean())
                 feature, rounding, privacy = parts.sqrt().tolist()
                 report.row(
@@ -63,7 +64,7 @@ def measure(config: Config, report: Report) -> None:
                     kernel=kernel,
                     protocol=name,
                     epsilon=epsilon,
-                    messages=kde.messages_per_user,
+                    messages=getattr(kde, "messages_per_user", features.instances),
                     feature=feature,
                     rounding=rounding,
                     privacy=privacy,

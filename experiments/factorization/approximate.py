@@ -102,7 +102,7 @@ def draw(tables: dict) -> dict:
     return {"curves.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"gap": ".1e"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -69,12 +69,7 @@ def workload(name: str) -> Tensor:
 def point(run: Run, W: Tensor) -> dict[str, object]:
     c, P = fixed_point(W, 1e-8)[2:4]
     seconds, certificate, _ = judged(W, run, (c, P), float("inf"))
-    return {
-        "seconds": seconds,
-        "gap": certificate.gap,
-        "lower": certificate.lower,
-        "upper": certificate.upper,
-    }
+    return {"seconds": seconds, "gap": certificate.gap, "lower": certificate.lower, "upper": certificate.upper}
 
 
 def measure(config: Config, report: Report) -> None:
@@ -111,9 +106,7 @@ def draw(tables: dict) -> dict:
     return {"gap_against_time.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, draw, {"problem": 18, "solver": 26, "gap": ".1e", "lower": ".7f", "upper": ".7f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

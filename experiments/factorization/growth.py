@@ -116,7 +116,7 @@ def draw(tables: dict) -> dict:
     return {"growth.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"workload": 26, "lower": ".7f", "upper": ".7f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

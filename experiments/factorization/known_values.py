@@ -70,12 +70,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"lower": ".8f", "upper": ".8f", "known": ".8f", "deviation": ".1e", "distance": ".1e", "gap": ".1e"},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

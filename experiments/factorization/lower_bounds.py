@@ -98,7 +98,7 @@ def measure(config: Config, report: Report) -> None:
     central(found, config, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"error": 6, "ratio": ".2f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -71,9 +71,7 @@ def draw(tables: dict) -> dict:
     return {"prefix_constant.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, draw, dict.fromkeys(("lower", "upper", "constant_low", "constant_high"), ".8g")
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -74,7 +74,7 @@ def bound(
     """Variance at each histogram + the largest entry of the bias, squared."""
     protocol = pairwise.OneMessage(statistic, epsilon)
     bias = float((statistic.kernel(statistic.form) - kernel).abs().max())
-    return torch.tensor([protocol.predicted_mse(h, n) + bias**2 for h in histograms], dtype=torch.float64)
+    return torch.tensor([float(protocol.predicted_mse(h * n)) + bias**2 for h in histograms], dtype=torch.float64)
 
 
 def statistic_of(right: Tensor, weights: Tensor, constant: float) -> pairwise.PairwiseStatistic:
@@ -127,7 +127,7 @@ def protocol_rank(config: Config, report: Report) -> None:
         f"\nGaussian kernel on {k} points, OneMessage: bound on the error at a peaked and at the flat histogram"
     )
     for epsilon, n in ((float(a), int(b)) for a, b in (case.split(",") for case in config.cases)):
-        threshold = pairwise.OneMessage(base, epsilon).randomizer.tau.threshold
+        threshold = pairwise.OneMessage(base, epsilon).client.tau.threshold
         cuts = [truncated(base, rank) for rank in range(1, base.dim + 1)]
         least = min(cuts, key=lambda cut: float(bound(cut, kernel, histograms, n, epsilon).mean()))
         right, weights = trained(W, least.dim, histograms, n, threshold, config.steps)

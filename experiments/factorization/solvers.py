@@ -246,9 +246,7 @@ def measure(config: Config, report: Report) -> None:
     compare(config, report)
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"problem": 18, "solver": 34, "gap": ".1e", "lower": ".7f", "upper": ".7f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -120,7 +120,7 @@ def measure(config: Config, report: Report) -> None:
     products(config, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"error": 12, "route": 34, "lower": ".8f", "upper": ".8f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -142,12 +142,7 @@ def measure(config: Config, report: Report) -> None:
             )
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"norm": 8, "lower": ".7f", "upper": ".7f", "known_lower": ".7f", "known_upper": ".7f", "gap": ".1e"},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -152,7 +152,7 @@ def draw(tables: dict) -> dict:
     return {"covariance.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 40})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -164,9 +164,7 @@ def draw(tables: dict) -> dict:
     return {"errors.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, draw, {"domain": 16, "noise": 12, "round_over_shaped": ".6f", "theory": ".6f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

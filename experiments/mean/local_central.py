@@ -98,7 +98,7 @@ def draw(tables: dict) -> dict:
     return {"local_central.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 36})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

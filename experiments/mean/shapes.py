@@ -145,22 +145,7 @@ def measure(config: Config, report: Report) -> None:
     relaxations(config, report)
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={
-        "domain": 40,
-        "lower": ".6f",
-        "upper": ".6f",
-        "gap": ".1e",
-        "seconds": ".2f",
-        "exact": ".6f",
-        "off": ".1e",
-        "program": ".6f",
-        "took": ".2f",
-    },
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

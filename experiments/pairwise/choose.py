@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.noise import SeededNoise
-from torchdp.pairwise import AggregateProtocol, PairwiseProtocol, PairwiseStatistic
+from torchdp.pairwise import OneMessagePairs, PairwiseProtocol, PairwiseStatistic, SubsetPairs
+from torchdp.protocol import Choice
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 from torchdp.simulate.report import read_table
+
+EACH_MESSAGE = (OneMessagePairs, SubsetPairs)  # their law is drawn from the messages of all users
 
 
 @dataclass(frozen=True)
@@ -78,19 +80,15 @@ def cells(config: Config) -> Iterator[tuple[str, int, str, Tensor, int, float]]:
 def squared_errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
     """One for each trial; where the analyst sees each message, of fewer trials."""
     truth = protocol.statistic.exact(counts)
-    if isinstance(protocol, AggregateProtocol):
-        value = protocol.estimate_histogram(counts, generator=generator, sample_shape=(trials,)).value
-    else:
-        types = torch.arange(len(counts)).repeat_interleave(counts)
-        runs = range(min(trials, USER_TRIALS))
-        value = torch.stack([protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in runs])
+    shape = (min(trials, USER_TRIALS) if isinstance(protocol, EACH_MESSAGE) else trials,)
+    value = protocol.sample_estimate(counts, generator=generator, sample_shape=shape).value
     return (value - truth).square()
 
 
-def row(choice: pairwise.Choice, counts: Tensor, trials: int, generator: torch.Generator) -> dict[str, object]:
+def row(choice: Choice, counts: Tensor, trials: int, generator: torch.Generator) -> dict[str, object]:
     """The chosen protocol as drawn, and by how much any other one measures better."""
     n = int(counts.sum())
-    measured = [c for c in choice.candidates if n <= FEW or isinstance(c.protocol, AggregateProtocol)]
+    measured = [c for c in choice.candidates if n <= FEW or not isinstance(c.protocol, EACH_MESSAGE)]
     first, second = choice.candidates[:2]
     best = squared_errors(first.protocol, counts, trials, generator)
     ratio, worst_z = best / first.error**2, -math.inf
@@ -126,22 +124,7 @@ def measure(config: Config, report: Report) -> None:
     report.row("summary", off=off, beaten=max(row["worst_z"] for row in rows))
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={
-        "kernel": 11,
-        "histogram": 9,
-        "chosen": 32,
-        "second": 32,
-        "ratio": ".3f",
-        "standard_error": ".3f",
-        "worst_z": ".1f",
-        "off": ".1f",
-        "beaten": ".1f",
-    },
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

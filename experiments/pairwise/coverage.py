@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import AggregateProtocol, Pairs, PairwiseStatistic, two_round
+from torchdp.pairwise import Pairs, PairwiseProtocol, PairwiseStatistic, TwoRound
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns
 from torchdp.simulate.report import read_table
@@ -44,11 +44,11 @@ FULL = Config()
 SMOKE = Config(users=(1_000,), epsilons=(4.0,), trials=2_000)
 
 
-def protocols(statistic: PairwiseStatistic, epsilon: float, n: int) -> list[AggregateProtocol]:
+def protocols(statistic: PairwiseStatistic, epsilon: float, n: int) -> list[PairwiseProtocol]:
     """One message, two, randomized response and, for means, two rounds."""
     kinds = (pairwise.OneMessage, pairwise.TwoMessage, pairwise.RandomizedResponsePlugIn)
-    one_round: list[AggregateProtocol] = [kind(statistic, epsilon) for kind in kinds]
-    return one_round if statistic.denominator is not None else [*one_round, two_round(statistic, epsilon, n)]
+    one_round: list[PairwiseProtocol] = [kind(statistic, epsilon) for kind in kinds]
+    return one_round if statistic.denominator is not None else [*one_round, TwoRound.tuned(statistic, n, epsilon)]
 
 
 def statistics() -> list[PairwiseStatistic]:
@@ -77,25 +77,26 @@ def histograms(k: int) -> dict[str, Tensor]:
     }
 
 
-def coverage(protocol: AggregateProtocol, counts: Tensor, trials: int) -> float:
+def coverage(protocol: PairwiseProtocol, counts: Tensor, trials: int) -> float:
     """Share of the repetitions whose interval holds the exact value."""
     generator = keyed_generator(f"coverage {protocol.statistic.name} {int(counts.sum())}".encode())
-    drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(trials,))
+    drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
     low, high = drawn.interval()
     truth = protocol.statistic.exact(counts)
     return float(((low <= truth) & (truth <= high)).double().mean())
 
 
-def close_to_normal(protocol: AggregateProtocol, weights: Tensor, n: int, config: Config) -> bool:
+def close_to_normal(protocol: PairwiseProtocol, weights: Tensor, n: int, config: Config) -> bool:
     """Whether the estimate's error is small, and nearly linear in the noise."""
-    far, mse = 10**12, protocol.predicted_mse(weights, n)
+    far, shares = 10**12, weights / weights.sum()
+    mse = float(protocol.predicted_mse(shares * n))
     kernel = protocol.statistic.kernel(protocol.statistic.form)
     span = float(kernel.max() - kernel.min()) if protocol.statistic.denominator is None else 1.0
-    excess = n * mse / (far * protocol.predicted_mse(weights, far))
+    excess = n * mse / (far * float(protocol.predicted_mse(shares * far)))
     return excess <= config.excess and mse**0.5 <= config.error * span
 
 
-def cell(protocol: AggregateProtocol, weights: Tensor, n: int, config: Config) -> tuple[float, bool]:
+def cell(protocol: PairwiseProtocol, weights: Tensor, n: int, config: Config) -> tuple[float, bool]:
     """Coverage, and whether it is marked."""
     counts = (weights / weights.sum() * n).round().long()
     return coverage(protocol, counts, config.trials), close_to_normal(protocol, weights, n, config)
@@ -129,7 +130,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"coverage": ".3f", "least": ".3f", "largest": ".3f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdp import cli, pairwise, simulate
+from torchdp import cli, simulate
 from torchdp.cli.estimate import PROTOCOLS, Question, ask
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, Trial
@@ -139,17 +139,15 @@ def errors(questions: dict[str, Question], config: Config, report: Report) -> li
     def make_trial(settings: dict[str, Any]) -> Trial:
         question = questions[settings["statistic"]]
         protocol = PROTOCOLS[settings["protocol"]](question.statistic, settings["epsilon"])
-        if not isinstance(protocol, pairwise.AggregateProtocol):
-            raise TypeError(f"{settings['protocol']} has no aggregate path")
         counts = torch.bincount(question.types, minlength=question.statistic.types)
         counts = (counts.double() / counts.sum() * settings["n"]).round().long()  # the same shares of n users
         exact = question.statistic.exact(counts)
 
         def squared_error(generator: torch.Generator, size: int) -> Tensor:
-            drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(size,))
+            drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,))
             return (drawn.value - exact).square()
 
-        return Trial(squared_error, {"predicted_mse": protocol.predicted_mse(counts, int(counts.sum()))})
+        return Trial(squared_error, {"predicted_mse": float(protocol.predicted_mse(counts))})
 
     grid = [
         {"statistic": name, "protocol": protocol, "epsilon": config.epsilon, "n": n}
@@ -169,20 +167,7 @@ def errors(questions: dict[str, Question], config: Config, report: Report) -> li
     return rows
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={
-        "protocol": 20,
-        "true": ".4g",
-        "estimate": ".4g",
-        "predicted_rmse": ".4g",
-        "measured_rmse": ".4g",
-        "low": ".4g",
-        "high": ".4g",
-    },
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -76,10 +76,10 @@ def make_trial(config: dict[str, Any]) -> Trial:
 
     def sample(generator: torch.Generator, size: int) -> Tensor:
         there = kind(question.to(generator.device), config["epsilon"])
-        drawn = there.estimate_histogram(counts, generator=generator, sample_shape=(size,))
+        drawn = there.sample_estimate(counts, generator=generator, sample_shape=(size,))
         return (drawn.value - float(truth)).square()
 
-    return Trial(sample, {"predicted_mse": protocol.predicted_mse(counts, config["n"]), "truth": float(truth)})
+    return Trial(sample, {"predicted_mse": float(protocol.predicted_mse(counts)), "truth": float(truth)})
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:

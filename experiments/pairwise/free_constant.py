@@ -43,7 +43,7 @@ def measure(config: Config, report: Report) -> None:
         as_it_is = pairwise.PairwiseStatistic(name, plain.right.mT.contiguous(), pairwise.Form(plain.signature))
         errors = [
             # distinct pairs from each message: any diagonal f(x, x) will do
-            pairwise.OneMessagePairs(statistic, EPSILON).predicted_mse(histogram, USERS) ** 0.5
+            float(pairwise.OneMessagePairs(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
             for statistic in (as_it_is, pairwise.from_kernel(W))
         ]
         report.row(

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
+from torchdp.collection import Collection, compare, difference
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import Collection, OneMessage, PairwiseStatistic, compare, difference, of_population
+from torchdp.pairwise import OneMessage, PairwiseStatistic, of_population
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -106,17 +107,15 @@ def row(question: Question, copies: int, epsilon: float, trials: int) -> dict[st
     ):
         raise SystemExit("copying the rows changed the statistic")
     generator = keyed_generator(f"{question.title} {copies} {epsilon}".encode())
-    empty = Collection.empty(protocol)
+    empty = Collection.of(protocol)
     groups = [
-        empty.add(
-            name, protocol.collect(types.repeat(copies), noise=SeededNoise.of(generator)), copies * len(types)
-        )
+        empty.add(name, protocol.collect(types.repeat(copies), noise=SeededNoise.of(generator)))
         for name, types in question.groups.items()
     ]
     found = compare(*groups)
     whole = difference(*(of_population(each) for each in groups))
     again = difference(
-        *(protocol.estimate_histogram(each, generator=generator, sample_shape=(trials,)) for each in held)
+        *(protocol.sample_estimate(each, generator=generator, sample_shape=(trials,)) for each in held)
     )
     (low, high), (bottom, top), (a, b) = again.interval(), found.interval(), whole.interval()
     return {
@@ -142,19 +141,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("groups", statistic=question.title, difference=f"{one} less {two}", **cells)
 
 
-EXPERIMENT = Experiment(
-    measure,
-    Config(),
-    Config(500),
-    formats={
-        "statistic": 36,
-        "users": 15,
-        **dict.fromkeys(
-            ("true", "private", "low", "high", "population_low", "population_high", "covered", "power"), ".3f"
-        ),
-        "p": ".2g",
-    },
-)
+EXPERIMENT = Experiment(measure, Config(), Config(500))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

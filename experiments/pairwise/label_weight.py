@@ -38,7 +38,7 @@ def measure(config: Config, report: Report) -> None:
         errors = {}
         for weight in WEIGHTS:
             statistic = pairwise.auc(k, label_weight=weight)
-            errors[weight] = pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram, USERS) ** 0.5
+            errors[weight] = float(pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram * USERS)) ** 0.5
         report.row(
             "label_weight",
             positive=positive,
@@ -49,12 +49,7 @@ def measure(config: Config, report: Report) -> None:
         )
 
 
-EXPERIMENT = Experiment(
-    measure,
-    Config(),
-    Config(8),
-    formats={"default_over_best": ".3f", **{f"w={weight:g}": ".5f" for weight in WEIGHTS}},
-)
+EXPERIMENT = Experiment(measure, Config(), Config(8))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -47,15 +47,15 @@ def measure(config: Config, report: Report) -> None:
         protocol = kind(statistic, config.epsilon)
 
         def squared_error(
-            generator: torch.Generator, size: int, protocol: pairwise.AggregateProtocol = protocol
+            generator: torch.Generator, size: int, protocol: pairwise.PairwiseProtocol = protocol
         ) -> torch.Tensor:
-            estimate = protocol.estimate_histogram(counts, generator=generator, sample_shape=(size,))
+            estimate = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,))
             return (estimate.value - truth).square()
 
         result = simulate.run(
             squared_error, config.trials, 0, config={"protocol": kind.__name__}, block_size=2_500
         )
-        predicted[kind], measured[kind] = protocol.predicted_mse(counts, n), result.moments
+        predicted[kind], measured[kind] = float(protocol.predicted_mse(counts)), result.moments
         low, high = result.moments.interval()
         report.row(
             "mse",
@@ -76,7 +76,7 @@ def measure(config: Config, report: Report) -> None:
     many = counts * (config.many // n)
     start = time.perf_counter()
     protocol = pairwise.OneMessage(statistic, config.epsilon)
-    answer = protocol.estimate_histogram(many, generator=keyed_generator(b"large domain"))
+    answer = protocol.sample_estimate(many, generator=keyed_generator(b"large domain"))
     seconds = time.perf_counter() - start
     report.say(f"\none message, {torch.get_num_threads()} threads")
     report.row(
@@ -89,7 +89,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"estimate": ".7f", "truth": ".7f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

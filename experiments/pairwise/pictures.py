@@ -96,7 +96,7 @@ def draw(tables: dict) -> dict:
     return {"pictures.png": figure}
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(9), draw, {"kernel": 30, "rebuilt_to": ".1e"})
+EXPERIMENT = Experiment(measure, Config(), Config(9), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

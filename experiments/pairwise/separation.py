@@ -22,21 +22,21 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import AggregateProtocol, PairwiseStatistic
+from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns, subplots
 
 EPSILON = 1.0
-Maker = Callable[[PairwiseStatistic, int], AggregateProtocol]
+Maker = Callable[[PairwiseStatistic, int], PairwiseProtocol]
 NON_INTERACTIVE: dict[str, Maker] = {
     "two-message (Lemma 11)": lambda statistic, n: pairwise.TwoMessage(statistic, EPSILON),
     "one-message": lambda statistic, n: pairwise.OneMessage(statistic, EPSILON),
 }
 INTERACTIVE: dict[str, Maker] = {
     "three-round (paper's constants)": lambda statistic, n: pairwise.ThreeRound.paper(statistic, EPSILON),
-    "three-round": lambda statistic, n: pairwise.three_round(statistic, EPSILON, n),
-    "projected two-round": lambda statistic, n: pairwise.projected_two_round(statistic, EPSILON, n),
-    "two-round": lambda statistic, n: pairwise.two_round(statistic, EPSILON, n),
+    "three-round": lambda statistic, n: pairwise.ThreeRound.tuned(statistic, n, EPSILON),
+    "projected two-round": lambda statistic, n: pairwise.ProjectedTwoRound.tuned(statistic, n, EPSILON),
+    "two-round": lambda statistic, n: pairwise.TwoRound.tuned(statistic, n, EPSILON),
 }
 
 
@@ -60,8 +60,8 @@ def crossing(statistic: PairwiseStatistic, histogram: Tensor, make: Maker) -> fl
 
     def ahead(log_n: float) -> bool:
         n = round(math.exp(log_n))
-        one = pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram, n)
-        return make(statistic, n).predicted_mse(histogram, n) < 0.98 * one
+        one = pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram * n)
+        return bool(make(statistic, n).predicted_mse(histogram * n) < 0.98 * one)
 
     high = math.log(1e12)
     while ahead(high - 1):
@@ -86,15 +86,13 @@ FULL = Config()
 SMOKE = Config((8,), (3, 6), 200)
 
 
-def drawn(protocol: AggregateProtocol, histogram: Tensor, n: int, trials: int) -> tuple[float, float]:
+def drawn(protocol: PairwiseProtocol, histogram: Tensor, n: int, trials: int) -> tuple[float, float]:
     """Measured MSE, and its difference from the prediction in standard errors of the measurement."""
     counts = (histogram * n).round().long()
     generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())
     truth = protocol.statistic.exact(counts)
-    square = (
-        protocol.estimate_histogram(counts, generator=generator, sample_shape=(trials,)).value - truth
-    ).square()
-    predicted = protocol.predicted_mse(histogram, n)
+    square = (protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,)).value - truth).square()
+    predicted = float(protocol.predicted_mse(histogram * n))
     error = float(square.std()) / trials**0.5
     return float(square.mean()), (float(square.mean()) - predicted) / error
 
@@ -109,7 +107,7 @@ def measure(config: Config, report: Report) -> None:
         )
         for name, make in (NON_INTERACTIVE | INTERACTIVE).items():
             for n in (10**exponent for exponent in config.exponents):
-                mse = make(statistic, n).predicted_mse(histogram, n)
+                mse = float(make(statistic, n).predicted_mse(histogram * n))
                 report.row("predicted", k=k, protocol=name, n=n, scaled_mse=n * EPSILON**2 * mse)
         report.say("crossing with one-message; measured at a quarter and at four times its n")
         for name, make in INTERACTIVE.items():
@@ -141,7 +139,7 @@ def draw(tables: dict) -> dict:
     return {"separation.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"protocol": 32, "scaled_mse": ".4g"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

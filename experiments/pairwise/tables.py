@@ -18,10 +18,11 @@ import math
 from dataclasses import dataclass
 
 import torch
+from hierarchical import HierarchicalAUC
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import AggregateProtocol, HierarchicalAUC, PairwiseProtocol, PairwiseStatistic
+from torchdp.pairwise import OneMessagePairs, PairwiseProtocol, PairwiseStatistic, SubsetPairs
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -52,9 +53,9 @@ def ratio(errors: Tensor, predicted: float) -> tuple[float, float]:
     return float(squared.mean()), float(squared.std()) / math.sqrt(len(squared))
 
 
-def errors(protocol: AggregateProtocol, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
+def errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
     parts = [
-        protocol.estimate_histogram(counts, generator=generator, sample_shape=(min(BLOCK, trials),)).value
+        protocol.sample_estimate(counts, generator=generator, sample_shape=(min(BLOCK, trials),)).value
         for _ in range(max(1, trials // BLOCK))
     ]
     return torch.cat(parts) - protocol.statistic.exact(counts)
@@ -69,7 +70,7 @@ def hierarchical(k: int, counts: Tensor, epsilon: float, trials: int, generator:
     for _ in range(max(1, trials // BLOCK)):
         shape = (min(BLOCK, trials),)
         classes = [
-            protocol.collect_histogram(c, generator=generator, sample_shape=shape) for c in (negatives, positives)
+            protocol.sample_tally(c, generator=generator, sample_shape=shape) for c in (negatives, positives)
         ]
         parts.append(protocol.analyse(*classes) - truth)
     return torch.cat(parts)
@@ -99,8 +100,8 @@ def differences(config: Config, report: Report, generator: torch.Generator) -> N
             for epsilon in config.epsilons:
                 counts = counts_of(h, n)
                 for each, protocol in protocols(gini, epsilon).items():
-                    mse, drawn = protocol.predicted_mse(counts, n), (None, None)
-                    if isinstance(protocol, AggregateProtocol) and epsilon == 1:
+                    mse, drawn = float(protocol.predicted_mse(counts)), (None, None)
+                    if not isinstance(protocol, OneMessagePairs | SubsetPairs) and epsilon == 1:
                         heavy = 8 if isinstance(protocol, pairwise.RandomizedResponsePlugIn) else 1
                         drawn = ratio(errors(protocol, counts, heavy * config.trials, generator), mse)
                     line(report, "abs(i-j)", name, n, epsilon, each, mse, drawn)
@@ -116,7 +117,7 @@ def classes(config: Config, report: Report, generator: torch.Generator) -> None:
         for epsilon in config.auc_epsilons:
             candidates = protocols(statistic, epsilon)
             for each in ("two messages", "one message"):
-                mse, drawn = candidates[each].predicted_mse(counts, n), (None, None)
+                mse, drawn = float(candidates[each].predicted_mse(counts)), (None, None)
                 if n == config.auc_drawn and epsilon == 1:
                     drawn = ratio(errors(candidates[each], counts, config.auc_trials, generator), mse)
                 line(report, "AUC", h, n, epsilon, each, mse, drawn)
@@ -137,9 +138,7 @@ def measure(config: Config, report: Report) -> None:
     classes(config, report, generator)
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"statistic": 10, "histogram": 10, "ratio": ".3f", "standard_error": ".3f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

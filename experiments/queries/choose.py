@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.queries import Objective, QueryMechanism, choose
+from torchdp.protocol import Objective, Protocol
+from torchdp.queries import choose
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -51,28 +52,26 @@ FULL = Config()
 SMOKE = Config(("prefix 8",), (1.0,), (1_000,), 100)
 
 
-def squared_errors(mechanism: QueryMechanism, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
+def squared_errors(protocol: Protocol, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
     """Mean over queries of the squared error, one for each trial."""
-    truth = mechanism.workload @ counts.double() / counts.sum()
-    value = mechanism.answer_histogram(counts, generator=generator, sample_shape=(trials,)).value
+    truth = protocol.exact(counts)
+    value = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,)).value
     return (value - truth).square().mean(-1)
 
 
 def cell(W: Tensor, n: int, epsilon: float, trials: int, generator: torch.Generator) -> dict:
     """The chosen mechanism on its worst data, and by how much any other one measures better there."""
-    choice = choose(W, n, epsilon, Objective.AVERAGE_QUERY)
-    errors = choice.best.errors
-    hardest = (errors.bias.square() + errors.variance / n).mean(0).argmax()
-    counts = torch.zeros(W.shape[1], dtype=torch.int64)
-    counts[hardest] = n
-    drawn = [squared_errors(c.mechanism, counts, trials, generator) for c in choice.candidates]
+    choice = choose(W, n, epsilon, Objective.MEAN)
+    each = n * torch.eye(W.shape[1], dtype=torch.int64)
+    counts = each[choice.best.predicted_mse(each).mean(-1).argmax()]
+    drawn = [squared_errors(c.protocol, counts, trials, generator) for c in choice.candidates]
     best = drawn[0]
     ratio = best / choice.best.predicted_mse(counts).mean()
     # Only candidates that are better than the chosen one on these data can speak against it.
     worst_z = max(
         float((best.mean() - other.mean()) / ((best.var() + other.var()) / trials).sqrt())
         for c, other in zip(choice.candidates[1:], drawn[1:], strict=True)
-        if c.mechanism.worst_error(n, Objective.AVERAGE_QUERY) > choice.candidates[0].error * 1.0001
+        if c.error > choice.candidates[0].error * 1.0001
     )
     first, second = choice.candidates[:2]
     return {
@@ -96,12 +95,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"most that any other candidate measured better by: {worst:.1f} standard errors")
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"workload": 20, "measured_ratio": ".3f", "standard_error": ".3f", "worst_z": ".1f"},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -3,7 +3,7 @@
 Papers: Edmonds, Nikolov, Ullman (2020), Theorem 10 (factorization); McKenna, Maity, Mazumdar, Miklau (2020).
 Command:  python experiments/queries/error_vs_types.py
 Expected: error of the average query at n = 10,000 on the worst data. Factorization grows like log k, frequency oracles
-    like a power of k except where e^epsilon is of order k; an optimised strategy (up to 64 types) is below both.
+    like a power of k except where e^epsilon is of order k; an optimised strategy (up to 128 types) is below both.
     Measured points lie on the curves.
 Output: results/queries/error_vs_types/error_vs_types.csv and .png.
 Artifact: Edmonds, Nikolov, Ullman (2020); McKenna et al. (2020) | Theorem 10
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from torchdp import workloads
-from torchdp.queries import Objective, choose
+from torchdp.protocol import Objective
+from torchdp.queries import choose
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns, subplots
 
@@ -47,16 +48,13 @@ def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"error vs types")
     for epsilon in config.epsilons:
         for k in config.sizes:
-            for candidate in choose(workloads.prefix(k), config.n, epsilon, Objective.AVERAGE_QUERY).candidates:
+            for candidate in choose(workloads.prefix(k), config.n, epsilon, Objective.MEAN).candidates:
                 if candidate.name not in SHOWN:
                     continue
-                mechanism = candidate.mechanism
-                worst = (mechanism.errors.bias.square() + mechanism.errors.variance / config.n).mean(0).argmax()
-                counts = config.n * torch.eye(k, dtype=torch.int64)[worst]
-                value = mechanism.answer_histogram(
-                    counts, generator=generator, sample_shape=(config.trials,)
-                ).value
-                squares = (value - mechanism.workload[:, worst]).square().mean(-1)
+                protocol, each = candidate.protocol, config.n * torch.eye(k, dtype=torch.int64)
+                counts = each[protocol.predicted_mse(each).mean(-1).argmax()]
+                found = protocol.sample_estimate(counts, generator=generator, sample_shape=(config.trials,))
+                squares = (found.value - protocol.exact(counts)).square().mean(-1)
                 measured = math.sqrt(float(squares.mean()))
                 report.row(
                     "error_vs_types",

@@ -44,7 +44,7 @@ def table() -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     x = torch.from_numpy(data.data)
     low, high = x.amin(0), x.amax(0)
     bins = ((x - low) / (high - low) * BINS).long().clamp_max(BINS - 1)
-    return bins, 2 * torch.from_numpy(data.target).double() - 1, [str(name) for name in data.feature_names]
+    return bins, 2 * torch.from_numpy(data.target) - 1, [str(name) for name in data.feature_names]
 
 
 def measure(config: Config, report: Report) -> None:
@@ -54,12 +54,12 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{len(concepts)} stumps, code of length {concepts.dim}, norm {concepts.norm:.4f}")
     for n in config.sizes:
         users = torch.arange(n) % len(records)
-        x, y = records[users], labels[users]
-        truth = concepts.losses(x, y)
+        x = torch.cat([records, labels[:, None]], 1)[users]
+        truth = concepts.losses(records[users], labels[users])
         trials = max(config.trials, config.total // n)
         for epsilon in config.epsilons:
-            learner = PrivateLearner(concepts, epsilon)
-            found = [learner.learn(x, y, noise=noise) for _ in range(trials)]
+            learner = PrivateLearner.calibrated(concepts, epsilon=epsilon)
+            found = [learner.best(learner.estimate(x, noise=noise)) for _ in range(trials)]
             loss = torch.stack([truth[f.concept] for f in found])
             report.row(
                 "learner",
@@ -95,13 +95,7 @@ def draw(tables: dict) -> dict:
     return {"learner.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    draw,
-    {"loss": ".4f", "standard_error": ".4f", "estimated": ".4f", "half_width": ".4f", "least": ".4f"},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

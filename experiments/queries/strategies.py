@@ -20,16 +20,15 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import factorize
-from torchdp.queries import Objective as Error
-from torchdp.queries import factored, local_factorization
+from torchdp.protocol import Objective as Error
+from torchdp.queries import FactoredQueries, LocalFactorization
 from torchdp.randomizers import (
     HadamardResponse,
-    Objective,
     OptimizedUnaryEncoding,
     PrivUnit,
     RandomizedResponse,
+    StrategyMatrix,
     SubsetSelection,
-    optimize_strategy,
     strategy_lower_bound,
 )
 from torchdp.randomness import keyed_generator
@@ -71,31 +70,31 @@ def measure(config: Config, report: Report) -> None:
             centred = W - W.mean(1, keepdim=True)
             for epsilon in config.epsilons[:1] if k > 64 else config.epsilons:
                 start = time.perf_counter()
-                strategy = optimize_strategy(W, epsilon, Objective.WORST, generator=keyed_generator(b"strategies"))
+                strategy = StrategyMatrix.tuned(W, epsilon, generator=keyed_generator(b"strategies"))
                 seconds = time.perf_counter() - start
                 oracles = {
-                    kind.__name__: float(Objective.WORST.of(kind(k, epsilon).workload_variance(centred)))
+                    kind.__name__: float(kind(k, epsilon).workload_variance(centred).mean(0).max())
                     for kind in ORACLES
                 }
                 best = min(oracles, key=lambda name: oracles[name])
-                factors = factored(W, factorize(W, 2.0, shift=True))
-                mechanism = local_factorization(factors, epsilon, PrivUnit)
+                factors = FactoredQueries.of(W, factorize(W, 2.0, shift=True))
+                mechanism = LocalFactorization.calibrated(factors, epsilon=epsilon, randomizer=PrivUnit)
                 report.row(
                     "strategies",
                     workload=name,
                     k=k,
                     epsilon=epsilon,
                     at_least=strategy_lower_bound(W, epsilon) if k <= BOUNDED else None,
-                    optimised=Objective.WORST.of(strategy.workload_variance(centred)),
+                    optimised=strategy.workload_variance(centred).mean(0).max(),
                     authors=AUTHORS.get((name, k, epsilon)),
-                    gamma_F=mechanism.worst_error(1, Error.AVERAGE_QUERY) ** 2,
+                    gamma_F=mechanism.worst_mse(1, Error.MEAN),
                     oracle=oracles[best],
                     best_oracle=best,
                     seconds=seconds,
                 )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"workload": 14, "seconds": ".1f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

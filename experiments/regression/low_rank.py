@@ -17,29 +17,23 @@ import math
 from dataclasses import dataclass
 
 import torch
+from synthetic import spectrum_rows
 
-from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
     GramRelease,
     LocalRows,
+    ModSulq,
+    SecondMoments,
     clipped_rows,
-    mod_sulq,
-    paper_mod_sulq,
     predicted_psi,
     psi,
-    random_psi,
-    second_moments,
-    spectrum_rows,
     top_directions,
 )
+from torchdp.regression import paper as regression_paper
+from torchdp.regression.low_rank import random_psi
 from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import (
-    GaussianNoise,
-    balanced_count_sketch,
-    entry_variance,
-    paper,
-)
+from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0
 COLOURS = {
@@ -57,7 +51,7 @@ COLOURS = {
 
 def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
     """For each method psi of every run, the prediction if there is one, and the epsilon that it spends."""
-    n, moments = len(A), second_moments(A)
+    n, moments = len(A), SecondMoments.of(A)
     random = torch.linalg.qr(torch.randn(runs, COLUMNS, rank, dtype=torch.float64, generator=generator)).Q
     found = {"random": (psi(moments, random), random_psi(moments, rank), 0.0)}
     sketch = balanced_count_sketch(n, HEIGHT, generator=generator)
@@ -77,17 +71,17 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
         Y = torch.stack(SA) + level * torch.randn(runs, HEIGHT, COLUMNS, dtype=torch.float64, generator=generator)
         spent = noise.guarantee(sketch, BOUND, delta=DELTA).epsilon
         found[name] = psi(moments, top_directions(Y.mT @ Y, rank)), math.nan, spent
-    own = SeededNoise.of(generator)
-    local = LocalRows(COLUMNS, BOUND, epsilon, DELTA).release(moments, noise=own, sample_shape=(runs,))
+    local = LocalRows(COLUMNS, BOUND, epsilon, DELTA)
+    local = local.sample_tally(moments, generator=generator, sample_shape=(runs,))["gram"]
     found["local"] = psi(moments, top_directions(local, rank)), math.nan, epsilon
     gram = GramRelease(n, COLUMNS, BOUND, epsilon, DELTA)
     centrals = {
-        "MOD-SULQ, published": paper_mod_sulq(n, COLUMNS, BOUND, epsilon, DELTA),
-        "MOD-SULQ, exact": mod_sulq(COLUMNS, BOUND, epsilon, DELTA),
+        "MOD-SULQ, published": regression_paper.mod_sulq(n, COLUMNS, BOUND, epsilon, DELTA),
+        "MOD-SULQ, exact": ModSulq.calibrated(COLUMNS, BOUND, epsilon, DELTA),
         "Gram": gram,
     }
     for name, mechanism in centrals.items():
-        noisy = mechanism.release(moments, noise=own, sample_shape=(runs,))
+        noisy = mechanism.sample_estimate(moments, generator=generator, sample_shape=(runs,))
         predicted = predicted_psi(moments, rank, float(noisy.gram_sigma.max()))  # one for all runs
         found[name] = psi(moments, top_directions(noisy.gram, rank)), predicted, mechanism.guarantee.epsilon
     return found
@@ -152,9 +146,7 @@ def draw(tables: dict) -> dict:
     return {"low_rank.png": figure}
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, draw, {"method": 20, "psi": ".3g", "deviation": ".2g", "predicted": ".3g"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import torch
 
 from torchdp import workloads
-from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.queries import LocalOracle
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
-from torchdp.regression import FrequencyMoments, SecureHistogram, paper_moment_variance
+from torchdp.regression import FrequencyMoments, SecureHistogram, paper
 from torchdp.simulate import Experiment, Report
 
 EPSILON, DELTA, TYPES, BOUND, ORDERS = 0.5, 1e-6, 64, 4.0, (1.0, 2.0, 3.0)
@@ -49,11 +48,11 @@ def histograms(config: Config, report: Report, generator: torch.Generator) -> No
         cells = {}
         for name, delta in (("Gaussian", DELTA), ("Laplace", 0.0)):
             histogram = SecureHistogram(n, TYPES, EPSILON, delta)
-            found = histogram.estimate(counts, noise=SeededNoise.of(generator), sample_shape=(config.runs,))
-            cells[f"{name}_predicted"] = histogram.standard_error
-            cells[name] = (found - counts).square().mean().sqrt()
+            found = histogram.sample_estimate(counts, generator=generator, sample_shape=(config.runs,))
+            cells[f"{name}_predicted"] = histogram.worst_mse(n).sqrt()
+            cells[name] = (found.value - counts).square().mean().sqrt()
         oracles = [kind(TYPES, EPSILON) for kind in (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding)]
-        local = min(n * float(LocalOracle(W, oracle).errors.mse(counts, n).mean().sqrt()) for oracle in oracles)
+        local = min(n * float(LocalOracle(W, oracle).predicted_mse(counts).mean().sqrt()) for oracle in oracles)
         report.row("histogram", n=n, **cells, best_local=local)
 
 
@@ -64,9 +63,11 @@ def moments(config: Config, report: Report, generator: torch.Generator) -> None:
         truth = torch.stack([x.abs().pow(k).sum() for k in ORDERS])
         for delta in (DELTA, 0.0):
             release = FrequencyMoments(n, BOUND, ORDERS, EPSILON, delta)
-            found = release.estimate(x, noise=SeededNoise.of(generator), sample_shape=(config.runs,))
-            ratios = (found - truth).square().mean(0).sqrt() / release.standard_error
-            relative = release.standard_error / truth
+            summary = release.summary(x)
+            found = release.sample_estimate(summary, generator=generator, sample_shape=(config.runs,))
+            predicted = release.predicted_mse(summary).sqrt()
+            ratios = (found.value - truth).square().mean(0).sqrt() / predicted
+            relative = predicted / truth
             for order, ratio, error in zip(ORDERS, ratios, relative, strict=True):
                 report.row("moments", n=n, delta=delta, order=order, ratio=ratio, predicted_relative_error=error)
 
@@ -77,9 +78,9 @@ def measure(config: Config, report: Report) -> None:
     moments(config, report, generator)
     report.say(f"\nthe paper's variance at epsilon = {EPSILON:g}, k = 2: true epsilon by the bound D")
     for bound in (0.5, 1.0, 2.0, 4.0):
-        sigma = math.sqrt(paper_moment_variance(bound, 2, EPSILON, DELTA))
+        sigma = math.sqrt(paper.moment_variance(bound, 2, EPSILON, DELTA))
         spent = gaussian_guarantee(sigma, DELTA, bound**2, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE).epsilon
-        exact = FrequencyMoments(10, bound, (2.0,), EPSILON, DELTA).standard_error
+        exact = FrequencyMoments(10, bound, (2.0,), EPSILON, DELTA).worst_mse(10).sqrt()
         report.row("paper", D=bound, paper_deviation=sigma, true_epsilon=spent, exact_deviation=exact)
 
 

@@ -19,10 +19,11 @@ import math
 from dataclasses import dataclass
 
 import torch
+from synthetic import regression_rows
 from torch import Tensor
 
-from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
+from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
     AdaSSP,
@@ -34,17 +35,10 @@ from torchdp.regression import (
     debiased,
     phi,
     predicted_phi_of_sketch,
-    regression_rows,
-    second_moments,
     solve_ridge,
 )
 from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import (
-    GaussianNoise,
-    balanced_count_sketch,
-    entry_variance,
-    paper,
-)
+from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
 RIDGES = (1.0, 10.0, 100.0)
@@ -81,18 +75,19 @@ def methods(
     for name, variance in noises.items():
         noise = torch.randn(SA.shape, dtype=torch.float64, generator=generator)
         found[name] = plain(SA + variance.sqrt()[:, None] * noise, ridge)
-    own = SeededNoise.of(generator)
     for name, model in (("Gram", Model.LINEAR_TRANSFORM), ("central", Model.CENTRAL)):
         release = GramRelease(n, COLUMNS, BOUND, model=model, **kind)
-        found[name] = adaptive_ridge(release.release(moments, noise=own, sample_shape=(runs,)), ridge)
+        found[name] = adaptive_ridge(
+            release.sample_estimate(moments, generator=generator, sample_shape=(runs,)), ridge
+        )
     ssp = SufficientStatistics(COLUMNS, BOUND, LABEL, epsilon, DELTA)
-    noisy = ssp.release(moments, noise=SeededNoise.of(generator), sample_shape=(runs,))
+    noisy = ssp.sample_estimate(moments, generator=generator, sample_shape=(runs,))
     found["SSP"] = solve_ridge(noisy.gram, noisy.cross, ridge)
     ada = AdaSSP(COLUMNS, BOUND, LABEL, epsilon, DELTA)
-    found["AdaSSP"] = ada.solve(moments, ridge, noise=SeededNoise.of(generator), sample_shape=(runs,))
-    local = LocalRows(COLUMNS, BOUND, **kind).release(
-        moments, noise=SeededNoise.of(generator), sample_shape=(runs,)
-    )
+    found["AdaSSP"] = ada.solve(ada.sample_estimate(moments, generator=generator, sample_shape=(runs,)), ridge)
+    local = LocalRows(COLUMNS, BOUND, **kind).sample_tally(moments, generator=generator, sample_shape=(runs,))[
+        "gram"
+    ]
     found["local"] = solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], ridge)
     return {name: phi(moments, found[name], ridge) for name in NAMES if name in found}
 
@@ -158,7 +153,7 @@ def one_size(config: Config, report: Report) -> None:
     for _ in range(sets):
         A, b = regression_rows(n, COLUMNS, 1.0, generator=generator)
         SA, noises, true = sketches(A, b, epsilons, config.sketches, generator)
-        SA, moments = SA.repeat(-(-runs // len(SA)), 1, 1), second_moments(A, b)
+        SA, moments = SA.repeat(-(-runs // len(SA)), 1, 1), SecondMoments.of(A, b)
         spent |= true
         for epsilon in epsilons:
             collected[epsilon].append(methods(moments, SA, noises[epsilon], epsilon, RIDGE, generator))
@@ -179,7 +174,7 @@ def large(config: Config, report: Report) -> None:
             A = torch.randn(n // 64, COLUMNS, generator=generator).clamp_(-1, 1)
             rows = torch.cat([A, (A @ x).clamp_(-1, 1)[:, None]], 1)
             sums.append(rows.view(-1, bucket, COLUMNS + 1).double().sum(1))
-            part = second_moments(rows)
+            part = SecondMoments.of(rows)
             moments = part if moments is None else moments + part
         V = entry_variance(JOINT, epsilon=0.5, delta=DELTA)
         heights = [100, 200, 400, 800, 1600, 3200, 6400]
@@ -188,8 +183,12 @@ def large(config: Config, report: Report) -> None:
         SA = torch.cat(sums).view(m, -1, COLUMNS + 1).sum(1)
         Y = SA + math.sqrt(V) * torch.randn(50, *SA.shape, dtype=torch.float64, generator=generator)
         release = GramRelease(n, COLUMNS, BOUND, 0.5, DELTA, label_bound=LABEL)
-        gram = release.release(moments, noise=SeededNoise.of(generator), sample_shape=(50,))
-        solutions = plain(Y, RIDGE), adaptive_ridge(debiased(Y, V), RIDGE), adaptive_ridge(gram, RIDGE)
+        gram = release.sample_estimate(moments, generator=generator, sample_shape=(50,))
+        solutions = (
+            plain(Y, RIDGE),
+            adaptive_ridge(debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), n)), RIDGE),
+            adaptive_ridge(gram, RIDGE),
+        )
         sketch, corrected, best = (float(phi(moments, solution, RIDGE).mean()) for solution in solutions)
         report.row(
             "large",
@@ -208,7 +207,7 @@ def against_n(config: Config, report: Report) -> None:
     report.say()
     for n in config.sizes:
         A, b = regression_rows(n, COLUMNS, math.sqrt(n), generator=generator)
-        moments = second_moments(A, b)
+        moments = SecondMoments.of(A, b)
         SA, noises, true = sketches(A, b, config.size_epsilons, config.size_runs, generator)
         for epsilon in config.size_epsilons:
             for ridge in RIDGES:
@@ -252,7 +251,7 @@ def curves(rows: list, ridges: tuple[float, ...]):
     return figure
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw, {"method": 12, "zero": ".3f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

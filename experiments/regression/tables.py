@@ -22,27 +22,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from uci import ELEVATION, ETHYLENE, POWER, SONGS, Schema, load_csv, scaled_columns
 
-from torchdp.noise import SeededNoise
+from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
     AdaSSP,
     GramRelease,
     LocalRows,
+    ModSulq,
     SecondMoments,
     adaptive_ridge,
     debiased,
-    export_moments,
-    load_csv,
-    mod_sulq,
     phi,
     psi,
-    scaled_columns,
-    second_moments,
     solve_ridge,
     top_directions,
 )
-from torchdp.regression.tables import ELEVATION, ETHYLENE, POWER, SONGS, Schema
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import entry_variance
 
@@ -82,18 +78,20 @@ def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator)
 def regression(moments: SecondMoments, bound: float, label: float, runs: int, generator) -> dict[str, float]:
     """phi of each route."""
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
-    repeats = {"noise": SeededNoise.of(generator), "sample_shape": (runs,)}
-    gram = GramRelease(moments.clients, d, bound, **kind).release(moments, **repeats)
-    local = LocalRows(d, bound, **kind).release(moments, **repeats)
+    repeats = {"generator": generator, "sample_shape": (runs,)}
+    gram = GramRelease(moments.clients, d, bound, **kind).sample_estimate(moments, **repeats)
+    local = LocalRows(d, bound, **kind).sample_tally(moments, **repeats)["gram"]
+    ada = AdaSSP(d, bound, label, EPSILON_PHI, DELTA)
     V = entry_variance(math.hypot(bound, label), epsilon=EPSILON_PHI, delta=DELTA)
     SA = normal_sketch(moments, runs, generator)
-    noisy = debiased(SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator), V)
+    Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
+    noisy = debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.clients))
     solutions = {
         "0": torch.zeros(1, d),
         "local": solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], RIDGE),
         "sketch": adaptive_ridge(noisy, RIDGE),
         "Gram": adaptive_ridge(gram, RIDGE),
-        "AdaSSP": AdaSSP(d, bound, label, EPSILON_PHI, DELTA).solve(moments, RIDGE, **repeats),
+        "AdaSSP": ada.solve(ada.sample_estimate(moments, **repeats), RIDGE),
     }
     return {name: float(phi(moments, x, RIDGE).mean()) for name, x in solutions.items()}
 
@@ -101,15 +99,16 @@ def regression(moments: SecondMoments, bound: float, label: float, runs: int, ge
 def low_rank(moments: SecondMoments, rank: int, bound: float, runs: int, generator) -> dict[str, float]:
     """psi of each route."""
     features, d = SecondMoments(moments.clients, moments.gram), moments.columns - 1
-    repeats = {"noise": SeededNoise.of(generator), "sample_shape": (runs,)}
+    repeats = {"generator": generator, "sample_shape": (runs,)}
     V = entry_variance(bound, epsilon=EPSILON_PSI, delta=DELTA)
     SA = normal_sketch(features, runs, generator)
     Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
+    gram = GramRelease(moments.clients, d, bound, EPSILON_PSI, DELTA)
     grams = {
-        "local": LocalRows(d, bound, EPSILON_PSI, DELTA).release(features, **repeats),
+        "local": LocalRows(d, bound, EPSILON_PSI, DELTA).sample_tally(features, **repeats)["gram"],
         "sketch": Y.mT @ Y,
-        "Gram": GramRelease(moments.clients, d, bound, EPSILON_PSI, DELTA).release(features, **repeats).gram,
-        "MOD-SULQ": mod_sulq(d, bound, EPSILON_PSI, DELTA).release(features, **repeats).gram,
+        "Gram": gram.sample_estimate(features, **repeats).gram,
+        "MOD-SULQ": ModSulq.calibrated(d, bound, EPSILON_PSI, DELTA).sample_estimate(features, **repeats).gram,
     }
     return {name: float(psi(features, top_directions(gram, rank)).mean()) for name, gram in grams.items()}
 
@@ -123,7 +122,7 @@ def sources(config: "Config", out: Path):
             scaled_columns(torch.from_numpy(data.data)),
             scaled_columns(torch.from_numpy(data.target[:, None] * 1.0)),
         )
-        moments, bound = second_moments(A, b[:, 0]), float(torch.linalg.vector_norm(A, dim=1).max())
+        moments, bound = SecondMoments.of(A, b[:, 0]), float(torch.linalg.vector_norm(A, dim=1).max())
         yield name, moments, bound, 1.0, rank, None
         yield f"{name}, rows repeated", repeated(moments, 1_000_000), bound, 1.0, rank, None
     for schema, names in FILES.items():
@@ -132,8 +131,7 @@ def sources(config: "Config", out: Path):
         for path in found:
             A, b = load_csv(path, schema)
             A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
-            moments = second_moments(A, b)
-            export_moments(out / f"{path.stem}.json", moments, name=schema.name)
+            moments = SecondMoments.of(A, b)
             yield path.stem, moments, float(torch.linalg.vector_norm(A, dim=1).max()), 1.0, schema.rank, paper
         if not found and config.stand_ins:
             yield f"synthetic {schema.name.split()[0]}", stand_in(schema), bound, 1.0, schema.rank, paper
@@ -164,12 +162,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("psi", **cells, **low_rank(moments, rank, bound, runs, generator))
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"table": 32, **dict.fromkeys(("0", "local", "sketch", "Gram", "AdaSSP", "MOD-SULQ"), ".4g")},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

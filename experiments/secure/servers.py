@@ -95,7 +95,7 @@ def under_torchrun(config: Config, secret: bytes, report: Report) -> None:
     name, clients = parties(protocol)[rank], parties(protocol)[rank] == "clients"
     release = take_part(
         protocol, hashlib.sha256(b"nonce" + secret).digest(), rank, Links.derived(secret, name, protocol.servers),
-        x=A if clients else None, noise=SeededNoise(seed) if clients else None,
+        x=A if clients else None, noise=SeededNoise(seed) if clients else None
     )  # fmt: skip
     if release is not None:
         compare(protocol, A, release, seed, report)

@@ -217,7 +217,7 @@ def measure(config: Config, report: Report) -> None:
     monte_carlo(config.draws, report, generator)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, formats={"noise": 32, "ratio": ".1f", "z": "+.1f"})
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -99,9 +99,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("epochs", **cell, strategy=name, largest=errors.max(), rms=rms, cpu_seconds=seconds)
 
 
-EXPERIMENT = Experiment(
-    measure, FULL, SMOKE, formats={"strategy": 34, "largest": ".6f", "rms": ".6f", "cpu_seconds": ".2f"}
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

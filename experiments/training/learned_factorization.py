@@ -104,19 +104,7 @@ def measure(config: Config, report: Report) -> None:
         )
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={
-        "factors": 30,
-        "failing": ".5f",
-        "root_mean_square": ".6f",
-        "certified_least": ".6f",
-        "worst": ".5f",
-        "residual": ".1e",
-    },
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -59,7 +59,7 @@ def train(data: tuple[Tensor, ...], strategy: Tensor, rate: float, seed: int) ->
     nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
     noise = calibrated_noise(
         strategy, 650, bound=BOUND, epsilon=EPSILON, delta=DELTA, participation=Once(),
-        noise=SeededNoise(seed),
+        noise=SeededNoise(seed)
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=rate / BATCH)
     for t in range(len(strategy)):
@@ -140,12 +140,7 @@ def measure(config: Config, report: Report) -> None:
         )
 
 
-EXPERIMENT = Experiment(
-    measure,
-    FULL,
-    SMOKE,
-    formats={"noise": 30, "max": ".5f", "rms": ".5f", "least_max": ".5f", "least_rms": ".5f", "accuracy": ".3f"},
-)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

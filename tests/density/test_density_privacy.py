@@ -12,15 +12,14 @@ from torchdp.density import (
     GaussianFourier,
     GaussianSquareWave,
     InnerProduct,
-    LaplacianBuckets,
     ShuffledClasses,
     ShuffledKDE,
-    calibrated_kde,
 )
+from torchdp.density.laplacian import LaplacianBuckets
 from torchdp.privacy import Model, Neighbours
 from torchdp.privacy.accounting import composed_delta, largest_curve
 from torchdp.randomizers import RandomizedResponse
-from torchdp.shuffle import ExactSum, PoissonSum, RandomizedResponseSum, calibrate, delta_of, epsilon_of
+from torchdp.shuffle import PoissonSum, RandomizedResponseSum, delta_of, epsilon_of
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0, 3.0)
 
@@ -135,20 +134,13 @@ def test_guarantee_of_hashed_buckets_composes_one_instance_for_each_repetition()
 def test_guarantee_of_a_calibrated_density_is_within_the_budget_and_uses_most_of_it():
     features = GaussianSquareWave(2).draw(64, generator=generator())
     for kind in (PoissonSum, RandomizedResponseSum):
-        kde = calibrated_kde(features, kind, 200, 1.5, 1e-5)
+        kde = ShuffledKDE.calibrated(features, kind, 200, 1.5, 1e-5)
         assert (kde.guarantee.epsilon, kde.guarantee.delta) == (1.5, 1e-5)
-        assert (
-            delta_of(kde.protocol, 1.5, features.composed)
-            <= 1e-5
-            < delta_of(kde.protocol, 1.45, features.composed)
-        )
-        assert (
-            1.49 < ShuffledKDE(features, kde.protocol, 1e-5).guarantee.epsilon < 1.53
-        )  # found from delta, rounded up
-        assert kde.protocol.users == 200
+        assert delta_of(kde.law, 1.5, features.composed) <= 1e-5 < delta_of(kde.law, 1.45, features.composed)
+        assert 1.49 < ShuffledKDE(features, kde.law, 1e-5).guarantee.epsilon < 1.53  # found from delta, rounded up
+        assert kde.law.users == 200
         with pytest.raises(ValueError, match="not certified"):
-            _ = ShuffledKDE(features, kde.protocol, 1e-5, epsilon=1.4).guarantee
-    assert ShuffledKDE(features, ExactSum(200), 1e-5).guarantee is None
+            _ = ShuffledKDE(features, kde.law, 1e-5, epsilon=1.4).guarantee
 
 
 def test_guarantee_of_rounded_coordinates_counts_how_far_their_probabilities_move():
@@ -168,10 +160,10 @@ def test_guarantee_of_rounded_coordinates_counts_how_far_their_probabilities_mov
         worst = max(worst, divergence(*views, guarantee.epsilon), divergence(*views[::-1], guarantee.epsilon))
         half = max(half, divergence(*views, guarantee.epsilon / 2))
     assert 0 < worst <= delta < half
-    calibrated = calibrated_kde(features, PoissonSum, 10, 1.0, 1e-5)
+    calibrated = ShuffledKDE.calibrated(features, PoissonSum, 10, 1.0, 1e-5)
     assert calibrated.guarantee.epsilon == 1.0
-    assert calibrated.protocol.mean < calibrate(PoissonSum, 10, 1.0, 1e-5, 3).mean
-    assert delta_of(calibrated.protocol, 1.0, 3) > 1e-5  # by counting flips alone it would not be certified
+    assert calibrated.law.mean < PoissonSum.calibrated(10, 1.0, 1e-5, 3).mean
+    assert delta_of(calibrated.law, 1.0, 3) > 1e-5  # by counting flips alone it would not be certified
 
 
 def joint_view(features, kde_of, response, x, labels):
@@ -179,8 +171,7 @@ def joint_view(features, kde_of, response, x, labels):
     law = {}
     for reported in itertools.product(range(2), repeat=len(labels)):
         chance = math.prod(
-            response.moments.p if r == label else response.moments.q
-            for r, label in zip(reported, labels, strict=True)
+            response.p if r == label else response.q for r, label in zip(reported, labels, strict=True)
         )
         views = [
             view(features, kde_of(sum(r == c for r in reported)), x[[r == c for r in reported]])

@@ -12,15 +12,14 @@ from torchdp.density import (
     LaplacianSigns,
     ShuffledClasses,
     ShuffledKDE,
-    calibrated_classes,
-    calibrated_kde,
     classify,
-    decode,
-    expected_mse,
     kernel_means,
     nearest_centre,
+    nearest_words,
 )
+from torchdp.density.errors import expected_mse
 from torchdp.density.family import SLACK
+from torchdp.protocol import Crowd
 from torchdp.shuffle import PoissonSum
 
 D = 5
@@ -55,19 +54,21 @@ def test_guarantee_norms_count_every_small_number(make):
     x[0, :64] = 1 / 8
     assert float(x.double().norm()) > 1 + 100 * SLACK
     with pytest.raises(ValueError, match=r"norm at most 1|ball of radius 1"):
-        make(d).users(x)
-    assert len(make(d).users(x / x.double().norm()))
+        make(d).admit(x)
+    assert len(make(d).admit(x / x.double().norm()))
 
 
 def test_error_is_predicted_without_a_graph(kde):
     x, y = unit(8), unit(3, seed=2)
-    plain = kde.predicted_mse(x, y).total, kernel_means(GaussianFourier(D), x, y)
+    plain = kde.density_mse(Crowd.of(x), y).total, kernel_means(GaussianFourier(D), x, y)
     x.requires_grad_(), y.requires_grad_()
-    for a, b in zip(plain, (kde.predicted_mse(x, y).total, kernel_means(GaussianFourier(D), x, y)), strict=True):
+    for a, b in zip(
+        plain, (kde.density_mse(Crowd.of(x), y).total, kernel_means(GaussianFourier(D), x, y)), strict=True
+    ):
         assert not b.requires_grad
         torch.testing.assert_close(a, b)
     family = GaussianFourier(D)
-    assert not expected_mse(family, 3, kde.protocol, x, y).total.requires_grad
+    assert not expected_mse(family, 3, kde.law, x, y).total.requires_grad
 
 
 @pytest.mark.parametrize("family", [GaussianFourier(D), InnerProduct(D), LaplacianSigns(D), Exponential(D)])
@@ -82,23 +83,26 @@ def test_wrong_objects_are_named(kde):
     x, features = unit(8), kde.features
     for call, match in [
         (
-            lambda: calibrated_classes(features, PoissonSum, [3, 4], 1.0, 1e-5),
+            lambda: ShuffledClasses.calibrated(features, PoissonSum, [3, 4], 1.0, 1e-5),
             "counts must be a torch.Tensor, not list",
         ),
-        (lambda: calibrated_kde(GaussianFourier(D), PoissonSum, 8, 1.0, 1e-5), "features must be a Features"),
-        (lambda: calibrated_kde(features, PoissonSum(8, 3.0), 8, 1.0, 1e-5), "kind must be a class"),
+        (
+            lambda: ShuffledKDE.calibrated(GaussianFourier(D), PoissonSum, 8, 1.0, 1e-5),
+            "features must be a Features",
+        ),
+        (lambda: ShuffledKDE.calibrated(features, PoissonSum(8, 3.0), 8, 1.0, 1e-5), "kind must be a class"),
         (lambda: ShuffledClasses((kde,), response=3), "response must be a RandomizedResponse"),
         (lambda: ShuffledClasses((kde, 3)), "kdes must hold"),
         (lambda: kernel_means(features, x, x), "family must be a Family"),
-        (lambda: expected_mse(GaussianFourier(D), 3, 3.0, x, x), "protocol must be a BitSum"),
+        (lambda: expected_mse(GaussianFourier(D), 3, 3.0, x, x), "law must be a BitLaw"),
         (lambda: classify(kde, x), "densities must be a Density"),
         (lambda: nearest_centre(None, x), "densities must be a Density"),
-        (lambda: decode(kde, x, 2), "densities must be a Density"),
+        (lambda: nearest_words(kde, x, 2), "densities must be a Density"),
     ]:
         with pytest.raises(TypeError, match=match):
             call()
     for counts in (torch.tensor(3), torch.tensor([], dtype=torch.int64)):
         with pytest.raises(ValueError, match="counts must have shape"):
-            calibrated_classes(features, PoissonSum, counts, 1.0, 1e-5)
+            ShuffledClasses.calibrated(features, PoissonSum, counts, 1.0, 1e-5)
     with pytest.raises(ValueError, match="epsilon must be at most 700"):
-        calibrated_kde(features, PoissonSum, 8, 1e30, 1e-5)
+        ShuffledKDE.calibrated(features, PoissonSum, 8, 1e30, 1e-5)

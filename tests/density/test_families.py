@@ -12,11 +12,12 @@ from torchdp.density import (
     InnerProduct,
     InnerProductRotated,
     InnerProductSigns,
-    LaplacianBuckets,
     LaplacianSigns,
     Projected,
 )
 from torchdp.density.hadamard import rotate
+from torchdp.density.laplacian import LaplacianBuckets
+from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 
 D, TRIALS = 6, 20_000
@@ -162,11 +163,11 @@ def test_guarantee_projection_raises_the_kernel_by_at_most_its_bias():
 def test_bits_are_unbiased_for_the_features(family):
     x = ball(3, family.dimension, 1)
     features = family.draw(4, generator=generator())
-    ones = features.ones(x[:1], generator=generator(9), sample_shape=(20_000,)).double()
+    ones = features.ones(x[:1], Simulated(generator(9)), (20_000,)).double()
     p = (1 + features.left(x[:1])[0] / family.bound) / 2
     error = (p * (1 - p) / 20_000).sqrt()
     assert ((ones.mean(0) - p).abs() <= 4.5 * error + 1e-12).all()
-    one_by_one = torch.stack([features.bits(x[:1], noise=SeededNoise(s))[0] for s in range(400)]).double()
+    one_by_one = torch.stack([features.bits(x[:1], SeededNoise(s))[0] for s in range(400)]).double()
     assert ((one_by_one.mean(0) - p).abs() <= 4.5 * (p * (1 - p) / 400).sqrt() + 1e-12).all()
     rounded = float((p * (1 - p)).sum()) > 0
     assert (features.rounding == 0) == (not rounded)
@@ -228,8 +229,8 @@ def test_parts_of_any_size_give_the_same_features(family, monkeypatch):
     whole = [part.shape[0] for part in features.parts(x)]
     assert whole == [23]
     left = features.left(x)
-    monkeypatch.setattr("torchdp.density.family.NUMBERS_AT_ONCE", 40 * features._numbers // 8)
+    monkeypatch.setattr("torchdp.density.family.NUMBERS_AT_ONCE", 40 * features.numbers // 8)
     parts = list(features.parts(x))
     assert len(parts) == 5
     torch.testing.assert_close(torch.cat([features.left(part) for part in parts]), left, rtol=1e-12, atol=1e-12)
-    assert features.ones(x, generator=generator(), sample_shape=(2,)).shape == (2, features.instances)
+    assert features.ones(x, Simulated(generator()), (2,)).shape == (2, features.instances)

@@ -5,17 +5,17 @@ import torch
 from scipy import stats
 
 from torchdp.density import (
+    CentralKDE,
     Density,
     GaussianSquareWave,
     InnerProduct,
     InnerProductRotated,
     ShuffledClasses,
     ShuffledKDE,
-    calibrated_classes,
     class_counts,
     classify,
-    decode,
     nearest_centre,
+    nearest_words,
 )
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
@@ -36,36 +36,38 @@ def clusters(n, spread=0.15, seed=1):
     return points / points.norm(dim=1, keepdim=True), labels
 
 
-def classes_of(features, counts, protocol):
-    return ShuffledClasses([ShuffledKDE(features, protocol(int(n)), DELTA) for n in counts])
+def classes_of(kde, features, counts, law):
+    return ShuffledClasses([kde(features, law(int(n)), DELTA) for n in counts])
 
 
 @pytest.mark.parametrize("family", [GaussianSquareWave(D), InnerProduct(D), InnerProductRotated(D)])
 def test_private_classes_are_recovered(family):
     x, labels = clusters(3000)
     features = family.draw(400 // family.coordinates, generator=generator())
-    learner = calibrated_classes(features, PoissonSum, class_counts(labels, CLASSES), 2.0, DELTA)
+    learner = ShuffledClasses.calibrated(features, PoissonSum, class_counts(labels, CLASSES), 2.0, DELTA)
     assert learner.guarantee.epsilon <= 2.0
     queries, truth = clusters(300, seed=9)
     for densities in (
-        learner.sample(x, labels, generator=generator(1)),
-        learner.collect(x, labels, noise=SeededNoise(1)),
+        learner.sample_estimate((x, labels), generator=generator(1)),
+        learner.estimate((x, labels), noise=SeededNoise(1)),
     ):
-        assert densities.sums.shape == (CLASSES, features.instances)
+        assert densities.value.shape == (CLASSES, features.instances)
         assert densities.guarantee == learner.guarantee
         assert (classify(densities, queries) == truth).double().mean() > 0.95
-    many = learner.sample(x, labels, generator=generator(1), sample_shape=(4,))
+    many = learner.sample_estimate((x, labels), generator=generator(1), sample_shape=(4,))
     assert classify(many, queries).shape == (4, 300)
 
 
 def test_labels_through_randomized_response_still_lead_to_the_classes():
     x, labels = clusters(3000)
     response = RandomizedResponse(CLASSES, 2.0)
-    reported = response.sample(labels, noise=SeededNoise(3))
+    reported = response.randomize(labels, noise=SeededNoise(3))
     assert not torch.equal(reported, labels)
     features = GaussianSquareWave(D).draw(300, generator=generator())
-    learner = calibrated_classes(features, PoissonSum, class_counts(reported, CLASSES), 2.0, DELTA, response)
-    densities = learner.sample(x, reported, generator=generator(1))
+    learner = ShuffledClasses.calibrated(
+        features, PoissonSum, class_counts(reported, CLASSES), 2.0, DELTA, response
+    )
+    densities = learner.sample_estimate((x, reported), generator=generator(1))
     queries, truth = clusters(300, seed=9)
     assert (classify(densities, queries) == truth).double().mean() > 0.95
     assert densities.guarantee.epsilon == pytest.approx(learner.kdes[0].guarantee.epsilon + 2.0, rel=0.01)
@@ -76,13 +78,15 @@ def test_labels_through_randomized_response_still_lead_to_the_classes():
 def test_messages_and_aggregate_agree_for_every_class():
     x, labels = clusters(12)
     features = GaussianSquareWave(D).draw(2, generator=generator())
-    learner = classes_of(features, class_counts(labels, CLASSES), lambda n: RandomizedResponseSum(n, 0.2))
+    learner = classes_of(
+        ShuffledKDE, features, class_counts(labels, CLASSES), lambda n: RandomizedResponseSum(n, 0.2)
+    )
     source, noise = generator(4), SeededNoise(4)
-    collected = torch.stack([learner.collect(x, labels, noise=noise).sums for _ in range(150)])
-    sampled = learner.sample(x, labels, generator=source, sample_shape=(1000,)).sums
+    collected = torch.stack([learner.estimate((x, labels), noise=noise).value for _ in range(150)])
+    sampled = learner.sample_estimate((x, labels), generator=source, sample_shape=(1000,)).value
     for c in range(CLASSES):
         for instance in range(2):
-            a, b = (sums[:, c, instance].mul(1e6).round().numpy() for sums in (collected, sampled))
+            a, b = (means[:, c, instance].mul(1e6).round().numpy() for means in (collected, sampled))
             assert stats.ks_2samp(a, b).pvalue > 1e-6
 
 
@@ -92,20 +96,18 @@ def test_nearest_centre_corrects_the_norms_for_the_noise():
     x, labels = x[keep], labels[keep]
     counts = class_counts(labels, CLASSES)
     features = InnerProduct(D).draw(1, generator=generator())
-    learner = classes_of(features, counts, lambda n: CentralGaussianSum(n, 1.0))
+    learner = classes_of(CentralKDE, features, counts, lambda n: CentralGaussianSum(n, 1.0))
     queries, truth = clusters(90, spread=0.05, seed=9)
-    densities = learner.sample(x, labels, generator=generator(1), sample_shape=(2000,))
+    densities = learner.sample_estimate((x, labels), generator=generator(1), sample_shape=(2000,))
     axes = torch.eye(D, dtype=torch.float64)
     squares = densities.evaluate(axes).square().sum(-1).mean(0)
-    noise = densities.standard_error(axes).square().sum(-1)[0]
+    noise = densities.standard_error_at(axes).square().sum(-1)[0]
     centres = torch.stack([x[labels == c].mean(0) for c in range(CLASSES)])
     wanted = centres.square().sum(1)
     assert ((squares - noise - wanted).abs() < 1 / counts + 0.05).all()
     assert float(squares[2] - wanted[2]) > 5 * float((squares - noise - wanted)[2].abs())
     many, groups = clusters(3000)
-    exact = classes_of(features, class_counts(groups, CLASSES), ExactSum).sample(
-        many, groups, generator=generator()
-    )
+    exact = classes_of(CentralKDE, features, class_counts(groups, CLASSES), ExactSum).estimate((many, groups))
     assert (nearest_centre(exact, queries) == truth).double().mean() > 0.95
     assert nearest_centre(densities, queries).shape == (2000, 90)
 
@@ -113,27 +115,29 @@ def test_nearest_centre_corrects_the_norms_for_the_noise():
 def test_the_vocabulary_word_of_a_class_is_the_one_nearest_to_its_members():
     x, labels = clusters(3000)
     features = GaussianSquareWave(D).draw(300, generator=generator())
-    learner = calibrated_classes(features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA)
-    densities = learner.sample(x, labels, generator=generator(1))
+    learner = ShuffledClasses.calibrated(features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA)
+    densities = learner.sample_estimate((x, labels), generator=generator(1))
     words = torch.cat([torch.eye(D, dtype=torch.float64), -torch.eye(D, dtype=torch.float64)])
-    best = decode(densities, words, 2)
+    best = nearest_words(densities, words, 2)
     assert best.shape == (CLASSES, 2) and best[:, 0].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="number of words"):
-        decode(densities, words, 17)
+        nearest_words(densities, words, 17)
 
 
 def test_guarantee_what_is_learned_is_read_from_the_release_alone(tmp_path):
     x, labels = clusters(300)
     features = InnerProduct(D).draw(2, generator=generator())
-    learner = calibrated_classes(features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA)
-    densities = learner.sample(x, labels, generator=generator(1))
+    learner = ShuffledClasses.calibrated(features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA)
+    densities = learner.sample_estimate((x, labels), generator=generator(1))
     densities.save(tmp_path / "classes.pt")
     queries, _ = clusters(40, seed=9)
-    answers = [(classify(d, queries), nearest_centre(d, queries), decode(d, queries, 3)) for d in (densities,)]
+    answers = [
+        (classify(d, queries), nearest_centre(d, queries), nearest_words(d, queries, 3)) for d in (densities,)
+    ]
     x.zero_(), labels.zero_()
     del densities
     loaded = Density.load(tmp_path / "classes.pt")
-    again = classify(loaded, queries), nearest_centre(loaded, queries), decode(loaded, queries, 3)
+    again = classify(loaded, queries), nearest_centre(loaded, queries), nearest_words(loaded, queries, 3)
     assert all(torch.equal(a, b) for a, b in zip(answers[0], again, strict=True))
     assert loaded.guarantee == learner.guarantee and loaded.guarantee.epsilon == 4.0
 
@@ -141,13 +145,15 @@ def test_guarantee_what_is_learned_is_read_from_the_release_alone(tmp_path):
 def test_wrong_labels_and_counts_are_refused_before_anything_is_drawn():
     x, labels = clusters(12)
     features = GaussianSquareWave(D).draw(2, generator=generator())
-    learner = classes_of(features, class_counts(labels, CLASSES), lambda n: RandomizedResponseSum(n, 0.2))
+    learner = classes_of(
+        ShuffledKDE, features, class_counts(labels, CLASSES), lambda n: RandomizedResponseSum(n, 0.2)
+    )
     source = generator(4)
     before = source.get_state()
     moved = labels.clone()
     moved[0] = 1
     for some, reported, kind, match in [
-        (x, moved, ValueError, "as the protocols count on"),
+        (x, moved, ValueError, "as the laws count on"),
         (x[:11], labels, ValueError, "one row for each user"),
         (x, labels.clamp_max(1), ValueError, r"classes \[2\] have none"),
         (x, labels + 1, ValueError, r"lie in \[0, 3\)"),
@@ -155,19 +161,19 @@ def test_wrong_labels_and_counts_are_refused_before_anything_is_drawn():
         (x, labels[:, None], ValueError, "shape"),
     ]:
         with pytest.raises(kind, match=match):
-            learner.sample(some, reported, generator=source)
+            learner.sample_estimate((some, reported), generator=source)
         with pytest.raises(kind, match=match):
-            learner.collect(some, reported)
+            learner.collect((some, reported))
     assert torch.equal(source.get_state(), before)
     with pytest.raises(ValueError, match="k = 3"):
         ShuffledClasses(learner.kdes, RandomizedResponse(4, 1.0))
     with pytest.raises(TypeError, match="ShuffledKDE"):
         ShuffledClasses(())
-    other = ShuffledKDE(GaussianSquareWave(D).draw(2, generator=generator()), ExactSum(4), DELTA)
+    other = ShuffledKDE(GaussianSquareWave(D).draw(2, generator=generator()), learner.kdes[0].law, DELTA)
     with pytest.raises(ValueError, match="one Features"):
         ShuffledClasses([learner.kdes[0], other])
-    densities = learner.sample(x, labels, generator=source)
+    densities = learner.sample_estimate((x, labels), generator=source)
     with pytest.raises(ValueError, match="inner product"):
         nearest_centre(densities, x)
     with pytest.raises(ValueError, match="several classes"):
-        classify(learner.kdes[0].sample(x[:4], generator=source), x)
+        classify(learner.kdes[0].estimate(x[:4]), x)

@@ -7,8 +7,10 @@ import torch
 from scipy import stats
 
 from torchdp.density import Density, GaussianFourier, GaussianOrthogonal
+from torchdp.privacy import Guarantee, Model, Neighbours
 
 D = 8
+NOTHING = Guarantee(math.inf, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, True, "none")
 
 
 def generator(seed=0):
@@ -79,7 +81,7 @@ def test_features_keep_what_they_declare():
 
 def test_a_release_is_saved_and_loaded(tmp_path):
     features = GaussianOrthogonal(D).draw(5, generator=generator())
-    density = Density(features, torch.randn(10).double(), torch.tensor(7.0), torch.tensor(1.0), None)
+    density = Density(torch.randn(10).double(), torch.tensor(1.0), 7, features=features, guarantee=NOTHING)
     density.save(tmp_path / "density.pt")
     y = torch.randn(3, D).double()
     again = Density.load(tmp_path / "density.pt").evaluate(y)

@@ -11,6 +11,7 @@ import torch
 import torchdp.density
 import torchdp.shuffle
 from torchdp.density import LaplacianSigns, ShuffledKDE
+from torchdp.draws import Simulated
 from torchdp.noise import Noise, SeededNoise
 from torchdp.shuffle import PoissonSum
 
@@ -46,8 +47,9 @@ def recovered(features):
 
 def stolen(kde, released, generator):
     """Which exact counts come out where the noise is what this generator draws next."""
-    noise = kde.protocol.sample_sum(torch.zeros(SUMS, dtype=torch.int64), generator=generator)
-    return (released.sums / kde.features.bound + N) / 2 - noise
+    law, zeros = kde.law, torch.zeros(SUMS, dtype=torch.int64)
+    noise = law.decode(law.noised(zeros, Simulated(generator)), N)
+    return (released.value / kde.features.bound + 1) / 2 * N - noise
 
 
 @pytest.fixture(scope="module")
@@ -60,38 +62,43 @@ def public():
 
 def test_the_attack_recovers_every_count_where_one_generator_draws_both(public):
     x, kde, generator = public
-    released = kde.sample(x, generator=generator)  # the law of a release, in the place of one: never for real data
-    exact = kde.features.ones(x, generator=torch.Generator())
+    released = kde.sample_estimate(
+        kde.summary(x), generator=generator
+    )  # the law of a release, in the place of one: never for real data
+    exact = kde.features.ones(x, Simulated(torch.Generator()), ())
     assert torch.equal(stolen(kde, released, recovered(kde.features)).round().long(), exact)
 
 
 def test_guarantee_the_attack_on_public_features_learns_nothing_of_collected_noise(public):
     x, kde, _ = public
-    released = kde.collect(x)
-    exact = kde.features.ones(x, generator=torch.Generator()).double()
+    released = kde.estimate(x)
+    exact = kde.features.ones(x, Simulated(torch.Generator()), ()).double()
     off = stolen(kde, released, recovered(kde.features)) - exact
     assert int((off.abs() < 0.5).sum()) < 8  # each by chance, once in 200
-    assert 0.5 < float(off.square().mean()) / (2 * kde.protocol.mean) < 1.7  # two independent noises
+    assert 0.5 < float(off.square().mean()) / (2 * kde.law.mean) < 1.7  # two independent noises
 
 
 def test_guarantee_the_readme_s_own_release_is_not_predicted_by_its_generator():
     """The strongest adversary: it holds the very generator that drew the data and the features."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (example,) = (block for block in blocks if "density.GaussianOrthogonal" in block)
-    wanted = "released = kde.collect(vectors)"
+    wanted = "released = kde.estimate(vectors)"
     assert wanted in example
     before, line, _ = example.partition(wanted)
     names = {}
     exec(before + line, names)
     kde, vectors, released = names["kde"], names["vectors"], names["released"]
     old = torch.Generator().set_state(names["generator"].get_state())
-    law = kde.sample(vectors, generator=old).sums
-    assert not torch.isclose(law, released.sums, atol=0.5, rtol=0).all()
-    noise = law - released.sums  # rounding and noise of two releases, independent
-    variance = float(kde.sample(vectors, generator=old, sample_shape=(50,)).sums.var(0).mean())
+    crowd = kde.summary(vectors)
+    law = kde.sample_estimate(crowd, generator=old).value
+    assert not torch.isclose(law, released.value, atol=0.5 / len(vectors), rtol=0).all()
+    noise = law - released.value  # rounding and noise of two releases, independent
+    variance = float(kde.sample_estimate(crowd, generator=old, sample_shape=(50,)).value.var(0).mean())
     assert 0.6 < float(noise.square().mean()) / (2 * variance) < 1.5
     again = torch.Generator().set_state(names["generator"].get_state())
-    assert torch.equal(kde.sample(vectors, generator=again).sums, law)  # and one generator would repeat it all
+    assert torch.equal(
+        kde.sample_estimate(crowd, generator=again).value, law
+    )  # and one generator would repeat it all
 
 
 def test_guarantee_one_source_for_both_is_a_type_error(public):
@@ -102,12 +109,12 @@ def test_guarantee_one_source_for_both_is_a_type_error(public):
         with pytest.raises(TypeError, match="generator must be"):
             LaplacianSigns(8).draw(SUMS, generator=noise)
         with pytest.raises(TypeError, match="generator must be"):
-            kde.sample(x, generator=noise)
+            kde.sample_estimate(kde.summary(x), generator=noise)
     with pytest.raises(TypeError, match="generator"):
         kde.collect(x, generator=generator)
 
 
-PRIVATE, LAW = {"bits", "collect", "randomize"}, {"draw", "ones", "sample", "sample_sum"}
+PRIVATE, LAW = {"collect", "randomize", "estimate"}, {"draw", "sample_tally", "sample_estimate"}
 
 
 @pytest.mark.parametrize("room", [torchdp.shuffle, torchdp.density], ids=lambda room: room.__name__)
@@ -124,4 +131,4 @@ def test_every_verb_names_its_source(room):
                 else:
                     assert sources == ({"generator"} if verb in LAW else set()), (name, verb)
                 found |= {verb} if sources else set()
-    assert "collect" in found and found & LAW
+    assert found & LAW or room is torchdp.shuffle

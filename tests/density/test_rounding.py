@@ -11,9 +11,8 @@ from torchdp.density import (
     GaussianOrthogonal,
     GaussianSquareWave,
     ShuffledClasses,
-    calibrated_kde,
 )
-from torchdp.density.kde import _moved
+from torchdp.density.kde import moved
 from torchdp.density.rounding import count, rounded
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
@@ -106,9 +105,9 @@ def ball(n, seed=1):
 def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
     """The dispatch to counts from Philox words, here by their reference: sums of all repeats, by a two-sample test."""
     x, features, shape = ball(40), family.draw(6, generator=generator()), (300,)
-    plain = features.ones(x, generator=generator(1), sample_shape=shape)
+    plain = features.ones(x, Simulated(generator(1)), shape)
     by_kernel(monkeypatch, features)
-    counted = features.ones(x, generator=generator(2), sample_shape=shape)
+    counted = features.ones(x, Simulated(generator(2)), shape)
     assert counted.shape == plain.shape == (300, features.instances) and counted.dtype == torch.int64
     if family.bound == 1 and features.rounding == 0:
         assert torch.equal(counted, plain)
@@ -122,7 +121,7 @@ def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
     for j in range(features.instances):
         assert stats.ks_2samp(plain[:, j].numpy(), counted[:, j].numpy()).pvalue > ALPHA
     assert not torch.equal(counted[0], counted[1])
-    again = features.ones(x, generator=generator(2), sample_shape=shape)
+    again = features.ones(x, Simulated(generator(2)), shape)
     assert torch.equal(again, counted)
 
 
@@ -133,7 +132,7 @@ def test_ones_of_classes_are_those_of_each(family, fused, monkeypatch):
     labels = torch.arange(90) % 3
     if fused:
         by_kernel(monkeypatch, features)
-    ones = features._class_ones(x, labels, 3, Simulated(generator(1)), (200,)).double()
+    ones = features.class_ones(x, labels, 3, Simulated(generator(1)), (200,)).double()
     assert ones.shape == (200, 3, features.instances)
     chances = torch.stack([(1 + features.left(x[labels == c]).double() / features.bound) / 2 for c in range(3)])
     mean, spread = chances.sum(1), (chances * (1 - chances)).sum(1).sqrt().clamp_min(1e-5)
@@ -144,11 +143,10 @@ def test_ones_of_classes_are_those_of_each(family, fused, monkeypatch):
 def test_fused_classes_release_densities_of_every_class(family, monkeypatch):
     x, features = ball(60), family.draw(6, generator=generator())
     labels = (torch.arange(60) < 20).long()
-    kdes = tuple(calibrated_kde(features, PoissonSum, n, 5.0, 1e-6) for n in (40, 20))
-    classes = ShuffledClasses(kdes)
-    plain = classes.sample(x, labels, generator=generator(1), sample_shape=(200,)).sums
+    classes = ShuffledClasses.calibrated(features, PoissonSum, torch.tensor([40, 20]), 5.0, 1e-6)
+    plain = classes.sample_estimate((x, labels), generator=generator(1), sample_shape=(200,)).value
     by_kernel(monkeypatch, features)
-    counted = classes.sample(x, labels, generator=generator(2), sample_shape=(200,)).sums
+    counted = classes.sample_estimate((x, labels), generator=generator(2), sample_shape=(200,)).value
     assert counted.shape == plain.shape == (200, 2, features.instances)
     gap = (plain.mean(0) - counted.mean(0)) / (plain.var(0) + counted.var(0)).sqrt()
     assert gap.abs().max() < 4.5 / math.sqrt(200)
@@ -162,7 +160,7 @@ def test_guarantee_holds_where_an_angle_overflows(dtype):
     x = torch.tensor([[1.0] * D, [-1.0] * D, [1, -1, 1, -1, 1]], dtype=dtype) * largest
     circle = features.left(x).unflatten(1, (6, 2)).square().sum(-1)
     assert (circle - 1).abs().max() < 1e-6
-    assert int(features.ones(x, generator=generator())[::2].sum()) == 3 * 6  # all cosines are 1
+    assert int(features.ones(x, Simulated(generator()), ())[::2].sum()) == 3 * 6  # all cosines are 1
 
 
 def test_guarantee_of_rounded_bits_leaves_room_for_float32():
@@ -170,6 +168,6 @@ def test_guarantee_of_rounded_bits_leaves_room_for_float32():
     features = GaussianOrthogonal(1, 1.3).draw(1, generator=generator())
     half = math.pi / float(features.frequencies.abs())
     x = torch.linspace(-50, 50, 20_001)[:, None]
-    apart = features._share(x).double() - features._share(x + half).double()
-    assert float(apart.square().sum(1).max() / 4) <= _moved(features)[1] < features.movement * (1 + 5e-6)
-    assert _moved(features)[1] > features.movement
+    apart = features.share(x).double() - features.share(x + half).double()
+    assert float(apart.square().sum(1).max() / 4) <= moved(features)[1] < features.movement * (1 + 5e-6)
+    assert moved(features)[1] > features.movement

@@ -18,34 +18,15 @@ def diagonal(*values):
     return torch.diag(torch.tensor(values, dtype=torch.float64))
 
 
-def drawn(root, p, power, count=200_000):
-    norms = torch.linalg.vector_norm(normal(count, root.shape[1], seed=9) @ root.mT, ord=p, dim=1) ** power
-    return float(norms.mean()), float(norms.std()) / math.sqrt(count)
+def drawn(root, p, count=100_000):
+    squares = torch.linalg.vector_norm(normal(count, root.shape[1], seed=9) @ root.mT, ord=p, dim=1).square()
+    return float(squares.mean()), float(squares.std()) / math.sqrt(count)
 
 
 @pytest.mark.parametrize("p", [0.5, 1, 2, 3, 4, 7.5])
 def test_the_normals_moments_are_the_integral(p):
     value, _ = integrate.quad(lambda g: 2 * g**p * stats.norm.pdf(g), 0, 40, epsabs=1e-12)
     assert normal_moment(p) == pytest.approx(value, rel=1e-9)
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 10, 500])
-def test_the_mean_euclidean_norm_of_white_noise_is_that_of_the_chi_law(d):
-    error = NormError(0.7 * torch.eye(d, dtype=torch.float64), 2.0)
-    assert error.mean.value == pytest.approx(0.7 * stats.chi(d).mean(), rel=1e-9)
-    assert error.mean.standard_error == 0
-
-
-def test_the_mean_euclidean_norm_of_two_unequal_normals_is_an_elliptic_integral():
-    value, _ = integrate.quad(lambda a: math.hypot(3 * math.cos(a), 0.2 * math.sin(a)), 0, 2 * math.pi, limit=200)
-    expected = value / (2 * math.pi) * math.sqrt(math.pi / 2)
-    assert NormError(diagonal(3.0, 0.2), 2.0).mean.value == pytest.approx(expected, rel=1e-9)
-
-
-def test_the_mean_norm_does_not_care_for_rotations_nor_for_what_has_no_noise():
-    Q, _ = torch.linalg.qr(normal(4, 4))
-    plain = NormError(diagonal(5.0, 1.0, 0.01, 0.0), 2.0).mean.value
-    assert NormError(Q @ diagonal(5.0, 1.0, 0.01, 0.0), 2.0).mean.value == pytest.approx(plain, rel=1e-9)
 
 
 @pytest.mark.parametrize("deviations", [(1.0,), (2.0, 2.0), (3.0, 1.0, 0.1), (1.0,) * 300])
@@ -56,21 +37,16 @@ def test_the_largest_of_independent_normals_is_the_integral_of_its_tail(deviatio
     def tail(t):
         return -np.expm1(np.log1p(-2 * stats.norm.sf(t / scale)).sum())
 
-    first, _ = integrate.quad(tail, 0, 12 * scale.max(), limit=400, points=list(scale), epsabs=1e-11)
     second, _ = integrate.quad(lambda t: 2 * t * tail(t), 0, 12 * scale.max(), limit=400, epsabs=1e-11)
-    assert error.mean.value == pytest.approx(first, rel=1e-8)
     assert error.root_mean_square.value == pytest.approx(math.sqrt(second), rel=1e-8)
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, 4.0, 9.0, math.inf])
-@pytest.mark.parametrize("power", [1, 2])
-def test_what_is_predicted_is_what_draws_show(p, power):
+def test_what_is_predicted_is_what_draws_show(p):
     root = normal(6, 4, seed=1) * torch.tensor([1.0, 5, 0.1, 1], dtype=torch.float64)
-    error = NormError(root, p)
-    predicted = error.mean if power == 1 else error.root_mean_square
-    value, deviation = drawn(root, p, power)
-    stated = predicted.standard_error * (1 if power == 1 else 2 * predicted.value)
-    z = (predicted.value**power - value) / math.hypot(deviation, stated)
+    predicted = NormError(root, p).root_mean_square
+    value, deviation = drawn(root, p)
+    z = (predicted.value**2 - value) / math.hypot(deviation, 2 * predicted.value * predicted.standard_error)
     assert abs(z) < 5
     assert predicted.standard_error < 0.004 * predicted.value
 
@@ -82,7 +58,6 @@ def test_guarantee_the_ceiling_and_the_floor_hold_the_error_between_them(p, d):
     slack = 4 * error.root_mean_square.standard_error + 1e-12 * error.floor
     assert error.floor <= error.root_mean_square.value + slack
     assert error.root_mean_square.value <= error.ceiling + slack
-    assert error.root_mean_square.value <= error.root_mean_power + slack
 
 
 def test_a_ceiling_without_the_two_under_the_logarithm_would_fail():
@@ -93,7 +68,7 @@ def test_a_ceiling_without_the_two_under_the_logarithm_would_fail():
 
 def test_noise_of_size_zero_costs_nothing():
     error = NormError(torch.zeros(3, 2), 4.0)
-    assert error.mean.value == error.root_mean_square.value == error.floor == error.ceiling == 0
+    assert error.root_mean_square.value == error.floor == error.ceiling == 0
 
 
 @pytest.mark.parametrize("root", [torch.ones(3), torch.ones(0, 2), torch.full((2, 2), math.nan)])

@@ -5,16 +5,13 @@ from functools import lru_cache
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize, gamma2, least_error, zeta
 from torchdp.factorization.approximate import priced
 from torchdp.factorization.certificates.approximate_certificate import certify_approximate, certify_zeta
 from torchdp.factorization.norm import witness
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def semidefinite(W, alpha=None, price=None):
@@ -33,7 +30,7 @@ SMALL = [normal(6, 4, seed=1), normal(4, 6, seed=2), workloads.prefix(6).dense()
 
 
 @pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.9])
 def test_agrees_with_the_semidefinite_program(W, share):
     alpha = share * float(W.abs().max())
     found = approximate(W, alpha, tol=1e-4)
@@ -43,14 +40,14 @@ def test_agrees_with_the_semidefinite_program(W, share):
 
 
 @pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
-@pytest.mark.parametrize("price", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("price", [0.5, 5.0])
 def test_priced_agrees_with_the_semidefinite_program(W, price):
     found = priced(W, price, tol=1e-4)
     value = semidefinite(W, price=price)
     assert found.certificate.lower * (1 - 1e-5) <= value <= found.certificate.upper * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_guarantee_certify_approximate_is_sound_for_any_factors_and_witness(seed):
     W, alpha = normal(5, 7, seed=seed), 0.3
     good = approximate(W, alpha, tol=1e-4)

@@ -1,7 +1,9 @@
 """The evaluator under attack: bad factors, bad weights, bad shapes; no gap below the true one, no raw traceback."""
 
 import math
+from functools import cache, partial
 
+import laws
 import pytest
 import torch
 
@@ -18,13 +20,11 @@ from torchdp.factorization import (
     signature_form,
 )
 from torchdp.factorization.norm import witness
-from torchdp.randomness import keyed_generator
 
-CASES = [(p, shift) for p in (2.0, 3.0, math.inf) for shift in (False, True)]
+CASES = [(2.0, True), (3.0, False), (math.inf, False), (math.inf, True)]
 
 
-def normal(*shape, name=b"attacks"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"attacks")
 
 
 def judge(found, W, p=math.inf, **changes):
@@ -34,13 +34,17 @@ def judge(found, W, p=math.inf, **changes):
     return certify(W, **{**arguments, **changes}, p=p)
 
 
+@cache
+def best_of(p, shift):
+    return factorize(normal(6, 9), p, shift, tol=1e-8)
+
+
 @pytest.mark.parametrize(("p", "shift"), CASES)
 @pytest.mark.parametrize("size", [1e-12, 1e-8, 1e-4, 1e-2, 1.0])
 def test_guarantee_no_gap_below_the_true_one_for_perturbed_factors(p, shift, size):
-    W = normal(6, 9)
-    best = factorize(W, p, shift, tol=1e-8)
+    W, best = normal(6, 9), best_of(p, shift)
     truth = best.certificate
-    for i in range(4):
+    for i in range(2):
         noise = [size * normal(*M.shape, name=f"{i} {k}".encode()) for k, M in enumerate((best.left, best.right))]
         changes = [
             {"left": best.left + noise[0]},

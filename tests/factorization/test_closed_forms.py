@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import normal
 from scipy.linalg import hadamard
 
 from torchdp import workloads
@@ -20,10 +21,6 @@ from torchdp.factorization.structure.closed_forms import (
 )
 
 EXPONENTS = [2.0, 3.0, math.inf]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def inside(value, certificate, slack=1e-9):

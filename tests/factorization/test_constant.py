@@ -28,14 +28,14 @@ def test_guarantee_closed_forms(W, constant, value):
     assert found.upper <= value * (1 + 1e-5) + 1e-12
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_guarantee_no_constant_does_better(seed):
     """Random matrices far from balanced: the bracket holds against a scan, and follows a shift of W."""
     generator = keyed_generator(bytes([seed]))
-    W = torch.randn(7, 9, dtype=torch.float64, generator=generator).exp() + seed
+    W = torch.randn(5, 6, dtype=torch.float64, generator=generator).exp() + seed
     found = free_constant(W)
     assert found.upper <= found.lower * (1 + 1.01e-3)
-    scan = torch.linspace(-float(W.max()), 1, 25, dtype=torch.float64)
+    scan = torch.linspace(-float(W.max()), 1, 13, dtype=torch.float64)
     assert (found.lower <= factorize(W + scan[:, None, None]).certificate.upper).all()
     moved = free_constant(W + 100)
     assert moved.lower <= found.upper * (1 + 1e-12) and found.lower <= moved.upper * (1 + 1e-12)

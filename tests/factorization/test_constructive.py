@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import normal
 from scipy.linalg import hadamard
 
 from torchdp import workloads
@@ -24,10 +25,6 @@ EXPONENTS = [2.0, 3.0, math.inf]
 PREFIX = [binary_tree, square_root, normalised_square_root, group_algebra]
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def honaker(k, p=math.inf):
     return best_decoder(workloads.prefix(k).dense(), binary_tree(k).right, p)
 
@@ -42,7 +39,7 @@ def exact_and_above(found, W, p=math.inf):
 
 
 @pytest.mark.parametrize("build", [*PREFIX, honaker], ids=lambda build: build.__name__)
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 8, 9, 20])
+@pytest.mark.parametrize("k", [1, 2, 7, 8, 20])
 def test_prefix_sums_are_exact_and_above_the_optimum(build, k):
     for p in EXPONENTS:
         exact_and_above(build(k, p), workloads.prefix(k).dense(), p)
@@ -52,7 +49,7 @@ def root_bound(k):
     return 1 + (math.log(k) + 0.5773) / math.pi
 
 
-@pytest.mark.parametrize("k", [2, 5, 16, 31, 64, 100, 256])
+@pytest.mark.parametrize("k", [2, 5, 16, 31, 100])
 def test_prefix_sums_are_within_the_published_bounds(k):
     h = (k - 1).bit_length()
     tree, root, normalised, group = (float(build(k).certificate.upper) for build in PREFIX)
@@ -121,7 +118,7 @@ def lipschitz(n, seed=0):
     return walk - walk[:, n // 2 : n // 2 + 1]
 
 
-@pytest.mark.parametrize("n", [1, 2, 6, 7, 8, 33, 64])
+@pytest.mark.parametrize("n", [1, 2, 6, 7, 8, 33])
 def test_lipschitz_tree_is_exact_and_within_its_bound(n):
     monotone = workloads.absolute_difference(n).dense()
     for W in (monotone, monotone - n / 4, lipschitz(n)) if n > 1 else (monotone + 1,):

@@ -2,8 +2,10 @@
 
 import math
 import warnings
+from functools import partial
 
 import cvxpy as cp
+import laws
 import pytest
 import torch
 
@@ -13,9 +15,7 @@ from torchdp.factorization.dual import certify_dual
 from torchdp.factorization.norm import witness
 from torchdp.randomness import keyed_generator
 
-
-def normal(*shape, name=b"dual"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"dual")
 
 
 def with_zeros():

@@ -1,7 +1,9 @@
 """Factorizations under repeated participation, against the semidefinite program, attacks and single participation."""
 
 import math
+from functools import partial
 
+import laws
 import pytest
 import torch
 
@@ -11,14 +13,12 @@ from torchdp.factorization.certificates.epochs_certificate import certify_epochs
 from torchdp.factorization.certificates.epochs_certificate import sensitivity as class_sensitivity
 from torchdp.factorization.solvers.epochs_solver import classes_of, parts_of
 from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
-from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, causal_strategy, iterates, sensitivity, standard_errors
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def normal(*shape, name=b"epochs"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"epochs")
 
 
 def program(W, period, p):
@@ -44,7 +44,7 @@ def program(W, period, p):
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize(("rows", "columns", "period"), [(4, 4, 2), (6, 6, 2), (5, 5, 2), (7, 6, 4), (4, 4, 1)])
+@pytest.mark.parametrize(("rows", "columns", "period"), [(4, 4, 2), (5, 5, 2), (7, 6, 4), (4, 4, 1)])
 def test_the_semidefinite_program_agrees(rows, columns, period, p):
     W = workloads.prefix(rows).dense() if rows == columns else normal(rows, columns)
     found = factorize_epochs(W, period, p, tol=1e-6).certificate
@@ -94,7 +94,7 @@ def test_one_participation_is_the_ordinary_norm(period, p):
     assert ours.lower <= plain.upper * (1 + 1e-12) and plain.lower <= ours.upper * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("period", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("period", [1, 2, 5, 7])
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
     W = workloads.prefix(13).dense()

@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import factorize, gradient
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_prefix_within_a_thousandth():
@@ -22,12 +19,12 @@ def test_prefix_within_a_thousandth():
     assert certificate.residual < 1e-9 and result.iterations == 1000
 
 
-@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+@pytest.mark.parametrize("p", [pytest.param(2.0, marks=pytest.mark.slow), 4.0, math.inf])
 def test_a_batch_of_random_matrices(p):
-    W = normal(2, 4, 12, 9)
+    W = normal(2, 3, 8, 6)
     W[0, 1], W[0, 2] = 0.0, W[0, 2, :, :3] @ W[0, 2, :3]  # rank 0 and 3 inside the batch
     W[1, 0, 2], W[1, 1] = 0.0, 1e200 * W[1, 1]
-    result = gradient(W, p)
+    result = gradient(W, p, steps=600, learning_rate=0.02)
     exact = factorize(W, p, tol=1e-5).certificate
     assert (result.certificate.upper <= exact.lower * 1.003).all()
     assert (result.certificate.lower <= exact.upper * (1 + 1e-12)).all() and (

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from functools import cache, partial
 
+import laws
 import numpy as np
 import pytest
 import torch
@@ -15,14 +17,12 @@ from torchdp.factorization import approximate, factorize, hard_instance, sample_
 from torchdp.factorization.hard import HardInstance, _mean_inverse
 from torchdp.factorization.norm import witness
 from torchdp.randomizers import PrivUnitG
-from torchdp.randomness import keyed_generator
 
 EPSILONS = (0.1, math.log(2), 1.0, 2.0, 5.0)
 COIN = torch.tensor([[1.0, -1.0]])  # one query, the mean of a bit: randomized response is optimal
 
 
-def normal(*shape, name=b"hard"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"hard")
 
 
 SMALL = {
@@ -111,7 +111,7 @@ def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(na
 
 def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
     """Least mean squared and mean absolute error of the coin's mean from n randomized responses, under the prior."""
-    t = (np.arange(1500) + 0.5) / 1500 * 2 - 1
+    t = (np.arange(1000) + 0.5) / 1000 * 2 - 1
     prior = np.cos(math.pi * t / 2) ** 2
     t, prior = half * t, prior / prior.sum()
     joint = prior * binom.pmf(np.arange(n + 1)[:, None], n, (1 + math.tanh(epsilon / 2) * t) / 2)
@@ -121,12 +121,12 @@ def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
     return (joint * (t - mean[:, None]) ** 2).sum(), (joint * abs(t - median[:, None])).sum()
 
 
-@pytest.mark.parametrize("n", [1, 5, 40, 400])
+@pytest.mark.parametrize("n", [1, 5, 40, 200])
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, epsilon):
     """Exact enumeration of the Bayes risks under the proof's prior: no estimate of n responses beats the bound."""
     coin, slope, worst = hard_instance(COIN), math.tanh(epsilon / 2), np.zeros(2)
-    for half in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+    for half in (0.3, 0.5, 0.7, 1.0):
         square, absolute = bayes_risk(n, epsilon, half)
         allowed = n * slope**2 * float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
         prior = (math.pi / half) ** 2
@@ -161,16 +161,21 @@ def test_guarantee_samples_absolute_are_below_randomized_response(epsilon):
     assert coin.samples(worst, epsilon) > 1.3 * n  # negative control
 
 
+@cache
+def solved(name):
+    """W, its factorization, and instances: the best, of a bad witness, of a part of the queries."""
+    W = workloads.prefix(24).dense() if name == "larger prefix" else SMALL[name]
+    found = factorize(W, shift=True, tol=1e-4)
+    return W, found, hard_instance(W), hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("name", [*SMALL, "larger prefix"])
 def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
-    W = workloads.prefix(40).dense() if name == "larger prefix" else SMALL[name]
-    found = factorize(W, shift=True, tol=1e-4)
+    W, found, instance, *others = solved(name)
     variance = PrivUnitG(found.right.shape[0], epsilon).moments.variance
     spread = float((W.amax(1) - W.amin(1)).max())
-    instance = hard_instance(W)
-    others = hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])  # a bad witness, a part of the queries
-    for alpha in (spread, 0.1, 0.02, 0.001):
+    for alpha in (spread, 0.02, 0.001):
         enough = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=spread)
         assert all(each.samples(alpha, epsilon) <= enough for each in (instance, *others))
     if epsilon <= 1 and name != "with a zero row":

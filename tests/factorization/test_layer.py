@@ -1,21 +1,21 @@
 """The differentiable semidefinite program: its value, its gradients, and its errors."""
 
 import builtins
+from functools import partial
 
+import laws
 import pytest
 import torch
 
 from torchdp import workloads
 from torchdp.factorization import factorize, gamma2, layer
 from torchdp.factorization.layer import gram_layer
-from torchdp.randomness import keyed_generator
 
 pytest.importorskip("cvxpylayers")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # numpy's, of cvxpylayers
 
 
-def normal(*shape, name=b"layer"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"layer")
 
 
 UNIQUE = [  # optimal weights are unique

@@ -1,20 +1,20 @@
 """The norms as losses: values, gradients, and a training loop that finds a known optimum."""
 
 import math
+from functools import partial
 
+import laws
 import pytest
 import torch
 
 from torchdp import workloads
 from torchdp.factorization import factorize, gamma, gamma2, gamma_F
 from torchdp.factorization.norm import witness
-from torchdp.randomness import keyed_generator
 
-CASES = [(math.inf, False), (math.inf, True), (2.0, False), (2.0, True), (4.0, False), (4.0, True)]
+CASES = [(math.inf, False), (math.inf, True), (2.0, False), (4.0, True)]
 
 
-def normal(*shape, name=b"norm"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"norm")
 
 
 @pytest.mark.parametrize(("p", "shift"), CASES)
@@ -69,18 +69,18 @@ def test_float32_in_float32_out():
 
 def test_as_a_loss_it_finds_the_free_constant():
     """min over c of gamma_2(|i - j| - c) is (k - 1)/2, at c = (k - 1)/2: an ordinary loop of torch.optim."""
-    k = 8
+    k = 6
     W = workloads.absolute_difference(k).dense()
     c = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([c], lr=0.3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
     for _ in range(60):
         optimizer.zero_grad()
-        loss = gamma(W - c, tol=1e-4)
+        loss = gamma(W - c, tol=1e-3)
         loss.backward()
         optimizer.step()
         schedule.step()
-    assert abs(float(c.detach()) - 3.5) < 0.1 and abs(float(loss.detach()) - 3.5) < 0.05
+    assert abs(float(c.detach()) - 2.5) < 0.1 and abs(float(loss.detach()) - 2.5) < 0.05
 
 
 def test_zero_has_gradient_zero():

@@ -1,20 +1,20 @@
 """The polar factor by matrix products: as accurate as asked, never of norm above 1; and what a contraction proves."""
 
 import math
+from functools import partial
 
+import laws
 import pytest
 import torch
 
 from torchdp import workloads
 from torchdp.factorization import polar
 from torchdp.factorization.certificates import certificate
-from torchdp.randomness import keyed_generator
 
 proved_trace_norm = certificate.proved_trace_norm
 
 
-def normal(*shape, name=b"polar"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"polar")
 
 
 def with_singular_values(values):

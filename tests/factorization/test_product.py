@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -22,10 +23,6 @@ from torchdp.factorization.structure.signature import root, signature
 from torchdp.workloads import Workload
 
 EXPONENTS = [2.0, 3.0, math.inf]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def three(p=math.inf, tol=1e-5):

@@ -1,7 +1,9 @@
 """Rank reduction: measured errors, the projection's law, its guarantee with its constant, and truncation."""
 
 import math
+from functools import partial
 
+import laws
 import pytest
 import torch
 from scipy.stats import chi2
@@ -11,9 +13,7 @@ from torchdp.factorization import factorize, jl_rank, johnson_lindenstrauss, tru
 from torchdp.factorization.rank import measure
 from torchdp.randomness import keyed_generator
 
-
-def normal(*shape, name=b"rank"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
+normal = partial(laws.normal, name=b"rank")
 
 
 def projected(factorization, rank, name=b"project"):

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -18,10 +19,6 @@ from torchdp.factorization import (
 )
 from torchdp.factorization.solvers import spectrum
 from torchdp.factorization.structure.closed_forms import circulant, group_invariant
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def one_large_row():

@@ -24,6 +24,7 @@ def kept():
     W = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, -0.5], [0.0, 1.0, 1.0]], **number)
     points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
     polytope = found["domains"].Polytope(points)
+    rows = torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)])
     features = found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
     return found | {
         "torch": torch,
@@ -37,8 +38,11 @@ def kept():
         "counts": torch.tensor([5, 3, 2]),
         "prior": torch.tensor([0.5, 0.3, 0.2], **number),
         "points": points,
-        "rows": torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)]),
+        "rows": rows,
+        "crowd": importlib.import_module("torchdp.protocol").Crowd.of(rows),
         "labels": torch.tensor([0.5, -0.5, 0.1, 0.2, 0.3], **number),
+        "second": found["regression"].SecondMoments.of(points),
+        "labelled": torch.tensor([[0, 1], [1, -1], [2, 1], [2, 1], [1, -1]]),
         "signs": torch.tensor([1, -1, 1, 1, -1]),
         "bits": torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.bool),
         "kernel": lambda x, y: (x[..., 0] - y[..., 0]).abs(),
@@ -81,25 +85,24 @@ workloads.from_callable(kernel, points)
 
 RANDOMIZERS = "\n".join(
     f"randomizers.{name}(3, 1.0)\n"
-    f"randomizers.{name}(3, 1.0).sample(types, noise=noise)\n"
+    f"randomizers.{name}(3, 1.0).randomize(types, noise=noise)\n"
     f"randomizers.{name}(3, 1.0).collect(types, noise=noise)\n"
-    f"randomizers.{name}(3, 1.0).sample_reports(counts, generator=generator, sample_shape=(2,))\n"
-    f"randomizers.{name}(3, 1.0).decode_counts({reports})\n"
-    f"randomizers.{name}(3, 1.0).workload_variance(W)\n"
-    f"randomizers.{name}(3, 1.0).answer({reports}, W)"
-    for name, reports in (
-        ("RandomizedResponse", "counts"),
-        ("HadamardResponse", "torch.tensor([3, 3, 2, 2])"),
-        ("OptimizedUnaryEncoding", "torch.tensor([3, 3, 2, 10])"),
-        ("SymmetricUnaryEncoding", "torch.tensor([3, 3, 2, 10])"),
-        ("SubsetSelection", "torch.tensor([3, 3, 2, 10])"),
+    f"randomizers.{name}(3, 1.0).sample_tally(counts, generator=generator, sample_shape=(2,))\n"
+    f"randomizers.{name}(3, 1.0).worst_mse(100)\n"
+    f"randomizers.{name}(3, 1.0).workload_variance(W)"
+    for name in (
+        "RandomizedResponse",
+        "HadamardResponse",
+        "OptimizedUnaryEncoding",
+        "SymmetricUnaryEncoding",
+        "SubsetSelection",
     )
 ) + "\n".join(
     f"\nrandomizers.{name}(2, 1.0, 1.0{more})\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).sample(points, noise=noise)\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).collect(points, counts, noise=noise)\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).sample_sum(points, counts, generator=generator, sample_shape=(2,))\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).decode_sum(points)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).randomize(points, noise=noise)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).collect(points, noise=noise)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).tally(points)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).worst_mse(100)\n"
     f"randomizers.{name}(2, 1.0, 1.0{more}).squared_error(0.5)"
     for name, more in (
         ("PrivUnit", ""),
@@ -121,21 +124,21 @@ queries.parities(3, 2)
 queries.thresholds(3)
 queries.stumps([2, 3])
 queries.consistent(W, prior, tol=1e-6)
-queries.factored(W, factorization.identity_strategy(W, 2.0))
-queries.identity(W)
-queries.plain(W)
-queries.local_factorization(queries.plain(W), 1.0)
-queries.local_factorization(queries.plain(W), 1.0).answer(types, noise=noise)
-queries.local_factorization(queries.plain(W), 1.0).half_width(100, 0.05)
-queries.CentralFactorization(queries.plain(W), 1.0, 1e-5)
-queries.CentralFactorization(queries.plain(W), 1.0, 1e-5).answer(types, noise=noise)
-queries.CentralFactorization(queries.plain(W), 1.0, 1e-5).predicted_mse(counts)
-queries.CentralFactorization(queries.plain(W), 1.0, 1e-5).worst_error(100)
+queries.FactoredQueries.of(W, factorization.identity_strategy(W, 2.0))
+queries.FactoredQueries.identity(W)
+queries.FactoredQueries.plain(W)
+queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)
+queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0).estimate(types, noise=noise)
+queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0).half_width(100, 0.05)
+queries.CentralFactorization(queries.FactoredQueries.plain(W), 1.0, 1e-5)
+queries.CentralFactorization(queries.FactoredQueries.plain(W), 1.0, 1e-5).estimate(types, noise=noise)
+queries.CentralFactorization(queries.FactoredQueries.plain(W), 1.0, 1e-5).predicted_mse(counts)
+queries.CentralFactorization(queries.FactoredQueries.plain(W), 1.0, 1e-5).worst_mse(100)
 queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))
-queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0)).answer(types, noise=noise)
-queries.LocalFactorization(queries.plain(W), randomizers.PrivUnit(3, 1.0, 9.0))
-queries.PrivateLearner(queries.thresholds(3), 1.0)
-queries.PrivateLearner(queries.thresholds(3), 1.0).learn(types[:, None], signs, noise=noise)
+queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0)).estimate(types, noise=noise)
+queries.LocalFactorization(queries.FactoredQueries.plain(W), randomizers.PrivUnit(3, 1.0, 9.0))
+queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)
+queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0).estimate(labelled, noise=noise)
 queries.thresholds(3).losses(types[:, None], signs)
 queries.FactoredQueries(W, W, torch.eye(3).double(), torch.zeros(3).double())
 """
@@ -254,10 +257,10 @@ secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)
 secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).randomize(rows, first=0, noise=noise)
 secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
 regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)
-regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
+regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).randomize(rows, noise=noise)
 regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).collect(rows, noise=noise)
 regression.LocalRows(2, 1.0, 1.0, 1e-5)
-regression.LocalRows(2, 1.0, 1.0, 1e-5).messages(rows, noise=noise)
+regression.LocalRows(2, 1.0, 1.0, 1e-5).randomize(rows, noise=noise)
 regression.SecureHistogram(5, 3, 1.0)
 regression.FrequencyMoments(5, 1.0, (1.0, 2.0), 1.0)
 secure.shared_noise.SharedGaussian(5, 1.0, 1.0, 1e-5)
@@ -267,27 +270,24 @@ regression.AdaSSP(2, 1.0, 1.0, 1.0, 1e-5, 0.05)
 sketching.AdaptiveCoalition(1)
 sketching.StaticCoalition(1, 0.01)
 secure.ring.Ring(64, 20)
-regression.second_moments(rows, labels)
+regression.SecondMoments.of(rows, labels)
 regression.clipped_rows(rows, 1.0)
-regression.choose_regression(regression.second_moments(rows, labels), 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5)
-regression.choose_low_rank(regression.second_moments(rows), 1, 1.0, epsilon=1.0, delta=1e-5)
+regression.choose_regression(second, 1.0, 1.0, 1.0, epsilon=1.0, delta=1e-5, generator=generator)
+regression.choose_low_rank(regression.SecondMoments.of(rows), 1, 1.0, epsilon=1.0, delta=1e-5, generator=generator)
 sketching.entry_variance(1.0, epsilon=1.0, delta=1e-5)
-regression.gram_sensitivity(1.0, 2)
-regression.cross_sensitivity(1.0, 1.0)
-regression.joint_sensitivity(1.0, 1.0, 2)
-regression.least_squares(regression.second_moments(rows, labels), 1.0)
-regression.loss(regression.second_moments(rows, labels), points[0], 1.0)
-regression.phi(regression.second_moments(rows, labels), points[0], 1.0)
+regression.sensitivity.gram_sensitivity(1.0, 2)
+regression.sensitivity.cross_sensitivity(1.0, 1.0)
+regression.sensitivity.joint_sensitivity(1.0, 1.0, 2)
+regression.least_squares(regression.SecondMoments.of(rows, labels), 1.0)
+regression.loss(regression.SecondMoments.of(rows, labels), points[0], 1.0)
+regression.phi(regression.SecondMoments.of(rows, labels), points[0], 1.0)
 sketching.GaussianNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5)
 sketching.GaussianNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5, rows=False)
 sketching.OneCopyGaussianNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0, delta=1e-5)
 sketching.LaplaceNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0)
 sketching.PolyaNoise.calibrated(sketching.ones(5), 1, epsilon=1.0)
-regression.mod_sulq(2, 1.0, 1.0, 1e-5)
-regression.scaled_columns(rows)
+regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)
 regression.solve_ridge(torch.eye(2).double(), points[0], 1.0)
-regression.spectrum_rows(5, 2, 1, generator=generator)
-regression.regression_rows(5, 2, 0.5, generator=generator)
 """
 
 SHUFFLE = """
@@ -298,22 +298,29 @@ shuffle.CorrelatedSum(5, 0.5, 3.0, 0.5)
 shuffle.PureSum(5, 1.0, 0.3, 0.1)
 shuffle.CentralGaussianSum(5, 1.0)
 shuffle.ExactSum(5)
-shuffle.pure_sum(5, 1.0, 0.1)
-shuffle.calibrate(shuffle.PoissonSum, 100, 1.0, 1e-5, 2, 0)
+shuffle.PureSum.tuned(5, 1.0, 0.1)
+shuffle.PoissonSum.calibrated(100, 1.0, 1e-5, 2, 0)
+shuffle.PoissonSum.calibrated(100, 1.0, 1e-5, 2, 0, change=1.0, flips=2)
 shuffle.delta_of(shuffle.PoissonSum(5, 3.0), 1.0, 2)
 shuffle.epsilon_of(shuffle.PoissonSum(5, 3.0), 1e-3, 2)
-shuffle.guarantee(shuffle.PoissonSum(5, 30.0), 1e-3, 2)
-shuffle.rounded_delta_of(shuffle.PoissonSum(5, 30.0), 1.0, 2, 1.0)
-shuffle.paper_composition(1.0, 1e-5, 10, 1e-5)
-shuffle.paper_correlated(100, 1.0, 1e-5)
-shuffle.paper_poisson(100, 1.0, 1e-5)
-shuffle.paper_pure(100, 1.0)
-shuffle.paper_randomized_response(10000, 1.0, 1e-5)
-shuffle.paper_split(1.0, 1e-5, 10)
+shuffle.delta_of(shuffle.PoissonSum(5, 30.0), 1.0, 2, change=1.0, flips=2)
+shuffle.BitSums(shuffle.PoissonSum(5, 30.0), 2, 1e-3)
+shuffle.BitSums.calibrated(shuffle.PoissonSum, 100, 1.0, 1e-5, 2, 0)
+shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)
+shuffle.paper.composition(1.0, 1e-5, 10, 1e-5)
+shuffle.paper.correlated(100, 1.0, 1e-5)
+shuffle.paper.poisson(100, 1.0, 1e-5)
+shuffle.paper.pure(100, 1.0)
+shuffle.paper.randomized_response(10000, 1.0, 1e-5)
+shuffle.paper.split(1.0, 1e-5, 10)
 """ + "\n".join(
-    f"shuffle.{made}.collect(bits, noise=noise)\nshuffle.{made}.variance(counts[:2])\n"
-    f"shuffle.{made}.sample_sum(counts[:2], generator=generator, sample_shape=(2,))"
-    for made in ("RandomizedResponseSum(5, 0.2)", "PoissonSum(5, 3.0)", "NegativeBinomialSum(5, 2.0, 0.5)")
+    f"{made}.collect(bits, noise=noise)\n"
+    f"{made}.sample_estimate(counts[:2], generator=generator, sample_shape=(2,))"
+    for made in (
+        "shuffle.BitSums(shuffle.RandomizedResponseSum(5, 0.2), 2, 1e-3)",
+        "shuffle.BitSums(shuffle.PoissonSum(5, 3.0), 2, 1e-3)",
+        "shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)",
+    )
 )
 
 DENSITY = "\n".join(
@@ -329,19 +336,18 @@ DENSITY = "\n".join(
         "GaussianSquareWave(2, 1.0)",
         "InnerProductRotated(2)",
         "InnerProductSigns(2)",
-        "LaplacianBuckets(2, 1.0, 16)",
         "LaplacianSigns(2, 1.0)",
     )
 )
 DENSITY += """
 density.ShuffledKDE(features, shuffle.PoissonSum(5, 50.0), 1e-5)
+density.CentralKDE.calibrated(features, 5, 1.0, 1e-5)
 kde.collect(rows, noise=noise)
-kde.sample(rows, generator=generator, sample_shape=(2,))
-kde.predicted_mse(rows, points)
+kde.sample_estimate(crowd, generator=generator, sample_shape=(2,))
+kde.density_mse(crowd, points)
 density.kernel_means(density.GaussianFourier(2, 1.0), rows, points)
-density.expected_mse(density.GaussianFourier(2, 1.0), 8, shuffle.PoissonSum(5, 50.0), rows, points)
 density.class_counts(types, 3)
-density.calibrated_classes(features, shuffle.PoissonSum, counts, 1.0, 1e-5)
+density.ShuffledClasses.calibrated(features, shuffle.PoissonSum, counts, 1.0, 1e-5)
 """
 
 TRAINING = """
@@ -351,6 +357,8 @@ training.Separated(2, 2)
 training.sensitivity(W.tril().abs(), training.Separated(2, 2))
 training.sensitivity(W.tril(), training.Epochs(2))
 training.iterates(4, momentum=0.5)
+training.iterates(2, learning_rates=[1.0, 2.0])
+training.CorrelatedNoise(torch.eye(3).double(), 2, 1.0).guarantee(1.0, 1e-5, once)
 training.standard_errors(W, torch.eye(3).double())
 training.CorrelatedNoise(torch.eye(3).double(), 2, 1.0, noise=noise)
 training.calibrated_noise(torch.eye(3).double(), 2, bound=1.0, epsilon=1.0, delta=1e-5, participation=once, noise=noise)
@@ -359,7 +367,6 @@ training.causal_strategy(workloads.prefix(3).dense(), torch.eye(3).double())
 
 SIMULATE = """
 simulate.Trial(trial)
-simulate.block_generator(1, {'a': 1}, 0)
 """
 
 ALL = {room: globals()[room.upper()].split("\n") for room in ROOMS.split() if room.upper() in globals()}

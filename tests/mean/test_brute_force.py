@@ -13,7 +13,7 @@ from torchdp.mean import (
     GaussianMoments,
     pure_lower_bound,
 )
-from torchdp.queries import CentralFactorization, FactoredQueries, factored, identity, plain
+from torchdp.queries import CentralFactorization, FactoredQueries
 
 SHAPES = (noise_shape, difference_shape, round_shape)
 
@@ -87,13 +87,13 @@ def query_instance(seed):
         left = torch.cat([torch.eye(m).double(), torch.zeros(m, 2).double()], 1)
         q = FactoredQueries(W, left, torch.cat([W, hidden]), torch.zeros(m))
     else:
-        q = [lambda: factored(W, factorize(W, shift=True)), lambda: factored(W, factorize(W, 2.0)),
-             lambda: identity(W), lambda: plain(W)][seed % 5]()  # fmt: skip
+        q = [lambda: FactoredQueries.of(W, factorize(W, shift=True)), lambda: FactoredQueries.of(W, factorize(W, 2.0)),
+             lambda: FactoredQueries.identity(W), lambda: FactoredQueries.plain(W)][seed % 5]()  # fmt: skip
     return CentralFactorization(q, float(torch.rand(1, generator=generator)) * 4 + 0.01, 10.0 ** -(1 + seed % 8))
 
 
 def query_release(mechanism):
-    return lambda types, noise: mechanism.answer(types, noise=noise).value
+    return lambda types, noise: mechanism.estimate(types, noise=noise).value
 
 
 def test_guarantee_answers_of_every_neighbour_are_no_further_apart_than_claimed():
@@ -106,7 +106,7 @@ def test_guarantee_answers_of_every_neighbour_are_no_further_apart_than_claimed(
         assert found >= 1 - 1e-6 or not said, seed
         exact += said
     assert exact >= 25
-    constant = CentralFactorization(plain(torch.ones(2, 3)), 1.0, 1e-6)
+    constant = CentralFactorization(FactoredQueries.plain(torch.ones(2, 3)), 1.0, 1e-6)
     assert not constant.guarantee.exact
 
 

@@ -1,11 +1,10 @@
 """The battery for what users of a bounded domain send, and for what a curator releases of them."""
 
-import dataclasses
 import math
 from typing import ClassVar
 
 import torch
-from contract import Contract, LocalContract, Unbiased
+from contract import Contract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import generator
 
@@ -15,7 +14,7 @@ from torchdp.randomizers import PrivUnitG
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
 CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
-LOW = BOX.low + torch.rand(20, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low) / 4
+LOW = BOX.low + torch.rand(10, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low) / 4
 BALL = lp_ball(2, 2.0, 3.0)
 ANGLES = torch.arange(24, dtype=torch.float64) * math.tau / 24
 CIRCLE = 3 * torch.stack([ANGLES.cos(), ANGLES.sin()], 1)
@@ -61,19 +60,10 @@ class TestGaussianCovariance(Curator):
         return torch.cov(self.x.mT, correction=0)
 
 
-class TestLocalMean(Unbiased, LocalContract):
+class TestLocalMean(Unbiased, RelayContract):
     protocol = LocalMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=2.0, randomizer=PrivUnitG)
-    x = LOW
+    x = torch.cat([CORNERS, LOW])
     bad = BAD
-
-    def loss(self, protocol):  # its client's, whose ball holds whatever a user shows it
-        assert protocol.shown(CORNERS).norm(dim=1).max() <= protocol.client.radius
-        assert protocol.guarantee == protocol.client.guarantee
-        return protocol.client.epsilon
-
-    def test_a_wrong_constant_breaks_the_guarantee(self):
-        louder = dataclasses.replace(self.protocol.client, epsilon=2.2)
-        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol)
 
     def truth(self):
         return self.x.mean(0)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchdp.domains import Box, Ellipsoid, FiniteSet, lp_ball, noise_shape
+from torchdp.domains import Box, Ellipsoid, lp_ball, noise_shape
 from torchdp.mean import (
     GaussianCovariance,
     GaussianMoments,
@@ -101,11 +101,11 @@ def test_the_diagonal_varies_more_than_what_lies_beside_it():
     assert float(deviations[0, 0, 0] / deviations[0, 0, 2]) == pytest.approx(math.sqrt(3))
 
 
-@pytest.mark.parametrize("p", [2.0, 4.0])
-def test_the_error_of_draws_is_the_predicted_one(p):
+def test_the_error_of_draws_is_the_predicted_one():
+    p = 4.0
     mechanism = moments(ellipsoid(3), 2)
     crowd = Crowd(torch.zeros(1, 3), torch.tensor([5]))
-    drawn = mechanism.sample_estimate(crowd, generator=generator(6), sample_shape=(50_000,)).value.flatten(1)
+    drawn = mechanism.sample_estimate(crowd, generator=generator(6), sample_shape=(20_000,)).value.flatten(1)
     found = float(torch.linalg.vector_norm(drawn, ord=p, dim=1).pow(p).mean() ** (1 / p))
     assert found / mechanism.root_mean_power(5, p) == pytest.approx(1, abs=0.03)
 
@@ -225,9 +225,3 @@ def test_the_projection_wins_for_few_users_and_is_biased():
     assert float(error) < 0.5 * mechanism.root_mean_power(100)
     z = (near.mean(0) - exact).diagonal().abs() / (near.std(0).diagonal() / 20)
     assert float(z.max()) > 6  # what it costs
-
-
-def test_a_finite_domain_is_served_too():
-    domain = FiniteSet(torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
-    drawn = moments(domain, 2).estimate(domain.points).value
-    assert torch.allclose(drawn, drawn.mT)

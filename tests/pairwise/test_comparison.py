@@ -4,22 +4,16 @@ import dataclasses
 
 import pytest
 import torch
+from pairwise.common import mse
 from scipy.stats import kstest
 
 from torchdp import pairwise
+from torchdp.collection import Collection, Difference, difference
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import (
-    Collection,
-    OneMessage,
-    OneMessagePairs,
-    PairwiseEstimate,
-    RandomizedResponsePlugIn,
-    TwoMessage,
-    compare,
-    difference,
-    of_population,
-)
+from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage, of_population
+from torchdp.protocol import Tally
 from torchdp.protocol.interval import ErrorParts
+from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 
 STATISTIC = pairwise.unequal(6)
@@ -28,7 +22,7 @@ TRIALS = 4_000
 
 
 def estimate(protocol, counts, key):
-    return protocol.estimate_histogram(counts, generator=keyed_generator(key), sample_shape=(TRIALS,))
+    return protocol.sample_estimate(counts, generator=keyed_generator(key), sample_shape=(TRIALS,))
 
 
 @pytest.mark.parametrize("kind", [OneMessage, TwoMessage, RandomizedResponsePlugIn])
@@ -38,7 +32,7 @@ def test_intervals_of_differences_cover_whatever_the_two_budgets(kind):
     truth = STATISTIC.exact(FIRST) - STATISTIC.exact(SECOND)
     low, high = found.interval()
     assert 0.935 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.965
-    predicted = one.predicted_mse(FIRST, 2000) + two.predicted_mse(SECOND, 6000)
+    predicted = mse(one, FIRST, 2000) + mse(two, SECOND, 6000)
     assert float((found.value - truth).square().mean()) == pytest.approx(predicted, rel=0.1)
     assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
 
@@ -60,32 +54,14 @@ def test_the_interval_at_level_one_minus_p_ends_at_zero():
         parts = ErrorParts(
             *(each[index] for each in (found.error.variance, found.error.slope, found.error.curvature))
         )
-        one = pairwise.Difference(found.value[index], found.standard_error[index], parts)
+        one = Difference(found.value[index], found.standard_error[index], found.n, error=parts)
         low, high = one.interval(1 - float(one.p_value))
         assert min(abs(float(low)), abs(float(high))) < 1e-9 < float(one.standard_error)
 
 
 def collection(protocol, types, name="batch"):
-    sums = protocol.collect(types, noise=SeededNoise.of(keyed_generator(name.encode())))
-    return Collection.empty(protocol).add(name, sums, len(types))
-
-
-def test_collections_are_compared_and_shared_users_refused():
-    types = torch.arange(300) % 6
-    one = collection(OneMessage(STATISTIC, 2.0), types, "women")
-    two = collection(OneMessagePairs(STATISTIC, 4.0), types[:100], "men")
-    found, wanted = compare(one, two), difference(one.estimate(), two.estimate())
-    assert (found.value, found.p_value, found.interval()) == (wanted.value, wanted.p_value, wanted.interval())
-    both = collection(one.protocol, types[:50], "others").merge(one)
-    with pytest.raises(ValueError, match=r"share 1 batches, such as 'women'.*paired data need"):
-        compare(one, both)
-    for other in (pairwise.unequal(7), dataclasses.replace(STATISTIC, pairs=pairwise.Pairs.ALL)):
-        with pytest.raises(ValueError, match="must estimate the same statistic"):
-            compare(one, collection(OneMessage(other, 2.0), types))
-    with pytest.raises(TypeError, match="second must be a Collection"):
-        compare(one, two.estimate())
-    with pytest.raises(TypeError, match="first must be a PairwiseEstimate"):
-        difference(one, two.estimate())
+    tally = protocol.collect(types, noise=SeededNoise.of(keyed_generator(name.encode())))
+    return Collection.of(protocol).add(name, tally)
 
 
 @pytest.mark.parametrize("statistic", [STATISTIC, pairwise.auc(3)], ids=lambda each: each.name)
@@ -96,9 +72,9 @@ def test_a_population_interval_covers_the_population_and_a_users_interval_does_n
     hits, squares = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
     for _ in range(trials):
         counts = torch.bincount(torch.multinomial(shares, n, True, generator=generator), minlength=6)
-        sums = protocol.collect_histogram(counts, generator=generator)
-        population = of_population(Collection.empty(protocol).add("all", sums, n))
-        for index, each in enumerate((population, protocol.analyse(sums, n))):
+        tally = protocol.sample_tally(counts, generator=generator)
+        population = of_population(Collection.of(protocol).add("all", tally))
+        for index, each in enumerate((population, protocol.analyse(tally))):
             low, high = each.interval()
             hits[index] += bool(low <= truth <= high)
         squares += torch.stack([population.standard_error.square(), (population.value - truth).square()])
@@ -119,8 +95,8 @@ def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_point
         mean = shares @ f @ shares
         first = shares @ (f @ shares - mean).square()
         exact = (4 * (m - 2) * first + 2 * (shares @ (f - mean).square() @ shares)) / (m * (m - 1))
-        sums = (counts.double() @ statistic.points,)
-        whole = of_population(Collection.empty(OneMessage(statistic, 50.0)).add("all", sums, m))
+        tally = Tally(m, {"sum": counts.double() @ statistic.points})
+        whole = of_population(Collection.of(OneMessage(statistic, 50.0)).add("all", tally))
         own = float(whole.standard_error.square() - whole.error.variance[0].clamp_min(0))
         assert own >= float(exact) * (1 - 1e-3)
         if statistic.name != "kendall":
@@ -133,16 +109,8 @@ def test_population_of_all_pairs_is_refused():
         of_population(collection(OneMessage(every, 2.0), torch.arange(12) % 6))
     with pytest.raises(TypeError, match="collection must be a Collection"):
         of_population(OneMessage(STATISTIC, 2.0))
+    with pytest.raises(TypeError, match="must be of a pairwise protocol, not of RandomizedResponse"):
+        of_population(collection(RandomizedResponse(6, 2.0), torch.arange(12) % 6))
     whole = collection(OneMessage(STATISTIC, 2.0), torch.arange(1200) % 6)
     users, population = whole.estimate(), of_population(whole)
     assert population.value == users.value and population.standard_error > users.standard_error
-
-
-def test_estimates_without_a_slope_give_the_normal_interval():
-    one = PairwiseEstimate(torch.tensor(0.5).double(), torch.tensor(0.03).double(), 10)
-    two = PairwiseEstimate(torch.tensor(0.4).double(), torch.tensor(0.04).double(), 20)
-    found = difference(one, two)
-    low, high = found.interval()
-    assert float(found.standard_error) == pytest.approx(0.05)
-    assert (float(low), float(high)) == pytest.approx((0.1 - 1.959964 * 0.05, 0.1 + 1.959964 * 0.05), abs=1e-7)
-    assert float(found.p_value) == pytest.approx(0.0455002639)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pairwise.common import mse
 
 from torchdp import pairwise
 from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
@@ -18,10 +19,10 @@ def zipf(k, n):
 def test_one_message_beats_two_on_a_large_domain(flat):
     statistic = pairwise.absolute_difference(1024, spacing=1 / 1023)
     histogram = torch.ones(1024, dtype=torch.float64) if flat else zipf(1024, 10**6).double()
-    two, one = (kind(statistic, 1.0).predicted_mse(histogram, 10**6) for kind in (TwoMessage, OneMessage))
+    two, one = (mse(kind(statistic, 1.0), histogram, 10**6) for kind in (TwoMessage, OneMessage))
     assert 1.8 <= two / one < 4.1
     # for few users the noise times noise counts: v(1/2)^2 against 2 v(1)^2, a factor near 8
-    two, one = (kind(statistic, 1.0).predicted_mse(histogram, 10**3) for kind in (TwoMessage, OneMessage))
+    two, one = (mse(kind(statistic, 1.0), histogram, 10**3) for kind in (TwoMessage, OneMessage))
     assert two / one > 3
 
 
@@ -30,11 +31,11 @@ def test_one_message_beats_two_as_measured():
     mean, predicted = {}, {}
     for kind in (TwoMessage, OneMessage):
         protocol = kind(statistic, 1.0)
-        answer = protocol.estimate_histogram(
+        answer = protocol.sample_estimate(
             counts, generator=keyed_generator(kind.__name__.encode()), sample_shape=(10_000,)
         )
         mean[kind] = Moments.of((answer.value - statistic.exact(counts)).square())
-        predicted[kind] = protocol.predicted_mse(counts, int(counts.sum()))
+        predicted[kind] = mse(protocol, counts, int(counts.sum()))
     ratio = mean[TwoMessage].mean / mean[OneMessage].mean
     assert ratio > 1.8
     assert ratio == pytest.approx(predicted[TwoMessage] / predicted[OneMessage], rel=0.1)
@@ -52,8 +53,8 @@ def test_a_billion_users_and_more(kind, n):
         counts = zipf(16, n).flip(0) if statistic.name == "auc" else zipf(16, n)
         protocol = kind(statistic, 2.0)
         total = int(counts.sum())
-        answer = protocol.estimate_histogram(counts, generator=keyed_generator(b"many"), sample_shape=(40,))
-        rmse = protocol.predicted_mse(counts, total) ** 0.5
+        answer = protocol.sample_estimate(counts, generator=keyed_generator(b"many"), sample_shape=(40,))
+        rmse = mse(protocol, counts, total) ** 0.5
         assert answer.n == total and total > 0.99 * n
         assert 0 < rmse < 1e-3
         torch.testing.assert_close(answer.standard_error, torch.full_like(answer.value, rmse), rtol=0.1, atol=0)
@@ -65,7 +66,7 @@ def test_error_falls_as_one_over_the_square_root():
     statistic = pairwise.absolute_difference(16)
     histogram = zipf(16, 10**6).double()
     for kind in (TwoMessage, OneMessage, RandomizedResponsePlugIn):
-        many, more = (kind(statistic, 1.0).predicted_mse(histogram, n) for n in (10**10, 10**12))
+        many, more = (mse(kind(statistic, 1.0), histogram, n) for n in (10**10, 10**12))
         assert many / more == pytest.approx(100, rel=1e-3)
-        few, some = (kind(statistic, 1.0).predicted_mse(histogram, n) for n in (10, 20))
+        few, some = (mse(kind(statistic, 1.0), histogram, n) for n in (10, 20))
         assert few / some > 3

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from pairwise.common import mse, sampled
 
 from torchdp import pairwise
-from torchdp.noise import SeededNoise
-from torchdp.pairwise import Form, OneMessage, OneMessagePairs, Pairs, PairwiseStatistic, distortion
+from torchdp.pairwise import Form, OneMessage, OneMessagePairs, Pairs, PairwiseStatistic
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.randomizers import PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
@@ -19,18 +19,18 @@ BASE = pairwise.from_kernel(KERNEL)
 
 
 def test_training_beats_truncation_and_both_beat_the_kernel_itself():
-    exact = OneMessage(BASE, EPSILON).predicted_mse(PEAKED, USERS)
+    exact = mse(OneMessage(BASE, EPSILON), PEAKED, USERS)
     cut = fewer_dimensions(BASE, USERS, EPSILON, prior=PEAKED, steps=0)
     trained = fewer_dimensions(BASE, USERS, EPSILON, prior=PEAKED, steps=60)
     worst = [
-        OneMessage(each, EPSILON).predicted_mse(PEAKED, USERS)
+        mse(OneMessage(each, EPSILON), PEAKED, USERS)
         - OneMessage(each, EPSILON).bias(PEAKED / PEAKED.sum() * USERS) ** 2
-        + distortion(each) ** 2
+        + each.distortion**2
         for each in (cut, trained)
     ]
     assert worst[1] < 0.95 * worst[0] < 0.95 * exact
     assert trained.dim < BASE.dim and trained.approximates is BASE
-    assert OneMessage(trained, EPSILON).predicted_mse(PEAKED, USERS) < 0.8 * exact
+    assert mse(OneMessage(trained, EPSILON), PEAKED, USERS) < 0.8 * exact
 
 
 def test_many_users_keep_the_kernel_itself():
@@ -44,29 +44,25 @@ def test_monte_carlo_finds_the_predicted_error_with_its_bias(kind, randomizer):
     counts = torch.zeros(K, dtype=torch.int64)
     counts[3], counts[9] = 30, 10
     protocol, generator = kind(statistic, 8.0, randomizer), keyed_generator(b"bias")
-    if kind is OneMessage:
-        value = protocol.estimate_histogram(counts, generator=generator, sample_shape=(20_000,)).value
-    else:
-        users = statistic.points.repeat_interleave(counts, 0).expand(20_000, -1, -1)
-        messages = protocol.randomizer.sample(users, noise=SeededNoise.of(generator))
-        value = protocol.analyse((messages.sum(1), messages.square().sum(1)), 40).value
-    error = value - BASE.exact(counts)
-    predicted = protocol.predicted_mse(counts, 40)
+    found = sampled(protocol, counts, generator, 20_000)
+    assert found.bias == pytest.approx(statistic.distortion * (40 / 39 if kind is OneMessage else 1))
+    error = found.value - BASE.exact(counts)
+    predicted = mse(protocol, counts, 40)
     squared = Moments.of(error.square())
     assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.02 * predicted
     assert abs(Moments.of(error).z_score(protocol.bias(counts.double()))) < 5
-    assert abs(protocol.bias(counts.double())) <= distortion(statistic) * 40 / 39
+    assert abs(protocol.bias(counts.double())) <= statistic.distortion * 40 / 39
     assert protocol.bias(counts.double()) ** 2 > 0.2 * predicted  # else this test would not see it
 
 
 def test_bias_is_within_the_distortion_for_every_histogram():
     statistic = low_rank(BASE, 3, USERS, EPSILON, steps=20)
     histograms = torch.rand(200, K, dtype=torch.float64, generator=keyed_generator(b"any")) ** 8
-    protocol, most = OneMessagePairs(statistic, 1.0), distortion(statistic)
+    protocol, most = OneMessagePairs(statistic, 1.0), statistic.distortion
     assert most == pytest.approx(float((KERNEL - statistic.kernel(statistic.form)).abs().max()), rel=1e-9)
     for h in histograms:
         assert abs(protocol.bias(h / h.sum() * 1e6)) <= most
-    assert distortion(BASE) == 0 and OneMessage(BASE, 1.0).bias(histograms[0]) == 0
+    assert BASE.distortion == 0 and OneMessage(BASE, 1.0).bias(histograms[0]) == 0
 
 
 def test_at_full_rank_the_truncated_spectrum_is_the_kernel():

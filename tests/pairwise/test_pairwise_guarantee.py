@@ -35,6 +35,11 @@ class ForgetsToHalve(TwoMessage):
         return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)
 
 
+def randomizer(protocol):
+    """What a user runs for each message."""
+    return protocol.randomizer if isinstance(protocol, TwoMessage) else protocol.client
+
+
 def lifted(protocol):
     """The k points on the sphere of one more dimension, (k, r + 1)."""
     points = protocol.statistic.points / protocol.statistic.radius
@@ -43,7 +48,7 @@ def lifted(protocol):
 
 def outputs(protocol):
     """Messages in the lifted space: random ones, and those that tell two types apart best."""
-    u, k = lifted(protocol), protocol.randomizer.tau.threshold
+    u, k = lifted(protocol), randomizer(protocol).tau.threshold
     random = torch.randn(500, u.shape[1], dtype=torch.float64, generator=keyed_generator(b"outputs"))
     apart = (u[:, None] - u).flatten(0, 1)
     return torch.cat([random, u * k * (1 + 1e-9), *(apart * scale for scale in (0.01, 1, 100))])
@@ -51,7 +56,7 @@ def outputs(protocol):
 
 def log_density(protocol, z):
     """Log density of one message at each z for each type, against the standard normal: (outputs, k)."""
-    tau, inside = protocol.randomizer.tau, z @ lifted(protocol).mT
+    tau, inside = randomizer(protocol).tau, z @ lifted(protocol).mT
     low, high = math.log(tau.low_density), math.log(tau.high_density)
     return low + (high - low) * (inside >= tau.threshold).double()
 
@@ -85,7 +90,7 @@ def test_guarantee_two_message(statistic, epsilon):
 def test_guarantee_one_message(kind, statistic, epsilon):
     protocol = kind(statistic, epsilon)
     promised = protocol.guarantee
-    assert promised.epsilon == protocol.randomizer.epsilon == epsilon
+    assert promised.epsilon == protocol.client.epsilon == epsilon
     assert promised.delta == 0 and not promised.exact and promised.model is Model.LOCAL
     assert protocol.bits_per_user == 64 * statistic.dim
     assert 0.9 * epsilon < worst(protocol) <= epsilon * (1 + 1e-12)
@@ -98,7 +103,7 @@ def test_guarantee_one_message_as_it_is_drawn():
     share = []
     for x in (0, 1):
         points = statistic.points[torch.full((users,), x)]
-        messages = protocol.randomizer.sample(points, noise=SeededNoise.of(keyed_generator(f"type {x}".encode())))
+        messages = protocol.client.speak(points, SeededNoise.of(keyed_generator(f"type {x}".encode())))
         share.append(float((messages * statistic.points[1] >= statistic.radius**2).double().mean()))
     error = sum(p * (1 - p) / (users * p * p) for p in share) ** 0.5
     assert abs(math.log(share[1] / share[0]) - epsilon) < 5 * error < 0.05
@@ -106,13 +111,13 @@ def test_guarantee_one_message_as_it_is_drawn():
 
 @pytest.mark.parametrize("kind", [TwoMessage, OneMessage])
 def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
+    """Same draws, same sum: sums are made type by type."""
     protocol = kind(pairwise.unequal(4), 2.0)
-    types = torch.tensor([0, 1, 3, 3])  # sums are made type by type
-    sums, noise = protocol.collect(types, noise=SeededNoise(1)), SeededNoise(1)
-    for total in sums:
-        messages = protocol.randomizer.sample(protocol.statistic.points[types], noise=noise)
-        torch.testing.assert_close(total, messages.sum(0))
-    assert len(sums) == (2 if kind is TwoMessage else 1)
+    x = torch.tensor([0, 1, 3, 3])
+    tally, noise = protocol.collect(x, noise=SeededNoise(1)), SeededNoise(1)
+    for name in protocol.layout:
+        messages = randomizer(protocol).speak(protocol.statistic.points[x], noise)
+        torch.testing.assert_close(tally[name], messages.sum(0))
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -122,14 +127,14 @@ def test_guarantee_randomized_response_plug_in(epsilon):
     assert protocol.guarantee.epsilon == epsilon and protocol.guarantee.exact
     assert protocol.guarantee.delta == 0 and protocol.guarantee.model is Model.LOCAL
     assert protocol.bits_per_user == 2
-    moments = protocol.randomizer.moments
-    channel = torch.full((4, 4), moments.q, dtype=torch.float64).fill_diagonal_(moments.p)  # row: the true type
+    client = protocol.client
+    channel = torch.full((4, 4), client.q, dtype=torch.float64).fill_diagonal_(client.p)  # row: the true type
     torch.testing.assert_close(channel.sum(1), torch.ones(4, dtype=torch.float64))
     assert math.log(float((channel.amax(0) / channel.amin(0)).max())) == pytest.approx(epsilon, rel=1e-12)
     users = 50_000
     for x in range(4):
         types = torch.full((users,), x)
-        (reports,) = protocol.collect(types, noise=SeededNoise.of(keyed_generator(f"row {x}".encode())))
+        reports = protocol.collect(types, noise=SeededNoise.of(keyed_generator(f"row {x}".encode())))["reports"]
         expected = users * channel[x]
         assert float(((reports - expected).square() / expected).sum()) < chi2.isf(1e-6, 3)
         wrong = users * channel[(x + 1) % 4]  # control: the same test knows another row

@@ -4,11 +4,11 @@ from itertools import product
 
 import pytest
 import torch
+from pairwise.common import mse, sampled
 from scipy.integrate import quad
 from scipy.stats import norm
 
 from torchdp import pairwise
-from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     Form,
     OneMessage,
@@ -18,6 +18,7 @@ from torchdp.pairwise import (
     RandomizedResponsePlugIn,
     TwoMessage,
 )
+from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -38,22 +39,13 @@ def counts_of(statistic, n):
     return counts
 
 
-def draw(protocol, counts, trials, generator):
-    """Estimates for these counts; where the protocol needs each message, the messages of all trials at once."""
-    if not isinstance(protocol, OneMessagePairs):
-        return protocol.estimate_histogram(counts, generator=generator, sample_shape=(trials,)).value
-    users = protocol.statistic.points.repeat_interleave(counts, 0).expand(trials, -1, -1)
-    messages = protocol.randomizer.sample(users, noise=SeededNoise.of(generator))
-    return protocol.analyse((messages.sum(1), messages.square().sum(1)), int(counts.sum())).value
-
-
 def errors(protocol, counts, trials):
     generator = keyed_generator(f"{protocol.statistic.name} {type(protocol)} {protocol.epsilon} {counts}".encode())
     at_once = min(
         STEP, max(1, 4_000_000 // int(counts.sum() * 5)) if isinstance(protocol, OneMessagePairs) else STEP
     )
     sizes = [at_once] * (trials // at_once) + [trials % at_once] * (trials % at_once > 0)
-    drawn = torch.cat([draw(protocol, counts, size, generator) for size in sizes])
+    drawn = torch.cat([sampled(protocol, counts, generator, size).value for size in sizes])
     return drawn - protocol.statistic.exact(counts)
 
 
@@ -65,14 +57,13 @@ def agrees(moments, predicted):
 def check(protocol, counts, trials):
     error = errors(protocol, counts, trials)
     squared = Moments.of(error.square())
-    predicted = protocol.predicted_mse(counts, int(counts.sum()))
+    predicted = mse(protocol, counts, int(counts.sum()))
     assert agrees(squared, predicted), (squared.mean / predicted, squared.z_score(predicted))
     assert squared.standard_error < 0.016 * predicted
     assert abs(Moments.of(error).z_score(0.0)) < 5
 
 
-@pytest.mark.parametrize("n, trials", [(8, 100_000), (60, 30_000)])
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize("n, trials, epsilon", [(8, 100_000, 1.0), (60, 30_000, 4.0)])
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_monte_carlo_finds_the_predicted_error(kind, statistic, epsilon, n, trials):
@@ -88,9 +79,10 @@ def test_monte_carlo_one_message_for_very_few_users(statistic, n):
 def test_monte_carlo_sees_the_third_and_fourth_moments():
     protocol, counts = OneMessage(EVERY, 6.0), torch.tensor([0, 2, 0])
     squared, n = Moments.of(errors(protocol, counts, 200_000).square()), counts.sum()
-    assert agrees(squared, protocol.predicted_mse(counts, 2))
+    assert agrees(squared, mse(protocol, counts, 2))
     along = (counts.double() @ EVERY.points * EVERY.form.weights).square().sum()
-    assert not agrees(squared, float(protocol._variance(along, n, EVERY.form)))  # what a normal message would give
+    normal = float(protocol._variance(along, float(n), EVERY.form))  # of a normal message
+    assert not agrees(squared, normal)
 
 
 def test_monte_carlo_pairs_with_a_diagonal_that_depends_on_the_type():
@@ -105,7 +97,7 @@ def test_monte_carlo_pairs_with_a_diagonal_that_depends_on_the_type():
 def test_a_prediction_five_per_cent_off_is_rejected(kind):
     statistic = STATISTICS[0]
     protocol, counts = kind(statistic, 1.0), counts_of(statistic, 90)
-    squared, predicted = Moments.of(errors(protocol, counts, 60_000).square()), protocol.predicted_mse(counts, 90)
+    squared, predicted = Moments.of(errors(protocol, counts, 60_000).square()), mse(protocol, counts, 90)
     assert agrees(squared, predicted)
     assert not agrees(squared, predicted * 1.055) and not agrees(squared, predicted / 1.055)
 
@@ -133,7 +125,7 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
     weight = -0.7
     statistic = PairwiseStatistic("square", points, Form(torch.tensor([weight], dtype=torch.float64), 0.3))
     protocol, counts = OneMessage(statistic, epsilon), torch.tensor(counts)
-    tau = protocol.randomizer.tau
+    tau = protocol.client.tau
     second, third, fourth = central_moments_of_tau(tau)
     scale, s, cumulants = statistic.radius / tau.threshold, 0.0, [0.0, 0.0, 0.0]
     for x in points[:, 0].repeat_interleave(counts).tolist():
@@ -158,14 +150,14 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
 )
 def test_randomized_response_by_enumeration_of_all_reports(statistic, counts, epsilon):
     protocol, counts = RandomizedResponsePlugIn(statistic, epsilon), torch.tensor(counts)
-    moments, n = protocol.randomizer.moments, int(counts.sum())
+    client, n = protocol.client, int(counts.sum())
     users = [x for x in range(3) for _ in range(int(counts[x]))]
     reports = torch.tensor(list(product(range(3), repeat=n)))
-    p, q = (torch.tensor(value, dtype=torch.float64) for value in (moments.p, moments.q))
+    p, q = (torch.tensor(value, dtype=torch.float64) for value in (client.p, client.q))
     chance = torch.where(reports == torch.tensor(users), p, q).prod(1)
     assert float(chance.sum()) == pytest.approx(1, rel=1e-12)
     sums = torch.nn.functional.one_hot(reports, 3).sum(1)
-    values = protocol.mean((sums,), float(n), statistic.form)
+    values = protocol.mean(Tally(n, {"reports": sums}), statistic.form)
     mean = chance @ values
     assert float(mean) == pytest.approx(float(statistic.mean(counts, statistic.form)), rel=1e-10, abs=1e-10)
     variance = chance @ (values - mean).square()

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from pairwise.common import mse, sampled
 
 from torchdp import pairwise
-from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -26,9 +27,9 @@ def auc_counts(k, n):
 def test_auc_error_is_the_predicted_one_and_its_bias_is_small(kind, epsilon):
     statistic, counts = pairwise.auc(4), auc_counts(4, 100_000)
     protocol, n = kind(statistic, epsilon), int(counts.sum())
-    answer = protocol.estimate_histogram(counts, generator=keyed_generator(b"auc"), sample_shape=(10_000,))
+    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"auc"), sample_shape=(10_000,))
     error = answer.value - statistic.exact(counts)
-    predicted = protocol.predicted_mse(counts, n)
+    predicted = mse(protocol, counts, n)
     squared = Moments.of(error.square())
     assert squared.mean == pytest.approx(predicted, rel=0.1) and squared.standard_error < 0.02 * predicted
     assert abs(Moments.of(error).mean) < 0.1 * predicted**0.5
@@ -39,27 +40,27 @@ def test_auc_error_is_the_predicted_one_and_its_bias_is_small(kind, epsilon):
 def test_class_sizes_come_from_the_messages(kind):
     statistic, counts = pairwise.auc(4), auc_counts(4, 20_000)
     protocol, n = kind(statistic, 4.0), int(counts.sum())
-    sums = protocol.collect_histogram(counts, generator=keyed_generator(b"sizes"), sample_shape=(2_000,))
-    below = protocol.mean(sums, float(n), statistic.denominator)
+    sums = protocol.sample_tally(counts, generator=keyed_generator(b"sizes"), sample_shape=(2_000,))
+    below = protocol.mean(sums, statistic.denominator)
     if protocol.native_pairs is pairwise.Pairs.ALL:
         below = (n * below - statistic.common_diagonal(statistic.denominator)) / (n - 1)
     positives = int(counts[4:].sum())
     truth = positives * (n - positives) / (n * (n - 1))
     found = Moments.of(below)
     assert abs(found.z_score(truth)) < 5 and 0 < found.variance < (0.3 * truth) ** 2
-    numerator = protocol.mean(sums, float(n), statistic.form)  # its diagonal is 0
+    numerator = protocol.mean(sums, statistic.form)  # its diagonal is 0
     slope = n / (n - 1) if protocol.native_pairs is pairwise.Pairs.ALL else 1
-    torch.testing.assert_close(protocol.analyse(sums, n).value, 0.5 + numerator * slope / below, rtol=1e-6, atol=0)
+    torch.testing.assert_close(protocol.analyse(sums).value, 0.5 + numerator * slope / below, rtol=1e-6, atol=0)
 
 
 def test_auc_of_each_user_batched_and_not():
     statistic, counts = pairwise.auc(3), auc_counts(3, 400)
     for kind in AGGREGATE:
         protocol, n = kind(statistic, 4.0), int(counts.sum())
-        sums = protocol.collect_histogram(counts, generator=keyed_generator(b"batch"), sample_shape=(2, 3))
-        whole = protocol.analyse(sums, n)
+        sums = protocol.sample_tally(counts, generator=keyed_generator(b"batch"), sample_shape=(2, 3))
+        whole = protocol.analyse(sums)
         for i, j in ((0, 0), (1, 2)):
-            part = protocol.analyse(tuple(each[i, j] for each in sums), n)
+            part = protocol.analyse(Tally(n, {name: each[i, j] for name, each in sums.parts.items()}))
             torch.testing.assert_close(part.value, whole.value[i, j])
             torch.testing.assert_close(part.standard_error, whole.standard_error[i, j])
 
@@ -71,10 +72,11 @@ def test_no_ratio_where_the_denominator_is_zero_but_for_rounding(label):
     counts = torch.zeros(2, 4, dtype=torch.int64)
     counts[label] = torch.tensor([3, 1, 0, 7])
     protocol = RandomizedResponsePlugIn(statistic, 700.0)
-    answer = protocol.estimate_histogram(counts.flatten(), generator=keyed_generator(b"none"), sample_shape=(3,))
+    answer = protocol.sample_estimate(counts.flatten(), generator=keyed_generator(b"none"), sample_shape=(3,))
     assert bool(answer.value.isnan().all()) and bool(answer.standard_error.isnan().all())
     mixed = torch.stack([counts.flatten(), torch.ones(8, dtype=torch.int64)])
-    assert protocol.analyse((mixed * torch.tensor([[8], [11]]),), 88).value.isnan().tolist() == [True, False]
+    tally = Tally(88, {"reports": mixed * torch.tensor([[8], [11]])})
+    assert protocol.analyse(tally).value.isnan().tolist() == [True, False]
 
 
 def coverage(answer, truth, level=0.95):
@@ -95,10 +97,10 @@ def test_intervals_cover(kind, name):
     weights = torch.tensor([5.0, 3.0, 1.0, 1.0, 2.0, 6.0]).double()  # rows and columns of the grid go together
     counts = (weights / weights.sum() * n).long()
     protocol, truth = kind(statistic, 2.0), statistic.exact(counts)
-    answer = protocol.estimate_histogram(counts, generator=keyed_generator(name.encode()), sample_shape=(10_000,))
+    answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(10_000,))
     assert 0.93 < coverage(answer, truth) < 0.97
     assert 0.47 < coverage(answer, truth, 0.5) < 0.53
-    predicted = protocol.predicted_mse(counts, int(counts.sum()))
+    predicted = mse(protocol, counts, int(counts.sum()))
     assert float(answer.standard_error.square().median()) == pytest.approx(predicted, rel=0.1)
 
 
@@ -107,9 +109,7 @@ def test_intervals_of_paired_messages_cover():
     protocol, generator = OneMessagePairs(statistic, 6.0), keyed_generator(b"pairs")
     types = torch.randint(5, (n,), generator=generator)
     truth = statistic.exact(torch.bincount(types, minlength=5))
-    users = statistic.points[types].expand(trials, -1, -1)
-    messages = protocol.randomizer.sample(users, noise=SeededNoise.of(generator))
-    answer = protocol.analyse((messages.sum(1), messages.square().sum(1)), n)
+    answer = sampled(protocol, torch.bincount(types, minlength=5), generator, trials)
     assert 0.92 < coverage(answer, truth) < 0.98
 
 
@@ -118,17 +118,15 @@ def test_the_noise_in_the_squares_is_taken_off(kind):
     # so few users that a quarter of the squared sums is noise: the variance is unbiased all the same
     statistic, counts = pairwise.absolute_difference(5), torch.tensor([120, 30, 20, 20, 10])
     protocol = kind(statistic, 2.0)
-    answer = protocol.estimate_histogram(counts, generator=keyed_generator(b"noise"), sample_shape=(20_000,))
-    assert float(answer.standard_error.square().mean()) == pytest.approx(
-        protocol.predicted_mse(counts, 200), rel=0.05
-    )
+    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"noise"), sample_shape=(20_000,))
+    assert float(answer.standard_error.square().mean()) == pytest.approx(mse(protocol, counts, 200), rel=0.05)
 
 
 @pytest.mark.parametrize("kind", AGGREGATE)
 def test_standard_errors_are_positive_where_noise_is_all_there_is(kind):
     for statistic in (pairwise.absolute_difference(6), pairwise.unequal(6), pairwise.kendall(2, 3)):
         counts = torch.tensor([2, 0, 1, 0, 0, 2])
-        answer = kind(statistic, 0.05).estimate_histogram(
+        answer = kind(statistic, 0.05).sample_estimate(
             counts, generator=keyed_generator(b"all noise"), sample_shape=(2_000,)
         )
         assert bool((answer.standard_error > 0).all()) and bool(answer.standard_error.isfinite().all())

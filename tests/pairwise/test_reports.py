@@ -5,12 +5,13 @@ from itertools import product
 
 import pytest
 import torch
-from scipy.stats import ks_2samp
+from pairwise.common import mse
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs, strategy_reports
+from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
 from torchdp.pairwise.variance import pairs_variance
+from torchdp.protocol import Tally
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -55,7 +56,7 @@ def test_symmetric_variance_is_the_general_one(statistic, kind, epsilon):
     )
     project = torch.eye(k, dtype=torch.float64) - 1 / k
     side = project @ statistic.points
-    covariances = torch.stack([side.mT @ protocol.randomizer.covariance(x) @ side for x in range(k)])
+    covariances = torch.stack([side.mT @ protocol.client.covariance(x) @ side for x in range(k)])
     counts = torch.arange(k).double() + 1.5
     want = pairs_variance(statistic.points, covariances, counts, statistic.form.weights)
     torch.testing.assert_close(protocol.mean_variance(counts, statistic.form), want, rtol=1e-10, atol=0)
@@ -80,11 +81,13 @@ def test_variances_of_a_batch_are_those_of_its_members(monkeypatch):
 @pytest.mark.parametrize("statistic", [pairwise.absolute_difference(3), VARIED], ids=lambda each: each.name)
 def test_strategy_by_enumeration_of_all_outputs(statistic, counts):
     protocol, counts = StrategyReports(statistic, 1.1, uneven(3, 1.0)), torch.tensor(counts)
-    Q, n = protocol.strategy.matrix, int(counts.sum())
+    Q, n = protocol.client.matrix, int(counts.sum())
     users = torch.arange(3).repeat_interleave(counts)
     outputs = torch.tensor(list(product(range(len(Q)), repeat=n)))
     chance = Q[outputs, users].prod(1)
-    values = protocol.mean((torch.nn.functional.one_hot(outputs, len(Q)).sum(1),), float(n), statistic.form)
+    values = protocol.mean(
+        Tally(n, {"reports": torch.nn.functional.one_hot(outputs, len(Q)).sum(1)}), statistic.form
+    )
     mean = chance @ values
     assert float(mean) == pytest.approx(float(statistic.exact(counts)), rel=1e-9, abs=1e-9)
     got = protocol.mean_variance(counts.double(), statistic.form)
@@ -95,7 +98,7 @@ def test_strategy_by_enumeration_of_all_outputs(statistic, counts):
 @pytest.mark.parametrize("counts", [[1, 1, 0], [0, 2, 1]])
 def test_subsets_by_enumeration_of_all_messages(kind, counts):
     protocol, counts = SubsetPairs(VARIED, 1.5, kind), torch.tensor(counts)
-    oracle, n = protocol.randomizer, int(counts.sum())
+    oracle, n = protocol.client, int(counts.sum())
     masks = torch.arange(8)
     bits = ((masks[:, None] >> torch.arange(3)) & 1).double()
     p, q = torch.tensor([oracle.on, oracle.off], dtype=torch.float64)
@@ -110,9 +113,10 @@ def test_subsets_by_enumeration_of_all_messages(kind, counts):
     users = torch.arange(3).repeat_interleave(counts)
     sent = torch.tensor(list(product(range(8), repeat=n)))
     chance = law[sent, users].prod(1)
+    sent, chance = sent[chance > 0], chance[chance > 0]
     tallies = [protocol.tally(masks[:, None][each]) for each in sent]
-    sums = tuple(torch.stack(each) for each in zip(*tallies, strict=True))
-    values = protocol.mean(sums, float(n), VARIED.form)
+    parts = {name: torch.stack([each[name] for each in tallies]) for name in protocol.layout}
+    values = protocol.mean(Tally(n, parts), VARIED.form)
     mean = chance @ values
     assert float(mean) == pytest.approx(float(VARIED.exact(counts)), rel=1e-9, abs=1e-9)
     got = protocol.mean_variance(counts.double(), VARIED.form)
@@ -123,28 +127,28 @@ def test_subsets_by_enumeration_of_all_messages(kind, counts):
 def test_guarantee_strategy_reports(epsilon):
     statistic = pairwise.absolute_difference(4)
     protocol = StrategyReports(statistic, epsilon, response(4, epsilon))
-    Q = protocol.strategy.matrix
+    Q = protocol.client.matrix
     assert math.log(float((Q.amax(1) / Q.amin(1)).max())) <= epsilon * (1 + 1e-9)
     assert protocol.guarantee.epsilon == pytest.approx(epsilon) and protocol.guarantee.delta == 0
     assert protocol.bits_per_user == 2
     with pytest.raises(ValueError, match="epsilon must be at least"):  # control: a matrix that spends more
         StrategyReports(statistic, epsilon, response(4, epsilon * 1.01))
-    found = strategy_reports(statistic, 100, epsilon, generator=keyed_generator(b"g"), steps=2)
-    Q = found.strategy.matrix
+    found = StrategyReports.tuned(statistic, 100, epsilon, generator=keyed_generator(b"g"), steps=2)
+    Q = found.client.matrix
     assert math.log(float((Q.amax(1) / Q.amin(1)).max())) <= epsilon * (1 + 1e-12)
     # what users send is the strategy's output, of their own type
     types = torch.tensor([0, 3, 3, 1])
-    (sums,) = protocol.collect(types, noise=SeededNoise.of(keyed_generator(b"same")))
-    sent = protocol.strategy.sample(types, noise=SeededNoise.of(keyed_generator(b"same")))
-    assert torch.equal(sums, torch.bincount(sent, minlength=4))
+    tally = protocol.collect(types, noise=SeededNoise(1))
+    sent = protocol.client.randomize(types, noise=SeededNoise(1))
+    assert torch.equal(tally["reports"], torch.bincount(sent, minlength=4))
 
 
 @pytest.mark.parametrize("kind", ORACLES)
 def test_guarantee_subset_pairs(kind):
     protocol = SubsetPairs(pairwise.unequal(4), 1.2, kind)
-    oracle = protocol.randomizer
+    oracle = protocol.client
     assert protocol.guarantee.epsilon == oracle.epsilon == 1.2 and protocol.guarantee.exact
-    assert protocol.bits_per_user == oracle.bits
+    assert protocol.bits_per_user == oracle.bits_per_user
     p, q = oracle.on, oracle.off
     if kind is SubsetSelection:  # a set is uniform given whether it holds x: P(S | x in S) / P(S | x not in S)
         sizes = math.comb(3, oracle.subset - 1), math.comb(3, oracle.subset)
@@ -152,26 +156,12 @@ def test_guarantee_subset_pairs(kind):
     else:  # two bits of a message can tell two types apart
         assert math.log(p * (1 - q) / (q * (1 - p))) == pytest.approx(1.2)
     types = torch.tensor([0, 3, 3, 1])
-    tally, squares = protocol.collect(types, noise=SeededNoise.of(keyed_generator(b"same")))
-    sent = oracle.sample(types, noise=SeededNoise.of(keyed_generator(b"same")))
-    assert torch.equal(tally, oracle.tally(sent))
+    tally = protocol.collect(types, noise=SeededNoise(1))
+    sent = oracle.randomize(types, noise=SeededNoise(1))
+    assert torch.equal(tally["reports"], oracle.tally(sent)["reports"])
     centred = protocol.statistic.points - protocol.statistic.points.mean(0)
     vectors = unpack(sent)[:, :4].double() @ centred / oracle.gap + protocol.statistic.points.mean(0)
-    torch.testing.assert_close(squares, vectors.square().sum(0))
-
-
-@pytest.mark.parametrize("counts", [[0, 1, 3, 0], [1, 1, 0, 0], [5, 0, 9, 6]])
-def test_two_paths_have_one_law(counts):
-    counts, generator = torch.tensor(counts), keyed_generator(b"paths")
-    protocol = StrategyReports(pairwise.absolute_difference(4), 1.1, uneven(4, 1.0))
-    types = torch.arange(4).repeat_interleave(counts)
-    users = torch.stack([protocol.estimate(types, noise=SeededNoise.of(generator)).value for _ in range(200)])
-    drawn = protocol.estimate_histogram(counts, generator=generator, sample_shape=(10_000,))
-    assert ks_2samp(users.round(decimals=9), drawn.value.round(decimals=9)).pvalue > 1e-6
-    error = drawn.value - protocol.statistic.exact(counts)
-    squared = Moments.of(error.square())
-    assert abs(squared.z_score(protocol.predicted_mse(counts, len(types)))) < 5
-    assert abs(Moments.of(error).z_score(0.0)) < 5
+    torch.testing.assert_close(tally["squares"], vectors.square().sum(0))
 
 
 @pytest.mark.parametrize("kind", ORACLES)
@@ -180,16 +170,13 @@ def test_monte_carlo_finds_the_predicted_error_of_subsets(kind):
     protocol = SubsetPairs(pairwise.absolute_difference(5), 2.0, kind)
     types = torch.arange(5).repeat_interleave(counts)
     trials, (centred, middle) = 25_000, protocol._centred
-    sent = protocol.randomizer.sample(types.expand(trials, -1), noise=SeededNoise.of(generator))
+    sent = protocol.client.speak(types.repeat(trials), SeededNoise.of(generator)).view(trials, len(types), -1)
     bits = unpack(sent)[..., :5].double()
-    tally = torch.nn.functional.pad(bits.sum(1), (0, 1), value=len(types)).long()
-    squares = (bits @ centred / protocol.randomizer.gap + middle).square().sum(1)
-    answers = protocol.analyse((tally, squares), len(types))
-    one = protocol.tally(sent[0])
-    torch.testing.assert_close(tally[0], one[0])
-    torch.testing.assert_close(squares[0], one[1])
+    squares = (bits @ centred / protocol.client.gap + middle).square().sum(1)
+    answers = protocol.analyse(Tally(len(types), {"reports": bits.sum(1).long(), "squares": squares}))
+    torch.testing.assert_close(squares[0], protocol.tally(sent[0])["squares"])
     error = answers.value - protocol.statistic.exact(counts)
-    predicted = protocol.predicted_mse(counts, len(types))
+    predicted = mse(protocol, counts, len(types))
     squared = Moments.of(error.square())
     assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.02 * predicted
     assert abs(squared.z_score(1.1 * predicted)) > 5
@@ -200,13 +187,13 @@ def test_monte_carlo_finds_the_predicted_error_of_subsets(kind):
 def test_an_optimised_strategy_beats_the_messages_on_abs_difference():
     statistic, n = pairwise.absolute_difference(6, spacing=1 / 5), 10_000
     h = 1 / torch.arange(1, 7, dtype=torch.float64)
-    found = strategy_reports(statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30)
-    best = pairwise.OneMessage(statistic, 1.0).predicted_mse(h, n)
-    assert found.predicted_mse(h, n) < 0.8 * best
-    worst = strategy_reports(statistic, n, 1.0, generator=keyed_generator(b"best"), steps=30)
+    found = StrategyReports.tuned(statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30)
+    best = mse(pairwise.OneMessage(statistic, 1.0), h, n)
+    assert mse(found, h, n) < 0.8 * best
+    worst = StrategyReports.tuned(statistic, n, 1.0, generator=keyed_generator(b"best"), steps=30)
 
     def largest(protocol):
-        return max(protocol.predicted_mse(each, n) for each in torch.eye(6))
+        return max(mse(protocol, each, n) for each in torch.eye(6))
 
     assert largest(worst) < largest(found)
 
@@ -220,8 +207,8 @@ def test_hadamard_response_as_a_strategy_does_no_worse_than_its_own_decoder():
     points = protocol.statistic.points
     for x in range(5):
         own = points.mT @ oracle.covariance(x) @ points
-        assert protocol._covariances[x].trace() <= own.trace() * 1.5
-    assert sum(protocol._covariances[x].trace() for x in range(5)) <= sum(
+        assert protocol.covariances[x].trace() <= own.trace() * 1.5
+    assert sum(protocol.covariances[x].trace() for x in range(5)) <= sum(
         (points.mT @ oracle.covariance(x) @ points).trace() for x in range(5)
     )
 
@@ -230,17 +217,17 @@ def test_bad_arguments():
     statistic, generator = pairwise.absolute_difference(4), keyed_generator(b"bad")
     with pytest.raises(TypeError, match="kind must be a class"):
         SubsetPairs(statistic, 1.0, RandomizedResponse)
-    with pytest.raises(TypeError, match="strategy must be a StrategyMatrix"):
+    with pytest.raises(TypeError, match="client must be a StrategyMatrix"):
         StrategyReports(statistic, 1.0, None)
-    with pytest.raises(ValueError, match="strategy must have 4 types"):
+    with pytest.raises(ValueError, match="client must have 4 types"):
         StrategyReports(statistic, 1.0, response(3, 1.0))
     few = torch.tensor([[0.3, 0.4, 0.5, 0.5], [0.7, 0.6, 0.5, 0.5]], dtype=torch.float64)
     with pytest.raises(ValueError, match="outside the row space"):
         StrategyReports(statistic, 1.0, StrategyMatrix(few))
     with pytest.raises(ValueError, match="statistic must be a mean"):
-        strategy_reports(pairwise.auc(2), 10, 1.0, generator=generator)
+        StrategyReports.tuned(pairwise.auc(2), 10, 1.0, generator=generator)
     for prior in (torch.ones(3), torch.zeros(4), -torch.ones(4)):
         with pytest.raises(ValueError, match="prior must be"):
-            strategy_reports(statistic, 10, 1.0, prior=prior, generator=generator)
+            StrategyReports.tuned(statistic, 10, 1.0, prior=prior, generator=generator)
     with pytest.raises(ValueError, match="n must be"):
-        strategy_reports(statistic, 1, 1.0, generator=generator)
+        StrategyReports.tuned(statistic, 1, 1.0, generator=generator)

@@ -5,10 +5,12 @@ import warnings
 
 import pytest
 import torch
+from pairwise.common import mse
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.interval import ErrorParts, distance, interval
 from torchdp.randomness import keyed_generator
 
@@ -31,15 +33,13 @@ def coverage(interval, truth):
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
 def test_they_cover_with_a_few_hundred_users(statistic, kind, n):
     counts = counts_of(ZIPF, n)
-    answer = kind(statistic, 1.0).estimate_histogram(
-        counts, generator=keyed_generator(b"few"), sample_shape=(8_000,)
-    )
+    answer = kind(statistic, 1.0).sample_estimate(counts, generator=keyed_generator(b"few"), sample_shape=(8_000,))
     assert 0.94 < coverage(answer.interval(), statistic.exact(counts)) < 0.975
 
 
 def test_the_normal_interval_would_not():
     statistic, counts = STATISTICS[0], counts_of(ZIPF, 1000)
-    answer = OneMessage(statistic, 1.0).estimate_histogram(
+    answer = OneMessage(statistic, 1.0).sample_estimate(
         counts, generator=keyed_generator(b"few"), sample_shape=(8_000,)
     )
     truth = statistic.exact(counts)
@@ -57,7 +57,7 @@ def square_root(k):
 @pytest.mark.parametrize("n", [300, 1000])
 def test_mixed_signatures_cover_too(kind, n):
     statistic = square_root(5)  # one weight +1, four of -1
-    answer = kind(statistic, 1.0).estimate_histogram(
+    answer = kind(statistic, 1.0).sample_estimate(
         counts_of(torch.ones(5), n), generator=keyed_generator(b"mixed"), sample_shape=(6_000,)
     )
     truth = statistic.exact(counts_of(torch.ones(5), n))
@@ -100,10 +100,10 @@ def test_the_slope_is_how_the_exact_variance_follows_the_value(kind, pairs):
         statistic = dataclasses.replace(statistic, pairs=pairs)
         protocol, n = kind(statistic, 1.0), 10**7
         histograms = torch.tensor([[3.0, 1, 1, 1, 4], [1, 1, 5, 1, 1]]).double() / 10
-        variances = [protocol.predicted_mse(each, n) for each in histograms]
+        variances = [mse(protocol, each, n) for each in histograms]
         values = [float(statistic.exact(each * n)) for each in histograms]
-        sums = tuple(torch.ones(statistic.dim).double() for _ in range(2 - (kind is OneMessage)))
-        slope = float(protocol.mean_error(sums, float(n), statistic.form).slope)
+        tally = Tally(n, {name: torch.ones(statistic.dim).double() for name in protocol.layout})
+        slope = float(protocol.mean_error(tally, statistic.form).slope)
         assert slope < 0
         assert slope == pytest.approx((variances[1] - variances[0]) / (values[1] - values[0]), rel=1e-4)
 
@@ -112,10 +112,10 @@ def test_the_slope_is_how_the_exact_variance_follows_the_value(kind, pairs):
 def test_the_parts_variances_add_up_to_the_estimates(kind):
     statistic, n = square_root(4), 10**6
     protocol = kind(statistic, 2.0)
-    sums = protocol.collect(torch.arange(n // 10) % 4, noise=SeededNoise.of(keyed_generator(b"parts")))
-    parts = protocol.mean_error(sums, n / 10, statistic.form)
+    tally = protocol.collect(torch.arange(n // 10) % 4, noise=SeededNoise.of(keyed_generator(b"parts")))
+    parts = protocol.mean_error(tally, statistic.form)
     assert parts.variance.shape == (2,)
-    total = float(protocol.plug_in_variance(sums, n / 10, statistic.form))
+    total = float(protocol.plug_in_variance(tally, statistic.form))
     assert float(parts.variance.sum()) == pytest.approx(total, rel=1e-3)
 
 
@@ -130,13 +130,13 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
     if not whole:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            answer = protocol.estimate_histogram(counts, **draw)
-            protocol.predicted_mse(counts, n)
+            answer = protocol.sample_estimate(counts, **draw)
+            mse(protocol, counts, n)
     else:
         with pytest.warns(UserWarning, match="denominator is less than four standard errors from 0"):
-            answer = protocol.estimate_histogram(counts, **draw)
+            answer = protocol.sample_estimate(counts, **draw)
         with pytest.warns(UserWarning, match="denominator is less than four standard errors from 0"):
-            protocol.predicted_mse(counts, n)
+            mse(protocol, counts, n)
         assert float(((answer.value < 0) | (answer.value > 1)).double().mean()) > 0.05  # the values do leave it
     low, high = answer.interval()
     assert float(low.min()) >= 0 and float(high.max()) <= 1
@@ -149,14 +149,23 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
 def test_randomized_response_knows_its_error_with_a_thousand_users(statistic, weights):
     counts = counts_of(weights, 3000)
     n, protocol = int(counts.sum()), RandomizedResponsePlugIn(statistic, 1.0)
-    answer = protocol.estimate_histogram(counts, generator=keyed_generator(b"rr"), sample_shape=(8_000,))
-    ratio = float(answer.standard_error.square().mean()) / protocol.predicted_mse(counts, n)
+    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"rr"), sample_shape=(8_000,))
+    ratio = float(answer.standard_error.square().mean()) / mse(protocol, counts, n)
     degenerate = statistic.name == "unequal" and bool((weights == 1).all())  # no first-order term: cut off at 0
     assert 0.97 < ratio < (1.35 if degenerate else 1.06)
     # control: at the decoded histogram cut off at 0, it is off by a third where few types are held
-    decoded = protocol.randomizer.decode_counts(
-        protocol.collect_histogram(counts, generator=keyed_generator(b"rr"), sample_shape=(500,))[0]
-    ).clamp_min(0)
+    drawn = protocol.sample_tally(counts, generator=keyed_generator(b"rr"), sample_shape=(500,))
+    decoded = protocol.decoded(drawn).clamp_min(0)
     cut = protocol.mean_variance(decoded * (n / decoded.sum(-1, keepdim=True)), statistic.form).mean()
     if weights is FEW_TYPES:
-        assert float(cut) < 0.85 * protocol.predicted_mse(counts, n)
+        assert float(cut) < 0.85 * mse(protocol, counts, n)
+
+
+def test_an_estimate_of_one_part_has_the_normal_interval_widened_by_its_bias():
+    answer = Estimate(torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.0]), 7, bias=0.1, limits=(0.0, 2.05))
+    low, high = answer.interval()
+    torch.testing.assert_close(low, torch.tensor([0.9 - 1.959964 * 0.3, 1.9]))
+    torch.testing.assert_close(high, torch.tensor([1.1 + 1.959964 * 0.3, 2.05]))
+    for level in (0, 1, 1.5, -0.1, float("nan"), "x", None):
+        with pytest.raises(ValueError, match="level"):
+            answer.interval(level)

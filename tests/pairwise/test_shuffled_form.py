@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from scipy.stats import ks_2samp
+from pairwise.common import mse
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, Pairs, ShuffledForm, shuffled_form
+from torchdp.pairwise import OneMessage, Pairs, ShuffledForm
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import PoissonSum, delta_of
@@ -20,7 +20,6 @@ SMALL = pairwise.from_factors(
     torch.tensor([[0.3, 1.0, -0.2], [0.6, 0.1, 0.4]]),
     pairs=Pairs.ALL,
 )
-COUNTS, OTHER = torch.tensor([0, 1, 3, 20]), torch.tensor([10, 1, 3, 10])
 
 
 def joint_delta(protocol, x, y, epsilon):
@@ -41,7 +40,7 @@ def test_guarantee_shuffled_form_by_enumeration():
     statistic = pairwise.from_factors(
         torch.tensor([[1.0], [-0.4], [0.1]]), torch.tensor([[0.5, 1.0, -0.6]]), pairs=Pairs.ALL
     )
-    protocol = shuffled_form(statistic, 10, 2.0, 1e-2)
+    protocol = ShuffledForm.calibrated(statistic, 10, 2.0, 1e-2)
     promised = protocol.guarantee
     assert (promised.epsilon, promised.delta) == (2.0, 1e-2)
     assert (promised.model, promised.neighbours) == (Model.SHUFFLE, Neighbours.REPLACE_ONE)
@@ -56,60 +55,48 @@ def test_guarantee_shuffled_form_by_enumeration():
 
 
 def test_guarantee_every_sum_that_differs_is_counted():
-    protocol = shuffled_form(DIFFERENCE, 24, 1.0, 1e-6)
+    protocol = ShuffledForm.calibrated(DIFFERENCE, 24, 1.0, 1e-6)
     q = protocol.probabilities
     assert q.shape == (4, 4) and set(q.flatten().tolist()) == {0.0, 1.0}
     assert not bool(q[:, -1].any())  # no rounding, so no correction
     assert int((q[0] != q[3]).sum()) == 3
     assert delta_of(PoissonSum(24, protocol.noise), 1.0, 3) <= 1e-6
     fewer = pairwise.absolute_difference(3)
-    assert shuffled_form(fewer, 24, 1.0, 1e-6).noise < protocol.noise
+    assert ShuffledForm.calibrated(fewer, 24, 1.0, 1e-6).noise < protocol.noise
 
 
 @pytest.mark.parametrize("statistic", [DIFFERENCE, UNEQUAL, SMALL], ids=["corners", "rounded", "indefinite"])
 @pytest.mark.parametrize("n", [30, 5000])
 def test_prediction_and_no_bias_by_monte_carlo(statistic, n):
-    protocol, trials = shuffled_form(statistic, n, 2.0, 1e-4), 20_000
+    protocol, trials = ShuffledForm.calibrated(statistic, n, 2.0, 1e-4), 20_000
     counts = torch.full((statistic.types,), 2)
     counts[0] += n - counts.sum()
-    found = protocol.estimate_histogram(counts, generator=keyed_generator(b"mse"), sample_shape=(trials,))
+    found = protocol.sample_estimate(counts, generator=keyed_generator(b"mse"), sample_shape=(trials,))
     error = found.value - float(statistic.exact(counts))
     assert abs(float(error.mean() / error.std())) * trials**0.5 < 4.5
-    square, predicted = error.square(), protocol.predicted_mse(counts, n)
+    square, predicted = error.square(), mse(protocol, counts, n)
     assert abs(float(square.mean()) - predicted) < 4.5 * float(square.std()) / trials**0.5
     assert 0.88 < float(found.standard_error.square().mean()) / predicted < 6
-
-
-def test_both_paths_have_one_law():
-    types = torch.arange(4).repeat_interleave(COUNTS)
-    protocol, generator = shuffled_form(UNEQUAL, 24, 4.0, 1e-2), keyed_generator(b"paths")
-    users = torch.stack([protocol.collect(types, noise=SeededNoise.of(generator))[0] for _ in range(600)])
-    (sums,) = protocol.collect_histogram(COUNTS, generator=generator, sample_shape=(6000,))
-    (other,) = protocol.collect_histogram(OTHER, generator=generator, sample_shape=(6000,))
-    assert users.shape == (600, 4) and sums.shape == (6000, 4)
-    for column in range(4):
-        assert ks_2samp(users[:, column].round(decimals=9), sums[:, column].round(decimals=9)).pvalue > 1e-6
-    assert min(ks_2samp(users[:, column], other[:, column]).pvalue for column in range(4)) < 1e-6
 
 
 def test_error_falls_as_one_over_n_squared_where_nothing_is_rounded():
     values = []
     for n in (10**4, 10**6):
         counts = torch.full((4,), n // 4)
-        values.append(shuffled_form(DIFFERENCE, n, 1.0, 1e-6).predicted_mse(counts, n))
-        assert values[-1] < 1e-2 * OneMessage(DIFFERENCE, 1.0).predicted_mse(counts, n)
+        values.append(mse(ShuffledForm.calibrated(DIFFERENCE, n, 1.0, 1e-6), counts, n))
+        assert values[-1] < 1e-2 * mse(OneMessage(DIFFERENCE, 1.0), counts, n)
     assert values[0] / values[1] == pytest.approx(1e4, rel=0.02)
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="ratio"):
-        shuffled_form(pairwise.auc(3), 100, 1.0, 1e-6)
+        ShuffledForm.calibrated(pairwise.auc(3), 100, 1.0, 1e-6)
     with pytest.raises(ValueError, match="users"):
-        shuffled_form(DIFFERENCE, 1, 1.0, 1e-6)
+        ShuffledForm.calibrated(DIFFERENCE, 1, 1.0, 1e-6)
     with pytest.raises(ValueError, match="delta"):
-        shuffled_form(DIFFERENCE, 100, 1.0, 0.0)
-    protocol = shuffled_form(DIFFERENCE, 100, 1.0, 1e-6)
+        ShuffledForm.calibrated(DIFFERENCE, 100, 1.0, 0.0)
+    protocol = ShuffledForm.calibrated(DIFFERENCE, 100, 1.0, 1e-6)
     with pytest.raises(ValueError, match="100 users"):
         protocol.estimate(torch.zeros(99, dtype=torch.int64), noise=SeededNoise.of(keyed_generator(b"bad")))
     with pytest.raises(ValueError, match="100 users"):
-        protocol.estimate_histogram(torch.tensor([1, 2, 3, 4]), generator=keyed_generator(b"bad"))
+        protocol.sample_estimate(torch.tensor([1, 2, 3, 4]), generator=keyed_generator(b"bad"))

@@ -67,7 +67,7 @@ def test_deltas_that_promise_nothing_are_refused():
         compose([guarantee(delta=0.6)] * 2)
 
 
-@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, "1", True, None])
+@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, -math.inf, "1", True, None])
 def test_bad_epsilon(epsilon):
     with pytest.raises(ValueError, match="epsilon"):
         guarantee(epsilon)

@@ -1,13 +1,16 @@
 """Every randomizer in the battery: types are counted, points of a ball averaged."""
 
+import itertools
 import math
 from typing import ClassVar
 
+import pytest
 import torch
 from channels import channel, hockey_stick, signs, spent_by, two_densities
 from contract import LocalContract
-from laws import generator
+from laws import generator, z_scores
 
+from torchdp.protocol import Tally
 from torchdp.randomizers import (
     DuchiJordanWainwright,
     GaussianVector,
@@ -22,9 +25,20 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.alphabet.subset_selection import members, rank
 
 
-class OracleContract(LocalContract):
+class UnbiasedContract(LocalContract):
+    def test_unbiased(self, slow, summary):
+        found = self.protocol.sample_estimate(summary, generator=generator(1), sample_shape=(self.repeats,))
+        assert float(z_scores(found.value, self.truth()).abs().max()) < 5
+        together = self.protocol.analyse(
+            Tally(self.runs * len(self.x), {name: part.sum(0) for name, part in slow.items()})
+        )
+        assert float(((together.value - self.truth()) / together.standard_error).abs().max()) < 5
+
+
+class OracleContract(UnbiasedContract):
     """Users of five types; nobody holds the last."""
 
     x = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3]).repeat(3)
@@ -72,7 +86,7 @@ class TestStrategyMatrix(OracleContract):
         assert self.loss(StrategyMatrix(uneven(2.2))) > self.protocol.guarantee.epsilon * (1 + 1e-9)
 
 
-class BallContract(LocalContract):
+class BallContract(UnbiasedContract):
     """Users at the centre, inside and on the sphere of radius 2."""
 
     x = torch.tensor(
@@ -86,34 +100,54 @@ class BallContract(LocalContract):
 
 
 class TestPrivUnitG(BallContract):
-    protocol = PrivUnitG(3, 2.0, 2.0)
+    protocol = PrivUnitG(3, 6.0, 2.0)
     loss = staticmethod(two_densities)
 
 
 class TestPrivUnit(BallContract):
-    protocol = PrivUnit(3, 2.0, 2.0)
+    protocol = PrivUnit(3, 6.0, 2.0)
     loss = staticmethod(two_densities)
 
 
 class TestProjUnit(BallContract):
-    protocol = ProjUnit(3, 2.0, 2.0, k=2)
+    protocol = ProjUnit(3, 6.0, 2.0, k=2)
     loss = staticmethod(two_densities)
 
 
 class TestDuchiJordanWainwright(BallContract):
-    protocol = DuchiJordanWainwright(3, 2.0, 2.0)
+    protocol = DuchiJordanWainwright(3, 6.0, 2.0)
     loss = staticmethod(signs)
 
 
 class TestPointRelease(BallContract):
-    protocol = PointRelease(3, 2.0, 2.0)
+    protocol = PointRelease(3, 6.0, 2.0)
     loss = staticmethod(signs)
 
 
 class TestGaussianVector(BallContract):
-    protocol = GaussianVector(3, 2.0, 2.0, delta=1e-6)
+    protocol = GaussianVector(3, 6.0, 2.0, delta=1e-6)
     weaker: ClassVar = {"delta": 1.1}
     loss = staticmethod(hockey_stick)
 
     def bound(self, protocol):
         return protocol.guarantee.delta * (1 + 1e-7)  # sigma is known to 1e-8
+
+
+def test_ranks_number_the_sets_of_one_size():
+    for k, w in ((1, 1), (5, 2), (6, 3), (7, 7)):
+        sets = sorted(itertools.combinations(range(k), w), key=lambda one: one[::-1])
+        assert [rank(list(one)) for one in sets] == list(range(math.comb(k, w)))
+        assert [tuple(members(number, k, w)[::-1]) for number in range(math.comb(k, w))] == sets
+
+
+def test_messages_of_many_types_travel():
+    """More than a word each; sets by their rank: 20 % of the bits, and no other size."""
+    for oracle in (SymmetricUnaryEncoding(200, 1.0), SubsetSelection(200, 3.5), SubsetSelection(64, 1.0)):
+        sent = oracle.randomize(torch.arange(50))
+        data = oracle.encode(sent)
+        assert torch.equal(oracle.decode(data), sent) and len(data) == 50 * math.ceil(oracle.bits_per_user / 8)
+    assert SubsetSelection(200, 3.5).bits_per_user == math.ceil(math.log2(math.comb(200, 6)))
+    with pytest.raises(ValueError, match="messages must be sets of"):
+        SubsetSelection(64, 1.0).tally(torch.tensor([[3]]))
+    with pytest.raises(ValueError, match="no bit set beyond"):
+        SymmetricUnaryEncoding(5, 1.0).tally(torch.tensor([[32]]))

@@ -150,7 +150,7 @@ def test_what_is_not_covered_is_said(kind):
 def test_low_order_bits_of_signs_are_the_same_for_all_points(kind, planted):
     """The same words make the same message or its negative, bit for bit, whatever the point."""
     points = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [-0.6, 0.3]], dtype=torch.float64)
-    first, *others = (kind(2, 0.5).messages(each.expand(500, 2), planted(7)).abs() for each in points)
+    first, *others = (kind(2, 0.5).speak(each.expand(500, 2), planted(7)).abs() for each in points)
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -177,7 +177,7 @@ def test_radii_that_overflow_are_refused(radius):
 @pytest.mark.parametrize("radius", [1e-140, 1e140])
 def test_the_extreme_radii_are_drawn(radius):
     randomizer = PrivUnit(2, 1.0, radius)
-    assert randomizer.sample(torch.tensor([[radius, 0.0]], dtype=torch.float64)).isfinite().all()
+    assert randomizer.randomize(torch.tensor([[radius, 0.0]], dtype=torch.float64)).isfinite().all()
     assert 0 < randomizer.moments.variance < math.inf
     with pytest.raises(ValueError, match="outside the ball"):
-        randomizer.sample(torch.tensor([[1e200, 0.0]], dtype=torch.float64))
+        randomizer.randomize(torch.tensor([[1e200, 0.0]], dtype=torch.float64))

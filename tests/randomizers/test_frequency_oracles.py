@@ -11,6 +11,7 @@ from scipy.linalg import hadamard
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
+from torchdp.protocol import Tally
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -41,8 +42,8 @@ def normal(*shape, seed=0):
 
 
 def packed(sets, k):
-    """One word for each set of values (k <= 8)."""
-    return torch.tensor([[sum(1 << v for v in members)] for members in sets])
+    """One message of one word for each set of values (k <= 8)."""
+    return torch.tensor([[[sum(1 << v for v in members)]] for members in sets])
 
 
 def written_out(kind, k, epsilon):
@@ -142,9 +143,9 @@ def test_at_every_epsilon_some_uniform_number_hides_the_value(planted, epsilon):
     """Else a message would rule out a value for certain, whatever epsilon is said to be."""
     k, x, least = 6, torch.arange(6), planted(words=torch.tensor(-1))  # 1: the uniform number's digit is 0
     for kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
-        words = kind(k, epsilon).messages(x, least)[:, 0]
+        words = kind(k, epsilon).speak(x, least)[:, 0]
         assert not (words >> x & 1).any()
-    indices = HadamardResponse(k, epsilon).messages(x, least)
+    indices = HadamardResponse(k, epsilon).speak(x, least)
     signs = [bin((v + 1) & y).count("1") % 2 for v, y in enumerate(indices.tolist())]
     assert all(signs)  # -1, the unlikely one
 
@@ -156,7 +157,7 @@ def test_decoded_moments_by_enumeration(kind, k, epsilon):
     oracle = kind(k, epsilon)
     messages, law = written_out(kind, k, epsilon)
     law = torch.from_numpy(law)
-    decoded = torch.stack([oracle.decode_sum(message) for message in messages])
+    decoded = torch.stack([oracle.totals(oracle.tally(message)) for message in messages])
     scale = float(decoded.abs().max())
     torch.testing.assert_close(law @ decoded, torch.eye(k).double(), rtol=0, atol=1e-12 * scale)
     W = normal(3, k)
@@ -192,7 +193,7 @@ def test_subset_selection_takes_the_size_of_least_error():
 def test_messages_follow_the_law(kind, epsilon):
     k, n = 4, 400_000
     messages, law = written_out(kind, k, epsilon)
-    drawn = kind(k, epsilon).sample(torch.full((n,), 2), noise=SeededNoise(1)).reshape(n, -1)[:, 0]
+    drawn = kind(k, epsilon).speak(torch.full((n,), 2), SeededNoise(1)).reshape(n, -1)[:, 0]
     counts = np.array([int((drawn == message).sum()) for message in messages])
     assert counts.sum() == n
     assert stats.chisquare(counts, n * law[2] / law[2].sum()).pvalue > ALPHA
@@ -206,13 +207,13 @@ def test_messages_follow_the_law(kind, epsilon):
 @pytest.mark.parametrize("k", [3, 64, 65, 130])
 def test_packed_messages_hold_the_bits_of_the_alphabet_and_no_others(kind, k):
     oracle = kind(k, 1.0)
-    x = torch.arange(6).reshape(2, 3) % k
-    messages = oracle.sample(x, noise=SeededNoise(2))
-    assert messages.shape == (2, 3, -(-k // 64)) and messages.dtype == torch.int64
+    x = torch.arange(6) % k
+    messages = oracle.speak(x, SeededNoise(2))
+    assert messages.shape == (6, -(-k // 64)) and messages.dtype == torch.int64
     bits = unpack(messages)
     assert not bits[..., k:].any()
     assert kind is not SubsetSelection or (bits.sum(-1) == oracle.subset).all()
-    assert torch.equal(oracle.tally(messages), torch.cat([bits[..., :k].sum((0, 1)), torch.tensor([6])]))
+    assert torch.equal(oracle.tally(messages)["reports"], bits[:, :k].sum(0))
 
 
 COUNTS = torch.tensor([0, 1, 3, 17, 40])
@@ -225,42 +226,12 @@ def make(kind, epsilon):
     return kind(5, epsilon)
 
 
-def same_law(first, second):
-    """Smallest p-value of two-sample tests on some coordinates and a mixture of all."""
-    index = torch.arange(1, first.shape[1] + 1)
-    pvalues = []
-    for statistic in (lambda r: r[:, 0], lambda r: r[:, 2], lambda r: r[:, 4], lambda r: (r * index).sum(1) % 13):
-        pair = [torch.bincount(statistic(r), minlength=200).numpy() for r in (first, second)]
-        table = np.stack(pair)[:, np.sum(pair, 0) > 0]
-        rare = table.sum(0) < 20
-        table = np.c_[table[:, ~rare], table[:, rare].sum(1)] if rare.any() else table
-        table = table[:, table.sum(0) > 0]
-        pvalues.append(stats.chi2_contingency(table).pvalue if table.shape[1] > 1 else 1.0)
-    return min(pvalues)
-
-
-@pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
-@pytest.mark.parametrize("epsilon", [0.5, 2])
-def test_aggregate_reports_have_the_law_of_single_messages(kind, epsilon):
-    """Counts 0, 1 and 3 among them; another epsilon is noticed."""
-    oracle, repeats = make(kind, epsilon), 1000
-    users = torch.arange(5).repeat_interleave(COUNTS)
-    messages = oracle.sample(users.expand(repeats, -1), noise=SeededNoise(4))
-    single = torch.stack([oracle.tally(message) for message in messages])
-    together = oracle.sample_reports(COUNTS, generator=generator(5), sample_shape=(repeats,))
-    assert together.dtype == single.dtype == torch.int64 and together.shape == single.shape
-    assert same_law(single, together) > ALPHA
-    other = make(kind, 1.6 * epsilon).sample_reports(COUNTS, generator=generator(6), sample_shape=(20 * repeats,))
-    assert same_law(single, other) < ALPHA
-
-
 @pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
 @pytest.mark.parametrize("users", [20, 10**12])
 def test_sums_have_the_stated_mean_and_covariance_at_any_number_of_users(kind, users):
     oracle, repeats = make(kind, 1.0), 20_000
-    points, counts = torch.tensor([4, 1, 4]), torch.tensor([users, users // 3, 7])
-    sums = oracle.sample_sum(points, counts, generator=generator(7), sample_shape=(repeats,))
-    held = torch.zeros(5, dtype=torch.float64).index_add_(0, points, counts.double())
+    held = torch.tensor([0, users // 3, 0, 0, users + 7])
+    sums = oracle.totals(oracle.sample_tally(held, generator=generator(7), sample_shape=(repeats,)))
     covariance = sum(held[x] * oracle.covariance(x) for x in range(5))
     deviation = covariance.diagonal().sqrt()
     error = (sums - held) / deviation
@@ -272,46 +243,6 @@ def test_sums_have_the_stated_mean_and_covariance_at_any_number_of_users(kind, u
     assert float(((error.mT @ error / repeats - 1.1 * correlation) / spread).abs().max()) > critical
 
 
-@pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
-def test_collecting_part_by_part_is_the_tally_of_all_messages(kind, monkeypatch):
-    oracle = make(kind, 1.0)
-    x = torch.randint(5, (10_000,), generator=generator(8))
-    monkeypatch.setattr("torchdp.randomizers.alphabet.frequency.WORDS_AT_ONCE", 700)
-    total = oracle.collect(x, noise=SeededNoise(9))
-    assert total.shape == (oracle.tallies,) and total.dtype == torch.int64
-    W, held = normal(2, 5), torch.bincount(x, minlength=5).double()
-    error = oracle.answer(total, W) - W @ held
-    assert float((error / (oracle.workload_variance(W) @ held).sqrt()).abs().max()) < 5.2
-    torch.testing.assert_close(oracle.decode_counts(total) @ W.mT, oracle.answer(total, W), rtol=1e-9, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
-def test_tallies_add_up_and_empty_groups_count_nothing(kind):
-    oracle = make(kind, 1.0)
-    none = torch.zeros(0, dtype=torch.int64)
-    assert not oracle.tally(oracle.sample(none, noise=SeededNoise(0))).any()
-    assert not oracle.collect(none, noise=SeededNoise(0)).any()
-    assert not oracle.sample_reports(torch.zeros(5), generator=generator()).any()
-    messages = oracle.sample(torch.arange(5), noise=SeededNoise(0))
-    assert torch.equal(oracle.tally(messages[:2]) + oracle.tally(messages[2:]), oracle.tally(messages))
-    assert oracle.sample_reports(COUNTS, generator=generator(), sample_shape=(2, 3)).shape == (
-        2,
-        3,
-        oracle.tallies,
-    )
-    assert oracle.sample_reports(COUNTS, generator=generator(), sample_shape=(0,)).shape == (0, oracle.tallies)
-
-
-def test_bits():
-    assert [kind(100, 1.0).bits for kind in ORACLES] == [
-        7,
-        100,
-        100,
-        math.ceil(math.log2(math.comb(100, SubsetSelection(100, 1.0).subset))),
-        7,
-    ]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ORACLES)
 def test_oracles_on_a_gpu(kind):
@@ -320,11 +251,12 @@ def test_oracles_on_a_gpu(kind):
     held, W = torch.bincount(x, minlength=70), normal(3, 70).cuda()
     deviation = (oracle.workload_variance(W) @ held.double()).sqrt()
     for reports in (
-        oracle.collect(x, noise=SeededNoise(2, "cuda")),
-        oracle.sample_reports(held, generator=generator(3, "cuda")),
+        oracle.hear(x, SeededNoise(2, "cuda"))["reports"],
+        oracle.sample_tally(held, generator=generator(3, "cuda"))["reports"],
     ):
         assert reports.is_cuda
-        assert float(((oracle.answer(reports, W) - W @ held.double()) / deviation).abs().max()) < 5.5
+        error = oracle.answers(Tally(n, {"reports": reports}), W) - W @ held.double()
+        assert float((error / deviation).abs().max()) < 5.5
 
 
 @pytest.mark.parametrize("at_once", [0, 32])
@@ -332,7 +264,7 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     """Values added many at a time and one by one: the size, the own value's rate, and each other value's and pair's."""
     monkeypatch.setattr("torchdp.randomizers.alphabet.subset_selection.AT_ONCE", at_once)
     oracle, n, x = SubsetSelection(70, 0.3), 20_000, 66
-    bits = unpack(oracle.sample(torch.full((n,), x), noise=SeededNoise(3)))
+    bits = unpack(oracle.speak(torch.full((n,), x), SeededNoise(3)))
     assert (bits.sum(1) == oracle.subset).all() and not bits[:, 70:].any()
     rates = bits[:, :70].double().mean(0)
     chance = torch.full((70,), oracle.off, dtype=torch.float64)
@@ -342,3 +274,20 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     r = oracle._pair
     assert float((pairs - r).abs().max()) < 5.5 * math.sqrt(r * (1 - r) / n)
     assert abs(float(pairs.mean()) - oracle.off**2) > 3 * math.sqrt(r * (1 - r) / n / 30)  # not independent bits
+
+
+def test_guarantee_a_strategy_has_the_epsilon_of_its_matrix():
+    table = torch.from_numpy(written_out(HadamardResponse, 5, 0.7)[1]).mT
+    strategy = StrategyMatrix(table)
+    assert strategy.guarantee.epsilon == pytest.approx(0.7, abs=1e-12)
+    W = torch.eye(5, dtype=torch.float64)
+    decoder = strategy.decoder(W)
+    torch.testing.assert_close(decoder @ table, W, rtol=0, atol=1e-10)
+    brute = torch.stack([decoder.square() @ table[:, x] - W[:, x].square() for x in range(5)], 1)
+    torch.testing.assert_close(strategy.workload_variance(W), brute)
+    # No other unbiased decoder has a smaller variance under the uniform prior: move within the null space of table^T.
+    null = torch.linalg.svd(table.mT).Vh[5:]
+    for direction in null:
+        moved = decoder + 1e-3 * direction
+        torch.testing.assert_close(moved @ table, W, rtol=0, atol=1e-10)
+        assert (moved.square() @ table).sum() > (decoder.square() @ table).sum()

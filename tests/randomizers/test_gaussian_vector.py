@@ -42,7 +42,7 @@ def test_moments():
     randomizer = GaussianVector(3, 1.0, 2.0, delta=1e-5)
     m = randomizer.moments
     assert (m.variance, m.outer, m.third, m.fourth) == (randomizer.sigma**2, 0.0, 0.0, 3.0)
-    assert randomizer.bits == 192
+    assert randomizer.bits_per_user == 192
 
 
 def test_points_outside_by_rounding_are_projected():
@@ -50,7 +50,7 @@ def test_points_outside_by_rounding_are_projected():
     randomizer = GaussianVector(50, 1.0, delta=1e-6)
     x = torch.nn.functional.normalize(torch.ones(1, 50), dim=-1) * (1 + 5e-7)
     far, same = (
-        randomizer.sample(points, noise=SeededNoise.of(torch.Generator().manual_seed(0))).double()
+        randomizer.speak(points, SeededNoise.of(torch.Generator().manual_seed(0))).double()
         for points in (x, x / x.norm())
     )
     assert float((far - same).abs().max()) < 1e-6

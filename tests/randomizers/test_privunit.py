@@ -157,7 +157,7 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
     x *= norm / np.linalg.norm(x)
     slow = rejected(dim, epsilon, x, 30_000, 1)
     fast, off = (
-        PrivUnit(dim, e).sample(torch.from_numpy(x).expand(30_000, dim), noise=SeededNoise(2)).numpy()
+        PrivUnit(dim, e).speak(torch.from_numpy(x).expand(30_000, dim), SeededNoise(2)).numpy()
         for e in (epsilon, 1.25 * epsilon)
     )
     views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]
@@ -168,7 +168,7 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
 def test_direction_across_the_point_is_uniform_and_independent_of_the_coordinate_along_it():
     dim, x = 5, torch.zeros(5, dtype=torch.float64)
     x[0] = 1
-    y = PrivUnit(dim, 4.0).sample(x.expand(100_000, dim), noise=SeededNoise(3))
+    y = PrivUnit(dim, 4.0).speak(x.expand(100_000, dim), SeededNoise(3))
     along, across = y[:, 0], torch.nn.functional.normalize(y[:, 1:], dim=-1)
     uniform = stats.beta(1.5, 1.5, -1, 2)  # a coordinate on the sphere of R^4
     for i in range(4):
@@ -187,7 +187,3 @@ def test_less_noise_than_privunitg_and_as_much_in_the_limit(epsilon):
     limits = PrivUnitG(3, epsilon).moments, PrivUnit(10**6, epsilon).moments
     assert limits[1].third == pytest.approx(limits[0].third, rel=1e-4)
     assert limits[1].fourth == pytest.approx(limits[0].fourth, rel=1e-4)
-
-
-def test_bits():
-    assert PrivUnit(7, 1.0).bits == 448

@@ -145,7 +145,7 @@ def test_stated_moments(dim, epsilon):
     k = randomizer.tau.threshold
     assert randomizer.moments.variance == pytest.approx((2.5 / k) ** 2, rel=1e-15)
     assert (randomizer.moments.third, randomizer.moments.fourth) == (-k, 3 + k * k)
-    assert randomizer.bits == 64 * dim
+    assert randomizer.bits_per_user == 64 * dim
 
 
 def test_published_variances():

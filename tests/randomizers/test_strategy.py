@@ -2,12 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from torchdp.noise import SeededNoise
+from torchdp.protocol import Tally
 from torchdp.randomizers import HadamardResponse, RandomizedResponse, StrategyMatrix
 
 ALPHA = 1e-6
@@ -57,11 +57,9 @@ def test_randomized_response_as_a_matrix_is_randomized_response():
     W = normal(4, 6)
     torch.testing.assert_close(strategy.workload_variance(W), oracle.workload_variance(W), rtol=1e-11, atol=0)
     torch.testing.assert_close(strategy.covariance(2), oracle.covariance(2), rtol=1e-10, atol=1e-12)
-    reports = torch.tensor([5, 0, 3, 9, 1, 1])
-    torch.testing.assert_close(
-        strategy.decode_counts(reports), oracle.decode_counts(reports), rtol=1e-11, atol=1e-11
-    )
-    assert (strategy.bits, strategy.tallies, strategy.outputs) == (3, 6, 6)
+    tally = Tally(19, {"reports": torch.tensor([5, 0, 3, 9, 1, 1])})
+    torch.testing.assert_close(strategy.totals(tally), oracle.totals(tally), rtol=1e-11, atol=1e-11)
+    assert (strategy.bits_per_user, strategy.outputs) == (3, 6)
 
 
 @pytest.mark.parametrize("prior", [None, [0.1, 0.2, 0.3, 0.3, 0.1], [5.0, 1.0, 1.0, 1.0, 1.0]])
@@ -86,7 +84,7 @@ def test_decoder_is_unbiased_and_of_least_variance_under_the_prior(prior):
 def test_hadamard_response_decodes_no_worse_as_a_matrix():
     oracle = HadamardResponse(6, 1.0)
     rows = torch.eye(6, dtype=torch.float64)
-    H = oracle.decode_counts(torch.eye(8)) / oracle._scale  # signs of each output for each type
+    H = oracle.totals(Tally(1, {"reports": torch.eye(8)})) / oracle._scale  # signs of each output for each type
     Q = torch.where(H > 0, math.e, 1.0).double() / (4 * (math.e + 1))
     strategy = StrategyMatrix(Q)
     assert (strategy.workload_variance(rows).mean(1) <= oracle.workload_variance(rows).mean(1) + 1e-12).all()
@@ -95,7 +93,7 @@ def test_hadamard_response_decodes_no_worse_as_a_matrix():
 
 def test_covariance_is_that_of_the_decoded_report_by_enumeration():
     strategy = StrategyMatrix(random_matrix())
-    Y = strategy.decode_counts(torch.eye(12))  # (outputs, k)
+    Y = strategy.totals(Tally(1, {"reports": torch.eye(12)}))  # (outputs, k)
     for x in range(5):
         law = strategy.matrix[:, x]
         centred = Y - torch.eye(5).double()[x]
@@ -116,8 +114,8 @@ def test_a_matrix_of_low_rank_answers_what_is_in_its_row_space_and_refuses_the_r
     variance = strategy.workload_variance(inside)
     assert (variance[:2] > 0).all() and float(variance[2].abs().max()) < 1e-11
     counts = torch.tensor([10**6, 0, 3 * 10**6, 500, 7])
-    reports = strategy.sample_reports(counts, generator=generator(), sample_shape=(4000,))
-    answers = strategy.answer(reports, inside)
+    tally = strategy.sample_tally(counts, generator=generator(), sample_shape=(4000,))
+    answers = strategy.answers(tally, inside)
     error = (answers - inside @ counts.double())[:, :2] / (variance[:2] @ counts.double()).sqrt()
     assert float(error.mean(0).abs().max()) < 5.2 / math.sqrt(4000)
     assert float((error.square().mean(0) - 1).abs().max()) < 6 * math.sqrt(2 / 4000)
@@ -125,10 +123,9 @@ def test_a_matrix_of_low_rank_answers_what_is_in_its_row_space_and_refuses_the_r
     for call in (
         lambda: strategy.decoder(outside),
         lambda: strategy.workload_variance(outside),
-        lambda: strategy.answer(reports, outside),
-        lambda: strategy.decode_counts(reports),
+        lambda: strategy.answers(tally, outside),
+        lambda: strategy.analyse(tally),
         lambda: strategy.covariance(0),
-        lambda: strategy.sample_sum(torch.tensor([0]), torch.tensor([5]), generator=generator()),
     ):
         with pytest.raises(ValueError, match=r"^W .*row space"):
             call()
@@ -139,7 +136,7 @@ def test_reports_follow_the_columns(outputs):
     Q = random_matrix(outputs, 3, seed=5)
     strategy, n = StrategyMatrix(Q), 300_000
     for x in (0, 2):
-        drawn = strategy.sample(torch.full((n,), x), noise=SeededNoise(6))
+        drawn = strategy.speak(torch.full((n,), x), SeededNoise(6))
         counts = torch.bincount(drawn, minlength=outputs).numpy()
         assert stats.chisquare(counts, n * strategy.matrix[:, x].numpy()).pvalue > ALPHA
         assert stats.chisquare(counts, n * strategy.matrix[:, 1].numpy()).pvalue < ALPHA
@@ -178,31 +175,6 @@ def test_bad_priors_are_refused_by_name(bad):
         StrategyMatrix(response(4, 1.0), bad)
 
 
-def test_bad_arguments_of_the_methods_are_refused_by_name():
-    strategy = StrategyMatrix(response(4, 1.0))
-    for name, call in [
-        ("W", lambda: strategy.decoder(torch.ones(2, 3))),
-        ("W", lambda: strategy.workload_variance(torch.ones(4))),
-        ("x", lambda: strategy.covariance(4)),
-        ("x", lambda: strategy.sample(torch.tensor([4]), noise=SeededNoise(0))),
-        ("messages", lambda: strategy.tally(torch.tensor([4]))),
-        ("reports", lambda: strategy.decode_counts(torch.ones(3))),
-        ("reports", lambda: strategy.answer(torch.ones(3), torch.eye(4))),
-        ("counts", lambda: strategy.sample_reports(torch.ones(3), generator=generator())),
-        (
-            "sample_shape",
-            lambda: strategy.sample_reports(torch.ones(4), generator=generator(), sample_shape=(-1,)),
-        ),
-        ("points", lambda: strategy.sample_sum(torch.tensor([[0]]), torch.tensor([1]), generator=generator())),
-    ]:
-        with pytest.raises(ValueError, match=rf"^{name} "):
-            call()
-    with pytest.raises(TypeError, match=r"^generator "):
-        strategy.sample_reports(torch.tensor([1, 1, 1, 1]), generator=None)
-    with pytest.raises(TypeError, match="matrix"):
-        StrategyMatrix(np.ones((2, 2)) / 2)
-
-
 @pytest.mark.gpu
 def test_strategy_on_a_gpu():
     strategy = StrategyMatrix(random_matrix(40, 8).cuda())
@@ -210,7 +182,8 @@ def test_strategy_on_a_gpu():
     held = torch.bincount(x, minlength=8)
     deviation = (strategy.workload_variance(W) @ held.double()).sqrt()
     for reports in (
-        strategy.collect(x, noise=SeededNoise(2, "cuda")),
-        strategy.sample_reports(held, generator=generator(3, "cuda")),
+        strategy.hear(x, SeededNoise(2, "cuda"))["reports"],
+        strategy.sample_tally(held, generator=generator(3, "cuda"))["reports"],
     ):
-        assert float(((strategy.answer(reports, W) - W @ held.double()) / deviation).abs().max()) < 5.5
+        error = strategy.answers(Tally(len(x), {"reports": reports}), W) - W @ held.double()
+        assert float((error / deviation).abs().max()) < 5.5

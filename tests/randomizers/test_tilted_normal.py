@@ -10,7 +10,7 @@ from scipy.special import ndtr
 from scipy.stats import chi2
 
 from torchdp.kernels import privunitg
-from torchdp.randomizers import TiltedNormal
+from torchdp.randomizers.ball.tilted_normal import TiltedNormal
 
 EPSILONS = [1e-6, 0.01, 0.1, 0.5, 1, 2, 4, 8, 15, 20, 50]
 TABLE = {

@@ -62,7 +62,7 @@ TABLES = {
     "faint 1e-14": faint(1e-14),
     "faint 1e-25": faint(1e-25),
     "response 100, 1e-3": response(100, 1e-3),
-    "learned": LearnedStrategy(StrategyMatrix(response(6, 12.0)), 13.0)().detach(),
+    "learned": LearnedStrategy(response(6, 12.0), 13.0)().detach(),
 }
 
 
@@ -114,7 +114,7 @@ def test_the_sampler_gives_each_output_its_integers(planted, name):
         ends = list(itertools.accumulate(strategy.table[:, x].tolist()))
         numbers = [0, *(number for end in ends for number in (end - 1, end) if number < TOTAL), TOTAL - 1]
         wanted = [next(y for y, end in enumerate(ends) if number < end) for number in numbers]
-        drawn = strategy.messages(torch.full((len(numbers),), x), planted(integers=torch.tensor(numbers)))
+        drawn = strategy.speak(torch.full((len(numbers),), x), planted(integers=torch.tensor(numbers)))
         assert drawn.tolist() == wanted
 
 
@@ -192,8 +192,8 @@ def test_an_epsilon_that_the_chances_can_not_express_is_refused(kind, epsilon):
 
 def test_a_million_types():
     assert 0.0999 < RandomizedResponse(10**6, 0.1).guarantee.epsilon < 0.1
-    assert SubsetSelection(10**6, 12.0).bits == math.ceil(math.log2(math.comb(10**6, 6)))
-    found = SubsetSelection(10**6, 0.1).bits
+    assert SubsetSelection(10**6, 12.0).bits_per_user == math.ceil(math.log2(math.comb(10**6, 6)))
+    found = SubsetSelection(10**6, 0.1).bits_per_user
     assert 0.99e6 < found < 1e6
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchdp.regression import SecondMoments, least_squares, loss, phi, psi, second_moments
+from torchdp.regression import SecondMoments, least_squares, loss, phi, psi
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -15,7 +15,7 @@ def normal(*shape, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize("ridge", [0.0, 3.0])
 def test_phi_is_the_ratio_of_losses_on_the_rows(ridge):
     A, b, x = normal(40, 3), normal(40, seed=1), normal(5, 2, 3, seed=2)
-    moments = second_moments(A, b)
+    moments = SecondMoments.of(A, b)
     best = torch.linalg.solve(A.mT @ A + ridge * torch.eye(3), A.mT @ b)
 
     def direct(x):
@@ -35,33 +35,35 @@ def test_psi_is_the_excess_risk_on_the_rows(k):
     X = torch.linalg.qr(normal(3, 4, k, seed=1)).Q
     direct = torch.stack([(A - A @ x @ x.mT).square().sum() for x in X])
     best = torch.linalg.svdvals(A)[k:].square().sum()
-    torch.testing.assert_close(psi(second_moments(A), X), (direct - best) / 40)
+    torch.testing.assert_close(psi(SecondMoments.of(A), X), (direct - best) / 40)
 
 
 def test_moments_are_summed_in_parts_and_join(monkeypatch):
     A, b = normal(50, 3, dtype=torch.float32), normal(50, seed=1)
-    whole = second_moments(A, b)
+    whole = SecondMoments.of(A, b)
     monkeypatch.setattr("torchdp.regression.errors.NUMBERS_AT_ONCE", 40)
-    torch.testing.assert_close(second_moments(A, b).matrix, whole.matrix)
-    parts = second_moments(A[:20], b[:20]) + second_moments(A[20:], b[20:])
+    torch.testing.assert_close(SecondMoments.of(A, b).matrix, whole.matrix)
+    parts = SecondMoments.of(A[:20], b[:20]) + SecondMoments.of(A[20:], b[20:])
     assert parts.clients == 50 and whole.matrix.dtype == torch.float64
     torch.testing.assert_close(parts.matrix, whole.matrix)
 
 
 def test_tiny_data():
-    one = second_moments(torch.tensor([[2.0]]), torch.tensor([3.0]))
+    one = SecondMoments.of(torch.tensor([[2.0]]), torch.tensor([3.0]))
     assert float(phi(one, torch.tensor([0.0]), 1.0)) == pytest.approx(9 / (9 - 36 / 5))
-    assert float(psi(second_moments(torch.tensor([[2.0, 0.0]])), torch.tensor([[0.0], [1.0]]))) == pytest.approx(4)
+    assert float(psi(SecondMoments.of(torch.tensor([[2.0, 0.0]])), torch.tensor([[0.0], [1.0]]))) == pytest.approx(
+        4
+    )
 
 
 def test_least_squares_of_a_singular_gram_is_the_shortest_solution():
     A = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    torch.testing.assert_close(least_squares(second_moments(A, A[:, 0]), 0.0), torch.full((2,), 0.5).double())
+    torch.testing.assert_close(least_squares(SecondMoments.of(A, A[:, 0]), 0.0), torch.full((2,), 0.5).double())
 
 
 def test_bad_input_is_named():
     A = normal(5, 2)
-    moments = second_moments(A, A[:, 0])
+    moments = SecondMoments.of(A, A[:, 0])
     with pytest.raises(ValueError, match="zero to rounding"):
         phi(moments, torch.zeros(2), 0.0)
     with pytest.raises(ValueError, match=r"x must have shape \(..., 2\)"):
@@ -75,8 +77,8 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="NaN"):
         SecondMoments(3, torch.full((2, 2), math.nan))
     with pytest.raises(ValueError, match="labels must have shape"):
-        second_moments(A, torch.zeros(4))
+        SecondMoments.of(A, torch.zeros(4))
     with pytest.raises(ValueError, match="at least one column"):
-        least_squares(second_moments(A[:, :1]), 1.0)
+        least_squares(SecondMoments.of(A[:, :1]), 1.0)
     with pytest.raises(ValueError, match="ridge must be"):
         phi(moments, torch.zeros(2), -1.0)

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from laws import generator
+from products import spectrum_rows
 
-from torchdp.noise import SeededNoise
+from torchdp.protocol import Estimate
 from torchdp.regression import (
     GramRelease,
     SecondMoments,
@@ -13,17 +15,10 @@ from torchdp.regression import (
     predicted_psi,
     predicted_psi_of_sketch,
     psi,
-    random_psi,
-    rows_from_moments,
-    second_moments,
-    spectrum_rows,
     top_directions,
 )
+from torchdp.regression.low_rank import random_psi
 from torchdp.sketching import balanced_count_sketch
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def moments_of(values, n, seed=0):
@@ -33,12 +28,18 @@ def moments_of(values, n, seed=0):
     return SecondMoments(n, basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.mT)
 
 
+def rows_of(moments, seed):
+    """Rows that have exactly these second moments."""
+    normal = torch.randn(moments.clients, moments.columns, dtype=torch.float64, generator=generator(seed))
+    return torch.linalg.qr(normal).Q @ torch.linalg.cholesky(moments.matrix).mT
+
+
 def test_directions_are_the_right_singular_vectors_of_the_sketch():
     Y = torch.randn(2, 30, 5, dtype=torch.float64, generator=generator())
     found = top_directions(Y.mT @ Y, 2)
     wanted = torch.linalg.svd(Y).Vh[:, :2].mT
     torch.testing.assert_close((found.mT @ wanted).abs(), torch.eye(2).double().expand(2, 2, 2), rtol=0, atol=1e-9)
-    shifted = top_directions(debiased(Y, 7.0, labelled=False).gram, 2)
+    shifted = top_directions(debiased(Estimate(Y, torch.full_like(Y, 7.0), 30), labelled=False).gram, 2)
     torch.testing.assert_close(found @ found.mT, shifted @ shifted.mT)
 
 
@@ -46,7 +47,7 @@ def test_predicted_psi_of_the_gram_route_is_measured():
     moments = moments_of([9e4, 6e4, 4e4, 3e3, 2e3, 1e3], 10**5)
     release = GramRelease(10**5, 6, math.sqrt(2.0), 0.5, 1e-6)
     predicted = predicted_psi(moments, 3, release.gram_sigma)
-    noisy = release.release(moments, noise=SeededNoise(1), sample_shape=(4000,))
+    noisy = release.sample_estimate(moments, generator=generator(1), sample_shape=(4000,))
     errors = psi(moments, top_directions(noisy.gram, 3))
     assert float(errors.min()) >= -1e-12
     z = (float(errors.mean()) - predicted) / (float(errors.std()) / math.sqrt(4000))
@@ -58,7 +59,7 @@ def test_predicted_psi_of_the_gram_route_is_measured():
 
 def test_predicted_psi_of_a_sketch_is_measured():
     moments = moments_of([9e4, 6e4, 4e4, 30, 20, 10], 4096)
-    A, m, V = rows_from_moments(moments, generator=generator(2)), 64, 100.0
+    A, m, V = rows_of(moments, 2), 64, 100.0
     errors = []
     for seed in range(400):
         sketch = balanced_count_sketch(4096, m, generator=generator(seed))
@@ -82,8 +83,8 @@ def test_random_spaces_err_as_stated_and_bound_the_predictions():
 
 
 def test_noiseless_release_has_no_error_on_the_papers_rows():
-    A = spectrum_rows(2000, 8, 3, generator=generator(4))
-    moments = second_moments(A)
+    A = spectrum_rows(2000, 8, 3)
+    moments = SecondMoments.of(A)
     assert float(psi(moments, top_directions(moments.matrix, 3))) == pytest.approx(0, abs=1e-12)
 
 
@@ -92,7 +93,7 @@ def test_bad_input_is_named():
         top_directions(torch.eye(2), 3)
     with pytest.raises(ValueError, match="gram must have shape"):
         top_directions(torch.ones(3, 2), 1)
-    with pytest.raises(ValueError, match="variance must be"):
-        debiased(torch.ones(3, 2), torch.tensor([1.0, 2.0]))
-    with pytest.raises(ValueError, match="variance must be"):
-        debiased(torch.ones(3, 2), math.nan)
+    Y = torch.ones(3, 2)
+    for errors in (torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 2.0]]).expand(3, 2), -Y):
+        with pytest.raises(ValueError, match="one standard error >= 0 for each row"):
+            debiased(Estimate(Y, errors, 3))

@@ -5,12 +5,15 @@ import math
 
 import pytest
 import torch
+from laws import generator
+from products import regression_rows
 
-from torchdp.noise import SeededNoise
+from torchdp.protocol import Estimate
 from torchdp.regression import (
     AdaSSP,
     GramRelease,
     NoisyMoments,
+    SecondMoments,
     adaptive_ridge,
     debiased,
     least_squares,
@@ -18,29 +21,34 @@ from torchdp.regression import (
     phi,
     predicted_phi,
     predicted_phi_of_sketch,
-    regression_rows,
-    second_moments,
     solve_ridge,
 )
 from torchdp.regression.errors import joined
 from torchdp.regression.ridge import estimated_loss
+from torchdp.regression.second_moment_noise import svec
 from torchdp.sketching import balanced_count_sketch
 
 D, RIDGE = 4, 10.0
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def problem(n=20000, seed=0):
-    A, b = regression_rows(n, D, 1.0, generator=generator(seed))
-    return A, b, second_moments(A, b)
+    A, b = regression_rows(n, D, seed)
+    return A, b, SecondMoments.of(A, b)
 
 
 def released(moments, epsilon, repeats, seed=1):
     release = GramRelease(moments.clients, D, math.sqrt(D), epsilon, 1e-6, label_bound=1.0)
-    return release, release.release(moments, noise=SeededNoise(seed), sample_shape=(repeats,))
+    return release, release.sample_estimate(moments, generator=generator(seed), sample_shape=(repeats,))
+
+
+def moments_of(gram, cross, sigma=0.0):
+    """An estimate of these, all standard errors sigma."""
+    value = svec(gram) if cross is None else torch.cat([svec(gram), cross], -1)
+    return NoisyMoments(value, torch.full_like(value, sigma), 1, columns=len(gram))
+
+
+def with_noise(Y, variance):
+    return Estimate(Y, torch.as_tensor(variance).double().sqrt()[..., None].expand_as(Y), 1)
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
@@ -74,8 +82,7 @@ def test_adaptive_ridge_is_close_to_the_best_regularization_in_hindsight():
 
 def test_adaptive_ridge_without_noise_is_the_ridge_solution():
     _, _, moments = problem()
-    none = torch.tensor(0.0)
-    exact = NoisyMoments(moments.gram, moments.cross, none, none)
+    exact = moments_of(moments.gram, moments.cross)
     torch.testing.assert_close(adaptive_ridge(exact, RIDGE), least_squares(moments, RIDGE), rtol=1e-6, atol=0)
 
 
@@ -95,19 +102,16 @@ def test_adaptive_ridge_errs_less_than_adassp_that_pays_for_its_regularization()
         _, noisy = released(moments, epsilon, 500)
         ours = phi(moments, adaptive_ridge(noisy, RIDGE), RIDGE).mean()
         ada = AdaSSP(D, math.sqrt(D), 1.0, epsilon, 1e-6)
-        theirs = phi(moments, ada.solve(moments, RIDGE, noise=SeededNoise(2), sample_shape=(500,)), RIDGE).mean()
+        found = ada.sample_estimate(moments, generator=generator(2), sample_shape=(500,))
+        theirs = phi(moments, ada.solve(found, RIDGE), RIDGE).mean()
         assert float(ours) - 1 < 0.8 * (float(theirs) - 1)
 
 
 def test_one_column_one_client_and_nothing_at_all():
     for gram, cross, sigma in ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (2.0, 1.0, 0.0)):
-        level = torch.tensor(sigma)
-        noisy = NoisyMoments(torch.full((1, 1), gram), torch.full((1,), cross), level, level)
-        found = adaptive_ridge(noisy, 0.0)
+        found = adaptive_ridge(moments_of(torch.full((1, 1), gram), torch.full((1,), cross), sigma), 0.0)
         assert float(found) == pytest.approx(cross / gram if gram else 0.0)
-    noisy = GramRelease(1, 1, 1.0, 1.0, 1e-5, label_bound=1.0).collect(
-        torch.ones(1, 1), torch.ones(1), noise=SeededNoise(0)
-    )
+    noisy = GramRelease(1, 1, 1.0, 1.0, 1e-5, label_bound=1.0).estimate(torch.ones(1, 2))
     assert adaptive_ridge(noisy, 1.0).shape == (1,) and bool(torch.isfinite(adaptive_ridge(noisy, 1.0)).all())
 
 
@@ -126,10 +130,10 @@ def test_predicted_phi_of_a_sketch_is_measured():
     A, b, moments = problem(n=8192)
     for m, V in ((64, 0.0), (256, 1.0)):
         errors = []
-        for seed in range(150):
+        for seed in range(100):
             sketch = balanced_count_sketch(8192, m, generator=generator(seed))
             noise = torch.randn(m, D + 1, dtype=torch.float64, generator=generator(10**5 + seed))
-            noisy = debiased(sketch.apply(joined(A, b)) + math.sqrt(V) * noise, V)
+            noisy = debiased(with_noise(sketch.apply(joined(A, b)) + math.sqrt(V) * noise, V * torch.ones(m)))
             errors.append(phi(moments, solve_ridge(noisy.gram, noisy.cross, RIDGE), RIDGE))
         measured = float(torch.stack(errors).mean()) - 1
         assert measured == pytest.approx(predicted_phi_of_sketch(moments, RIDGE, m, V) - 1, rel=0.25)
@@ -149,8 +153,8 @@ def test_debiased_moments_are_unbiased_and_their_levels_are_measured():
     A, b, _ = problem(n=64)
     Z, V = 3 * joined(A, b), torch.linspace(0.5, 2, 64).double()
     noise = torch.randn(20000, 64, D + 1, dtype=torch.float64, generator=generator(6))
-    noisy = debiased(Z + V.sqrt()[:, None] * noise, V)
-    exact = second_moments(Z)
+    noisy = debiased(with_noise(Z + V.sqrt()[:, None] * noise, V))
+    exact = SecondMoments.of(Z)
     z = (noisy.gram - exact.gram).mean(0) / (noisy.gram.std(0) / math.sqrt(20000))
     assert float(z.abs().max()) < 5
     off = noisy.gram[:, ~torch.eye(D, dtype=torch.bool)].var(0).mean().sqrt()
@@ -164,6 +168,6 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="do not fit"):
         solve_ridge(torch.eye(2), torch.zeros(3), 1.0)
     with pytest.raises(TypeError, match="with labels"):
-        adaptive_ridge(NoisyMoments(torch.eye(2), None, torch.tensor(1.0), torch.tensor(1.0)), 1.0)
+        adaptive_ridge(moments_of(torch.eye(2), None, 1.0), 1.0)
     with pytest.raises(ValueError, match="ridge must be"):
-        adaptive_ridge(NoisyMoments(torch.eye(2), torch.ones(2), torch.tensor(1.0), torch.tensor(1.0)), math.inf)
+        adaptive_ridge(moments_of(torch.eye(2), torch.ones(2), 1.0), math.inf)

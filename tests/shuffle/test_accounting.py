@@ -11,6 +11,7 @@ from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_
 from torchdp.shuffle import (
     CentralGaussianSum,
     CorrelatedSum,
+    CuratorSums,
     ExactSum,
     NegativeBinomialSum,
     PoissonSum,
@@ -18,9 +19,8 @@ from torchdp.shuffle import (
     RandomizedResponseSum,
     delta_of,
     epsilon_of,
-    guarantee,
 )
-from torchdp.shuffle.accounting import pure_epsilon
+from torchdp.shuffle.accounting import promise
 
 PROTOCOLS = [
     RandomizedResponseSum(60, 0.2),
@@ -76,7 +76,7 @@ def test_guarantee_central_gaussian_is_exact(instances):
     protocol, distance = CentralGaussianSum(10, 3.0 * math.sqrt(instances)), math.sqrt(instances)
     exact = gaussian_log_delta(protocol.sigma, 1.0, distance)
     assert math.log(delta_of(protocol, 1.0, instances)) == pytest.approx(exact, rel=1e-12)
-    assert guarantee(protocol, 1e-6, instances) == gaussian_guarantee(
+    assert CuratorSums(protocol, instances, 1e-6).guarantee == gaussian_guarantee(
         protocol.sigma, 1e-6, distance, Model.CENTRAL, Neighbours.REPLACE_ONE
     )
 
@@ -87,10 +87,11 @@ def test_guarantee_epsilon_and_delta_agree(protocol, instances):
     epsilon = epsilon_of(protocol, 1e-4, instances)
     assert delta_of(protocol, epsilon * (1 + 1e-6), instances) <= 1.01e-4
     assert delta_of(protocol, 0.97 * epsilon, instances) > 1e-4
-    promise = guarantee(protocol, 1e-4, instances)
-    assert promise.epsilon == pytest.approx(epsilon, rel=1e-9)
-    assert promise.delta == 1e-4 and promise.model is protocol.model
-    assert promise.neighbours is Neighbours.REPLACE_ONE
+    if isinstance(protocol, CentralGaussianSum):
+        return
+    promised = promise(protocol, 1e-4, instances)
+    assert promised.epsilon == pytest.approx(epsilon, rel=1e-9)
+    assert (promised.delta, promised.model, promised.neighbours) == (1e-4, Model.SHUFFLE, Neighbours.REPLACE_ONE)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS[:5], ids=names)
@@ -109,15 +110,14 @@ def test_guarantee_absent_users_leave_the_protocol_of_the_others():
 
 def test_guarantee_without_delta():
     pure, response = PureSum(100, 0.1, 0.2, 0.1), RandomizedResponseSum(100, 0.2)
-    assert guarantee(pure, 0, 8).epsilon == pytest.approx(0.8) and guarantee(pure, 0, 8).delta == 0
+    assert promise(pure, 0, 8).epsilon == pytest.approx(0.8) and promise(pure, 0, 8).delta == 0
     assert epsilon_of(pure, 0, 8, absent=50) == pytest.approx(8 * (0.1 + math.log(2)))
     assert epsilon_of(response, 0, 3) == pytest.approx(3 * math.log(4))
     assert delta_of(response, 3 * math.log(4) + 1e-9, 3) == 0 < delta_of(response, 3 * math.log(4) - 0.1, 3)
-    assert pure_epsilon(PoissonSum(5, 1.0)) == math.inf
+    assert PoissonSum(5, 1.0).pure_epsilon() == math.inf
     with pytest.raises(ValueError, match="no epsilon"):
-        guarantee(PoissonSum(5, 1.0), 0, 1)
-    with pytest.raises(ValueError, match="no epsilon"):
-        guarantee(CentralGaussianSum(5, 1.0), 0, 1)
+        promise(PoissonSum(5, 1.0), 0, 1)
+    assert epsilon_of(CentralGaussianSum(5, 1.0), 0, 1) == math.inf
 
 
 def test_small_instances_compose_better_than_basic_composition():
@@ -128,11 +128,11 @@ def test_small_instances_compose_better_than_basic_composition():
 
 def test_too_much_and_too_little_noise_are_named():
     with pytest.raises(ValueError, match="smaller delta"):
-        guarantee(PoissonSum(10, 1e6), 0.1, 1)
+        promise(PoissonSum(10, 1e6), 0.1, 1)
     with pytest.raises(ValueError, match="smaller delta"):
-        guarantee(CentralGaussianSum(10, 1e6), 0.1, 2)
+        CuratorSums(CentralGaussianSum(10, 1e6), 2, 0.1).guarantee  # noqa: B018
     with pytest.raises(ValueError, match="no epsilon"):
-        guarantee(PoissonSum(10, 1.0), 1e-3, 4)
+        promise(PoissonSum(10, 1.0), 1e-3, 4)
     with pytest.raises(ValueError, match="not private"):
         delta_of(ExactSum(10), 1.0, 1)
     for bad in (0, 1.5, True):

@@ -1,5 +1,6 @@
 """Calibration: what is returned is certified, a little less noise is not, and close to a central curator's."""
 
+import functools
 import math
 
 import pytest
@@ -13,16 +14,18 @@ from torchdp.shuffle import (
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
-    calibrate,
-    calibrate_correlated,
-    calibrate_negative_binomial,
     delta_of,
     epsilon_of,
 )
 
 KINDS = [RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum, PureSum, CentralGaussianSum]
 # users, epsilon, delta, instances, absent
-SETTINGS = [(1000, 1.0, 1e-6, 1, 0), (1000, 2.0, 1e-5, 16, 0), (300, 0.5, 1e-4, 3, 30)]
+ONE, MANY, ABSENT = (1000, 1.0, 1e-6, 1, 0), (1000, 2.0, 1e-5, 16, 0), (300, 0.5, 1e-4, 3, 30)
+
+
+@functools.cache
+def calibrated(kind, setting):
+    return kind.calibrated(*setting)
 
 
 def less_noise(protocol, by):
@@ -44,13 +47,15 @@ def less_noise(protocol, by):
             return CentralGaussianSum(n, sigma * rest)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [*((kind, MANY) for kind in KINDS), *((kind, ABSENT) for kind in KINDS), (CorrelatedSum, ONE)],
+)
 def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, setting):
     users, epsilon, delta, instances, absent = setting
     if kind is PureSum and absent:
         absent = 10
-    protocol = calibrate(kind, users, epsilon, delta, instances, absent)
+    protocol = calibrated(kind, (users, epsilon, delta, instances, absent))
     assert type(protocol) is kind and protocol.users == users
     assert delta_of(protocol, epsilon, instances, absent) <= delta * (1 + 1e-9)
     assert delta_of(less_noise(protocol, 0.01), epsilon, instances, absent) > delta
@@ -60,30 +65,30 @@ def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, s
     ("users", "instances", "epsilon"),
     [
         (1000, 768, 7.0),
-        (10**9, 768, 7.0),
+        pytest.param(10**9, 768, 7.0, marks=pytest.mark.slow),
         pytest.param(10**5, 768, 1.0, marks=pytest.mark.slow),
         pytest.param(10**9, 6144, 4.5, marks=pytest.mark.slow),
     ],
 )
 def test_one_message_comes_close_to_a_trusted_curator(users, instances, epsilon):
     central = gaussian_sigma(epsilon, 1e-6, math.sqrt(instances))
-    one = calibrate(RandomizedResponseSum, users, epsilon, 1e-6, instances)
+    one = RandomizedResponseSum.calibrated(users, epsilon, 1e-6, instances)
     assert one.messages_per_user == 1 and central < one.rmse <= 1.03 * central
     assert delta_of(one, epsilon, instances) <= 1e-6
 
 
 def test_guarantee_a_flood_that_is_too_small_fails():
-    protocol = calibrate(CorrelatedSum, 1000, 2.0, 1e-6, 16)
+    protocol = calibrated(CorrelatedSum, MANY)
     smaller = CorrelatedSum(1000, protocol.ratio, 0.8 * protocol.flood_shape, protocol.flood_ratio)
-    assert delta_of(smaller, 2.0, 16) > 1e-6 >= delta_of(protocol, 2.0, 16)
+    assert delta_of(smaller, 2.0, 16) > 1e-5 >= delta_of(protocol, 2.0, 16)
 
 
 def test_guarantee_arguments_of_their_own():
-    few = calibrate_negative_binomial(1000, 2.0, 1e-6, 64, ratio=0.8)
-    many = calibrate_negative_binomial(1000, 2.0, 1e-6, 64, ratio=0.2)
+    few = NegativeBinomialSum.calibrated(1000, 2.0, 1e-6, 64, ratio=0.8)
+    many = NegativeBinomialSum.calibrated(1000, 2.0, 1e-6, 64, ratio=0.2)
     assert few.messages_per_user < many.messages_per_user and few.rmse > many.rmse
-    tight = calibrate_correlated(1000, 2.0, 1e-6, 1, share=0.02)
-    loose = calibrate_correlated(1000, 2.0, 1e-6, 1, share=0.2)
+    tight = CorrelatedSum.calibrated(1000, 2.0, 1e-6, 1, share=0.02)
+    loose = CorrelatedSum.calibrated(1000, 2.0, 1e-6, 1, share=0.2)
     assert tight.rmse < loose.rmse and tight.messages_per_user > loose.messages_per_user
     for protocol in (few, many, tight, loose):
         assert delta_of(protocol, 2.0, 64 if isinstance(protocol, NegativeBinomialSum) else 1) <= 1e-6
@@ -91,29 +96,30 @@ def test_guarantee_arguments_of_their_own():
 
 @pytest.mark.slow
 def test_guarantee_a_small_budget_is_met_though_some_floods_are_too_wide_to_follow():
-    protocol = calibrate(CorrelatedSum, 1000, 0.01, 1e-8, 1)
+    protocol = CorrelatedSum.calibrated(1000, 0.01, 1e-8, 1)
     assert delta_of(protocol, 0.01, 1) <= 1e-8
     assert protocol.rmse < 1.1 * math.sqrt(2) / 0.01  # discrete Laplace noise at this epsilon
 
 
 def test_guarantee_without_delta():
-    pure = calibrate(PureSum, 1000, 4.0, 0, 16)
+    pure = PureSum.calibrated(1000, 4.0, 0, 16)
     assert epsilon_of(pure, 0, 16) == pytest.approx(4.0, rel=1e-12)
-    away = calibrate(PureSum, 1000, 4.0, 0, 16, absent=100)
+    away = PureSum.calibrated(1000, 4.0, 0, 16, absent=100)
     assert epsilon_of(away, 0, 16, absent=100) == pytest.approx(4.0, rel=1e-12) and away.rmse > pure.rmse
-    local = calibrate(RandomizedResponseSum, 1000, 4.0, 0, 16)
+    local = RandomizedResponseSum.calibrated(1000, 4.0, 0, 16)
     assert epsilon_of(local, 0, 16) == pytest.approx(4.0, rel=1e-12)
     for kind in (PoissonSum, NegativeBinomialSum, CorrelatedSum, CentralGaussianSum):
         with pytest.raises(ValueError, match="delta = 0"):
-            calibrate(kind, 1000, 4.0, 0, 16)
+            kind.calibrated(1000, 4.0, 0, 16)
     with pytest.raises(ValueError, match="absent"):
-        calibrate(PureSum, 1000, 1.0, 0, 16, absent=500)
+        PureSum.calibrated(1000, 1.0, 0, 16, absent=500)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("users", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "users"), [*((kind, 1) for kind in KINDS), (RandomizedResponseSum, 2), (PureSum, 2)]
+)
 def test_one_user_or_two(kind, users):
-    protocol = calibrate(kind, users, 1.0, 1e-3, 2)
+    protocol = kind.calibrated(users, 1.0, 1e-3, 2)
     assert delta_of(protocol, 1.0, 2) <= 1e-3
 
 
@@ -130,7 +136,9 @@ def test_bad_arguments_are_named():
         for value in values:
             for kind in (PoissonSum, CorrelatedSum):
                 with pytest.raises(ValueError, match=name):
-                    calibrate(kind, **good | {name: value})
-    for kind in (ExactSum, "poisson", int, PoissonSum(3, 1.0)):
-        with pytest.raises(TypeError, match="kind"):
-            calibrate(kind, **good)
+                    kind.calibrated(**good | {name: value})
+    with pytest.raises(TypeError, match="no noise to calibrate"):
+        ExactSum.calibrated(**good)
+    for kind in (PoissonSum, RandomizedResponseSum, CentralGaussianSum, PureSum):
+        with pytest.raises(ValueError, match="epsilon must be at most 700"):
+            kind.calibrated(10, 1e30, 1e-6, 1)

@@ -1,5 +1,6 @@
 """Correlated noise: the two counts of a few users written out from what each of them sends."""
 
+import functools
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ SIZE = 72
 SETTINGS = [(0.4, 2.0, 0.5), (0.6, 0.7, 0.6), (0.2, 6.0, 0.4)]
 
 
+@functools.cache
 def user_law(protocol, bit):
     """Pr[(u, v)] of the numbers of "+1" and "-1" that one user sends."""
     n, counts = protocol.users, np.arange(SIZE)
@@ -27,6 +29,7 @@ def user_law(protocol, bit):
     return law
 
 
+@functools.cache
 def view(protocol, bits):
     law = user_law(protocol, bits[0])
     for bit in bits[1:]:
@@ -108,17 +111,17 @@ def pvalue(law, plus, minus):
     return stats.chi2.sf(((found - expected) ** 2 / expected).sum(), len(found) - 1)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("bits", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("setting", SETTINGS[:2])
+@pytest.mark.parametrize("bits", [(1,), (0, 1)])
 def test_messages_have_the_law_that_is_written_out(setting, bits):
     protocol, instances = CorrelatedSum(2, *setting), 40_000
     rows = torch.tensor(bits, dtype=torch.bool)[:, None].expand(-1, instances)
-    sent = protocol.randomize(rows, noise=SeededNoise(0))
+    sent = protocol.speak(rows, SeededNoise(0))
     plus, minus = (
         torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances).numpy() for sign in (1, -1)
     )
     law = view(protocol, bits)
     assert pvalue(law, plus, minus) > 1e-6
-    assert pvalue(law.T, plus, minus) < 1e-6 or not any(bits)  # who sends which matters, except without a one
+    assert pvalue(law.T, plus, minus) < 1e-6  # who sends which matters
     wrong = CorrelatedSum(2, protocol.ratio, 1.15 * protocol.flood_shape, protocol.flood_ratio)
     assert pvalue(view(wrong, bits), plus, minus) < 1e-6

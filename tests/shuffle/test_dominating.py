@@ -9,19 +9,16 @@ import pytest
 from scipy import stats
 from scipy.signal import fftconvolve
 
+from torchdp.shuffle.count_laws import negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import (
     correlated_profiles,
     gaussian_profile,
-    negative_binomial_law,
-    negative_binomial_profiles,
+    one_type_profiles,
     pair_profile,
-    poisson_law,
-    poisson_profiles,
     pure_profile,
-    response_profile,
     unlimited_flood_profiles,
 )
-from torchdp.shuffle.response_curve import _OUTSIDE
+from torchdp.shuffle.response_curve import _OUTSIDE, response_profile
 
 EPSILONS = np.array([-2.0, -0.5, -0.01, 0.0, 0.001, 0.01, 0.1, 0.3, 1.0, 2.0, 3.0])
 
@@ -70,11 +67,15 @@ def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
     counts = np.arange(80)
     shape, ratio = (2.5, 0.4) if kind == "negative binomial" else (0.7, 0.6)
     if kind == "poisson":
-        law, profiles, more = stats.poisson(3.0 / users), poisson_profiles(3.0), poisson_profiles(3.6)
+        law, profiles, more = (
+            stats.poisson(3.0 / users),
+            one_type_profiles(poisson_law(3.0)),
+            one_type_profiles(poisson_law(3.6)),
+        )
     else:
         law = stats.nbinom(shape / users, 1 - ratio)
-        profiles = negative_binomial_profiles(shape, ratio)
-        more = negative_binomial_profiles(1.2 * shape, ratio)
+        profiles = one_type_profiles(negative_binomial_law(shape, ratio))
+        more = one_type_profiles(negative_binomial_law(1.2 * shape, ratio))
     user_laws = shares(law.pmf(counts))
     for (old, new), profile, noisier in zip([(1, 0), (0, 1)], profiles, more, strict=True):
         worst, best = worst_over_databases(user_laws, users, old, new)
@@ -134,7 +135,7 @@ def test_curves_far_out_do_not_overflow():
     for profile in (
         *unlimited_flood_profiles(0.5),
         *unlimited_flood_profiles(0.5, shape=0.7),
-        *poisson_profiles(40.0),
+        *one_type_profiles(poisson_law(40.0)),
     ):
         assert profile(epsilons)[0] == 1 and (profile(epsilons)[1:] <= 1e-3).all()
 
@@ -224,7 +225,7 @@ def test_guarantee_poisson_profiles_keep_their_digits(mean):
             r = mpmath.exp(epsilon)
             up = sum(max(0, law[y - 1] - r * law[y]) for y in range(1, size))
             down = law[0] + sum(max(0, law[y] - r * law[y - 1]) for y in range(1, size))
-        for profile, exact in zip(poisson_profiles(mean), (up, down), strict=True):
+        for profile, exact in zip(one_type_profiles(poisson_law(mean)), (up, down), strict=True):
             found = float(profile(np.array([epsilon]))[0])
             assert float(exact) <= found <= float(exact) * (1 + 1e-7) + 1e-38
 
@@ -244,14 +245,18 @@ def test_guarantee_gaussian_and_pure_profiles_are_exact():
 
 def test_every_curve_falls_is_convex_and_reverses():
     epsilons = np.linspace(-1.5, 1.5, 301)
-    curves = [response_profile(50, 0.1), *poisson_profiles(20.0), *correlated_profiles(0.7, 9.0, 0.5)]
+    curves = [
+        response_profile(50, 0.1),
+        *one_type_profiles(poisson_law(20.0)),
+        *correlated_profiles(0.7, 9.0, 0.5),
+    ]
     for profile in curves:
         curve = profile(epsilons)
         assert (np.diff(curve) <= 0).all() and (curve >= -np.expm1(epsilons) - 1e-12).all()
         slopes = np.diff(curve) / np.diff(np.exp(epsilons))
         assert (np.diff(slopes) >= -1e-9).all()
         assert (profile(np.array([[0.1], [0.2]])) == profile(np.array([0.1, 0.2]))[:, None]).all()
-    up, down = poisson_profiles(20.0)
+    up, down = one_type_profiles(poisson_law(20.0))
     np.testing.assert_allclose(
         up(-epsilons), 1 - np.exp(-epsilons) + np.exp(-epsilons) * down(epsilons), atol=1e-9
     )

@@ -94,7 +94,7 @@ def test_it_is_the_same_in_another_process(tmp_path):
     root = str(Path(torchdp.__file__).parents[1])
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", script + "from torchdp.simulate import code_of; print(code_of(toy.make_trial))"],
+        [sys.executable, "-c", script + "from torchdp.simulate.code import code_of; print(code_of(toy.make_trial))"],
         capture_output=True, text=True, env=environment, timeout=120,
     )  # fmt: skip
     assert done.stdout.strip() == here, done.stderr

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import torchdp
-from torchdp.simulate import OnError, Row, block_generator, read, run, sweep, total
+from torchdp.simulate import OnError, Row, read, run, sweep, total
+from torchdp.simulate.streams import block_generator
 
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
 import worker_trials as trials

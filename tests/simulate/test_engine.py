@@ -7,7 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from torchdp.simulate import Moments, block_generator, merge, run
+from torchdp.simulate import Moments, run
+from torchdp.simulate.moments import merge
+from torchdp.simulate.streams import block_generator
 
 
 def squared_error(generator: torch.Generator, size: int) -> torch.Tensor:

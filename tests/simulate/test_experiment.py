@@ -31,7 +31,7 @@ def measure(config, report):
         )
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(sizes=(3,)), formats={"value": ".2f"})
+EXPERIMENT = Experiment(measure, Config(), Config(sizes=(3,)))
 
 
 def test_fields_are_options(tmp_path, capsys):
@@ -58,7 +58,7 @@ def test_what_is_written_is_read_back_and_drawn(tmp_path, capsys):
     assert len(drawn) == 2 and drawn[1] == drawn[0]
     assert columns(rows, "size", "none", name="xx") == [[2], [None]]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["name", "size", "value", "none"] and lines[1].split() == ["x", "1", "0.33333"]
+    assert lines[0].split() == ["name", "size", "value", "none"] and lines[1].split() == ["x", "1", "0.333333"]
 
 
 def test_a_table_has_one_set_of_columns(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from torchdp.simulate import Moments, merge
+from torchdp.simulate import Moments
+from torchdp.simulate.moments import merge
 
 
 def generator(seed: int) -> torch.Generator:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp.simulate import block_generator, canonical, digest
+from torchdp.simulate.streams import block_generator, canonical, digest
 
 CONFIG = {"n": 100, "eps": 0.5, "name": "é", "flag": True, "list": [1, None]}
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import torchdp
-from torchdp.simulate import OnError, OtherCode, Row, Trial, block_generator, read, run, sweep
+from torchdp.simulate import OnError, OtherCode, Row, Trial, read, run, sweep
+from torchdp.simulate.streams import block_generator
 
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
 SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}

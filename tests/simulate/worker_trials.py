@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from torchdp.simulate import Trial, block_generator
+from torchdp.simulate import Trial
+from torchdp.simulate.streams import block_generator
 
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
 SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}

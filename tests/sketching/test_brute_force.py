@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from torchdp import regression, sketching
+from torchdp.regression import sensitivity
 from torchdp.secure import shared_noise
 from torchdp.secure.ring import Ring
 from torchdp.secure.rounding import grid_sensitivity, grid_sigma
@@ -140,21 +141,21 @@ def sensitivities(chance, fault):
     for _ in range(8):
         d, B, C = int(chance.integers(1, 4)), chance.uniform(0.3, 2), chance.uniform(0.2, 3)
         claims = {
-            "gram_sensitivity": (gram, regression.gram_sensitivity(B, d)),
-            "cross_sensitivity": (cross, regression.cross_sensitivity(B, C)),
-            "joint_sensitivity": (joint, regression.joint_sensitivity(B, C, d)),
-            "ModSulq": (upper, regression.mod_sulq(d, B, 1.0, 1e-6).sensitivity),
+            "gram_sensitivity": (gram, sensitivity.gram_sensitivity(B, d)),
+            "cross_sensitivity": (cross, sensitivity.cross_sensitivity(B, C)),
+            "joint_sensitivity": (joint, sensitivity.joint_sensitivity(B, C, d)),
+            "ModSulq": (upper, regression.ModSulq.calibrated(d, B, 1.0, 1e-6).sensitivity),
         }
         for name, (distance, claim) in claims.items():
             yield name, worst_pair(chance, d, B, C, distance), claim / fault
         release = regression.GramRelease(9, d, B, 1.0, 1e-6, label_bound=C)
         pairs = chance.standard_normal((200, 2, d + 1)) * B
-        shown = [release.encode(torch.from_numpy(p[:, :d]), torch.from_numpy(p[:, d])).numpy() for p in pairs]
+        shown = [release.shown(torch.from_numpy(p)).numpy() for p in pairs]
         yield "GramRelease", max(np.linalg.norm(a - b) for a, b in shown), release.noise.sensitivity / fault
         orders = tuple(chance.uniform(0.5, 4, int(chance.integers(1, 4))))
         for delta, norm in ((0.0, 1), (1e-6, 2)):
             moments = regression.FrequencyMoments(9, B, orders, 1.0, delta)
-            shown = moments.encode(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
+            shown = moments.shown(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
             truth = max(np.linalg.norm(a - b, norm) for a in shown for b in shown)
             yield "FrequencyMoments", truth, moments.noise.sensitivity / fault
 

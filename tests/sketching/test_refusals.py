@@ -7,7 +7,9 @@ import torch
 
 from torchdp import regression, secure, sketching
 from torchdp.noise import SeededNoise
+from torchdp.protocol import Estimate
 from torchdp.regression import FrequencyMoments, GramRelease, LocalRows, SecureHistogram
+from torchdp.regression.sensitivity import joint_sensitivity
 from torchdp.secure import Links, SecureSketch
 from torchdp.secure.ring import Ring
 from torchdp.secure.rounding import grid_sensitivity, grid_sigma
@@ -16,7 +18,8 @@ from torchdp.sketching.transform import RowLayout, add_rows
 
 SKETCH = sketching.osnap(30, 5, 2, generator=torch.Generator().manual_seed(1))
 A = torch.full((30, 3), 0.2, dtype=torch.float64)
-MOMENTS = regression.second_moments(A, A[:, 0])
+X = torch.cat([A, A[:, :1]], 1)
+MOMENTS = regression.SecondMoments.of(X)
 PROTOCOL = SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6)
 GRAM, LOCAL = GramRelease(30, 3, 1.0, 1.0, 1e-6, 1.0), LocalRows(3, 1.0, 1.0, 1e-6, 1.0)
 STATIC, LAYOUT, WORDS = StaticCoalition(1), RowLayout(SKETCH), torch.zeros(2, 30, 3, dtype=torch.int64)
@@ -44,16 +47,15 @@ CALLS = [
     (lambda *a: SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-6, servers=a[0], coalition=a[1], bits=a[2]), (2, STATIC, 64)),
     (lambda *a: secure.share(*a[:2], noise=a[2]), (WORDS, 2, NOISE)), (secure.reconstruct, (WORDS,)),
     (grid_sensitivity, (Ring(64, 3), 1.0, 3)), (grid_sigma, (torch.ones(2), 1, 3, Ring(64, 3), 1.0, 1.0)),
-    (GRAM.encode, (A, A[:, 0])), (GRAM.decode, (torch.zeros(9), 30)), (GRAM.release, (MOMENTS,)),
-    (GRAM.guarantee_of, (30,)), (LOCAL.messages, (A, A[:, 0])), (LOCAL.decode, (torch.eye(4), 30)),
+    (GRAM.randomize, (X,)), (GRAM.tally, (GRAM.randomize(X),)), (GRAM.predicted_mse, (MOMENTS,)),
+    (GRAM.guarantee_of, (30,)), (LOCAL.randomize, (X,)), (LOCAL.tally, (LOCAL.randomize(X),)),
     (FrequencyMoments, (30, 1.0, (1.0,), 1.0, 1e-6)),
-    (FrequencyMoments(30, 1.0, (1.0, 2.0), 1.0).decode, (torch.zeros(2), 30)),
-    (SecureHistogram(30, 4, 1.0).decode, (torch.zeros(4), 30)),
-    (SecureHistogram(30, 4, 1.0).messages, (torch.arange(4),)),
-    (regression.SufficientStatistics, (3, 1.0, 1.0, 1.0, 1e-6)), (regression.mod_sulq, (3, 1.0, 1.0, 1e-6)),
-    (lambda *a: regression.choose_regression(*a[:4], **BUDGET), (MOMENTS, 1.0, 1.0, 1.0)),
+    (SecureHistogram(30, 4, 1.0).predicted_mse, (torch.ones(4),)),
+    (SecureHistogram(30, 4, 1.0).randomize, (torch.arange(4),)),
+    (regression.SufficientStatistics, (3, 1.0, 1.0, 1.0, 1e-6)), (regression.ModSulq.calibrated, (3, 1.0, 1.0, 1e-6)),
+    (lambda *a: regression.choose_regression(*a[:4], **BUDGET, generator=torch.Generator()), (MOMENTS, 1.0, 1.0, 1.0)),
     (regression.phi, (MOMENTS, torch.zeros(3), 1.0)), (regression.predicted_phi, (MOMENTS, 1.0, 0.1, 0.1)),
-    (regression.joint_sensitivity, (1.0, 1.0, 3)), (lambda v: regression.debiased(A, v), (0.1,)),
+    (joint_sensitivity, (1.0, 1.0, 3)), (regression.debiased, (Estimate(A, A, 30),)),
     (LAYOUT.put, (LAYOUT.empty(3, torch.int64), WORDS, 0)),
     (add_rows, (torch.zeros(5, 3, dtype=torch.int64), SKETCH.rows, WORDS)),
     (Links.derived, (bytes(32), "server 0", 2)), (Links, ({"analyst": bytes(32)},)),

@@ -1,25 +1,16 @@
 """Participation that is kept: batches by the rule, and other people's batches refused."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
+from rules import permits
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import Attendance, Batches, Epochs, Once, Separated
 
 RULES = [Once(), Epochs(1), Epochs(3), Epochs(4), Separated(1, 3), Separated(2, 2), Separated(3, 9)]
-
-
-def fits(rule, steps):
-    """The rule in its own words, of a list of steps in their order."""
-    if isinstance(rule, Once):
-        return len(steps) <= 1
-    if isinstance(rule, Epochs):
-        return all((b - a) % rule.period == 0 for a, b in pairwise(steps))
-    return len(steps) <= rule.times and all(b - a >= rule.gap for a, b in pairwise(steps))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -30,7 +21,7 @@ def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule
         attendance, steps = Attendance(rule, 6), {user: [] for user in range(6)}
         while attendance.step < 9:
             batch = torch.randperm(6, generator=g)[: int(torch.randint(0, 4, (), generator=g))]
-            breaks = any(not fits(rule, [*steps[user], attendance.step]) for user in batch.tolist())
+            breaks = any(not permits(rule, [*steps[user], attendance.step]) for user in batch.tolist())
             try:
                 assert torch.equal(attendance.check(batch), batch) and not breaks
             except ValueError as error:
@@ -50,7 +41,7 @@ def test_guarantee_batches_keep_the_rule_or_are_refused(rule):
             for steps in (1, 4, 12):
                 period = users // size
                 places = [list(range(place, steps, period)) for place in range(period)]
-                if all(fits(rule, place) for place in places):
+                if all(permits(rule, place) for place in places):
                     batches = Batches(rule, users, size, steps, generator=keyed_generator(b"order"))
                     attendance = Attendance(rule, users)
                     assert [len(attendance.check(batch)) for batch in batches] == [size] * steps

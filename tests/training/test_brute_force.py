@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from rules import permits
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, Once, Sensitivity, Separated, sensitivity, separated
@@ -43,20 +44,12 @@ def pattern(n, width, g):
     return Separated(width if kind <= 4 else 1 + gap % 4, 1 + times % 5)
 
 
-def fits(pattern, steps):
-    if isinstance(pattern, Once):
-        return len(steps) <= 1
-    if isinstance(pattern, Epochs):
-        return len({step % pattern.period for step in steps}) <= 1
-    return len(steps) <= pattern.times and all(b - a >= pattern.gap for a, b in itertools.pairwise(steps))
-
-
 @cache
 def users(pattern, n):
     """What a user may add to the steps: every permitted row of -1, 0 and 1, (rows, n)."""
     rows = torch.cartesian_prod(*[torch.tensor([0.0, 1.0, -1.0])] * n).double()
     steps = torch.arange(n)
-    return rows[torch.tensor([fits(pattern, steps[row != 0].tolist()) for row in rows])]
+    return rows[torch.tensor([permits(pattern, steps[row != 0].tolist()) for row in rows])]
 
 
 def instances(count):

@@ -2,35 +2,21 @@
 
 import itertools
 import math
+from functools import partial
 
+import laws
 import pytest
 import torch
+from rules import permitted
 
 from torchdp import factorization, workloads
-from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, Once, Separated, causal_strategy, sensitivity
 
 STEPS = 7
 PATTERNS = [Once(), Epochs(3), Epochs(1), Separated(2, 3), Separated(3, 2), Separated(1, 2), Separated(20, 9)]
 
 
-def normal(*shape, name=b"participation"):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(name))
-
-
-def permitted(pattern, steps):
-    """Every set of steps that the rule allows, from its words."""
-    for size in range(1, steps + 1):
-        for chosen in itertools.combinations(range(steps), size):
-            if isinstance(pattern, Once):
-                fits = size == 1
-            elif isinstance(pattern, Epochs):
-                fits = len({step % pattern.period for step in chosen}) == 1
-            else:
-                apart = all(b - a >= pattern.gap for a, b in itertools.pairwise(chosen))
-                fits = size <= pattern.times and apart
-            if fits:
-                yield list(chosen)
+normal = partial(laws.normal, name=b"participation")
 
 
 def moved(C, chosen, signs):

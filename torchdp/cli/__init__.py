@@ -12,7 +12,12 @@ def parser() -> argparse.ArgumentParser:
     """The arguments; imports nothing heavy, so that --help is instant."""
     top = argparse.ArgumentParser(prog="torchdp", description="Differentially private mechanisms in PyTorch.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _estimate(commands)
+    _sweep(commands)
+    return top
 
+
+def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     estimate = commands.add_parser(
         "estimate",
         help="a pairwise statistic of your own table under local differential privacy",
@@ -46,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
     estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")
     estimate.add_argument("--json", action="store_true", help="print one JSON object")
 
+
+def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     sweep = commands.add_parser(
         "sweep",
         help="an experiment's grid: measure, store, draw; resumes where it stopped",
@@ -72,7 +79,6 @@ def parser() -> argparse.ArgumentParser:
     only = sweep.add_mutually_exclusive_group()
     only.add_argument("--measure-only", action="store_true", help="no figures: the store and the table alone")
     only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
-    return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,9 +15,12 @@ from torch import Tensor
 from torchdp import checks, pairwise
 from torchdp.cli.table import MOST_TYPES, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
+from torchdp.pairwise import PairwiseStatistic
+from torchdp.pairwise.protocol import LocalPairs
+from torchdp.protocol import MessageProtocol
 
-PROTOCOLS: dict[str, type[PairwiseProtocol]] = {
+Asked = MessageProtocol[Tensor, Tensor]
+PROTOCOLS: dict[str, type[LocalPairs]] = {
     "one-message": pairwise.OneMessage,
     "randomized-response": pairwise.RandomizedResponsePlugIn,
     "two-message": pairwise.TwoMessage,
@@ -146,7 +150,7 @@ def ask(options: argparse.Namespace) -> Question:
     return Question(title, pairwise.auc(bins.count), labels * bins.count + scores, words)
 
 
-def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, PairwiseProtocol]:
+def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, Asked]:
     """The protocol of that name; for 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram; its name."""
     if name in PROTOCOLS:
         return name, PROTOCOLS[name](statistic, epsilon)
@@ -154,7 +158,7 @@ def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a rare class: the estimate warns of its own
         first = pairwise.choose(statistic, n, epsilon, prior=flat, search=name == "best").candidates[0]
-    return first.name, first.protocol
+    return first.name, cast(Asked, first.protocol)
 
 
 def _table(result: dict) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 from torchdp import checks, simulate
 from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
+from torchdp.simulate.code import code_of
+from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
 
 
@@ -27,7 +29,7 @@ def sweep(options: argparse.Namespace) -> int:
     trials = experiment.trials if options.trials is None else checks.integer("--trials", options.trials, 1)
     store, there = folder / "results.jsonl", Script(str(Path(options.experiment).resolve()), options.smoke)
     if options.draw_only:
-        rows = _stored(store, experiment, options.seed, simulate.code_of(there))
+        rows = _stored(store, experiment, options.seed, code_of(there))
     else:
         folder.mkdir(parents=True, exist_ok=True)
         rows = simulate.sweep(
@@ -58,9 +60,9 @@ def sweep(options: argparse.Namespace) -> int:
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
     """The stored rows of the grid; of those that several codes made, the present one's or else the last."""
     found: dict[str, Row] = {}
-    wanted = {simulate.canonical(config) for config in experiment.grid}
+    wanted = {canonical(config) for config in experiment.grid}
     for row in simulate.read(store):
-        key = simulate.canonical(row.config)
+        key = canonical(row.config)
         if (row.seed, row.block_size) == (seed, experiment.block_size) and key in wanted:
             found[key] = found[key] if key in found and found[key].code == code else row
     if not found:

@@ -1,25 +1,44 @@
-"""Kernel densities in the shuffle model: random features of kernels, private densities, learning from them."""
+"""Kernel densities in the shuffle model: random features of kernels, private densities, learning from them.
+
+    >>> import torch
+    >>> from torchdp import density, shuffle
+    >>> x = torch.nn.functional.normalize(torch.randn(1000, 8), dim=1)
+    >>> features = density.GaussianOrthogonal(8).draw(16, generator=torch.Generator().manual_seed(0))  # public
+    >>> kde = density.ShuffledKDE.calibrated(features, shuffle.PoissonSum, users=1000, epsilon=2.0, delta=1e-6)
+    >>> released = kde.estimate(x)  # from each user's own messages, their noise the system's
+    >>> released.evaluate(x[:3]).shape, released.guarantee.epsilon
+    (torch.Size([3]), 2.0)
+
+A :class:`Family` is a kernel k(x, y) = E <f(x), g(y)> with bounded random f; :class:`Features` are drawn pairs (f_i,
+g_i). Users round f to bits, whose sums go through a law of ``torchdp.shuffle``; a :class:`Density` answers queries from
+the noisy means alone.
+
+| symbol | name | |
+|---|---|---|
+| Q | ``coordinates`` | numbers of f of one repetition |
+| I | ``repetitions`` | pairs (f_i, g_i); ``instances`` = I Q |
+| R | ``bound`` | the largest absolute coordinate of f |
+| S | ``support`` | coordinates of f(x) that are not zero, at most |
+| beta | ``bias`` | of E <f, g> against k |
+
+Guarantees: ``ShuffledKDE`` (Wagner 2025, Theorem 3.1, with exact composition and with accounting of how far features
+move), ``ShuffledClasses`` for vectors and labels together; what is learned is post-processing.
+"""
 
 from torchdp.density.density import Density
-from torchdp.density.errors import MeanSquaredError, expected_mse, kernel_means
+from torchdp.density.errors import kernel_means
 from torchdp.density.exponential import Exponential
-from torchdp.density.family import Family, Features, OneTermFamily
+from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
 from torchdp.density.inner_product import InnerProduct, InnerProductRotated, InnerProductSigns
-from torchdp.density.kde import ShuffledKDE, calibrated_kde
-from torchdp.density.laplacian import LaplacianBuckets, LaplacianSigns
-from torchdp.density.learning import (
-    ShuffledClasses,
-    calibrated_classes,
-    class_counts,
-    classify,
-    decode,
-    nearest_centre,
-)
+from torchdp.density.kde import CentralKDE, ShuffledKDE
+from torchdp.density.laplacian import LaplacianSigns
+from torchdp.density.learning import ShuffledClasses, class_counts, classify, nearest_centre, nearest_words
 from torchdp.density.orthogonal import GaussianOrthogonal
 from torchdp.density.projection import Projected
 
 __all__ = [
+    "CentralKDE",
     "Density",
     "Exponential",
     "Family",
@@ -30,19 +49,13 @@ __all__ = [
     "InnerProduct",
     "InnerProductRotated",
     "InnerProductSigns",
-    "LaplacianBuckets",
     "LaplacianSigns",
-    "MeanSquaredError",
-    "OneTermFamily",
     "Projected",
     "ShuffledClasses",
     "ShuffledKDE",
-    "calibrated_classes",
-    "calibrated_kde",
     "class_counts",
     "classify",
-    "decode",
-    "expected_mse",
     "kernel_means",
     "nearest_centre",
+    "nearest_words",
 ]

@@ -56,7 +56,7 @@ class Exponential(OneTermFamily):
 
     def queries(self, y: Tensor) -> Tensor:
         """``y`` as queries in the ball, (q, d). Raises TypeError, ValueError."""
-        return self._inside("y", super().queries(y))
+        return self.inside("y", super().queries(y))
 
     def query_moment(self, y: Tensor) -> Tensor:
         """1."""
@@ -79,7 +79,7 @@ class Exponential(OneTermFamily):
         normal /= torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
         return ParityFeatures(self, repetitions, normal, (2 * uniform - 1) * self.radius, owner)
 
-    def _inside(self, name: str, points: Tensor) -> Tensor:
+    def inside(self, name: str, points: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(points, dim=-1, dtype=torch.float64)
         if len(points) and float(norms.max()) > self.radius * (1 + SLACK):
             raise ValueError(
@@ -87,7 +87,7 @@ class Exponential(OneTermFamily):
             )
         return points
 
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
+    def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") / self.scale)
 
 
@@ -100,13 +100,13 @@ class ParityFeatures(SignFeatures):
     owner: Tensor
 
     @property
-    def _numbers(self) -> int:
+    def numbers(self) -> int:
         return max(self.instances, len(self.owner))
 
-    def _positive(self, x: Tensor) -> Tensor:
+    def positive(self, x: Tensor) -> Tensor:
         above = (x @ self.normals.to(x).mT > self.thresholds.to(x)).to(torch.int32)
         total = torch.zeros(len(x), self.repetitions, dtype=torch.int32, device=x.device)
         return total.index_add_(1, self.owner.to(x.device), above) % 2 == 0
 
-    def _right(self, y: Tensor) -> Tensor:
-        return self._left(y)
+    def g(self, y: Tensor) -> Tensor:
+        return self.f(y)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.density.rounding import count, rounded
 from torchdp.draws import Draws, Simulated
-from torchdp.noise import Noise, source
+from torchdp.protocol import Crowd
 
 NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
 SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding
@@ -66,24 +66,26 @@ class Family(ABC):
         """E ||g(y)||^2 of one repetition: (q, d) -> (q,)."""
 
     @abstractmethod
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        """Unchecked."""
+    def k(self, x: Tensor, y: Tensor) -> Tensor:
+        """``kernel``, unchecked."""
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         """k(x_u, y_v): (*batch, n, d), (*batch, q, d) -> (*batch, n, q). Raises TypeError, ValueError."""
         x, y = self._points("x", x), self._points("y", y)
         dtype = torch.promote_types(x.dtype, y.dtype)
-        return self._kernel(x.to(dtype), y.to(dtype))
+        return self.k(x.to(dtype), y.to(dtype))
 
-    def users(self, x: Tensor) -> Tensor:
-        """``x`` as users' vectors (n, d), float32 or float64, in the domain. Raises TypeError, ValueError."""
-        return self._inside("x", self._rows("x", x))
+    def admit(self, x: Tensor) -> Tensor:
+        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError."""
+        if not len(self._rows("x", x)):
+            raise ValueError("x must hold one user at least, not none")
+        return self.inside("x", x)
 
     def queries(self, y: Tensor) -> Tensor:
         """``y`` as queries (q, d), float32 or float64. Raises TypeError, ValueError."""
         return self._rows("y", y)
 
-    def _inside(self, name: str, points: Tensor) -> Tensor:
+    def inside(self, name: str, points: Tensor) -> Tensor:
         """``points``, where all lie in the family's domain. Raises ValueError."""
         return points
 
@@ -120,7 +122,7 @@ class OneTermFamily(Family):
 
     def variance(self, x: Tensor, y: Tensor) -> Tensor:
         """Variance of <f(x_u), g(y_v)>, one repetition: (n, d), (q, d) -> (n, q)."""
-        x, y = self.users(x), self.queries(y)
+        x, y = self.admit(x), self.queries(y)
         return self.cross_moment(x[:, None], x[:, None], y) - self.mean(x, y).square()
 
 
@@ -159,7 +161,7 @@ class Features(ABC):
 
     @property
     def composed(self) -> int:
-        """Instances of a protocol whose composition bounds what replacing a user's vector tells: repetitions * S.
+        """Instances of a law whose composition bounds what replacing a user's vector tells: repetitions * S.
 
         Two vectors with disjoint supports change the law of up to 2 S bits of a repetition, but a coordinate that is
         zero is a fair coin, and so pairs of them cost no more than one. Take a coordinate j where only f(x) is not zero
@@ -177,7 +179,7 @@ class Features(ABC):
         """At most so much do squared changes of a bit's probability add up to when a user's vector is replaced.
 
         sum_ij (f_i(x)_j - f_i(x')_j)^2/(4 R^2): it may be far below the number of bits, and the noise needed with it
-        (``shuffle.calibrate_rounded``).
+        (``change`` in ``shuffle.delta_of``).
         Guarantees: an upper bound over all x, x' in the domain.
         """
         return self.repetitions * self.family.movement
@@ -189,76 +191,80 @@ class Features(ABC):
 
     def left(self, x: Tensor) -> Tensor:
         """f_i(x)_j of each user: (n, d) -> (n, instances), in [-R, R]. Raises TypeError, ValueError."""
-        return self._left(self.family.users(x))
+        return self.f(self.family.admit(x))
 
     def right(self, y: Tensor) -> Tensor:
         """g_i(y)_j of each query: (q, d) -> (q, instances). Raises TypeError, ValueError."""
-        return self._right(self.family.queries(y))
-
-    def bits(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool. Raises as ``left``.
-
-        noise: None for the system's. The bits alone hide nobody: a protocol of ``torchdp.shuffle`` does.
-        """
-        x = self.family.users(x)
-        return self._bits(x, source(noise, x.device))
-
-    def ones(self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tensor:
-        """How many users round to a one, part by part: (n, d) -> (*sample_shape, instances), int64.
-
-        sample_shape: independent roundings of the same vectors. Raises as ``left``.
-        """
-        x, shape = self.family.users(x), checks.sample_shape(sample_shape)
-        return self._ones(x, Simulated(generator, x.device), shape)
+        return self.g(self.family.queries(y))
 
     def parts(self, x: Tensor, times: int = 1) -> Iterator[Tensor]:
         """``x`` in parts of so many users that arrays over them and ``times`` repeats stay small."""
-        return iter(x.split(max(1, NUMBERS_AT_ONCE // (self._numbers * max(1, times)))))
+        return iter(x.split(max(1, NUMBERS_AT_ONCE // (self.numbers * max(1, times)))))
 
     @property
-    def _numbers(self) -> int:
+    def numbers(self) -> int:
         """Numbers that one user's features take while they are computed."""
         return self.instances
 
     @abstractmethod
-    def _left(self, x: Tensor) -> Tensor:
-        """Unchecked."""
+    def f(self, x: Tensor) -> Tensor:
+        """``left``, unchecked."""
 
     @abstractmethod
-    def _right(self, y: Tensor) -> Tensor:
-        """Unchecked."""
+    def g(self, y: Tensor) -> Tensor:
+        """``right``, unchecked."""
 
-    def _share(self, x: Tensor) -> Tensor:
-        """f_i(x)_j / R, in [-1, 1]."""
-        return self._left(x) / self.bound
+    def share(self, x: Tensor) -> Tensor:
+        """f_i(x)_j / R, in [-1, 1], unchecked."""
+        return self.f(x) / self.bound
 
-    def _bits(self, x: Tensor, draws: Draws) -> Tensor:
-        return rounded(self._share(x), (), draws)
+    def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool, unchecked.
 
-    def _expected_ones(self, x: Tensor) -> Tensor:
-        """sum_u (1 + f_i(x_u)_j / R)/2, the mean of ``_ones``: (n, d) -> (instances,) float64."""
-        total = torch.zeros(self.instances, dtype=torch.float64, device=x.device)
-        for part in self.parts(x):
-            total += self._share(part).sum(0, dtype=torch.float64)
-        return (len(x) + total) / 2
+        The bits alone hide nobody: a law of ``torchdp.shuffle`` does.
+        """
+        return rounded(self.share(x), (), draws)
 
-    def _ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """How many users round to a one: (n, d) -> (*shape, instances) int64."""
+    def sums(self, crowd: Crowd) -> tuple[Tensor, Tensor]:
+        """Sums over users of f_i(x)_j and of its square, (instances,) float64 each, part by part, unchecked."""
+        total, squares = torch.zeros((2, self.instances), dtype=torch.float64, device=crowd.values.device)
+        for x, counts in zip(self.parts(crowd.values), self.parts(crowd.counts), strict=True):
+            left, weights = self.f(x).double(), counts.double()
+            total += weights @ left
+            squares += weights @ left.square()
+        return total, squares
+
+    def crowd_ones(self, crowd: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+        """How many users round to a one, unchecked: -> (*shape, instances) int64.
+
+        O(distinct values): those who hold one value round to a one in a binomial number.
+        """
+        if bool((crowd.counts == 1).all()):
+            return self.ones(crowd.values, draws, shape)
+        total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=crowd.values.device)
+        times = math.prod(shape)
+        for x, counts in zip(self.parts(crowd.values, times), self.parts(crowd.counts, times), strict=True):
+            chance = ((1 + self.share(x).double()) / 2).clamp_(0, 1)
+            total += draws.binomial(counts[:, None].expand(*shape, *chance.shape), chance).sum(-2)
+        return total
+
+    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+        """How many users round to a one, unchecked: (n, d) -> (*shape, instances) int64."""
         everybody = torch.zeros((), dtype=torch.int64, device=x.device).expand(len(x))
-        return self._class_ones(x, everybody, 1, draws, shape)[..., 0, :]
+        return self.class_ones(x, everybody, 1, draws, shape)[..., 0, :]
 
-    def _class_ones(
+    def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
-        """How many users of each class round to a one: (n, d), (n,) -> (*shape, classes, instances) int64."""
+        """How many users of each class round to a one, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
         members = [x] if classes == 1 else (x[labels == c] for c in range(classes))
-        return torch.stack([self._sums(each, draws, shape) for each in members], -2)
+        return torch.stack([self.plain_ones(each, draws, shape) for each in members], -2)
 
-    def _sums(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """``_ones`` part by part, on any device."""
+    def plain_ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+        """``ones`` part by part, on any device."""
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x, math.prod(shape)):
-            total += count(rounded(self._share(part), shape, draws))
+            total += count(rounded(self.share(part), shape, draws))
         return total
 
 
@@ -272,19 +278,19 @@ class SignFeatures(Features):
         return 0.0
 
     @abstractmethod
-    def _positive(self, x: Tensor) -> Tensor:
+    def positive(self, x: Tensor) -> Tensor:
         """Where f is R: (n, d) -> (n, instances) bool."""
 
-    def _left(self, x: Tensor) -> Tensor:
-        return self._positive(x).to(x.dtype).mul_(2 * self.bound).sub_(self.bound)
+    def f(self, x: Tensor) -> Tensor:
+        return self.positive(x).to(x.dtype).mul_(2 * self.bound).sub_(self.bound)
 
-    def _bits(self, x: Tensor, draws: Draws) -> Tensor:
-        return self._positive(x)
+    def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.positive(x)
 
-    def _sums(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    def plain_ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         total = torch.zeros(self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x):
-            total += count(self._positive(part))
+            total += count(self.positive(part))
         return total.expand(*shape, self.instances)
 
 

@@ -28,7 +28,7 @@ class GaussianKernel(Family):
     def bias(self) -> float:
         return 0.0
 
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
+    def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-squared_distances(x, y) / self.bandwidth**2)
 
 
@@ -88,21 +88,21 @@ class FourierFeatures(Features):
     frequencies: Tensor
     phases: Tensor
 
-    def _left(self, x: Tensor) -> Tensor:
-        return self._share(x).mul_(self.bound)
+    def f(self, x: Tensor) -> Tensor:
+        return self.share(x).mul_(self.bound)
 
-    def _share(self, x: Tensor) -> Tensor:
+    def share(self, x: Tensor) -> Tensor:
         return waves(x, self.frequencies, self.phases)
 
-    def _class_ones(
+    def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         if not fused(x):
-            return super()._class_ones(x, labels, classes, draws, shape)
+            return super().class_ones(x, labels, classes, draws, shape)
         return fused_ones(x, self.frequencies, self.phases[None], labels, classes, draws, shape)
 
-    def _right(self, y: Tensor) -> Tensor:
-        return self._left(y)
+    def g(self, y: Tensor) -> Tensor:
+        return self.f(y)
 
 
 @dataclass(frozen=True)
@@ -155,20 +155,20 @@ class SquareWaveFeatures(SignFeatures):
     frequencies: Tensor
     phases: Tensor
 
-    def _positive(self, x: Tensor) -> Tensor:
+    def positive(self, x: Tensor) -> Tensor:
         frequencies, phases = (each.to(x) / TURN for each in (self.frequencies, self.phases))
         turns = torch.addmm(phases, x, frequencies)
         return turns.sub_(turns.round()).abs_() < 0.25  # where the cosine is positive, without one
 
-    def _class_ones(
+    def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         if not fused(x):
-            return super()._class_ones(x, labels, classes, draws, shape)
+            return super().class_ones(x, labels, classes, draws, shape)
         ones = fused_positive(x, self.frequencies, self.phases[None], labels, classes)
         return ones.expand(*shape, *ones.shape)
 
-    def _right(self, y: Tensor) -> Tensor:
+    def g(self, y: Tensor) -> Tensor:
         return waves(y, self.frequencies, self.phases).mul_(math.pi / 2)
 
 

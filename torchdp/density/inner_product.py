@@ -24,10 +24,10 @@ class InnerProductFamily(Family):
         """||y||^2."""
         return self.queries(y).square().sum(-1)
 
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
+    def k(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
 
-    def _inside(self, name: str, points: Tensor) -> Tensor:
+    def inside(self, name: str, points: Tensor) -> Tensor:
         if len(points) and float(torch.linalg.vector_norm(points, dim=-1, dtype=torch.float64).max()) > 1 + SLACK:
             raise ValueError(
                 f"{name} must hold vectors of norm at most 1; divide each by its norm, or all by a public bound"
@@ -67,10 +67,10 @@ class InnerProduct(InnerProductFamily):
 class IdentityFeatures(Features):
     """The coordinates themselves, ``repetitions`` times."""
 
-    def _left(self, x: Tensor) -> Tensor:
+    def f(self, x: Tensor) -> Tensor:
         return x.repeat(1, self.repetitions)
 
-    def _right(self, y: Tensor) -> Tensor:
+    def g(self, y: Tensor) -> Tensor:
         return y.repeat(1, self.repetitions)
 
 
@@ -124,11 +124,11 @@ class SignedSumFeatures(Features):
         largest = float(torch.linalg.matrix_norm(self.signs, 2)) * (1 + SLACK)
         return min(float(self.repetitions), largest**2 / len(self.signs))
 
-    def _left(self, x: Tensor) -> Tensor:
+    def f(self, x: Tensor) -> Tensor:
         return x @ self.signs.to(x)
 
-    def _right(self, y: Tensor) -> Tensor:
-        return self._left(y)
+    def g(self, y: Tensor) -> Tensor:
+        return self.f(y)
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class RotatedFeatures(Features):
 
     signs: Tensor
 
-    def _left(self, x: Tensor) -> Tensor:
-        return self._right(x).clamp_(-self.bound, self.bound)
+    def f(self, x: Tensor) -> Tensor:
+        return self.g(x).clamp_(-self.bound, self.bound)
 
-    def _right(self, y: Tensor) -> Tensor:
+    def g(self, y: Tensor) -> Tensor:
         return rotate(y[:, None], self.signs).flatten(1)

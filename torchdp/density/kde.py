@@ -1,7 +1,7 @@
 """Kernel density estimation in the shuffle model: one bit sum for each random feature."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -11,164 +11,235 @@ from torchdp import checks
 from torchdp.density.density import Density
 from torchdp.density.errors import MeanSquaredError, kernel_means
 from torchdp.density.family import Features
-from torchdp.draws import Simulated
-from torchdp.noise import Noise, source
+from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
-from torchdp.shuffle import BitSum, ExactSum, PureSum, RandomizedResponseSum, calibrate_rounded, rounded_guarantee
+from torchdp.protocol import Crowd, CuratorProtocol, Layout, Objective, Protocol, Tally
+from torchdp.shuffle import BitLaw, CentralGaussianSum
+from torchdp.shuffle.accounting import promise
+from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.references import CuratorSum
+from torchdp.shuffle.sums import Shuffled
 
 ROUNDING = 4e-6  # relative, of a sum of squared differences of float32 numbers
 
 
+class OfFeatures(Protocol[Crowd]):
+    """The question: the mean of each feature over the users, in [-R, R]. x: (n, d); a summary is a ``Crowd``.
+
+    B~_ij, the law's estimate of sum_u (1 + f_i(x_u)_j / R)/2, gives the mean R (2 B~_ij/n - 1).
+    """
+
+    features: Features
+    law: BitLaw
+
+    def summary(self, x: Tensor) -> Crowd:
+        return Crowd.of(x)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        return self.features.sums(summary)[0] / summary.n
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        """((n R^2 - sum_u f^2, none with a curator) + 4 R^2 E Var B~)/n^2."""
+        rounding, privacy = self._variances(summary)
+        return rounding + privacy
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
+        noise = self.law.spread(torch.tensor([0, n]), n).max()
+        return (rounding + 4 * self.features.bound**2 * noise) / n**2
+
+    def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
+        """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
+
+        feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: ``predicted_mse``, weighted by g_j^2/I^2. It
+        is exact and not private: it reads the users' vectors.
+        """
+        summary = Crowd(checks.instance("summary", summary, Crowd).values.detach(), summary.counts)
+        y = y.detach() if isinstance(y, Tensor) else y
+        right = self.features.right(y).double() / self.features.repetitions
+        truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)
+        feature = (right @ self.exact(summary) - truth).square()
+        return MeanSquaredError(feature, *(right.square() @ part for part in self._variances(summary)))
+
+    def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
+        """Of the means, by rounding and by privacy noise, (instances,) each."""
+        n, bound, (total, squares) = summary.n, self.features.bound, self.features.sums(summary)
+        rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
+        noise = self.law.spread((n + total / bound) / 2, n)
+        return rounding / n**2, 4 * bound**2 * noise / n**2
+
+    def _density(self, tally: Tally) -> Density:
+        n, bound = tally.n, self.features.bound
+        value = bound * (2 * self.law.decode(tally["total"], n) / n - 1)
+        error = self.worst_mse(n).sqrt().expand_as(value)
+        return Density(
+            value, error, n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
+        )
+
+    def noised(self, ones: Tensor, draws: Draws) -> Tally:
+        """The tally of all users where ``ones`` of them round to a one, unchecked."""
+        return Tally(self.law.users, {"total": self.law.noised(ones, draws)})
+
+    @abstractmethod
+    def class_ones(
+        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
+    ) -> Tensor:
+        """What the law adds noise to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
+
+    def _crowd(self, summary: Crowd) -> Crowd:
+        self.features.family.admit(checks.instance("summary", summary, Crowd).values)
+        if summary.n != self.law.users:
+            raise ValueError(f"summary must be of {self.law.users} users, as the law is, not {summary.n}")
+        return summary
+
+
 @dataclass(frozen=True, eq=False)
-class ShuffledKDE:
-    """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their sums are released.
+class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
+    """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their shuffled sums are released.
 
-    F~_ij = R (2 B~_ij - n), B~_ij the protocol's estimate of sum_u b_uij, and K~(y) = sum_ij F~_ij g_i(y)_j / (n I).
-    ``collect`` goes through what every user does; ``sample`` draws the release at once, exactly in law. A curator in
-    the shuffler's place (``CentralGaussianSum``, ``ExactSum``) adds up the features themselves: nothing is rounded.
+    ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly in law, from a
+    crowd: O(distinct values). ``analyse`` gives a ``Density``.
 
-    features: public. protocol: for n = protocol.users users, as ``calibrated_kde`` makes it. delta, epsilon: at which
-    the guarantee is stated; without epsilon the smallest that is certified is searched for, rounded up by up to 1 %.
+    features: public. law: for n = law.users users, as ``calibrated`` makes it. delta, epsilon: at which the guarantee
+    is stated; without epsilon the smallest that is certified is searched for, rounded up by up to 1 %. absent: so many
+    users may send nothing, or collude, and the guarantee still holds; a tally of fewer users than the rest is refused.
     Raises TypeError, and ValueError where no guarantee is certified.
 
     Guarantees: (epsilon, delta)-DP for replacing one user's vector, n public: ``features.composed`` instances of the
-    protocol composed. Given everybody's bits the instances are independent, and hockey-stick divergences are jointly
-    convex: the worst pair of the user's bit vectors bounds the mixture that rounding makes. With one-type noise, and
-    with a curator's, the better of this and of ``features.movement``, 4e-6 up for float32
-    (``shuffle.rounded_delta_of``). The former holds whatever the chances of the bits are, the latter for those that are
-    stated: they are right to 2^-32 for the number that a feature was computed to (on a CPU to 2^-60,
-    ``rounding.rounded``).
+    law composed. Given everybody's bits the instances are independent, and hockey-stick divergences are jointly
+    convex: the worst pair of the user's bit vectors bounds the mixture that rounding makes. With one-type noise the
+    better of this and of ``features.movement``, 4e-6 up for float32 (``shuffle.delta_of``). The former holds whatever
+    the chances of the bits are, the latter for those that are stated: they are right to 2^-32 for the number that a
+    feature was computed to (on a CPU to 2^-60, ``rounding.rounded``).
     Source: Wagner (2025), Algorithm 1 and Theorem 3.1, here with exact composition.
     """
 
     features: Features
-    protocol: BitSum
+    law: MessageLaw
     delta: float
     epsilon: float | None = None
+    absent: int = 0
+    instances: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
-        checks.instance("protocol", self.protocol, BitSum)
+        checks.instance("law", self.law, MessageLaw).countable()
+        self.law.present(self.absent)
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "instances", self.features.instances)
         _ = self.guarantee  # refused here, not when users have spoken
 
+    @staticmethod
+    def calibrated(
+        features: Features, kind: type[MessageLaw], users: int, epsilon: float, delta: float, absent: int = 0
+    ) -> "ShuffledKDE":
+        """With the least noise of this kind of law that is certified to make the release (epsilon, delta)-DP.
+
+        kind: such as ``shuffle.PoissonSum``. absent: as above. Raises as ``BitLaw.calibrated``.
+        """
+        features = checks.instance("features", features, Features)
+        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
+            raise TypeError(f"kind must be a class of laws that users make, such as PoissonSum, not {kind!r}")
+        users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
+        epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+        own = absent > 0 or kind.own_number
+        law = _calibrated(kind, users if own else 1, epsilon, delta, absent, *moved(features))
+        return ShuffledKDE(features, law if own else replace(law, users=users), delta, epsilon, absent)
+
     @cached_property
-    def guarantee(self) -> Guarantee | None:
-        """What the release promises; None for ``ExactSum``."""
-        if isinstance(self.protocol, ExactSum):
-            return None
-        protocol = self.protocol
-        if not isinstance(protocol, _OWN_NUMBER):
-            protocol = replace(protocol, users=1)  # its noise has one law, however many there are
-        instances, change, flips = _moved(self.features)
-        return _guarantee(protocol, self.delta, instances, change, flips=flips, epsilon=self.epsilon)
+    def guarantee(self) -> Guarantee:
+        own = self.absent > 0 or self.law.own_number
+        law = self.law if own else replace(self.law, users=1)  # its noise has one law, however many there are
+        return _promise(law, self.delta, self.absent, self.epsilon, *moved(self.features))
 
-    @property
-    def messages_per_user(self) -> float:
-        """Expected number of messages of one user, at most."""
-        return self.features.instances * self.protocol.messages_per_user
-
-    @property
-    def bits_per_user(self) -> float:
-        """Expected length of what one user sends, at most."""
-        return self.messages_per_user * self.protocol.bits_per_message(self.features.instances)
-
-    def collect(self, x: Tensor, *, noise: Noise | None = None) -> Density:
-        """The release from each user's own messages, part by part: (n, d), n = protocol.users. O(n instances).
-
-        noise: None for the system's, as real data need; a ``SeededNoise`` in tests. Estimates of parts of the users add
-        up to that of all, since every analyst here is affine in what arrives.
-        Raises TypeError, ValueError, before anything is drawn.
-        """
-        x = self._present(x)
-        draws = source(noise, x.device)
-        if self.protocol.sums_numbers:
-            return self._release(self.protocol.drawn(self.features._expected_ones(x), draws))
-        estimates = torch.zeros(self.features.instances, dtype=torch.float64, device=x.device)
-        for part in self.features.parts(x):
-            estimates += self.protocol.collect(self.features._bits(part, draws), noise=draws)
-        return self._release(estimates)
-
-    def sample(self, x: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Density:
-        """The same in law, from the number of ones of each instance: only the rounding is done for each user.
-
-        (n, d), n = protocol.users; sums of shape (*sample_shape, instances). Raises TypeError, ValueError.
-        """
-        x, shape = self._present(x), checks.sample_shape(sample_shape)
-        draws = Simulated(generator, x.device)
-        return self._release(self.protocol.drawn(self._ones(x, draws, shape), draws))
-
-    def predicted_mse(self, x: Tensor, y: Tensor) -> MeanSquaredError:
-        """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (n, d), (q, d) -> (q,).
-
-        feature: (sum_j F_j g_j/(n I) - mean_u k(x_u, y))^2, F the exact sums of f; rounding: sum_j g_j^2 (n R^2 - sum_u
-        f_uj^2)/(n I)^2, none with a curator; privacy: 4 R^2 sum_j g_j^2 E Var(B~_j)/(n I)^2. It is exact and not
-        private: it reads x.
-        """
-        x, y = self._present(x).detach(), y.detach() if isinstance(y, Tensor) else y
-        right = self.features.right(y).double()
-        total, squares = torch.zeros((2, self.features.instances), dtype=torch.float64, device=x.device)
-        for part in self.features.parts(x):
-            left = self.features._left(part).double()
-            total += left.sum(0)
-            squares += left.square().sum(0)
-        n, bound = self.protocol.users, self.features.bound
-        weights = right.square() / (n * self.features.repetitions) ** 2
-        feature = (
-            right @ total / (n * self.features.repetitions) - kernel_means(self.features.family, x, y)
-        ).square()
-        ends = self.protocol.variance(torch.tensor([0, n], device=x.device))  # the variance is affine in the ones
-        variance = ends[0] + (ends[1] - ends[0]) * (1 + total / (n * bound)) / 2
-        rounding = (n * bound**2 - squares).clamp_min(0) * (not self.protocol.sums_numbers)
-        return MeanSquaredError(feature, weights @ rounding, 4 * bound**2 * (weights @ variance))
-
-    def _ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """What the protocol adds up, (*shape, instances)."""
-        if self.protocol.sums_numbers:
-            return self.features._expected_ones(x).expand(*shape, -1)
-        return self.features._ones(x, draws, shape)
-
-    @property
-    def _rounding(self) -> float:
-        """The largest variance that rounding adds to a coordinate of one user."""
-        return 0.0 if self.protocol.sums_numbers else self.features.rounding
-
-    def _release(self, estimates: Tensor) -> Density:
-        n, bound = self.protocol.users, self.features.bound
-        users = torch.tensor(float(n), dtype=torch.float64, device=estimates.device)
-        variance = users.new_tensor(n * self._rounding + 4 * bound**2 * self.protocol.rmse**2)
-        return Density(self.features, bound * (2 * estimates - n), users, variance, self.guarantee)
-
-    def _present(self, x: Tensor) -> Tensor:
-        x = self.features.family.users(x)
-        if len(x) != self.protocol.users:
-            raise ValueError(
-                f"x must have {self.protocol.users} rows, one for each user that the protocol's noise counts on, not "
-                f"{len(x)}; calibrate the protocol anew for the users who take part"
-            )
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
+        if len(self.features.family.admit(x)) > self.law.users:
+            raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
         return x
 
+    def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.features.bits(x, draws)
 
-def calibrated_kde(
-    features: Features, kind: type[BitSum], users: int, epsilon: float, delta: float, absent: int = 0
-) -> ShuffledKDE:
-    """The protocol of this kind with the least noise that is certified to make the release (epsilon, delta)-DP.
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.add(*(Shuffled.hear(self, part, draws) for part in self.features.parts(x)))
 
-    kind: such as ``shuffle.PoissonSum``. absent: so many users are corrupt, and their noise is not counted on. Raises
-    as ``shuffle.calibrate``.
+    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """All ``law.users`` send."""
+        return self.noised(self.features.crowd_ones(self._crowd(summary), draws, shape), draws)
+
+    def class_ones(
+        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
+    ) -> Tensor:
+        return self.features.class_ones(x, labels, classes, draws, shape)
+
+    def analyse(self, tally: Tally) -> Density:
+        return self._density(self.whole(tally))
+
+
+@dataclass(frozen=True, eq=False)
+class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
+    """The same density by a trusted curator, who adds up the features themselves: nothing is rounded.
+
+    features: public. law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee
+    is stated. Raises TypeError, ValueError.
+
+    Guarantees: (epsilon, delta)-DP for replacing one user's vector: Gaussian noise at the l_2 distance that
+    ``features.movement`` allows, 4e-6 up for float32.
+    Source: Balle, Wang (2018), Theorem 8.
     """
-    features = checks.instance("features", features, Features)
-    users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-    instances, change, flips = _moved(features)
-    own = absent > 0 or kind in _OWN_NUMBER
-    protocol = _calibrated(kind, users if own else 1, epsilon, delta, instances, change, absent, flips=flips)
-    return ShuffledKDE(features, protocol if own else replace(protocol, users=users), delta, epsilon)
+
+    features: Features
+    law: CuratorSum
+    delta: float
+
+    def __post_init__(self) -> None:
+        checks.instance("features", self.features, Features)
+        checks.instance("law", self.law, CuratorSum)
+        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+
+    @staticmethod
+    def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
+        """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
+        instances, change, flips = moved(checks.instance("features", features, Features))
+        law = CentralGaussianSum.calibrated(users, epsilon, delta, instances, change=change, flips=flips)
+        return CentralKDE(features, law, delta)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        _, change, flips = moved(self.features)
+        return self.law.promise(self.delta, min(change, flips) ** 0.5)
+
+    @property
+    def layout(self) -> Layout:
+        return {"total": ((self.features.instances,), torch.float64)}
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
+        if len(self.features.family.admit(x)) != self.law.users:
+            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
+        return x
+
+    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        return self.noised(self._ones(self._crowd(summary)).expand(*shape, -1), draws)
+
+    def class_ones(
+        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
+    ) -> Tensor:
+        each = [self._ones(Crowd.of(x[labels == c])) for c in range(classes)]
+        return torch.stack(each).expand(*shape, classes, -1)
+
+    def _ones(self, crowd: Crowd) -> Tensor:
+        """sum_u (1 + f_i(x_u)_j / R)/2: (instances,) float64."""
+        return (crowd.n + self.features.sums(crowd)[0] / self.features.bound) / 2
+
+    def analyse(self, tally: Tally) -> Density:
+        return self._density(self.check(tally))
 
 
-def _moved(features: Features) -> tuple[int, float, int]:
+def moved(features: Features) -> tuple[int, float, int]:
     """All sums, how far a user's probabilities move in them, and how many of its bits may flip.
 
     With room for waves in float32: a chance is right to 3e-7 at a given angle, those of its cosine and sine to 5e-7.
@@ -178,6 +249,22 @@ def _moved(features: Features) -> tuple[int, float, int]:
     return features.instances, change, features.composed
 
 
-_OWN_NUMBER = (RandomizedResponseSum, PureSum)  # what these guarantee depends on how many users there are
-_guarantee = lru_cache(maxsize=1024)(rounded_guarantee)
-_calibrated = lru_cache(maxsize=1024)(calibrate_rounded)
+@lru_cache(maxsize=1024)
+def _promise(
+    law: MessageLaw, delta: float, absent: int, epsilon: float | None, instances: int, change: float, flips: int
+) -> Guarantee:
+    return promise(law, delta, instances, absent, change=change, flips=flips, epsilon=epsilon)
+
+
+@lru_cache(maxsize=1024)
+def _calibrated(
+    kind: type[MessageLaw],
+    users: int,
+    epsilon: float,
+    delta: float,
+    absent: int,
+    instances: int,
+    change: float,
+    flips: int,
+) -> MessageLaw:
+    return kind.calibrated(users, epsilon, delta, instances, absent, change=change, flips=flips)

@@ -36,7 +36,7 @@ class LaplacianFamily(Family):
         """1."""
         return torch.ones_like(self.queries(y)[:, 0])
 
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
+    def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, p=1) / self.scale)
 
     def _grid(self, repetitions: int, generator: torch.Generator) -> "Grid":
@@ -103,11 +103,11 @@ class BinSignFeatures(SignFeatures):
 
     grid: Grid
 
-    def _positive(self, x: Tensor) -> Tensor:
+    def positive(self, x: Tensor) -> Tensor:
         return self.grid.hash(x) >= 0
 
-    def _right(self, y: Tensor) -> Tensor:
-        return self._left(y)
+    def g(self, y: Tensor) -> Tensor:
+        return self.f(y)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class BucketFeatures(Features):
     family: LaplacianBuckets
     grid: Grid
 
-    def _left(self, x: Tensor) -> Tensor:
+    def f(self, x: Tensor) -> Tensor:
         buckets = self.family.buckets
         hit = (self.grid.hash(x) >> (65 - buckets.bit_length())) & (buckets - 1)
         return (
@@ -171,5 +171,5 @@ class BucketFeatures(Features):
             .flatten(1)
         )
 
-    def _right(self, y: Tensor) -> Tensor:
-        return self._left(y)
+    def g(self, y: Tensor) -> Tensor:
+        return self.f(y)

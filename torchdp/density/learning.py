@@ -11,12 +11,15 @@ from torchdp import checks
 from torchdp.density.density import Density
 from torchdp.density.family import Features
 from torchdp.density.inner_product import InnerProductFamily
-from torchdp.density.kde import ShuffledKDE, calibrated_kde
+from torchdp.density.kde import CentralKDE, ShuffledKDE
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, source
-from torchdp.privacy import Guarantee, Model
+from torchdp.privacy import Guarantee
+from torchdp.protocol import Tally
 from torchdp.randomizers import RandomizedResponse
-from torchdp.shuffle import BitSum
+from torchdp.shuffle.laws import MessageLaw
+
+PARTS = ("value", "standard_error")
 
 
 def class_counts(labels: Tensor, classes: int) -> Tensor:
@@ -38,11 +41,12 @@ def class_counts(labels: Tensor, classes: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ShuffledClasses:
-    """A shuffled density of each class, from the users who report it.
+    """A shuffled density of each class, from the users who report it. x: their vectors and what they reported.
 
-    In a first round users report labels, in the clear or through ``response``; in the second those who report class c
-    run ``kdes[c]``, made for their public number. kdes: of one Features object. response: of as many classes, None
-    where labels are public. Raises ValueError, TypeError.
+    In a first round users report labels, in the clear or through ``response``, and remember their reports; in the
+    second those who report class c run ``kdes[c]``, made for their public number. It is no protocol of one question:
+    its verbs take x = (vectors (n, d), reported (n,)). kdes: of one Features object, all shuffled, or all a curator's
+    (references). response: of as many classes, None where labels are public. Raises ValueError, TypeError.
 
     Guarantees: of the second round, (epsilon, delta)-DP for replacing one user's vector, labels as they are: the worst
     of the classes, each of which holds other users. With ``response``, of both rounds together, (epsilon +
@@ -54,13 +58,14 @@ class ShuffledClasses:
     Source: Wagner (2025), section 3.3 and its corollary, corrected as above.
     """
 
-    kdes: tuple[ShuffledKDE, ...]
+    kdes: tuple[ShuffledKDE, ...] | tuple[CentralKDE, ...]
     response: RandomizedResponse | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kdes", tuple(self.kdes))
-        if not self.kdes or not all(isinstance(kde, ShuffledKDE) for kde in self.kdes):
-            raise TypeError("kdes must hold a ShuffledKDE for each class, one at least")
+        kinds = {type(kde) for kde in self.kdes}
+        if len(kinds) != 1 or not kinds <= {ShuffledKDE, CentralKDE}:
+            raise TypeError("kdes must hold a ShuffledKDE for each class, one at least, or a CentralKDE for each")
         if any(kde.features is not self.kdes[0].features for kde in self.kdes):
             raise ValueError("kdes must share one Features object")
         checks.instance("response", self.response, (RandomizedResponse, type(None)))
@@ -69,88 +74,83 @@ class ShuffledClasses:
                 f"response must have k = {len(self.kdes)}, the number of classes, not {self.response.k}"
             )
 
+    @staticmethod
+    def calibrated(
+        features: Features,
+        kind: type[MessageLaw],
+        counts: Tensor,
+        epsilon: float,
+        delta: float,
+        response: RandomizedResponse | None = None,
+    ) -> "ShuffledClasses":
+        """For each class the law of this kind with the least noise at (epsilon, delta), for counts[c] users.
+
+        counts: as from ``class_counts``. Classes of one size are calibrated once. Raises as ``ShuffledKDE.calibrated``.
+        """
+        counts = checks.dense("counts", counts)
+        if counts.ndim != 1 or not len(counts):
+            raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
+        sizes = [checks.integer("counts", size, 1) for size in counts.tolist()]
+        made = {n: ShuffledKDE.calibrated(features, kind, n, epsilon, delta) for n in sorted(set(sizes))}
+        return ShuffledClasses(tuple(made[n] for n in sizes), response)
+
     @cached_property
-    def guarantee(self) -> Guarantee | None:
-        """What both rounds promise together; None where a class is summed without privacy."""
+    def guarantee(self) -> Guarantee:
+        """What both rounds promise together."""
         parts = [kde.guarantee for kde in self.kdes]
-        private = [part for part in parts if part is not None]
-        if len(private) < len(parts):
-            return None
-        worst = max(private, key=lambda part: part.epsilon)
-        model = Model.CENTRAL if any(part.model is Model.CENTRAL for part in private) else Model.SHUFFLE
+        worst = max(parts, key=lambda part: part.epsilon)
         label = self.response.epsilon if self.response is not None else 0.0
         source = (
             "randomized response of the label, then the density of the reported class: epsilons add up"
             if label
             else worst.source
         )
-        delta = max(part.delta for part in private)
+        delta = max(part.delta for part in parts)
         exact = worst.exact and not label
-        return Guarantee(worst.epsilon + label, delta, model, worst.neighbours, exact, source)
+        return Guarantee(worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source)
 
-    def collect(self, x: Tensor, reported: Tensor, *, noise: Noise | None = None) -> Density:
-        """Densities of the classes from each user's own messages: (n, d), (n,) -> sums (classes, instances).
-
-        reported: what the users reported as their labels in the first round. noise: None for the system's. Raises
-        TypeError, ValueError.
-        """
-        x = self._present(x, reported)
-        noise = source(noise, x.device)
-        return self._joined([kde.collect(x[reported == c], noise=noise) for c, kde in enumerate(self.kdes)])
-
-    def sample(
-        self, x: Tensor, reported: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Density:
-        """The same in law by ``ShuffledKDE.sample``: sums (*sample_shape, classes, instances)."""
-        x, shape = self._present(x, reported), checks.sample_shape(sample_shape)
-        draws, labels = Simulated(generator, x.device), reported.to(x.device, torch.int64)
-        if any(kde.protocol.sums_numbers for kde in self.kdes):
-            ones = [kde._ones(x[labels == c], draws, shape) for c, kde in enumerate(self.kdes)]
-        else:  # all classes at once, where one kernel rounds and counts them
-            ones = list(self.kdes[0].features._class_ones(x, labels, len(self.kdes), draws, shape).unbind(-2))
-        sums = zip(self.kdes, ones, strict=True)
-        return self._joined([kde._release(kde.protocol.drawn(each, draws)) for kde, each in sums])
-
-    def _present(self, x: Tensor, reported: Tensor) -> Tensor:
-        """``x``, and all that must hold before anything is drawn."""
-        x = self.kdes[0].features.family.users(x)
+    def admit(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises TypeError, ValueError."""
+        vectors, reported = x
+        vectors = self.kdes[0].features.family.admit(vectors)
         counts = class_counts(reported, len(self.kdes))
-        if len(x) != len(reported):
-            raise ValueError(f"x and reported must have one row for each user, not {len(x)} and {len(reported)}")
-        expected = [kde.protocol.users for kde in self.kdes]
+        if len(vectors) != len(reported):
+            raise ValueError(
+                f"x and reported must have one row for each user, not {len(vectors)} and {len(reported)}"
+            )
+        expected = [kde.law.users for kde in self.kdes]
         if counts.tolist() != expected:
             raise ValueError(
-                f"reported must hold {expected} users of the classes, as the protocols count on, not "
+                f"reported must hold {expected} users of the classes, as the laws count on, not "
                 f"{counts.tolist()}; make them anew for these counts"
             )
-        return x
+        return vectors, reported
 
-    def _joined(self, parts: list[Density]) -> Density:
-        users, variance = (
-            torch.stack([getattr(part, name) for part in parts], -1) for name in ("users", "variance")
-        )
-        sums = torch.stack([part.sums for part in parts], -2)
-        return Density(parts[0].features, sums, users, variance, self.guarantee)
+    def collect(self, x: tuple[Tensor, Tensor], *, noise: Noise | None = None) -> tuple[Tally, ...]:
+        """A tally of each class from each user's own messages. noise: None for the system's. Raises as ``admit``."""
+        vectors, reported = self.admit(x)
+        draws = source(noise, vectors.device)
+        return tuple(kde.hear(vectors[reported == c], draws) for c, kde in enumerate(self.kdes))
 
+    def analyse(self, tallies: tuple[Tally, ...]) -> Density:
+        """Densities of the classes: value (*batch, classes, instances). Raises TypeError, ValueError."""
+        parts = [kde.analyse(tally) for kde, tally in zip(self.kdes, tallies, strict=True)]
+        value, error = (torch.stack([getattr(part, name) for part in parts], -2) for name in PARTS)
+        n = sum(part.n for part in parts)
+        return Density(value, error, n, features=self.kdes[0].features, guarantee=self.guarantee)
 
-def calibrated_classes(
-    features: Features,
-    kind: type[BitSum],
-    counts: Tensor,
-    epsilon: float,
-    delta: float,
-    response: RandomizedResponse | None = None,
-) -> ShuffledClasses:
-    """For each class the protocol of this kind with the least noise at (epsilon, delta), for counts[c] users.
+    def estimate(self, x: tuple[Tensor, Tensor], *, noise: Noise | None = None) -> Density:
+        """``analyse(collect(x))``."""
+        return self.analyse(self.collect(x, noise=noise))
 
-    counts: as from ``class_counts``. Classes of one size are calibrated once. Raises as ``calibrated_kde``.
-    """
-    counts = checks.dense("counts", counts)
-    if counts.ndim != 1 or not len(counts):
-        raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
-    sizes = [checks.integer("counts", size, 1) for size in counts.tolist()]
-    made = {n: calibrated_kde(features, kind, n, epsilon, delta) for n in sorted(set(sizes))}
-    return ShuffledClasses(tuple(made[n] for n in sizes), response)
+    def sample_estimate(
+        self, x: tuple[Tensor, Tensor], *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Density:
+        """The same in law, no message made: all classes at once, where one kernel rounds and counts them."""
+        (vectors, reported), shape = self.admit(x), checks.sample_shape(sample_shape)
+        draws, labels = Simulated(generator, vectors.device), reported.to(vectors.device, torch.int64)
+        ones = self.kdes[0].class_ones(vectors, labels, len(self.kdes), draws, shape)
+        return self.analyse(tuple(kde.noised(ones[..., c, :], draws) for c, kde in enumerate(self.kdes)))
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:
@@ -176,13 +176,13 @@ def nearest_centre(densities: Density, y: Tensor) -> Tensor:
         raise ValueError(
             f"densities must be of an inner product family, not {type(family).__name__}; use classify"
         )
-    axes = torch.eye(family.dimension, dtype=torch.float64, device=densities.sums.device)
+    axes = torch.eye(family.dimension, dtype=torch.float64, device=densities.value.device)
     centres = densities.evaluate(axes)  # (*batch, classes, d)
-    squares = (centres.square() - densities.standard_error(axes).square()).sum(-1)
+    squares = (centres.square() - densities.standard_error_at(axes).square()).sum(-1)
     return (squares[..., None] - 2 * centres @ family.queries(y).to(centres).mT).argmin(-2)
 
 
-def decode(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
+def nearest_words(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
     """The words of highest density in each class: densities (*batch,), (words, d) -> (*batch, top) rows, best first.
 
     vocabulary: public embeddings. Raises TypeError, ValueError.
@@ -198,6 +198,6 @@ def decode(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
 
 
 def _classes(densities: Density) -> Density:
-    if checks.instance("densities", densities, Density).sums.ndim < 2:
+    if checks.instance("densities", densities, Density).value.ndim < 2:
         raise ValueError("densities must be of several classes, as ShuffledClasses releases them")
     return densities

@@ -65,17 +65,17 @@ class OrthogonalFeatures(Features):
 
     frequencies: Tensor
 
-    def _left(self, x: Tensor) -> Tensor:
+    def f(self, x: Tensor) -> Tensor:
         angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)  # overflow too must stay on the circle
         return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
 
-    def _right(self, y: Tensor) -> Tensor:
-        return self._left(y)
+    def g(self, y: Tensor) -> Tensor:
+        return self.f(y)
 
-    def _class_ones(
+    def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         if not fused(x):
-            return super()._class_ones(x, labels, classes, draws, shape)
+            return super().class_ones(x, labels, classes, draws, shape)
         phases = self.frequencies.new_tensor([[0.0], [-math.pi / 2]]).expand(2, self.repetitions)
         return fused_ones(x, self.frequencies, phases, labels, classes, draws, shape)

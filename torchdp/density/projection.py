@@ -65,8 +65,8 @@ class Projected(Family):
         rows = torch.randperm(size, device=generator.device, generator=generator)[: self.family.dimension]
         return ProjectedFeatures(self, repetitions, inner, signs, rows)
 
-    def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.family._kernel(x, y)
+    def k(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.family.k(x, y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,24 +82,24 @@ class ProjectedFeatures(Features):
         return self.inner.rounding
 
     @property
-    def _numbers(self) -> int:
-        return max(self.inner._numbers, len(self.signs))
+    def numbers(self) -> int:
+        return max(self.inner.numbers, len(self.signs))
 
     def project(self, x: Tensor) -> Tensor:
         """(n, d) -> (n, m)."""
         return rotate(x, self.signs)[:, self.rows] * math.sqrt(len(self.signs) / len(self.rows))
 
-    def _left(self, x: Tensor) -> Tensor:
-        return self.inner._left(self.project(x))
+    def f(self, x: Tensor) -> Tensor:
+        return self.inner.f(self.project(x))
 
-    def _right(self, y: Tensor) -> Tensor:
-        return self.inner._right(self.project(y))
+    def g(self, y: Tensor) -> Tensor:
+        return self.inner.g(self.project(y))
 
-    def _bits(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.inner._bits(self.project(x), draws)
+    def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.inner.bits(self.project(x), draws)
 
-    def _sums(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    def plain_ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x):
-            total += self.inner._ones(self.project(part), draws, shape)
+            total += self.inner.ones(self.project(part), draws, shape)
         return total

@@ -70,27 +70,13 @@ class NormError:
         return widest if self.p == math.inf else min(normal_moment(self.p) ** (1 / self.p) * self.floor, widest)
 
     @cached_property
-    def root_mean_power(self) -> float:
-        """(E ||Z||_p^p)^{1/p} = (E |g|^p)^{1/p} floor, exactly; inf for p = inf."""
-        return math.inf if self.p == math.inf else normal_moment(self.p) ** (1 / self.p) * self.floor
-
-    @cached_property
     def root_mean_square(self) -> Measured:
         """(E ||Z||_p^2)^{1/2}: exact at p = 2 and, for independent coordinates, at p = inf; else by Monte Carlo."""
         if self.p == 2 or self.floor == 0:
             return Measured(self.floor)
-        second = self._largest(2) if self._by_quadrature else self._monte_carlo(2)
+        second = self._largest() if self._by_quadrature else self._monte_carlo()
         value = math.sqrt(second.value)
         return Measured(value, second.standard_error / (2 * value))
-
-    @cached_property
-    def mean(self) -> Measured:
-        """E ||Z||_p: by quadrature at p = 2 and, for independent coordinates, at p = inf; else by Monte Carlo."""
-        if self.floor == 0:
-            return Measured(0.0)
-        if self.p == 2:
-            return Measured(_mean_root(torch.linalg.svdvals(self.root).square().numpy(force=True)))
-        return self._largest(1) if self._by_quadrature else self._monte_carlo(1)
 
     @property
     def _by_quadrature(self) -> bool:
@@ -104,8 +90,8 @@ class NormError:
         of_largest = float(self.deviations.max()) * math.sqrt(2 * math.log(2 * d) + 2)
         return of_largest * (1.0 if self.p == math.inf else d ** (1 / self.p))
 
-    def _largest(self, power: int) -> Measured:
-        """E max_i |Z_i|^power of independent coordinates: the integral of power t^{power - 1} P(max > t)."""
+    def _largest(self) -> Measured:
+        """E max_i Z_i^2 of independent coordinates: the integral of 2 t P(max > t)."""
         deviations = self.deviations[self.deviations > 0].numpy(force=True)
         top = float(deviations.max())
         nodes, weights = np.polynomial.legendre.leggauss(64)
@@ -114,22 +100,22 @@ class NormError:
         for low in np.arange(0.0, 10.0 + math.sqrt(2 * math.log(len(deviations))), 0.5):
             t = low + (nodes + 1) / 4
             within = np.log1p(-2 * np.exp(log_ndtr(-t[:, None] * top / deviations))).sum(1)
-            total += float(weights @ (power * t ** (power - 1) * -np.expm1(within))) / 4
-        return Measured(top**power * total)
+            total += float(weights @ (2 * t * -np.expm1(within))) / 4
+        return Measured(top**2 * total)
 
-    def _monte_carlo(self, power: int) -> Measured:
-        """E ||Z||_p^power; for finite p with ||Z||_p^p, whose mean is known, as control variate."""
+    def _monte_carlo(self) -> Measured:
+        """E ||Z||_p^2; for finite p with ||Z||_p^p, whose mean is known, as control variate."""
         generator = keyed_generator(b"torchdp.mean.norm_error", self.root.device)
         rows = rows_at_once(max(self.root.shape))
         norms = (
             torch.cat([self._drawn(min(rows, DRAWS - at), generator) for at in range(0, DRAWS, rows)]) / self.floor
         )
-        wanted = norms**power
+        wanted = norms.square()
         if self.p < math.inf:
             control = norms**self.p - normal_moment(self.p)
             centred = wanted - wanted.mean()
             wanted = wanted - (centred @ control) / (control @ control) * control
-        scale = self.floor**power
+        scale = self.floor**2
         return Measured(scale * float(wanted.mean()), scale * float(wanted.std()) / math.sqrt(DRAWS))
 
     def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
@@ -137,21 +123,3 @@ class NormError:
         shape = (count, self.root.shape[1])
         normals = torch.randn(shape, dtype=torch.float64, device=self.root.device, generator=generator)
         return torch.linalg.vector_norm(normals @ self.root.mT, ord=self.p, dim=1)
-
-
-def _mean_root(eigenvalues: np.ndarray) -> float:
-    """E Q^{1/2} for Q = sum_i eigenvalue_i g_i^2.
-
-    (4 pi)^{-1/2} times the integral of (1 - E e^{-t Q}) t^{-3/2}, E e^{-t Q} = prod_i (1 + 2 t eigenvalue_i)^{-1/2}; in
-    x = log t the trapezoid rule converges exponentially, and the two exponential tails are summed in closed form.
-    """
-    mean = float(eigenvalues.sum())
-    relative = eigenvalues[eigenvalues > 0] / mean
-    step = 0.05
-    x = np.arange(-42.0, 90.0, step)
-    missing = -np.expm1(-0.5 * np.log1p(2 * np.exp(x)[:, None] * relative).sum(1))
-    body = float((missing * np.exp(-x / 2)).sum()) * step
-    # Below the grid the integrand is e^{x/2}, above it e^{-x/2}: geometric series with the grid's own step.
-    ratio = math.exp(-step / 2)
-    tails = (math.exp(x[0] / 2) + math.exp(-x[-1] / 2)) * step * ratio / (1 - ratio)
-    return math.sqrt(mean / (4 * math.pi)) * (body + tails)

@@ -1,4 +1,27 @@
-"""Factorization norms with certificates.
+"""W = L R of least error for the queries W, and a certificate of how close to the least possible it is.
+
+    >>> from torchdp import workloads
+    >>> from torchdp.factorization import factorize
+    >>> found = factorize(workloads.prefix(64))
+    >>> found.left.shape, found.right.shape, bool(found.certificate.gap <= 1e-3)
+    (torch.Size([64, 64]), torch.Size([64, 64]), True)
+    >>> round(float(found.certificate.upper), 2)  # gamma_2: what the worst query's error is proportional to
+    2.11
+
+| question | function |
+|---|---|
+| W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
+| W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
+| users who come back in every epoch | :func:`factorize_epochs` |
+| few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
+| the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
+| products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |
+| how many users, or how much noise, nobody does without | :func:`hard_instance`, :func:`additive_noise_bound` |
+
+``certificates`` judge all of them and share nothing with the ``solvers``; :func:`reference` is a semidefinite program.
+
+Guarantees: every certificate's lower <= the least value of any factorization <= its upper, in float64 up to its
+``rounding``, by weak duality (Edmonds, Nikolov, Ullman 2020, Lemma 12; Nikolov, Tang 2023, Theorem 26).
 
 Notation (W is m x n: queries x types; a column is what one user holds):
 

@@ -114,27 +114,20 @@ def low_rank(
     W = working("W", checks.matrix("W", W).detach())
     with torch.inference_mode(False), torch.enable_grad():
         exact = W.double().clone()
-        multipliers = torch.zeros_like(exact)
+        module = LowRankRelaxation(exact, rank)
+        with torch.no_grad():
+            left, right = module()
+            start = smooth_log_norm(left, right, SHARPNESS[1])
+        bounds = _Bounds(exact, alpha)
 
         def loss(left: Tensor, right: Tensor, step: int) -> Tensor:
-            rho = _between(STIFFNESS, step / steps) / (W.shape[-2] * W.shape[-1])
-            aim = (exact - left @ right) / (MARGIN * alpha) + multipliers / rho
-            outside = aim - aim.clamp(-1, 1)
-            if step % MULTIPLIER_EVERY == 0:
-                y = rho * outside.detach()
-                total = y.abs().sum((-2, -1), keepdim=True)
-                multipliers.copy_(y * (MOST_MULTIPLIERS / total.clamp_min(MOST_MULTIPLIERS)))
             norm = smooth_log_norm(left, right, _between(SHARPNESS, step / steps)) - start
-            return norm.exp() + rho / 2 * outside.square().sum((-2, -1))
+            return norm.exp() + bounds.penalty(left, right, step, _between(STIFFNESS, step / steps))
 
         def score(left: Tensor, right: Tensor) -> Tensor:
             distortion = (exact - left @ right).abs().amax((-2, -1))
             return torch.where(distortion <= alpha, -1 / _norm(left, right, math.inf), distortion)
 
-        module = LowRankRelaxation(exact, rank)
-        with torch.no_grad():
-            left, right = module()
-            start = smooth_log_norm(left, right, SHARPNESS[1])
         left, right = _descend(module, loss, score, steps, learning_rate)
     found = measure(W, left.to(W.dtype), right.to(W.dtype))
     rounding = 16 * torch.finfo(W.dtype).eps * W.double().abs().amax((-2, -1))
@@ -146,6 +139,24 @@ def low_rank(
             stacklevel=2,
         )
     return found
+
+
+class _Bounds:
+    """The augmented Lagrangian of -alpha <= (W - L R)_ij <= alpha, see :func:`low_rank`; W (*batch, m, n)."""
+
+    def __init__(self, W: Tensor, alpha: float) -> None:
+        self.W, self.aim, self.multipliers = W, MARGIN * alpha, torch.zeros_like(W)
+
+    def penalty(self, left: Tensor, right: Tensor, step: int, stiffness: float) -> Tensor:
+        """(*batch), differentiable in the factors; moves the multipliers every MULTIPLIER_EVERY steps."""
+        rho = stiffness / (self.W.shape[-2] * self.W.shape[-1])
+        place = (self.W - left @ right) / self.aim + self.multipliers / rho
+        outside = place - place.clamp(-1, 1)
+        if step % MULTIPLIER_EVERY == 0:
+            y = rho * outside.detach()
+            total = y.abs().sum((-2, -1), keepdim=True)
+            self.multipliers.copy_(y * (MOST_MULTIPLIERS / total.clamp_min(MOST_MULTIPLIERS)))
+        return rho / 2 * outside.square().sum((-2, -1))
 
 
 def _descend(

@@ -1,7 +1,7 @@
 """The factorization norm as a semidefinite program: slow, small, and written from the definition."""
 
 import math
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -49,18 +49,37 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     except ImportError as error:
         raise ImportError("reference needs cvxpy: pip install torchdp[reference]") from error
 
-    m, n = W.shape
     scale = float(W.double().abs().max()) or 1.0
-    target = (W.double() / scale).cpu().numpy()
-    ones = torch.ones(1, n, dtype=torch.float64).numpy()
-    Z = cp.Variable((m + n, m + n), PSD=True)
-    v = cp.Variable((m, 1))
+    Z, v, column_weights, row_weights, iterations = _optimum(cp, W.double().cpu() / scale, p, shift)
+    Z, v, column_weights, row_weights = (x.to(W.device) for x in (Z, v, column_weights, row_weights))
+    values, vectors = torch.linalg.eigh(Z)
+    both = math.sqrt(scale) * vectors * values.clamp_min(0).sqrt()  # (m + n, r): the rows of L, then R^T
+    m = len(W)
+    return finish(
+        W,
+        Solution(
+            left=both[:m],
+            right=both[m:].mT,
+            shift=scale * v if shift else None,
+            row_weights=row_weights,
+            column_weights=column_weights,
+            primal_weights=column_weights,
+            iterations=iterations,
+        ),
+        p,
+    )
+
+
+def _optimum(cp: ModuleType, W: Tensor, p: float, shift: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Z, v, the weights of the columns and of the rows at the optimum, float64, and the solver's iterations."""
+    m, n = W.shape
+    Z, v = cp.Variable((m + n, m + n), PSD=True), cp.Variable((m, 1))
     a, b = cp.diag(Z)[:m], cp.diag(Z)[m:]
     row_bound, column_bound = cp.Variable(), cp.Variable()
-    order: Any = p / 2
-    rows = a <= row_bound if p == math.inf else cp.pnorm(a, order) <= row_bound
+    rows = a <= row_bound if p == math.inf else cp.pnorm(a, p / 2) <= row_bound
     columns = b <= column_bound
-    cross = Z[:m, m:] == (target - v @ ones if shift else target)
+    target = W.numpy()
+    cross = Z[:m, m:] == (target - v @ torch.ones(1, n, dtype=W.dtype).numpy() if shift else target)
     problem = cp.Problem(cp.Minimize((row_bound + column_bound) / 2), [rows, columns, cross])
     try:
         problem.solve(solver=cp.CLARABEL)
@@ -68,26 +87,11 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
         raise RuntimeError(f"the SDP solver failed on W of shape {tuple(W.shape)}: {error}") from error
     if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
         raise RuntimeError(f"the SDP solver stopped on W of shape {tuple(W.shape)} with status {problem.status}")
-
-    def tensor(array: Any) -> Tensor:
-        return torch.tensor(array, dtype=torch.float64, device=W.device)
-
-    eigenvalues, vectors = torch.linalg.eigh(tensor(Z.value))
-    both = math.sqrt(scale) * vectors * eigenvalues.clamp_min(0).sqrt()  # (m + n, r): the rows of L, then R^T
-    column_weights = tensor(columns.dual_value).clamp_min(0)
-    row_weights = tensor(rows.dual_value if p == math.inf else a.value).clamp_min(0)
+    found = Z.value, v.value[:, 0] if shift else target[:, 0], columns.dual_value
+    Z, v, column_weights, row_weights = (
+        torch.tensor(x, dtype=torch.float64) for x in (*found, rows.dual_value if p == math.inf else a.value)
+    )
+    row_weights = row_weights.clamp_min(0)
     if p < math.inf:
         row_weights = (row_weights / row_weights.max().clamp_min(1e-300)) ** (p / 2 - 1)
-    return finish(
-        W,
-        Solution(
-            left=both[:m],
-            right=both[m:].mT,
-            shift=scale * tensor(v.value)[:, 0] if shift else None,
-            row_weights=row_weights,
-            column_weights=column_weights,
-            primal_weights=column_weights,
-            iterations=problem.solver_stats.num_iters or 0,
-        ),
-        p,
-    )
+    return Z, v, column_weights.clamp_min(0), row_weights, problem.solver_stats.num_iters or 0

@@ -15,6 +15,8 @@
 | predicted_mse, worst_mse | | per coordinate, on these or on the worst data | yes |
 | ..._lower_bound(gamma, ...) | Gamma_p(K) | what any unbiased protocol must err, with constants | no |
 
+``domain.project(found.value)`` is biased, and closer to the mean where users are few.
+
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """
 

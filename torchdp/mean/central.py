@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain
-from torchdp.domains.noise_shape import NoiseShape
 from torchdp.draws import Draws
-from torchdp.mean.gaussian import GaussianRelease, least_multiplier
+from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Estimate, Layout, Tally
 
@@ -23,22 +21,6 @@ class GaussianMean(MeanProtocol, GaussianRelease):
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public; rho-zCDP.
     Source: Nikolov, Tang (2023), Theorem 15.
     """
-
-    @classmethod
-    def calibrated(
-        cls,
-        domain: Domain,
-        shape: NoiseShape,
-        *,
-        delta: float,
-        epsilon: float | None = None,
-        rho: float | None = None,
-    ) -> "GaussianMean":
-        """The least noise that is (epsilon, delta)-DP, or rho-zCDP (delta: where epsilon is stated then).
-
-        Raises ValueError, TypeError. Guarantees: (epsilon, delta)-DP; rho-zCDP.
-        """
-        return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta)
 
     @property
     def layout(self) -> Layout:

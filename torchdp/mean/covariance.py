@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain
-from torchdp.domains.noise_shape import NoiseShape
 from torchdp.draws import Draws
-from torchdp.mean.gaussian import GaussianRelease, least_multiplier
+from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally
 
@@ -43,19 +41,6 @@ class GaussianCovariance(GaussianRelease):
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public; unbiased.
     Source: Nikolov, Tang (2023), Theorem 15 and the text after Theorem 6; the joint release is derived here.
     """
-
-    @classmethod
-    def calibrated(
-        cls,
-        domain: Domain,
-        shape: NoiseShape,
-        *,
-        delta: float,
-        epsilon: float | None = None,
-        rho: float | None = None,
-    ) -> "GaussianCovariance":
-        """As :meth:`GaussianMean.calibrated`."""
-        return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta)
 
     @cached_property
     def root(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 from torchdp import checks
 from torchdp.domains.domain import Domain
@@ -31,6 +32,22 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
         _ = self.encoding  # checks that they fit
         object.__setattr__(self, "multiplier", checks.positive("multiplier", self.multiplier))
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+
+    @classmethod
+    def calibrated(
+        cls,
+        domain: Domain,
+        shape: NoiseShape,
+        *,
+        delta: float,
+        epsilon: float | None = None,
+        rho: float | None = None,
+    ) -> Self:
+        """The least noise that is (epsilon, delta)-DP, or rho-zCDP (delta: where epsilon is stated then).
+
+        Raises ValueError, TypeError. Guarantees: (epsilon, delta)-DP; rho-zCDP.
+        """
+        return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta)
 
     @property
     def rho(self) -> float:

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp import checks, wire
+from torchdp import checks
 from torchdp.domains.domain import Domain
 from torchdp.domains.encoding import encoding
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import normal_moment
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.privacy import Guarantee
-from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Tally
+from torchdp.memory import rows_at_once
+from torchdp.protocol import Crowd, Estimate, Relay, Tally
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
 
 @dataclass(frozen=True, eq=False)
-class LocalMean(MeanProtocol, LocalProtocol[Crowd, Tensor]):
+class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     """Each user sends A^+ (x - c) through a randomizer of the ball; the analyst averages and applies A.
 
     With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T / n exactly,
@@ -73,34 +73,13 @@ class LocalMean(MeanProtocol, LocalProtocol[Crowd, Tensor]):
         """A^+ (x - c), (n, r): what the client hides."""
         return self.encoding(x)
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return self.client.guarantee
-
-    @property
-    def layout(self) -> Layout:
-        return {"sum": ((self.client.dim,), torch.float64)}
-
-    @property
-    def bits_per_user(self) -> float:
-        return self.client.bits
-
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.client.messages(self.shown(x), draws)
-
-    def tally(self, messages: Tensor) -> Tally:
-        return Tally(len(messages), {"sum": self.client.decode_sum(messages)})
-
-    def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages)
-
-    def decode(self, data: bytes) -> Tensor:
-        return wire.unpack_vectors(data, self.client.dim)
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        parts = x.split(rows_at_once(x.shape[1]))
+        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
 
     def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        values = self.shown(self.crowd(summary).values)
-        total = self.client.sample_sum(values, summary.counts, generator=draws.generator, sample_shape=shape)
-        return Tally(summary.n, {"sum": total})
+        crowd = self.crowd(summary)
+        return self.client.drawn(Crowd(self.shown(crowd.values), crowd.counts), draws, shape)
 
     def noise_root(self, n: int) -> Tensor:
         """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""

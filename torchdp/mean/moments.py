@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -58,13 +59,13 @@ class GaussianMoments(GaussianRelease):
         cls,
         domain: Domain,
         shape: NoiseShape,
-        order: int,
+        order: int = 2,
         *,
         delta: float,
         epsilon: float | None = None,
         rho: float | None = None,
-    ) -> "GaussianMoments":
-        """As :meth:`GaussianMean.calibrated`."""
+    ) -> Self:
+        """As :meth:`GaussianRelease.calibrated`."""
         return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta, order)
 
     @cached_property

@@ -1,7 +1,13 @@
 """Pairwise statistics (U- and V-statistics of degree 2) under local differential privacy.
 
+>>> import torch
+>>> from torchdp.pairwise import OneMessage, absolute_difference
+>>> protocol = OneMessage(absolute_difference(16), epsilon=1.0)  # Gini's mean difference of numbers 0, ..., 15
+>>> found = protocol.estimate(torch.arange(10_000) % 16)  # each user's own message
+>>> low, high = found.interval()
+
 A statistic is a quadratic form in one vector for each type (``PairwiseStatistic``); a protocol says what users
-send about their vector and what the analyst makes of it:
+send about their vector and what the analyst makes of it; ``choose`` finds the one of least predicted error:
 
 | protocol | messages | analyst sees | source |
 |---|---|---|---|
@@ -16,26 +22,19 @@ send about their vector and what the analyst makes of it:
 | ProjectedTwoRound | 2 vectors, 1 answer | three sums | here |
 | ShuffledForm | shuffled bits, (epsilon, delta) | r + 1 sums | Ghazi et al. (2023), Remark |
 
-``Collection`` and ``Journal`` add messages up as they arrive, in memory and on disk; ``compare`` and ``of_population``
-say what two groups' estimates mean. ``OneMessageTriples``, experimental, is the same for means over triples of users.
+``of_population`` says what a collection's users tell of the population they come from.
 """
 
-from torchdp.pairwise.choose import Candidate, Choice, choose, histograms
-from torchdp.pairwise.collection import Collection
-from torchdp.pairwise.comparison import Difference, compare, difference, of_population
-from torchdp.pairwise.hierarchical import HierarchicalAUC
-from torchdp.pairwise.interactive import InteractiveProtocol
-from torchdp.pairwise.journal import Journal, load, save
+from torchdp.pairwise.choose import choose, histograms
 from torchdp.pairwise.lipschitz import Discretised, lipschitz
-from torchdp.pairwise.low_rank import distortion, fewer_dimensions, low_rank
+from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
-from torchdp.pairwise.projection import ProjectedQueries, Projection, project
-from torchdp.pairwise.protocol import AggregateProtocol, PairwiseEstimate, PairwiseProtocol
-from torchdp.pairwise.reduction import linear_queries, linear_queries_bound
-from torchdp.pairwise.reports import StrategyReports, SubsetPairs, strategy_reports
-from torchdp.pairwise.rounds import Question, Round, Transcript
-from torchdp.pairwise.shuffled import ShuffledForm, shuffled_form
+from torchdp.pairwise.population import of_population
+from torchdp.pairwise.protocol import PairwiseProtocol
+from torchdp.pairwise.reports import StrategyReports, SubsetPairs
+from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
+from torchdp.pairwise.shuffled import ShuffledForm
 from torchdp.pairwise.statistic import (
     Form,
     Pairs,
@@ -48,75 +47,34 @@ from torchdp.pairwise.statistic import (
     kendall,
     unequal,
 )
-from torchdp.pairwise.three_round import ProjectedTwoRound, ThreeRound, projected_two_round, three_round
-from torchdp.pairwise.triplets import (
-    OneMessageTriples,
-    TripleStatistic,
-    third_central_moment,
-    three_distinct,
-    triples_from_factors,
-)
-from torchdp.pairwise.two_round import TwoRound, two_round
 
 __all__ = [
-    "AggregateProtocol",
-    "Candidate",
-    "Choice",
-    "Collection",
-    "Difference",
     "Discretised",
     "Form",
-    "HierarchicalAUC",
-    "InteractiveProtocol",
-    "Journal",
     "OneMessage",
     "OneMessagePairs",
-    "OneMessageTriples",
     "Pairs",
-    "PairwiseEstimate",
     "PairwiseProtocol",
     "PairwiseStatistic",
-    "ProjectedQueries",
     "ProjectedTwoRound",
-    "Projection",
-    "Question",
     "RandomizedResponsePlugIn",
-    "Round",
     "ShuffledForm",
     "StrategyReports",
     "SubsetPairs",
     "ThreeRound",
-    "Transcript",
-    "TripleStatistic",
     "TwoMessage",
     "TwoRound",
     "absolute_difference",
     "auc",
     "auc_of_sizes",
     "choose",
-    "compare",
-    "difference",
-    "distortion",
     "fewer_dimensions",
     "from_factors",
     "from_kernel",
     "histograms",
     "kendall",
-    "linear_queries",
-    "linear_queries_bound",
     "lipschitz",
-    "load",
     "low_rank",
     "of_population",
-    "project",
-    "projected_two_round",
-    "save",
-    "shuffled_form",
-    "strategy_reports",
-    "third_central_moment",
-    "three_distinct",
-    "three_round",
-    "triples_from_factors",
-    "two_round",
     "unequal",
 ]

@@ -1,20 +1,19 @@
 """Which protocol answers a pairwise statistic best: every candidate's predicted error, and the table of them."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.low_rank import fewer_dimensions, histogram_of
+from torchdp.pairwise.low_rank import fewer_dimensions
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
-from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol
-from torchdp.pairwise.reports import SubsetPairs, strategy_reports
-from torchdp.pairwise.statistic import PairwiseStatistic, from_kernel
-from torchdp.pairwise.three_round import projected_two_round
-from torchdp.pairwise.two_round import two_round
+from torchdp.pairwise.protocol import PairwiseProtocol
+from torchdp.pairwise.reports import StrategyReports, SubsetPairs
+from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
+from torchdp.pairwise.statistic import PairwiseStatistic, from_kernel, histogram_of
+from torchdp.protocol import Candidate, Choice
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,
     PrivUnit,
@@ -27,36 +26,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
-EQUAL = 1e-3  # relative difference of errors that does not count
 LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A protocol and its predicted root mean squared error: at the prior, or the largest of :func:`histograms`."""
-
-    name: str
-    protocol: PairwiseProtocol
-    error: float
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The candidates, least predicted error first (to 0.1 %, then those that need only sums).
-
-    Printing it shows the table that the choice was made from.
-    """
-
-    candidates: tuple[Candidate, ...]
-
-    @property
-    def best(self) -> PairwiseProtocol:
-        """The protocol of least predicted error."""
-        return self.candidates[0].protocol
-
-    def __str__(self) -> str:
-        width = max(len(candidate.name) for candidate in self.candidates)
-        return "\n".join(f"{c.name:<{width}}  {c.error:.6g}" for c in self.candidates)
 
 
 def choose(
@@ -107,17 +77,17 @@ def choose(
         small = search and k <= LARGEST_STRATEGY and _varies(statistic)
         if small and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
             generator = keyed_generator(b"choose", statistic.points.device)
-            reports = strategy_reports(statistic, n, epsilon, prior=h, generator=generator)
+            reports = StrategyReports.tuned(statistic, n, epsilon, prior=h, generator=generator)
             protocols.append(("optimised strategy", reports))
         if rounds == 2 and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
-            protocols.append(("two rounds", two_round(statistic, epsilon, n, h)))
-            protocols.append(("two rounds, projected", projected_two_round(statistic, epsilon, n)))
+            protocols.append(("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)))
+            protocols.append(("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)))
     candidates = [
-        Candidate(name, protocol, math.sqrt(max(protocol.predicted_mse(each, n) for each in judged)))
+        Candidate(name, protocol, math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in judged)))
         for name, protocol in protocols
         if _converts(protocol)
     ]
-    return Choice(tuple(sorted(candidates, key=_order)))
+    return Choice(tuple(candidates))
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:
@@ -136,20 +106,13 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
 
 
 def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
-    found: list[tuple[str, PairwiseProtocol]] = [(f"{prefix}two messages", TwoMessage(statistic, epsilon))]
-    for kind in (PrivUnitG, PrivUnit):
-        found.append((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)))
-        found.append((f"{prefix}message pairs, {kind.__name__}", OneMessagePairs(statistic, epsilon, kind)))
-    return found
-
-
-def _order(candidate: Candidate) -> tuple[int, bool, float]:
-    """By error; where that is the same to about 0.1 %, those whose analyst needs no more than sums first."""
-    return (
-        round(math.log(candidate.error) / EQUAL) if candidate.error > 0 else -(2**62),
-        not isinstance(candidate.protocol, AggregateProtocol),
-        candidate.error,
-    )
+    """Those whose law is drawn without messages first: they are taken where errors are equal."""
+    both = (PrivUnitG, PrivUnit)
+    return [
+        (f"{prefix}two messages", TwoMessage(statistic, epsilon)),
+        *((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)) for kind in both),
+        *((f"{prefix}message pairs, {kind.__name__}", OneMessagePairs(statistic, epsilon, kind)) for kind in both),
+    ]
 
 
 def _converts(protocol: PairwiseProtocol) -> bool:

@@ -27,7 +27,7 @@ class Discretised:
     bias: float
     error: float
 
-    def encode(self, values: Tensor) -> Tensor:
+    def types(self, values: Tensor) -> Tensor:
         """The bin of each value: int64, in [0, k). values: any shape, in [0, 1]. Raises ValueError, TypeError."""
         values = checks.floating("values", values)
         if values.numel() and (float(values.min()) < 0 or float(values.max()) > 1):
@@ -77,7 +77,7 @@ def lipschitz(
             statistic.form
         )
         protocol = (OneMessage if alike else OneMessagePairs)(statistic, epsilon)
-        mse = max(protocol.predicted_mse(h, n) for h in histograms(statistic))
+        mse = max(float(protocol.predicted_mse(h * n)) for h in histograms(statistic))
         found = Discretised(statistic, G / k, math.sqrt(mse + (G / k) ** 2))
         if best is None or found.error < best.error:
             best = found

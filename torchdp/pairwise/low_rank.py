@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import SignatureRelaxation
-from torchdp.pairwise.statistic import Form, PairwiseStatistic
+from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
 from torchdp.randomizers import PrivUnitG
 
 SHARPNESS = 4.0, 400.0  # of the smoothed maxima, first and last step
@@ -30,8 +30,8 @@ def low_rank(
     *all* histograms, so that a prior which is wrong costs variance, never an unknown bias. Points, weights and the
     free constant are parameters, started at the largest eigenvalues of f and moved by Adam; the best step counts,
     and ``steps = 0`` is the truncated spectrum. The result ``approximates`` the statistic: protocols take it as they
-    take any other, and their predicted errors contain the bias; standard errors of estimates do not, and there
-    :func:`distortion` bounds what they leave out.
+    take any other, and their predicted errors contain the bias; standard errors of estimates do not,
+    intervals are widened by a bound of it.
 
     statistic: a mean (no denominator). prior: (k,), non-negative, public. Raises ValueError, TypeError.
     Source: Ghazi et al. (2023), Lemma 12, who project at random within an allowed error alpha; Kingma, Ba (2015).
@@ -95,28 +95,11 @@ def fewer_dimensions(
     return min(candidates, key=bound)
 
 
-def distortion(statistic: PairwiseStatistic) -> float:
-    """max abs(f - f') for a statistic that approximates another, at least its bias at any histogram; else 0."""
-    if statistic.approximates is None:
-        return 0.0
-    return float((kernel_of(statistic.approximates) - statistic.kernel(statistic.form)).abs().max())
-
-
 def kernel_of(statistic: PairwiseStatistic) -> Tensor:
     """The kernel matrix of a mean, (k, k). Raises ValueError for a ratio."""
     if not isinstance(statistic, PairwiseStatistic) or statistic.denominator is not None:
         raise ValueError("statistic must be a PairwiseStatistic that is a mean, not a ratio")
     return statistic.kernel(statistic.form)
-
-
-def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:
-    """The prior, normalised. Raises ValueError."""
-    if prior is None:
-        return None
-    prior = checks.floating("prior", prior).double().to(statistic.points.device)
-    if prior.shape != (statistic.types,) or bool((prior < 0).any()) or float(prior.sum()) <= 0:
-        raise ValueError(f"prior must be ({statistic.types},), non-negative, with a positive sum")
-    return prior / prior.sum()
 
 
 def _bound(

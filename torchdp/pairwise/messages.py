@@ -5,27 +5,25 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from torchdp.noise import Noise, source
+from torchdp import checks, wire
+from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
-from torchdp.pairwise.protocol import AggregateProtocol, PairwiseProtocol, reach
+from torchdp.pairwise.protocol import ROUNDING, LocalPairs, reach
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
+from torchdp.protocol import Layout, Tally
 from torchdp.protocol.interval import ErrorParts
 from torchdp.randomizers import PrivUnit, PrivUnitG
 
-ROUNDING = 1e-9  # of sums over users
-NUMBERS_AT_ONCE = 2**22  # of message coordinates held in memory by the per-user path
-
 
 @dataclass(frozen=True)
-class TwoMessage(AggregateProtocol):
+class TwoMessage(LocalPairs):
     """The non-interactive protocol: each user sends its vector twice, each time at epsilon/2.
 
     With Y, Y' the two noisy copies of u_x and J = diag(weights), the analyst returns (mean Y)^T J (mean Y').
     One vector for each type serves as both factors (the signature form); with v the message's variance,
-    Var = 2 v ||J mean u||^2 / n + v^2 sum weights^2 / n^2, exactly.
+    Var = 2 v ||J mean u||^2 / n + v^2 sum weights^2 / n^2, exactly. A message is (2, r).
 
     Guarantees: epsilon-LDP for each user (basic composition of two messages at epsilon/2).
     Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11.
@@ -41,65 +39,75 @@ class TwoMessage(AggregateProtocol):
         return compose([self.randomizer.guarantee] * 2)
 
     @property
-    def bits_per_user(self) -> int:
-        return 2 * self.randomizer.bits
-
-    @property
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
     @property
-    def layout(self) -> tuple[Tensor, ...]:
-        return tuple(self.statistic.points.new_zeros(2, self.statistic.dim))
+    def bits_per_user(self) -> float:
+        return 2 * self.randomizer.bits_per_user
 
-    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
-        v = self.randomizer.moments.variance
-        return reach(torch.stack(sums), n, self.statistic.radius, v)
+    @property
+    def layout(self) -> Layout:
+        return {name: ((self.statistic.dim,), torch.float64) for name in ("first", "second")}
 
-    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
-        """(sum of the first messages, sum of the second), each (r,)."""
-        points, counts = self.statistic.points, torch.bincount(types, minlength=self.statistic.types)
-        draws = source(noise, points.device)
-        first, second = (self.randomizer.hear_types(points, counts, draws)["sum"] for _ in range(2))
-        return first, second
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        given = self.statistic.points[x]
+        return torch.stack([self.randomizer.speak(given, draws) for _ in range(2)], 1)
 
-    def tally(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        """What the analyst keeps of the two messages of some users, each (n, r)."""
-        return self.randomizer.decode_sum(first), self.randomizer.decode_sum(second)
+    def tally(self, messages: Tensor) -> Tally:
+        """Messages (n, 2, r)."""
+        if checks.real("messages", messages).ndim != 3 or messages.shape[1] != 2:
+            raise ValueError(f"messages must have shape (n, 2, {self.statistic.dim}), not {tuple(messages.shape)}")
+        sums = [self.randomizer.tally(each)["sum"] for each in messages.unbind(1)]
+        return Tally(len(messages), dict(zip(self.layout, sums, strict=True)))
 
-    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        draw = self.randomizer.sample_sum
-        points = self.statistic.points
-        return tuple(draw(points, counts, generator=generator, sample_shape=shape) for _ in range(2))
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        hear, points, counts = self.randomizer.hear_types, self.statistic.points, self.summary(x)
+        return Tally(len(x), {name: hear(points, counts, draws)["sum"] for name in self.layout})
 
-    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        first, second = sums
-        return (form.weights * first * second).sum(-1) / n**2 + form.constant
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        crowd = self.statistic.crowd(self.counted(summary))
+        return Tally(crowd.n, {name: self.randomizer.drawn(crowd, draws, shape)["sum"] for name in self.layout})
+
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack_vectors(messages)
+
+    def decode(self, data: bytes) -> Tensor:
+        return wire.unpack_vectors(data, 2 * self.statistic.dim).view(-1, 2, self.statistic.dim)
+
+    def contradiction(self, tally: Tally) -> str | None:
+        total = torch.stack([tally["first"], tally["second"]])
+        return reach(total, tally.n, self.statistic.radius, self.randomizer.moments.variance)
+
+    def mean(self, tally: Tally, form: Form) -> Tensor:
+        return (form.weights * tally["first"] * tally["second"]).sum(-1) / float(tally.n) ** 2 + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        n = counts.sum()
-        return self._variance((form.weights * (counts @ self.statistic.points)).square().sum(-1) * 2, n, form)
+        squares = (form.weights * (counts @ self.statistic.points)).square().sum(-1) * 2
+        return self._variance(squares, float(counts.sum()), form)
 
-    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        first, second = sums
-        squares = 2 * (form.weights.square() * first * second).sum(-1)
-        return self._variance(squares.clamp_min(0), n, form)
+    def worst_variance(self, n: float, form: Form) -> Tensor:
+        return self._variance(2 * (n * self.statistic.longest(form)) ** 2, n, form)
 
-    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
-        return (sums[0] + sums[1]) / (2 * n)
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
+        squares = 2 * (form.weights.square() * tally["first"] * tally["second"]).sum(-1)
+        return self._variance(squares.clamp_min(0), float(tally.n), form)
 
-    def mean_error(self, sums: tuple[Tensor, ...], n: float, form: Form) -> ErrorParts:
-        first, second = sums
-        return _weight_parts(2 * self.randomizer.moments.variance / n, first * second / n**2, form.weights, 4)
+    def mean_point(self, tally: Tally) -> Tensor:
+        return (tally["first"] + tally["second"]) / (2 * tally.n)
 
-    def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
+    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
+        n, v = float(tally.n), self.randomizer.moments.variance
+        return _weight_parts(2 * v / n, tally["first"] * tally["second"] / n**2, form.weights, 4)
+
+    def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
         v = self.randomizer.moments.variance
         return v * squares / n**3 + v**2 * form.weights.square().sum(-1) / n**2
 
 
 @dataclass(frozen=True)
-class SingleMessage(PairwiseProtocol):
+class SingleMessage(LocalPairs):
     """Protocols in which each user sends its vector once, at the full epsilon.
 
     kind: PrivUnitG, or PrivUnit, whose noise is less by a fraction of order 1/r (a quarter at r = 16, epsilon = 8).
@@ -115,21 +123,33 @@ class SingleMessage(PairwiseProtocol):
         super().__post_init__()
 
     @cached_property
-    def randomizer(self) -> PrivUnit | PrivUnitG:
+    def client(self) -> PrivUnit | PrivUnitG:
         """What a user runs."""
         return self.kind(self.statistic.dim, self.epsilon, self.statistic.radius)
 
     @property
     def guarantee(self) -> Guarantee:
-        return replace(self.randomizer.guarantee, exact=False)  # exact for the ball, these are k points of it
+        return replace(self.client.guarantee, exact=False)  # exact for the ball, these are k points of it
 
     @property
-    def bits_per_user(self) -> int:
-        return self.randomizer.bits
+    def bits_per_user(self) -> float:
+        return self.client.bits_per_user
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.client.speak(self.statistic.points[x], draws)
+
+    def encode(self, messages: Tensor) -> bytes:
+        return self.client.encode(messages)
+
+    def decode(self, data: bytes) -> Tensor:
+        return self.client.decode(data)
+
+    def mean_point(self, tally: Tally) -> Tensor:
+        return tally["sum"] / tally.n
 
 
 @dataclass(frozen=True)
-class OneMessage(SingleMessage, AggregateProtocol):
+class OneMessage(SingleMessage):
     """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
 
     It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
@@ -137,7 +157,8 @@ class OneMessage(SingleMessage, AggregateProtocol):
     sum of the u_x over users and z_i the noise of user i,
     n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + sum_i {4 E[s^T J z_i z_i^T J z_i] + Var(z_i^T J z_i)
     - 2 v^2 sum weights^2}, exactly; for PrivUnitG, with w_x = u_x^T J u_x and C the largest norm of the u_x, the term
-    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s).
+    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s). ``sample_tally`` costs the same for all n with PrivUnitG, and O(n)
+    draws with PrivUnit.
 
     Guarantees: epsilon-LDP for each user.
     Source: derived here from the exact moments of the noise; compare Ghazi et al. (2023), Lemma 11, who send two
@@ -149,54 +170,55 @@ class OneMessage(SingleMessage, AggregateProtocol):
         return Pairs.ALL
 
     @property
-    def layout(self) -> tuple[Tensor, ...]:
-        return (self.statistic.points.new_zeros(self.statistic.dim),)
+    def layout(self) -> Layout:
+        return self.client.layout
 
-    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
-        return reach(sums[0], n, self.statistic.radius, self.randomizer.moments.variance)
+    def tally(self, messages: Tensor) -> Tally:
+        """Messages (n, r)."""
+        return self.client.tally(messages)
 
-    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
-        """(sum of the messages,), (r,)."""
-        counts = torch.bincount(types, minlength=self.statistic.types)
-        points = self.statistic.points
-        return (self.randomizer.hear_types(points, counts, source(noise, points.device))["sum"],)
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.hear_types(self.statistic.points, self.summary(x), draws)
 
-    def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
-        """What the analyst keeps of the messages of some users, (n, r)."""
-        return (self.randomizer.decode_sum(messages),)
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.drawn(self.statistic.crowd(self.counted(summary)), draws, shape)
 
-    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        points = self.statistic.points
-        return (self.randomizer.sample_sum(points, counts, generator=generator, sample_shape=shape),)
+    def contradiction(self, tally: Tally) -> str | None:
+        return reach(tally["sum"], tally.n, self.statistic.radius, self.client.moments.variance)
 
-    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        v = self.randomizer.moments.variance
-        return (form.weights * (sums[0].square() / n**2 - v / n)).sum(-1) + form.constant
+    def mean(self, tally: Tally, form: Form) -> Tensor:
+        n, v = float(tally.n), self.client.moments.variance
+        return (form.weights * (tally["sum"].square() / n**2 - v / n)).sum(-1) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        points, n = self.statistic.points, counts.sum()
+        points, n = self.statistic.points, float(counts.sum())
         total = counts @ points
         extra = counts @ self._noise.beyond_normal(points / self.statistic.radius, total, form.weights)
         return self._variance((form.weights * total).square().sum(-1), n, form) + extra / n**4
 
+    def worst_variance(self, n: float, form: Form) -> Tensor:
+        """||J s|| is at most n max ||J u_x||; a user's own term is affine in s, so it is largest at one type."""
+        points, unit = self.statistic.points, self.statistic.points / self.statistic.radius
+        own = torch.stack([self._noise.beyond_normal(unit, n * each, form.weights).amax() for each in points])
+        return self._variance((n * self.statistic.longest(form)) ** 2, n, form) + own.amax() / n**3
+
     @cached_property
     def _noise(self) -> NoiseMoments:
-        return noise_moments(self.randomizer)
+        return noise_moments(self.client)
 
-    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
-        noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
-        return self._variance(((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0), n, form)
+        n = float(tally.n)
+        noise = n * self.client.moments.variance * form.weights.square().sum(-1)
+        return self._variance(((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0), n, form)
 
-    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
-        return sums[0] / n
+    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
+        n = float(tally.n)
+        v = self.client.moments.variance / n
+        return _weight_parts(4 * v, tally["sum"].square() / n**2 - v, form.weights, 8)
 
-    def mean_error(self, sums: tuple[Tensor, ...], n: float, form: Form) -> ErrorParts:
-        v = self.randomizer.moments.variance / n
-        return _weight_parts(4 * v, sums[0].square() / n**2 - v, form.weights, 8)
-
-    def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
-        v = self.randomizer.moments.variance
+    def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
+        v = self.client.moments.variance
         return 4 * v * squares / n**3 + 2 * v**2 * form.weights.square().sum(-1) / n**2
 
 
@@ -205,7 +227,7 @@ class OneMessagePairs(SingleMessage):
     """One message at the full epsilon; the analyst pairs the messages: sum over i != j of Y_i^T J Y_j / (n (n-1)).
 
     Unbiased for distinct pairs whatever the kernel's diagonal, but the analyst must see each message (the sum
-    of their coordinates' squares is needed too), so there is no aggregate path.
+    of their coordinates' squares is needed too), so that its law is drawn from messages.
     Var = [4 v sum_users ||J (s - u_x)||^2 + 2 n (n-1) v^2 sum weights^2] / (n (n-1))^2, exactly.
 
     Guarantees: epsilon-LDP for each user.
@@ -218,55 +240,52 @@ class OneMessagePairs(SingleMessage):
         return Pairs.DISTINCT
 
     @property
-    def layout(self) -> tuple[Tensor, ...]:
-        return tuple(self.statistic.points.new_zeros(2, self.statistic.dim))
+    def layout(self) -> Layout:
+        return {name: ((self.statistic.dim,), torch.float64) for name in ("sum", "squares")}
 
-    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
-        total, squares = sums
+    @property
+    def users_at_once(self) -> int:  # type: ignore[override]
+        return max(1, 2**22 // self.statistic.dim)
+
+    def tally(self, messages: Tensor) -> Tally:
+        """Messages (n, r): their sum, and the sum of the squares of their coordinates."""
+        total = self.client.tally(messages)
+        squares = checks.floating("messages", messages).double().square().sum(0)
+        return Tally(total.n, {"sum": total["sum"], "squares": squares})
+
+    def contradiction(self, tally: Tally) -> str | None:
+        total, squares, n = tally["sum"], tally["squares"], tally.n
         if bool((squares * n < total.square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
-        radius, v = self.statistic.radius, self.randomizer.moments.variance
+        radius, v = self.statistic.radius, self.client.moments.variance
         return reach(total, n, radius, v) or reach(squares.sqrt(), n, radius, v)
 
-    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
-        """(sum of the messages, sum of the squares of their coordinates), each (r,); some users at a time."""
-        points = self.statistic.points
-        total, squares = points.new_zeros((2, points.shape[1]), dtype=torch.float64)
-        with tqdm(total=len(types), unit="user", unit_scale=True, delay=2, leave=False, disable=None) as bar:
-            for some in types.split(max(1, NUMBERS_AT_ONCE // points.shape[1])):
-                part = self.tally(self.randomizer.sample(points[some], noise=noise))
-                total, squares = total + part[0], squares + part[1]
-                bar.update(len(some))
-        return total, squares
-
-    def tally(self, messages: Tensor) -> tuple[Tensor, ...]:
-        """What the analyst keeps of the messages of some users, (n, r)."""
-        return self.randomizer.decode_sum(messages), self.randomizer.decode_sum(messages.square())
-
-    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        total, squares = sums
-        return (form.weights * (total.square() - squares)).sum(-1) / (n * (n - 1)) + form.constant
+    def mean(self, tally: Tally, form: Form) -> Tensor:
+        n = float(tally.n)
+        return (form.weights * (tally["sum"].square() - tally["squares"])).sum(-1) / (n * (n - 1)) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        points, n = self.statistic.points, counts.sum()
+        points = self.statistic.points
         others = form.weights * (counts @ points - points)  # (k, r): J (s - u_x)
-        return self._variance(counts @ others.square().sum(-1), n, form)
+        return self._variance(counts @ others.square().sum(-1), float(counts.sum()), form)
 
-    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        noise = n * self.randomizer.moments.variance * form.weights.square().sum(-1)
-        squares = ((form.weights * sums[0]).square().sum(-1) - noise).clamp_min(0)
+    def worst_variance(self, n: float, form: Form) -> Tensor:
+        """||J (s - u_x)|| is at most n - 1 times the largest ||J u_x||."""
+        return self._variance(n * ((n - 1) * self.statistic.longest(form)) ** 2, n, form)
+
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
+        n = float(tally.n)
+        noise = n * self.client.moments.variance * form.weights.square().sum(-1)
+        squares = ((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n * squares, n, form)
 
-    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
-        return sums[0] / n
+    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
+        n, v = float(tally.n), self.client.moments.variance
+        squares = (tally["sum"].square() - tally["squares"]) / (n * (n - 1))
+        return _weight_parts(4 * v / (n - 1), squares, form.weights, 8)
 
-    def mean_error(self, sums: tuple[Tensor, ...], n: float, form: Form) -> ErrorParts:
-        total, squares = sums
-        v = self.randomizer.moments.variance
-        return _weight_parts(4 * v / (n - 1), (total.square() - squares) / (n * (n - 1)), form.weights, 8)
-
-    def _variance(self, squares: Tensor, n: Tensor | float, form: Form) -> Tensor:
-        v, pairs = self.randomizer.moments.variance, n * (n - 1)
+    def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
+        v, pairs = self.client.moments.variance, n * (n - 1)
         return 4 * v * squares / pairs**2 + 2 * v**2 * form.weights.square().sum(-1) / pairs
 
 

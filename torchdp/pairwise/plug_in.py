@@ -3,20 +3,17 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.noise import Noise
-from torchdp.pairwise.protocol import AggregateProtocol
-from torchdp.pairwise.statistic import Form, Pairs
-from torchdp.pairwise.variance import in_parts, symmetric_variance
-from torchdp.privacy import Guarantee
+from torchdp.pairwise.reports import ReportPairs
+from torchdp.pairwise.statistic import Form
+from torchdp.pairwise.variance import in_parts, symmetric_variance, worst_symmetric
+from torchdp.protocol import Tally
 from torchdp.randomizers import RandomizedResponse
 
 
 @dataclass(frozen=True)
-class RandomizedResponsePlugIn(AggregateProtocol):
+class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
     """Each user reports its type by k-ary randomized response; the analyst averages the kernel over pairs.
 
     With Y_i = (e_{y_i} - q 1)/(p - q) and f the kernel matrix: sum over i != j of Y_i^T f Y_j / (n (n-1)),
@@ -33,70 +30,41 @@ class RandomizedResponsePlugIn(AggregateProtocol):
             raise ValueError(f"epsilon must be at least 1e-100 for randomized response, not {self.epsilon!r}")
 
     @cached_property
-    def randomizer(self) -> RandomizedResponse:
-        """What a user runs."""
+    def client(self) -> RandomizedResponse:  # type: ignore[override]
         return RandomizedResponse(self.statistic.types, self.epsilon)
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return self.randomizer.guarantee
-
-    @property
-    def bits_per_user(self) -> int:
-        return self.randomizer.bits
-
-    @property
-    def native_pairs(self) -> Pairs:
-        return Pairs.DISTINCT
-
-    @property
-    def layout(self) -> tuple[Tensor, ...]:
-        return (torch.zeros(self.statistic.types, dtype=torch.int64, device=self.statistic.points.device),)
-
-    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
-        return counted(sums[0], n)
-
-    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
-        """(how many users report each value,), (k,)."""
-        return self.tally(self.randomizer.sample(types, noise=noise))
-
-    def tally(self, reports: Tensor) -> tuple[Tensor, ...]:
-        """What the analyst keeps of the reports of some users, (n,)."""
-        reports = checks.indices("reports", reports, self.statistic.types)
-        return (torch.bincount(reports, minlength=self.statistic.types),)
-
-    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        return (self.randomizer.sample_reports(counts, generator=generator, sample_shape=shape),)
-
-    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        f, m = self.statistic.kernel(form), self.randomizer.moments
-        decoded = self.randomizer.decode_counts(sums[0])
+    def mean(self, tally: Tally, form: Form) -> Tensor:
+        f, m, n = self.statistic.kernel(form), self.client, float(tally.n)
+        decoded = self.decoded(tally)
         rows = f.sum(1)
         own = (f.diagonal() - 2 * m.q * rows + m.q**2 * rows.sum()) / (m.p - m.q) ** 2  # Y^T f Y for each report
-        return (((decoded @ f) * decoded).sum(-1) - sums[0].double() @ own) / (n * (n - 1))
+        return (((decoded @ f) * decoded).sum(-1) - tally["reports"].double() @ own) / (n * (n - 1))
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         kernel = self.statistic.kernel
         return symmetric_variance(lambda weights: kernel(Form(weights)), *self._spread, counts, form.weights)
 
+    def worst_variance(self, n: float, form: Form) -> Tensor:
+        return worst_symmetric(self.statistic.kernel(Form(form.weights)), *self._spread, n)
+
     @property
     def _spread(self) -> tuple[float, float]:
         """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0."""
-        m = self.randomizer.moments
+        m = self.client
         gain = m.p - m.q
         return m.q / gain**2, (1 - gain) / gain
 
-    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
-        return self.randomizer.decode_counts(sums[0]) @ self.statistic.points / n
+    def mean_point(self, tally: Tally) -> Tensor:
+        return self.decoded(tally) @ self.statistic.points / tally.n
 
-    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """[4 F + 2 G] / (n (n-1))^2 at the decoded counts c, less what their noise adds to F.
 
         With P the projection off the direction of ones and D the diagonal of Cov(sum of the decoded reports), which
         is linear in c and positive: F = c^T f P D P f c, G = tr(P f P D P f P D). The mean of F at the decoded counts
         exceeds F by G + 2 own sum_t (P f c)_t (P f P)_tt D_tt to first order. A fraction 1/n is left out.
         """
-        flat, own = self._spread
+        (flat, own), n = self._spread, float(tally.n)
 
         def part(counts: Tensor, weights: Tensor) -> Tensor:
             f = self.statistic.kernel(Form(weights))
@@ -109,14 +77,5 @@ class RandomizedResponsePlugIn(AggregateProtocol):
             first = ((spread * others.square()).sum(-1) - noise).clamp_min(0)
             return (4 * first + 2 * second) / (n * (n - 1)) ** 2
 
-        decoded = self.randomizer.decode_counts(sums[0])
+        decoded = self.decoded(tally)
         return in_parts(part, decoded, form.weights, decoded.shape[-1] ** 2)
-
-
-def counted(reports: Tensor, n: int) -> str | None:
-    """Why these cannot be counts (..., m) of one report from each of n users."""
-    if bool((reports < 0).any()):
-        return "a count is negative"
-    if bool((reports.sum(-1) != n).any()):
-        return "the counts do not add up to n"
-    return None

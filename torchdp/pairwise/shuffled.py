@@ -1,25 +1,26 @@
 """Pairwise statistics in the shuffle model: a quadratic form of shuffled sums of randomly rounded vectors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import binomial
-from torchdp.noise import Noise
-from torchdp.pairwise.messages import ROUNDING
-from torchdp.pairwise.protocol import FARTHEST, AggregateProtocol
+from torchdp.draws import Draws, Simulated
+from torchdp.pairwise.protocol import FARTHEST, OneRound
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.shuffle import PoissonSum, calibrate_rounded, rounded_delta_of
+from torchdp.protocol import Tally
+from torchdp.shuffle import Bag, PoissonSum, delta_of
+from torchdp.shuffle.sums import Shuffled
 
 MOVES = 1e-12  # smaller differences of a probability are rounding
+MOST_THIRD = 0.1  # max q (1 - q) (1 - 2q) = 0.0963
 
 
 @dataclass(frozen=True)
-class ShuffledForm(AggregateProtocol):
+class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
     """Each user rounds its vector's coordinates to bits; shuffled sums S of the bits give the form S^T J S/n^2.
 
     Coordinate t lies in [low_t, low_t + width_t] over the types; a user's bit is one with probability
@@ -30,24 +31,38 @@ class ShuffledForm(AggregateProtocol):
     corners of their box (thresholds, as in ``absolute_difference``) nothing is rounded and the MSE is of order
     noise/n^2, n times below local privacy; elsewhere rounding adds a term of order 1/n, free of epsilon.
 
-    users: n, public. noise, delta: (epsilon, delta) is certified or ValueError is raised; ``shuffled_form`` finds the
+    users: n, public. noise, delta: (epsilon, delta) is certified or ValueError is raised; ``calibrated`` finds the
     least noise. For means; a ratio is refused.
 
     Guarantees: (epsilon, delta)-DP in the shuffle model for replacing one user's value, n public: sums whose
     probabilities differ between two types, composed, or their joint movement max sum_t (q_t - q_t')^2 by
-    ``shuffle.rounded_delta_of``, whichever is certified.
+    ``shuffle.delta_of``, whichever is certified.
     Source: Ghazi et al. (2023), Remark after Corollary 7; the sums: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
     users: int
     noise: float
     delta: float
+    absent: int = field(default=0, init=False)  # all users speak
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "users", checks.integer("users", self.users, 2))
         object.__setattr__(self, "noise", checks.positive("noise", self.noise))
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
         super().__post_init__()
+
+    @classmethod
+    def calibrated(cls, statistic: PairwiseStatistic, users: int, epsilon: float, delta: float) -> "ShuffledForm":
+        """With the least noise that is certified at (epsilon, delta). Raises ValueError.
+
+        Guarantees: those of the result.
+        """
+        users = checks.integer("users", users, 2)
+        epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+        q = _probabilities(statistic)[0]
+        flips, movement, instances = _change(q)
+        noise = PoissonSum.calibrated(1, epsilon, delta, instances, change=movement, flips=flips).mean
+        return cls(statistic, epsilon, users, noise, delta)
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -64,10 +79,14 @@ class ShuffledForm(AggregateProtocol):
         """(r + 1,), what a user adds to each sum without a bit."""
         return _probabilities(self.statistic)[2]
 
-    @property
-    def sums(self) -> PoissonSum:
-        """The bit sum protocol of every coordinate."""
+    @cached_property
+    def law(self) -> PoissonSum:  # type: ignore[override]
+        """The law of every sum."""
         return PoissonSum(self.users, self.noise)
+
+    @property
+    def instances(self) -> int:  # type: ignore[override]
+        return len(self.widths)
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -75,63 +94,63 @@ class ShuffledForm(AggregateProtocol):
         if _delta(sums, self.epsilon, self.probabilities) > self.delta:
             raise ValueError(
                 f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g}) is not certified with noise = {self.noise:g}; "
-                "take the noise of shuffled_form"
+                "take ShuffledForm.calibrated"
             )
         source = "Poisson sums of rounded bits; Ghazi et al. (2023), Remark after Corollary 7"
         return Guarantee(self.epsilon, self.delta, Model.SHUFFLE, Neighbours.REPLACE_ONE, False, source)
 
     @property
-    def messages_per_user(self) -> float:
-        """Expected number of messages, at most."""
-        return len(self.widths) * self.sums.messages_per_user
-
-    @property
-    def bits_per_user(self) -> int:
-        return round(self.messages_per_user * self.sums.bits_per_message(len(self.widths)))
-
-    @property
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    @property
-    def layout(self) -> tuple[Tensor, ...]:
-        return (torch.zeros_like(self.widths),)
+    def admit(self, x: Tensor) -> Tensor:
+        x = super().admit(x)
+        if len(x) > self.users:
+            raise ValueError(f"x must be of at most {self.users} users, as the noise counts on, not {len(x)}")
+        return x
 
-    def contradiction(self, sums: tuple[Tensor, ...], n: int) -> str | None:
-        if n != self.users:
-            return f"the protocol is for {self.users} users"
-        spread = FARTHEST * (self.noise**0.5 + FARTHEST)  # of the noise, with its tail
-        if bool(((sums[0] < -self.noise - ROUNDING * n) | (sums[0] > n + spread)).any()):
+    def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        q = self.probabilities[x]
+        return draws.uniform(tuple(q.shape)) < q
+
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """The ones of each sum are binomial for each type; the noise is drawn at once. All ``users`` speak."""
+        counts = self.counted(summary)
+        if int(counts.sum()) != self.users:
+            raise ValueError(
+                f"summary must be of {self.users} users, as the protocol says, not {int(counts.sum())}"
+            )
+        ones = torch.zeros(*shape, self.instances, dtype=torch.int64, device=self.widths.device)
+        for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
+            if crowd > 0:
+                ones += draws.binomial(crowd.expand(ones.shape), q)
+        return Tally(self.users, {"total": self.law.noised(ones, draws)})
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        tally = super().check(tally, least)
+        if least > 1 and tally.n != self.users:  # for the analyst
+            raise ValueError(f"tally must be of {self.users} users, as the protocol says, not {tally.n}")
+        return tally
+
+    def contradiction(self, tally: Tally) -> str | None:
+        most = tally.n + self.noise + FARTHEST * (self.noise**0.5 + FARTHEST)  # the noise with its tail
+        if bool(((tally["total"] < 0) | (tally["total"] > most)).any()):
             return "a sum of ones is negative or above n, by more than the noise"
         return None
 
-    def gather(self, types: Tensor, noise: Noise) -> tuple[Tensor, ...]:
-        """(estimates of how many users hold a one in each sum,), (r + 1,)."""
-        self._present(len(types))
-        total = torch.zeros_like(self.widths)
-        for some in types.split(max(1, 2**22 // len(self.widths))):
-            q = self.probabilities[some]
-            bits = noise.uniform(tuple(q.shape)) < q
-            total += self.sums.collect(bits, noise=noise)
-        return (total,)
+    def _ones(self, tally: Tally) -> Tensor:
+        """Unbiased estimates of how many users hold a one in each sum, (*batch, r + 1)."""
+        return self.law.decode(tally["total"], tally.n)
 
-    def draw_sums(self, counts: Tensor, generator: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """The ones of each sum are binomial for each type; the noise is drawn at once."""
-        self._present(int(counts.sum()))
-        ones = torch.zeros(*shape, len(self.widths), dtype=torch.int64, device=self.widths.device)
-        for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
-            if crowd > 0:
-                ones += binomial(crowd.expand(ones.shape), q, generator)
-        return (self.sums.sample_sum(ones, generator=generator),)
-
-    def mean(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        values = n * self.lows + self.widths * sums[0]
+    def mean(self, tally: Tally, form: Form) -> Tensor:
+        n = float(tally.n)
+        values = n * self.lows + self.widths * self._ones(tally)
         squares = (form.weights * values[..., :-1].square()).sum(-1)
         known = self.noise * (form.weights * self.widths[:-1].square()).sum()
         return (squares - values[..., -1] - known) / n**2 + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        n, q = counts.sum(), self.probabilities
+        n, q = float(counts.sum()), self.probabilities
         counts = counts.to(q)
         spread = q * (1 - q)
         second = counts @ spread + self.noise
@@ -142,40 +161,32 @@ class ShuffledForm(AggregateProtocol):
         squares = (form.weights.square() * self.widths[:-1] ** 4 * each[:-1]).sum()
         return (squares + self.widths[-1] ** 2 * second[-1]) / n**4
 
-    def mean_point(self, sums: tuple[Tensor, ...], n: float) -> Tensor:
-        return (self.lows + self.widths * sums[0] / n)[..., :-1]
+    def worst_variance(self, n: float, form: Form) -> Tensor:
+        """Each sum by itself at the largest of its moments: q (1 - q) at most 1/4, s at either end of its range."""
+        ends = torch.stack([self.lows, self.lows + self.widths]).abs().amax(0)[:-1]
+        size, w = n * ends, self.widths[:-1]
+        second, third, fourth = n / 4 + self.noise, n * MOST_THIRD + self.noise, n / 8 + self.noise
+        each = 4 * size.square() * w.square() * second + 4 * size * w**3 * third + w**4 * (fourth + 2 * second**2)
+        return ((form.weights.square() * each).sum() + self.widths[-1] ** 2 * second) / n**4
 
-    def plug_in_variance(self, sums: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+    def mean_point(self, tally: Tally) -> Tensor:
+        return (self.lows + self.widths * self._ones(tally) / tally.n)[..., :-1]
+
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """By the noise and a bound of the rounding, n min(max_x q (1 - q), q' (1 - q')), q' the estimated mean of q.
 
         Too large where users of different types round alike. Leaves out the third and fourth moments of one user's
         noise, a fraction that vanishes as n grows.
         """
+        n, ones = float(tally.n), self._ones(tally)
         largest = (self.probabilities * (1 - self.probabilities)).amax(0)
-        share = (sums[0] / n).clamp(0, 1)
+        share = (ones / n).clamp(0, 1)
         spread = torch.minimum(largest, share * (1 - share))
         second = self.widths.square() * (n * spread + self.noise)
-        values = (n * self.lows + self.widths * sums[0]).square()[..., :-1] - second[..., :-1]
+        values = (n * self.lows + self.widths * ones).square()[..., :-1] - second[..., :-1]
         rounded = second[..., :-1]
         squares = (form.weights.square() * rounded * (4 * values.clamp_min(0) + 2 * rounded)).sum(-1)
         return (squares + second[..., -1]) / n**4
-
-    def _present(self, n: int) -> None:
-        if n != self.users:
-            raise ValueError(f"there must be {self.users} users, as the protocol says, not {n}")
-
-
-def shuffled_form(statistic: PairwiseStatistic, users: int, epsilon: float, delta: float) -> ShuffledForm:
-    """:class:`ShuffledForm` with the least noise that is certified at (epsilon, delta). Raises ValueError.
-
-    Guarantees: those of the result.
-    """
-    users = checks.integer("users", users, 2)
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-    q = _probabilities(statistic)[0]
-    flips, movement, instances = _change(q)
-    noise = calibrate_rounded(PoissonSum, 1, epsilon, delta, instances, movement, flips=flips).mean
-    return ShuffledForm(statistic, epsilon, users, noise, delta)
 
 
 def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor]:
@@ -207,4 +218,4 @@ def _change(q: Tensor) -> tuple[int, float, int]:
 
 def _delta(sums: PoissonSum, epsilon: float, q: Tensor) -> float:
     flips, movement, instances = _change(q)
-    return rounded_delta_of(sums, epsilon, instances, movement, flips=flips)
+    return delta_of(sums, epsilon, instances, change=movement, flips=flips)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdp import checks, workloads
 from torchdp.factorization import free_constant, signature_form
+from torchdp.protocol import Crowd
 from torchdp.workloads import Workload
 
 
@@ -129,6 +130,16 @@ class PairwiseStatistic:
         """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f): what rounding is judged against."""
         return float((self.points.square() @ form.weights.abs()).max()) + abs(form.constant)
 
+    def longest(self, form: Form) -> float:
+        """The largest norm of weights times u_x."""
+        return float((self.points * form.weights).norm(dim=-1).max())
+
+    @property
+    def distortion(self) -> float:
+        """max abs(f - f') where it approximates another, at least its bias at any histogram; else 0."""
+        near = self.approximates
+        return 0.0 if near is None else float((near.kernel(near.form) - self.kernel(self.form)).abs().max())
+
     def common_diagonal(self, form: Form) -> float:
         """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.
 
@@ -154,17 +165,31 @@ class PairwiseStatistic:
             return total / n**2
         return (total - counts @ self.diagonal(form)) / (n * (n - 1))
 
+    def users(self, counts: Tensor, least: int, batches: bool = False) -> Tensor:
+        """counts (*batch, k) of users, real numbers allowed, as float64. Raises TypeError, ValueError."""
+        counts = checks.floating("summary", counts).double().to(self.points.device)
+        if counts.shape[-1:] != (self.types,) or counts.ndim > 1 > batches or bool((counts < 0).any()):
+            raise ValueError(
+                f"summary must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}"
+            )
+        if bool((counts.sum(-1) < least * (1 - 1e-9)).any()):
+            raise ValueError(f"summary must add up to at least {least} users")
+        return counts
+
+    def crowd(self, counts: Tensor) -> Crowd:
+        """These users by their vectors."""
+        return Crowd(self.points, counts)
+
+    def each(self, counts: Tensor) -> Tensor:
+        """The types (n,) of counts (k,) users, in order."""
+        return torch.arange(self.types, device=counts.device).repeat_interleave(counts)
+
     def exact(self, counts: Tensor) -> Tensor:
         """Exact, not private: the statistic of counts (*batch, k), real numbers allowed.
 
         Raises ValueError, TypeError: for fewer than 2 users (1 of Pairs.ALL), or a denominator of 0.
         """
-        counts = checks.floating("counts", counts).double().to(self.points.device)
-        if counts.ndim == 0 or counts.shape[-1] != self.types or bool((counts < 0).any()):
-            raise ValueError(f"counts must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}")
-        least = 1 if self.pairs is Pairs.ALL else 2
-        if bool((counts.sum(-1) < least * (1 - 1e-9)).any()):
-            raise ValueError(f"counts must add up to at least {least} users")
+        counts = self.users(counts, 1 if self.pairs is Pairs.ALL else 2, batches=True)
         if self.approximates is not None:
             return self.approximates.exact(counts)
         value = self.mean(counts, self.form)
@@ -172,8 +197,18 @@ class PairwiseStatistic:
             return value
         below = self.mean(counts, self.denominator)
         if bool((below.abs() <= 1e-13 * self.size(self.denominator)).any()):
-            raise ValueError("counts make the statistic's denominator 0 (one class is empty)")
+            raise ValueError("summary makes the statistic's denominator 0 (one class is empty)")
         return self.offset + value / below
+
+
+def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:
+    """The prior, normalised. Raises ValueError."""
+    if prior is None:
+        return None
+    prior = checks.floating("prior", prior).double().to(statistic.points.device)
+    if prior.shape != (statistic.types,) or bool((prior < 0).any()) or float(prior.sum()) <= 0:
+        raise ValueError(f"prior must be ({statistic.types},), non-negative, with a positive sum")
+    return prior / prior.sum()
 
 
 def from_kernel(

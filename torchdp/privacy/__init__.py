@@ -1,4 +1,18 @@
-"""What is guaranteed, and calibration: float64, no tensors."""
+"""What is guaranteed, how guarantees compose, and how much Gaussian noise one takes: float64, no tensors.
+
+    >>> from torchdp.privacy import Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
+    >>> round(gaussian_sigma(epsilon=1.0, delta=1e-6, sensitivity=2.0), 3)
+    8.449
+    >>> once = gaussian_guarantee(8.45, 1e-6, 2.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+    >>> print(compose([once, once]))
+    central differential privacy, at most epsilon = 1.99984, delta = 2e-06
+
+A :class:`Guarantee` describes; who is trusted is its :class:`Model`, what must not be told apart its
+:class:`Neighbours`. ``composed_delta`` and ``composed_epsilon`` compose curves of one mechanism over many instances.
+
+Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); compositions of curves are never below
+the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10).
+"""
 
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
 from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma

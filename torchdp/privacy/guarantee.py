@@ -29,7 +29,8 @@ class Guarantee:
     """(epsilon, delta)-differential privacy: P(A) <= e^epsilon P'(A) + delta for every event A.
 
     model: who is trusted. neighbours: the relation between the two data sets. exact: whether (epsilon, delta)
-    is attained (no smaller epsilon holds at this delta) or an upper bound. source: author, year, theorem.
+    is attained (no smaller epsilon holds at this delta) or an upper bound. source: author, year, theorem. epsilon is
+    math.inf for a reference that protects nobody.
 
     It speaks of the mechanism over the real numbers; floating-point output is for simulation and analysis, and
     is not protected against attacks on its low-order bits (Mironov 2012).
@@ -43,7 +44,8 @@ class Guarantee:
     source: str
 
     def __post_init__(self) -> None:
-        checks.positive("epsilon", self.epsilon)
+        if not (isinstance(self.epsilon, float) and self.epsilon == math.inf):
+            checks.positive("epsilon", self.epsilon)
         checks.below_one("delta", self.delta)
         if not isinstance(self.model, Model) or not isinstance(self.neighbours, Neighbours):
             raise TypeError("model must be a Model and neighbours a Neighbours")

@@ -1,9 +1,12 @@
 """Protocols compared by the error that each predicts."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from torchdp.protocol.protocol import Protocol
+
+EQUAL = 1e-3  # relative difference of errors that does not count
 
 
 @dataclass(frozen=True)
@@ -18,14 +21,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidates, the least predicted error first; printing shows the table that the choice was made from."""
+    """Candidates, the least predicted error first; printing shows the table that the choice was made from.
+
+    Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
+    """
 
     candidates: tuple[Candidate, ...]
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError("candidates must hold one protocol at least")
-        object.__setattr__(self, "candidates", tuple(sorted(self.candidates, key=lambda one: one.error)))
+        object.__setattr__(self, "candidates", tuple(sorted(self.candidates, key=lambda one: _rank(one.error))))
 
     @property
     def best(self) -> Protocol[Any]:
@@ -34,3 +40,8 @@ class Choice:
     def __str__(self) -> str:
         width = max(len(one.name) for one in self.candidates)
         return "\n".join(f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates)
+
+
+def _rank(error: float) -> float:
+    """The logarithm of an error, rounded."""
+    return round(math.log(error) / EQUAL) if 0 < error < math.inf else (-math.inf if error == 0 else math.inf)

@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,12 +36,7 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""
         x = torch.arange(self.k, device=summary.device).repeat_interleave(summary)
-        each = [self.hear(x, draws) for _ in range(math.prod(shape))]
-        parts = {
-            name: torch.stack([one[name] for one in each] or [self.empty[name]])[: len(each)].view(*shape, *size)
-            for name, (size, _) in self.layout.items()
-        }
-        return Tally(len(x), parts)
+        return from_messages(self, x, draws, shape)
 
     @property
     def bits_per_user(self) -> int:
@@ -51,3 +47,13 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
 
     def decode(self, data: bytes) -> Tensor:
         return checks.indices("data", wire.unpack(data, self.bits_per_user), self.outputs)
+
+
+def from_messages(protocol: LocalProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    """``drawn`` from what these users say, O(n) each time."""
+    each = [protocol.hear(x, draws) for _ in range(math.prod(shape))]
+    parts = {
+        name: torch.stack([one[name] for one in each] or [protocol.empty[name]])[: len(each)].view(*shape, *size)
+        for name, (size, _) in protocol.layout.items()
+    }
+    return Tally(len(x), parts)

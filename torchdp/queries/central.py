@@ -1,27 +1,27 @@
 """Central mechanisms for linear queries: Gaussian noise shaped by a factorization."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
-from torchdp.noise import Noise
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import SOURCE
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, Tally
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.mechanism import Answers, Errors, QueryMechanism, users
+from torchdp.queries.protocol import QueryProtocol
 
 
-@dataclass(frozen=True)
-class CentralFactorization(QueryMechanism):
+@dataclass(frozen=True, eq=False)
+class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     """The curator answers L (R h + N(0, (sigma / n)^2 I)) + shift, sigma calibrated to the diameter of R's columns.
 
     Replacing one of n users' values moves R h by at most diameter / n. The variance of query i is
-    sigma^2 ||l_i||^2 / n^2 whatever the data.
+    sigma^2 ||l_i||^2 / n^2 whatever the data. A tally is n R h, noisy.
 
     queries: encoder and decoder; epsilon > 0; delta in (0, 1). Raises ValueError, TypeError.
 
@@ -34,6 +34,7 @@ class CentralFactorization(QueryMechanism):
     epsilon: float
     delta: float
     workload: Tensor = field(init=False)
+    power: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", checks.instance("queries", self.queries, FactoredQueries).workload)
@@ -55,23 +56,25 @@ class CentralFactorization(QueryMechanism):
         exact = self.sigma > 0 and widest >= self.queries.diameter * (1 - 1e-9)
         return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, exact, SOURCE)
 
-    @cached_property
-    def errors(self) -> Errors:
-        variance = self.sigma**2 * self.queries.left.square().sum(1, keepdim=True)
-        return Errors(self.queries.bias, variance.expand_as(self.workload), power=2)
+    @property
+    def bias(self) -> Tensor:
+        return self.queries.bias
 
-    def _answer(self, types: Tensor, noise: Noise) -> Answers:
-        return self._answers(torch.bincount(types, minlength=self.workload.shape[1]), (), noise)
+    @property
+    def variance(self) -> Tensor:
+        each = self.sigma**2 * self.queries.left.square().sum(1, keepdim=True)
+        return each.expand_as(self.workload)
 
-    def answer_histogram(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
-    ) -> Answers:
-        counts = checks.counts("counts", counts, self.workload.shape[1])
-        return self._answers(counts, checks.sample_shape(sample_shape), Simulated(generator, self.workload.device))
+    @property
+    def layout(self) -> Layout:
+        return {"sum": ((self.queries.right.shape[0],), torch.float64)}
 
-    def _answers(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Answers:
-        n, r = users(counts), self.queries.right.shape[0]
-        encoded = (self.queries.right @ counts.double() + self.sigma * draws.normal((*shape, r))) / n
-        value = encoded @ self.queries.left.mT + self.queries.shift
-        error = self.errors.variance[:, 0].sqrt() / n
-        return Answers(value, error.expand_as(value), self.errors.bias.abs().amax(1), n)
+    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        counts, n = self.counts(summary)
+        total = self.queries.right @ counts.double()
+        return Tally(n, {"sum": total + self.sigma * draws.normal((*shape, len(total)))})
+
+    def analyse(self, tally: Tally) -> Estimate:
+        value = self.check(tally)["sum"] / tally.n @ self.queries.left.mT + self.queries.shift
+        error = self.variance[:, 0].sqrt() / tally.n
+        return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1))

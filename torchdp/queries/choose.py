@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import factorize, least_error
+from torchdp.protocol import Candidate, Choice, Objective
 from torchdp.queries.central import CentralFactorization
-from torchdp.queries.factored import FactoredQueries, dense, factored, identity, plain
-from torchdp.queries.local import local_factorization
-from torchdp.queries.mechanism import Objective, QueryMechanism, check_objective
+from torchdp.queries.factored import FactoredQueries, dense
+from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
+from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import (
     BallRandomizer,
     FrequencyOracle,
@@ -25,10 +24,7 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
-    optimize_strategy,
-    worst_query_strategy,
 )
-from torchdp.randomizers import Objective as StrategyObjective
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomness import keyed_generator
@@ -44,39 +40,14 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
 )
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 LARGEST_LOSSY = 512  # m + n up to which it is tried
-LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A mechanism and its predicted error: the root of the mean squared error that the objective names."""
-
-    name: str
-    mechanism: QueryMechanism
-    error: float
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The candidates, least predicted error first; printing it shows the table that the choice was made from."""
-
-    candidates: tuple[Candidate, ...]
-
-    @property
-    def best(self) -> QueryMechanism:
-        """The mechanism of least predicted error."""
-        return self.candidates[0].mechanism
-
-    def __str__(self) -> str:
-        width = max(len(candidate.name) for candidate in self.candidates)
-        return "\n".join(f"{c.name:<{width}}  {c.error:.6g}" for c in self.candidates)
+LARGEST_STRATEGY, CAREFUL_STRATEGY = 128, 64  # types up to which a strategy is optimised, and at leisure (seconds)
 
 
 def choose(
     workload: Tensor | Workload,
     n: int,
     epsilon: float,
-    objective: Objective = Objective.WORST_QUERY,
+    objective: Objective = Objective.WORST,
     *,
     prior: Tensor | None = None,
     tol: float = 1e-3,
@@ -85,35 +56,42 @@ def choose(
 
     Candidates: factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within the alpha of least error where
     that may pay, the identity and the plain answers, each with PrivUnit and PrivUnitG; randomized response, subset
-    selection, OUE, SUE and Hadamard response; up to 64 types a strategy matrix optimised for the workload.
+    selection, OUE, SUE and Hadamard response; up to 128 types a strategy matrix optimised for the workload.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that. tol: relative gap of the factorizations.
-    Strategies are optimised for the mean over queries and the worst type, from there for the worst query where that is
-    the objective; with a prior also for the mean over types.
+    Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
+    where that is the objective; with a prior also for the mean over types. They take seconds from 64 types on.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
     """
-    W, epsilon, objective = dense(workload), checks.positive("epsilon", epsilon), check_objective(objective)
+    W, epsilon, objective = (
+        dense(workload),
+        checks.positive("epsilon", epsilon),
+        checks.instance("objective", objective, Objective),
+    )
     n, prior = checks.integer("n", n, 1), _histogram(prior, W)
-    mechanisms: list[tuple[str, QueryMechanism]] = []
+    protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in (*_factors(W, tol), *_lossy(W, n, epsilon, tol)):
-        mechanisms += [(f"{name}, {kind.__name__}", local_factorization(queries, epsilon, kind)) for kind in BALL]
+        protocols += [
+            (f"{name}, {kind.__name__}", LocalFactorization.calibrated(queries, epsilon=epsilon, randomizer=kind))
+            for kind in BALL
+        ]
     k = W.shape[1]
     if k > 1:
-        mechanisms += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
+        protocols += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
     if 1 < k <= LARGEST_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
-        strategy = _strategy(W, epsilon, StrategyObjective.WORST)
-        mechanisms.append(("optimised strategy", LocalOracle(W, strategy)))
-        if objective is Objective.WORST_QUERY and prior is None and len(W) > 1:
-            sharper = worst_query_strategy(W - W.mean(1, keepdim=True), strategy)
-            mechanisms.append(("optimised strategy, worst query", LocalOracle(W, sharper)))
+        strategy = _strategy(W, epsilon, None)
+        protocols.append(("optimised strategy", LocalOracle(W, strategy)))
+        if objective is Objective.WORST and prior is None and len(W) > 1 and k <= CAREFUL_STRATEGY:
+            sharper = strategy.sharpened(W - W.mean(1, keepdim=True), None)
+            protocols.append(("optimised strategy, worst query", LocalOracle(W, sharper)))
         if prior is not None:
-            average = LocalOracle(W, _strategy(W, epsilon, StrategyObjective.AVERAGE))
-            mechanisms.append(("optimised strategy, average type", average))
-    return _ranked(mechanisms, n, objective, prior)
+            average = LocalOracle(W, _strategy(W, epsilon, W.new_ones(k)))
+            protocols.append(("optimised strategy, average type", average))
+    return _ranked(protocols, n, objective, prior)
 
 
 def choose_central(
@@ -121,7 +99,7 @@ def choose_central(
     n: int,
     epsilon: float,
     delta: float,
-    objective: Objective = Objective.WORST_QUERY,
+    objective: Objective = Objective.WORST,
     *,
     prior: Tensor | None = None,
     tol: float = 1e-3,
@@ -132,33 +110,21 @@ def choose_central(
     Guarantees: the best's own; nothing is read from data.
     Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010).
     """
-    W, objective = dense(workload), check_objective(objective)
+    W, objective = dense(workload), checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), _histogram(prior, W)
-    factors = (*_factors(W, tol), ("binary tree", _tree(W)))
-    mechanisms: list[tuple[str, QueryMechanism]] = []
-    mechanisms += [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
-    return _ranked(mechanisms, n, objective, prior)
+    factors = (*_factors(W, tol), ("binary tree", FactoredQueries.tree(W)))
+    protocols: list[tuple[str, QueryProtocol]] = []
+    protocols += [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
+    return _ranked(protocols, n, objective, prior)
 
 
 def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
     return (
-        ("gamma_2", factored(W, factorize(W, math.inf, shift=True, tol=tol))),
-        ("gamma_F", factored(W, factorize(W, 2.0, shift=True, tol=tol))),
-        ("identity", identity(W)),
-        ("plain", plain(W)),
+        ("gamma_2", FactoredQueries.of(W, factorize(W, math.inf, shift=True, tol=tol))),
+        ("gamma_F", FactoredQueries.of(W, factorize(W, 2.0, shift=True, tol=tol))),
+        ("identity", FactoredQueries.identity(W)),
+        ("plain", FactoredQueries.plain(W)),
     )
-
-
-def _tree(W: Tensor) -> FactoredQueries:
-    """right counts the dyadic intervals of the ordered types, left = W right^+ (Honaker 2015)."""
-    k = W.shape[1]
-    types = torch.arange(k, device=W.device)
-    levels = [
-        types >> level == torch.arange(((k - 1) >> level) + 1, device=W.device)[:, None]
-        for level in range((k - 1).bit_length() + 1)
-    ]
-    right = torch.cat(levels).to(W.dtype)
-    return FactoredQueries(W, W @ torch.linalg.pinv(right), right, W.new_zeros(W.shape[0]))
 
 
 def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
@@ -172,12 +138,14 @@ def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, Fa
     if math.sqrt(variance) * float(exact.certificate.upper) < LOSSY * float(centred.abs().max()):
         return ()
     found = least_error(centred, variance, tol=max(tol, 1e-3)).factorization
-    return (("gamma_2 within alpha", factored(W, found, shift)),)
+    return (("gamma_2 within alpha", FactoredQueries.of(W, found, shift)),)
 
 
-def _strategy(W: Tensor, epsilon: float, objective: StrategyObjective) -> StrategyMatrix:
+def _strategy(W: Tensor, epsilon: float, prior: Tensor | None) -> StrategyMatrix:
     centred = W - W.mean(1, keepdim=True)
-    return optimize_strategy(centred, epsilon, objective, generator=keyed_generator(b"choose", W.device))
+    generator = keyed_generator(b"choose", W.device)
+    steps, exchanges = (500, 50) if W.shape[1] <= CAREFUL_STRATEGY else (150, 10)
+    return StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps, exchanges=exchanges)
 
 
 def _histogram(prior: Tensor | None, W: Tensor) -> Tensor | None:
@@ -190,13 +158,12 @@ def _histogram(prior: Tensor | None, W: Tensor) -> Tensor | None:
 
 
 def _ranked(
-    mechanisms: list[tuple[str, QueryMechanism]], n: int, objective: Objective, prior: Tensor | None
+    protocols: list[tuple[str, QueryProtocol]], n: int, objective: Objective, prior: Tensor | None
 ) -> Choice:
-    def error(mechanism: QueryMechanism) -> float:
-        if prior is None:
-            return mechanism.worst_error(n, objective)
-        mse = mechanism.errors.mse(prior * n, n)
-        return math.sqrt(float(mse.max() if objective is Objective.WORST_QUERY else mse.mean()))
+    def error(protocol: QueryProtocol) -> float:
+        mse = (
+            protocol.worst_mse(n, objective) if prior is None else objective.of(protocol.predicted_mse(prior * n))
+        )
+        return math.sqrt(float(mse))
 
-    candidates = [Candidate(name, mechanism, error(mechanism)) for name, mechanism in mechanisms]
-    return Choice(tuple(sorted(candidates, key=lambda candidate: candidate.error)))
+    return Choice(tuple(Candidate(name, protocol, error(protocol)) for name, protocol in protocols))

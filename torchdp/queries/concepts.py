@@ -84,7 +84,7 @@ class ConceptClass:
             [checks.indices("records", x[:, j], table.shape[1]) for j, table in enumerate(self.tables)], 1
         )
 
-    def encode(self, x: Tensor) -> Tensor:
+    def codes(self, x: Tensor) -> Tensor:
         """Codes of records (n, features): (n, dim). Raises TypeError, ValueError."""
         x = self.records(x)
         return torch.cat([right.mT[x[:, j]] for j, (_, right) in enumerate(self._factors)], 1)
@@ -104,17 +104,18 @@ class ConceptClass:
         ]
         return columns[0] if given.ndim == 0 else torch.stack(columns, 1)
 
-    def losses(self, x: Tensor, labels: Tensor) -> Tensor:
+    def losses(self, x: Tensor, labels: Tensor, counts: Tensor | None = None) -> Tensor:
         """Exact, not private: the fraction of records on which each concept errs, (concepts,).
 
-        Raises TypeError, ValueError.
+        counts: how many users hold each record, (n,); one where not given. Raises TypeError, ValueError.
         """
         x = self.records(x)
         labels = check_labels(labels, x)
+        weights = torch.ones_like(labels) if counts is None else counts.to(labels)
         parts = []
         for j, table in enumerate(self.tables):
-            signed = labels.new_zeros(table.shape[1]).index_add_(0, x[:, j], labels)
-            parts.append((1 - table @ signed / len(x)) / 2)
+            signed = labels.new_zeros(table.shape[1]).index_add_(0, x[:, j], weights * labels)
+            parts.append((1 - table @ signed / weights.sum()) / 2)
         return torch.cat(parts)
 
 

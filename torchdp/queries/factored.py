@@ -52,6 +52,52 @@ class FactoredQueries:
         """left right + shift 1^T - W, (m, k)."""
         return self.left @ self.right + self.shift[:, None] - self.workload
 
+    @classmethod
+    def of(
+        cls,
+        workload: Tensor | Workload,
+        factorization: Factorization | ApproximateFactorization,
+        shift: Tensor | None = None,
+    ) -> "FactoredQueries":
+        """A factorization of W, or of W - shift 1^T, as encoder and decoder of the queries W.
+
+        Raises TypeError, ValueError.
+        """
+        W = dense(workload)
+        checks.instance("factorization", factorization, (Factorization, ApproximateFactorization))
+        given = shift if shift is not None else getattr(factorization, "shift", None)
+        given = W.new_zeros(W.shape[0]) if given is None else given
+        return cls(W, factorization.left, factorization.right, given)
+
+    @classmethod
+    def identity(cls, workload: Tensor | Workload) -> "FactoredQueries":
+        """left = W, right = I - 1 1^T / k: a user sends its (centred) indicator; the histogram, then the queries."""
+        W = dense(workload)
+        k = W.shape[1]
+        right = torch.eye(k, dtype=W.dtype, device=W.device) - 1 / k
+        return cls(W, W, right, W.mean(1))
+
+    @classmethod
+    def plain(cls, workload: Tensor | Workload) -> "FactoredQueries":
+        """left = I, right = W less the middle of each row: every user sends its answers to all queries."""
+        W = dense(workload)
+        middle = (W.amax(1) + W.amin(1)) / 2
+        eye = torch.eye(W.shape[0], dtype=W.dtype, device=W.device)
+        return cls(W, eye, W - middle[:, None], middle)
+
+    @classmethod
+    def tree(cls, workload: Tensor | Workload) -> "FactoredQueries":
+        """right counts the dyadic intervals of the ordered types, left = W right^+ (Honaker 2015)."""
+        W = dense(workload)
+        k = W.shape[1]
+        types = torch.arange(k, device=W.device)
+        levels = [
+            types >> level == torch.arange(((k - 1) >> level) + 1, device=W.device)[:, None]
+            for level in range((k - 1).bit_length() + 1)
+        ]
+        right = torch.cat(levels).to(W.dtype)
+        return cls(W, W @ torch.linalg.pinv(right), right, W.new_zeros(W.shape[0]))
+
 
 def dense(workload: Tensor | Workload) -> Tensor:
     """The workload as one (m, k) float64 matrix. Raises TypeError, ValueError."""
@@ -59,35 +105,3 @@ def dense(workload: Tensor | Workload) -> Tensor:
     if W.ndim != 2:
         raise ValueError(f"workload must be one matrix, not of shape {tuple(W.shape)}")
     return W.detach().double()
-
-
-def factored(
-    workload: Tensor | Workload,
-    factorization: Factorization | ApproximateFactorization,
-    shift: Tensor | None = None,
-) -> FactoredQueries:
-    """A factorization of W, or of W - shift 1^T, as encoder and decoder of the queries W.
-
-    Raises TypeError, ValueError.
-    """
-    W = dense(workload)
-    checks.instance("factorization", factorization, (Factorization, ApproximateFactorization))
-    given = shift if shift is not None else getattr(factorization, "shift", None)
-    given = W.new_zeros(W.shape[0]) if given is None else given
-    return FactoredQueries(W, factorization.left, factorization.right, given)
-
-
-def identity(workload: Tensor | Workload) -> FactoredQueries:
-    """left = W, right = I - 1 1^T / k: every user sends its (centred) indicator; the histogram, then the queries."""
-    W = dense(workload)
-    k = W.shape[1]
-    right = torch.eye(k, dtype=W.dtype, device=W.device) - 1 / k
-    return FactoredQueries(W, W, right, W.mean(1))
-
-
-def plain(workload: Tensor | Workload) -> FactoredQueries:
-    """left = I, right = W less the middle of each row: every user sends its answers to all queries."""
-    W = dense(workload)
-    middle = (W.amax(1) + W.amin(1)) / 2
-    eye = torch.eye(W.shape[0], dtype=W.dtype, device=W.device)
-    return FactoredQueries(W, eye, W - middle[:, None], middle)

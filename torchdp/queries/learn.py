@@ -3,40 +3,36 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.noise import Noise, source
-from torchdp.privacy import Guarantee
-from torchdp.queries.concepts import ConceptClass, check_labels
+from torchdp.draws import Draws, Simulated
+from torchdp.memory import rows_at_once
+from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
+from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
-CHUNK = 2**24  # numbers of a chunk of messages: 128 MB
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Learned:
-    """The concept of least estimated loss, and all estimates.
+    """The concept of least estimated loss.
 
-    concept: its index; loss: its estimated loss; losses: (concepts,), all of them, unbiased; standard_error:
-    (concepts,), of the privacy noise. half_width(failure): all estimates are that close to the users' true losses.
-    The chosen concept's estimate is the least of many, and so too small on average: half_width accounts for that.
+    concept: its index; losses: of all concepts, unbiased. half_width(failure): all estimates are that close to the
+    users' true losses. The chosen concept's estimate is the least of many, and so too small on average: half_width
+    accounts for that.
     """
 
     concept: int
     name: str
-    losses: Tensor
-    standard_error: Tensor
+    losses: Estimate
     proxy: float
-    n: int
 
     @property
     def loss(self) -> float:
         """Estimated loss of the concept."""
-        return float(self.losses[self.concept])
+        return float(self.losses.value[self.concept])
 
     def half_width(self, failure: float = 0.05, population: bool = False) -> float:
         """h such that with probability 1 - failure every estimate is within h of the loss on these users.
@@ -44,63 +40,123 @@ class Learned:
         The concept's loss is then within 2 h of the least. population: of the loss on the law that the users are a
         sample of; half of ``failure`` goes to Hoeffding's bound for the sample.
         """
-        failure = checks.fraction("failure", failure)
-        count = 2 * len(self.losses)
+        failure, n = checks.fraction("failure", failure), self.losses.n
+        count = 2 * len(self.losses.value)
         if not population:
-            return math.sqrt(2 * self.proxy * math.log(count / failure) / self.n)
-        noise = math.sqrt(2 * self.proxy * math.log(2 * count / failure) / self.n)
-        return noise + math.sqrt(math.log(2 * count / failure) / (2 * self.n))
+            return math.sqrt(2 * self.proxy * math.log(count / failure) / n)
+        noise = math.sqrt(2 * self.proxy * math.log(2 * count / failure) / n)
+        return noise + math.sqrt(math.log(2 * count / failure) / (2 * n))
 
 
-@dataclass(frozen=True)
-class PrivateLearner:
-    """Each user sends y code(x) through a randomizer of the ball; the analyst reads off every concept's loss.
+@dataclass(frozen=True, eq=False)
+class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
+    """Each user sends y code(record) through a randomizer of the ball; the analyst reads off every concept's loss.
 
-    loss of concept i = 1/2 - <readers_i, mean of y code(x)>/2. Its variance over the noise is
-    ||readers_i||^2 v / (4 n), v the randomizer's; one message of each user serves all concepts.
+    loss of concept i = 1/2 - <readers_i, mean of y code(record)>/2. Its variance over the noise is
+    ||readers_i||^2 v / (4 n), v the randomizer's; one message of each user serves all concepts. The estimate is of all
+    losses, (concepts,); ``best`` makes a concept of it.
 
-    concepts: the class. epsilon: each user's whole budget, for record and label together. randomizer: called with
-    dim, epsilon, radius. Raises ValueError, TypeError.
+    x: (n, features + 1) integers, a record and its label, +1 or -1, in each row.
+    concepts: the class. client: what users run, of the codes' dimension, its radius at least theirs; ``calibrated``
+    makes one, whose epsilon is each user's whole budget, for record and label together. Raises ValueError, TypeError.
 
-    Guarantees: the randomizer's own, for each user: exactly epsilon-LDP.
+    Guarantees: the client's own, for each user: exactly epsilon-LDP.
     Source: Edmonds, Nikolov, Ullman (2020), Theorem 24.
     """
 
     concepts: ConceptClass
-    epsilon: float
-    randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit
+    client: BallRandomizer
 
     def __post_init__(self) -> None:
-        checks.instance("concepts", self.concepts, ConceptClass)
-        checks.function("randomizer", self.randomizer)
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        _ = self.message  # refuses an epsilon out of its range
+        concepts = checks.instance("concepts", self.concepts, ConceptClass)
+        client = checks.instance("client", self.client, BallRandomizer)
+        if client.dim != concepts.dim or client.radius < concepts.radius * (1 - 1e-12):
+            raise ValueError(
+                f"client must have dim = {concepts.dim} and a radius of at least {concepts.radius:g}, those of the "
+                f"codes, not {client.dim} and {client.radius:g}"
+            )
 
-    @cached_property
-    def message(self) -> BallRandomizer:
-        """What a user runs."""
-        radius = self.concepts.radius * (1 + 1e-12)
-        return self.randomizer(self.concepts.dim, self.epsilon, radius)
+    @classmethod
+    def calibrated(
+        cls,
+        concepts: ConceptClass,
+        *,
+        epsilon: float,
+        randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit,
+    ) -> "PrivateLearner":
+        """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
+        radius = checks.instance("concepts", concepts, ConceptClass).radius * (1 + 1e-12)
+        make = checks.function("randomizer", randomizer)
+        return cls(concepts, make(concepts.dim, epsilon, radius))
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n, features + 1) int64, the last column +1 or -1, n >= 1. Raises TypeError, ValueError."""
+        wanted = (
+            f"x must be integers of shape (n, {len(self.concepts.tables) + 1}): a record and its label, +1 or -1"
+        )
+        if checks.real("x", x).ndim != 2 or x.shape[1] != len(self.concepts.tables) + 1 or len(x) == 0:
+            raise ValueError(f"{wanted}, not of shape {tuple(x.shape)}")
+        if x.is_floating_point():
+            raise TypeError(f"{wanted}, not {x.dtype}")
+        if not bool((x[:, -1].abs() == 1).all()):
+            raise ValueError(f"{wanted}; some label is neither")
+        columns = zip(x.mT, self.concepts.tables, strict=False)
+        records = [checks.indices("x", column, table.shape[1]) for column, table in columns]
+        return torch.stack([*records, x[:, -1].to(torch.int64)], 1)
+
+    def summary(self, x: Tensor) -> Crowd:
+        return Crowd.of(x)
+
+    def shown(self, x: Tensor) -> Tensor:
+        """y code(record), (n, dim)."""
+        return x[:, -1:].double() * self.concepts.codes(x[:, :-1])
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        parts = x.split(rows_at_once(self.client.dim))
+        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
+
+    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        x, counts = self._rows(summary)
+        return self.client.drawn(Crowd(self.shown(x), counts), draws, shape)
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """The losses; the standard error is that of the worst records."""
+        value = (1 - self.check(tally)["sum"] / tally.n @ self.concepts.readers.mT) / 2
+        return Estimate(value, (self.variance / tally.n).sqrt().expand_as(value), tally.n)
+
+    def best(self, losses: Estimate) -> Learned:
+        """The concept of least estimated loss. Raises TypeError, ValueError for what ``estimate`` does not give."""
+        if checks.instance("losses", losses, Estimate).value.shape != (len(self.concepts),):
+            raise ValueError(
+                f"losses must hold one for each of the {len(self.concepts)} concepts, not {tuple(losses.value.shape)}"
+            )
+        at = int(losses.value.argmin())
+        return Learned(at, self.concepts.names[at], losses, self.proxy)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        x, counts = self._rows(summary)
+        return self.concepts.losses(x[:, :-1], x[:, -1], counts)
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        x, counts = self._rows(summary)
+        n, moments, readers = counts.sum(), self.client.moments, self.concepts.readers
+        along = counts.double() @ (self.shown(x) @ readers.mT).square() / n
+        return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * n)
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """(): exact for an isotropic randomizer, else a bound."""
+        return checks.instance("objective", objective, Objective).of(self.variance / checks.integer("n", n, 1))
 
     @property
-    def guarantee(self) -> Guarantee:
-        """What a user is promised."""
-        return self.message.guarantee
-
-    @cached_property
     def variance(self) -> Tensor:
         """n times the variance of each loss estimate, at its largest over records: (concepts,)."""
-        square = self.concepts.readers.square().sum(1)
-        return (
-            (self.message.moments.variance + max(0.0, self.message.moments.outer) * self.message.radius**2)
-            * square
-            / 4
-        )
+        each = self.client.moments.variance + max(0.0, self.client.moments.outer) * self.client.radius**2
+        return each * self.concepts.readers.square().sum(1) / 4
 
     @property
     def proxy(self) -> float:
         """n times the variance proxy of the worst loss estimate: P(error > t) <= 2 exp(-n t^2 / (2 proxy))."""
-        return self.message.subgaussian.proxy * float(self.concepts.readers.square().sum(1).max()) / 4
+        return self.client.subgaussian.proxy * float(self.concepts.readers.square().sum(1).max()) / 4
 
     def samples(self, alpha: float, failure: float = 0.05) -> int:
         """Users with whom, for any law of records, the concept's loss exceeds the least by at most alpha and its
@@ -115,19 +171,11 @@ class PrivateLearner:
         )
         return math.ceil((2 * width / alpha) ** 2)
 
-    def learn(self, records: Tensor, labels: Tensor, *, noise: Noise | None = None) -> Learned:
-        """The concept of least estimated loss: records (n, features) or (n,), labels (n,) of +1 and -1.
-
-        noise: the system's where None. Raises TypeError, ValueError.
-        """
-        x = self.concepts.records(records)
-        labels, noise = check_labels(labels, x), source(noise, x.device)
-        size = max(1, CHUNK // self.concepts.dim)
-        total = torch.zeros(self.concepts.dim, dtype=torch.float64, device=x.device)
-        for some, signs in zip(x.split(size), labels.split(size), strict=True):
-            codes = signs[:, None] * self.concepts.encode(some)
-            total += self.message.decode_sum(self.message.sample(codes, noise=noise))
-        losses = (1 - self.concepts.readers @ (total / len(x))) / 2
-        best = int(losses.argmin())
-        error = (self.variance / len(x)).sqrt()
-        return Learned(best, self.concepts.names[best], losses, error, self.proxy, len(x))
+    def _rows(self, summary: Crowd) -> tuple[Tensor, Tensor]:
+        """The crowd's rows and how many hold each, one user at least. Raises TypeError, ValueError."""
+        crowd = checks.instance("summary", summary, Crowd)
+        if crowd.values.ndim != 2 or crowd.values.shape[1] != len(self.concepts.tables) + 1 or crowd.n < 1:
+            raise ValueError(
+                f"summary must hold rows of {len(self.concepts.tables) + 1} numbers and one user at least"
+            )
+        return crowd.values, crowd.counts

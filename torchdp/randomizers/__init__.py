@@ -1,35 +1,52 @@
-"""What one user runs: messages with an exact privacy guarantee, exact moments, and exact sums over users."""
+"""What one user runs so that the message hides it: local protocols of types and of vectors.
+
+An oracle's users hold one of k types and the estimate is the histogram; a ball randomizer's hold vectors of a ball and
+the estimate is their mean. Each states exactly what its message spends, what error it makes, and draws the analyst's
+sums at once, in law, without messages:
+
+>>> import torch
+>>> oracle = SubsetSelection(k=100, epsilon=1.0)
+>>> messages = oracle.randomize(torch.arange(100).repeat(50))  # 5000 users, each by itself
+>>> found = oracle.analyse(oracle.tally(messages))  # shares of the types, their standard errors
+>>> found.value.shape, oracle.bits_per_user, oracle.guarantee.epsilon
+(torch.Size([100]), 81, 1.0)
+
+| symbol | name | meaning |
+|---|---|---|
+| k | ``k`` | types; x in [0, k) |
+| d | ``dim`` | dimension of the ball of radius ``radius`` |
+| Y | ``totals``, ``tally`` | a decoded message: E Y = e_x, or x |
+| Cov(Y given x) | ``covariance``, ``workload_variance``, ``moments`` | exact, squared |
+| Q | ``StrategyMatrix.matrix`` | (outputs, types), its columns the laws of the outputs |
+| c0, c1 | ``low_density``, ``high_density`` | densities off the cap and on it, c1 = e^epsilon c0 |
+
+Theorems: Warner (1965); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019); McKenna, Maity,
+Mazumdar, Miklau (2020) for types. Duchi, Jordan, Wainwright (2018); Bhowmick et al. (2018); Blasiok, Bun, Nikolov,
+Steinke (2019); Asi, Feldman, Talwar (2022); Asi et al. (2023); Balle, Wang (2018) for vectors.
+"""
 
 from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
-from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances, worst_query_strategy
-from torchdp.randomizers.alphabet.randomized_response import FiniteMoments, RandomizedResponse
+from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
+from torchdp.randomizers.alphabet.randomized_response import RandomizedResponse
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
-from torchdp.randomizers.alphabet.strategy_bound import VarianceWitness, certify_variance, strategy_lower_bound
-from torchdp.randomizers.alphabet.strategy_search import Objective, optimize_strategies, optimize_strategy
+from torchdp.randomizers.alphabet.strategy_bound import strategy_lower_bound
 from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
-from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer
+from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.ball.gaussian_vector import GaussianVector
 from torchdp.randomizers.ball.privunit import PrivUnit
 from torchdp.randomizers.ball.privunitg import PrivUnitG
 from torchdp.randomizers.ball.projunit import ProjUnit
 from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright, PointRelease
-from torchdp.randomizers.ball.subgaussian import SubGaussian
-from torchdp.randomizers.ball.tilted_normal import TiltedNormal
-from torchdp.randomizers.old import LocalRandomizer
 
 __all__ = [
-    "BallMoments",
     "BallRandomizer",
     "DuchiJordanWainwright",
-    "FiniteMoments",
     "FrequencyOracle",
     "GaussianVector",
     "HadamardResponse",
     "LearnedStrategy",
-    "LocalRandomizer",
-    "Objective",
     "OptimizedUnaryEncoding",
     "PointRelease",
     "PrivUnit",
@@ -37,15 +54,8 @@ __all__ = [
     "ProjUnit",
     "RandomizedResponse",
     "StrategyMatrix",
-    "SubGaussian",
     "SubsetSelection",
     "SymmetricUnaryEncoding",
-    "TiltedNormal",
-    "VarianceWitness",
     "answer_variances",
-    "certify_variance",
-    "optimize_strategies",
-    "optimize_strategy",
     "strategy_lower_bound",
-    "worst_query_strategy",
 ]

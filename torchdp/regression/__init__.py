@@ -1,32 +1,37 @@
-"""Second moments, ridge, low rank and frequency moments of secure sums."""
+"""Regression, low rank, moments and histograms from sums that servers compute: a curator's accuracy, and no curator.
 
-from torchdp.regression.central import (
-    AdaSSP,
-    ModSulq,
-    SufficientStatistics,
-    mod_sulq,
-    paper_adassp_scale,
-    paper_mod_sulq,
-)
-from torchdp.regression.choose import Route, RouteChoice, choose_low_rank, choose_regression
-from torchdp.regression.data import (
-    clipped_rows,
-    export_moments,
-    import_moments,
-    regression_rows,
-    rows_from_moments,
-    scaled_columns,
-    spectrum_rows,
-)
-from torchdp.regression.errors import SecondMoments, least_squares, loss, phi, psi, second_moments
+>>> import torch
+>>> from torchdp import regression
+>>> gram = regression.GramRelease(1000, 2, bound=1.0, epsilon=1.0, delta=1e-6, label_bound=1.0)
+>>> noisy = gram.estimate(torch.full((1000, 3), 0.5))  # rows [A b]: svec(A^T A) and A^T b, with standard errors
+>>> regression.adaptive_ridge(noisy, ridge=1.0).shape, noisy.n
+(torch.Size([2]), 1000)
+
+``gram.secure_sum(servers)`` is the same sum by servers that see shares only; its x is ``gram.shown(x)``.
+
+| name | symbol | what it is |
+|---|---|---|
+| ``x`` | [A b] | a row for each client, the label last where ``label_bound`` is given |
+| ``bound``, ``label_bound`` | B, C | largest l_2 norm of a row; largest label |
+| ``SecondMoments`` | M | [A b]^T [A b] and n: the summary of x; exact, not private |
+| ``NoisyMoments`` | | an estimate of svec(A^T A) and A^T b, which ridge regression and low rank are functions of |
+| ``gram_sigma``, ``cross_sigma`` | | standard deviations of their noise, not squared |
+| ``phi``, ``psi`` | | loss over the least loss; excess risk of a space |
+
+Theorems: sensitivities, ``regression.sensitivity``; noise, Balle, Wang (2018), Theorem 8; "Analyze Gauss", Dwork,
+Talwar, Thakurta, Zhang (2014); regularization, Stein (1981). Published constants: ``regression.paper``.
+"""
+
+from torchdp.regression.central import AdaSSP, ModSulq, SufficientStatistics
+from torchdp.regression.choose import choose_low_rank, choose_regression
+from torchdp.regression.errors import SecondMoments, least_squares, loss, phi, psi
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
-from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch, random_psi, top_directions
-from torchdp.regression.moments import FrequencyMoments, SecureHistogram, paper_moment_variance
+from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch, top_directions
+from torchdp.regression.moments import FrequencyMoments, SecureHistogram
 from torchdp.regression.ridge import adaptive_ridge, predicted_phi, predicted_phi_of_sketch, solve_ridge
+from torchdp.regression.rows import clipped_rows
 from torchdp.regression.second_moment_noise import NoisyMoments, debiased
-from torchdp.regression.sensitivity import cross_sensitivity, gram_sensitivity, joint_sensitivity
-from torchdp.regression.tables import Schema, load_csv
 
 __all__ = [
     "AdaSSP",
@@ -35,9 +40,6 @@ __all__ = [
     "LocalRows",
     "ModSulq",
     "NoisyMoments",
-    "Route",
-    "RouteChoice",
-    "Schema",
     "SecondMoments",
     "SecureHistogram",
     "SufficientStatistics",
@@ -45,31 +47,15 @@ __all__ = [
     "choose_low_rank",
     "choose_regression",
     "clipped_rows",
-    "cross_sensitivity",
     "debiased",
-    "export_moments",
-    "gram_sensitivity",
-    "import_moments",
-    "joint_sensitivity",
     "least_squares",
-    "load_csv",
     "loss",
-    "mod_sulq",
-    "paper_adassp_scale",
-    "paper_mod_sulq",
-    "paper_moment_variance",
     "phi",
     "predicted_phi",
     "predicted_phi_of_sketch",
     "predicted_psi",
     "predicted_psi_of_sketch",
     "psi",
-    "random_psi",
-    "regression_rows",
-    "rows_from_moments",
-    "scaled_columns",
-    "second_moments",
     "solve_ridge",
-    "spectrum_rows",
     "top_directions",
 ]

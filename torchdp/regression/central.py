@@ -1,7 +1,7 @@
 """The central model's baselines: MOD-SULQ, sufficient statistics perturbation and AdaSSP, each with its guarantee."""
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,22 +10,51 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
+from torchdp.protocol import CuratorProtocol, Layout, Objective, Tally
 from torchdp.regression.errors import SecondMoments
-from torchdp.regression.gram import within
 from torchdp.regression.ridge import solve_ridge
-from torchdp.regression.second_moment_noise import NoisyMoments, symmetric
+from torchdp.regression.rows import RowsProtocol
+from torchdp.regression.second_moment_noise import NoisyMoments, svec, triangular
 from torchdp.regression.sensitivity import cross_sensitivity, gram_sensitivity
 
 
+class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
+    """A curator adds independent Gaussian noise to each number of the answer."""
+
+    @abstractmethod
+    def deviations(self) -> Tensor:
+        """Of each number: (width,), float64."""
+
+    @property
+    def layout(self) -> Layout:
+        return {"noisy": ((self.width,), torch.float64)}
+
+    def release(self, summary: SecondMoments, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        exact = self.exact(summary)
+        return Tally(
+            summary.clients, {"noisy": exact + self.deviations().to(exact) * draws.normal((*shape, self.width))}
+        )
+
+    def analyse(self, tally: Tally) -> NoisyMoments:
+        value = self.check(tally)["noisy"]
+        return NoisyMoments(value, self.deviations().to(value).expand_as(value), tally.n, columns=self.columns)
+
+    def predicted_mse(self, summary: SecondMoments) -> Tensor:
+        """The same for all data."""
+        return self.deviations().square()
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        return objective.of(self.deviations().square())
+
+
 @dataclass(frozen=True)
-class ModSulq:
+class ModSulq(CentralMoments):
     """A^T A with N(0, sigma^2) on each entry of the upper triangle, mirrored.
 
     The upper triangle of x x^T - x' x'^T is at most sqrt 2 B^2 long (B^2 with one column), like the whole svec, but
     the noise off the diagonal is sqrt 2 times what :class:`GramRelease` needs. columns: d; bound: B; sigma: of A^T A,
-    not divided by n; delta in (0, 1). See :func:`mod_sulq`, :func:`paper_mod_sulq`. Raises ValueError.
+    not divided by n; delta in (0, 1). Raises ValueError.
 
     Guarantees: the exact epsilon of this sigma at delta, central model, for replacing one row.
     Source: Chaudhuri, Sarwate, Sinha (2013), Algorithm 1; Balle, Wang (2018), Theorem 8.
@@ -41,6 +70,16 @@ class ModSulq:
         checks.fraction("delta", self.delta)
         _ = self.sensitivity
 
+    @staticmethod
+    def calibrated(columns: int, bound: float, epsilon: float, delta: float) -> "ModSulq":
+        """With the least noise for (epsilon, delta). Raises ValueError."""
+        return ModSulq(columns, bound, gaussian_sigma(epsilon, delta, gram_sensitivity(bound, columns)), delta)
+
+    @property
+    def label_bound(self) -> None:  # type: ignore[override]
+        """There are no labels."""
+        return None
+
     @property
     def sensitivity(self) -> float:
         """Largest distance between the upper triangles of x x^T and x' x'^T."""
@@ -50,40 +89,14 @@ class ModSulq:
     def guarantee(self) -> Guarantee:
         return gaussian_guarantee(self.sigma, self.delta, self.sensitivity, Model.CENTRAL, Neighbours.REPLACE_ONE)
 
-    def release(
-        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
-    ) -> NoisyMoments:
-        """The noisy A^T A; its level is that of the entries off the diagonal. Raises TypeError, ValueError."""
-        within(moments, self.columns, self.bound, None)
-        draws, shape = source(noise, moments.matrix.device), checks.sample_shape(sample_shape)
-        upper = draws.normal((*shape, self.columns, self.columns)).triu()
-        gram = moments.matrix + self.sigma * (upper + upper.triu(1).mT)
-        level = gram.new_full(shape, math.sqrt(2) * self.sigma)
-        return NoisyMoments(gram, None, level, level)
-
-
-def mod_sulq(columns: int, bound: float, epsilon: float, delta: float) -> ModSulq:
-    """MOD-SULQ with the least noise for (epsilon, delta). Raises ValueError."""
-    return ModSulq(columns, bound, gaussian_sigma(epsilon, delta, gram_sensitivity(bound, columns)), delta)
-
-
-def paper_mod_sulq(clients: int, columns: int, bound: float, epsilon: float, delta: float) -> ModSulq:
-    """MOD-SULQ with its published noise: n B^2 beta,
-
-    beta = (d + 1)/(n epsilon) sqrt(2 ln((d^2 + d)/(2 sqrt(2 pi) delta))) + 1/(n sqrt epsilon).
-    Its guarantee says how much less than epsilon it spends. Raises ValueError.
-
-    Source: Chaudhuri, Sarwate, Sinha (2013), Algorithm 1 and Theorem 1.
-    """
-    n, d = checks.integer("clients", clients, 1), checks.integer("columns", columns, 1)
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-    logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
-    beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
-    return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
+    def deviations(self) -> Tensor:
+        """sigma on the diagonal; sqrt 2 sigma elsewhere, where svec has sqrt 2 times the entry."""
+        ones = torch.ones(self.columns, self.columns, dtype=torch.float64)
+        return self.sigma * svec(ones)
 
 
 @dataclass(frozen=True)
-class SufficientStatistics:
+class SufficientStatistics(CentralMoments):
     """Sufficient statistics perturbation: A^T A and A^T b by a Gaussian mechanism each, at half of epsilon and delta.
 
     columns: d; bound: B; label_bound: C; epsilon > 0, delta in (0, 1). Raises ValueError.
@@ -121,19 +134,13 @@ class SufficientStatistics:
             for sigma, distance in zip((self.gram_sigma, self.cross_sigma), distances, strict=True)
         )
 
-    def release(
-        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
-    ) -> NoisyMoments:
-        """Both statistics with their noise. Raises TypeError, ValueError."""
-        within(moments, self.columns, self.bound, self.label_bound)
-        draws = source(noise, moments.matrix.device)
-        gram, cross = with_noise(moments, self.gram_sigma, self.cross_sigma, draws, sample_shape)
-        levels = (gram.new_full(gram.shape[:-2], level) for level in (self.gram_sigma, self.cross_sigma))
-        return NoisyMoments(gram, cross, *levels)
+    def deviations(self) -> Tensor:
+        gram = torch.full((triangular(self.columns),), self.gram_sigma, dtype=torch.float64)
+        return torch.cat([gram, gram.new_full((self.columns,), self.cross_sigma)])
 
 
 @dataclass(frozen=True)
-class AdaSSP:
+class AdaSSP(CentralMoments):
     """Adaptive sufficient statistics perturbation, its three Gaussian releases calibrated together.
 
     The smallest eigenvalue (sensitivity B^2), A^T A (sqrt 2 B^2) and A^T b (2 B C) get noise of sqrt 3/mu* times
@@ -141,6 +148,8 @@ class AdaSSP:
     most mu*. The paper splits epsilon in three instead. Regularization: max(0, sqrt(d ln(2
     d^2/rho)) sigma - l), sigma the level of A^T A, l = the noisy eigenvalue less sqrt(2 ln(1/rho)) of its standard
     deviations, at least 0.
+
+    The value is svec(A^T A), A^T b and the smallest eigenvalue of A^T A; ``solve`` regresses with it.
 
     columns: d; bound: B; label_bound: C; epsilon > 0, delta in (0, 1); rho in (0, 1), the chance that the bounds
     on the noise fail, for accuracy only. Raises ValueError.
@@ -183,47 +192,31 @@ class AdaSSP:
         source = "Dong, Roth, Su (2022), Corollary 3.3; Balle, Wang (2018), Theorem 8"
         return Guarantee(found.epsilon, found.delta, found.model, found.neighbours, False, source)
 
-    def solve(
-        self,
-        moments: SecondMoments,
-        ridge: float,
-        *,
-        noise: Noise | None = None,
-        sample_shape: Sequence[int] = (),
-    ) -> Tensor:
-        """Private solutions, regularized by ``ridge`` or by what the noise asks for: (*sample_shape, d).
+    @property
+    def width(self) -> int:
+        return super().width + 1
+
+    def exact(self, summary: SecondMoments) -> Tensor:
+        """svec(A^T A), A^T b and the smallest eigenvalue of A^T A. Raises TypeError, ValueError."""
+        return torch.cat([super().exact(summary), torch.linalg.eigvalsh(summary.gram)[:1]])
+
+    def deviations(self) -> Tensor:
+        smallest, gram, cross = self.sigmas
+        each = [gram] * triangular(self.columns) + [cross] * self.columns + [smallest]
+        return torch.tensor(each, dtype=torch.float64)
+
+    def solve(self, found: NoisyMoments, ridge: float) -> Tensor:
+        """Solutions from an estimate, regularized by ``ridge`` or by what the noise asks for: (*sample_shape, d).
 
         Raises TypeError, ValueError.
         """
         ridge = checks.non_negative("ridge", ridge)
-        within(moments, self.columns, self.bound, self.label_bound)
-        draws = source(noise, moments.matrix.device)
-        gram, cross = with_noise(moments, self.sigmas[1], self.sigmas[2], draws, sample_shape)
-        smallest = torch.linalg.eigvalsh(moments.gram)[0] + self.sigmas[0] * draws.normal(gram.shape[:-2])
-        safe = (smallest - self.sigmas[0] * math.sqrt(2 * math.log(1 / self.rho))).clamp_min(0)
+        value = checks.instance("found", found, NoisyMoments).value
+        if value.shape[-1] != self.width or found.cross is None:
+            raise ValueError(
+                f"found must be an estimate of this protocol, {self.width} numbers, not {value.shape[-1]}"
+            )
+        safe = (value[..., -1] - self.sigmas[0] * math.sqrt(2 * math.log(1 / self.rho))).clamp_min(0)
         norm = math.sqrt(self.columns * math.log(2 * self.columns**2 / self.rho)) * self.sigmas[1]
         extra = torch.maximum(norm - safe, torch.full_like(safe, ridge))[..., None, None]
-        return solve_ridge(gram + extra * torch.eye(self.columns).to(extra), cross, 0.0)
-
-
-def paper_adassp_scale(epsilon: float, delta: float) -> float:
-    """sqrt(ln(6/delta))/(epsilon/3): the paper's noise of each release, over its sensitivity for adding or removing a
-    row.
-
-    One release alone exceeds delta/3 at epsilon/3 where epsilon is moderate; the three together spend less than
-    (epsilon, delta). Raises ValueError.
-
-    Source: Wang (2018), Algorithm 2.
-    """
-    return math.sqrt(math.log(6 / checks.fraction("delta", delta))) / (checks.positive("epsilon", epsilon) / 3)
-
-
-def with_noise(
-    moments: SecondMoments, gram_sigma: float, cross_sigma: float, draws: Draws, shape: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """A^T A and A^T b with independent noise of these levels, isotropic on symmetric matrices."""
-    shape, d = checks.sample_shape(shape), moments.columns - 1
-    words = d * (d + 1) // 2
-    noise = draws.normal((*shape, words + d))
-    gram = moments.gram + gram_sigma * symmetric(noise[..., :words], d)
-    return gram, moments.cross + cross_sigma * noise[..., words:]
+        return solve_ridge(found.gram + extra * torch.eye(self.columns).to(extra), found.cross, 0.0)

@@ -2,43 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import torch
 
 from torchdp import checks
+from torchdp.protocol import Candidate, Choice
 from torchdp.regression.errors import SecondMoments, checked
-from torchdp.regression.gram import GramRelease, within
+from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
 from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch
 from torchdp.regression.ridge import predicted_phi, predicted_phi_of_sketch
+from torchdp.regression.rows import within
+from torchdp.secure.protocol import SecureSketch
+from torchdp.sketching.constructions import balanced_count_sketch
 from torchdp.sketching.gaussian_noise import entry_variance
-
-
-@dataclass(frozen=True)
-class Route:
-    """One way, its predicted error (phi or psi), the numbers a client sends to each server, and what its noise is."""
-
-    name: str
-    error: float
-    words: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class RouteChoice:
-    """The routes that fit, least predicted error first; printing it shows the table that the choice was made from."""
-
-    routes: tuple[Route, ...]
-
-    @property
-    def best(self) -> Route:
-        """The route of least predicted error."""
-        return self.routes[0]
-
-    def __str__(self) -> str:
-        width = max(len(route.name) for route in self.routes)
-        return "\n".join(
-            f"{r.name:<{width}}  {r.error:<10.5g}  {r.words:>6} words  {r.reason}" for r in self.routes
-        )
 
 
 def choose_regression(
@@ -49,8 +26,9 @@ def choose_regression(
     *,
     epsilon: float,
     delta: float,
+    generator: torch.Generator,
     most_words: int | None = None,
-) -> RouteChoice:
+) -> Choice:
     """Gram route, sketch of the best height, or local noise: the predicted phi of each for data like these.
 
     The Gram route is first wherever ``most_words`` allows it, as far as tried: what is to be read here is by how much,
@@ -59,9 +37,9 @@ def choose_regression(
     noise hides everything; such routes are ties, in the order Gram, sketch, local.
 
     moments: a *public* guess of the data's, n among them, labels last (of an earlier or a synthetic table); a choice
-    made from private moments is not private. ridge >= 0; bound, label_bound: B and C; most_words: numbers that a
-    client may send to each server, None for any. The sketch has one copy (one word for each column and the label) and
-    exact noise. Raises TypeError, ValueError.
+    made from private moments is not private. ridge >= 0; bound, label_bound: B and C; generator: draws the public
+    sketch; most_words: numbers that a client may send to each server, None for any. The sketch has one copy (one word
+    for each column and the label) and exact noise. Raises TypeError, ValueError.
 
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: first-order errors (predicted_phi, predicted_phi_of_sketch).
@@ -70,7 +48,8 @@ def choose_regression(
     within(moments, d, bound, label_bound)
     gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
     local = LocalRows(d, bound, epsilon, delta, label_bound)
-    V = entry_variance(math.hypot(bound, label_bound), epsilon=epsilon, delta=delta)
+    longest = math.hypot(bound, label_bound)
+    V = entry_variance(longest, epsilon=epsilon, delta=delta)
     trace, square = float(moments.gram.trace()) / d, moments.label_square
     levels = math.sqrt(2 * n * local.sigma**4 + 4 * local.sigma**2 * trace)
     cross = math.sqrt(n * local.sigma**4 + local.sigma**2 * (trace + square))
@@ -78,14 +57,16 @@ def choose_regression(
     def sketched(height: int) -> float:
         return predicted_phi_of_sketch(moments, ridge, height, V)
 
-    return _ranked(
-        gram,
-        predicted_phi(moments, ridge, gram.gram_sigma, gram.cross_sigma),
-        _best_height(sketched, d + 2, n),
-        V,
-        Route("local", predicted_phi(moments, ridge, levels, cross), d + 1, _local_reason(local.sigma, n)),
-        most_words,
-    )
+    central = predicted_phi(moments, ridge, gram.gram_sigma, gram.cross_sigma)
+    candidates = [
+        (gram.words, Candidate("gram", gram, central, _gram_note(gram))),
+        (local.size, _sketch(sketched, d + 2, V, gram, longest, generator)),
+        (
+            local.size,
+            Candidate("local", local, predicted_phi(moments, ridge, levels, cross), _local_note(local, n)),
+        ),
+    ]
+    return _affordable(candidates, most_words)
 
 
 def choose_low_rank(
@@ -95,8 +76,9 @@ def choose_low_rank(
     *,
     epsilon: float,
     delta: float,
+    generator: torch.Generator,
     most_words: int | None = None,
-) -> RouteChoice:
+) -> Choice:
     """Gram route, sketch of the best height, or local noise: the predicted psi of each for data like these.
 
     Routes whose prediction ends at that of a random space are ties, in the order Gram, sketch, local.
@@ -118,14 +100,12 @@ def choose_low_rank(
     def sketched(height: int) -> float:
         return predicted_psi_of_sketch(moments, rank, height, V)
 
-    return _ranked(
-        gram,
-        predicted_psi(moments, rank, gram.gram_sigma),
-        _best_height(sketched, rank + 1, n),
-        V,
-        Route("local", predicted_psi(moments, rank, level), d, _local_reason(local.sigma, n)),
-        most_words,
-    )
+    candidates = [
+        (gram.words, Candidate("gram", gram, predicted_psi(moments, rank, gram.gram_sigma), _gram_note(gram))),
+        (local.size, _sketch(sketched, rank + 1, V, gram, bound, generator)),
+        (local.size, Candidate("local", local, predicted_psi(moments, rank, level), _local_note(local, n))),
+    ]
+    return _affordable(candidates, most_words)
 
 
 def _best_height(error: Callable[[int], float], least: int, clients: int) -> tuple[float, int]:
@@ -136,35 +116,37 @@ def _best_height(error: Callable[[int], float], least: int, clients: int) -> tup
     return min((error(height), height) for height in heights)
 
 
-def _ranked(
-    gram: GramRelease,
-    gram_error: float,
-    sketch: tuple[float, int],
+def _sketch(
+    error: Callable[[int], float],
+    least: int,
     V: float,
-    local: Route,
-    most_words: int | None,
-) -> RouteChoice:
-    error, height = sketch
-    off = gram.gram_sigma / math.sqrt(2)
-    times = math.sqrt(height) * V / off
-    words = gram.columns + (gram.label_bound is not None)
-    routes = [
-        Route("gram", gram_error, gram.words, f"noise of an entry of A^T A: {off:.3g}"),
-        Route(
-            f"sketch, {height} rows",
-            error,
-            words,
-            f"noise of an entry of A^T A: at least {math.sqrt(height) * V:.3g}, {times:.3g} times the Gram route's",
-        ),
-        local,
-    ]
+    gram: GramRelease,
+    bound: float,
+    generator: torch.Generator,
+) -> Candidate:
+    best, height = _best_height(error, least, gram.clients)
+    sketch = balanced_count_sketch(gram.clients, height, generator=generator)
+    protocol = SecureSketch(sketch, gram.columns + gram.labelled, bound, gram.epsilon, gram.delta)
+    level, off = math.sqrt(height) * V, gram.gram_sigma / math.sqrt(2)
+    note = f"{protocol.columns} words; noise of an entry of A^T A: at least {level:.3g}, {level / off:.3g} times gram's"
+    return Candidate(f"sketch, {height} rows", protocol, best, note)
+
+
+def _gram_note(gram: GramRelease) -> str:
+    return f"{gram.words} words; noise of an entry of A^T A: {gram.gram_sigma / math.sqrt(2):.3g}"
+
+
+def _local_note(local: LocalRows, clients: int) -> str:
+    level = math.sqrt(clients) * local.sigma**2
+    return f"{local.size} words; noise of an entry of A^T A: at least {level:.3g}; no servers to trust"
+
+
+def _affordable(candidates: list[tuple[int, Candidate]], most_words: int | None) -> Choice:
+    """Those of at most so many words a client, to each server."""
     if most_words is not None:
         checks.integer("most_words", most_words, 1)
-        routes = [route for route in routes if route.words <= most_words]
-        if not routes:
-            raise ValueError(f"most_words must be at least {words}: every route sends its row or more")
-    return RouteChoice(tuple(sorted(routes, key=lambda route: route.error)))
-
-
-def _local_reason(sigma: float, clients: int) -> str:
-    return f"noise of an entry of A^T A: at least {math.sqrt(clients) * sigma**2:.3g}; no servers to trust"
+        least = min(words for words, _ in candidates)
+        candidates = [(words, one) for words, one in candidates if words <= most_words]
+        if not candidates:
+            raise ValueError(f"most_words must be at least {least}: every route sends its row or more")
+    return Choice(tuple(one for _, one in candidates))

@@ -35,6 +35,19 @@ class SecondMoments:
             raise ValueError("matrix must be positive semidefinite; pass A^T A")
         object.__setattr__(self, "matrix", matrix)
 
+    @staticmethod
+    def of(A: Tensor, labels: Tensor | None = None) -> "SecondMoments":
+        """Those of rows (n, d), with labels (n,) as a last column: in float64, part by part.
+
+        Raises TypeError, ValueError.
+        """
+        A = joined(A, labels)
+        total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
+        for part in A.split(max(1, NUMBERS_AT_ONCE // A.shape[1])):
+            part = part.double()
+            total.addmm_(part.mT, part)
+        return SecondMoments(len(A), total)
+
     @property
     def columns(self) -> int:
         """Columns of the rows, a label among them where there is one."""
@@ -59,23 +72,10 @@ class SecondMoments:
         return SecondMoments(self.clients + other.clients, self.matrix + other.matrix)
 
 
-def second_moments(A: Tensor, labels: Tensor | None = None) -> SecondMoments:
-    """The second moments of rows (n, d), with labels (n,) as a last column: in float64, part by part.
-
-    Raises TypeError, ValueError.
-    """
-    A = joined(A, labels)
-    total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
-    for part in A.split(max(1, NUMBERS_AT_ONCE // A.shape[1])):
-        part = part.double()
-        total.addmm_(part.mT, part)
-    return SecondMoments(len(A), total)
-
-
 def checked(moments: SecondMoments) -> SecondMoments:
     """``moments``, if that is what they are. Raises TypeError."""
     if not isinstance(moments, SecondMoments):
-        raise TypeError(f"moments must be SecondMoments, not {type(moments).__name__}; see second_moments")
+        raise TypeError(f"moments must be SecondMoments, not {type(moments).__name__}; see SecondMoments.of")
     return moments
 
 

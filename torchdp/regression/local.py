@@ -8,21 +8,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.draws import Draws
-from torchdp.noise import Noise, source
+from torchdp import checks, wire
+from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
-from torchdp.regression.errors import NUMBERS_AT_ONCE, SecondMoments
-from torchdp.regression.gram import rows_of, shortened, within
-from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows
+from torchdp.protocol import Layout, LocalProtocol, Objective, Tally
+from torchdp.regression.errors import SecondMoments
+from torchdp.regression.rows import RowsProtocol, within
+from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows, product_variances
 
 
 @dataclass(frozen=True)
-class LocalRows:
+class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
     """Each client publishes its row, and its label, plus N(0, sigma^2 I): nobody need be trusted.
 
-    Two rows with labels are at most 2 sqrt(B^2 + C^2) apart. The analyst sees Z = [A b] + E, with
-    E Z^T Z = [A b]^T [A b] + n sigma^2 I.
+    Two rows with labels are at most 2 sqrt(B^2 + C^2) apart. The tally is Z^T Z, Z = [A b] + E, with
+    E Z^T Z = [A b]^T [A b] + n sigma^2 I; the estimate subtracts n sigma^2 I.
 
     columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1); label_bound: C, labels are
     cut to it, None for no labels. Raises ValueError.
@@ -59,52 +59,72 @@ class LocalRows:
         source = "Balle, Wang (2018), Theorem 8"
         return Guarantee(self.epsilon, self.delta, Model.LOCAL, Neighbours.REPLACE_ONE, True, source)
 
-    def messages(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> Tensor:
-        """What these clients publish: (n, d) or, with labels, (n, d + 1), float64. Raises TypeError, ValueError."""
-        rows = rows_of(A, labels, self.columns, self.label_bound).double()
-        sent = shortened(rows[:, : self.columns], self.bound)
-        if self.label_bound is not None:
-            sent = torch.cat([sent, rows[:, -1:].clamp(-self.label_bound, self.label_bound)], 1)
-        return sent + self.sigma * source(noise, rows.device).normal(tuple(sent.shape))
+    @property
+    def size(self) -> int:
+        """Numbers that one client publishes."""
+        return self.columns + self.labelled
 
-    def collect(self, A: Tensor, labels: Tensor | None = None, *, noise: Noise | None = None) -> Tensor:
-        """Z^T Z of all messages, made and added part by part: (d, d) or (d + 1, d + 1), float64."""
-        rows = rows_of(A, labels, self.columns, self.label_bound)
-        noise = source(noise, rows.device)
-        total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
-        for part in rows.split(max(1, NUMBERS_AT_ONCE // rows.shape[1])):
-            x, y = part[:, : self.columns], None if self.label_bound is None else part[:, -1]
-            sent = self.messages(x, y, noise=noise)
-            total.addmm_(sent.mT, sent)
-        return total
+    @property
+    def layout(self) -> Layout:
+        return {"gram": ((self.size, self.size), torch.float64)}
 
-    def release(
-        self, moments: SecondMoments, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()
-    ) -> Tensor:
-        """Z^T Z for rows of these moments, in law that of ``collect``, whatever n: O(d^3) a repetition.
+    @property
+    def bits_per_user(self) -> int:
+        return 64 * self.size
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        rows = self.clipped(x)
+        return rows + self.sigma * draws.normal(tuple(rows.shape))
+
+    def tally(self, messages: Tensor) -> Tally:
+        messages = checks.floating("messages", messages).double()
+        if messages.ndim != 2 or messages.shape[1] != self.size:
+            raise ValueError(f"messages must have shape (n, {self.size}), not {tuple(messages.shape)}")
+        return Tally(len(messages), {"gram": messages.mT @ messages})
+
+    def drawn(self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """O(d^3) a repetition, whatever n.
 
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
-        with n - r degrees of freedom. moments: of rows within the bounds. Raises ValueError.
+        with n - r degrees of freedom.
         """
-        within(moments, self.columns, self.bound, self.label_bound)
-        shape, d, draws = checks.sample_shape(sample_shape), moments.columns, source(noise, moments.matrix.device)
-        values, vectors = torch.linalg.eigh(moments.matrix)
-        r = min(moments.clients, d)  # rows that can differ from zero after a rotation of the clients
+        within(summary, self.columns, self.bound, self.label_bound)
+        n, d = summary.clients, summary.columns
+        values, vectors = torch.linalg.eigh(summary.matrix)
+        r = min(n, d)  # rows that can differ from zero after a rotation of the clients
         root = (values.clamp_min(0).sqrt()[:, None] * vectors.mT)[d - r :]
         rotated = root + self.sigma * draws.normal((*shape, r, d))
-        return rotated.mT @ rotated + self.sigma**2 * wishart(moments.clients - r, d, shape, draws)
+        return Tally(n, {"gram": rotated.mT @ rotated + self.sigma**2 * wishart(n - r, d, shape, draws)})
 
-    def decode(self, total: Tensor, clients: int) -> NoisyMoments:
-        """The debiased moments, Z^T Z - n sigma^2 I, with the levels of their noise: (*batch, d', d').
+    def analyse(self, tally: Tally) -> NoisyMoments:
+        """Standard errors are of the rows' products with the noise, their squares taken from the tally."""
+        total, variance = self.check(tally)["gram"], self.sigma**2
+        matrix = total - tally.n * variance * torch.eye(self.size).to(total)
+        squares, mean = (total.new_full(total.shape[:-2], v) for v in (tally.n * variance**2, variance))
+        return from_noisy_rows(matrix, squares, mean, self.labelled, tally.n)
 
-        Raises ValueError, TypeError.
-        """
-        total, variance = checks.matrix("total", total).double(), self.sigma**2
-        clients, size = checks.integer("clients", clients, 1), self.columns + (self.label_bound is not None)
-        if total.shape[-2:] != (size, size):
-            raise ValueError(f"total must have shape (..., {size}, {size}), not {tuple(total.shape)}")
-        matrix = total - clients * variance * torch.eye(total.shape[-1]).to(total)
-        return from_noisy_rows(matrix, clients * variance**2, variance, self.label_bound is not None)
+    def predicted_mse(self, summary: SecondMoments) -> Tensor:
+        """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
+        within(summary, self.columns, self.bound, self.label_bound)
+        diagonal = summary.matrix.diagonal()
+        return product_variances(diagonal, summary.clients * self.sigma**4, self.sigma**2, self.labelled)
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their bounds."""
+        n, d = checks.integer("n", n, 1), self.columns
+        label = torch.tensor([n * (self.label_bound or 0.0) ** 2] * self.labelled, dtype=torch.float64)
+        rows = torch.zeros(d, dtype=torch.float64)
+        rows[0] = n * self.bound**2
+        if objective is Objective.MEAN:
+            rows[:] = n * self.bound**2 / d
+        diagonal = torch.cat([rows, label])
+        return objective.of(product_variances(diagonal, n * self.sigma**4, self.sigma**2, self.labelled))
+
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack_vectors(messages)
+
+    def decode(self, data: bytes) -> Tensor:
+        return wire.unpack_vectors(checks.instance("data", data, bytes), self.size)
 
 
 def wishart(degrees: int, d: int, shape: Sequence[int], draws: Draws) -> Tensor:

@@ -1,7 +1,6 @@
 """Frequency moments and histograms: sums of encodings whose error does not grow with the number of clients."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,25 +8,26 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.noise import Noise
-from torchdp.privacy import Guarantee
+from torchdp.protocol import Estimate, Tally
 from torchdp.regression.errors import NUMBERS_AT_ONCE
-from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
+from torchdp.regression.shared_sum import SharedSum, shared_noise
+from torchdp.secure.shared_noise import SharedNoise
 
 
 @dataclass(frozen=True)
-class FrequencyMoments:
+class FrequencyMoments(SharedSum[Tally]):
     """F_k = sum_i abs(x_i)^k for several orders k at once, x_i in [-D, D], by one noisy sum.
 
     Each client encodes (abs(x)/D)^k for every order, in [0, 1], and adds its share of the noise. From 0 to D all r
-    encodings move by 1, and none moves further: the sensitivity is sqrt r in l_2 and r in l_1.
+    encodings move by 1, and none moves further: the sensitivity is sqrt r in l_2 and r in l_1. A summary is the tally
+    of what the clients show, before any noise.
 
     clients: n; bound: D, larger values are cut to it; orders: distinct, > 0; epsilon; delta: in (0, 1), or 0 for
     Laplace noise; corrupt clients collude, absent others may drop out, together fewer than n. Raises ValueError.
 
     Guarantees: exactly (epsilon, delta)-DP for replacing one client's value, n public.
     Source: Balle, Wang (2018), Theorem 8; Dwork, McSherry, Nissim, Smith (2006), Theorem 1; the problem: Burkhardt,
-    Keller, Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see paper_moment_variance).
+    Keller, Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see ``regression.paper``).
     """
 
     clients: int
@@ -56,56 +56,53 @@ class FrequencyMoments:
         )
 
     @property
-    def guarantee(self) -> Guarantee:
-        return self.noise.guarantee
-
-    def guarantee_of(self, clients: int) -> Guarantee:
-        """What the sum of so many clients' messages promises. Raises ValueError where nothing."""
-        return self.noise.guarantee_of(clients)
+    def words(self) -> int:
+        return len(self.orders)
 
     @property
-    def standard_error(self) -> Tensor:
-        """Root mean squared error of each moment, whatever the data and n: D^k times the noise's level, (r,)."""
-        return self.noise.level * self._scales("cpu")
+    def reach(self) -> tuple[float, float]:
+        return math.sqrt(self.words), 1.0
 
-    def encode(self, x: Tensor) -> Tensor:
-        """What clients with these values encode: (n,) -> (n, r), float64. Raises TypeError, ValueError."""
-        x = checks.floating("x", x).double()
-        if x.ndim != 1:
-            raise ValueError(f"x must have shape (n,), one value for each client, not {tuple(x.shape)}")
-        return (x.abs() / self.bound).clamp_max(1)[:, None] ** x.new_tensor(self.orders)
+    @property
+    def scales(self) -> Tensor:
+        """D^k of each order: (r,)."""
+        return self.bound ** torch.tensor(self.orders, dtype=torch.float64)
 
-    def messages(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """What clients with these values send, in the clear: (n, r), float64."""
-        return self.noise.add_share(self.encode(x), noise=noise)
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n,) numbers, of at most ``clients`` clients. Raises TypeError, ValueError."""
+        x = checks.floating("x", x)
+        if x.ndim != 1 or len(x) == 0:
+            raise ValueError(f"x must have shape (n,), n >= 1, one value for each client, not {tuple(x.shape)}")
+        return self.few(x)
 
-    def decode(self, total: Tensor, clients: int) -> Tensor:
-        """The moments of so many clients from the sum of their messages: (*batch, r) -> (*batch, r), unbiased.
+    def shown(self, x: Tensor) -> Tensor:
+        return (x.double().abs() / self.bound).clamp_max(1)[:, None] ** torch.tensor(
+            self.orders, dtype=torch.float64, device=x.device
+        )
 
-        Raises ValueError for fewer than n - absent, whose noise does not suffice; TypeError.
-        """
-        self.noise.heard(clients)
-        total = checks.floating("total", total).double()
-        if total.ndim == 0 or total.shape[-1] != len(self.orders):
-            raise ValueError(f"total must have shape (..., {len(self.orders)}), not {tuple(total.shape)}")
-        return total * self._scales(total.device)
+    def summary(self, x: Tensor) -> Tally:
+        parts = [self.shown(part).sum(0) for part in x.split(max(1, NUMBERS_AT_ONCE // self.words))]
+        return Tally(len(x), {"sum": torch.stack(parts).sum(0)})
 
-    def estimate(self, x: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Private moments of n values: (*sample_shape, r); the law of summed messages, the noise drawn at once."""
-        if checks.floating("x", x).shape != (self.clients,):
-            raise ValueError(
-                f"x must have shape ({self.clients},), one value for each client, not {tuple(x.shape)}"
-            )
-        parts = x.split(max(1, NUMBERS_AT_ONCE // len(self.orders)))
-        total = torch.stack([self.encode(part).sum(0) for part in parts]).sum(0)
-        return self.decode(self.noise.add_sum(total, noise=noise, sample_shape=sample_shape), self.clients)
+    def total(self, summary: Tally) -> tuple[Tensor, int]:
+        return self.check(summary)["sum"], summary.n
 
-    def _scales(self, device: torch.device | str) -> Tensor:
-        return self.bound ** torch.tensor(self.orders, dtype=torch.float64, device=device)
+    def exact(self, summary: Tally) -> Tensor:
+        return self.total(summary)[0] * self.scales.to(summary["sum"])
+
+    def variances(self, n: int) -> Tensor:
+        """D^(2k) times that of the noise, whatever n."""
+        return (self.noise.level_of(n) * self.scales).square()
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """The moments of the clients heard, (*batch, r), unbiased. Raises ValueError where they are too few."""
+        total = self.heard(tally)
+        value = total * self.scales.to(total)
+        return Estimate(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)
 
 
 @dataclass(frozen=True)
-class SecureHistogram:
+class SecureHistogram(SharedSum[Tensor]):
     """How many clients hold each of k types, by one noisy sum of indicator vectors.
 
     Two indicators are sqrt 2 apart in l_2 and 2 in l_1. The counts add up to the public n, and so do the estimates:
@@ -135,63 +132,41 @@ class SecureHistogram:
         return shared_noise(self.clients, math.sqrt(2), 2.0, self.epsilon, self.delta, self.corrupt, self.absent)
 
     @property
-    def guarantee(self) -> Guarantee:
-        return self.noise.guarantee
-
-    def guarantee_of(self, clients: int) -> Guarantee:
-        """What the sum of so many clients' messages promises. Raises ValueError where nothing."""
-        return self.noise.guarantee_of(clients)
+    def words(self) -> int:
+        return self.types
 
     @property
-    def standard_error(self) -> float:
-        """Root mean squared error of each count, whatever the counts and n."""
-        return self.noise.level * math.sqrt(1 - 1 / self.types)
+    def reach(self) -> tuple[float, float]:
+        return 1.0, 1.0
 
-    def messages(self, x: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """What clients of types x in [0, k) send, in the clear: (n,) -> (n, k), float64."""
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n,) types, of at most ``clients`` clients. Raises TypeError, ValueError."""
         x = checks.indices("x", x, self.types)
-        if x.ndim != 1:
-            raise ValueError(f"x must have shape (n,), one type for each client, not {tuple(x.shape)}")
-        return self.noise.add_share(torch.nn.functional.one_hot(x, self.types).double(), noise=noise)
+        if x.ndim != 1 or len(x) == 0:
+            raise ValueError(f"x must have shape (n,), n >= 1, one type for each client, not {tuple(x.shape)}")
+        return self.few(x)
 
-    def decode(self, total: Tensor, clients: int) -> Tensor:
-        """The counts of so many clients from the sum of their messages: (*batch, k) -> (*batch, k), adding up to them.
+    def shown(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(x, self.types).double()
 
-        Unbiased. Raises ValueError for fewer than n - absent, whose noise does not suffice; TypeError.
-        """
-        self.noise.heard(clients)
-        total = checks.floating("total", total).double()
-        if total.ndim == 0 or total.shape[-1] != self.types:
-            raise ValueError(f"total must have shape (..., {self.types}), not {tuple(total.shape)}")
-        return total + (clients - total.sum(-1, keepdim=True)) / self.types
+    def summary(self, x: Tensor) -> Tensor:
+        return torch.bincount(x, minlength=self.types)
 
-    def estimate(self, counts: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Private counts where counts[x] clients hold x: (*sample_shape, k); the law of summed messages.
+    def total(self, summary: Tensor) -> tuple[Tensor, int]:
+        counts = checks.floating("summary", summary).double()
+        if counts.shape != (self.types,) or bool((counts < 0).any()):
+            raise ValueError(f"summary must hold {self.types} counts >= 0, not a tensor {tuple(counts.shape)}")
+        return counts, round(float(counts.sum()))
 
-        Raises TypeError, ValueError.
-        """
-        counts = checks.counts("counts", counts, self.types)
-        if int(counts.sum()) != self.clients:
-            raise ValueError(f"counts must add up to the {self.clients} clients")
-        total = self.noise.add_sum(counts.double(), noise=noise, sample_shape=sample_shape)
-        return self.decode(total, self.clients)
+    def exact(self, summary: Tensor) -> Tensor:
+        return self.total(summary)[0]
 
+    def variances(self, n: int) -> Tensor:
+        """A share 1 - 1/k of the noise's, whatever n."""
+        return torch.full((self.types,), self.noise.level_of(n) ** 2 * (1 - 1 / self.types), dtype=torch.float64)
 
-def paper_moment_variance(bound: float, order: float, epsilon: float, delta: float) -> float:
-    """Variance of F_k's Gaussian noise as printed: 2 D^k ln(1.25/delta)/epsilon^2. Raises ValueError.
-
-    What is wrong: the sensitivity is D^k, so that D^(2k) is needed; with D > 1 it is not (epsilon, delta)-DP, with D
-    < 1 it wastes noise. The printed Laplace scale, 2 D^k/epsilon, is twice what is needed.
-    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.1.
-    """
-    power = checks.positive("bound", bound) ** checks.positive("order", order)
-    return 2 * power * math.log(1.25 / checks.fraction("delta", delta)) / checks.positive("epsilon", epsilon) ** 2
-
-
-def shared_noise(
-    clients: int, l2: float, l1: float, epsilon: float, delta: float, corrupt: int, absent: int
-) -> SharedNoise:
-    """Gaussian noise at the l_2 sensitivity, or, for delta = 0, Laplace noise at the l_1 sensitivity."""
-    if checks.non_negative("delta", delta) == 0:
-        return SharedLaplace(clients, l1, epsilon, corrupt, absent=absent)
-    return SharedGaussian(clients, l2, epsilon, delta, corrupt, absent=absent)
+    def analyse(self, tally: Tally) -> Estimate:
+        """The counts of the clients heard, (*batch, k), adding up to them; unbiased. Raises ValueError for too few."""
+        total = self.heard(tally)
+        value = total + (tally.n - total.sum(-1, keepdim=True)) / self.types
+        return Estimate(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)

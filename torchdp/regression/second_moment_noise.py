@@ -1,29 +1,60 @@
 """Second moments with noise: what every route to regression and low rank ends with, and how noisy it is."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.protocol import Estimate
 
 
 @dataclass(frozen=True, eq=False)
-class NoisyMoments:
-    """A released A^T A and, for regression, A^T b, with the levels of their noise; leading dimensions are
-    repetitions.
+class NoisyMoments(Estimate):
+    """An estimate of svec(A^T A) and, for regression, of A^T b behind it: (*batch, d (d + 1)/2 [+ d]).
 
-    gram: (*batch, d, d), symmetric, not always positive; cross: (*batch, d) or None. gram_sigma, cross_sigma:
-    (*batch) standard deviations: the symmetric noise of the gram has gram_sigma on its diagonal and
-    gram_sigma / sqrt 2 beside it (isotropic on symmetric matrices), that of cross has cross_sigma in each entry.
-    Everything computed from it is private: it reads the data nowhere else.
+    columns: d. What is computed from it is as private as it is: ``adaptive_ridge``, ``top_directions`` read nothing
+    else.
     """
 
-    gram: Tensor
-    cross: Tensor | None
-    gram_sigma: Tensor
-    cross_sigma: Tensor
+    columns: int = field(kw_only=True)
+
+    @property
+    def gram(self) -> Tensor:
+        """A^T A: (*batch, d, d), symmetric, not always positive."""
+        return symmetric(self.value[..., : triangular(self.columns)], self.columns)
+
+    @property
+    def cross(self) -> Tensor | None:
+        """A^T b: (*batch, d); None where there are no labels."""
+        first = triangular(self.columns)
+        part = self.value[..., first : first + self.columns]
+        return part if part.shape[-1] else None
+
+    @property
+    def gram_sigma(self) -> Tensor:
+        """(*batch): root mean squared standard error of svec(A^T A).
+
+        Where the noise is isotropic on symmetric matrices, it deviates by this on the diagonal and by 1/sqrt 2 of it
+        elsewhere.
+        """
+        return _level(self.standard_error[..., : triangular(self.columns)])
+
+    @property
+    def cross_sigma(self) -> Tensor:
+        """(*batch): root mean squared standard error of A^T b."""
+        first = triangular(self.columns)
+        return _level(self.standard_error[..., first : first + self.columns])
+
+
+def _level(errors: Tensor) -> Tensor:
+    return errors.double().square().mean(-1).sqrt()
+
+
+def triangular(d: int) -> int:
+    """d (d + 1)/2, the numbers of a symmetric matrix."""
+    return d * (d + 1) // 2
 
 
 def vectorized(rows: Tensor) -> Tensor:
@@ -33,6 +64,12 @@ def vectorized(rows: Tensor) -> Tensor:
     """
     i, j = triangle(rows.shape[-1], rows.device)
     return rows[..., i] * rows[..., j] * torch.where(i == j, 1.0, math.sqrt(2)).to(rows)
+
+
+def svec(matrices: Tensor) -> Tensor:
+    """The upper triangles of symmetric matrices (..., d, d), off-diagonals times sqrt 2: (..., d (d + 1) / 2)."""
+    i, j = triangle(matrices.shape[-1], matrices.device)
+    return matrices[..., i, j] * torch.where(i == j, 1.0, math.sqrt(2)).to(matrices)
 
 
 def symmetric(vectors: Tensor, d: int) -> Tensor:
@@ -50,38 +87,54 @@ def triangle(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return i, j
 
 
-def debiased(Y: Tensor, variance: float | Tensor, *, labelled: bool = True) -> NoisyMoments:
+def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     """The moments of rows that carry independent noise of known variance: Y^T Y less its noise's own mean.
 
-    Y = Z + N with Z = S [A b] has E Y^T Y = Z^T Z + sum_j V_j I. The levels hold to leading order, with the unknown
-    diagonal of Z^T Z estimated by the release: gram_sigma^2 = 2 sum_j V_j^2 + 4 V tr G/d and cross_sigma^2 =
-    sum_j V_j^2 + V (tr G/d + b^T b), V the mean of the V_j. They speak of the noise alone, not of S.
+    Y = Z + N with Z = S [A b] has E Y^T Y = Z^T Z + sum_j V_j I. Standard errors hold to leading order, with the
+    unknown diagonal of Z^T Z estimated by the release (``product_variances``). They speak of the noise alone, not of S.
 
-    Y: (*batch, m, d'); variance: of each entry's noise, a float or (m,), >= 0; labelled: whether the last column is
-    the label's. Raises TypeError, ValueError.
+    sketched: value Y, (*batch, m, d'), as ``SecureSketch`` estimates it, standard errors sqrt(V_j) alike along a row.
+    labelled: whether the last column is the label's. Raises TypeError, ValueError.
     """
+    checks.instance("sketched", sketched, Estimate)
     checks.instance("labelled", labelled, bool)
-    Y = checks.matrix("Y", Y).double()
-    if isinstance(variance, Tensor):
-        variance = checks.dense("variance", variance)
-    else:
-        variance = checks.non_negative("variance", variance)
-    variances = torch.as_tensor(variance, dtype=torch.float64, device=Y.device)
-    if variances.shape not in ((), Y.shape[-2:-1]) or not bool(
-        (torch.isfinite(variances) & (variances >= 0)).all()
-    ):
-        raise ValueError(f"variance must be one number >= 0, or one for each of the {Y.shape[-2]} rows of Y")
-    variances = variances.expand(Y.shape[-2])
-    matrix = Y.mT @ Y - variances.sum() * torch.eye(Y.shape[-1]).to(Y)
-    return from_noisy_rows(matrix, float(variances.square().sum()), float(variances.mean()), labelled)
+    Y, errors = checks.matrix("sketched", sketched.value).double(), sketched.standard_error
+    if errors.shape != Y.shape or bool((errors < 0).any()) or bool((errors != errors[..., :1]).any()):
+        raise ValueError(
+            "sketched must have one standard error >= 0 for each row of its value, as SecureSketch's has"
+        )
+    variances = errors[..., 0].double().square()  # (*batch, m)
+    eye = torch.eye(Y.shape[-1]).to(Y)
+    matrix = Y.mT @ Y - variances.sum(-1)[..., None, None] * eye
+    return from_noisy_rows(matrix, variances.square().sum(-1), variances.mean(-1), labelled, sketched.n)
 
 
-def from_noisy_rows(matrix: Tensor, squares: float, variance: float, labelled: bool) -> NoisyMoments:
-    """Debiased moments (*batch, d', d') of noisy rows, with their levels; squares: sum of the squared variances."""
-    gram = matrix[..., :-1, :-1] if labelled else matrix
-    mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(0)
-    gram_sigma = (2 * squares + 4 * variance * mean).sqrt()
+def from_noisy_rows(matrix: Tensor, squares: Tensor, variance: Tensor, labelled: bool, n: int) -> NoisyMoments:
+    """Debiased moments (*batch, d', d') of noisy rows; squares: sum of the squared variances, variance: their mean."""
+    d = matrix.shape[-1] - labelled
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    errors = product_variances(diagonal, squares[..., None], variance[..., None], labelled).sqrt()
+    return NoisyMoments(moment_vector(matrix, labelled), errors, n, columns=d)
+
+
+def moment_vector(matrix: Tensor, labelled: bool) -> Tensor:
+    """svec(A^T A) and A^T b of [A b]^T [A b], (*batch, d', d'), the label last."""
     if not labelled:
-        return NoisyMoments(gram, None, gram_sigma, gram_sigma)
-    square = matrix[..., -1, -1].clamp_min(0)
-    return NoisyMoments(gram, matrix[..., :-1, -1], gram_sigma, (squares + variance * (mean + square)).sqrt())
+        return svec(matrix)
+    return torch.cat([svec(matrix[..., :-1, :-1]), matrix[..., :-1, -1]], -1)
+
+
+def product_variances(
+    diagonal: Tensor, squares: Tensor | float, variance: Tensor | float, labelled: bool
+) -> Tensor:
+    """Variances of the products of rows with independent noise, in the order of ``moment_vector``.
+
+    Entry (i, j) of Z^T Z has squares + V (M_ii + M_jj), twice that on the diagonal and in svec. diagonal: M_jj,
+    (*batch, d'). squares: sum of the rows' squared variances; variance: V, their mean.
+    """
+    d = diagonal.shape[-1] - labelled
+    i, j = triangle(d, diagonal.device)
+    gram = 2 * squares + 2 * variance * (diagonal[..., i] + diagonal[..., j])
+    if not labelled:
+        return gram
+    return torch.cat([gram, squares + variance * (diagonal[..., :-1] + diagonal[..., -1:])], -1)

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 
 
@@ -52,12 +50,12 @@ class SharedNoise(ABC):
         """What a sum of so many clients' messages promises to each of them. Raises ValueError where nothing."""
 
     @abstractmethod
-    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """Encodings (n, words) with each client's noise. Raises TypeError."""
+    def add_share(self, shown: Tensor, draws: Draws) -> Tensor:
+        """What clients send, (n, words), each with its part of the noise; unchecked."""
 
     @abstractmethod
-    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
-        """A sum of encodings (words,) with the noise of all clients: (*sample_shape, words), exactly in law."""
+    def add_sum(self, total: Tensor, clients: int, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+        """A sum of what so many show, (words,), with their noise: (*shape, words), exactly in law; unchecked."""
 
     def heard(self, clients: int) -> int:
         """``clients``, if the noise of so many suffices for ``guarantee``. Raises ValueError."""
@@ -129,14 +127,11 @@ class SharedGaussian(SharedNoise):
         left = self.sigma * math.sqrt(honest / self.honest)
         return gaussian_guarantee(left, self.delta, self.sensitivity, self.model, Neighbours.REPLACE_ONE)
 
-    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
-        encoded = checks.floating("encoded", encoded)
-        own = source(noise, encoded.device).normal(tuple(encoded.shape))
-        return encoded + self.sigma / math.sqrt(self.honest) * own
+    def add_share(self, shown: Tensor, draws: Draws) -> Tensor:
+        return shown + self.level_of(1) * draws.normal(tuple(shown.shape))
 
-    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
-        shape = (*checks.sample_shape(sample_shape), *checks.floating("total", total).shape)
-        return total + self.level * source(noise, total.device).normal(shape)
+    def add_sum(self, total: Tensor, clients: int, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+        return total + self.level_of(clients) * draws.normal((*shape, *total.shape))
 
 
 @dataclass(frozen=True)
@@ -178,15 +173,13 @@ class SharedLaplace(SharedNoise):
         self.heard(clients)
         return self.guarantee
 
-    def add_share(self, encoded: Tensor, *, noise: Noise | None = None) -> Tensor:
-        encoded = checks.floating("encoded", encoded)
-        return encoded + self._difference(1, tuple(encoded.shape), source(noise, encoded.device))
+    def add_share(self, shown: Tensor, draws: Draws) -> Tensor:
+        return shown + self._difference(1, tuple(shown.shape), draws)
 
-    def add_sum(self, total: Tensor, *, noise: Noise | None = None, sample_shape: Sequence[int] = ()) -> Tensor:
-        shape = (*checks.sample_shape(sample_shape), *checks.floating("total", total).shape)
-        return total + self._difference(self.clients, shape, source(noise, total.device))
+    def add_sum(self, total: Tensor, clients: int, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+        return total + self._difference(clients, (*shape, *total.shape), draws)
 
-    def _difference(self, clients: int, shape: Sequence[int], draws: Draws) -> Tensor:
+    def _difference(self, clients: int, shape: tuple[int, ...], draws: Draws) -> Tensor:
         share = clients / self.honest
         first, second = draws.gamma(torch.full((2, *shape), share, dtype=torch.float64, device=draws.device))
         return self.scale * (first - second)

@@ -1,55 +1,52 @@
-"""Bitsum protocols in the shuffle model: messages, exact sums, exact dominating pairs and their composition."""
+"""Sums of bits in the shuffle model: users send anonymous messages, a shuffler mixes them, an analyst adds them up.
 
-from torchdp.shuffle.accounting import delta_of, epsilon_of, guarantee
-from torchdp.shuffle.bitsum import BitSum, ShuffledBitSum
-from torchdp.shuffle.calibrate import calibrate, calibrate_correlated, calibrate_negative_binomial
+    >>> import torch
+    >>> from torchdp.shuffle import BitSums, PoissonSum
+    >>> sums = BitSums.calibrated(PoissonSum, users=1000, epsilon=1.0, delta=1e-6, instances=8)
+    >>> estimate = sums.estimate(torch.rand(1000, 8) < 0.3)  # each user's own messages, their noise the system's
+    >>> estimate.value.shape, sums.guarantee.epsilon <= 1
+    (torch.Size([8]), True)
+
+A :class:`BitLaw` says what a user sends in one instance, its error, and the pairs of laws that dominate what one bit
+tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``users``, D the noise of all together.
+
+| law | messages of a user in one instance | noise |
+|---|---|---|
+| :class:`RandomizedResponseSum` | 1 | its own bit, flipped |
+| :class:`PoissonSum`, :class:`NegativeBinomialSum` | 1 + E D/n | D of one kind of message |
+| :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, hidden by pairs that cancel |
+| :class:`PureSum` | more | the same at delta = 0 |
+| :class:`CentralGaussianSum`, :class:`ExactSum` | references: a curator's, in ``CuratorSums`` | N(0, sigma^2); none |
+
+Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact dominating pairs (Ghazi
+et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up (Doroshenko et al. 2022, Algorithm 1), or from how
+far a user's probabilities move (``shuffle.moments``, with proof). ``shuffle.paper`` has the literature's closed forms.
+"""
+
+from torchdp.shuffle import paper
+from torchdp.shuffle.accounting import delta_of, epsilon_of
+from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.correlated import CorrelatedSum
-from torchdp.shuffle.messages import Messages, join, shuffle
-from torchdp.shuffle.one_type import NegativeBinomialSum, OneTypeSum, PoissonSum
-from torchdp.shuffle.paper import (
-    paper_composition,
-    paper_correlated,
-    paper_correlated_one,
-    paper_poisson,
-    paper_pure,
-    paper_randomized_response,
-    paper_split,
-)
-from torchdp.shuffle.pure import PureSum, pure_sum
-from torchdp.shuffle.references import CentralGaussianSum, CuratorSum, ExactSum
+from torchdp.shuffle.laws import BitLaw
+from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
+from torchdp.shuffle.pure import PureSum
+from torchdp.shuffle.references import CentralGaussianSum, ExactSum
 from torchdp.shuffle.response import RandomizedResponseSum
-from torchdp.shuffle.rounded import calibrate_rounded, rounded_delta_of, rounded_guarantee
+from torchdp.shuffle.sums import BitSums, CuratorSums
 
 __all__ = [
-    "BitSum",
+    "Bag",
+    "BitLaw",
+    "BitSums",
     "CentralGaussianSum",
     "CorrelatedSum",
-    "CuratorSum",
+    "CuratorSums",
     "ExactSum",
-    "Messages",
     "NegativeBinomialSum",
-    "OneTypeSum",
     "PoissonSum",
     "PureSum",
     "RandomizedResponseSum",
-    "ShuffledBitSum",
-    "calibrate",
-    "calibrate_correlated",
-    "calibrate_negative_binomial",
-    "calibrate_rounded",
     "delta_of",
     "epsilon_of",
-    "guarantee",
-    "join",
-    "paper_composition",
-    "paper_correlated",
-    "paper_correlated_one",
-    "paper_poisson",
-    "paper_pure",
-    "paper_randomized_response",
-    "paper_split",
-    "pure_sum",
-    "rounded_delta_of",
-    "rounded_guarantee",
-    "shuffle",
+    "paper",
 ]

@@ -1,89 +1,131 @@
-"""What a bitsum protocol guarantees when a user takes part in many instances, certified from its dominating pairs."""
+"""What a law guarantees when a user takes part in many instances, certified from its dominating pairs.
+
+Two ways, and the better of both counts. Flips: the worst pair of one instance, composed as often as bits may flip.
+Movement: a user that holds a vector and rounds coordinate i to a one with probability q_i moves the probabilities by
+``change`` = sum_i (q_i - q_i')^2 when the vector is replaced, which may be far less; ``BitLaw.moved_delta`` says what
+that costs: ``torchdp.shuffle.moments`` for one-type noise, exactly for a curator's Gaussian noise.
+"""
 
 import math
+from collections.abc import Iterator
 
 from torchdp import checks
-from torchdp.privacy import Guarantee, Neighbours, gaussian_guarantee, gaussian_log_delta
-from torchdp.privacy.accounting import composed_delta, composed_epsilon
-from torchdp.shuffle.bitsum import BitSum
-from torchdp.shuffle.pure import PureSum
-from torchdp.shuffle.references import CentralGaussianSum
-from torchdp.shuffle.response import RandomizedResponseSum
+from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.shuffle.laws import BitLaw, MessageLaw
+from torchdp.shuffle.search import LARGEST, TOLERANCE, movement
 
-SOURCE = "dominating pair of each instance, composed after Doroshenko et al. (2022), Algorithm 1"
+FLIPS = "dominating pair of each instance, composed after Doroshenko et al. (2022), Algorithm 1"
+EITHER = "sums of rounded bits: flips composed after Doroshenko et al. (2022), Algorithm 1, or their movement"
 
 
-def delta_of(protocol: BitSum, epsilon: float, instances: int, absent: int = 0) -> float:
-    """The smallest delta certified at ``epsilon`` >= 0 where a user changes its bits in ``instances`` instances.
+def delta_of(
+    law: BitLaw,
+    epsilon: float,
+    instances: int,
+    absent: int = 0,
+    *,
+    change: float | None = None,
+    flips: int | None = None,
+) -> float:
+    """The smallest delta certified at ``epsilon`` >= 0 for a user who takes part in ``instances`` instances.
 
-    absent: users whose noise does not count. Raises ValueError.
+    Args:
+        absent: users whose noise does not count.
+        change: the largest sum over the instances of (q_i - q_i')^2, q_i the probability that a user's bit is one, over
+            all pairs of values of that user; in (0, instances]. None: bits are not rounded at random.
+        flips: the most bits that can differ; None: all of them.
 
-    Guarantees: (epsilon, delta)-DP under replacement of all bits of one user, whatever the other users hold. Exact for
-    central Gaussian noise and for one instance of one-type and correlated noise; otherwise an upper bound.
-    Source: see ``torchdp.privacy.accounting``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
+    Raises ValueError, TypeError.
+
+    Guarantees: (epsilon, delta)-DP under replacement of all bits, or of the vector, of one user, whatever the other
+    users hold. Exact for central Gaussian noise and for one instance of one-type and correlated noise; otherwise an
+    upper bound.
+    Source: ``torchdp.privacy.accounting``; ``shuffle.moments``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
     """
-    epsilon, instances = checks.non_negative("epsilon", epsilon), checks.integer("instances", instances, 1)
-    curves = checks.instance("protocol", protocol, BitSum).profiles(absent)
-    if isinstance(protocol, CentralGaussianSum) and epsilon > 0:
-        return math.exp(gaussian_log_delta(protocol.sigma, epsilon, math.sqrt(instances)))
-    if pure_epsilon(protocol, absent) * instances <= epsilon:
-        return 0.0
-    return composed_delta(curves, instances, epsilon)
+    epsilon, (instances, change, flips) = (
+        checks.non_negative("epsilon", epsilon),
+        movement(instances, change, flips),
+    )
+    checks.instance("law", law, BitLaw).present(absent)
+    return min(_deltas(law, epsilon, instances, change, absent, flips))
 
 
-def epsilon_of(protocol: BitSum, delta: float, instances: int, absent: int = 0) -> float:
-    """The smallest epsilon >= 0 certified at ``delta`` where a user changes its bits in ``instances`` instances.
+def epsilon_of(
+    law: BitLaw,
+    delta: float,
+    instances: int,
+    absent: int = 0,
+    *,
+    change: float | None = None,
+    flips: int | None = None,
+) -> float:
+    """The smallest epsilon >= 0 certified at ``delta``, arguments as in ``delta_of``; by movement, up to 1 % above it.
 
-    math.inf where there is none. delta = 0: basic composition of what is private without delta. Raises ValueError.
+    math.inf where there is none. delta = 0: basic composition of what is private without delta. Raises ValueError,
+    TypeError.
 
     Guarantees: as ``delta_of``.
     """
-    instances = checks.integer("instances", instances, 1)
-    curves = checks.instance("protocol", protocol, BitSum).profiles(absent)
-    basic = pure_epsilon(protocol, absent) * instances
-    if checks.non_negative("delta", delta) == 0:
-        return basic
-    delta = checks.fraction("delta", delta)
-    if isinstance(protocol, CentralGaussianSum) and delta_of(protocol, 1e-12, instances, absent) > delta:
-        return _gaussian(protocol, delta, instances).epsilon
-    return min(basic, composed_epsilon(curves, instances, delta))
+    instances, change, flips = movement(instances, change, flips)
+    checks.instance("law", law, BitLaw).present(absent)
+    if checks.below_one("delta", delta) == 0:
+        return law.pure_epsilon(absent) * flips
+    least = law.flipped_epsilon(delta, flips, absent)
+    if change >= flips:
+        return least
+    top = min(least, LARGEST)
+    low, high = 0.0, min(1.0, top)
+    while (above := law.moved_delta(high, instances, change, absent) > delta) and high < top:
+        low, high = high, min(2 * high, top)
+    while not above and high - low > TOLERANCE * high:
+        middle = (low + high) / 2
+        more = law.moved_delta(middle, instances, change, absent) > delta
+        low, high = (middle, high) if more else (low, middle)
+    return least if above else min(least, high)
 
 
-def guarantee(protocol: BitSum, delta: float, instances: int, absent: int = 0) -> Guarantee:
-    """The guarantee at ``delta`` of a protocol run in ``instances`` instances, n public, one user's bits replaced.
+def promise(
+    law: MessageLaw,
+    delta: float,
+    instances: int,
+    absent: int = 0,
+    *,
+    change: float | None = None,
+    flips: int | None = None,
+    epsilon: float | None = None,
+) -> Guarantee:
+    """What shuffled sums of this law promise at this delta; arguments as in ``delta_of``.
 
-    Raises ValueError where no epsilon holds at this delta, or every epsilon > 0 does.
+    epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it is not certified,
+    or none up to 700 is, or every epsilon > 0 is.
 
     Guarantees: as ``delta_of``.
     """
-    epsilon = epsilon_of(protocol, delta, instances, absent)
-    if math.isinf(epsilon):
-        raise ValueError(
-            f"no epsilon is certified at delta = {delta:g} for {type(protocol).__name__} in {instances} instances; "
-            "state a larger delta or add noise"
-        )
-    if epsilon == 0:
-        raise ValueError(f"delta = {delta:g} is kept at every epsilon > 0; state a smaller delta")
-    if isinstance(protocol, CentralGaussianSum):
-        return _gaussian(protocol, delta, instances)
-    return Guarantee(epsilon, float(delta), protocol.model, Neighbours.REPLACE_ONE, False, SOURCE)
+    checks.instance("law", law, MessageLaw)
+    if epsilon is None:
+        epsilon = epsilon_of(law, delta, instances, absent, change=change, flips=flips)
+        if math.isinf(epsilon):
+            raise ValueError(
+                f"delta = {delta:g} is not reached at any epsilon by {type(law).__name__} in {instances} instances: "
+                "no epsilon is certified; add noise, or state a larger delta"
+            )
+        if epsilon == 0:
+            raise ValueError(f"delta = {delta:g} is kept at every epsilon > 0; state a smaller delta")
+    else:
+        epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+        moved = movement(instances, change, flips)
+        if not any(each <= delta for each in _deltas(law, epsilon, moved[0], moved[1], absent, moved[2])):
+            raise ValueError(
+                f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this law; add noise"
+            )
+    source = FLIPS if change is None else EITHER
+    return Guarantee(epsilon, float(delta), Model.SHUFFLE, Neighbours.REPLACE_ONE, False, source)
 
 
-def pure_epsilon(protocol: BitSum, absent: int = 0) -> float:
-    """The epsilon of one instance at delta = 0; math.inf for all but PureSum and randomized response.
-
-    Randomized response is ln((1 - flip)/flip)-private before any shuffling. Raises ValueError.
-
-    Guarantees: (epsilon, 0)-DP.
-    Source: Warner (1965); ``PureSum``.
-    """
-    if isinstance(protocol, RandomizedResponseSum):
-        return math.log((1 - protocol.flip) / protocol.flip)
-    if isinstance(protocol, PureSum):
-        return protocol.epsilon + math.log(protocol.users / (protocol.users - absent))
-    return math.inf
-
-
-def _gaussian(protocol: CentralGaussianSum, delta: float, instances: int) -> Guarantee:
-    distance = math.sqrt(instances)  # every instance's count moves by at most one
-    return gaussian_guarantee(protocol.sigma, delta, distance, protocol.model, Neighbours.REPLACE_ONE)
+def _deltas(
+    law: BitLaw, epsilon: float, instances: int, change: float, absent: int, flips: int
+) -> Iterator[float]:
+    """Unchecked, what costs less first."""
+    if change < flips:
+        yield law.moved_delta(epsilon, instances, change, absent)
+    yield law.flipped_delta(epsilon, flips, absent)

@@ -1,20 +1,26 @@
 """Correlated noise: pairs of messages that cancel hide the noise that does not."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.shuffle.bitsum import ShuffledBitSum
-from torchdp.shuffle.dominating import Profile, correlated_profiles
+from torchdp.privacy.accounting import Profile
+from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.dominating import correlated_profiles, unlimited_flood_profiles
 from torchdp.shuffle.draws import scattered_negative_binomial
-from torchdp.shuffle.messages import Messages
+from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.search import Target, largest_epsilon, least_noise, root
 
 
 @dataclass(frozen=True)
-class CorrelatedSum(ShuffledBitSum):
+class CorrelatedSum(MessageLaw):
     """The protocol of three negative binomials: a user with bit x sends x + Z1 + Z3 times "+1" and Z2 + Z3 times "-1".
 
     The n independent Z1 add up to D1 ~ NB(1, ratio), the Z2 to D2 of the same law, the Z3 to the flood
@@ -53,8 +59,8 @@ class CorrelatedSum(ShuffledBitSum):
         flood = self.flood_shape * self.flood_ratio / (1 - self.flood_ratio)
         return 1 + 2 * (self.ratio / (1 - self.ratio) + flood) / self.users
 
-    def speak(self, bits: Tensor, draws: Draws) -> Messages:
-        """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance: (m, instances) bool."""
+    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+        """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""
         (users, instances), true = bits.shape, bits.nonzero()[:, 1].to(torch.int32)
         above, below = (
             scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws) for _ in range(2)
@@ -62,30 +68,57 @@ class CorrelatedSum(ShuffledBitSum):
         flood = scattered_negative_binomial(
             users, instances, self.flood_shape / self.users, self.flood_ratio, draws
         )
-        return signed_messages([true, above, flood], [below, flood])
+        return signed_messages(users, [true, above, flood], [below, flood])
 
-    def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
-        return total.double()
-
-    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + D1 - D2."""
-        return (ones + discrete_laplace(ones, self.ratio, draws)).double()
+        return ones + discrete_laplace(ones, self.ratio, draws)
+
+    def decode(self, total: Tensor, n: int) -> Tensor:
+        """The total."""
+        return total.double()
 
     def variance(self, ones: Tensor) -> Tensor:
         """2 ratio/(1 - ratio)^2."""
-        return torch.full_like(self._ones(ones), 2 * self.ratio / (1 - self.ratio) ** 2, dtype=torch.float64)
+        return torch.full_like(ones, 2 * self.ratio / (1 - self.ratio) ** 2, dtype=torch.float64)
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        left = self._present(absent) / self.users
+        left = self.present(absent) / self.users
         return correlated_profiles(self.ratio, left * self.flood_shape, self.flood_ratio, shape=left)
 
+    @classmethod
+    def least(cls, target: Target, share: float = 0.05) -> Self:
+        """Noise ratio e^(-(1 - share) e), e the largest that unlimited flood makes private; then the smallest flood.
 
-def signed_messages(plus: list[Tensor], minus: list[Tensor]) -> Messages:
-    """Messages "+1" and "-1" from the instances they belong to, int32."""
+        The flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages. Flips alone are counted.
+        """
+        share = checks.fraction("share", share)
+        target, left = target.composed(cls), (target.users - target.absent) / target.users
+        limit = largest_epsilon(lambda e: unlimited_flood_profiles(math.exp(-e), shape=left), target)
+        ratio = math.exp(-(1 - share) * limit)
+
+        def family(c: float) -> Callable[[float], Self]:
+            flood = math.exp(-c * limit)
+            return lambda noise: cls(target.users, ratio, noise**2 * (1 - flood) ** 2 / flood, flood)
+
+        def messages(log_c: float) -> float:
+            some: Callable[[float], CorrelatedSum] = family(math.exp(log_c))
+            try:
+                return some(root(some, 10 / limit, target)).messages_per_user
+            except ValueError:  # a flood over more counts than can be followed
+                return math.inf
+
+        bounds = (math.log(0.02), math.log(1.5))
+        best = minimize_scalar(messages, bounds=bounds, method="bounded", options={"maxiter": 6, "xatol": 0.3})
+        return least_noise(family(math.exp(float(best.x))), 10 / limit, target)
+
+
+def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> Bag:
+    """Messages "+1" and "-1" of n users from the instances they belong to, int32."""
     instance, positive = torch.cat(plus + minus), sum(len(part) for part in plus)
     content = torch.ones_like(instance, dtype=torch.int8)
     content[positive:] = -1
-    return Messages(instance, content)
+    return Bag(n, instance, content)
 
 
 def discrete_laplace(like: Tensor, ratio: float, draws: Draws) -> Tensor:

@@ -16,24 +16,8 @@ from scipy.special import log_ndtr
 
 from torchdp import checks
 from torchdp.privacy.accounting import Profile
-from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, plus_geometric, poisson_law
-from torchdp.shuffle.response_curve import response_profile
+from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, plus_geometric
 
-__all__ = [
-    "CountLaw",
-    "Profile",
-    "correlated_profiles",
-    "gaussian_profile",
-    "negative_binomial_law",
-    "negative_binomial_profiles",
-    "one_type_profiles",
-    "pair_profile",
-    "poisson_law",
-    "poisson_profiles",
-    "pure_profile",
-    "response_profile",
-    "unlimited_flood_profiles",
-]
 # Relative rounding of a curve, and of the tail masses whose difference it is; tests compare with 50 digits.
 _ROUNDING, _CANCELLATION = 1e-10, 1e-13
 
@@ -71,22 +55,6 @@ def one_type_profiles(law: CountLaw) -> tuple[Profile, Profile]:
         pair_profile(law.mass[:-1], -law.step, float(law.mass[-1]) + law.lost),
         pair_profile(law.mass[1:], law.step, float(law.mass[0]) + law.lost),
     )
-
-
-def poisson_profiles(mean: float) -> tuple[Profile, Profile]:
-    """``one_type_profiles`` of D ~ Poisson(mean). Raises ValueError.
-
-    Guarantees: exact, for any bits of the other users.
-    """
-    return one_type_profiles(poisson_law(mean))
-
-
-def negative_binomial_profiles(shape: float, ratio: float) -> tuple[Profile, Profile]:
-    """``one_type_profiles`` of D ~ NB(shape, ratio). Raises ValueError.
-
-    Guarantees: exact, for any bits of the other users.
-    """
-    return one_type_profiles(negative_binomial_law(shape, ratio))
 
 
 def correlated_profiles(

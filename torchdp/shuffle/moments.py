@@ -62,6 +62,12 @@ def moments_delta(law: CountLaw, epsilon: float, instances: int, change: float) 
     return min(1.0, instances * outside + math.exp(min(values)))
 
 
+def least_moments_delta(epsilon: float) -> float:
+    """What ``moments_delta`` never goes below, however much noise there is: c of the proof at the largest order."""
+    alpha = math.exp(_ORDERS[-1])
+    return math.exp(-(alpha - 1) * epsilon + alpha * math.log1p(-1 / alpha) - math.log(alpha - 1))
+
+
 class _Base:
     """One of the two laws, a or b, and ``excess``, the other's ratio to it less 1: (width,) each."""
 

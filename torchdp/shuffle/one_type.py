@@ -2,23 +2,25 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.shuffle.bitsum import ShuffledBitSum
+from torchdp.privacy.accounting import Profile
+from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
-from torchdp.shuffle.dominating import Profile, one_type_profiles
+from torchdp.shuffle.dominating import one_type_profiles
 from torchdp.shuffle.draws import scattered_negative_binomial, scattered_poisson
-from torchdp.shuffle.messages import Messages
+from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.moments import moments_delta
+from torchdp.shuffle.search import Target, least_noise_or_less
 
 
 @dataclass(frozen=True)
-class OneTypeSum(ShuffledBitSum):
+class OneTypeSum(MessageLaw):
     """A user with bit x sends x + Z identical messages; the n independent Z add up to D. The estimate is count - E D.
 
     What the analyst sees is the count S + D, as if a curator had added D. The other users' bits are a known shift,
@@ -26,8 +28,6 @@ class OneTypeSum(ShuffledBitSum):
     shares.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
-
-    counts_movement: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -50,11 +50,11 @@ class OneTypeSum(ShuffledBitSum):
         return moments_delta(self.noise_law(absent), epsilon, instances, change)
 
     @abstractmethod
-    def _noise(self, like: Tensor, draws: Draws) -> Tensor:
+    def noise(self, like: Tensor, draws: Draws) -> Tensor:
         """Draws of D of this shape, int64."""
 
     @abstractmethod
-    def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+    def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         """The instance of every noise message of so many users, int32."""
 
     @property
@@ -66,22 +66,23 @@ class OneTypeSum(ShuffledBitSum):
         """1 + E D / n."""
         return 1 + self.noise_mean / self.users
 
-    def speak(self, bits: Tensor, draws: Draws) -> Messages:
-        """x + Z messages of each user in each instance: (m, instances) bool."""
+    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+        """x + Z messages of each user in each instance."""
         true = bits.nonzero()[:, 1].to(torch.int32)
-        instance = torch.cat([true, self._scattered(len(bits), bits.shape[1], draws)])
-        return Messages(instance, torch.ones_like(instance, dtype=torch.int8))
+        instance = torch.cat([true, self.scattered(len(bits), bits.shape[1], draws)])
+        return Bag(len(bits), instance, torch.ones_like(instance, dtype=torch.int8))
 
-    def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
-        return messages.double() - self.noise_mean * (present / self.users)
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
+        """S + D."""
+        return ones + self.noise(ones, draws)
 
-    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
-        """S + D - E D."""
-        return (ones + self._noise(ones, draws)).double() - self.noise_mean
+    def decode(self, total: Tensor, n: int) -> Tensor:
+        """total - E D n/users."""
+        return total.double() - self.noise_mean * (n / self.users)
 
     def variance(self, ones: Tensor) -> Tensor:
         """Var D."""
-        return torch.full_like(self._ones(ones), self.noise_variance, dtype=torch.float64)
+        return torch.full_like(ones, self.noise_variance, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -106,18 +107,18 @@ class PoissonSum(OneTypeSum):
     def noise_variance(self) -> float:
         return self.mean
 
-    def _noise(self, like: Tensor, draws: Draws) -> Tensor:
+    def noise(self, like: Tensor, draws: Draws) -> Tensor:
         return draws.poisson(torch.full_like(like, self.mean, dtype=torch.float64))
 
-    def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+    def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         return scattered_poisson(users, instances, self.mean / self.users, draws)
 
     def noise_law(self, absent: int = 0) -> CountLaw:
-        return poisson_law(self.mean * self._present(absent) / self.users)
+        return poisson_law(self.mean * self.present(absent) / self.users)
 
     @classmethod
-    def of_rmse(cls, users: int, rmse: float) -> Self:
-        return cls(users, rmse**2)
+    def least(cls, target: Target) -> Self:
+        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2), target.composed(cls))
 
 
 @dataclass(frozen=True)
@@ -147,15 +148,16 @@ class NegativeBinomialSum(OneTypeSum):
     def noise_variance(self) -> float:
         return self.noise_mean / (1 - self.ratio)
 
-    def _noise(self, like: Tensor, draws: Draws) -> Tensor:
+    def noise(self, like: Tensor, draws: Draws) -> Tensor:
         return draws.negative_binomial(torch.full_like(like, self.shape, dtype=torch.float64), self.ratio)
 
-    def _scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+    def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         return scattered_negative_binomial(users, instances, self.shape / self.users, self.ratio, draws)
 
     def noise_law(self, absent: int = 0) -> CountLaw:
-        return negative_binomial_law(self.shape * self._present(absent) / self.users, self.ratio)
+        return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)
 
     @classmethod
-    def of_rmse(cls, users: int, rmse: float, ratio: float = 0.5) -> Self:
-        return cls(users, rmse**2 * (1 - ratio) ** 2 / ratio, ratio)
+    def least(cls, target: Target, ratio: float = 0.5) -> Self:
+        target, scale = target.composed(cls), (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
+        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio), target)

@@ -1,4 +1,4 @@
-"""Closed forms of the literature for the parameters of bitsum protocols, to compare with ``calibrate``.
+"""Closed forms of the literature for the parameters of bitsum protocols, to compare with ``BitLaw.calibrated``.
 
 They are kept as published, valid or not: at many instances they add several tens of times the noise that is needed,
 and the one for randomized response is not private at a large epsilon. Nothing else in the package rests on them.
@@ -14,7 +14,7 @@ from torchdp.shuffle.response import RandomizedResponseSum
 LEAST, LARGEST = 1e-9, 100.0  # epsilons that the formulas' floats follow
 
 
-def paper_composition(
+def composition(
     epsilon: float, delta: float, instances: int, slack: float, sparsity: int = 1
 ) -> tuple[float, float]:
     """(epsilon, delta) of ``instances`` repetitions whose bitsums are (epsilon, delta)-DP, ``sparsity`` bits in each.
@@ -33,26 +33,26 @@ def paper_composition(
     return total, instances * sparsity * checks.non_negative("delta", delta) + slack
 
 
-def paper_split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tuple[float, float]:
-    """(epsilon, delta) of one bitsum such that ``paper_composition`` with slack delta/2 gives (epsilon, delta).
+def split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tuple[float, float]:
+    """(epsilon, delta) of one bitsum such that ``composition`` with slack delta/2 gives (epsilon, delta).
 
     delta/(2 I sparsity), and the epsilon found by bisection, never above the root. Raises ValueError.
 
-    Guarantees: ``paper_composition`` of the result is at most (epsilon, delta).
+    Guarantees: ``composition`` of the result is at most (epsilon, delta).
     Source: Wagner (2025), Theorem 3.1 and section 5.
     """
     epsilon, delta = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("delta", delta)
     low, high = 0.0, epsilon
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
-        if paper_composition(middle, 0.0, instances, delta / 2, sparsity)[0] <= epsilon:
+        if composition(middle, 0.0, instances, delta / 2, sparsity)[0] <= epsilon:
             low = middle
         else:
             high = middle
     return low, delta / (2 * instances * sparsity)
 
 
-def paper_randomized_response(users: int, epsilon: float, delta: float) -> RandomizedResponseSum:
+def randomized_response(users: int, epsilon: float, delta: float) -> RandomizedResponseSum:
     """Shuffled randomized response of one bitsum: a fair coin with probability lambda/n, hence flip = lambda/(2 n).
 
     With L = ln(4/delta): lambda = 64 L/epsilon^2 where epsilon >= sqrt(192 L/n), else
@@ -71,7 +71,7 @@ def paper_randomized_response(users: int, epsilon: float, delta: float) -> Rando
     return RandomizedResponseSum(users, coins / (2 * users))
 
 
-def paper_poisson(users: int, epsilon: float, delta: float) -> PoissonSum:
+def poisson(users: int, epsilon: float, delta: float) -> PoissonSum:
     """Poisson noise of one bitsum, mean 16 ln(10/delta)/(1 - e^-epsilon)^2 + 2/(1 - e^-epsilon). Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP for the deltas that a test tries, with about twenty times the variance needed.
@@ -81,7 +81,7 @@ def paper_poisson(users: int, epsilon: float, delta: float) -> PoissonSum:
     return PoissonSum(users, 16 * math.log(10 / checks.fraction("delta", delta)) / drop**2 + 2 / drop)
 
 
-def paper_correlated(users: int, epsilon: float, delta: float, gamma: float = 0.01) -> CorrelatedSum:
+def correlated(users: int, epsilon: float, delta: float, gamma: float = 0.01) -> CorrelatedSum:
     """Correlated noise of one bitsum: epsilon_1 = (1 - gamma) epsilon for what stays, the rest for the flood.
 
     ratio = e^-epsilon_1, epsilon_2 = min(1/2, gamma epsilon), delta_2 = delta/(e^epsilon_1 + 2 e^(2 epsilon_1)),
@@ -98,8 +98,8 @@ def paper_correlated(users: int, epsilon: float, delta: float, gamma: float = 0.
     return CorrelatedSum(users, math.exp(-stays), 3 * (1 + log), math.exp(-0.2 * spent / hidden))
 
 
-def paper_correlated_one(users: int, epsilon: float, delta: float, gamma: float = 0.01) -> CorrelatedSum:
-    """``paper_correlated`` with a flood that hides one message only: NB(3 (1 + ln(1/delta)), e^(-0.2 gamma epsilon)).
+def correlated_one(users: int, epsilon: float, delta: float, gamma: float = 0.01) -> CorrelatedSum:
+    """``correlated`` with a flood that hides one message only: NB(3 (1 + ln(1/delta)), e^(-0.2 gamma epsilon)).
 
     gamma epsilon is capped at 1. gamma in (0, 1). Raises ValueError.
 
@@ -113,7 +113,7 @@ def paper_correlated_one(users: int, epsilon: float, delta: float, gamma: float 
     )
 
 
-def paper_pure(users: int, epsilon: float, rho: float = 0.5) -> tuple[float, float]:
+def pure(users: int, epsilon: float, rho: float = 0.5) -> tuple[float, float]:
     """Noise ratio and drop probability of the pure protocol of one bitsum, at the level of counts.
 
     ratio = e^-(epsilon - 0.01 rho min(epsilon, 1)), drop = 0.2 rho/(e^epsilon (1 - e^-epsilon)^2 n), rho in (0, 1/2].

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -9,15 +10,17 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.shuffle.bitsum import ShuffledBitSum
+from torchdp.privacy.accounting import Profile
+from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.correlated import discrete_laplace, signed_messages
-from torchdp.shuffle.dominating import Profile, pure_profile
+from torchdp.shuffle.dominating import pure_profile
 from torchdp.shuffle.draws import scattered_negative_binomial
-from torchdp.shuffle.messages import Messages
+from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.search import Target, largest_epsilon
 
 
 @dataclass(frozen=True)
-class PureSum(ShuffledBitSum):
+class PureSum(MessageLaw):
     """Correlated noise with a bounded flood: a user with bit x sends x + Z1 + F times "+1" and Z2 + F times "-1", or,
     with probability ``drop``, Z1 times "+1" and Z2 times "-1" whatever x is.
 
@@ -41,6 +44,8 @@ class PureSum(ShuffledBitSum):
     Source: proved here; after the protocol of Ghazi, Kumar, Manurangsi (2023), with the same roles of noise, flood
     and drops.
     """
+
+    own_number: ClassVar[bool] = True
 
     epsilon: float
     share: float
@@ -98,8 +103,8 @@ class PureSum(ShuffledBitSum):
             mean = self.flood - 1 / math.expm1(tilt) + length / math.expm1(min(tilt * length, 700.0))
         return (1 - self.drop) * (1 + 2 * mean) + 2 / (math.expm1((1 - self.share) * self.epsilon) * self.users)
 
-    def speak(self, bits: Tensor, draws: Draws) -> Messages:
-        """The messages "+1" and "-1" of each user in each instance: (m, instances) bool."""
+    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+        """The messages "+1" and "-1" of each user in each instance."""
         users, instances = bits.shape
         above, below = (
             scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws) for _ in range(2)
@@ -111,50 +116,69 @@ class PureSum(ShuffledBitSum):
         copies = (self.flood - short.long()).clamp_min(0) * kept
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).expand(bits.shape)
         flood = instance.flatten().repeat_interleave(copies.flatten())
-        return signed_messages([instance[bits & kept], above, flood], [below, flood])
+        return signed_messages(users, [instance[bits & kept], above, flood], [below, flood])
 
-    def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
+        """Binomial(S, 1 - drop) + discrete Laplace."""
+        return ones - draws.binomial(ones, self.drop) + discrete_laplace(ones, self.ratio, draws)
+
+    def decode(self, total: Tensor, n: int) -> Tensor:
+        """total/(1 - drop)."""
         return total.double() / (1 - self.drop)
-
-    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
-        """(Binomial(S, 1 - drop) + discrete Laplace)/(1 - drop)."""
-        kept = ones - draws.binomial(ones, self.drop)
-        return (kept + discrete_laplace(ones, self.ratio, draws)).double() / (1 - self.drop)
 
     def variance(self, ones: Tensor) -> Tensor:
         """S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2)."""
         noise = _laplace_variance((1 - self.share) * self.epsilon) / (1 - self.drop) ** 2
-        return self._ones(ones).double() * (self.drop / (1 - self.drop)) + noise
+        return ones.double() * (self.drop / (1 - self.drop)) + noise
+
+    def pure_epsilon(self, absent: int = 0) -> float:
+        """epsilon + log(n/(n - absent))."""
+        return self.epsilon + math.log(self.users / self.present(absent))
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        """Binary randomized response at epsilon + log(n/(n - absent)): it dominates whatever is that private."""
-        return (pure_profile(self.epsilon + math.log(self.users / self._present(absent))),)
+        """Binary randomized response at ``pure_epsilon``: it dominates whatever is that private."""
+        return (pure_profile(self.pure_epsilon(absent)),)
 
+    @classmethod
+    def least(cls, target: Target) -> "PureSum":
+        """``tuned`` to the largest epsilon of one instance."""
+        if target.delta == 0:
+            each = target.epsilon / target.flips
+        else:
+            each = largest_epsilon(lambda e: (pure_profile(e),), target.composed(cls))
+        left = each - math.log(target.users / (target.users - target.absent))
+        if left <= 0:
+            raise ValueError(
+                f"absent = {target.absent} of {target.users} users alone cost PureSum {each - left:.3g} in each "
+                f"instance, more than the {each:.3g} there is; expect fewer to be absent, or take another law"
+            )
+        return PureSum.tuned(target.users, left)
 
-def pure_sum(users: int, epsilon: float, slack: float = 0.1) -> PureSum:
-    """The PureSum of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at epsilon.
+    @staticmethod
+    def tuned(users: int, epsilon: float, slack: float = 0.1) -> "PureSum":
+        """The PureSum of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at epsilon.
 
-    For each share, the largest drop that keeps the RMSE solves a quadratic equation. Raises ValueError.
-    """
-    users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, 1e-6, 700)
-    budget = (1 + checks.within("slack", checks.positive("slack", slack), 0, 1e9)) ** 2 * _laplace_variance(
-        epsilon
-    )
+        epsilon: of one instance. For each share, the largest drop that keeps the RMSE solves a quadratic equation.
+        Raises ValueError.
+        """
+        users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, 1e-6, 700)
+        slack = checks.within("slack", checks.positive("slack", slack), 0, 1e9)
+        budget = (1 + slack) ** 2 * _laplace_variance(epsilon)
 
-    def protocol(share: float) -> PureSum:
-        noise = _laplace_variance((1 - share) * epsilon)
-        b = 2 * noise + users  # z = drop/(1 - drop):  noise (1 + z)^2 + users z = budget
-        z = 2 * (budget - noise) / (b + math.sqrt(b * b + 4 * noise * (budget - noise)))
-        return PureSum(users, epsilon, share, z / (1 + z))
+        def law(share: float) -> "PureSum":
+            noise = _laplace_variance((1 - share) * epsilon)
+            b = 2 * noise + users  # z = drop/(1 - drop):  noise (1 + z)^2 + users z = budget
+            z = 2 * (budget - noise) / (b + math.sqrt(b * b + 4 * noise * (budget - noise)))
+            return PureSum(users, epsilon, share, z / (1 + z))
 
-    # the share that leaves nothing to drops: 1/sinh(x/2)^2 = 2 budget
-    most = 1 - 2 * math.asinh(1 / math.sqrt(2 * budget)) / epsilon
-    best = minimize_scalar(
-        lambda share: protocol(share).messages_per_user,
-        bounds=(1e-3 * most, (1 - 1e-6) * most),
-        method="bounded",
-    )
-    return protocol(float(best.x))
+        # the share that leaves nothing to drops: 1/sinh(x/2)^2 = 2 budget
+        most = 1 - 2 * math.asinh(1 / math.sqrt(2 * budget)) / epsilon
+        best = minimize_scalar(
+            lambda share: law(share).messages_per_user,
+            bounds=(1e-3 * most, (1 - 1e-6) * most),
+            method="bounded",
+        )
+        return law(float(best.x))
 
 
 def _laplace_variance(epsilon: float) -> float:

@@ -2,20 +2,22 @@
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.shuffle.bitsum import ShuffledBitSum
-from torchdp.shuffle.dominating import Profile, response_profile
-from torchdp.shuffle.messages import Messages
+from torchdp.privacy.accounting import Profile
+from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.response_curve import response_profile
+from torchdp.shuffle.search import Target, least_noise
 
 
 @dataclass(frozen=True)
-class RandomizedResponseSum(ShuffledBitSum):
+class RandomizedResponseSum(MessageLaw):
     """Each user sends its bit, flipped with probability ``flip`` in (0, 1/2): exactly one message.
 
     The shuffled messages are their number of ones Y ~ Binomial(S, 1 - flip) + Binomial(n - S, flip), and the
@@ -26,9 +28,12 @@ class RandomizedResponseSum(ShuffledBitSum):
     P_k = (1 - flip) (N_k + 1) + flip N_k if the user holds a one and Q_k = flip (N_k + 1) + (1 - flip) N_k if not,
     N_k ~ Binomial(n - 1 - k, flip) + Binomial(k, 1 - flip). Every pair of neighbours is some (P_k, Q_k) or its swap,
     so their largest hockey-stick divergence is the smallest curve that bounds all of them; it need not be attained
-    at k = 0 or n - 1. Users who are absent leave the protocol of those present.
+    at k = 0 or n - 1. Users who are absent leave the protocol of those present. Before any shuffling it is
+    ln((1 - flip)/flip)-private.
     Source: Warner (1965); Cheu, Smith, Ullman, Zeber, Zhilyaev (2019) for the protocol behind a shuffler.
     """
+
+    own_number: ClassVar[bool] = True
 
     flip: float
 
@@ -47,38 +52,48 @@ class RandomizedResponseSum(ShuffledBitSum):
         """1."""
         return 1.0
 
-    def speak(self, bits: Tensor, draws: Draws) -> Messages:
-        """One message of each user in each instance: (m, instances) bool."""
+    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+        """One message of each user in each instance."""
         flips = draws.uniform(tuple(bits.shape)) < self.flip
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
-        return Messages(instance, (bits ^ flips).flatten().to(torch.int8))
+        return Bag(len(bits), instance, (bits ^ flips).flatten().to(torch.int8))
 
-    def _estimate(self, messages: Tensor, total: Tensor, present: int) -> Tensor:
-        if (messages != present).any():
+    def refuse(self, messages: Tensor, n: int) -> None:
+        if (messages != n).any():
             raise ValueError(
-                f"every instance needs exactly one message of each of the {present} users present; some instance "
-                "has more or fewer. State how many users sent nothing as absent, or leave out what was sent twice"
+                f"messages must have one of each of the {n} users in every instance; some instance has more or "
+                "fewer. Count only the users who sent, and leave out what was sent twice"
             )
-        return self._decode(total.double(), present)
 
-    def drawn(self, ones: Tensor, draws: Draws) -> Tensor:
-        """(Binomial(S, 1 - flip) + Binomial(n - S, flip) - n flip)/(1 - 2 flip)."""
-        kept, flipped = ones - draws.binomial(ones, self.flip), draws.binomial(self.users - ones, self.flip)
-        return self._decode((kept + flipped).double(), self.users)
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
+        """Binomial(S, 1 - flip) + Binomial(n - S, flip)."""
+        return ones - draws.binomial(ones, self.flip) + draws.binomial(self.users - ones, self.flip)
+
+    def decode(self, total: Tensor, n: int) -> Tensor:
+        """(Y - n flip)/(1 - 2 flip)."""
+        return (total.double() - n * self.flip) / (1 - 2 * self.flip)
 
     def variance(self, ones: Tensor) -> Tensor:
         """n flip (1 - flip)/(1 - 2 flip)^2."""
         variance = self.users * self.flip * (1 - self.flip) / (1 - 2 * self.flip) ** 2
-        return torch.full_like(self._ones(ones), variance, dtype=torch.float64)
+        return torch.full_like(ones, variance, dtype=torch.float64)
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        return (response_profile(self._present(absent), self.flip),)
+        return (response_profile(self.present(absent), self.flip),)
+
+    def pure_epsilon(self, absent: int = 0) -> float:
+        """ln((1 - flip)/flip)."""
+        return math.log((1 - self.flip) / self.flip)
+
+    @classmethod
+    def least(cls, target: Target) -> Self:
+        if target.delta == 0:
+            return cls(target.users, 1 / (1 + math.exp(target.epsilon / target.flips)))
+        target = target.composed(cls)
+        return least_noise(lambda rmse: cls.of_rmse(target.users, rmse), target.central, target)
 
     @classmethod
     def of_rmse(cls, users: int, rmse: float) -> Self:
         """flip = (1 - sqrt(n/(n + 4 rmse^2)))/2, without cancellation."""
         whole = users + 4 * rmse**2
         return cls(users, 2 * rmse**2 / (whole * (1 + math.sqrt(users / whole))))
-
-    def _decode(self, total: Tensor, present: int) -> Tensor:
-        return (total - present * self.flip) / (1 - 2 * self.flip)

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from tqdm.auto import tqdm
 
-from torchdp.checks import function, integer
-from torchdp.simulate.blocks import Block, Gathering, Part, Sampler, check_target, run_block
+from torchdp.checks import function
+from torchdp.simulate.blocks import Asked, Block, Gathering, Part, Sampler, run_block
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.workers import answers
@@ -45,32 +45,27 @@ def run(
 
     Block b holds samples b * block_size up to (b + 1) * block_size and draws from
     ``block_generator(seed, config, b, device)``; the blocks are merged in order. On one model of device and
-    one version of torch the moments depend on (trial, trials, seed, config, block_size) and nothing else:
-    not on how many devices there are, nor on their order. One thing more enters where the trial itself changes
-    with the number of CPU threads, as ``torch.linalg``'s decompositions and sums over whole tensors do in their
-    last bits: a worker of ``devices`` has one thread, this process may have more (OMP_NUM_THREADS).
+    one version of torch the moments depend on (trial, trials, seed, config, block_size) and nothing else, but
+    where the trial itself changes with the number of CPU threads, as decompositions do in their last bits: a worker
+    of ``devices`` has one thread, this process may have more (OMP_NUM_THREADS).
 
     Args:
-        trial: ``trial(generator, size)`` returns a tensor of shape (size,) of independent samples, for
-            example squared errors.
+        trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared errors.
         trials: how many samples, >= 1.
         seed: run seed, >= 0.
-        config: what tells this stream from that of another configuration; see :func:`canonical`.
+        config: what tells this stream from that of another configuration; see ``streams.canonical``.
         block_size: samples in a block, >= 1; only the last block may be shorter.
         target_relative_ci: stop at the first block boundary at which half the width of the 95 % interval
-            over abs(mean) is at most this. Take blocks of at least some hundred samples: a rule that looks
-            at very few of them stops too early too often.
+            over abs(mean) is at most this. With blocks of few samples it stops too early too often.
         device: where the generators live, in this process.
         devices: instead of ``device``: one worker process for each entry, for example ``["cuda:0", "cuda:1"]``
-            or ``["cpu"] * 8``, all of one kind. Workers take over torch's default dtype and float32 precision,
-            and load the trial by its name: it must be a function at the top level of a module or script, or made
-            of such ones (``functools.partial``, a dataclass with ``__call__``), and a script must call this under
-            ``if __name__ == "__main__":``. Blocks that workers ran ahead of the target do not count.
+            or ``["cpu"] * 8``, all of one kind. They load the trial by its name: it must be a function at the top
+            level of a module or script, or made of such ones (``functools.partial``, a dataclass with ``__call__``),
+            and a script must call this under ``if __name__ == "__main__":``.
         progress: show a bar; None shows one on a terminal only.
 
     Raises:
-        TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite; the message names
-            the block.
+        TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite, with their block.
         RuntimeError: a trial in a worker raised something else. ChildProcessError: a worker was killed.
 
     Source: the stopping rule is that of Chow and Robbins 1965, for relative width Nadas 1969, looked at on
@@ -79,18 +74,15 @@ def run(
     function("trial", trial)
     config = {} if config is None else config
     canonical(config)
-    trials = integer("trials", trials, 1)
-    seed = integer("seed", seed, 0)
-    block_size = integer("block_size", block_size, 1)
-    check_target(target_relative_ci)
-    blocks: Gathering[Part] = Gathering(trials, block_size, target_relative_ci, {})
+    asked = Asked(trials, seed, block_size, target_relative_ci)
+    blocks: Gathering[Part] = asked.gathering({})
 
     def choose(_: Block | None) -> Block | None:
         key = blocks.hand_out()
-        return None if key is None else Block(seed, config, *key)
+        return None if key is None else Block(asked.seed, config, *key)
 
     parts = answers("trial", partial(run_block, trial), choose, device, devices)
-    with progress_bar(trials, progress) as bar, closing(parts):
+    with progress_bar(asked.trials, progress) as bar, closing(parts):
         for block, part in parts:
             blocks.take_back(block.index, block.size, part)
             bar.update(blocks.moments.count - bar.n)

@@ -5,12 +5,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torchdp.simulate.plans import Row
 from torchdp.simulate.report import Report, Rows, read_table
-from torchdp.simulate.sweep import MakeTrial, Row
+from torchdp.simulate.sweep import MakeTrial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,18 +30,16 @@ class Experiment(Generic[C]):
     measure: ``measure(config, report)`` computes and reports rows.
     full, smoke: configurations; with the second it takes seconds.
     draw: ``draw(tables)`` makes the figures, by file name, from what was written.
-    formats: as of :class:`Report`.
     """
 
     measure: Callable[[C, Report], None]
     full: C
     smoke: C
     draw: Callable[[Mapping[str, Rows]], Mapping[str, "Figure"]] = _nothing
-    formats: Mapping[str, int | str] = field(default_factory=dict)
 
     def run(self, config: C, folder: Path) -> dict[str, Rows]:
         """Measures, then draws from the files; returns the tables as they were written."""
-        self.measure(config, Report(folder, self.formats))
+        self.measure(config, Report(folder))
         return self.drawn(folder)
 
     def drawn(self, folder: Path) -> dict[str, Rows]:

@@ -10,13 +10,10 @@ Rows = list[dict[str, Any]]
 
 
 class Report:
-    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal.
+    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal."""
 
-    formats: column -> how it is printed: the width of words (24), or the format of numbers ("" and ".5g").
-    """
-
-    def __init__(self, folder: Path, formats: Mapping[str, int | str] | None = None) -> None:
-        self.folder, self._formats = folder, dict(formats or {})
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._columns: dict[str, list[str]] = {}  # of the tables that this run writes
         self._known: dict[str, Rows] = {}
         self._last = ""
@@ -69,24 +66,21 @@ class Report:
 
     def _print(self, table: str, cells: Mapping[str, Any]) -> None:
         if table != self._last:
-            print(self._line((name, name, isinstance(value, str)) for name, value in cells.items()))
+            print(_line((name, name, isinstance(value, str)) for name, value in cells.items()))
         self._last = table
-        print(self._line((name, value, isinstance(value, str)) for name, value in cells.items()), flush=True)
+        print(_line((name, value, isinstance(value, str)) for name, value in cells.items()), flush=True)
 
-    def _line(self, cells: Iterable[tuple[str, Any, bool]]) -> str:
-        """Of (column, value, whether the column holds words)."""
-        text = ""
-        for name, value, words in cells:
-            how = self._formats.get(name)
-            if words:
-                text += "  " if text and text[-1] != " " else ""
-                text += f"{value:<{max(len(name), how if isinstance(how, int) else 24)}}  "
-                continue
-            if isinstance(value, int | float):
-                usual = ".5g" if isinstance(value, float) else ""
-                value = format(value, how if isinstance(how, str) else usual)
-            text += f"{'' if value is None else value:>{max(len(name) + 2, 11)}}"
-        return text.rstrip()
+
+def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:
+    """Of (column, value, whether the column holds words)."""
+    text = ""
+    for name, value, words in cells:
+        if words:
+            text += "  " * (text != "") + f"{value:<{max(len(name), 24)}}"
+        else:
+            number = format(value, ".6g") if isinstance(value, float) else "" if value is None else value
+            text += f"{number!s:>{max(len(name) + 2, 14)}}"
+    return text.rstrip()
 
 
 def _plain(value: Any) -> Any:

@@ -3,23 +3,21 @@
 import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import reduce
 from typing import Any
 
 import torch
 
 from torchdp import checks
-from torchdp.simulate.blocks import Block, Gathering, Sampler, check_target, run_block
+from torchdp.simulate.blocks import Asked, Sampler, run_block
 from torchdp.simulate.code import code_of
-from torchdp.simulate.engine import progress_bar
 from torchdp.simulate.facts import same_facts
-from torchdp.simulate.moments import Moments, merge
-from torchdp.simulate.store import Record, append, check_writable, load
-from torchdp.simulate.streams import canonical, digest
+from torchdp.simulate.moments import merge
+from torchdp.simulate.plans import Job, OnError, OtherCode, Row, Work, chooser, plans_of
+from torchdp.simulate.store import Record, load
+from torchdp.simulate.streams import canonical
 from torchdp.simulate.workers import answers
 
 
@@ -34,43 +32,6 @@ class Trial:
 
     sample: Sampler
     facts: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One configuration with its merged moments.
-
-    seconds: wall time of all its blocks, whoever ran them. code: what made every one of them; see ``code_of``.
-    error: what ended it early, None where nothing did.
-    """
-
-    config: dict[str, Any]
-    moments: Moments
-    seconds: float
-    facts: dict[str, Any]
-    seed: int
-    block_size: int
-    code: str = ""
-    error: str | None = None
-
-
-class OtherCode(Enum):
-    """What a sweep does with a configuration of which the store holds blocks by other code, and none by its own.
-
-    REFUSE: raises ValueError, before any work. KEEP: takes the stored blocks of one other code where they are all that
-    was asked for, and measures the rest anew. AGAIN: measures anew. Blocks of two codes are never merged.
-    """
-
-    REFUSE = "refuse"
-    KEEP = "keep"
-    AGAIN = "again"
-
-
-class OnError(Enum):
-    """What a sweep does when a configuration fails: RAISE, or GO_ON with the others and name it in its row's error."""
-
-    RAISE = "raise"
-    GO_ON = "go-on"
 
 
 MakeTrial = Callable[[dict[str, Any]], Trial | Sampler]
@@ -95,22 +56,20 @@ def sweep(
 
     Each finished block is on the disk before whoever ran it starts the next. On one model of device and one
     version of torch the moments are bit-identical however often the sweep was killed, in whatever order the grid
-    was given, however many devices ran it in whatever order, and however many processes shared the store; about
-    the number of CPU threads see :func:`torchdp.simulate.run`. Another model of GPU may draw other numbers: over
-    several models a row is as good, but depends on which of them ran which block. Blocks of another seed, block
-    size, configuration or code (``code_of(make_trial)``) never enter a row.
+    was given, however many devices ran it, and however many processes shared the store; about the number of CPU
+    threads see :func:`torchdp.simulate.run`. Over several models of GPU a row is as good, but depends on which of
+    them ran which block. Blocks of another seed, block size, configuration or code (``code_of(make_trial)``) never
+    enter a row.
 
     Args:
         make_trial: ``make_trial(config)`` returns a :class:`Trial` or a plain sampler; called only for a
             configuration that still has blocks to run, once in each process that runs some of them.
-        grid: configurations, no two alike; see :func:`canonical` for what they may hold.
+        grid: configurations, no two alike; see ``streams.canonical`` for what they may hold.
         trials, seed, block_size, target_relative_ci, device, progress: as in :func:`torchdp.simulate.run`.
-        devices: as in :func:`torchdp.simulate.run`; it is ``make_trial`` that the workers must be able to load,
-            by its name. Blocks that were run ahead of the target stay in the store.
+        devices: as there; it is ``make_trial`` that the workers must be able to load, by its name.
         store: path of the JSON lines file; made, with its folder, if it is missing.
         other_code: what to do with stored blocks that other code made; see :class:`OtherCode`.
-        on_error: GO_ON measures the other configurations when one fails or its worker is killed. A row that
-            failed holds the error, and the moments of the blocks before it.
+        on_error: see :class:`OnError`; a row that failed holds the moments of the blocks before the error.
 
     Raises:
         TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
@@ -121,83 +80,13 @@ def sweep(
     checks.function("make_trial", make_trial)
     checks.instance("other_code", other_code, OtherCode)
     checks.instance("on_error", on_error, OnError)
-    configs: dict[str, dict[str, Any]] = {}
-    for config in grid:
-        if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
-            raise ValueError(f"grid holds {copied} twice")
-    trials, seed = checks.integer("trials", trials, 1), checks.integer("seed", seed, 0, 2**256)
-    block_size = checks.integer("block_size", block_size, 1)
-    check_target(target_relative_ci)
-    known, code = load(store) if os.path.exists(store) else {}, code_of(make_trial)
-    plans = []
-    for value, copied in configs.items():
-        found = {key.code: run for key, run in known.items() if key[:3] == (value, seed, block_size)}
-        made, stored = code, found.pop(code, {})
-        if found and not stored and other_code is OtherCode.REFUSE:
-            raise ValueError(
-                f"{os.fspath(store)} holds blocks of config {copied} by other code: "
-                f"{'; '.join(found)}; this is {code}; "
-                "take another store, or other_code=OtherCode.AGAIN to measure them anew, OtherCode.KEEP to use "
-                "those that are complete (torchdp sweep: --other-code again or keep)"
-            )
-        if not stored and other_code is OtherCode.KEEP:
-            whole = (
-                each
-                for each in reversed(found)
-                if Gathering(trials, block_size, target_relative_ci, found[each]).finished
-            )
-            made = next(whole, code)
-            stored = found.get(made, {})
-        facts = [stored[key].facts for key in sorted(stored)]
-        same_facts(copied, facts)
-        plans.append(_Plan(copied, Gathering(trials, block_size, target_relative_ci, stored), facts[:1], made))
-    open_plans = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
-
-    def failed(job: _Job, error: Exception) -> bool:
-        if on_error is OnError.RAISE:
-            return False
-        plan = plans[job.plan]
-        plan.error.append(f"{type(error).__name__}: {error}")
-        plan.blocks.give_up()
-        open_plans.discard(job.plan)
-        return True
-
-    runner = _Runner(make_trial, block_size, code)
-    records = answers("make_trial", runner, _chooser(plans, seed), device, devices, failed)
-    if open_plans:
-        check_writable(store)  # before an hour of work, not after it
-    with progress_bar(trials * len(plans), progress) as bar, closing(records):
-        bar.update(sum(plan.blocks.moments.count for plan in plans))
-        for job, record in records:
-            plan = plans[job.plan]
-            try:
-                same_facts(plan.config, [*plan.facts, record.facts])
-            except ValueError as error:
-                if not failed(job, error):
-                    raise
-                continue
-            plan.facts[:] = [*plan.facts, record.facts][:1]
-            append(store, record)
-            before = plan.blocks.moments.count
-            plan.blocks.take_back(job.block.index, job.block.size, record)
-            bar.update(plan.blocks.moments.count - before)
-            if plan.blocks.finished:
-                open_plans.discard(job.plan)
-            if not open_plans:
-                break
-    return [
-        Row(
-            plan.config,
-            plan.blocks.moments,
-            plan.blocks.seconds,
-            (plan.facts or [{}])[0],
-            seed,
-            block_size,
-            plan.code,
-            plan.error[0] if plan.error else None,
-        )
-        for plan in plans
-    ]
+    asked = Asked(trials, seed, block_size, target_relative_ci)
+    code = code_of(make_trial)
+    plans = plans_of(grid, asked, store, code, other_code)
+    work, runner = Work(plans, store, on_error), _Runner(make_trial, asked.block_size, code)
+    records = answers("make_trial", runner, chooser(plans, asked.seed), device, devices, work.failed)
+    work.finish(records, trials, progress)
+    return [plan.row(asked) for plan in plans]
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
@@ -217,42 +106,6 @@ def read(store: str | os.PathLike[str]) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True)
-class _Plan:
-    config: dict[str, Any]
-    blocks: Gathering[Record]
-    facts: list[dict[str, Any]]  # of a block that is known, if there is one
-    code: str
-    error: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Job:
-    plan: int
-    block: Block
-    facts: list[dict[str, Any]]
-
-    def __str__(self) -> str:
-        return str(self.block)
-
-
-def _chooser(plans: Sequence[_Plan], seed: int) -> Callable[[_Job | None], _Job | None]:
-    fresh = iter(range(len(plans)))
-
-    def job(index: int) -> _Job | None:
-        plan = plans[index]
-        key = plan.blocks.hand_out()
-        return None if key is None else _Job(index, Block(seed, plan.config, *key), plan.facts[:])
-
-    def candidates(previous: _Job | None) -> Iterator[int]:
-        if previous is not None:
-            yield previous.plan  # its trial is made
-        yield from fresh
-        yield from sorted(range(len(plans)), key=lambda index: -plans[index].blocks.left)
-
-    return lambda previous: next(filter(None, map(job, candidates(previous))), None)
-
-
 class _Runner:
     """Runs blocks; keeps the trial of the configuration at hand."""
 
@@ -262,7 +115,7 @@ class _Runner:
         self._code = code
         self._made: tuple[int, Trial] | None = None
 
-    def __call__(self, job: _Job, device: torch.device) -> Record:
+    def __call__(self, job: Job, device: torch.device) -> Record:
         config = dict(job.block.config)
         if self._made is None or self._made[0] != job.plan:
             self._made = None  # two at once might not fit into memory

@@ -1,12 +1,11 @@
 """Divisible noise: what each client adds, and the sum that the servers' transform makes of it, with one law.
 
 Client i adds noise of its own to what it sends in each copy; the sum over a row, signs included, is the noise of that
-row. ``sample`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every law here is
-symmetric. Units: ``sample_sum`` and ``collect`` are sums without the factor s^-1/2, ``release`` includes it.
+row. ``sample_parts`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every law
+here is symmetric. Units: sums without the factor s^-1/2.
 """
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -26,7 +25,7 @@ EVERYBODY = AdaptiveCoalition(0)  # is honest
 class DivisibleNoise(ABC):
     """Noise whose parts are added by the clients; n clients, s copies, m rows, d columns."""
 
-    def sample(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
+    def sample_parts(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
         """What each client adds in each copy, in simulation: (s, n, d). Raises ValueError, TypeError."""
         draws = Simulated(generator, _checked(sketch).device)
         checks.fits("the noise", *sketch.rows.shape, checks.integer("columns", columns, 1))
@@ -43,11 +42,11 @@ class DivisibleNoise(ABC):
 
     @abstractmethod
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
-        """``sample`` from these draws."""
+        """``sample_parts`` from these draws; unchecked."""
 
     @abstractmethod
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """``sample_sum`` from these draws; shape: (*sample_shape, m, d)."""
+        """``sample_sum`` from these draws; shape: (*sample_shape, m, d); unchecked."""
 
     @abstractmethod
     def variance(self, sketch: Sketch) -> Tensor:
@@ -58,13 +57,6 @@ class DivisibleNoise(ABC):
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises ValueError."""
-
-    def release(self, sketch: Sketch, A: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """S A plus its noise, from the sums: (n, d) -> (m, d), float64. Raises ValueError, TypeError."""
-        A, draws = checks.matrix("A", A), source(noise, _checked(sketch).device)
-        sketch.check_rows(A, 2)
-        sums = self.sums_of(sketch, (sketch.height, A.shape[-1]), draws)
-        return (sketch.sums(A).double() + sums) / math.sqrt(sketch.copies)
 
     def collect(self, sketch: Sketch, values: Tensor, *, noise: Noise | None = None) -> Tensor:
         """Sums of what the clients send, value plus noise, part by part: (n, d) -> (m, d); integers where both are.

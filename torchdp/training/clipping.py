@@ -37,22 +37,9 @@ def clip_and_sum(
     bound, at_once = checks.positive("bound", bound), checks.integer("at_once", at_once, 1)
     if bound < LEAST:
         raise ValueError(f"bound must be at least {LEAST:.1e}, not {bound!r}: float32 has no digits there")
-    checks.instance("module", module, nn.Module), checks.function("loss", loss)
-    for name, value in (("inputs", inputs), ("targets", targets)):
-        if not checks.dense(name, value).ndim:
-            raise ValueError(f"{name} must have one entry for each example, not shape ()")
-    if len(inputs) != len(targets):
-        raise ValueError(f"inputs and targets must be equally many, not {len(inputs)} and {len(targets)}")
-    for part in module.modules():
-        if part.training and isinstance(part, MIXING):
-            raise ValueError("module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it")
-        if part.training and isinstance(part, nn.modules.dropout._DropoutNd) and part.p:
-            raise ValueError("module draws dropout from torch's global generator; call .eval() on it")
-    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    if any(p.is_complex() for p in parameters.values()):
-        raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")
-    if not parameters:
-        raise ValueError("module must have a parameter that requires a gradient")
+    checks.function("loss", loss)
+    parameters = _trainable(module)
+    _refuse_unequal(inputs, targets)
 
     def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(module, parameters, (x[None],)), y[None]).sum()
@@ -76,6 +63,30 @@ def clip_and_sum(
             "later sums; call .eval(), take the update out of forward, or fill a cache by a call on public input first"
         )
     return total.to(torch.promote_types(empty.dtype, torch.float32))
+
+
+def _trainable(module: nn.Module) -> dict[str, Tensor]:
+    """The module's parameters that require a gradient, where an example's gradient is its own. Raises."""
+    for part in checks.instance("module", module, nn.Module).modules():
+        if part.training and isinstance(part, MIXING):
+            raise ValueError("module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it")
+        if part.training and isinstance(part, nn.modules.dropout._DropoutNd) and part.p:
+            raise ValueError("module draws dropout from torch's global generator; call .eval() on it")
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    if any(p.is_complex() for p in parameters.values()):
+        raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")
+    if not parameters:
+        raise ValueError("module must have a parameter that requires a gradient")
+    return parameters
+
+
+def _refuse_unequal(inputs: Tensor, targets: Tensor) -> None:
+    """Raises where these are not equally many examples."""
+    for name, value in (("inputs", inputs), ("targets", targets)):
+        if not checks.dense(name, value).ndim:
+            raise ValueError(f"{name} must have one entry for each example, not shape ()")
+    if len(inputs) != len(targets):
+        raise ValueError(f"inputs and targets must be equally many, not {len(inputs)} and {len(targets)}")
 
 
 def set_gradients(module: nn.Module, gradient: Tensor) -> None:

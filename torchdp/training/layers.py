@@ -42,13 +42,13 @@ class FeatureLayer(nn.Module):
         """(..., d) -> (..., instances), in x's dtype."""
         _check_rows(x, self.features.family.dimension)
         with torch.autocast(x.device.type, enabled=False):
-            return self._scaled(self._with_buffers()._left(x.reshape(-1, x.shape[-1])), x)
+            return self._scaled(self._with_buffers().f(x.reshape(-1, x.shape[-1])), x)
 
     def queries(self, y: Tensor) -> Tensor:
         """g(y) / sqrt(repetitions): (..., d) -> (..., instances)."""
         _check_rows(y, self.features.family.dimension)
         with torch.autocast(y.device.type, enabled=False):
-            return self._scaled(self._with_buffers()._right(y.reshape(-1, y.shape[-1])), y)
+            return self._scaled(self._with_buffers().g(y.reshape(-1, y.shape[-1])), y)
 
     def _with_buffers(self) -> Features:
         return dataclasses.replace(self.features, **{name: getattr(self, name) for name in self.names})

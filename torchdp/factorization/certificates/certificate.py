@@ -117,18 +117,23 @@ def certify(
     rounding = allowance(upper, m + n + r, *subtracted)
     residual = missing.abs().amax((-2, -1))
 
+    lower = _dual_value(W, rows, columns, p, shift is not None)
+    return Certificate(upper, lower, or_infinite(residual), rounding=rounding)
+
+
+def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: bool) -> Tensor:
+    """The lower bound of :func:`certify` from non-negative weights of any scale, (*batch)."""
     rows = scaled_weights(rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
     columns = scaled_weights(columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / torch.where(size > 0, size, 1.0)
-    centred = W if shift is None else W - (W @ columns[..., None])
+    centred = W - (W @ columns[..., None]) if shifted else W
     weighted = rows.sqrt()[..., None] * centred * columns.sqrt()[..., None, :]
-    if weighted.is_cuda and min(m, n) >= LARGE:
+    if weighted.is_cuda and min(W.shape[-2:]) >= LARGE:
         lower = proved_trace_norm(weighted, polar(weighted, WITNESS))
     else:
         lower = torch.linalg.svdvals(weighted).sum(-1)
-    lower = lower * size[..., 0, 0]
-    return Certificate(upper, lower, or_infinite(residual), rounding=rounding)
+    return lower * size[..., 0, 0]
 
 
 def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:

@@ -48,6 +48,12 @@ class History:
         return x + update - moved[..., 0]
 
 
+def simplex(weights: Tensor, floor: float) -> Tensor:
+    """Weights >= 0 scaled to sum 1, those below ``floor`` raised to it."""
+    weights = (weights / weights.sum(-1, keepdim=True)).clamp_min(floor)
+    return weights / weights.sum(-1, keepdim=True)
+
+
 def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """``new`` for the problems of the batch in ``mask``, ``old`` for the others."""
     return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)

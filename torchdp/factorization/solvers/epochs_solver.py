@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchdp.factorization.solvers.acceleration import History
+from torchdp.factorization.solvers.acceleration import History, simplex
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
 from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE
@@ -30,26 +30,14 @@ def attempts(
     Yields its best where the gap seems to be below ``tol``, and now and then before that, as the exact fixed point
     does: the caller judges, and takes the next where the certificate is open. shapes: (classes, columns of each).
     """
-    m = len(A)
-    exponent = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # c = s^exponent
-    classes = sum(count for count, _ in shapes)
-    s = A.new_full((m,), 1 / m)
-    M = [torch.eye(k, dtype=A.dtype, device=A.device).expand(count, k, k) / classes for count, k in shapes]
-    floor, history, step = FLOOR * tol / m, History(8), 1.0
-    upper, lower, previous, looks = math.inf, 0.0, 0.0, Looks(tol)
-    measure = torch.cat(
-        [s.sqrt()] + [B.diagonal(dim1=1, dim2=2).sqrt()[..., None].expand_as(B).flatten() for B in M]
-    )
+    weights, looks = _Weights(A, shapes, p, tol), Looks(tol)
+    upper, lower = math.inf, 0.0
     for iteration in range(1, max_iterations + 1):
-        c = s**exponent
-        roots, inverses = [_power(B, 0.5) for B in M], [_power(B, -0.5) for B in M]
-        Y = _times(A, roots)
-        T, V = _right_vectors(c.sqrt()[:, None] * Y)
-        left, right = (Y @ V) * T.rsqrt(), T.sqrt()[:, None] * _times(V.mT, inverses)
-        a, trace = left.square().sum(1), float(T.sum())
-        X = [part.mT @ part for part in parts_of(right, shapes)]
+        c, roots, inverses = weights.dual()
+        left, right, trace = _spectral(A, c, roots, inverses)
+        a, X = left.square().sum(1), [part.mT @ part for part in parts_of(right, shapes)]
         size = torch.cat([B.abs().sum((1, 2)) for B in X]).max()
-        left, right, size = orthogonal_columns(A, right, X, [_unit(B) for B in M]) or (left, right, size)
+        left, right, size = orthogonal_columns(A, right, X, [_unit(B) for B in weights.M]) or (left, right, size)
         value = float(power_norm(left.norm(dim=1), p) * size.sqrt())
         if value < upper:
             upper, primal = value, (left, right)
@@ -61,24 +49,57 @@ def attempts(
             yield *primal, dual[0], dual[1], iteration
             if not looks.go_on(iteration, gap, finished):
                 return
-        fell = torch.tensor(trace < previous * (1 - 1e-12))
-        back = fell & history.extrapolated
-        step = (step + 0.5) / 2 if fell and not back else step
-        previous = 0.0 if back else trace
-        if p == math.inf:
+        weights.move(a, X, trace, roots)
+
+
+class _Weights:
+    """The weights s of the rows and M of the columns, a block mu_i C_i for each class, and how they move."""
+
+    def __init__(self, A: Tensor, shapes: list[tuple[int, int]], p: float, tol: float) -> None:
+        m, classes = len(A), sum(count for count, _ in shapes)
+        self.p, self.exponent = p, 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # c = s^exponent
+        self.s = A.new_full((m,), 1 / m)
+        self.M = [
+            torch.eye(k, dtype=A.dtype, device=A.device).expand(count, k, k) / classes for count, k in shapes
+        ]
+        self.floor, self.history, self.step, self.previous = FLOOR * tol / m, History(8), 1.0, 0.0
+        self.measure = torch.cat(
+            [self.s.sqrt()] + [B.diagonal(dim1=1, dim2=2).sqrt()[..., None].expand_as(B).flatten() for B in self.M]
+        )
+
+    def dual(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """c, M^{1/2} and M^{-1/2}."""
+        return self.s**self.exponent, [_power(B, 0.5) for B in self.M], [_power(B, -0.5) for B in self.M]
+
+    def move(self, a: Tensor, X: list[Tensor], trace: float, roots: list[Tensor]) -> None:
+        """The update for squared norms a of left's rows and the blocks X of right^T right, extrapolated."""
+        fell = torch.tensor(trace < self.previous * (1 - 1e-12))
+        back = fell & self.history.extrapolated
+        self.step = (self.step + 0.5) / 2 if fell and not back else self.step
+        self.previous = 0.0 if back else trace
+        moved = _scaled([_grown(B, root, G / trace) for B, root, G in zip(self.M, roots, X, strict=True)])
+        logs = [_log(B) for B in self.M]
+        update = [self._rows(a, trace)] + [(_log(B) - L).flatten() for B, L in zip(moved, logs, strict=True)]
+        x = torch.cat([self.s.log()] + [L.flatten() for L in logs])
+        x = self.history.mix(x, self.step * torch.cat(update), self.measure, back)
+        rows, *blocks = x.split([len(self.s)] + [B.numel() for B in self.M])
+        self.s = simplex(rows.softmax(0), self.floor)
+        self.M = _scaled(_exponentials([part.view_as(B) for part, B in zip(blocks, self.M, strict=True)]))
+
+    def _rows(self, a: Tensor, trace: float) -> Tensor:
+        """The update of the rows' logarithms."""
+        if self.p == math.inf:
             rows = 2 * STEP * (a / trace).clamp_min(1e-20).log()
-            rows = torch.where((s <= 2 * floor) & (rows < 0), 0.0, rows)  # at the floor: nowhere to fall
-        else:
-            rows = torch.zeros_like(s) if p == 2 else ((c * a / (c * a).sum()).clamp_min(1e-20) / s).log()
-        moved = _scaled([_grown(B, root, G / trace) for B, root, G in zip(M, roots, X, strict=True)])
-        logs = [_log(B) for B in M]
-        update = torch.cat([rows] + [(_log(B) - L).flatten() for B, L in zip(moved, logs, strict=True)])
-        x = torch.cat([s.log()] + [L.flatten() for L in logs])
-        x = history.mix(x, step * update, measure, back)
-        parts = x.split([m] + [B.numel() for B in M])
-        s = parts[0].softmax(0).clamp_min(floor)
-        s = s / s.sum()
-        M = _scaled(_exponentials([part.view_as(B) for part, B in zip(parts[1:], M, strict=True)]))
+            return torch.where((self.s <= 2 * self.floor) & (rows < 0), 0.0, rows)  # at the floor: nowhere to fall
+        c = self.s**self.exponent
+        return torch.zeros_like(a) if self.p == 2 else ((c * a / (c * a).sum()).clamp_min(1e-20) / self.s).log()
+
+
+def _spectral(A: Tensor, c: Tensor, roots: list[Tensor], inverses: list[Tensor]) -> tuple[Tensor, Tensor, float]:
+    """left, right with left right = A from diag(c)^{1/2} A M^{1/2} = U T V^T, and the trace norm, sum T."""
+    Y = _times(A, roots)
+    T, V = _right_vectors(c.sqrt()[:, None] * Y)
+    return (Y @ V) * T.rsqrt(), T.sqrt()[:, None] * _times(V.mT, inverses), float(T.sum())
 
 
 def classes_of(n: int, period: int, device: torch.device) -> tuple[Tensor, list[tuple[int, int]]]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchdp.factorization.solvers.acceleration import simplex
+
 CHECK = 5  # iterations between two looks at the bounds
 PATIENCE = 200  # the first phase ends where the gap has not fallen by a tenth in so many iterations
 RELAX = 1.6  # over-relaxation of the alternating directions
@@ -191,8 +193,8 @@ def weighted(
             rho = _balance(rho, primal, rho[:, 0, 0] * torch.linalg.matrix_norm(scale * (X - last)), 5.0)
             rho = rho.minimum(STIFFEST / S[..., -1:].clamp_min(TINY))
         trace = kept.sum(-1).clamp_min(TINY)
-        c = _simplex(c * (left.square().sum(-1) / trace).clamp_min(1e-3), floor / m)
-        P = _simplex(P * (right.square().sum(-2) / trace).clamp_min(1e-3), floor / n)
+        c = simplex(c * (left.square().sum(-1) / trace).clamp_min(1e-3), floor / m)
+        P = simplex(P * (right.square().sum(-2) / trace).clamp_min(1e-3), floor / n)
 
 
 def conic(
@@ -214,14 +216,8 @@ def conic(
 
     W: (b, m, n), problems ``which`` of ``best``; start: (left, right, U, c, P) to begin from. Returns the iterations.
     """
-    b, m = W.shape[:2]
-    left, right, U, c, P = start
-    rho = W.new_full((b, 1, 1), 0.1)
-    stacked = torch.cat([left, right.mT], -2)
-    Z = stacked @ stacked.mT
-    dual = torch.zeros_like(Z)
-    dual[:, :m, m:], dual[:, m:, :m] = -U / 2, -U.mT / 2
-    dual.diagonal(dim1=-2, dim2=-1).copy_(torch.cat([c, P], -1) / 2)
+    m, rho = W.shape[1], W.new_full((len(W), 1, 1), 0.1)
+    Z, dual = _beginning(*start)
     dual = dual / rho
     iteration = 0
     while True:
@@ -230,12 +226,7 @@ def conic(
         half = vectors * values.clamp_min(0).sqrt()[:, None, :]
         positive = half @ half.mT
         if iteration % CHECK == 0 or iteration == max_iterations:
-            negative = positive - (Z - dual)
-            sums = negative[:, :m, :m].abs().sum(-1), negative[:, m:, m:].abs().sum(-1)
-            c, P = (_simplex(s.clamp_min(TINY), 1e-12 / s.shape[-1]) for s in sums)
-            U = -negative[:, :m, m:]
-            size = torch.linalg.matrix_norm(U / (c.sqrt()[..., None] * P.sqrt()[..., None, :]), 2)
-            best.raise_(which, W, h, U / size.clamp_min(TINY)[:, None, None], c, P)
+            best.raise_(which, W, h, *_proof(positive - (Z - dual), m))
             best.cut(which, W, h, half[:, :m], half[:, m:].mT)
             going = best.gap()[which] > tol
             if not bool(going.any()) or iteration >= max_iterations:
@@ -244,18 +235,42 @@ def conic(
                 W, Z, dual, rho, which, positive = (x[going] for x in (W, Z, dual, rho, which, positive))
                 h = h.pick(going)
         relaxed = RELAX * positive + (1 - RELAX) * Z
-        wanted, last = relaxed + dual, Z
-        X = W + h.nearest(wanted[:, :m, m:] - W, 2 * rho)
-        diagonal = wanted.diagonal(dim1=-2, dim2=-1)
-        Z = wanted.clone()
-        Z[:, :m, m:], Z[:, m:, :m] = X, X.mT
-        Z.diagonal(dim1=-2, dim2=-1).copy_(diagonal.minimum(_level(diagonal, 1 / rho[:, 0])))
+        last, Z = Z, _separable(relaxed + dual, W, h, rho)
         dual = dual + relaxed - Z
         if iteration % (4 * CHECK) == 0 and iteration <= SETTLED:
             primal = torch.linalg.matrix_norm(positive - Z) / torch.linalg.matrix_norm(Z).clamp_min(TINY)
             moved = torch.linalg.matrix_norm(Z - last) / torch.linalg.matrix_norm(dual).clamp_min(TINY)
             scaled = _balance(rho, primal, moved, 3.0)
             dual, rho = dual * (rho / scaled), scaled
+
+
+def _beginning(left: Tensor, right: Tensor, U: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+    """Z of the factors and the multiplier of the witness, (b, m + n, m + n)."""
+    m, stacked = left.shape[1], torch.cat([left, right.mT], -2)
+    Z = stacked @ stacked.mT
+    dual = torch.zeros_like(Z)
+    dual[:, :m, m:], dual[:, m:, :m] = -U / 2, -U.mT / 2
+    dual.diagonal(dim1=-2, dim2=-1).copy_(torch.cat([c, P], -1) / 2)
+    return Z, dual
+
+
+def _proof(negative: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U with gamma_2*(U) <= 1 and its weights c, P, from the negative part of the projected matrix."""
+    sums = negative[:, :m, :m].abs().sum(-1), negative[:, m:, m:].abs().sum(-1)
+    c, P = (simplex(s.clamp_min(TINY), 1e-12 / s.shape[-1]) for s in sums)
+    U = -negative[:, :m, m:]
+    size = torch.linalg.matrix_norm(U / (c.sqrt()[..., None] * P.sqrt()[..., None, :]), 2)
+    return U / size.clamp_min(TINY)[:, None, None], c, P
+
+
+def _separable(wanted: Tensor, W: Tensor, h: Bound | Price, rho: Tensor) -> Tensor:
+    """The Z nearest to ``wanted`` at the price of t + h(X - W): its entries X as h asks, its diagonal cut off."""
+    m, Z = W.shape[1], wanted.clone()
+    X = W + h.nearest(wanted[:, :m, m:] - W, 2 * rho)
+    Z[:, :m, m:], Z[:, m:, :m] = X, X.mT
+    diagonal = wanted.diagonal(dim1=-2, dim2=-1)
+    Z.diagonal(dim1=-2, dim2=-1).copy_(diagonal.minimum(_level(diagonal, 1 / rho[:, 0])))
+    return Z
 
 
 def compress(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,8 +293,3 @@ def _level(values: Tensor, weight: Tensor) -> Tensor:
 def _balance(rho: Tensor, primal: Tensor, dual: Tensor, ratio: float) -> Tensor:
     factor = torch.where(primal > ratio * dual, BALANCE, torch.where(dual > ratio * primal, 1 / BALANCE, 1.0))
     return rho * factor[:, None, None]
-
-
-def _simplex(weights: Tensor, floor: float) -> Tensor:
-    weights = (weights / weights.sum(-1, keepdim=True)).clamp_min(floor)
-    return weights / weights.sum(-1, keepdim=True)

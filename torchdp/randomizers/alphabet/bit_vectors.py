@@ -76,7 +76,10 @@ class BitVectorOracle(FrequencyOracle):
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n, ceil(k/64)), int64, packed. Raises TypeError, ValueError."""
         rows = self.packed(messages)
-        return Tally(len(rows), {"reports": column_counts(rows)[: self.k]})
+        return Tally(len(rows), {"reports": self._counted(rows)})
+
+    def _counted(self, messages: Tensor) -> Tensor:
+        return column_counts(messages)[: self.k]
 
     def packed(self, messages: Tensor) -> Tensor:
         """``messages``, if these are sets of types. Raises TypeError, ValueError."""

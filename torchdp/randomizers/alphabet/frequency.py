@@ -9,12 +9,11 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Estimate, Layout, Objective, Tally, TypeProtocol
 from torchdp.randomizers.base import user_counts
-from torchdp.randomizers.old import OldOracle
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
 
-class FrequencyOracle(OldOracle, TypeProtocol):
+class FrequencyOracle(TypeProtocol):
     """A user of type x in [0, k) sends a message; decoded, it is a report Y in R^k with E Y = e_x.
 
     The value is the users' shares of types, (k,). A tally holds the ``reports``: how many users sent each message, or
@@ -67,14 +66,18 @@ class FrequencyOracle(OldOracle, TypeProtocol):
         messages = checks.indices("messages", messages, self.outputs)
         if messages.ndim != 1:
             raise ValueError(f"messages must have shape (n,), one for each user, not {tuple(messages.shape)}")
-        return Tally(len(messages), {"reports": torch.bincount(messages, minlength=self.outputs)})
+        return Tally(len(messages), {"reports": self._counted(messages)})
+
+    def _counted(self, messages: Tensor) -> Tensor:
+        """The reports of messages that are checked."""
+        return torch.bincount(messages, minlength=self.outputs)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         """Messages are drawn for each user and not kept: memory beside ``x`` does not grow with their number."""
         size, dtype = self.layout["reports"]
         total = torch.zeros(size, dtype=dtype, device=x.device)
         for part in x.split(max(1, WORDS_AT_ONCE // self.words)):
-            total += self.tally(self.speak(part, draws))["reports"]
+            total += self._counted(self.speak(part, draws))
         return Tally(len(x), {"reports": total})
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:

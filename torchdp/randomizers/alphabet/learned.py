@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.randomizers.alphabet.strategy import StrategyMatrix
 
 EDGE = 1e-3  # a start's entries are kept this share of their range away from its ends, where the slope vanishes
 SLACK = 1e-9  # of epsilon, left to rounding
@@ -15,8 +14,6 @@ ROUNDS, CLOSE = (
     100,
     1e-12,
 )  # of Newton's method inside a bracket, at most; its last step, whose error is its square
-LEARNING_RATE = 0.2
-SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
 
 
 class LearnedStrategy(nn.Module):
@@ -26,24 +23,26 @@ class LearnedStrategy(nn.Module):
     the one number that makes column x add up to 1; it exists since z = c softmax(weights) with e^-epsilon < c < 1, and
     its gradient is the implicit function's. So any optimizer and any loss will do: no projection, no penalty.
 
-    start: a ``StrategyMatrix``, such as ``optimize_strategy`` returns; entries at the ends of their range are moved a
-    little inward. epsilon: at least start's own, at most 30; start's own where None. Parameters, float64: logits
-    (m, k), weights (m,), level (), the logit of (c - e^-epsilon)/(1 - e^-epsilon). Raises TypeError, ValueError.
+    start: (m, k), positive, columns that add up to 1, such as the matrix of ``StrategyMatrix.tuned``; entries at the
+    ends of their range are moved a little inward. epsilon: at least start's own, at most 30. Parameters, float64:
+    logits (m, k), weights (m,), level (), the logit of (c - e^-epsilon)/(1 - e^-epsilon). The randomizer that they
+    stand for is ``StrategyMatrix(learned().detach())``. Raises TypeError, ValueError.
 
     Guarantees: a report drawn from a column of Q is epsilon-LDP, whatever the parameters; they must not be fitted to
         data of the users who report.
     Source: the polytope of McKenna, Maity, Mazumdar, Miklau (2020), section 4, in coordinates without constraints.
     """
 
-    def __init__(self, start: StrategyMatrix, epsilon: float | None = None) -> None:
+    def __init__(self, start: Tensor, epsilon: float) -> None:
         super().__init__()
-        if not isinstance(start, StrategyMatrix):
-            raise TypeError(f"start must be a StrategyMatrix, not {type(start).__name__}; see optimize_strategy")
-        epsilon = checks.positive("epsilon", start.epsilon if epsilon is None else epsilon)
-        if not start.epsilon <= epsilon <= LARGEST_EPSILON:
-            raise ValueError(f"epsilon must lie between start's own, {start.epsilon}, and 30, not {epsilon}")
+        Q, epsilon = checks.matrix("start", start).detach().double(), checks.positive("epsilon", epsilon)
+        if Q.ndim != 2 or not bool((Q > 0).all()):
+            raise ValueError(f"start must be one positive matrix (outputs, types), not of shape {tuple(Q.shape)}")
+        own = float((Q.amax(1) / Q.amin(1)).log().max())
+        if not own * (1 - SLACK) <= epsilon <= LARGEST_EPSILON:
+            raise ValueError(f"epsilon must lie between start's own, {own:g}, and 30, not {epsilon!r}")
         self.epsilon = epsilon
-        Q, growth, least = start.matrix, self._growth, math.exp(-epsilon)
+        growth, least = self._growth, math.exp(-epsilon)
         z = (Q.amin(1) * Q.amax(1) / (1 + growth)).sqrt()  # a row in the middle of its range
         share = ((Q / z[:, None] - 1) / growth).clamp(EDGE, 1 - EDGE)
         level = min(max((float(z.sum()) - least) / (1 - least), EDGE), 1 - EDGE)
@@ -61,20 +60,6 @@ class LearnedStrategy(nn.Module):
         z = (least + (1 - least) * self.level.sigmoid()) * self.weights.softmax(0)
         shift = _Shift.apply(self.logits, z, self._growth)
         return z[:, None] * (1 + self._growth * (self.logits + shift).sigmoid())
-
-    @torch.no_grad()
-    def strategy(self, prior: Tensor | None = None) -> StrategyMatrix:
-        """The randomizer that the parameters stand for, its epsilon measured; prior: for which its decoder is best.
-
-        Raises ValueError where the parameters are so large that rounding spends more than epsilon, or that only outputs
-        of chances below 2^-63 tell types apart.
-        """
-        found = StrategyMatrix(self(), prior)
-        if found.epsilon > self.epsilon:
-            raise ValueError(
-                "the parameters are too large for float64: some column does not add up to 1; clip them"
-            )
-        return found
 
     def extra_repr(self) -> str:
         return f"outputs={len(self.logits)}, types={self.logits.shape[1]}, epsilon={self.epsilon:g}"
@@ -137,43 +122,3 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
         raise ValueError(f"Q must have rank {k}: some types cannot be told apart by its outputs")
     V = torch.cholesky_solve(W.to(Q).mT, triangle).mT @ scaled.mT
     return V.square() @ Q - W.to(Q).square()
-
-
-def worst_query_strategy(W: Tensor, start: StrategyMatrix, *, steps: int = 500) -> StrategyMatrix:
-    """A strategy whose largest variance over queries and types is small, from one that is small in the mean.
-
-    Adam on the parameters of a :class:`LearnedStrategy` and the decoder's prior, against a smooth maximum of
-    ``answer_variances`` that sharpens. Never worse than ``start``, and of start's epsilon at most. The problem is not
-    convex, no gap is promised. O(steps m k (k + q)).
-
-    W: (q, k), of which a constant may be taken off each row (the mean is a good one): it changes no variance. start:
-    such as ``optimize_strategy(W, epsilon, Objective.WORST, ...)``. Raises TypeError, ValueError.
-
-    Guarantees: at most start.epsilon-LDP, measured on the matrix returned.
-    Source: Kingma, Ba (2015) for Adam.
-    """
-    W = checks.matrix("W", W).detach().double()
-    module, steps = LearnedStrategy(start), checks.integer("steps", steps, 1)
-    k = start.matrix.shape[1]
-    prior = (start.matrix.new_ones(k) if start.prior is None else start.prior).log().requires_grad_()
-    optimizer = torch.optim.Adam([*module.parameters(), prior], lr=LEARNING_RATE)
-    best, least = start, float(start.workload_variance(W).max())
-    for step in range(steps):
-        share = step / steps
-        try:
-            variances = answer_variances(module(), W, prior.softmax(0))
-        except ValueError:  # left the matrices of full rank
-            break
-        largest = variances.detach().max()
-        if float(largest) < least * (1 - 1e-9):
-            candidate = module.strategy(prior.detach().softmax(0))
-            value = float(candidate.workload_variance(W).max())
-            if candidate.epsilon <= start.epsilon and value < least:
-                best, least = candidate, value
-        sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
-        optimizer.zero_grad()
-        torch.logsumexp((variances / largest).flatten() / sharpness, 0).mul(sharpness).backward()
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * max(0.02, 1 - share)
-        optimizer.step()
-    return best

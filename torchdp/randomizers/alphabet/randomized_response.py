@@ -8,7 +8,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.kernels import response_counts
 from torchdp.kernels.dispatch import fuses
@@ -17,26 +16,6 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle, alphabet, budget, spread
 from torchdp.randomizers.base import exact_local
-
-
-@dataclass(frozen=True)
-class FiniteMoments:
-    """Decoded report Y = (e_y - q 1)/(p - q): E Y = e_x and Cov Y = (diag(pi) - pi pi^T)/(p - q)^2.
-
-    pi = q 1 + (p - q) e_x is the law of the report y; p, q: probability of the true and of each other value.
-    """
-
-    k: int
-    p: float
-    q: float
-
-    def covariance(self, x: int) -> Tensor:
-        """Cov(Y | x), (k, k), float64."""
-        if not 0 <= checks.integer("x", x, 0) < self.k:
-            raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
-        pi = torch.full((self.k,), self.q, dtype=torch.float64)
-        pi[x] = self.p
-        return (torch.diag(pi) - torch.outer(pi, pi)) / (self.p - self.q) ** 2
 
 
 @dataclass(frozen=True)
@@ -66,9 +45,14 @@ class RandomizedResponse(FrequencyOracle):
         return exact_local(stated(self.epsilon, drawn), "Warner (1965); log p/q of the integers drawn")
 
     @property
-    def moments(self) -> FiniteMoments:
-        """Exact moments of the decoded report."""
-        return FiniteMoments(self.k, float(1 - (self.k - 1) * Fraction(self._step, TOTAL)), self._q)
+    def p(self) -> float:
+        """Chance of the true value, as it is drawn."""
+        return float(1 - (self.k - 1) * Fraction(self._step, TOTAL))
+
+    @property
+    def q(self) -> float:
+        """Chance of each other value, as it is drawn."""
+        return self._q
 
     @property
     def outputs(self) -> int:
@@ -77,8 +61,7 @@ class RandomizedResponse(FrequencyOracle):
 
     @property
     def own_and_other(self) -> tuple[float, float]:
-        p, q = self.moments.p, self._q
-        return p * (self._uniform - q) / self._kept**2, q * (1 - q) / self._kept**2
+        return self.p * (self._uniform - self._q) / self._kept**2, self._q * (1 - self._q) / self._kept**2
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One report in [0, k) for each user: int64, the shape of ``x``."""
@@ -93,7 +76,10 @@ class RandomizedResponse(FrequencyOracle):
         return Tally(len(x), {"reports": response_counts.counts(x, self.k, self._step, key)})
 
     def covariance(self, x: int) -> Tensor:
-        return self.moments.covariance(x)
+        """(diag(pi) - pi pi^T)/(p - q)^2, pi = q 1 + (p - q) e_x the law of the report."""
+        pi = torch.full((self.k,), self._q, dtype=torch.float64)
+        pi[self._type(x)] = self.p
+        return (torch.diag(pi) - torch.outer(pi, pi)) / self._kept**2
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2. O(m k)."""

@@ -12,11 +12,15 @@ from torchdp.privacy import Guarantee
 from torchdp.protocol import Objective, Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON, Effort, search
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import multinomial
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
+LEARNING_RATE = 0.2
+SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
 ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
 
 
@@ -71,6 +75,86 @@ class StrategyMatrix(FrequencyOracle):
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    @classmethod
+    def tuned(
+        cls,
+        W: Tensor,
+        epsilon: float,
+        prior: Tensor | None = None,
+        objective: Objective = Objective.MEAN,
+        *,
+        generator: torch.Generator,
+        outputs: int | None = None,
+        steps: int = 500,
+        exchanges: int = 50,
+        restarts: int = 1,
+    ) -> "StrategyMatrix":
+        """A strategy of small variance for W among all epsilon-LDP ones.
+
+        What is small is the variance of one user's part in the answers, of a type drawn from ``prior`` or of the worst
+        type where that is None: in the mean over the queries, or for ``Objective.WORST`` of the worst query, which
+        starts from the best in the mean. Not convex, and no gap is promised: see :func:`strategy_lower_bound`.
+
+        Args:
+            W: (m, k), real, not zero, k >= 2. A constant may be taken off each row: it changes no variance.
+            epsilon: in [0.001, 30].
+            prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior the result keeps.
+            objective: over the queries.
+            outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
+            steps, exchanges: how many; restarts: repetitions of the two starts.
+
+        Raises TypeError, ValueError.
+        Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
+        Source: McKenna, Maity, Mazumdar, Miklau (2020); the search: see ``strategy_search``.
+        """
+        W, epsilon, prior = _problem(W, epsilon, prior)
+        effort = _effort(W.shape[1], outputs, steps, exchanges, restarts)
+        checks.instance("objective", objective, Objective)
+        generator = checks.random_source(generator, W.device)
+        found = [cls(Q, law) for Q, law in search(W, epsilon, prior, effort, generator)]
+        fitting = [each for each in found if each.epsilon <= epsilon]
+        best = min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
+        if objective is Objective.MEAN or len(W) == 1:
+            return best
+        return best.sharpened(W, prior, steps)
+
+    def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:
+        """The variance that ``tuned`` makes small: over the queries as ``objective`` says, over the types by prior."""
+        variance = self.workload_variance(W)  # (queries, types)
+        each = variance.mean(0, keepdim=True) if objective is Objective.MEAN else variance
+        return float((each.amax(1) if prior is None else each @ prior).max())
+
+    def sharpened(self, W: Tensor, prior: Tensor | None, steps: int = 500) -> "StrategyMatrix":
+        """This one or one whose worst query has less variance, for the same epsilon at most. Unchecked.
+
+        Adam on the parameters of a :class:`LearnedStrategy`, and for the worst type on the decoder's prior, against a
+        smooth maximum of ``answer_variances`` that sharpens. O(steps m k (k + queries)). Source: Kingma, Ba (2015).
+        """
+        module, law = LearnedStrategy(self.matrix, self.epsilon), self._prior.log().requires_grad_()
+        optimizer = torch.optim.Adam([*module.parameters(), *([law] if prior is None else [])], lr=LEARNING_RATE)
+        best, least = self, self.judged(W, prior, Objective.WORST)
+        for step in range(steps):
+            decoders = law.softmax(0) if prior is None else prior
+            try:
+                variances = answer_variances(module(), W, decoders)
+            except ValueError:  # left the matrices of full rank
+                break
+            each = variances.flatten() if prior is None else variances @ prior
+            largest = each.detach().max()
+            if float(largest) < least * (1 - 1e-9):
+                candidate = StrategyMatrix(module().detach(), decoders.detach())
+                value = candidate.judged(W, prior, Objective.WORST)
+                if candidate.epsilon <= self.epsilon and value < least:
+                    best, least = candidate, value
+            share = step / steps
+            sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
+            optimizer.zero_grad()
+            torch.logsumexp(each / largest / sharpness, 0).mul(sharpness).backward()
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * max(0.02, 1 - share)
+            optimizer.step()
+        return best
+
     @property
     def guarantee(self) -> Guarantee:
         return exact_local(self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row")
@@ -79,6 +163,11 @@ class StrategyMatrix(FrequencyOracle):
     def outputs(self) -> int:
         """m."""
         return self.matrix.shape[0]
+
+    @property
+    def _prior(self) -> Tensor:
+        """(k,), the uniform one where none was given."""
+        return self.matrix.new_full((self.k,), 1 / self.k) if self.prior is None else self.prior
 
     @cached_property
     def _inverse(self) -> Tensor:
@@ -151,3 +240,29 @@ class StrategyMatrix(FrequencyOracle):
 
     def _full_decoder(self) -> Tensor:
         return self.decoder(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))
+
+
+def _problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, float, Tensor | None]:
+    W = checks.matrix("W", W).detach().double()
+    if W.ndim != 2 or W.shape[1] < 2:
+        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
+    if not W.any():
+        raise ValueError("W must not be zero: every strategy answers it without error")
+    epsilon = checks.positive("epsilon", epsilon)
+    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        raise ValueError(f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
+    if prior is None:
+        return W, epsilon, None
+    prior = checks.floating("prior", prior).detach().double().to(W.device)
+    if prior.shape != W.shape[1:] or not (prior > 0).all():
+        raise ValueError(f"prior must be ({W.shape[1]},) and positive, not of shape {tuple(prior.shape)}")
+    return W, epsilon, prior / prior.sum()
+
+
+def _effort(k: int, outputs: int | None, steps: int, exchanges: int, restarts: int) -> Effort:
+    return Effort(
+        checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k),
+        checks.integer("steps", steps, 0),
+        checks.integer("exchanges", exchanges, 0),
+        checks.integer("restarts", restarts, 1),
+    )

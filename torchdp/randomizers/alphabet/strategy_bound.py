@@ -32,7 +32,7 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None)
     """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and prior-weighted types.
 
     For every local randomizer, whatever its outputs, and every unbiased estimate V(y) of W e_x from one report y,
-    sum_x prior_x mean_i Var(V_i | x) is at least the value returned. :func:`optimize_strategy` bounds the least such
+    sum_x prior_x mean_i Var(V_i | x) is at least the value returned. ``StrategyMatrix.tuned`` bounds the least such
     variance from above, so the two together say how far a strategy is from the best. The worst type's variance is
     no less than any mean over types: there, take the prior of the strategy.
 

@@ -70,13 +70,14 @@ class Worth:
     defect: Tensor
 
 
-def uniform_design(rows: Tensor) -> Design:
-    """Equal weights and the uniform prior: a start, not balanced."""
+def even_design(rows: Tensor, prior: Tensor | None) -> Design:
+    """Equal weights and this prior, the uniform one for None: a start, not balanced."""
     batch, k = rows.shape[:-2], rows.shape[-1]
     weights = 1 / rows.sum((-2, -1)) * k
     prices = torch.ones(*batch, k, dtype=rows.dtype, device=rows.device)
     residual = torch.full(batch, torch.inf, dtype=rows.dtype, device=rows.device)
-    return Design(rows, weights[..., None].expand(rows.shape[:-1]), prices, prices / k, residual)
+    start = prices / k if prior is None else prior.expand_as(prices)
+    return Design(rows, weights[..., None].expand(rows.shape[:-1]), prices, start, residual)
 
 
 def worth(gram: Tensor, design: Design) -> Worth:

@@ -1,127 +1,69 @@
-"""Strategy matrices of small variance for a given workload."""
+"""Matrices of small variance for a given workload: the search behind ``StrategyMatrix.tuned``.
+
+With v_y the rows of Q scaled to [e^-epsilon, 1], the variance under a prior is tr(W M^{-1} W^T) - sum_x prior_x
+||W e_x||^2, M = sum_y weight_y v_y v_y^T/<prior, v_y>. It is convex in the weights, and M is convex in each v_y, so the
+best rows are extreme: v_y in {e^-epsilon, 1}^k. Two starts (noisy copies of randomized response, random subsets)
+descend on the logits of v by Adam, the weights being made optimal for the decoder in every step; then the rows are
+rounded, and again and again the best single flips of half of the rows compete with all rows for the places. Randomized
+and Hadamard response stand as candidates beside the outcome. For the worst type the prior moves towards the least
+favourable one all the while.
+Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014) for the extreme rows
+(staircase mechanisms); Kingma, Ba (2015) for Adam.
+"""
 
 import math
-from collections.abc import Sequence
-from enum import Enum
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.randomizers.alphabet.strategy import StrategyMatrix
-from torchdp.randomizers.alphabet.strategy_design import Design, Worth, reweigh, uniform_design, worsen, worth
+from torchdp.randomizers.alphabet.strategy_design import Design, Worth, even_design, reweigh, worsen, worth
 from torchdp.randomizers.draws import popcount
 
 LEARNING_RATE = 0.1
 SLACK = 1e-6  # share of epsilon left to the rounding of the column sums
 BALANCED = 1e-10  # largest error of a column sum at which a design counts
-NEARLY = 1e-3  # largest error of a column sum on the way
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 30.0
-FLOOR = (
-    1e-8  # weight of the histogram beside the workload: directions that W does not ask for keep a finite variance
-)
+NEARLY = 1e-3  # largest error of a column sum on the way
+FLOOR = 1e-8  # weight of the histogram beside the workload: what W does not ask for keeps a finite variance
 
 
-class Objective(Enum):
-    """Which variance of one user's answers is to be small, in the mean over the queries."""
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search: rows at most, steps of the descent, rounds of exchanges, repetitions of the two starts."""
 
-    AVERAGE = "in the mean over the types"
-    WORST = "for the worst type"
-
-    def of(self, variance: Tensor) -> Tensor:
-        """The objective from the variance of each query and type: (*batch, m, k) -> (*batch,)."""
-        types = variance.mean(-2)
-        return types.mean(-1) if self is Objective.AVERAGE else types.amax(-1)
+    outputs: int
+    steps: int
+    exchanges: int
+    restarts: int
 
 
-def optimize_strategy(
-    W: Tensor,
-    epsilon: float,
-    objective: Objective = Objective.AVERAGE,
-    *,
-    generator: torch.Generator,
-    outputs: int | None = None,
-    steps: int = 500,
-    exchanges: int = 50,
-    restarts: int = 1,
-) -> StrategyMatrix:
-    """A strategy matrix of small variance for W among all epsilon-LDP ones; see :func:`optimize_strategies`."""
-    return optimize_strategies(
-        W,
-        [epsilon],
-        objective,
-        generator=generator,
-        outputs=outputs,
-        steps=steps,
-        exchanges=exchanges,
-        restarts=restarts,
-    )[0]
+def search(
+    W: Tensor, epsilon: float, prior: Tensor | None, effort: Effort, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Candidates (Q, prior of the best decoder), some a little above epsilon, some not the best: the caller judges.
 
-
-def optimize_strategies(
-    W: Tensor,
-    epsilons: Sequence[float],
-    objective: Objective = Objective.AVERAGE,
-    *,
-    generator: torch.Generator,
-    outputs: int | None = None,
-    steps: int = 500,
-    exchanges: int = 50,
-    restarts: int = 1,
-) -> list[StrategyMatrix]:
-    """For each epsilon a strategy matrix Q of small variance for the workload W, all in one batch.
-
-    With v_y the rows of Q scaled to [e^-epsilon, 1], the variance under a prior is tr(W M^{-1} W^T) - sum_x prior_x
-    ||W e_x||^2, M = sum_y weight_y v_y v_y^T/<prior, v_y>. It is convex in the weights, and M is convex in each v_y, so
-    the best rows are extreme: v_y in {e^-epsilon, 1}^k. Two starts (noisy copies of randomized response, random
-    subsets) descend on the logits of v by Adam, the weights being made optimal for the decoder in every step; then the
-    rows are rounded, and ``exchanges`` times the best single flips of half of the rows compete with all rows for the
-    ``outputs`` places. Randomized and Hadamard response stand as candidates beside the outcome. For the worst case the
-    prior moves towards the least favourable one all the while, and is the result's.
-
-    W: (m, k), real, not zero, k >= 2. epsilons: each in [0.001, 30]. outputs: most rows allowed, at least 2k (None:
-    4k; more rows, less variance). steps, exchanges: how many. restarts: repetitions of the two starts.
-    The results are on W's device, in float64. The problem is not convex in the rows and no gap is promised: compare
-    with :func:`strategy_lower_bound`. O(outputs k^2) for each step and start. Raises TypeError, ValueError.
-
-    Guarantees: each result is at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
-    Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014) for the
-    extreme rows (staircase mechanisms); Kingma, Ba (2015) for Adam.
+    W: (m, k), float64, not zero. prior: (k,), adds up to 1; None: the worst type. Unchecked. O(outputs k^2) for each
+    step and start.
     """
-    W = checks.matrix("W", W).detach().double()
-    if W.ndim != 2 or W.shape[1] < 2:
-        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
-    if not W.any():
-        raise ValueError("W must not be zero: every strategy answers it without error")
-    if not isinstance(objective, Objective):
-        raise TypeError(f"objective must be an Objective, not {objective!r}")
-    values = [checks.positive("epsilons", epsilon) for epsilon in epsilons]
-    if not values or not SMALLEST_EPSILON <= min(values) <= max(values) <= LARGEST_EPSILON:
-        raise ValueError(
-            f"epsilons must hold numbers in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], at least one"
-        )
-    k = W.shape[1]
-    outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
-    steps, exchanges = checks.integer("steps", steps, 0), checks.integer("exchanges", exchanges, 0)
-    restarts = checks.integer("restarts", restarts, 1)
-    generator = checks.random_source(generator, W.device)
+    gram = _gram(W)
+    low = torch.tensor(math.exp(-(1 - SLACK) * epsilon), dtype=torch.float64, device=W.device)
+    logits = _starts(W.shape[1], effort.outputs, epsilon, effort.restarts, W.device, generator)
+    design, cost = _descend(gram, logits, low, prior, effort.steps)
+    best = cost.argmin()[None]
+    design = _exchange(gram, design.pick(best), cost[best], low, prior is None, effort.exchanges, generator)
+    known = [(matrix, prior) for matrix in _known(W.shape[1], effort.outputs, low)]
+    return [*_finish(design), *known]
 
-    W = W / W.abs().max()
+
+def _gram(W: Tensor) -> Tensor:
+    """W^T W, scaled to size 1, with a little of the histogram's."""
+    W, k = W / W.abs().max(), W.shape[1]
     if W.shape[0] > k:
         W = torch.linalg.qr(W, mode="r").R * math.sqrt(k / W.shape[0])  # the same Gram matrix, less queries
     gram = W.mT @ W
     gram.diagonal().add_(FLOOR * gram.diagonal().mean())
-    low = torch.exp(-(1 - SLACK) * torch.tensor(values, dtype=torch.float64)).to(W.device)[:, None, None]
-    logits = torch.cat([_starts(k, outputs, epsilon, restarts, W.device, generator) for epsilon in values])
-    design, cost = _descend(gram, logits, low.repeat_interleave(2 * restarts, 0), objective, steps)
-    best = cost.view(len(values), -1).argmin(1) + 2 * restarts * torch.arange(len(values), device=W.device)
-    design = _exchange(gram, design.pick(best), cost[best], low, objective, exchanges, generator)
-    found = []
-    for i, epsilon in enumerate(values):
-        candidates = [*_finish(design, i), *_known(k, outputs, low[i])]
-        fitting = [candidate for candidate in candidates if candidate.epsilon <= epsilon]
-        found.append(min(fitting, key=lambda candidate: float(objective.of(candidate.workload_variance(W)))))
-    return found
+    return gram
 
 
 def _starts(
@@ -136,15 +78,15 @@ def _starts(
     return torch.stack([responses, subsets], 1).flatten(0, 1)
 
 
-def _descend(gram: Tensor, logits: Tensor, low: Tensor, objective: Objective, steps: int) -> tuple[Design, Tensor]:
+def _descend(gram: Tensor, logits: Tensor, low: Tensor, prior: Tensor | None, steps: int) -> tuple[Design, Tensor]:
     """Adam on the logits of the rows against their price, the weights following; then extreme rows, and their cost."""
-    first, second = torch.zeros_like(logits), torch.zeros_like(logits)
-    design = uniform_design(low + (1 - low) * logits.sigmoid())
+    first, second, worst = torch.zeros_like(logits), torch.zeros_like(logits), prior is None
+    design = even_design(low + (1 - low) * logits.sigmoid(), prior)
     for step in range(1, steps + 1):
         share = logits.sigmoid()
         design = design.with_rows(low + (1 - low) * share, design.weights)
         value = worth(gram, design)
-        design = _move(design, value, objective, 20 if step == 1 else 3, NEARLY)
+        design = _move(design, value, worst, 20 if step == 1 else 3, NEARLY)
         gain = 2 * value.image / value.mean[..., None] - design.prices[..., None, :]
         gain -= (value.score / value.mean.square())[..., None] * design.prior[..., None, :]
         slope = gain * share * (1 - share) / design.prices.abs().mean(-1)[..., None, None]
@@ -153,15 +95,15 @@ def _descend(gram: Tensor, logits: Tensor, low: Tensor, objective: Objective, st
         rate = LEARNING_RATE / (1 - 0.9**step) * math.sqrt(1 - 0.99**step)
         logits = (logits + rate * first / (second.sqrt() + 1e-12)).clamp(-10, 10)
     rows = torch.where(logits > 0, 1.0, low)
-    design, cost = _settle(gram, design.with_rows(rows, design.weights), objective, 20)
+    design, cost = _settle(gram, design.with_rows(rows, design.weights), worst, 20)
     if bool(cost.isfinite().all()):
         return design, cost
     # No weights balance these rows; with randomized response among them some always do.
     m, k = logits.shape[-2:]
     single = torch.eye(k, dtype=low.dtype, device=low.device)
     heaviest = design.select(design.weights.topk(m - k, -1).indices).rows
-    rows = torch.cat([heaviest, low + (1 - low) * single], -2)
-    repaired, again = _settle(gram, uniform_design(rows), objective, 40)
+    rows = torch.cat([heaviest, (low + (1 - low) * single).expand(len(logits), k, k)], -2)
+    repaired, again = _settle(gram, even_design(rows, prior), worst, 40)
     return design.where(cost.isfinite(), repaired), torch.where(cost.isfinite(), cost, again)
 
 
@@ -170,7 +112,7 @@ def _exchange(
     design: Design,
     least: Tensor,
     low: Tensor,
-    objective: Objective,
+    worst: bool,
     rounds: int,
     generator: torch.Generator,
 ) -> Design:
@@ -182,28 +124,28 @@ def _exchange(
         half = torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator) < 0.5
         design = design.extend(rows, torch.where(half, share, 1e-9))
         for _ in range(6):
-            design = _move(design, worth(gram, design), objective, 10, NEARLY)
-        design, cost = _settle(gram, design.select(design.weights.topk(m, -1).indices), objective, 4)
+            design = _move(design, worth(gram, design), worst, 10, NEARLY)
+        design, cost = _settle(gram, design.select(design.weights.topk(m, -1).indices), worst, 4)
         better = cost < least
         best, least = design.where(better, best), torch.where(better, cost, least)
         design = design.where(cost.isfinite(), best)
-    return _settle(gram, best, objective, 100)[0]
+    return _settle(gram, best, worst, 100)[0]
 
 
-def _settle(gram: Tensor, design: Design, objective: Objective, moves: int) -> tuple[Design, Tensor]:
+def _settle(gram: Tensor, design: Design, worst: bool, moves: int) -> tuple[Design, Tensor]:
     """The best of so many moves of the weights at fixed rows, and its cost: infinite where no move was balanced."""
     best, least = design, torch.full_like(design.residual, torch.inf)
     for _ in range(moves + 1):
         value = worth(gram, design)
-        cost = value.variance.amax(-1) if objective is Objective.WORST else value.variance.mean(-1)
+        cost = value.variance.amax(-1) if worst else (value.variance * design.prior).sum(-1)
         better = (design.residual < BALANCED) & (value.defect < SLACK) & (cost < least)
         best, least = design.where(better, best), torch.where(better, cost, least)
-        design = _move(design, value, objective, 10, BALANCED / 2)
+        design = _move(design, value, worst, 10, BALANCED / 2)
     return best, least
 
 
-def _move(design: Design, value: Worth, objective: Objective, newton: int, enough: float) -> Design:
-    if objective is Objective.WORST:
+def _move(design: Design, value: Worth, worst: bool, newton: int, enough: float) -> Design:
+    if worst:
         return worsen(reweigh(design, value, newton, enough), value.variance)
     return reweigh(design, value, newton, enough)
 
@@ -220,19 +162,19 @@ def _flip(design: Design, value: Worth, low: Tensor) -> tuple[Tensor, Tensor]:
     return flipped, 0.3 * (gain[..., 0] > 0).to(rows.dtype) + 1e-9
 
 
-def _finish(design: Design, index: int) -> list[StrategyMatrix]:
-    """One design of the batch, if sound, as a matrix: equal rows are one output, rows without weight none."""
-    rows, weights = design.rows[index], design.weights[index]
-    if not bool(weights.isfinite().all()) or float(design.residual[index]) > BALANCED:
+def _finish(design: Design) -> list[tuple[Tensor, Tensor | None]]:
+    """The one design of a batch, if sound, as a matrix: equal rows are one output, rows without weight none."""
+    rows, weights = design.rows[0], design.weights[0]
+    if not bool(weights.isfinite().all()) or float(design.residual[0]) > BALANCED:
         return []
     rows, inverse = torch.unique(rows, dim=0, return_inverse=True)
     weights = torch.zeros(len(rows), dtype=weights.dtype, device=weights.device).index_add_(0, inverse, weights)
     kept = weights > 0
     Q = rows[kept] * weights[kept][:, None]
-    return [StrategyMatrix(Q / Q.sum(0), design.prior[index])]
+    return [(Q / Q.sum(0), design.prior[0])]
 
 
-def _known(k: int, outputs: int, low: Tensor) -> list[StrategyMatrix]:
+def _known(k: int, outputs: int, low: Tensor) -> list[Tensor]:
     """Randomized response and, where it has few enough outputs, Hadamard response."""
     types = torch.arange(k, device=low.device)
     held = [types[:, None] == types]
@@ -240,4 +182,4 @@ def _known(k: int, outputs: int, low: Tensor) -> list[StrategyMatrix]:
     if size <= outputs:
         held.append((popcount(torch.arange(size, device=low.device)[:, None] & (types + 1)) & 1) == 0)
     matrices = [torch.where(pattern, 1.0, low) for pattern in held]
-    return [StrategyMatrix(matrix / matrix.sum(0)) for matrix in matrices]
+    return [matrix / matrix.sum(0) for matrix in matrices]

@@ -14,7 +14,7 @@ from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import spread
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import WORD, popcount, without_replacement
+from torchdp.randomizers.draws import WORD, popcount, unpack, without_replacement
 
 AT_ONCE = 32  # values missing from a set: up to here they are added one by one, without a sort
 
@@ -76,6 +76,41 @@ class SubsetSelection(BitVectorOracle):
     def outputs(self) -> int:
         """The number of w-subsets."""
         return math.comb(self.k, self.subset)
+
+    @cached_property
+    def bits_per_user(self) -> int:
+        """ceil(log2 of the number of w-subsets), above k = 4096 to rounding."""
+        k, w = self.k, self.subset
+        if k <= 4096:
+            return (self.outputs - 1).bit_length()
+        return math.ceil((math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2))
+
+    def packed(self, messages: Tensor) -> Tensor:
+        messages = super().packed(messages)
+        if (popcount(messages).sum(-1) != self.subset).any():
+            raise ValueError(f"messages must be sets of {self.subset} types each")
+        return messages
+
+    def encode(self, messages: Tensor) -> bytes:
+        """The rank of each set among all, in bits_per_user. O(k) operations on whole numbers of that length each."""
+        size = max(1, -(-self.bits_per_user // 8))
+        sets = unpack(self.packed(messages).cpu())[:, : self.k].bool()
+        return b"".join(rank(row.nonzero()[:, 0].tolist()).to_bytes(size, "little") for row in sets)
+
+    def decode(self, data: bytes) -> Tensor:
+        size = max(1, -(-self.bits_per_user // 8))
+        if len(data) % size:
+            raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
+        words = torch.zeros(len(data) // size, self.words, dtype=torch.int64)
+        for row, start in zip(words, range(0, len(data), size), strict=True):
+            number = int.from_bytes(data[start : start + size], "little")
+            if number >= self.outputs:
+                raise ValueError(
+                    f"data must hold numbers below that of the sets of {self.subset} types; one is above"
+                )
+            member = torch.tensor(members(number, self.k, self.subset))
+            row.index_add_(0, member // WORD, torch.ones_like(member) << member % WORD)
+        return words
 
     def covariance(self, x: int) -> Tensor:
         p, q, gap, w = self.on, self.off, self.gap, self.subset
@@ -189,3 +224,30 @@ class SubsetSelection(BitVectorOracle):
         gap = w * (self.k - w) * -math.expm1(-self.epsilon) / ((w + rest) * (self.k - 1))
         q = (w - p) / (self.k - 1)
         return (p * (1 - p) + (self.k - 1) * q * (1 - q)) / gap**2 if gap**2 > 0 else math.inf
+
+
+def rank(values: list[int]) -> int:
+    """sum_i C(values_i, i), i from 1: 0, 1, ... for the sets of one size, in colexicographic order.
+
+    values: increasing. Source: Lehmer (1964), the combinatorial number system.
+    """
+    total, value, choose = 0, 0, 0  # C(value, i)
+    for i, end in enumerate(values, 1):
+        for v in range(value, end):
+            choose = choose * (v + 1) // (v + 1 - i) if v >= i else int(v + 1 == i)
+        total += choose
+        value, choose = end + 1, choose * (end + 1) // (i + 1)
+    return total
+
+
+def members(number: int, k: int, w: int) -> list[int]:
+    """The w values in [0, k) whose ``rank`` is this number, decreasing."""
+    found, choose = [], math.comb(k - 1, w)  # C(v, w)
+    for v in range(k - 1, -1, -1):
+        taken = w > 0 and number >= choose
+        if taken:
+            number -= choose
+            found.append(v)
+        choose = choose * (w if taken else v - w) // max(v, 1)  # C(v - 1, w - 1) or C(v - 1, w)
+        w -= taken
+    return found

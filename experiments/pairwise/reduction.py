@@ -1,0 +1,50 @@
+"""Linear queries from quadratic forms: whoever can estimate h^T W h without interaction can answer W h.
+
+Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 14. A part of no table: it shows that pairwise statistics are
+no easier than linear queries for protocols of one message.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchdp.pairwise import OneMessage, TwoMessage
+
+
+def linear_queries(
+    protocol: OneMessage | TwoMessage,
+    counts: Tensor,
+    *,
+    generator: torch.Generator,
+    sample_shape: Sequence[int] = (),
+) -> Tensor:
+    """(W h)_j for every type j, from the messages of one run of ``protocol``: (*sample_shape, k).
+
+    counts: (k,) users of each type, n in all. For each j the analyst adds the messages of n users of type j that it
+    makes up: (W h)_j = 2 q_j - q/2 - W_jj/2 with q the form of the users and q_j that of users and made up ones
+    together. protocol: its statistic a mean over all pairs.
+
+    Guarantees: the protocol's own, at its whole epsilon: both estimates read the same messages.
+    Source: Ghazi et al. (2023), Theorem 14, who send two messages at epsilon/2.
+    """
+    form = protocol.statistic.form
+    heard = protocol.sample_tally(counts, generator=generator, sample_shape=sample_shape)
+    joined = []
+    for crowd in torch.diag(counts.sum().expand(len(counts))):
+        made_up = protocol.sample_tally(crowd, generator=generator, sample_shape=sample_shape)
+        joined.append(protocol.mean(protocol.add(heard, made_up), form))
+    alone = protocol.mean(heard, form)[..., None]
+    return 2 * torch.stack(joined, -1) - alone / 2 - protocol.statistic.diagonal(form) / 2
+
+
+def linear_queries_bound(protocol: OneMessage | TwoMessage, counts: Tensor) -> Tensor:
+    """The mean squared error of each of ``linear_queries`` is at most (2 a_j^{1/2} + a^{1/2}/2)^2: (k,).
+
+    a, a_j: the protocol's mean squared errors for the users alone and with n users of type j.
+    Source: Ghazi et al. (2023), Theorem 14, by Minkowski's inequality.
+    """
+    counts, form = counts.double(), protocol.statistic.form
+    crowds = torch.diag(counts.sum().expand(len(counts)))
+    joined = [protocol.mean_variance(counts + crowd, form) for crowd in crowds]
+    return (2 * torch.stack(joined).sqrt() + protocol.mean_variance(counts, form).sqrt() / 2) ** 2

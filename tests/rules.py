@@ -1,0 +1,20 @@
+"""The rules of participation in their own words, for the tests of training."""
+
+from itertools import combinations, pairwise
+
+from torchdp.training import Epochs, Once
+
+
+def permits(rule, steps):
+    """Whether one user may enter these steps, a list in order."""
+    if isinstance(rule, Once):
+        return len(steps) <= 1
+    if isinstance(rule, Epochs):
+        return len({step % rule.period for step in steps}) <= 1
+    return len(steps) <= rule.times and all(b - a >= rule.gap for a, b in pairwise(steps))
+
+
+def permitted(rule, steps):
+    """Every set of at least one of the first ``steps`` steps that the rule allows."""
+    sets = (list(chosen) for size in range(1, steps + 1) for chosen in combinations(range(steps), size))
+    return [chosen for chosen in sets if permits(rule, chosen)]

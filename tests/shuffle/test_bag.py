@@ -1,0 +1,70 @@
+"""Bags of messages, and the shuffler."""
+
+import pytest
+import torch
+
+from torchdp.shuffle import Bag
+
+
+def messages(instance, content):
+    return Bag(9, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
+
+
+def rows(m):
+    return list(zip(m.instance.tolist(), m.content.tolist(), strict=True))
+
+
+RANDOM = messages(
+    torch.randint(0, 7, (500,), generator=torch.Generator().manual_seed(1)).tolist(),
+    torch.randint(-1, 2, (500,), generator=torch.Generator().manual_seed(2)).tolist(),
+)
+
+
+def test_guarantee_the_shuffler_forgets_the_order():
+    once = rows(RANDOM.mixed())
+    for seed in range(5):
+        order = torch.randperm(len(RANDOM), generator=torch.Generator().manual_seed(seed))
+        assert rows(Bag(9, RANDOM.instance[order], RANDOM.content[order]).mixed()) == once
+    assert rows(RANDOM) != once  # the order that came in was another
+
+
+def test_the_shuffler_keeps_every_message():
+    assert sorted(rows(RANDOM.mixed())) == sorted(rows(RANDOM))
+    odd = messages([2**31 - 1, 2**31 - 1, 2**31 - 3], [-128, 127, 0])
+    assert sorted(rows(odd.mixed())) == sorted(rows(odd))
+    assert rows(messages([], []).mixed()) == []
+    assert rows(messages([3], [-1]).mixed()) == [(3, -1)]
+
+
+def test_bags_add():
+    both = messages([1], [0]) + messages([], []) + messages([0, 2], [1, 1])
+    assert rows(both) == [(1, 0), (0, 1), (2, 1)] and both.n == 27
+    with pytest.raises(TypeError, match="other must be a Bag"):
+        both + 3
+
+
+@pytest.mark.parametrize(
+    ("instance", "content", "error", "match"),
+    [
+        ([1], torch.ones(1, dtype=torch.int8), TypeError, "instance must be a tensor of torch.int32, not list"),
+        (torch.ones(1), torch.ones(1, dtype=torch.int8), TypeError, "instance must be a tensor of torch.int32"),
+        (torch.ones(1, dtype=torch.int32), torch.ones(1), TypeError, "content must be a tensor of torch.int8"),
+        (torch.ones(2, dtype=torch.int32), torch.ones(1, dtype=torch.int8), ValueError, "one row for each"),
+        (torch.ones(1, 1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int8), ValueError, "one shape"),
+        (
+            torch.ones(1, dtype=torch.int32),
+            torch.ones(1, dtype=torch.int8, device="meta"),
+            ValueError,
+            "one device",
+        ),
+    ],
+)
+def test_malformed_messages_are_refused(instance, content, error, match):
+    with pytest.raises(error, match=match):
+        Bag(1, instance, content)
+
+
+def test_a_bag_counts_its_users():
+    for n in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="n must be"):
+            Bag(n, RANDOM.instance, RANDOM.content)

@@ -1,0 +1,320 @@
+"""Bit sums by the battery, their losses enumerated from what each user sends."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from contract import Contract, MessageContract, Unbiased
+from laws import generator
+from scipy import stats
+
+from torchdp.noise import SeededNoise
+from torchdp.shuffle import (
+    Bag,
+    BitSums,
+    CentralGaussianSum,
+    CorrelatedSum,
+    CuratorSums,
+    ExactSum,
+    NegativeBinomialSum,
+    PoissonSum,
+    PureSum,
+    RandomizedResponseSum,
+)
+
+N, DELTA, SIZE = 30, 1e-3, 128
+X = torch.arange(2 * N).view(N, 2) % 7 < torch.tensor([2, 5])
+
+
+def shifted(law, plus, minus):
+    """Counts moved up, rows of "+1" and columns of "-1"."""
+    moved = np.zeros_like(law)
+    moved[plus:, minus:] = law[: SIZE - plus, : SIZE - minus]
+    return moved
+
+
+def only(law):
+    """Counts of one kind of message."""
+    return np.pad(law[:, None], [(0, 0), (0, SIZE - 1)])
+
+
+def hockey_stick(p, q, epsilon, instances):
+    kept = p + q > 1e-10
+    p, q = p[kept], q[kept]
+    if instances == 2:
+        p, q = np.outer(p, p).ravel(), np.outer(q, q).ravel()
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+class SumsContract:
+    """delta at the stated epsilon, where one user flips its bit in both instances."""
+
+    less: ClassVar  # a law of less noise
+    x = X
+    bad: ClassVar = [X[0], X.int(), X.double(), X[:, :1], X.repeat(2, 1)]
+
+    def user(self, law, bit):
+        """Pr[(numbers of "+1" and of "-1")] that one user sends, (SIZE, SIZE)."""
+        raise NotImplementedError
+
+    def loss(self, protocol):
+        epsilon, worst = self.protocol.guarantee.epsilon, 0.0
+        each = [np.fft.rfft2(self.user(protocol.law, bit)) for bit in (0, 1)]
+        for ones in (0, N // 2, N - 1):  # among the others
+            others = each[1] ** ones * each[0] ** (N - 1 - ones)
+            zero, one = (np.maximum(np.fft.irfft2(others * mine), 0) for mine in each)
+            pairs = ((zero, one), (one, zero))
+            worst = max(worst, *(hockey_stick(p, q, epsilon, protocol.instances) for p, q in pairs))
+        return worst
+
+    def bound(self, protocol):
+        return protocol.delta
+
+    def truth(self):
+        return torch.tensor([float(sum(column)) for column in zip(*X.tolist(), strict=True)]).double()
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(self.protocol)
+
+
+class TestResponse(SumsContract, Unbiased, MessageContract):
+    protocol = BitSums(RandomizedResponseSum(N, 0.25), 2, DELTA)
+    less = RandomizedResponseSum(N, 0.2)
+
+    def user(self, law, bit):
+        one = 1 - law.flip if bit else law.flip
+        return only(np.pad([1 - one, one], (0, SIZE - 2)))
+
+
+class TestPoisson(SumsContract, Unbiased, MessageContract):
+    protocol = BitSums(PoissonSum(N, 20.0), 2, DELTA)
+    less = PoissonSum(N, 15.0)
+
+    def user(self, law, bit):
+        return shifted(only(stats.poisson(law.mean / N).pmf(np.arange(SIZE))), bit, 0)
+
+
+class TestNegativeBinomial(SumsContract, Unbiased, MessageContract):
+    protocol = BitSums(NegativeBinomialSum(N, 20.0, 0.4), 2, DELTA)
+    less = NegativeBinomialSum(N, 15.0, 0.4)
+
+    def user(self, law, bit):
+        return shifted(only(stats.nbinom(law.shape / N, 1 - law.ratio).pmf(np.arange(SIZE))), bit, 0)
+
+
+def pairs(law, flood, bit):
+    """Noise of both kinds, and so many pairs that cancel."""
+    noise = stats.nbinom(1 / N, 1 - law.ratio).pmf(np.arange(SIZE))
+    both = np.outer(noise, noise)
+    return sum(chance * shifted(both, bit + f, f) for f, chance in enumerate(flood) if chance > 1e-12)
+
+
+class TestCorrelated(SumsContract, Unbiased, MessageContract):
+    protocol = BitSums(CorrelatedSum(N, 0.6, 8.0, 0.6), 1, DELTA)
+    less = CorrelatedSum(N, 0.6, 6.0, 0.6)
+    x = X[:, :1]
+    bad: ClassVar = [X, X[:, :1].int()]
+
+    def truth(self):
+        return super().truth()[:1]
+
+    def user(self, law, bit):
+        flood = stats.nbinom(law.flood_shape / N, 1 - law.flood_ratio).pmf(np.arange(SIZE))
+        return pairs(law, flood, bit)
+
+
+class TestPure(SumsContract, Unbiased, MessageContract):
+    protocol = BitSums(PureSum(N, 0.8, 0.3, 0.1), 1, 0)
+    less = PureSum(N, 0.9, 0.3, 0.1)
+    x = X[:, 1:]
+    bad: ClassVar = [X, X[:, :1].int()]
+
+    def truth(self):
+        return super().truth()[1:]
+
+    def user(self, law, bit):
+        s, tilt = 0, law.share * law.epsilon
+        while (1 - law.drop) / sum(math.exp(tilt * f) for f in range(s + 1)) > math.expm1(law.epsilon) * law.drop:
+            s += 1
+        flood = np.exp(tilt * np.arange(s + 1))
+        return law.drop * pairs(law, [1.0], 0) + (1 - law.drop) * pairs(law, flood / flood.sum(), bit)
+
+    def loss(self, protocol):
+        """The largest log-ratio of a likely view where all others hold zeros."""
+        each = [np.fft.rfft2(self.user(protocol.law, bit)) for bit in (0, 1)]
+        zero, one = (np.fft.irfft2(each[0] ** (N - 1) * mine) for mine in each)
+        seen = (zero > 1e-9) & (one > 1e-9)
+        return float(np.abs(np.log(zero[seen] / one[seen])).max())
+
+    def bound(self, protocol):
+        return protocol.guarantee.epsilon
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        loss = self.loss(dataclasses.replace(self.protocol, law=self.less))
+        assert loss > self.loss(self.protocol) * 1.05 and loss > 0.85 * self.bound(self.protocol)
+
+
+class TestCurator(SumsContract, Unbiased, Contract):
+    protocol = CuratorSums(CentralGaussianSum(N, 3.0), 2, DELTA)
+    less = CentralGaussianSum(N, 2.9)
+
+    def loss(self, protocol):
+        """The two sums are (1, 1) apart: the likelihood ratio passes e^epsilon at one place between them."""
+        m, epsilon = math.sqrt(2) / protocol.law.sigma, self.protocol.guarantee.epsilon
+        return stats.norm.sf(epsilon / m - m / 2) - math.exp(epsilon) * stats.norm.sf(epsilon / m + m / 2)
+
+
+LAWS = [
+    RandomizedResponseSum(5, 0.2),
+    PoissonSum(5, 3.0),
+    NegativeBinomialSum(5, 1.5, 0.6),
+    CorrelatedSum(5, 0.5, 2.0, 0.7),
+    PureSum(5, 1.5, 0.4, 0.1),
+]
+BY_NAME = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+
+
+def holders(ones, instances, n=5):
+    """The holders of a one move from instance to instance."""
+    return (torch.arange(n)[:, None] + torch.arange(instances)) % n < ones
+
+
+def two_sample(x, y):
+    """Chi-square p-value that two samples of whole numbers have one law."""
+    values, cells = np.unique(np.concatenate([x, y]), return_inverse=True)
+    table = np.stack([np.bincount(part, minlength=len(values)) for part in (cells[: len(x)], cells[len(x) :])])
+    rare = table.sum(0) < 20
+    table = np.concatenate([table[:, ~rare], table[:, rare].sum(1, keepdims=True)], 1)
+    return stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue
+
+
+@BY_NAME
+def test_messages_and_sums_have_one_law_and_one_more_user_with_a_one_is_seen(law):
+    sums = BitSums(law, 20_000, DELTA)
+    collected = sums.collect(holders(2, 20_000), noise=SeededNoise(1))["total"].numpy()
+    drawn = [
+        sums.sample_tally(torch.full((20_000,), ones), generator=generator(ones))["total"].numpy()
+        for ones in (2, 3)
+    ]
+    assert two_sample(collected, drawn[0]) > 1e-6 > two_sample(collected, drawn[1])
+
+
+@BY_NAME
+def test_absent_users_leave_no_bias_and_are_asked_for(law):
+    sums, bits = BitSums(law, 20_000, DELTA, absent=2), holders(2, 20_000)[:3]
+    found = sums.estimate(bits, noise=SeededNoise(7))
+    error = found.value - bits.sum(0)
+    assert found.n == 3 and abs(error.mean()) < 5 * error.std() / math.sqrt(20_000)
+    assert abs(float(error.var() / found.standard_error.square().mean()) - 1) < 0.1
+    with pytest.raises(ValueError, match="of 3 to 5 users"):
+        sums.estimate(bits[:2])
+    with pytest.raises(ValueError, match="of 5 users"):
+        BitSums(law, 20_000, DELTA).estimate(bits)
+
+
+@BY_NAME
+def test_users_send_as_many_messages_as_predicted(law):
+    sums = BitSums(law, 4000, DELTA)
+    sent = sums.randomize(torch.ones(5, 4000, dtype=torch.bool), noise=SeededNoise(8))
+    each = torch.bincount(sent.instance.long(), minlength=4000).double()
+    assert abs(each.mean() - 5 * law.messages_per_user) <= 5 * each.std() / math.sqrt(4000)
+    assert len(sent) >= len(sums.randomize(torch.zeros(5, 4000, dtype=torch.bool), noise=SeededNoise(8))) - 800
+    assert set(sent.content.tolist()) <= set(law.contents)
+    assert sums.messages_per_user == 4000 * law.messages_per_user
+    assert sums.bits_per_message == math.ceil(math.log2(4000 * len(law.contents)))
+    assert sums.bits_per_user == sums.messages_per_user * sums.bits_per_message
+
+
+@BY_NAME
+def test_collecting_in_small_parts_changes_nothing(law, monkeypatch):
+    sums = BitSums(law, 20_000, DELTA)
+    whole = sums.collect(holders(3, 20_000), noise=SeededNoise(5))["total"]
+    monkeypatch.setattr("torchdp.shuffle.sums.MESSAGES_AT_ONCE", 20_000)
+    assert (
+        two_sample(whole.numpy(), sums.collect(holders(3, 20_000), noise=SeededNoise(6))["total"].numpy()) > 1e-6
+    )
+
+
+@BY_NAME
+def test_a_billion_users_cost_no_more_than_two(law):
+    ones = torch.tensor([10**9, 123_456_789])
+    found = BitSums(dataclasses.replace(law, users=10**9), 2, DELTA).sample_estimate(ones, generator=generator())
+    assert ((found.value - ones).abs() < 6 * found.standard_error).all()
+
+
+@BY_NAME
+def test_the_analyst_refuses_what_no_user_sends(law):
+    sums, content = BitSums(law, 2, DELTA), law.contents[-1]
+    for instance in ([0, 1, 5], [0, -1, 1]):
+        with pytest.raises(ValueError, match=r"the instance of a message must lie in \[0, 2\)"):
+            sums.tally(bag(5, instance, [content] * 3))
+    with pytest.raises(ValueError, match="the content of a message must be one of"):
+        sums.tally(bag(5, [0, 1], [content, 7]))
+    with pytest.raises(TypeError, match="messages must be a Bag, not Tensor"):
+        sums.tally(torch.ones(3))
+    with pytest.raises(ValueError, match="data must begin"):
+        sums.decode(b"\x01")
+
+
+def bag(n, instance, content):
+    return Bag(n, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
+
+
+def test_response_needs_one_message_of_every_user():
+    sums = BitSums(RandomizedResponseSum(3, 0.25), 2, DELTA)
+    full = bag(3, [0, 0, 0, 1, 1, 1], [1, 1, 0, 0, 0, 0])
+    assert sums.analyse(sums.tally(full)).value.tolist() == [2.5, -1.5]
+    for instance in ([0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 1], [0, 0, 0], [0, 0, 0, 0, 1, 1]):
+        with pytest.raises(ValueError, match="one of each of the 3 users"):
+            sums.tally(bag(3, instance, [0] * len(instance)))
+
+
+def test_no_messages_at_all_are_an_answer_too():
+    for law, value in zip(LAWS[1:], ([-3.0] * 2, [-2.25] * 2, [0.0] * 2, [0.0] * 2), strict=True):
+        sums = BitSums(law, 2, DELTA)
+        assert sums.analyse(sums.tally(bag(5, [], []))).value.tolist() == pytest.approx(value)
+
+
+def test_no_privacy_is_said_to_be_none():
+    exact = CuratorSums(ExactSum(N), 2, DELTA)
+    assert exact.guarantee.epsilon == math.inf and torch.equal(exact.estimate(X).value, X.sum(0).double())
+    with pytest.raises(ValueError, match=f"each of the {N} users"):
+        exact.estimate(X[:3])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: BitSums(CentralGaussianSum(3, 1.0), 2, DELTA), TypeError, "law must be a MessageLaw"),
+        (lambda: CuratorSums(PoissonSum(3, 1.0), 2, DELTA), TypeError, "law must be a CuratorSum"),
+        (lambda: BitSums(PoissonSum(3, 1.0), 0, DELTA), ValueError, "instances"),
+        (lambda: BitSums(PoissonSum(3, 1.0), 2**40, DELTA), ValueError, "at most 2147483647"),
+        (lambda: BitSums(PoissonSum(3, 1.0), 2, -1), ValueError, "delta"),
+        (lambda: BitSums(PoissonSum(3, 1.0), 2, DELTA, absent=3), ValueError, "absent"),
+        (lambda: BitSums(PoissonSum(3, 1e16), 2, DELTA), ValueError, "float64 counts exactly"),
+        (lambda: BitSums(NegativeBinomialSum(3, 1e20, 0.5), 2, DELTA), ValueError, "float64 counts exactly"),
+        (lambda: BitSums(PoissonSum(3, 0.1), 2, DELTA).guarantee, ValueError, "no epsilon"),
+        (lambda: BitSums(PoissonSum(3, 9.0), 2, DELTA, 0.1).guarantee, ValueError, "not certified"),
+        (lambda: BitSums.calibrated(ExactSum, 3, 1.0, DELTA, 2), TypeError, "kind must be a law"),
+        (lambda: BitSums.calibrated("poisson", 3, 1.0, DELTA, 2), TypeError, "kind must be a law"),
+    ],
+)
+def test_bad_protocols_are_refused(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+@pytest.mark.parametrize("summary", [[1], [1, 31], [-1, 2], [0.5, 1.0], [[1, 2]]])
+def test_a_summary_counts_users(summary):
+    for protocol in (TestPoisson.protocol, TestCurator.protocol):
+        with pytest.raises((TypeError, ValueError), match="summary must"):
+            protocol.sample_tally(torch.tensor(summary), generator=generator())
+
+
+def test_calibrated_sums_state_their_target():
+    sums = BitSums.calibrated(PoissonSum, 100, 1.0, DELTA, 3, absent=10)
+    assert (sums.guarantee.epsilon, sums.guarantee.delta, sums.absent) == (1.0, DELTA, 10)
+    assert BitSums.calibrated(PureSum, 100, 2.0, 0, 4).guarantee.epsilon == pytest.approx(2.0)

@@ -1,0 +1,20 @@
+"""Protocols in rounds: noisy vectors first, then answers to public questions about one's own vector.
+
+>>> import torch
+>>> from torchdp.pairwise import TwoRound, unequal
+>>> protocol = TwoRound.tuned(unequal(3), 1000, epsilon=1.0)
+>>> first = protocol.round(()).collect(torch.arange(1000) % 3)
+>>> second = protocol.round((first,)).collect(torch.arange(1000) % 3)
+>>> protocol.analyse(protocol.joined((first, second))).n
+1000
+
+Each round is a local protocol of its own, a public function of the tallies before it.
+"""
+
+from torchdp.pairwise.rounds.projection import Projection, project
+from torchdp.pairwise.rounds.question import Question
+from torchdp.pairwise.rounds.round import Round
+from torchdp.pairwise.rounds.three_round import ProjectedTwoRound, ThreeRound
+from torchdp.pairwise.rounds.two_round import TwoRound
+
+__all__ = ["ProjectedTwoRound", "Projection", "Question", "Round", "ThreeRound", "TwoRound", "project"]

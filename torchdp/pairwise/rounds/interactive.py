@@ -1,0 +1,247 @@
+"""Protocols in rounds: users first send noisy vectors, then answer what the analyst asks about their own vector."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.pairwise.protocol import PairwiseProtocol
+from torchdp.pairwise.rounds.question import Question, check_clip
+from torchdp.pairwise.rounds.round import Round, possible, round_layout
+from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
+from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
+from torchdp.privacy import Guarantee, compose
+from torchdp.protocol import InteractiveProtocol, Layout, Tally
+from torchdp.randomizers import PrivUnitG
+from torchdp.randomness import keyed_generator
+
+LARGE = 2**16  # numbers in the points, from which predictions take fewer draws
+
+
+@dataclass(frozen=True)
+class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
+    """Noisy vectors at ``vector_budgets``, answers to questions about them at ``answer_budgets``.
+
+    Every question is a function of the vectors before it. Part i of round r is r.vectori or r.answeri. For means; a
+    ratio (AUC) is refused. clip: the most that a question's half width may be; inf clips nothing.
+    """
+
+    clip: float = field(default=math.inf, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip)
+        super().__post_init__()
+        if self.statistic.denominator is not None:
+            raise ValueError(
+                f"{self.statistic.name!r} is a ratio, whose question would change; use OneMessage for it"
+            )
+
+    @property
+    @abstractmethod
+    def vector_budgets(self) -> tuple[float, ...]:
+        """Epsilon of each vector message."""
+
+    @property
+    @abstractmethod
+    def answer_budgets(self) -> tuple[float, ...]:
+        """Epsilon of each answer."""
+
+    @property
+    @abstractmethod
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """How many vectors and how many answers a user sends in each round."""
+
+    @abstractmethod
+    def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
+        """Those that the first mean vector messages (*batch, r) determine, in order."""
+
+    @abstractmethod
+    def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
+        """What is added to the mean answers, (*batch,)."""
+
+    @abstractmethod
+    def published_variance(self, counts: Tensor, form: Form) -> Tensor:
+        """Variance, over the vector messages, of the estimate that exact answers would give (nothing clipped)."""
+
+    @abstractmethod
+    def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        """Estimate of that variance from the messages, or an upper bound of it."""
+
+    @cached_property
+    def randomizers(self) -> tuple[PrivUnitG, ...]:
+        """What a user runs for each vector."""
+        return tuple(PrivUnitG(self.statistic.dim, each, self.statistic.radius) for each in self.vector_budgets)
+
+    @cached_property
+    def responses(self) -> tuple[ScalarResponse, ...]:
+        """What a user runs for each answer."""
+        return tuple(scalar_response(each) for each in self.answer_budgets)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
+
+    @property
+    def native_pairs(self) -> Pairs:
+        return Pairs.ALL
+
+    @property
+    def rounds(self) -> int:
+        return len(self.schedule)
+
+    def round(self, heard: tuple[Tally, ...]) -> Round:
+        at, dim = len(heard), self.statistic.dim
+        if at >= self.rounds:
+            raise ValueError(f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}")
+        means: list[Tensor] = []
+        for tally, (vectors, answers) in zip(heard, self.schedule, strict=False):
+            checks.instance("heard", tally, Tally).checked(round_layout(dim, vectors, answers))
+            means += [tally[f"vector{index}"] / tally.n for index in range(vectors)]
+        (first, asked), (vectors, answers) = self._before(at), self.schedule[at]
+        questions = self.questions(tuple(means))[asked : asked + answers] if answers else ()
+        return Round(
+            self.statistic.points,
+            self.vector_budgets[first : first + vectors],
+            questions,
+            self.answer_budgets[asked : asked + answers],
+        )
+
+    def _before(self, at: int) -> tuple[int, int]:
+        """Vectors and answers of the rounds before round ``at``."""
+        before = self.schedule[:at]
+        return sum(vectors for vectors, _ in before), sum(answers for _, answers in before)
+
+    @property
+    def layout(self) -> Layout:
+        """Name -> shape and dtype of each part of a tally of all rounds."""
+        named = {}
+        for at, (vectors, answers) in enumerate(self.schedule):
+            for name, kind in round_layout(self.statistic.dim, vectors, answers).items():
+                named[f"{at}.{name}"] = kind
+        return named
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        tally = checks.instance("tally", tally, Tally).checked(self.layout, least)
+        ordered = {name: self.layout[name] for name in (*self._named("vector"), *self._named("answer"))}
+        return possible(tally, ordered, self.randomizers, self.responses)
+
+    def _named(self, kind: str) -> list[str]:
+        return [name for name in self.layout if kind in name]
+
+    def means(self, tally: Tally) -> tuple[Tensor, ...]:
+        """The mean vector messages."""
+        return tuple(tally[name] / tally.n for name in self._named("vector"))
+
+    def mean(self, tally: Tally, form: Form) -> Tensor:
+        """The mean answers plus ``offset``; unbiased where nothing was clipped. form: the statistic's."""
+        means = self.means(tally)
+        value = self.offset(means, tally.n)
+        for question, name in zip(self.questions(means), self._named("answer"), strict=True):
+            value = value + question.mean(tally[name], tally.n)
+        return value + form.constant
+
+    def clipping_bias(self, tally: Tally) -> Tensor | float:
+        if self.clip == math.inf:
+            return 0.0
+        questions = self.questions(self.means(tally))
+        most = [each.clipping(self.statistic.points).abs().amax(-1) for each in questions]
+        return torch.stack(torch.broadcast_tensors(*most)).sum(0)
+
+    def answer_variance(self, questions: tuple[Question, ...], counts: Tensor) -> Tensor:
+        """Variance of the estimate given the questions, exactly: (*batch,)."""
+        n, points = counts.sum(), self.statistic.points
+        value = torch.zeros((), dtype=torch.float64, device=points.device)
+        for question, response in zip(questions, self.responses, strict=True):
+            each = response.variance(question.shown(points)) @ counts.to(points)
+            value = value + question.half_width.square() * each / n**2
+        return value
+
+    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
+        """The published part, plus the answers' exact variance averaged over normal ``draws`` of the vectors' noise.
+
+        Where questions clip it is a mean squared error: (missed + clipped)^2 - missed^2 is averaged over these draws,
+        ``missed`` what unclipped answers without noise would leave of the error.
+        """
+        n, points = float(counts.sum()), self.statistic.points
+        mean = counts.to(points) @ points / n
+        generator = keyed_generator(b"interactive prediction", points.device)
+        means = tuple(
+            mean
+            + (each.moments.variance / n) ** 0.5
+            * torch.randn(draws(points), len(mean), dtype=torch.float64, device=points.device, generator=generator)
+            for each in self.randomizers
+        )
+        questions, offset = self.questions(means), self.offset(means, n)
+        clipped = torch.stack([each.clipping(points) for each in questions]).sum(0) @ counts.to(points) / n
+        missed = sum((each.vector @ mean for each in questions), offset) - (form.weights * mean.square()).sum()
+        answers = self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
+        return self.published_variance(counts, form) + answers
+
+    def worst_variance(self, n: float, form: Form) -> Tensor:
+        """inf where questions clip: their bias depends on the data."""
+        worst = self.worst(n, reach(self.statistic)) if self.clip == math.inf else torch.inf
+        return torch.tensor(worst, dtype=torch.float64)
+
+    @abstractmethod
+    def worst(self, n: float, most: "Reach") -> float:
+        """``worst_variance`` where nothing is clipped. most: the statistic's own."""
+
+    def mean_point(self, tally: Tally) -> Tensor:
+        return self.means(tally)[0]
+
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
+        """From the messages alone; a little too large, because the users' values enter by their mean.
+
+        A response's variance is concave in the value, so the mean value gives at least the mean variance. What
+        clipping adds is not counted: ``clipping_bias`` bounds it.
+        """
+        means, n = self.means(tally), tally.n
+        value = self.plug_in_published_variance(means, n, form)
+        for question, response, name in zip(
+            self.questions(means), self.responses, self._named("answer"), strict=True
+        ):
+            value = value + question.half_width.square() * response.variance((tally[name] / n).clamp(-1, 1)) / n
+        return value
+
+
+def draws(points: Tensor) -> int:
+    """How many draws of the first rounds' noise a prediction averages over: 256, for large statistics 64."""
+    return 256 if points.numel() <= LARGE else 64
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Constants of a statistic that bound the error of protocols in rounds, whatever the data.
+
+    half: half of the largest range of a column of the kernel, how far a user's value can be from the middle. noise:
+    root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by ``draws``. largest: largest entry of the
+    kernel without its constant; own: of its diagonal. longest: largest ||J u_x||.
+    """
+
+    half: float
+    noise: float
+    largest: float
+    own: float
+    longest: float
+
+
+def reach(statistic: PairwiseStatistic) -> Reach:
+    """The constants of this statistic. O(k^2 r)."""
+    points, weights = statistic.points, statistic.form.weights
+    kernel = statistic.kernel(statistic.form) - statistic.form.constant
+    generator = keyed_generator(b"interactive range", points.device)
+    normals = torch.randn(
+        draws(points), points.shape[1], dtype=torch.float64, device=points.device, generator=generator
+    )
+    values = (normals * weights) @ points.mT
+    return Reach(
+        float((kernel.amax(1) - kernel.amin(1)).max()) / 2,
+        float(((values.amax(1) - values.amin(1)) / 2).square().mean().sqrt()),
+        float(kernel.abs().max()),
+        float(kernel.diagonal().abs().max()),
+        statistic.longest(statistic.form),
+    )

@@ -1,0 +1,96 @@
+"""The projection mechanism: noisy means, moved to the nearest point of the hull that holds every answer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+MOST_STEPS = 20_000
+FIRST_STEPS = 10  # before the first look at the gap; each stretch is twice as long as the last
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A point of a hull and how near it is to the nearest one.
+
+    point: (*batch, r), sum_v weights_v v; weights: (*batch, m), a probability vector. gap: (*batch,), the duality gap
+    max_v <point - target, point - v>: the squared distance from ``point`` to the true projection is at most ``gap``.
+    """
+
+    point: Tensor
+    weights: Tensor
+    gap: Tensor
+
+
+def project(vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: int = MOST_STEPS) -> Projection:
+    """The point of conv(vertices) nearest to each target, by accelerated projected gradients on the simplex.
+
+    vertices: (m, r); target: (*batch, r); both float64. It stops where every gap is at most tol * max ||v||^2, or
+    after about ``most_steps``; the gap returned is recomputed from the weights, and is 0 or more up to rounding.
+    The symmetric hull of the columns of R is ``project(torch.cat([R.mT, -R.mT]), ...)``. Raises ValueError, TypeError.
+
+    Guarantees: weights on the simplex; ||point - projection||^2 <= gap. With p the projection and y the target,
+    <point - y, point - p> <= gap and <p - y, point - p> >= 0; subtract.
+    Source: Beck, Teboulle (2009), with the restarts of O'Donoghue, Candes (2015); the gap is Frank and Wolfe's.
+    """
+    vertices, target = checks.matrix("vertices", vertices).double(), checks.floating("target", target).double()
+    if vertices.ndim != 2 or target.ndim == 0 or target.shape[-1] != vertices.shape[1]:
+        raise ValueError(
+            f"vertices must be (m, r) and target (..., r), not {tuple(vertices.shape)} and {tuple(target.shape)}"
+        )
+    tol, most_steps = checks.positive("tol", tol), checks.integer("most_steps", most_steps, 1)
+    flat = target.reshape(-1, target.shape[-1])
+    size = vertices.norm(dim=1).max()
+    allowed = tol * float(size.square())
+    rate = torch.linalg.matrix_norm(vertices, 2).square().clamp_min(torch.finfo(torch.float64).tiny)
+    weights = flat.new_zeros(len(flat), len(vertices))
+    nearest = (flat @ vertices.mT - vertices.square().sum(1) / 2).argmax(1, keepdim=True)
+    weights.scatter_(1, nearest, 1.0)
+    open_rows = torch.arange(len(flat), device=flat.device)
+    steps = FIRST_STEPS
+    while most_steps > 0:
+        gaps = _gap(vertices, flat[open_rows], weights[open_rows])
+        open_rows = open_rows[gaps > allowed]
+        if not len(open_rows):
+            break
+        weights[open_rows] = _descend(vertices, flat[open_rows], weights[open_rows], rate, steps)
+        most_steps, steps = most_steps - steps, min(2 * steps, 1000)
+    gap = _gap(vertices, flat, weights)
+    shape = target.shape[:-1]
+    return Projection(
+        (weights @ vertices).reshape(target.shape), weights.reshape(*shape, len(vertices)), gap.reshape(shape)
+    )
+
+
+def _gap(vertices: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    point = weights @ vertices
+    slope = point - target
+    return (slope * point).sum(1) - (slope @ vertices.mT).amin(1)
+
+
+def _descend(vertices: Tensor, target: Tensor, weights: Tensor, rate: Tensor, steps: int) -> Tensor:
+    """Some accelerated steps from ``weights``; each row starts anew where momentum would lead uphill."""
+    ahead, momentum = weights, torch.ones_like(weights[:, :1])
+    for _ in range(steps):
+        slope = (ahead @ vertices - target) @ vertices.mT
+        new = onto_simplex(ahead - slope / rate)
+        uphill = ((ahead - new) * (new - weights)).sum(1, keepdim=True) > 0
+        faster = torch.where(uphill, 1.0, (1 + (1 + 4 * momentum.square()).sqrt()) / 2)
+        ahead = new + torch.where(uphill, 0.0, (momentum - 1) / faster) * (new - weights)
+        weights, momentum = new, faster
+    return weights
+
+
+def onto_simplex(x: Tensor) -> Tensor:
+    """The nearest probability vector to each row: max(x - t, 0) with the t that makes it add up to 1.
+
+    Source: Held, Wolfe, Crowder (1974).
+    """
+    falling = x.sort(-1, descending=True).values
+    places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    shifts = (falling.cumsum(-1) - 1) / places
+    last = ((falling > shifts).sum(-1, keepdim=True) - 1).clamp_min(0)
+    kept = (x - shifts.gather(-1, last)).clamp_min(0)
+    return kept / kept.sum(-1, keepdim=True)

@@ -1,0 +1,172 @@
+"""One round: users of k types send noisy copies of their vector and answer public questions about it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks, wire
+from torchdp.draws import Draws, Simulated
+from torchdp.pairwise.protocol import FARTHEST, ROUNDING
+from torchdp.pairwise.rounds.question import Question
+from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
+from torchdp.privacy import Guarantee, compose
+from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Objective, Tally
+from torchdp.randomizers import PrivUnitG
+
+
+@dataclass(frozen=True)
+class Round(LocalProtocol[Tensor, Tensor]):
+    """A user of type x sends a noisy u_x at each of ``vectors``, then answers each question at ``answers``.
+
+    A message is a row of all of them, float64; the estimate is their mean: vectors (r each), then answers, each cut off
+    to its question's range. Questions may be batched for ``sample_tally``, not for users.
+    points: (k, r). vectors, answers: epsilons, one answer for each question.
+
+    Guarantees: (sum of the epsilons)-LDP for each user.
+    """
+
+    points: Tensor
+    vectors: tuple[float, ...]
+    questions: tuple[Question, ...] = ()
+    answers: tuple[float, ...] = ()
+
+    @cached_property
+    def randomizers(self) -> tuple[PrivUnitG, ...]:
+        """What a user runs for each vector."""
+        radius = float(self.points.norm(dim=1).max())
+        return tuple(PrivUnitG(self.points.shape[1], each, radius) for each in self.vectors)
+
+    @cached_property
+    def responses(self) -> tuple[ScalarResponse, ...]:
+        """What a user runs for each answer."""
+        return tuple(scalar_response(each) for each in self.answers)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
+
+    @property
+    def layout(self) -> Layout:
+        return round_layout(self.points.shape[1], len(self.vectors), len(self.answers))
+
+    @property
+    def width(self) -> int:
+        """Numbers in a message."""
+        return len(self.vectors) * self.points.shape[1] + len(self.answers)
+
+    @property
+    def bits_per_user(self) -> int:
+        return 64 * self.width
+
+    def admit(self, x: Tensor) -> Tensor:
+        x = checks.indices("x", x, len(self.points))
+        if x.ndim != 1 or len(x) == 0:
+            raise ValueError(f"x must have shape (n,) with n >= 1 users, one type for each, not {tuple(x.shape)}")
+        return x.to(self.points.device)
+
+    def summary(self, x: Tensor) -> Tensor:
+        return torch.bincount(x, minlength=len(self.points))
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        vectors = [each.speak(self.points[x], draws) for each in self.randomizers]
+        return torch.cat([*vectors, *(each[:, None] for each in self._answers(x, draws))], 1)
+
+    def _answers(self, x: Tensor, draws: Draws) -> list[Tensor]:
+        both = zip(self.questions, self.responses, strict=True)
+        return [response.speak(question.shown(self.points)[x], draws) for question, response in both]
+
+    def tally(self, messages: Tensor) -> Tally:
+        messages = checks.floating("messages", messages)
+        if messages.ndim != 2 or messages.shape[1] != self.width:
+            raise ValueError(f"messages must have shape (n, {self.width}), not {tuple(messages.shape)}")
+        return Tally(len(messages), self._named(messages.sum(0, dtype=torch.float64)))
+
+    def _named(self, row: Tensor) -> dict[str, Tensor]:
+        """Vectors and answers of (*batch, width), by name."""
+        sizes = [sum(shape) or 1 for shape, _ in self.layout.values()]
+        parts = zip(self.layout.items(), row.split(sizes, -1), strict=True)
+        return {name: part if shape else part[..., 0] for (name, (shape, _)), part in parts}
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        """Vectors are summed type by type."""
+        counts = self.summary(x)
+        sums = [each.hear_types(self.points, counts, draws)["sum"] for each in self.randomizers]
+        parts = [self._answers(some, draws) for some in x.split(self.users_at_once)]
+        sums += [torch.stack([each.sum() for each in one]).sum() for one in zip(*parts, strict=True)]
+        return Tally(len(x), dict(zip(self.layout, sums, strict=True)))
+
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """At a cost free of n."""
+        counts = checks.counts("summary", summary, len(self.points)).to(self.points.device)
+        batch = (*shape, *torch.broadcast_shapes(*(each.center.shape for each in self.questions)))
+        crowd = Crowd(self.points, counts)
+        sums = [each.drawn(crowd, draws, batch)["sum"] for each in self.randomizers]
+        for question, response in zip(self.questions, self.responses, strict=True):
+            sums.append(response.sums(question.shown(self.points).expand(*batch, -1), counts, draws))
+        return Tally(crowd.n, dict(zip(self.layout, sums, strict=True)))
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        return possible(super().check(tally, least), self.layout, self.randomizers, self.responses)
+
+    def analyse(self, tally: Tally) -> Estimate:
+        n, sums = self.check(tally).n, list(tally[name] for name in self.layout)
+        first = len(self.vectors)
+        means = [each / n for each in sums[:first]]
+        means += [q.mean(each, n)[..., None] for q, each in zip(self.questions, sums[first:], strict=True)]
+        error = self._worst(n).sqrt().expand(*means[0].shape[:-1], -1)
+        return Estimate(torch.cat(means, -1), error, n)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        shares = summary.to(self.points) / summary.sum()
+        answers = [q.center + q.half_width * (q.shown(self.points) @ shares) for q in self.questions]
+        return torch.cat(
+            [*(shares @ self.points for _ in self.vectors), *(each[..., None] for each in answers)], -1
+        )
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        shares, n = summary.to(self.points) / summary.sum(), float(summary.sum())
+        each = [
+            r.variance(q.shown(self.points)) @ shares for q, r in zip(self.questions, self.responses, strict=True)
+        ]
+        return self._errors([one / n for one in each], n)
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        return objective.of(self._worst(n))
+
+    def _worst(self, n: int) -> Tensor:
+        zero = torch.zeros((), dtype=torch.float64, device=self.points.device)
+        return self._errors([each.variance(zero) / n for each in self.responses], n)
+
+    def _errors(self, answers: list[Tensor], n: float) -> Tensor:
+        size = self.points.shape[1]
+        vectors = [self.points.new_full((size,), each.moments.variance / n) for each in self.randomizers]
+        widths = zip(self.questions, answers, strict=True)
+        return torch.cat([*vectors, *((q.half_width.square() * each)[..., None] for q, each in widths)], -1)
+
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack_vectors(messages)
+
+    def decode(self, data: bytes) -> Tensor:
+        return wire.unpack_vectors(data, self.width)
+
+
+def round_layout(dim: int, vectors: int, answers: int) -> Layout:
+    """vector0, vector1, ..., (r,), and answer0, answer1, ..., ()."""
+    named = {f"vector{index}": ((dim,), torch.float64) for index in range(vectors)}
+    return {**named, **{f"answer{index}": ((), torch.float64) for index in range(answers)}}
+
+
+def possible(
+    tally: Tally, layout: Layout, randomizers: tuple[PrivUnitG, ...], responses: tuple[ScalarResponse, ...]
+) -> Tally:
+    """``tally``, vectors before answers, if its n users can have sent it. Raises ValueError."""
+    farthest = [each.radius + FARTHEST * each.moments.variance**0.5 for each in randomizers]
+    farthest += [each.largest * (1 + ROUNDING) for each in responses]
+    for name, most in zip(layout, farthest, strict=True):
+        if bool((tally[name].abs() > tally.n * most).any()):
+            raise ValueError(
+                f"tally is not what {tally.n} users can have sent: an entry of {name} is above {tally.n * most:.3g}"
+            )
+    return tally

@@ -1,0 +1,138 @@
+"""Two rounds: a noisy mean vector is published, then each user says how its own vector relates to it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.pairwise.rounds.interactive import PairsInRounds, Reach, reach
+from torchdp.pairwise.rounds.question import Question, ask
+from torchdp.pairwise.rounds.scalar import worst_variance
+from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
+from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
+
+
+@dataclass(frozen=True)
+class TwoRound(PairsInRounds):
+    """Round one: b = s + Z, a noisy mean vector. Round two: each user's <u_x, 2 t J b>, t the ``weight``.
+
+    With a the mean answer the estimate is a + (1 - 2t)(b^T J b - v tr J/n), whose error is
+    2 (1 - t) s^T J Z + (1 - 2t)(Z^T J Z - v tr J/n) + the answers' noise. At t = 1 the first term is gone, and with it
+    gamma_2 from the leading error; t = 1/2 removes the second (the reduction to linear queries); t -> 0 is OneMessage.
+    With v, C, w_x and s, here the sum of the vectors, as in OneMessage, p = 2 (1 - t) and q = 1 - 2t, exactly but for
+    the last term,
+    n^4 Var = p^2 n v ||J s||^2 + 2 q^2 n^2 v^2 sum weights^2 + (v/C^2) sum_users (q^2 w_x^2 - 2 p q w_x u_x^T J s)
+    + n^2 E half_width^2 sum_users (variance of a response).
+    first: epsilon of round one, the rest is for round two. weight: in (0, 1]. half_width is at most ``clip``; the
+    default clips nothing, and then the estimate is unbiased. ``tuned`` chooses the first two.
+
+    Guarantees: epsilon-LDP for each user (adaptive composition of the two rounds).
+    Source: derived here; t = 1/2 is Ghazi et al. (2023), section 1.2; at t = 1 the leading term is their Theorem 24's.
+    """
+
+    first: float
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "first", checks.positive("first", self.first))
+        object.__setattr__(self, "weight", checks.positive("weight", self.weight))
+        if self.first >= self.epsilon:
+            raise ValueError(f"first must be below the whole budget {self.epsilon:g}, not {self.first!r}")
+        if self.weight > 1:
+            raise ValueError(f"weight must lie in (0, 1], not {self.weight!r}")
+        super().__post_init__()
+
+    @classmethod
+    def tuned(
+        cls, statistic: PairwiseStatistic, n: int, epsilon: float, *, prior: Tensor | None = None
+    ) -> "TwoRound":
+        """The budgets and the weight that have the least predicted MSE for n users.
+
+        prior: the (k,) shares that are expected, public; without it ``worst`` is made least. Raises ValueError.
+        """
+        n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), reach(statistic)
+        expected = histogram_of(prior, statistic)
+        shares = 1 / (1 + np.exp(-np.linspace(-4, 7, 23)))
+        low, high = SMALLEST_EPSILON / epsilon * (1 + 1e-9), LARGEST_EPSILON / epsilon
+        grid = [float(share) for share in shares if low <= min(share, 1 - share) and max(share, 1 - share) <= high]
+        if not grid:
+            raise ValueError(
+                f"epsilon must lie in [{4 * SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] here, not {epsilon!r}"
+            )
+
+        def value(protocol: TwoRound) -> float:
+            return protocol.worst(n, most) if expected is None else float(protocol.predicted_mse(expected * n))
+
+        def weighted(share: float) -> TwoRound:  # the error is a parabola in the weight, but for small terms
+            trial = [cls(statistic, epsilon, share * epsilon, weight) for weight in (0.5, 0.75, 1.0)]
+            low, middle, high = (value(each) for each in trial)
+            bend = low - 2 * middle + high
+            best = 0.75 - 0.25 * (high - low) / (2 * bend) if bend > 0 else 1.0
+            return cls(statistic, epsilon, share * epsilon, min(max(best, 1e-6), 1.0))
+
+        values = [value(weighted(share)) for share in grid]
+        at = int(np.argmin(values))
+        bounds = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
+        found = minimize_scalar(
+            lambda x: value(weighted(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3}
+        )
+        return weighted(float(found.x) if found.fun < values[at] else grid[at])
+
+    @property
+    def vector_budgets(self) -> tuple[float, ...]:
+        return (self.first,)
+
+    @property
+    def answer_budgets(self) -> tuple[float, ...]:
+        return (self.epsilon - self.first,)
+
+    @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        return (1, 0), (0, 1)
+
+    def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
+        turned = self.statistic.form.weights * means[0]
+        return (ask(self.statistic.points, 2 * self.weight * turned, self.clip),)
+
+    def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
+        weights, v = self.statistic.form.weights, self.randomizers[0].moments.variance
+        return (1 - 2 * self.weight) * ((weights * means[0].square()).sum(-1) - v * weights.sum() / n)
+
+    def published_variance(self, counts: Tensor, form: Form) -> Tensor:
+        points, v, n = self.statistic.points, self.randomizers[0].moments.variance, counts.sum()
+        p, q = 2 * (1 - self.weight), 1 - 2 * self.weight
+        counts = counts.to(points)
+        turned = form.weights * (counts @ points)
+        own, along = points.square() @ form.weights, points @ turned
+        kurtosis = counts @ (q**2 * own.square() - 2 * p * q * own * along) * (v / self.statistic.radius**2)
+        return self._variance(turned.square().sum(), n, form) + kurtosis / n**4
+
+    def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
+        """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
+        noise = self.randomizers[0].moments.variance * form.weights.square().sum() / n
+        square = ((form.weights * means[0]).square().sum(-1) - noise).clamp_min(0)
+        return self._variance(n**2 * square, n, form)
+
+    def _variance(self, square: Tensor, n: Tensor | float, form: Form) -> Tensor:
+        """``square``: ||J s||^2, s the sum of the vectors."""
+        v, p, q = self.randomizers[0].moments.variance, 2 * (1 - self.weight), 1 - 2 * self.weight
+        return p**2 * v * square / n**3 + 2 * q**2 * v**2 * form.weights.square().sum() / n**2
+
+    def worst(self, n: float, most: Reach) -> float:
+        """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing clipped.
+
+        ||J s|| is at most n times the largest ||J u_x||; half_width <= 2 t (D + M), D the kernel's half range and M
+        that of the noise, joined by Minkowski's inequality (M for normal noise); moments of order three and four:
+        their largest values.
+        """
+        v, p, q = self.randomizers[0].moments.variance, 2 * (1 - self.weight), 1 - 2 * self.weight
+        kurtosis = q**2 * most.own**2 / n**3 + 2 * p * abs(q) * most.own * most.largest / n**2
+        square = torch.tensor((most.longest * n) ** 2, dtype=torch.float64)
+        half = 2 * self.weight * (most.half + most.noise * (v / n) ** 0.5)
+        answers = half**2 * worst_variance(self.answer_budgets[0]) / n
+        published = float(self._variance(square, float(n), self.statistic.form))
+        return published + v / self.statistic.radius**2 * kurtosis + answers

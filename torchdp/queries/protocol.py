@@ -1,0 +1,73 @@
+"""What protocols for linear queries have in common: their data, their truth, and their exact error."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.protocol import Objective, Protocol
+
+
+class QueryProtocol(Protocol[Tensor]):
+    """Answers W h to the m linear queries of a workload, h the shares (k,) of the n users' types.
+
+    x: (n,) types; a summary is counts (k,). Squares mix over types, because errors add up: the mean squared error of
+    query i is (sum_x h_x bias_ix)^2 + sum_x h_x variance_ix / n^power.
+
+    workload: W, (m, k), float64. power: 1 where every user adds noise of its own, 2 where a curator adds it to the sum.
+    """
+
+    workload: Tensor
+    power: ClassVar[int] = 1
+
+    @property
+    @abstractmethod
+    def bias(self) -> Tensor:
+        """(m, k): what query i is off by for users of type x."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """(m, k): of query i's answer from one user of type x."""
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n,) types, n >= 1. Raises TypeError, ValueError."""
+        x = checks.indices("x", x, self.workload.shape[1])
+        if x.ndim != 1 or len(x) == 0:
+            raise ValueError(f"x must have shape (n,) with n >= 1, one type for each user, not {tuple(x.shape)}")
+        return x
+
+    def summary(self, x: Tensor) -> Tensor:
+        return torch.bincount(x, minlength=self.workload.shape[1])
+
+    def counts(self, summary: Tensor) -> tuple[Tensor, int]:
+        """The counts (k,), int64, and their sum, 1 at least. Raises TypeError, ValueError."""
+        counts = checks.counts("summary", summary, self.workload.shape[1]).to(self.workload.device)
+        return counts, checks.integer("summary's users", int(counts.sum()), 1)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        h, _ = self._shares(summary)
+        return h @ self.workload.mT
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        """Of each query, (*batch, m), for counts (*batch, k). Raises TypeError, ValueError."""
+        h, n = self._shares(summary)
+        return (h @ self.bias.mT).square() + h @ self.variance.mT / n**self.power
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """(): at data of a single type, by convexity. Raises TypeError, ValueError."""
+        worst = checks.instance("objective", objective, Objective) is Objective.WORST
+        each = self.bias.square() + self.variance / float(checks.integer("n", n, 1)) ** self.power
+        return each.amax() if worst else each.mean(0).amax()
+
+    def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
+        counts, k = checks.floating("summary", summary).to(self.workload), self.workload.shape[1]
+        if counts.ndim == 0 or counts.shape[-1] != k:
+            raise ValueError(f"summary must have shape (..., {k}), users of each type, not {tuple(counts.shape)}")
+        n = counts.sum(-1, keepdim=True)
+        if bool((counts < 0).any()) or not bool((n > 0).all()):
+            raise ValueError("summary must hold no negative counts, and a user")
+        return counts / n, n

@@ -1,0 +1,89 @@
+"""Clients who hold a row, and perhaps a label: what protocols for second moments have in common."""
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.protocol import Protocol
+from torchdp.regression.errors import NUMBERS_AT_ONCE, SecondMoments, checked
+from torchdp.regression.second_moment_noise import moment_vector, triangular
+
+
+class RowsProtocol(Protocol[SecondMoments]):
+    """x: rows [A b], (n, d) or, with labels last, (n, d + 1). The value is svec(A^T A) and A^T b.
+
+    Rows longer than ``bound`` are shortened to it, labels cut to ``label_bound``; None: there are no labels.
+    """
+
+    columns: int
+    bound: float
+    label_bound: float | None
+
+    @property
+    def labelled(self) -> bool:
+        return self.label_bound is not None
+
+    @property
+    def width(self) -> int:
+        """Numbers that are estimated: d (d + 1)/2, and d more with labels."""
+        return triangular(self.columns) + self.labelled * self.columns
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, if it can hold such rows. Raises TypeError, ValueError."""
+        x, wanted = checks.floating("x", x), self.columns + self.labelled
+        if x.ndim != 2 or x.shape[1] != wanted or len(x) == 0:
+            labels = "the label last" if self.labelled else "without labels, since label_bound is None"
+            raise ValueError(f"x must have shape (n, {wanted}), n >= 1, {labels}, not {tuple(x.shape)}")
+        return x
+
+    def clipped(self, x: Tensor) -> Tensor:
+        """Rows and labels within their bounds: float64, in which no rounding leaves a row longer by much; unchecked."""
+        x = x.double()
+        rows = shortened(x[:, : self.columns], self.bound)
+        if self.label_bound is None:
+            return rows
+        return torch.cat([rows, x[:, -1:].clamp(-self.label_bound, self.label_bound)], 1)
+
+    def summary(self, x: Tensor) -> SecondMoments:
+        """The second moments of [A b], clipped."""
+        parts = x.split(max(1, NUMBERS_AT_ONCE // x.shape[1]))
+        first, *rest = (SecondMoments.of(self.clipped(part)) for part in parts)
+        return sum(rest, first)
+
+    def exact(self, summary: SecondMoments) -> Tensor:
+        """svec(A^T A) and A^T b. Raises TypeError, ValueError for moments that rows within the bounds cannot have."""
+        within(summary, self.columns, self.bound, self.label_bound)
+        return moment_vector(summary.matrix, self.labelled)
+
+
+def shortened(rows: Tensor, bound: float) -> Tensor:
+    """Rows (n, d) projected on the l_2 ball of radius ``bound``."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / (norms / bound).clamp_min(1)
+
+
+def clipped_rows(A: Tensor, bound: float) -> Tensor:
+    """Rows (n, d) shortened to a public l_2 bound, float64: what a client may do without seeing anybody else's.
+
+    In float32 a row's rounding could leave it longer than the bound. Raises ValueError, TypeError.
+    """
+    return shortened(checks.matrix("A", A).double(), checks.positive("bound", bound))
+
+
+def within(moments: SecondMoments, columns: int, bound: float, label_bound: float | None) -> None:
+    """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
+    checked(moments)
+    bound = checks.squarable("bound", bound)
+    if label_bound is not None:
+        label_bound = checks.squarable("label_bound", label_bound)
+    wanted = columns + (label_bound is not None)
+    if moments.columns != wanted:
+        raise ValueError(
+            f"moments must be of rows of {wanted} columns (a label last, where label_bound is given), "
+            f"not of {moments.columns}"
+        )
+    square = moments.matrix.diagonal()
+    if float(square[:columns].sum()) > moments.clients * bound**2 * (1 + 1e-9):
+        raise ValueError(f"moments are of rows longer than bound = {bound}; shorten the rows first")
+    if label_bound is not None and moments.label_square > moments.clients * label_bound**2 * (1 + 1e-9):
+        raise ValueError(f"moments are of labels larger than label_bound = {label_bound}; cut the labels first")

@@ -1,0 +1,135 @@
+"""Sums of what clients show, each with a part of the noise: central accuracy without a curator."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from torchdp import checks, wire
+from torchdp.draws import Draws, Simulated
+from torchdp.privacy import Guarantee
+from torchdp.protocol import Layout, MessageProtocol, Objective, Tally
+from torchdp.protocol.protocol import S
+from torchdp.regression.errors import NUMBERS_AT_ONCE
+from torchdp.secure.protocol import SecureSketch
+from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
+from torchdp.sketching.coalition import AdaptiveCoalition
+from torchdp.sketching.constructions import ones
+
+
+class SharedSum(MessageProtocol[S, Tensor]):
+    """Clients send ``shown(x)`` and their part of ``noise``: (n, words), float64. The tally is their plain sum.
+
+    Up to ``clients`` users speak; who analyses fewer than n - absent of them is refused.
+    """
+
+    clients: int
+
+    @property
+    @abstractmethod
+    def noise(self) -> SharedNoise:
+        """The clients' noise, at the sensitivity of what they show."""
+
+    @property
+    @abstractmethod
+    def words(self) -> int:
+        """Numbers that one client sends to each server."""
+
+    @abstractmethod
+    def shown(self, x: Tensor) -> Tensor:
+        """What these clients encode, noise not yet added: (n, words), float64; unchecked."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> tuple[float, float]:
+        """The largest l_2 norm of what a client shows, and the largest entry in size."""
+
+    @abstractmethod
+    def total(self, summary: S) -> tuple[Tensor, int]:
+        """The sum of what these clients show, (words,), and how many they are. Raises TypeError, ValueError."""
+
+    @abstractmethod
+    def variances(self, n: int) -> Tensor:
+        """Of the estimate from n clients: (*answer), whatever they hold."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.noise.guarantee
+
+    def guarantee_of(self, clients: int) -> Guarantee:
+        """What the sum of so many clients' messages promises. Raises ValueError where nothing."""
+        return self.noise.guarantee_of(clients)
+
+    @property
+    def layout(self) -> Layout:
+        return {"sum": ((self.words,), torch.float64)}
+
+    @property
+    def bits_per_user(self) -> int:
+        return 64 * self.words
+
+    def secure_sum(self, servers: int = 2) -> SecureSketch:
+        """The same sum by servers that see shares only, on integers: x of it is ``shown(x)`` of all clients.
+
+        Its estimate's one row is this protocol's tally, Tally(n, {"sum": value[0]}); the noise has this variance times
+        its ``grid_factor``. Raises ValueError where the noise is not Gaussian.
+        """
+        noise, (norm, entry) = self.noise, self.reach
+        if not isinstance(noise, SharedGaussian):
+            raise ValueError("delta must be > 0: servers add up Gaussian noise")
+        coalition = AdaptiveCoalition(noise.corrupt, noise.absent)
+        return SecureSketch(
+            ones(self.clients), self.words, norm, noise.epsilon, noise.delta, servers=servers, coalition=coalition,
+            sensitivity=noise.sensitivity, entry=entry,
+        )  # fmt: skip
+
+    def few(self, x: Tensor) -> Tensor:
+        """x, if it is of at most as many clients as there are. Raises ValueError."""
+        if len(x) > self.clients:
+            raise ValueError(f"x must hold at most the {self.clients} clients, not {len(x)}")
+        return x
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.noise.add_share(self.shown(x), draws)
+
+    def tally(self, messages: Tensor) -> Tally:
+        messages = checks.floating("messages", messages)
+        if messages.ndim != 2 or messages.shape[1] != self.words:
+            raise ValueError(f"messages must have shape (n, {self.words}), not {tuple(messages.shape)}")
+        return Tally(len(messages), {"sum": messages.double().sum(0)})
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        """The noise of all these clients is drawn at once."""
+        parts = [self.shown(part).sum(0) for part in x.split(max(1, NUMBERS_AT_ONCE // self.words))]
+        return Tally(len(x), {"sum": self.noise.add_sum(torch.stack(parts).sum(0), len(x), draws, ())})
+
+    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        total, n = self.total(summary)
+        return Tally(n, {"sum": self.noise.add_sum(total, n, draws, shape)})
+
+    def heard(self, tally: Tally) -> Tensor:
+        """The sum, if the noise in it suffices for ``guarantee``. Raises TypeError, ValueError."""
+        self.noise.heard(self.check(tally).n)
+        return tally["sum"]
+
+    def predicted_mse(self, summary: S) -> Tensor:
+        """The same for all data of so many clients."""
+        return self.variances(self.total(summary)[1])
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        return objective.of(self.variances(n))
+
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack_vectors(messages)
+
+    def decode(self, data: bytes) -> Tensor:
+        return wire.unpack_vectors(checks.instance("data", data, bytes), self.words)
+
+
+def shared_noise(
+    clients: int, l2: float, l1: float, epsilon: float, delta: float, corrupt: int, absent: int
+) -> SharedNoise:
+    """Gaussian noise at the l_2 sensitivity, or, for delta = 0, Laplace noise at the l_1 sensitivity."""
+    if checks.non_negative("delta", delta) == 0:
+        return SharedLaplace(clients, l1, epsilon, corrupt, absent=absent)
+    return SharedGaussian(clients, l2, epsilon, delta, corrupt, absent=absent)

@@ -1,0 +1,166 @@
+"""What the laws of bit sums share: n users hold a bit, and how many hold a one is released with noise."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, final
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
+from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.search import Target
+
+COUNTABLE = 2.0**53  # whole numbers up to here are exact in float64
+
+
+@dataclass(frozen=True)
+class BitLaw(ABC):
+    """How the number S of ones among n users is released in one instance, and what that costs.
+
+    users: n >= 1, public. Neighbours replace one user's bits. ``BitSums`` and ``CuratorSums`` make protocols of laws;
+    ``delta_of`` and ``epsilon_of`` say what a law guarantees over many instances. Raises ValueError.
+    """
+
+    own_number: ClassVar[bool] = False  # whether what it guarantees depends on how many users there are
+
+    takes_numbers: ClassVar[bool] = False  # whether it sums numbers in [0, 1] as well as bits
+
+    users: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "users", checks.integer("users", self.users, 1))
+
+    @abstractmethod
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
+        """Totals where ``ones`` of all users hold a one, unchecked: one for each entry."""
+
+    @abstractmethod
+    def decode(self, total: Tensor, n: int) -> Tensor:
+        """The unbiased estimate of the ones among n users from their total, float64, unchecked."""
+
+    @abstractmethod
+    def variance(self, ones: Tensor) -> Tensor:
+        """Exact variance of the estimate at (*batch,) ones in [0, users], float64, unchecked; affine in the ones."""
+
+    def spread(self, ones: Tensor, n: int) -> Tensor:
+        """Variance where n of the users are heard, so many of whom hold a one; unchecked."""
+        return self.variance(ones)
+
+    @abstractmethod
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        """Hockey-stick curves of one instance, H_{e^epsilon}(P || Q), of pairs that dominate it together.
+
+        ``absent`` users send nothing, or tell the adversary all they send: their noise does not count.
+        """
+
+    def pure_epsilon(self, absent: int = 0) -> float:
+        """The epsilon of one instance at delta = 0; math.inf where there is none."""
+        return math.inf
+
+    def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float:
+        """A delta where a user's bits may flip in so many instances, unchecked."""
+        if self.pure_epsilon(absent) * instances <= epsilon:
+            return 0.0
+        return composed_delta(self.profiles(absent), instances, epsilon)
+
+    def flipped_epsilon(self, delta: float, instances: int, absent: int = 0) -> float:
+        """The epsilon that belongs to delta > 0, unchecked."""
+        composed = composed_epsilon(self.profiles(absent), instances, delta)
+        return min(self.pure_epsilon(absent) * instances, composed)
+
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        """A delta where a user's probabilities of ones move by ``change`` in all, see ``delta_of``; unchecked.
+
+        1 where only flips are counted.
+        """
+        return 1.0
+
+    @classmethod
+    def calibrated(
+        cls,
+        users: int,
+        epsilon: float,
+        delta: float,
+        instances: int,
+        absent: int = 0,
+        *,
+        change: float | None = None,
+        flips: int | None = None,
+        **own: float,
+    ) -> Self:
+        """The law of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
+
+        Args:
+            users: n, public.
+            epsilon, delta: epsilon > 0, delta >= 0, for all instances together, where one user's bits may change in
+                each. delta = 0 is for ``PureSum`` and ``RandomizedResponseSum``.
+            absent: users whose noise does not count.
+            change, flips: what is known of how far a user may move, see ``delta_of``; None: every bit may flip.
+            own: what a law's noise leaves open: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
+                messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
+                of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
+
+        Noise is found to 1e-4. Raises ValueError; TypeError where the law has no noise.
+
+        Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched for it is computed
+        last.
+        """
+        return cls.least(Target.of(users, epsilon, delta, instances, absent, change, flips), **own)
+
+    @classmethod
+    def least(cls, target: Target, *args: Any, **own: Any) -> Self:
+        """``calibrated`` for checked arguments."""
+        raise TypeError(f"{cls.__name__} has no noise to calibrate; take PoissonSum or another that has")
+
+    @final
+    @property
+    def rmse(self) -> float:
+        """Root of the largest variance over all inputs."""
+        return math.sqrt(float(self.variance(torch.tensor([0, self.users])).max()))
+
+    @final
+    def present(self, absent: int) -> int:
+        """Users whose noise counts, at least one. Raises ValueError."""
+        absent = checks.integer("absent", absent, 0)
+        if absent >= self.users:
+            raise ValueError(f"absent must be below the number of users, {self.users}, not {absent}")
+        return self.users - absent
+
+
+@dataclass(frozen=True)
+class MessageLaw(BitLaw):
+    """A law that n users make together, each by messages of its own; a shuffler mixes them, totals are their sums."""
+
+    @property
+    @abstractmethod
+    def contents(self) -> tuple[int, ...]:
+        """What a message may hold, in order."""
+
+    @property
+    @abstractmethod
+    def messages_per_user(self) -> float:
+        """Expected number of messages of a user in one instance, for the worse bit."""
+
+    @abstractmethod
+    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+        """The messages of some of the users, unchecked: (m, instances) bool."""
+
+    def spread(self, ones: Tensor, n: int) -> Tensor:
+        """Noise in proportion to the users who send."""
+        return self.variance(ones * (self.users / n)) * (n / self.users)
+
+    def refuse(self, messages: Tensor, n: int) -> None:
+        """Raises ValueError where n users can not have sent so many messages in each instance, (instances,) int64."""
+
+    def countable(self) -> None:
+        """Raises ValueError where the messages of an instance are more than float64 counts."""
+        messages = self.users * self.messages_per_user
+        if messages > COUNTABLE:
+            raise ValueError(
+                f"one instance has about {messages:.2g} messages, more than float64 counts exactly; "
+                "take fewer users or less noise"
+            )

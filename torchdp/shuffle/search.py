@@ -1,0 +1,187 @@
+"""The least noise whose certified delta is at most the target."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from scipy.optimize import brentq
+
+from torchdp import checks
+from torchdp.privacy import gaussian_sigma
+from torchdp.privacy.accounting import Profile, composed_delta, rounding
+from torchdp.shuffle.moments import least_moments_delta
+
+LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
+TOLERANCE = 1e-4  # of the noise, relative
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a law has to guarantee: (epsilon, delta) over ``instances`` sums; arguments as in ``BitLaw.calibrated``.
+
+    change and flips are both known once it is made. Raises ValueError.
+    """
+
+    users: int
+    epsilon: float
+    delta: float
+    instances: int
+    absent: int
+    change: float
+    flips: int
+
+    @staticmethod
+    def of(
+        users: int,
+        epsilon: float,
+        delta: float,
+        instances: int,
+        absent: int,
+        change: float | None,
+        flips: int | None,
+    ) -> "Target":
+        """All arguments checked. Raises ValueError."""
+        users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
+        epsilon, delta = checks.positive("epsilon", epsilon), checks.below_one("delta", delta)
+        if epsilon > LARGEST:
+            raise ValueError(
+                f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: no such promise protects anybody"
+            )
+        if epsilon < LEAST:
+            raise ValueError(f"epsilon must be at least {LEAST:g}, not {epsilon:g}: delta alone says as much")
+        if absent >= users:
+            raise ValueError(f"absent must be below the number of users, {users}, not {absent}")
+        instances, change, flips = movement(instances, change, flips)
+        return Target(users, epsilon, delta, instances, absent, change, flips)
+
+    @property
+    def central(self) -> float:
+        """The sigma of a curator's Gaussian noise where every bit may flip: about the RMSE that is needed."""
+        return gaussian_sigma(self.epsilon, self.delta, math.sqrt(self.flips))
+
+    def positive_delta(self, law: type) -> "Target":
+        """Itself. Raises ValueError where delta is 0."""
+        if self.delta == 0:
+            raise ValueError(
+                f"delta = 0 needs pure differential privacy, which {law.__name__} does not give at any noise; "
+                "take PureSum, or state a delta > 0"
+            )
+        return self
+
+    def composed(self, law: type) -> "Target":
+        """Itself. Raises ValueError where delta is 0, or below what composition follows."""
+        least = 10 * rounding(self.flips)
+        if self.positive_delta(law).flips > 1 and self.delta < least:
+            raise ValueError(
+                f"delta must be at least {least:.2g} in {self.flips} instances, where rounding ends, not {self.delta:g}"
+            )
+        return self
+
+
+def movement(instances: int, change: float | None, flips: int | None) -> tuple[int, float, int]:
+    """Instances, change and flips, all of them where nothing is said. Raises ValueError."""
+    instances = checks.integer("instances", instances, 1)
+    change = float(instances) if change is None else checks.positive("change", change)
+    if change > instances:
+        raise ValueError(f"change must be at most the number of instances, {instances}, not {change}")
+    if flips is None:
+        return instances, change, instances
+    if checks.integer("flips", flips, 1) > instances:
+        raise ValueError(f"flips must be at most the number of instances, {instances}, not {flips}")
+    return instances, change, flips
+
+
+class Accounted(Protocol):
+    """What the search asks of a law."""
+
+    @property
+    def rmse(self) -> float: ...
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]: ...
+    def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float: ...
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float: ...
+
+
+Law = TypeVar("Law", bound=Accounted)
+Family = Callable[[float], Law]  # noise > 0 -> a law, by and large more private with more noise
+
+
+def least_noise(family: Family[Law], start: float, target: Target) -> Law:
+    """The law of the smallest noise found whose delta over all flips is at most the target's; start: a guess.
+
+    Guarantees: the certified delta of what is returned is at most the target's: it is computed last, so nothing rests
+    on the family being monotone.
+    """
+    epsilon, flips, absent = target.epsilon, target.flips, target.absent
+    noise = root(family, start, target)
+    while (certified := family(noise).flipped_delta(epsilon, flips, absent)) > target.delta:
+        one, other = (_largest_alone(family(noise * x), target) for x in (1.0, 1.01))
+        slope = math.log(max(one / other, 1.01)) / math.log(1.01)  # of log delta against log noise
+        noise *= math.exp(max(1.1 * math.log(certified / target.delta) / slope, TOLERANCE))
+    return family(noise)
+
+
+def least_noise_or_less(family: Family[Law], target: Target) -> Law:
+    """``least_noise`` where noise is the RMSE of one sum; or less, where a user moves by less than its flips.
+
+    Guarantees: the certified delta of what is returned is at most the target's: it is computed last.
+    """
+    epsilon, delta = target.epsilon, target.delta
+    flipping = least_noise(family, target.central, target)
+    if target.change >= target.flips or delta < least_moments_delta(epsilon):
+        return flipping
+    present = target.users - target.absent
+    start = gaussian_sigma(epsilon, delta, math.sqrt(target.change)) * math.sqrt(target.users / present)
+
+    def moved(noise: float) -> float:
+        return family(noise).moved_delta(epsilon, target.instances, target.change, target.absent)
+
+    if moved(flipping.rmse) > delta:  # movement asks for more noise than flips do
+        return flipping
+
+    def excess(log_noise: float) -> float:
+        return math.log(max(moved(math.exp(log_noise)), 1e-300) / delta)
+
+    noise = math.exp(crossing(excess, math.log(1.08 * start)))
+    while moved(noise) > delta:
+        noise *= 1 + TOLERANCE / 4  # the root is found to a tolerance: end on its safe side
+    return min(flipping, family(noise), key=lambda law: law.rmse)
+
+
+def root(family: Family[Law], start: float, target: Target) -> float:
+    """Where either direction alone has this delta, to TOLERANCE: a lower bound of the noise needed, nearly tight."""
+
+    def excess(log_noise: float) -> float:
+        return math.log(_largest_alone(family(math.exp(log_noise)), target) / target.delta)
+
+    return math.exp(crossing(excess, math.log(start)) + TOLERANCE / 2)
+
+
+def _largest_alone(law: Accounted, target: Target) -> float:
+    """The larger delta of all instances changing in one direction: what is certified bounds it, but for mixtures."""
+    curves = law.profiles(target.absent)
+    return max(1e-300, *(composed_delta([curve], target.flips, target.epsilon) for curve in curves))
+
+
+def largest_epsilon(profiles: Callable[[float], Sequence[Profile]], target: Target) -> float:
+    """The largest e whose ``profiles(e)`` compose to the target's delta, to TOLERANCE / 10 and on the safe side."""
+
+    def excess(log_inverse: float) -> float:
+        delta = composed_delta(profiles(math.exp(-log_inverse)), target.flips, target.epsilon)
+        return math.log(max(delta, 1e-300) / target.delta)
+
+    found = crossing(excess, math.log(target.flips / target.epsilon))
+    while excess(found) > 0:
+        found += TOLERANCE / 10
+    return math.exp(-found)
+
+
+def crossing(excess: Callable[[float], float], start: float) -> float:
+    """A point near which ``excess`` falls through 0."""
+    low, high, width = start, start, 0.02
+    while excess(high) > 0:
+        low, high, width = high, high + width, min(3 * width, 1.0)
+    width = 0.02
+    while low == high or excess(low) <= 0:
+        low, high, width = low - width, low, min(3 * width, 1.0)
+    return float(brentq(excess, low, high, xtol=TOLERANCE / 2, rtol=1e-15))

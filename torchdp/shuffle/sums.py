@@ -1,0 +1,243 @@
+"""Protocols of bit sums: users' messages through a shuffler, or a curator's release."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks, wire
+from torchdp.draws import Draws, Simulated
+from torchdp.privacy import Guarantee
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, MessageProtocol, Objective, Protocol, Tally
+from torchdp.protocol.protocol import S
+from torchdp.shuffle.accounting import promise
+from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.laws import BitLaw, MessageLaw
+from torchdp.shuffle.references import CuratorSum
+
+MESSAGES_AT_ONCE = 2**22  # held in memory while users speak
+COUNT_BITS = 32  # of the number of users, before the messages of a bag
+
+
+class Shuffled(MessageProtocol[S, Bag]):
+    """Users who send bits under one law in each of ``instances`` sums, whatever their bits are made from.
+
+    A tally keeps each instance's total and how many users were heard. ``absent``: so many of ``law.users`` may send
+    nothing, or collude, and the guarantee still holds; an analyst takes tallies of no fewer of them.
+    """
+
+    law: MessageLaw
+    instances: int
+    absent: int
+
+    @abstractmethod
+    def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        """What users hold in each instance, unchecked: (n, instances) bool."""
+
+    def speak(self, x: Tensor, draws: Draws) -> Bag:
+        return self.law.speak(self.bits(x, draws), draws)
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        at_once = max(1, int(MESSAGES_AT_ONCE / (self.instances * self.law.messages_per_user)))
+        return self.add(*(self.tally(self.speak(part, draws)) for part in x.split(at_once)))
+
+    @property
+    def layout(self) -> Layout:
+        return {"total": ((self.instances,), torch.int64)}
+
+    @property
+    def messages_per_user(self) -> float:
+        """In all instances, in the mean, for the worse bits."""
+        return self.instances * self.law.messages_per_user
+
+    @property
+    def bits_per_user(self) -> float:
+        return self.messages_per_user * self.bits_per_message
+
+    @property
+    def bits_per_message(self) -> int:
+        """Its content, and which of the instances it belongs to."""
+        return max(1, (self.instances * len(self.law.contents) - 1).bit_length())
+
+    def tally(self, messages: Bag) -> Tally:
+        """Totals of shuffled messages. Raises TypeError, ValueError for what no users send."""
+        checks.instance("messages", messages, Bag)
+        instance = checks.indices("the instance of a message", messages.instance, self.instances)
+        known = torch.zeros_like(messages.content, dtype=torch.bool)
+        for content in self.law.contents:
+            known |= messages.content == content
+        if not known.all():
+            raise ValueError(f"the content of a message must be one of {self.law.contents}; there are others")
+        self.law.refuse(torch.bincount(instance, minlength=self.instances), messages.n)
+        total = torch.bincount(instance, weights=messages.content.double(), minlength=self.instances)
+        return Tally(messages.n, {"total": total.to(torch.int64)})  # the doubles are whole numbers
+
+    def whole(self, tally: Tally) -> Tally:
+        """``tally``, if it is of as many users as the noise counts on. Raises TypeError, ValueError."""
+        least, most = self.law.users - self.absent, self.law.users
+        if not least <= self.check(tally).n <= most:
+            users = f"{most}" if least == most else f"{least} to {most}"
+            raise ValueError(f"tally must be of {users} users, as the noise counts on, not {tally.n}")
+        return tally
+
+    def encode(self, messages: Bag) -> bytes:
+        """The number of users, 4 bytes, then each message."""
+        kinds = torch.tensor(self.law.contents, device=messages.content.device)
+        word = messages.instance.long() * len(kinds) + torch.searchsorted(kinds, messages.content.long())
+        return wire.pack(torch.tensor([messages.n]), COUNT_BITS) + wire.pack(word, self.bits_per_message)
+
+    def decode(self, data: bytes) -> Bag:
+        head = COUNT_BITS // 8
+        if len(data) < head:
+            raise ValueError(f"data must begin with the number of users, {head} bytes; there are {len(data)}")
+        n, word = int(wire.unpack(data[:head], COUNT_BITS)), wire.unpack(data[head:], self.bits_per_message)
+        kinds = torch.tensor(self.law.contents, dtype=torch.int8)
+        instance = checks.indices("data", word // len(kinds), self.instances)
+        return Bag(n, instance.to(torch.int32), kinds[word % len(kinds)])
+
+
+class OfBits(Protocol[Tensor]):
+    """How many users hold a one in each instance? x: (n, instances) bool; a summary: ones (instances,)."""
+
+    law: BitLaw
+    instances: int
+
+    def summary(self, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        return summary.double()
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        return self.law.variance(summary)
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        return self.law.spread(torch.tensor([0, n]), n).max()
+
+    def _bits(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
+        if checks.dense("x", x).dtype != torch.bool:
+            raise TypeError(f"x must be a boolean tensor, not {x.dtype}; call (x == 1) on zeros and ones")
+        if x.ndim != 2 or x.shape[1] != self.instances:
+            raise ValueError(f"x must have shape (n, {self.instances}), bits of each user, not {tuple(x.shape)}")
+        return x
+
+    def _ones(self, summary: Tensor) -> Tensor:
+        if not isinstance(summary, Tensor):
+            raise TypeError(f"summary must be a torch.Tensor of integers, not {type(summary).__name__}")
+        checks.dense("summary", summary)
+        if summary.is_floating_point() or summary.is_complex() or summary.dtype == torch.bool:
+            raise TypeError(f"summary must be an integer tensor, how many hold a one, not {summary.dtype}")
+        if summary.shape != (self.instances,):
+            raise ValueError(f"summary must have shape ({self.instances},), not {tuple(summary.shape)}")
+        if not 0 <= int(summary.min()) <= int(summary.max()) <= self.law.users:
+            raise ValueError(f"summary must lie in [0, {self.law.users}], the number of users; it does not")
+        return summary.to(torch.int64)
+
+    def _estimate(self, tally: Tally) -> Estimate:
+        value = self.law.decode(tally["total"], tally.n)
+        error = self.law.spread(value.clamp(0, tally.n), tally.n).sqrt()
+        return Estimate(value, error, tally.n, limits=(0.0, float(tally.n)))
+
+
+@dataclass(frozen=True)
+class BitSums(OfBits, Shuffled[Tensor]):
+    """How many of ``law.users`` users hold a one in each of ``instances`` instances, through a shuffler.
+
+    law: such as ``PoissonSum``. delta, epsilon: at which the guarantee is stated; without epsilon the smallest that is
+    certified. absent: so many users may send nothing, or collude; a tally of fewer users than the rest is refused.
+    Raises TypeError, ValueError.
+
+    Guarantees: (epsilon, delta)-DP for replacing all bits of one user, as ``delta_of`` certifies it.
+    Source: that of the law; the composition: ``accounting``.
+    """
+
+    law: MessageLaw
+    instances: int
+    delta: float
+    epsilon: float | None = None
+    absent: int = 0
+
+    def __post_init__(self) -> None:
+        checks.instance("law", self.law, MessageLaw).countable()
+        object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1))
+        object.__setattr__(self, "delta", checks.below_one("delta", self.delta))
+        self.law.present(self.absent)
+
+    @staticmethod
+    def calibrated(
+        kind: type[MessageLaw], users: int, epsilon: float, delta: float, instances: int, absent: int = 0
+    ) -> "BitSums":
+        """With the least noise of this kind of law at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
+        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
+            raise TypeError(f"kind must be a law that users make, such as PoissonSum, not {kind!r}")
+        law = kind.calibrated(users, epsilon, delta, instances, absent)
+        return BitSums(law, instances, delta, epsilon if delta else None, absent)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """At delta. Raises ValueError where it is not certified, no epsilon holds, or every epsilon > 0 does."""
+        return promise(self.law, self.delta, self.instances, self.absent, epsilon=self.epsilon)
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n, instances) bool, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
+        if not 1 <= len(self._bits(x)) <= self.law.users:
+            raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
+        return x
+
+    def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        return x
+
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """All ``law.users`` send. O(instances), whatever their number."""
+        ones = self._ones(summary)
+        return Tally(self.law.users, {"total": self.law.noised(ones.expand(*shape, -1), draws)})
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self._estimate(self.whole(tally))
+
+
+@dataclass(frozen=True)
+class CuratorSums(OfBits, CuratorProtocol[Tensor]):
+    """The same question, answered by a trusted curator who sees every bit.
+
+    law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee is stated. Raises
+    TypeError, ValueError.
+
+    Guarantees: that of Gaussian noise at l_2 sensitivity sqrt(instances), exactly, for replacing one user's bits.
+    Source: Balle, Wang (2018), Theorem 8.
+    """
+
+    law: CuratorSum
+    instances: int
+    delta: float
+
+    def __post_init__(self) -> None:
+        checks.instance("law", self.law, CuratorSum)
+        object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1))
+        object.__setattr__(self, "delta", checks.below_one("delta", self.delta))
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        return self.law.promise(self.delta, math.sqrt(self.instances))
+
+    @property
+    def layout(self) -> Layout:
+        return {"total": ((self.instances,), torch.float64)}
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (law.users, instances) bool. Raises TypeError, ValueError."""
+        if len(self._bits(x)) != self.law.users:
+            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
+        return x
+
+    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        ones = self._ones(summary)
+        return Tally(self.law.users, {"total": self.law.noised(ones.expand(*shape, -1), draws)})
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self._estimate(self.check(tally))
