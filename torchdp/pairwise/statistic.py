@@ -203,12 +203,7 @@ class PairwiseStatistic:
 
 def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:
     """The prior, normalised. Raises ValueError."""
-    if prior is None:
-        return None
-    prior = checks.floating("prior", prior).double().to(statistic.points.device)
-    if prior.shape != (statistic.types,) or bool((prior < 0).any()) or float(prior.sum()) <= 0:
-        raise ValueError(f"prior must be ({statistic.types},), non-negative, with a positive sum")
-    return prior / prior.sum()
+    return None if prior is None else checks.shares("prior", prior, statistic.types).to(statistic.points.device)
 
 
 def from_kernel(
