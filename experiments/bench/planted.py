@@ -27,7 +27,7 @@ MISTAKES = (
     ),
     Mistake(
         "protocol/types.py", "the sampler repeats one draw",
-        "[self.hear(x, draws) for _ in range(math.prod(shape))]", "[self.hear(x, draws)] * math.prod(shape)",
+        "[protocol.hear(x, draws) for _ in range(math.prod(shape))]", "[protocol.hear(x, draws)] * math.prod(shape)",
         "protocol/test_own_protocol.py", "TestPrivateCDF",
     ),
     Mistake(
@@ -178,5 +178,71 @@ MISTAKES = (
         'return self.speak(x, source(noise, x.device), first)',
         'return self.speak(x, source(noise, x.device), 0)',
         'secure/test_protocol.py', 'TestSecureSketch', False,
+    ),
+    Mistake(
+        'pairwise/messages.py', 'the square of the noise is not taken off',
+        '(form.weights * (tally["sum"].square() / n**2 - v / n)).sum(-1)',
+        '(form.weights * tally["sum"].square() / n**2).sum(-1)',
+        'pairwise/test_battery.py', 'TestOneMessage',
+    ),
+    Mistake(
+        'pairwise/messages.py', 'the linear term of the variance twice, not four times',
+        'return 4 * v * squares / n**3 + 2 * v**2 *',
+        'return 2 * v * squares / n**3 + 2 * v**2 *',
+        'pairwise/test_battery.py', 'TestOneMessage',
+    ),
+    Mistake(
+        'pairwise/messages.py', 'each of two messages takes the whole budget',
+        'return PrivUnitG(self.statistic.dim, self.epsilon / 2, self.statistic.radius)',
+        'return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)',
+        'pairwise/test_battery.py', 'TestTwoMessage',
+    ),
+    Mistake(
+        'queries/local.py', 'the shift of the factors is forgotten',
+        'self.check(tally)["sum"] / tally.n @ self.queries.left.mT + self.queries.shift',
+        'self.check(tally)["sum"] / tally.n @ self.queries.left.mT',
+        'queries/test_contract.py', 'TestLocalFactorization',
+    ),
+    Mistake(
+        'queries/local.py', 'the variance without the left factor squared',
+        'square = self.queries.left.square().sum(1, keepdim=True)',
+        'square = self.queries.left.abs().sum(1, keepdim=True)',
+        'queries/test_contract.py', 'TestLocalFactorization',
+    ),
+    Mistake(
+        'shuffle/response.py', 'flips are not undone in scale',
+        'return (total.double() - n * self.flip) / (1 - 2 * self.flip)',
+        'return (total.double() - n * self.flip) / (1 - self.flip)',
+        'shuffle/test_sums.py', 'TestResponse',
+    ),
+    Mistake(
+        'shuffle/response.py', 'ones flip, zeros do not',
+        'ones - draws.binomial(ones, self.flip) + draws.binomial(self.users - ones, self.flip)',
+        'ones - draws.binomial(ones, self.flip)',
+        'shuffle/test_sums.py', 'TestResponse',
+    ),
+    Mistake(
+        'shuffle/sums.py', 'a curator counts one instance for all',
+        'return self.law.promise(self.delta, math.sqrt(self.instances))',
+        'return self.law.promise(self.delta, 1.0)',
+        'shuffle/test_sums.py', 'TestCurator',
+    ),
+    Mistake(
+        'density/kde.py', 'the noise of the bits counted once, not four times',
+        'return rounding / n**2, 4 * bound**2 * noise / n**2',
+        'return rounding / n**2, bound**2 * noise / n**2',
+        'density/test_kde.py', 'TestSquareWave',
+    ),
+    Mistake(
+        'density/kde.py', 'the mean of the bits is not centred',
+        'value = bound * (2 * self.law.decode(tally["total"], n) / n - 1)',
+        'value = bound * (2 * self.law.decode(tally["total"], n) / n)',
+        'density/test_kde.py', 'TestSquareWave',
+    ),
+    Mistake(
+        'regression/central.py', 'a release with a tenth less noise',
+        'exact + self.deviations().to(exact) * draws.normal((*shape, self.width))',
+        'exact + 0.9 * self.deviations().to(exact) * draws.normal((*shape, self.width))',
+        'regression/test_baselines.py', 'TestSufficientStatistics',
     ),
 )  # fmt: skip
