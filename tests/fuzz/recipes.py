@@ -41,7 +41,6 @@ def kept():
         "rows": rows,
         "crowd": importlib.import_module("torchdp.protocol").Crowd.of(rows),
         "labels": torch.tensor([0.5, -0.5, 0.1, 0.2, 0.3], **number),
-        "second": found["regression"].SecondMoments.of(points),
         "labelled": torch.tensor([[0, 1], [1, -1], [2, 1], [2, 1], [1, -1]]),
         "signs": torch.tensor([1, -1, 1, 1, -1]),
         "bits": torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.bool),
@@ -52,6 +51,14 @@ def kept():
         "features": features,
         "kde": found["density"].ShuffledKDE(features, found["shuffle"].PoissonSum(5, 50.0), 0.1),
         "once": found["training"].Once(),
+        "protocol": importlib.import_module("torchdp.protocol"),
+        "sketch": found["sketching"].balanced_osnap(12, 2, 1, generator=torch.Generator().manual_seed(1)),
+        "static": found["sketching"].StaticCoalition(1),
+        "sum_of_five": found["secure"].SecureSketch(found["sketching"].ones(5), 2, 1.0, 1.0, 1e-5),
+        "numbers": torch.full((12, 2), 0.2, **number),
+        "words": torch.zeros(2, 3, dtype=torch.int64),
+        "many": torch.zeros(1, 12, 2, dtype=torch.int64),
+        "second": found["regression"].SecondMoments.of(points),
     }
 
 
@@ -288,6 +295,41 @@ sketching.LaplaceNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0)
 sketching.PolyaNoise.calibrated(sketching.ones(5), 1, epsilon=1.0)
 regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)
 regression.solve_ridge(torch.eye(2).double(), points[0], 1.0)
+sketching.AdaptiveCoalition(1).honest(sketch, 1e-6)
+static.honest(sketch, 1e-3)
+static.leverages(sketch, 1e-3)
+static.losses(sketch, torch.ones(2), 1e-3)
+static.one_copy_losses(sketch, 1e-3)
+sketching.GaussianNoise.calibrated(sketch, 1.0, epsilon=1.0, delta=1e-5, coalition=static)
+sketching.LaplaceNoise.calibrated(sketch, 1.0, epsilon=1.0, delta=1e-3, coalition=sketching.AdaptiveCoalition(1))
+sketching.GaussianNoise(9.0)
+sketching.GaussianNoise(9.0).guarantee(sketch, 1.0, delta=1e-3, coalition=static)
+sketching.GaussianNoise(9.0).variance(sketch)
+sketching.GaussianNoise(9.0).collect(sketch, numbers, noise=noise)
+sketching.LaplaceNoise(9.0, torch.ones(2))
+sketching.LaplaceNoise(9.0, torch.ones(2)).guarantee(sketch, 1.0)
+sketch.part(types)
+sketch.apply(numbers)
+sum_of_five.tally(sum_of_five.randomize(rows))
+sum_of_five.decode(sum_of_five.encode(sum_of_five.randomize(rows)))
+sum_of_five.session(bytes(32))
+secure.share(words, 2, noise=noise)
+secure.reconstruct(words)
+secure.rounding.grid_sensitivity(secure.ring.Ring(64, 3), 1.0, 3)
+secure.rounding.grid_sigma(torch.ones(2), 1, 3, secure.ring.Ring(64, 3), 1.0, 1.0)
+secure.Links({"analyst": bytes(32)})
+secure.Links.derived(bytes(32), "server 0", 2)
+secure.Server(sum_of_five, bytes(16), 0, secure.Links.derived(bytes(32), "server 0", 2))
+secure.client_frames(sum_of_five, bytes(16), torch.zeros(2, 1, 1, 2, dtype=torch.int64), 0, [bytes(32)] * 2)
+regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).guarantee_of(5)
+regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, 1.0).predicted_mse(second)
+regression.LocalRows(2, 1.0, 1.0, 1e-5).tally(rows)
+regression.SecureHistogram(5, 3, 1.0).randomize(types)
+regression.SecureHistogram(5, 3, 1.0).predicted_mse(torch.ones(3))
+regression.predicted_phi(second, 1.0, 0.1, 0.1)
+regression.debiased(protocol.Estimate(rows, rows.abs() * 0, 5))
+sketching.transform.RowLayout(sketch).put(sketching.transform.RowLayout(sketch).empty(2, torch.int64), many, 0)
+sketching.transform.add_rows(torch.zeros(2, 2, dtype=torch.int64), sketch.rows, many)
 """
 
 SHUFFLE = """
