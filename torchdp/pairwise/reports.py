@@ -201,7 +201,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         Source: McKenna, Maity, Mazumdar, Miklau (2020), the optimisation; the linearisation is made here.
         """
         n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
-        if statistic.denominator is not None:
+        if checks.instance("statistic", statistic, PairwiseStatistic).denominator is not None:
             raise ValueError("statistic must be a mean, not a ratio: the strategy is optimised for one form")
         k, points, weights = statistic.types, statistic.points, statistic.form.weights
         flat_prior = torch.ones(k, dtype=torch.float64, device=points.device)
