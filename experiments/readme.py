@@ -5,7 +5,13 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SHARED = {"bench/clock.py", "pairwise/hierarchical.py", "pairwise/reduction.py"}  # imported by scripts
+SHARED = {  # imported by scripts
+    "bench/clock.py",
+    "pairwise/hierarchical.py",
+    "pairwise/reduction.py",
+    "regression/synthetic.py",
+    "regression/uci.py",
+}
 HEAD = """# Experiments
 
 One script for each table or figure; a folder is a room of `torchdp`, `bench` measures speed. A docstring is the whole

@@ -111,7 +111,9 @@ def accuracy(data: embeddings.Data, config: dict, generator: torch.Generator) ->
     """Of one collection: labels through randomized response, then a density of each reported class."""
     public = config["epsilon_label"] is None
     response = None if public else RandomizedResponse(data.classes, config["epsilon_label"])
-    reported = data.labels if response is None else response.sample(data.labels, noise=SeededNoise.of(generator))
+    reported = (
+        data.labels if response is None else response.randomize(data.labels, noise=SeededNoise.of(generator))
+    )
     features = KERNELS[config["kernel"]](data.x.shape[1], generator)
     counts, target = class_counts(reported, data.classes).tolist(), (config["epsilon"], data.delta)
     kdes = tuple(protocol(config["protocol"], features, n, *target) for n in counts)

@@ -43,7 +43,7 @@ def measure(config: Config, report: Report) -> None:
         with np.load(config.folder / "documentation.npz") as file:
             vectors = torch.from_numpy(file["words"])
     response = RandomizedResponse(len(embeddings.PACKAGES), LABEL_EPSILON)
-    reported = response.sample(labels, noise=SeededNoise.of(generator))
+    reported = response.randomize(labels, noise=SeededNoise.of(generator))
     features = InnerProductRotated(x.shape[1]).draw(1, generator=generator)
     report.say(f"epsilon = {EPSILON:g} for the vector, {LABEL_EPSILON:g} for the label")
     for name in ("no privacy", "Poisson", "randomized response, paper"):

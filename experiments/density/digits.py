@@ -111,7 +111,7 @@ def released(line: Line, x: Tensor, labels: Tensor, epsilon: float, generator: t
     """The densities of all classes."""
     reported, randomizer = labels, RandomizedResponse(CLASSES, LABEL_EPSILON)
     if line.labels:
-        reported = randomizer.sample(labels, noise=SeededNoise.of(generator))
+        reported = randomizer.randomize(labels, noise=SeededNoise.of(generator))
     features = line.family.draw(line.repetitions, generator=generator)
     kdes = tuple(line.make(features, int(n), epsilon) for n in class_counts(reported, CLASSES))
     classes = ShuffledClasses(kdes, randomizer if line.labels else None)

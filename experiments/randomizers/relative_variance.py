@@ -83,7 +83,7 @@ def z_score(randomizer: BallRandomizer, generator: torch.Generator, users: int) 
     errors, rows = [], max(1, AT_ONCE // d)
     for start in range(0, users, rows):
         points = x.expand(min(rows, users - start), d)
-        errors.append((randomizer.sample(points, noise=SeededNoise.of(generator)) - x).square().sum(-1))
+        errors.append((randomizer.randomize(points, noise=SeededNoise.of(generator)) - x).square().sum(-1))
     squares = torch.cat(errors)
     return float((squares.mean() - randomizer.squared_error(1.0)) / (squares.std() / math.sqrt(users)))
 

@@ -171,8 +171,7 @@ def joint_view(features, kde_of, response, x, labels):
     law = {}
     for reported in itertools.product(range(2), repeat=len(labels)):
         chance = math.prod(
-            response.moments.p if r == label else response.moments.q
-            for r, label in zip(reported, labels, strict=True)
+            response.p if r == label else response.q for r, label in zip(reported, labels, strict=True)
         )
         views = [
             view(features, kde_of(sum(r == c for r in reported)), x[[r == c for r in reported]])

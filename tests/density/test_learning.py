@@ -61,7 +61,7 @@ def test_private_classes_are_recovered(family):
 def test_labels_through_randomized_response_still_lead_to_the_classes():
     x, labels = clusters(3000)
     response = RandomizedResponse(CLASSES, 2.0)
-    reported = response.sample(labels, noise=SeededNoise(3))
+    reported = response.randomize(labels, noise=SeededNoise(3))
     assert not torch.equal(reported, labels)
     features = GaussianSquareWave(D).draw(300, generator=generator())
     learner = ShuffledClasses.calibrated(

@@ -24,7 +24,7 @@ from torchdp.domains import (
 )
 from torchdp.domains.composite import LinearImage
 from torchdp.domains.coupling import couple, independent_law, signed_law
-from torchdp.domains.domain import Candidate
+from torchdp.domains.domain import Proposal
 from torchdp.domains.evaluate import dual_value, enclose
 from torchdp.domains.groups import dual_order, total
 from torchdp.domains.relaxation import split
@@ -182,12 +182,12 @@ def test_guarantee_both_bounds_hold_for_any_ellipsoid_and_any_weights(name, p):
         )
         points = domain.extreme(normal(6, domain.dimension, seed=seed))
         weights, rows = normal(6, seed=seed).abs(), normal(domain.dimension, seed=seed).abs()
-        candidate = Candidate(root, centre, points, weights, rows)
+        proposal = Proposal(root, centre, points, weights, rows)
         enclosed = enclose(domain, identity(domain.dimension), root, centre, p)
         assert float(best.lower) <= enclosed.upper
         inside = (points - centre) @ torch.linalg.pinv(enclosed.root).mT
         assert float(inside.norm(dim=-1).max()) <= 1 + 1e-9
-        assert dual_value(domain, candidate, p, True) <= float(best.upper) * (1 + 1e-12)
+        assert dual_value(domain, proposal, p, True) <= float(best.upper) * (1 + 1e-12)
 
 
 def test_guarantee_an_ellipsoid_that_misses_a_direction_is_completed_and_one_beside_the_domain_proves_nothing():
@@ -221,7 +221,7 @@ def test_guarantee_coordinates_never_leave_the_unit_ball(name):
     ids=["l4", "operator", "trace norm", "ellipsoid", "box"],
 )
 def test_column_generation_from_the_oracle_alone_finds_what_closed_forms_know(plain, hidden, p):
-    assert hidden.candidate(p, True, 1e-4) is None
+    assert hidden.proposal(p, True, 1e-4) is None
     exact, found = noise_shape(plain, p), noise_shape(hidden, p)
     assert float(found.certificate.lower) <= exact.upper * (1 + 1e-9)
     assert float(found.certificate.lower) >= exact.upper * (1 - 1e-3)

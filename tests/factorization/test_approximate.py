@@ -30,7 +30,7 @@ SMALL = [normal(6, 4, seed=1), normal(4, 6, seed=2), workloads.prefix(6).dense()
 
 
 @pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.9])
 def test_agrees_with_the_semidefinite_program(W, share):
     alpha = share * float(W.abs().max())
     found = approximate(W, alpha, tol=1e-4)
@@ -40,14 +40,14 @@ def test_agrees_with_the_semidefinite_program(W, share):
 
 
 @pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
-@pytest.mark.parametrize("price", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("price", [0.5, 5.0])
 def test_priced_agrees_with_the_semidefinite_program(W, price):
     found = priced(W, price, tol=1e-4)
     value = semidefinite(W, price=price)
     assert found.certificate.lower * (1 - 1e-5) <= value <= found.certificate.upper * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_guarantee_certify_approximate_is_sound_for_any_factors_and_witness(seed):
     W, alpha = normal(5, 7, seed=seed), 0.3
     good = approximate(W, alpha, tol=1e-4)

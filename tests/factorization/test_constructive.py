@@ -39,7 +39,7 @@ def exact_and_above(found, W, p=math.inf):
 
 
 @pytest.mark.parametrize("build", [*PREFIX, honaker], ids=lambda build: build.__name__)
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 8, 9, 20])
+@pytest.mark.parametrize("k", [1, 2, 7, 8, 20])
 def test_prefix_sums_are_exact_and_above_the_optimum(build, k):
     for p in EXPONENTS:
         exact_and_above(build(k, p), workloads.prefix(k).dense(), p)
@@ -49,7 +49,7 @@ def root_bound(k):
     return 1 + (math.log(k) + 0.5773) / math.pi
 
 
-@pytest.mark.parametrize("k", [2, 5, 16, 31, 64, 100, 256])
+@pytest.mark.parametrize("k", [2, 5, 16, 31, 100])
 def test_prefix_sums_are_within_the_published_bounds(k):
     h = (k - 1).bit_length()
     tree, root, normalised, group = (float(build(k).certificate.upper) for build in PREFIX)
@@ -118,7 +118,7 @@ def lipschitz(n, seed=0):
     return walk - walk[:, n // 2 : n // 2 + 1]
 
 
-@pytest.mark.parametrize("n", [1, 2, 6, 7, 8, 33, 64])
+@pytest.mark.parametrize("n", [1, 2, 6, 7, 8, 33])
 def test_lipschitz_tree_is_exact_and_within_its_bound(n):
     monotone = workloads.absolute_difference(n).dense()
     for W in (monotone, monotone - n / 4, lipschitz(n)) if n > 1 else (monotone + 1,):

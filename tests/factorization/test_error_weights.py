@@ -11,7 +11,7 @@ import torch
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, gamma
 
-CASES = [(p, shift) for p in (2.0, 3.0, math.inf) for shift in (False, True)]
+CASES = [(2.0, True), (3.0, False), (math.inf, False), (math.inf, True)]
 
 
 normal = partial(laws.normal, name=b"error weights")

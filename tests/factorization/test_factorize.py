@@ -10,6 +10,8 @@ from laws import normal
 from torchdp import workloads
 from torchdp.factorization import factorize, signature_form
 
+CASES = [(2.0, False), (2.0, True), (4.0, False), (math.inf, False), (math.inf, True)]
+
 
 def norm(W, p=math.inf, shift=False):
     certificate = factorize(W, p, shift, tol=1e-6).certificate
@@ -21,8 +23,7 @@ def same(a, b):
     torch.testing.assert_close(a, b, rtol=3e-6, atol=0)
 
 
-@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(("p", "shift"), CASES)
 def test_symmetries(p, shift):
     W = normal(6, 8)
     value = norm(W, p, shift)
@@ -62,8 +63,7 @@ def test_order_relations(p):
     assert entries <= norm(A) * (1 + 2e-6) and norm(A) <= torch.minimum(rows, columns) * (1 + 2e-6)
 
 
-@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(("p", "shift"), CASES)
 def test_factors_reproduce_w_and_are_balanced(p, shift):
     W = normal(2, 3, 6, 8)
     result = factorize(W, p, shift, tol=1e-4)
@@ -76,8 +76,7 @@ def test_factors_reproduce_w_and_are_balanced(p, shift):
     assert result.certificate.upper.shape == result.sensitivity.shape == (2, 3)
 
 
-@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(("p", "shift"), CASES)
 def test_batch_equals_one_by_one(p, shift):
     W = torch.stack([normal(5, 4, seed=s) for s in range(6)]).reshape(2, 3, 5, 4)
     W[0, 1], W[1, 2] = 0.0, W[1, 2, :, :1] * W[1, 2, :1]  # rank 0 and rank 1 inside the batch
@@ -93,9 +92,8 @@ def test_batch_equals_one_by_one(p, shift):
                 torch.testing.assert_close(batch.lower[i, j], one.lower, rtol=2e-8, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (300, 3), (3, 300)])
-@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (100, 3), (3, 100)])
+@pytest.mark.parametrize(("p", "shift"), CASES)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_thin_shapes(shape, p, shift):
     W = normal(*shape)

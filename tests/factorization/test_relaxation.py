@@ -274,8 +274,8 @@ def test_minimising_a_protocols_predicted_error_end_to_end():
     """
     base = pairwise.from_kernel(KERNEL, pairs=pairwise.Pairs.ALL)
     protocol = pairwise.OneMessage(base, EPSILON)
-    before = torch.tensor([protocol.predicted_mse(h, USERS) for h in HISTOGRAMS], dtype=torch.float64)
-    threshold = protocol.randomizer.tau.threshold
+    before = torch.stack([protocol.predicted_mse(USERS * h) for h in HISTOGRAMS])
+    threshold = protocol.client.tau.threshold
     W = KERNEL - base.form.constant
     module = SignatureRelaxation(W, 6)
 
@@ -286,9 +286,7 @@ def test_minimising_a_protocols_predicted_error_end_to_end():
 
     train(module, loss, 200, 0.03)
     trained = statistic(module()[1], module.weights, base.form.constant)
-    after = torch.tensor(
-        [pairwise.OneMessage(trained, EPSILON).predicted_mse(h, USERS) for h in HISTOGRAMS], dtype=torch.float64
-    )
+    after = torch.stack([pairwise.OneMessage(trained, EPSILON).predicted_mse(USERS * h) for h in HISTOGRAMS])
     torch.testing.assert_close(after, one_message_variance(module()[1], module.weights, threshold).detach())
     bias = float((trained.kernel(trained.form) - KERNEL).abs().max())
     bound = after + bias**2

@@ -92,7 +92,7 @@ class TestRandomizedResponsePlugIn(Pairwise, LocalContract):
     protocol = pairwise.RandomizedResponsePlugIn(GINI, 3.0)
 
     def loss(self, protocol):
-        return math.log(protocol.client.moments.p / protocol.client.moments.q)
+        return math.log(protocol.client.p / protocol.client.q)
 
 
 class TestSubsetPairs(Pairwise, LocalContract):

@@ -18,7 +18,7 @@ TYPES, N = torch.tensor([0, 1, 3, 3, 2, 0, 1, 1, 3]), 9
 
 
 def strategy():
-    m = RandomizedResponse(4, 1.0).moments
+    m = RandomizedResponse(4, 1.0)
     return StrategyMatrix(torch.full((4, 4), m.q).double() + (m.p - m.q) * torch.eye(4).double())
 
 

@@ -127,8 +127,8 @@ def test_guarantee_randomized_response_plug_in(epsilon):
     assert protocol.guarantee.epsilon == epsilon and protocol.guarantee.exact
     assert protocol.guarantee.delta == 0 and protocol.guarantee.model is Model.LOCAL
     assert protocol.bits_per_user == 2
-    moments = protocol.client.moments
-    channel = torch.full((4, 4), moments.q, dtype=torch.float64).fill_diagonal_(moments.p)  # row: the true type
+    client = protocol.client
+    channel = torch.full((4, 4), client.q, dtype=torch.float64).fill_diagonal_(client.p)  # row: the true type
     torch.testing.assert_close(channel.sum(1), torch.ones(4, dtype=torch.float64))
     assert math.log(float((channel.amax(0) / channel.amin(0)).max())) == pytest.approx(epsilon, rel=1e-12)
     users = 50_000

@@ -150,10 +150,10 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
 )
 def test_randomized_response_by_enumeration_of_all_reports(statistic, counts, epsilon):
     protocol, counts = RandomizedResponsePlugIn(statistic, epsilon), torch.tensor(counts)
-    moments, n = protocol.client.moments, int(counts.sum())
+    client, n = protocol.client, int(counts.sum())
     users = [x for x in range(3) for _ in range(int(counts[x]))]
     reports = torch.tensor(list(product(range(3), repeat=n)))
-    p, q = (torch.tensor(value, dtype=torch.float64) for value in (moments.p, moments.q))
+    p, q = (torch.tensor(value, dtype=torch.float64) for value in (client.p, client.q))
     chance = torch.where(reports == torch.tensor(users), p, q).prod(1)
     assert float(chance.sum()) == pytest.approx(1, rel=1e-12)
     sums = torch.nn.functional.one_hot(reports, 3).sum(1)

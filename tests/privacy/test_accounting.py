@@ -83,7 +83,7 @@ def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
 
 
 @pytest.mark.parametrize("instances", [1, 3, 200])
-@pytest.mark.parametrize("delta", [1e-9, 1e-4, 0.1])
+@pytest.mark.parametrize("delta", [1e-9, 0.1])
 def test_guarantee_composed_epsilon_inverts_composed_delta(instances, delta):
     profiles = poisson_profiles(40.0 * instances)
     epsilon = composed_epsilon(profiles, instances, delta)
@@ -121,7 +121,7 @@ def tilted_delta(pmf, instances, epsilon):
     return float(kept.sum()) - math.expm1(instances * math.log1p(-pmf._infinity_mass))
 
 
-@pytest.mark.parametrize("instances", [16, 768, 60_000])
+@pytest.mark.parametrize("instances", [16, 768, 20_000])
 def test_what_transforms_lose_is_added(instances):
     profiles = [gaussian_profile(3 * math.sqrt(instances))]
     (one,) = loss_distributions(profiles, instances)

@@ -100,32 +100,32 @@ class BallContract(UnbiasedContract):
 
 
 class TestPrivUnitG(BallContract):
-    protocol = PrivUnitG(3, 2.0, 2.0)
+    protocol = PrivUnitG(3, 6.0, 2.0)
     loss = staticmethod(two_densities)
 
 
 class TestPrivUnit(BallContract):
-    protocol = PrivUnit(3, 2.0, 2.0)
+    protocol = PrivUnit(3, 6.0, 2.0)
     loss = staticmethod(two_densities)
 
 
 class TestProjUnit(BallContract):
-    protocol = ProjUnit(3, 2.0, 2.0, k=2)
+    protocol = ProjUnit(3, 6.0, 2.0, k=2)
     loss = staticmethod(two_densities)
 
 
 class TestDuchiJordanWainwright(BallContract):
-    protocol = DuchiJordanWainwright(3, 2.0, 2.0)
+    protocol = DuchiJordanWainwright(3, 6.0, 2.0)
     loss = staticmethod(signs)
 
 
 class TestPointRelease(BallContract):
-    protocol = PointRelease(3, 2.0, 2.0)
+    protocol = PointRelease(3, 6.0, 2.0)
     loss = staticmethod(signs)
 
 
 class TestGaussianVector(BallContract):
-    protocol = GaussianVector(3, 2.0, 2.0, delta=1e-6)
+    protocol = GaussianVector(3, 6.0, 2.0, delta=1e-6)
     weaker: ClassVar = {"delta": 1.1}
     loss = staticmethod(hockey_stick)
 

@@ -23,7 +23,7 @@ def generator(seed=0, device="cpu"):
 
 def channel(randomizer):
     """(k, k): row x is the law of the report of a user who holds x."""
-    p, q = randomizer.moments.p, randomizer.moments.q
+    p, q = randomizer.p, randomizer.q
     return torch.full((randomizer.k,) * 2, q, dtype=torch.float64).fill_diagonal_(p)
 
 
@@ -121,7 +121,7 @@ def test_tiny_probabilities_of_another_value_are_not_rounded_away():
     reports = randomizer.sample_tally(torch.tensor([n, 0]), generator=generator(3), sample_shape=(repeats,))[
         "reports"
     ]
-    expected = n * randomizer.moments.q * repeats
+    expected = n * randomizer.q * repeats
     assert abs(float(reports[:, 1].sum()) - expected) < 5 * math.sqrt(expected)
     assert expected > 1000
 

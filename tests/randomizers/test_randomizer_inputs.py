@@ -51,7 +51,7 @@ def test_randomized_response_k(bad):
 
 def test_parameters_at_their_limits_are_taken():
     assert PrivUnitG(1, 1e-6).tau.threshold > 0 and PrivUnitG(1, 50.0).tau.threshold < 10
-    assert RandomizedResponse(2, 700.0).moments.q > 0
+    assert RandomizedResponse(2, 700.0).q > 0
 
 
 BAD_COUNTS = [
@@ -76,7 +76,7 @@ BAD_COUNTS = [
 @pytest.mark.parametrize("bad", [-1, 4, 1.0, None])
 def test_covariance_of_no_value(bad):
     with pytest.raises(ValueError, match=r"^x "):
-        RESPONSE.moments.covariance(bad)
+        RESPONSE.covariance(bad)
 
 
 def test_messages_of_the_errors_hold_no_data():

@@ -21,6 +21,7 @@ LABELLED = torch.cat([rows(40, 2, bound=B), rows(40, 1, seed=1, bound=C)], 1)
 
 
 class TestLocalRows(LocalContract):
+    repeats = 4000
     protocol = LocalRows(2, B, 4.0, 0.1, C)
     x = LABELLED
     bad: ClassVar = [LABELLED[:, :2], LABELLED[0], LABELLED * math.nan]
@@ -36,6 +37,7 @@ class TestLocalRows(LocalContract):
 
 
 class TestModSulq(Contract):
+    repeats = 4000
     protocol = ModSulq.calibrated(2, B, 2.0, 0.1)
     x = LABELLED[:, :2]
     bad: ClassVar = [LABELLED, LABELLED[0, :2], LABELLED[:, :2] * math.inf]
@@ -53,6 +55,7 @@ class TestModSulq(Contract):
 
 
 class TestSufficientStatistics(Contract):
+    repeats = 4000
     protocol = SufficientStatistics(2, B, C, 2.0, 0.1)
     x = LABELLED
     bad: ClassVar = [LABELLED[:, :2], LABELLED[0], LABELLED * math.nan]
@@ -71,6 +74,7 @@ class TestSufficientStatistics(Contract):
 
 
 class TestAdaSSP(Contract):
+    repeats = 4000
     protocol = AdaSSP(2, B, C, 2.0, 0.1)
     x = LABELLED
     bad: ClassVar = [LABELLED[:, :2], LABELLED[0], LABELLED * math.nan]

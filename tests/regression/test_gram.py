@@ -11,7 +11,8 @@ from products import gaussian_delta, products, rows
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
-from torchdp.regression import GramRelease, SecondMoments
+from torchdp.protocol import Tally
+from torchdp.regression import FrequencyMoments, GramRelease, SecondMoments, SecureHistogram
 
 EPSILON, DELTA = 0.5, 1e-5
 
@@ -36,6 +37,7 @@ def neighbours(release):
 class TestGramRelease(MessageContract):
     """Data and noise of one size."""
 
+    repeats = 4000
     protocol = GramRelease(30, 2, 0.4, 8.0, 0.1, label_bound=3.0, corrupt=5, absent=10)
     x = torch.cat([rows(24, 2, bound=0.4), 3 * rows(24, 1, seed=1, bound=1.0)], 1)
     bad: ClassVar = [x[:, :2], x[0], x * math.nan, torch.zeros(31, 3)]
@@ -121,6 +123,26 @@ def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
     assert release.cross_sigma == pytest.approx(release.gram_sigma * 5)
 
 
+@pytest.mark.parametrize(
+    ("release", "x"),
+    [
+        (GramRelease(40, 2, 1.5, 1.0, DELTA, label_bound=2.0, corrupt=5, absent=3), 2 * rows(40, 3)),
+        (FrequencyMoments(40, 2.0, (1.0, 2.0), 1.0, DELTA), 3 * rows(40, 1)[:, 0]),
+        (SecureHistogram(40, 4, 1.0, DELTA), torch.arange(40) % 4),
+    ],
+)
+def test_guarantee_servers_carry_the_same_sum_under_the_same_noise(release, x):
+    carrier = release.secure_sum(3)
+    found = carrier.estimate(release.shown(x))
+    assert carrier.grid_factor == pytest.approx(1, rel=1e-6) and found.n == 40
+    torch.testing.assert_close(float(carrier.row_variance), release.noise.level**2, rtol=1e-6, atol=0)
+    told, given = carrier.guarantee, release.guarantee
+    assert (told.epsilon, told.delta, told.model) == (given.epsilon, given.delta, given.model)
+    noisy = release.analyse(Tally(found.n, {"sum": found.value[0]}))
+    assert bool(((noisy.value - release.exact(release.summary(x))).abs() < 7 * noisy.standard_error).all())
+    assert not torch.equal(noisy.value, release.exact(release.summary(x)))
+
+
 def test_units_of_the_label_do_not_matter():
     estimates = []
     for unit in (1, 1000):
@@ -148,6 +170,8 @@ def test_bad_input_is_named():
         GramRelease(5, 2, 1.0, 1.0, DELTA, corrupt=1, model=Model.CENTRAL)
     with pytest.raises(ValueError, match="delta must"):
         GramRelease(5, 2, 1.0, 1.0, 0.0)
+    with pytest.raises(ValueError, match="delta must be > 0: servers"):
+        SecureHistogram(5, 2, 1.0).secure_sum()
     release = GramRelease(5, 2, 1.0, 1.0, DELTA)
     for moments, message in (
         (SecondMoments.of(torch.ones(5, 2)), "longer than bound"),

@@ -23,6 +23,7 @@ TYPES = torch.arange(4).repeat_interleave(torch.tensor([0, 1, 3, 26]))
 class TestFrequencyMoments(MessageContract):
     """One Gaussian pair at the distance of 0 and D; or, far out, Laplace noise in every moment."""
 
+    repeats = 4000
     protocol = FrequencyMoments(40, 2.0, (1.0, 2.5), 2.0, 0.1, corrupt=5, absent=10)
     x = NUMBERS
     bad: ClassVar = [NUMBERS[None], NUMBERS * math.nan, torch.zeros(41)]
@@ -52,6 +53,7 @@ class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
 
 
 class TestSecureHistogram(MessageContract):
+    repeats = 4000
     protocol = SecureHistogram(40, 4, 2.0, 0.1, corrupt=5, absent=10)
     x = TYPES
     bad: ClassVar = [TYPES[None], torch.tensor([4]), torch.tensor([0.5]), torch.zeros(41, dtype=torch.int64)]

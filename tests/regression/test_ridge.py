@@ -130,7 +130,7 @@ def test_predicted_phi_of_a_sketch_is_measured():
     A, b, moments = problem(n=8192)
     for m, V in ((64, 0.0), (256, 1.0)):
         errors = []
-        for seed in range(150):
+        for seed in range(100):
             sketch = balanced_count_sketch(8192, m, generator=generator(seed))
             noise = torch.randn(m, D + 1, dtype=torch.float64, generator=generator(10**5 + seed))
             noisy = debiased(with_noise(sketch.apply(joined(A, b)) + math.sqrt(V) * noise, V * torch.ones(m)))

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torchdp.regression.second_moment_noise import svec, symmetric, vectorized
 from torchdp.regression.sensitivity import cross_sensitivity, gram_sensitivity, joint_sensitivity
 
-RATIOS = [0.01, 0.3, 0.69, 0.72, 1.0, 1.3, 1.42, 1.5, 4.0]  # C/B on both sides of sqrt(1/2) and sqrt 2
+RATIOS = [0.01, 0.69, 0.72, 1.3, 1.42, 1.5, 4.0]  # C/B on both sides of sqrt(1/2) and sqrt 2
 B = 1.7
 
 
@@ -54,14 +54,14 @@ def test_joint_sensitivity_is_reached_and_never_exceeded(d, ratio):
     C = ratio * B
     stated = joint_sensitivity(B, C, d)
     assert distance(*attaining(d, C)) == pytest.approx(stated, rel=1e-12)
-    best = found(d, C, tries=25)
+    best = found(d, C, tries=12)
     assert best <= stated * (1 + 1e-9)
     assert best > 0.995 * stated  # the search would see a constant that is 1 % too small
 
 
 @pytest.mark.parametrize("d", [1, 3])
 def test_gram_sensitivity_is_that_of_no_label(d):
-    assert found(d, 0.0, tries=25) == pytest.approx(gram_sensitivity(B, d), rel=1e-3)
+    assert found(d, 0.0, tries=12) == pytest.approx(gram_sensitivity(B, d), rel=1e-3)
     assert joint_sensitivity(B, 1e-9, d) == pytest.approx(gram_sensitivity(B, d), rel=1e-9)
 
 

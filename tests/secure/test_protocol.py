@@ -11,6 +11,7 @@ import pytest
 import torch
 from contract import MessageContract
 from laws import generator
+from products import gaussian_delta
 
 from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
@@ -51,20 +52,12 @@ def written_out(sketch):
     return S
 
 
-def gaussian_delta(mu, epsilon):
-    """Balle, Wang (2018), Theorem 8, from the error function."""
-
-    def below(x):
-        return math.erfc(-x / math.sqrt(2)) / 2
-
-    return below(mu / 2 - epsilon / mu) - math.exp(epsilon) * below(-mu / 2 - epsilon / mu)
-
-
 I = torch.arange(24)
 UNEVEN = Sketch(torch.stack([I % 3, 4 + I % 2]), 1 - 2 * torch.stack([I % 5 % 2, I % 7 % 2]), 6)  # row 3 is empty
 
 
 class TestSecureSketch(MessageContract):
+    repeats = 4000
     protocol = SecureSketch(UNEVEN, 2, 1.0, 1.0, 1e-3, servers=3, coalition=AdaptiveCoalition(2, absent=1))
     x = rows(24, 2)
     bad: ClassVar = [rows(24, 3), 1.1 * rows(24, 2), rows(24, 2) * math.nan, rows(24, 2)[None], torch.zeros(25, 2)]

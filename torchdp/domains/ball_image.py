@@ -6,7 +6,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from torchdp.domains.domain import Candidate, Domain, Maximum, best_first
+from torchdp.domains.domain import Domain, Maximum, Proposal, best_first
 from torchdp.domains.groups import Groups, corners, longest, moved_inside
 from torchdp.domains.relaxation import ENUMERATED, hadamard_signs, maximise_image, rounded, split
 from torchdp.domains.trust_region import maximise_on_sphere
@@ -76,7 +76,7 @@ class BallImage(Domain):
         z = corners(self.groups, most)
         return None if z is None else self.middle + z.to(self.generators) @ self.generators.mT
 
-    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         """Root F diag(y)^{-1/2}, y from :func:`split`; a point that is no shift counts as one more generator.
 
         Optimal where F has one entry in each column and row: the norm is then sign-invariant in the coordinates.
@@ -105,7 +105,7 @@ class BallImage(Domain):
         if lifted:
             z, F = z[:, :-1] * z[:, -1:], F[:, :-1]
         centre = m if shift else torch.zeros_like(m)
-        return Candidate(root, centre, m + z @ F.mT, weights, c)
+        return Proposal(root, centre, m + z @ F.mT, weights, c)
 
 
 def _spectrum(Z: Tensor, diagonal: bool) -> tuple[Tensor, Tensor]:

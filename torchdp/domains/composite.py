@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.domains.ball_image import BallImage
 from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.domains.coupling import couple, independent_law, mirrored, signed_law
-from torchdp.domains.domain import Candidate, Domain, Maximum, best_first, climb
+from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb
 from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.groups import paired
 from torchdp.domains.noise_shape import NoiseShape, noise_shape
@@ -121,10 +121,10 @@ class Product(Domain):
             rows.append(row)
         return torch.cat(rows)
 
-    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         balls = _balls(self)
         if balls is not None and not shift:
-            return balls.candidate(p, shift, tol)
+            return balls.proposal(p, shift, tol)
         shapes = [noise_shape(part, p, shift=shift, tol=tol) for part in self.parts]
         gamma = torch.tensor([shape.upper for shape in shapes], dtype=torch.float64)
         gamma = gamma / gamma.max().clamp_min(1e-300)
@@ -135,9 +135,9 @@ class Product(Domain):
         rows = [part * _unit(shape, p) for shape, part in zip(shapes, tilt, strict=True)]
         points, weights = self._law(shapes, shift)
         centre = torch.cat([shape.centre for shape in shapes])
-        return Candidate(torch.block_diag(*roots), centre, points, weights, torch.cat(rows))
+        return Proposal(torch.block_diag(*roots), centre, points, weights, torch.cat(rows))
 
-    def image_candidate(self, transform: Tensor, p: float, shift: bool, tol: float) -> Candidate | None:
+    def image_proposal(self, transform: Tensor, p: float, shift: bool, tol: float) -> Proposal | None:
         """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the parts' own M_i."""
         columns = transform.split(self.sizes, dim=1)
         images = [linear_image(F, part) for F, part in zip(columns, self.parts, strict=True)]
@@ -149,7 +149,7 @@ class Product(Domain):
         centre = torch.stack([shape.centre for shape in shapes]).sum(0)
         own = [noise_shape(part, p, shift=shift, tol=tol) for part in self.parts]
         points, weights = self._law(own, shift)
-        return Candidate(root, centre, points @ transform.mT, weights, c)
+        return Proposal(root, centre, points @ transform.mT, weights, c)
 
     def contains(self, x: Tensor) -> Tensor:
         pieces = self._vectors(x).split(self.sizes, dim=-1)
@@ -220,11 +220,11 @@ class LinearImage(Domain):
     def spanning(self) -> Tensor:
         return self.domain.spanning() @ self.transform.mT
 
-    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
-        return self.domain.image_candidate(self.transform, p, shift, tol)
+    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
+        return self.domain.image_proposal(self.transform, p, shift, tol)
 
-    def image_candidate(self, transform: Tensor, p: float, shift: bool, tol: float) -> Candidate | None:
-        return self.domain.image_candidate(transform @ self.transform, p, shift, tol)
+    def image_proposal(self, transform: Tensor, p: float, shift: bool, tol: float) -> Proposal | None:
+        return self.domain.image_proposal(transform @ self.transform, p, shift, tol)
 
 
 def linear_image(transform: Tensor, domain: Domain) -> Domain:

@@ -26,7 +26,7 @@ class Maximum:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Proposal:
     """An ellipsoid {centre + root u: ||u|| <= 1} and a dual measure, to be judged and perhaps improved upon.
 
     root: (d, r); centre: (d,); points: (k, d), in the domain; weights: (k,), not negative; row_weights: (d,), not
@@ -98,11 +98,11 @@ class Domain(ABC):
         """The nearest point of K, for x of shape (..., d). Raises NotImplementedError where none is at hand."""
         return nearest_by_corners(self._vectors(x), self.extreme)
 
-    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         """An ellipsoid known from the structure of K, optimal or close to it; None where there is none."""
         return None
 
-    def image_candidate(self, transform: Tensor, p: float, shift: bool, tol: float) -> Candidate | None:
+    def image_proposal(self, transform: Tensor, p: float, shift: bool, tol: float) -> Proposal | None:
         """The same for {transform x: x in K}."""
         return None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp.domains.domain import Candidate, Domain
+from torchdp.domains.domain import Domain, Proposal
 
 TINY = 1e-300
 FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a set thinner than that share of its length is flat
@@ -81,7 +81,7 @@ def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: floa
     )
 
 
-def dual_value(domain: Domain, proposal: Candidate, p: float, shift: bool) -> float:
+def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> float:
     """Trace norm of diag(c)^{1/2} (x_1 - mu, ..., x_k - mu) diag(P)^{1/2}: a lower bound on Gamma_p(K).
 
     c = row_weights scaled to norm 1 in l_{p/(p-2)}, P = weights scaled to sum 1. mu = the point about which K is

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Candidate, Domain, Maximum, best_first, slack
+from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, slack
 from torchdp.domains.generate import on_points
 from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
@@ -46,7 +46,7 @@ class Vertices(Domain):
     def extreme(self, directions: Tensor) -> Tensor:
         return self.points[(directions @ self.points.mT).argmax(-1)]
 
-    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         """The fixed point on all points at once."""
         middle = self.middle if shift else torch.zeros_like(self.points[0])
         return on_points(self.points, middle, p, tol, max_iterations=10_000)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchdp.domains.domain import Candidate
+from torchdp.domains.domain import Proposal
 from torchdp.factorization.solvers.fixed_point import solve
 
 NOTHING = 1e-8  # of the largest weight: the solver keeps weights above 0
@@ -12,9 +12,7 @@ CLOSE = 1e-5  # of the largest coordinate: points that differ by less are one
 TINY = 1e-300
 
 
-def on_points(
-    points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000
-) -> Candidate:
+def on_points(points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000) -> Proposal:
     """The best ellipsoid around the points (k, d): about ``middle``, or with a centre of its own where that is None."""
     W = (points if middle is None else points - middle).mT
     solution = solve(W, p=p, shift=middle is None, tol=tol, max_iterations=max_iterations)
@@ -22,17 +20,17 @@ def on_points(
     centre = W @ solution.primal_weights if middle is None else middle
     weights = solution.column_weights
     kept = weights > NOTHING * weights.max()
-    return Candidate(root, centre, points[kept], weights[kept], solution.row_weights)
+    return Proposal(root, centre, points[kept], weights[kept], solution.row_weights)
 
 
-def heavy(proposal: Candidate) -> Tensor:
+def heavy(proposal: Proposal) -> Tensor:
     """The points that carry weight, the heaviest 4 d (d + 1) at most: an optimum needs an eighth of them."""
     weights, d = proposal.weights, proposal.points.shape[1]
     order = torch.argsort(weights, descending=True)[: 4 * d * (d + 1)]
     return proposal.points[order[weights[order] > LIGHT * weights.max()]]
 
 
-def merged(start: Tensor, proposal: Candidate, found: Tensor, middle: Tensor | None) -> Tensor:
+def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | None) -> Tensor:
     """The next points: those to start from, those with weight and those found, one of two mirror images."""
     points = torch.cat([start, heavy(proposal), found])
     z = points if middle is None else points - middle

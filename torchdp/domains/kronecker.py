@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Candidate, Domain, Maximum, best_first, slack
+from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, slack
 from torchdp.domains.noise_shape import noise_shape
 from torchdp.randomness import keyed_generator
 
@@ -81,10 +81,10 @@ class KroneckerProduct(Domain):
         x, y = self.left.spanning(), self.right.spanning()
         return torch.kron(x, y)
 
-    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         share = math.sqrt(1 + tol) - 1
         x, y = (noise_shape(part, p, shift=False, tol=share) for part in (self.left, self.right))
-        return Candidate(
+        return Proposal(
             torch.kron(x.root, y.root),
             self.middle,
             torch.kron(x.support, y.support),

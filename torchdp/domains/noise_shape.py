@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Candidate, Domain, climb
+from torchdp.domains.domain import Domain, Proposal, climb
 from torchdp.domains.evaluate import Enclosed, dual_value, enclose, hull
 from torchdp.domains.generate import heavy, merged, on_points
 from torchdp.factorization import Certificate
@@ -133,7 +133,7 @@ class _Search:
         self.start, self.middle, self.basis = start, middle, basis
         self.rounding = ROUNDING * float(start.abs().max())
         self.finest, self.tolerance = SHARE * tol, math.inf  # to which a proposal is the best around its points
-        first = domain.candidate(p, shift, self.finest)
+        first = domain.proposal(p, shift, self.finest)
         if first is None:
             self.tolerance = max(self.finest, ROUGH)
             first = on_points(start, middle, p, self.tolerance)
@@ -184,7 +184,7 @@ class _Search:
         weights = dual.weights / dual.weights.sum()
         return NoiseShape(root, centre, dual.points, weights, dual.row_weights, self.p, certificate)
 
-    def _enclosed(self, proposal: Candidate) -> Enclosed:
+    def _enclosed(self, proposal: Proposal) -> Enclosed:
         return enclose(self.domain, self.basis, proposal.root, proposal.centre, self.p)
 
     def _close(self) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.balls import check_order
-from torchdp.domains.domain import Candidate, Domain, Maximum, best_first, climb, slack
+from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb, slack
 from torchdp.domains.groups import longest
 from torchdp.domains.nearest import nearest_in_ball
 from torchdp.domains.relaxation import hadamard_signs
@@ -73,12 +73,12 @@ class SchattenBall(Domain):
         points = self._patterns()
         return torch.cat([points, -points])
 
-    def candidate(self, p: float, shift: bool, tol: float) -> Candidate | None:
+    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         d = self.dimension
         points = self._patterns()
         identity = torch.eye(d, dtype=torch.float64)
         uniform = torch.full((len(points),), 1 / len(points), dtype=torch.float64)
-        return Candidate(self.longest * identity, self.middle, points, uniform, torch.ones_like(self.middle))
+        return Proposal(self.longest * identity, self.middle, points, uniform, torch.ones_like(self.middle))
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)

@@ -34,7 +34,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         return RandomizedResponse(self.statistic.types, self.epsilon)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        f, m, n = self.statistic.kernel(form), self.client.moments, float(tally.n)
+        f, m, n = self.statistic.kernel(form), self.client, float(tally.n)
         decoded = self.decoded(tally)
         rows = f.sum(1)
         own = (f.diagonal() - 2 * m.q * rows + m.q**2 * rows.sum()) / (m.p - m.q) ** 2  # Y^T f Y for each report
@@ -50,7 +50,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
     @property
     def _spread(self) -> tuple[float, float]:
         """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0."""
-        m = self.client.moments
+        m = self.client
         gain = m.p - m.q
         return m.q / gain**2, (1 - gain) / gain
 

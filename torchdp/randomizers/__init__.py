@@ -29,7 +29,7 @@ from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, Sym
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
 from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
-from torchdp.randomizers.alphabet.randomized_response import FiniteMoments, RandomizedResponse
+from torchdp.randomizers.alphabet.randomized_response import RandomizedResponse
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_bound import strategy_lower_bound
 from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
@@ -39,17 +39,14 @@ from torchdp.randomizers.ball.privunit import PrivUnit
 from torchdp.randomizers.ball.privunitg import PrivUnitG
 from torchdp.randomizers.ball.projunit import ProjUnit
 from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright, PointRelease
-from torchdp.randomizers.old import LocalRandomizer
 
 __all__ = [
     "BallRandomizer",
     "DuchiJordanWainwright",
-    "FiniteMoments",
     "FrequencyOracle",
     "GaussianVector",
     "HadamardResponse",
     "LearnedStrategy",
-    "LocalRandomizer",
     "OptimizedUnaryEncoding",
     "PointRelease",
     "PrivUnit",

@@ -7,6 +7,8 @@
 >>> regression.adaptive_ridge(noisy, ridge=1.0).shape, noisy.n
 (torch.Size([2]), 1000)
 
+``gram.secure_sum(servers)`` is the same sum by servers that see shares only; its x is ``gram.shown(x)``.
+
 | name | symbol | what it is |
 |---|---|---|
 | ``x`` | [A b] | a row for each client, the label last where ``label_bound`` is given |

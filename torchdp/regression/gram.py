@@ -5,6 +5,7 @@ encoded, the map is the plain sum, and the released sum is the central Gaussian 
 ("Analyze Gauss") in law: no sketch is embedded, and no noise is squared.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -67,6 +68,11 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     @property
     def words(self) -> int:
         return self.width
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        square = self.bound**2  # |svec(x x^T)|, and |weight y x|
+        return square * (math.sqrt(2) if self.labelled else 1.0), square
 
     @property
     def weight(self) -> float:

@@ -60,6 +60,10 @@ class FrequencyMoments(SharedSum[Tally]):
         return len(self.orders)
 
     @property
+    def reach(self) -> tuple[float, float]:
+        return math.sqrt(self.words), 1.0
+
+    @property
     def scales(self) -> Tensor:
         """D^k of each order: (r,)."""
         return self.bound ** torch.tensor(self.orders, dtype=torch.float64)
@@ -130,6 +134,10 @@ class SecureHistogram(SharedSum[Tensor]):
     @property
     def words(self) -> int:
         return self.types
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        return 1.0, 1.0
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types, of at most ``clients`` clients. Raises TypeError, ValueError."""

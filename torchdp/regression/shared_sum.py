@@ -11,7 +11,10 @@ from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, MessageProtocol, Objective, Tally
 from torchdp.protocol.protocol import S
 from torchdp.regression.errors import NUMBERS_AT_ONCE
+from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
+from torchdp.sketching.coalition import AdaptiveCoalition
+from torchdp.sketching.constructions import ones
 
 
 class SharedSum(MessageProtocol[S, Tensor]):
@@ -36,6 +39,11 @@ class SharedSum(MessageProtocol[S, Tensor]):
     def shown(self, x: Tensor) -> Tensor:
         """What these clients encode, noise not yet added: (n, words), float64; unchecked."""
 
+    @property
+    @abstractmethod
+    def reach(self) -> tuple[float, float]:
+        """The largest l_2 norm of what a client shows, and the largest entry in size."""
+
     @abstractmethod
     def total(self, summary: S) -> tuple[Tensor, int]:
         """The sum of what these clients show, (words,), and how many they are. Raises TypeError, ValueError."""
@@ -59,6 +67,21 @@ class SharedSum(MessageProtocol[S, Tensor]):
     @property
     def bits_per_user(self) -> int:
         return 64 * self.words
+
+    def secure_sum(self, servers: int = 2) -> SecureSketch:
+        """The same sum by servers that see shares only, on integers: x of it is ``shown(x)`` of all clients.
+
+        Its estimate's one row is this protocol's tally, Tally(n, {"sum": value[0]}); the noise has this variance times
+        its ``grid_factor``. Raises ValueError where the noise is not Gaussian.
+        """
+        noise, (norm, entry) = self.noise, self.reach
+        if not isinstance(noise, SharedGaussian):
+            raise ValueError("delta must be > 0: servers add up Gaussian noise")
+        coalition = AdaptiveCoalition(noise.corrupt, noise.absent)
+        return SecureSketch(
+            ones(self.clients), self.words, norm, noise.epsilon, noise.delta, servers=servers, coalition=coalition,
+            sensitivity=noise.sensitivity, entry=entry,
+        )  # fmt: skip
 
     def few(self, x: Tensor) -> Tensor:
         """x, if it is of at most as many clients as there are. Raises ValueError."""

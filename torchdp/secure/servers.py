@@ -70,7 +70,8 @@ class Server:
 
     protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. Every
     frame is verified before it changes anything; a frame that was changed, repeated, or meant for another place
-    raises FrameError. Memory: one word for each that arrives, in the layout (m, d, width).
+    raises FrameError. That it publishes once is kept by this object alone: a server that starts again must refuse the
+    sessions it had before. Memory: one word for each that arrives, in the layout (m, d, width).
     """
 
     def __init__(self, protocol: SecureSketch, session: bytes, number: int, links: Links) -> None:

@@ -1,23 +1,35 @@
-"""Monte Carlo with error bars over any callable, and sweeps that resume.
+"""Monte Carlo with error bars over any callable, sweeps that resume, and the scripts under ``experiments/``.
 
-It knows no mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often squared
-errors. Randomness is a function of the run seed, the configuration and the block index alone.
-``devices=["cuda:0", "cuda:1"]`` hands the blocks to a worker process for each device; the bits stay the same.
+    >>> import torch
+    >>> from torchdp.simulate import run
+    >>> def squared_error(generator, size):
+    ...     return torch.randn(size, generator=generator).square()
+    >>> low, high = run(squared_error, 100_000, seed=1).moments.interval()
+    >>> low < 1 < high, high - low < 0.02
+    (True, True)
 
->>> import torch
->>> from torchdp.simulate import run
->>> def squared_error(generator, size):
-...     return torch.randn(size, generator=generator).square()
->>> run(squared_error, 100_000, seed=1).moments.interval()  # doctest: +SKIP
+| question | name |
+|---|---|
+| the mean of one trial, with its error | :func:`run`, :class:`Moments`; :func:`total` where one trial is too large |
+| the same over a grid, killed and begun again, stored | :func:`sweep`, :func:`read`, :class:`Trial`, :class:`Row` |
+| what ``torchdp sweep`` runs; a script with tables and figures | :class:`Sweep`; :class:`Experiment`, :class:`Report` |
+
+It knows no mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often squared errors.
+``devices=["cuda:0", "cuda:1"]`` hands the blocks to a worker process for each device.
+
+Guarantees: randomness is a function of the run seed, the configuration and the block index alone, so that moments do
+not depend on how many devices ran them, in what order, or how often a sweep was killed; blocks of two codes never
+merge. Intervals cover asymptotically, with a target as it tends to 0 (Chow, Robbins 1965).
 """
 
 from torchdp.simulate.blocks import Sampler
 from torchdp.simulate.engine import run
 from torchdp.simulate.experiment import Experiment, Sweep
 from torchdp.simulate.moments import Moments
+from torchdp.simulate.plans import OnError, OtherCode, Row
 from torchdp.simulate.plots import error_curves, ratio_strip, subplots, write_csv
 from torchdp.simulate.report import Report, columns
-from torchdp.simulate.sweep import OnError, OtherCode, Row, Trial, read, sweep
+from torchdp.simulate.sweep import Trial, read, sweep
 from torchdp.simulate.users import total
 
 __all__ = [

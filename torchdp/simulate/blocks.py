@@ -142,3 +142,17 @@ def check_target(target: float | None) -> None:
     """Raises ValueError unless ``target`` is None or a finite number > 0."""
     if target is not None:
         positive("target_relative_ci", target)
+
+
+class Asked:
+    """How much of each configuration. Raises TypeError, ValueError."""
+
+    def __init__(self, trials: int, seed: int, block_size: int, target: float | None) -> None:
+        self.trials = integer("trials", trials, 1)
+        self.seed = integer("seed", seed, 0, 2**256)
+        self.block_size = integer("block_size", block_size, 1)
+        check_target(target)
+        self.target = target
+
+    def gathering(self, stored: Mapping[tuple[int, int], F]) -> Gathering[F]:
+        return Gathering(self.trials, self.block_size, self.target, stored)

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from tqdm.auto import tqdm
 
-from torchdp.checks import function, integer
-from torchdp.simulate.blocks import Block, Gathering, Part, Sampler, check_target, run_block
+from torchdp.checks import function
+from torchdp.simulate.blocks import Asked, Block, Gathering, Part, Sampler, run_block
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.workers import answers
@@ -50,8 +50,7 @@ def run(
     of ``devices`` has one thread, this process may have more (OMP_NUM_THREADS).
 
     Args:
-        trial: ``trial(generator, size)`` returns a tensor of shape (size,) of independent samples, for
-            example squared errors.
+        trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared errors.
         trials: how many samples, >= 1.
         seed: run seed, >= 0.
         config: what tells this stream from that of another configuration; see ``streams.canonical``.
@@ -66,8 +65,7 @@ def run(
         progress: show a bar; None shows one on a terminal only.
 
     Raises:
-        TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite; the message names
-            the block.
+        TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite, with their block.
         RuntimeError: a trial in a worker raised something else. ChildProcessError: a worker was killed.
 
     Source: the stopping rule is that of Chow and Robbins 1965, for relative width Nadas 1969, looked at on
@@ -76,18 +74,15 @@ def run(
     function("trial", trial)
     config = {} if config is None else config
     canonical(config)
-    trials = integer("trials", trials, 1)
-    seed = integer("seed", seed, 0)
-    block_size = integer("block_size", block_size, 1)
-    check_target(target_relative_ci)
-    blocks: Gathering[Part] = Gathering(trials, block_size, target_relative_ci, {})
+    asked = Asked(trials, seed, block_size, target_relative_ci)
+    blocks: Gathering[Part] = asked.gathering({})
 
     def choose(_: Block | None) -> Block | None:
         key = blocks.hand_out()
-        return None if key is None else Block(seed, config, *key)
+        return None if key is None else Block(asked.seed, config, *key)
 
     parts = answers("trial", partial(run_block, trial), choose, device, devices)
-    with progress_bar(trials, progress) as bar, closing(parts):
+    with progress_bar(asked.trials, progress) as bar, closing(parts):
         for block, part in parts:
             blocks.take_back(block.index, block.size, part)
             bar.update(blocks.moments.count - bar.n)

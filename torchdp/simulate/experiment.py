@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torchdp.simulate.plans import Row
 from torchdp.simulate.report import Report, Rows, read_table
-from torchdp.simulate.sweep import MakeTrial, Row
+from torchdp.simulate.sweep import MakeTrial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchdp.simulate.plans import Row
 from torchdp.simulate.report import write_table
-from torchdp.simulate.sweep import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

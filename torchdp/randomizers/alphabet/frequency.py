@@ -9,12 +9,11 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Estimate, Layout, Objective, Tally, TypeProtocol
 from torchdp.randomizers.base import user_counts
-from torchdp.randomizers.old import OldOracle
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
 
-class FrequencyOracle(OldOracle, TypeProtocol):
+class FrequencyOracle(TypeProtocol):
     """A user of type x in [0, k) sends a message; decoded, it is a report Y in R^k with E Y = e_x.
 
     The value is the users' shares of types, (k,). A tally holds the ``reports``: how many users sent each message, or

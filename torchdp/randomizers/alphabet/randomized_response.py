@@ -8,7 +8,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.kernels import response_counts
 from torchdp.kernels.dispatch import fuses
@@ -17,26 +16,6 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle, alphabet, budget, spread
 from torchdp.randomizers.base import exact_local
-
-
-@dataclass(frozen=True)
-class FiniteMoments:
-    """Decoded report Y = (e_y - q 1)/(p - q): E Y = e_x and Cov Y = (diag(pi) - pi pi^T)/(p - q)^2.
-
-    pi = q 1 + (p - q) e_x is the law of the report y; p, q: probability of the true and of each other value.
-    """
-
-    k: int
-    p: float
-    q: float
-
-    def covariance(self, x: int) -> Tensor:
-        """Cov(Y | x), (k, k), float64."""
-        if not 0 <= checks.integer("x", x, 0) < self.k:
-            raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
-        pi = torch.full((self.k,), self.q, dtype=torch.float64)
-        pi[x] = self.p
-        return (torch.diag(pi) - torch.outer(pi, pi)) / (self.p - self.q) ** 2
 
 
 @dataclass(frozen=True)
@@ -74,11 +53,6 @@ class RandomizedResponse(FrequencyOracle):
     def q(self) -> float:
         """Chance of each other value, as it is drawn."""
         return self._q
-
-    @property
-    def moments(self) -> FiniteMoments:
-        """Exact moments of the decoded report."""
-        return FiniteMoments(self.k, float(1 - (self.k - 1) * Fraction(self._step, TOTAL)), self._q)
 
     @property
     def outputs(self) -> int:

@@ -14,7 +14,6 @@ from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Objective, 
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.base import user_counts
-from torchdp.randomizers.old import OldBall
 
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
 CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
@@ -43,7 +42,7 @@ class BallMoments:
 
 
 @dataclass(frozen=True)
-class BallRandomizer(OldBall, LocalProtocol[Crowd, Tensor]):
+class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
 
     The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
