@@ -7,6 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SHARED = {  # imported by scripts
     "bench/clock.py",
+    "bench/planted.py",
     "pairwise/hierarchical.py",
     "pairwise/reduction.py",
     "regression/synthetic.py",

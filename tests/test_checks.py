@@ -11,6 +11,8 @@ BAD = {
     "positive": (["1", None, True, math.nan, math.inf, 0, -1, 10**400, torch.ones(2)], ()),
     "non_negative": (["1", None, False, math.nan, -1e-9, torch.ones(2)], ()),
     "squarable": ([0, 1e-200, 1e200, math.nan], ()),
+    "below_one": ([1, -1e-9, "0", None, math.nan, True, torch.rand(2)], ()),
+    "several": ([1, None, "x", [], torch.ones(2), [1]], (torch.Tensor,)),
     "fraction": ([0, 1, math.nan, True, torch.rand(2)], ()),
     "integer": ([1.0, True, "3", 0, 2**60, torch.tensor([1, 2]), None], (1,)),
     "instance": ([1, None, "x", torch.Tensor], (torch.Tensor,)),
@@ -56,6 +58,7 @@ def test_what_is_meant_passes():
     assert checks.device("device", "cpu") == torch.device("cpu")
     assert checks.floating("x", torch.ones(2, 2, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert checks.indices("x", torch.tensor([0, 2], dtype=torch.uint8), 3).dtype == torch.int64
+    assert checks.below_one("x", 0) == 0.0 and checks.several("x", (1, 2), int) == [1, 2]
     checks.fits("x", 1000, 1000)
 
 

@@ -1,4 +1,4 @@
-"""The README's own blocks run as a new user would run them, from an empty directory."""
+"""The blocks of the README and of docs/ run as a new user would run them, from an empty directory."""
 
 import contextlib
 import io
@@ -6,39 +6,50 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from torchdp import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+README = PAGES["README.md"]
+PRINTED = {  # a page and one of its blocks: what it prints
+    (
+        "README.md",
+        0,
+    ): r"local differential privacy, at most epsilon = 1\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3384",
+    ("guide.md", 0): r"local differential privacy, at most epsilon = 1",
+    ("guide.md", 1): r"[\s\S]*one message",
+    ("guide.md", 2): r"optimised strategy[\s\S]*local differential privacy, exactly",
+    ("guide.md", 3): r"tensor\(2\.1114, dtype=torch\.float64\)",
+    ("guide.md", 4): r"shuffle differential privacy, at most epsilon = 1, delta = 1e-06",
+    ("guide.md", 5): r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06",
+    ("guide.md", 6): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
+}
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language, page="README.md"):
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    return [block for name, block in fenced if name == language]
 
 
-def test_python_blocks(tmp_path, monkeypatch):
+def test_every_block_is_run():
+    count = {page: len(blocks("python", page)) for page in PAGES}
+    assert {(page, i) for page in PAGES for i in range(count[page]) if page != "own_protocol.md"} == set(PRINTED)
+
+
+@pytest.mark.parametrize(("page", "number"), PRINTED)
+def test_python_blocks(page, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    printed = []
-    for block in blocks("python"):
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
-        printed.append(output.getvalue())
-    assert "local differential privacy, at most epsilon = 1" in printed[0]
-    assert "one message" in printed[1]
-    assert printed[2].startswith("optimised strategy") and "local differential privacy, exactly" in printed[2]
-    assert "tensor(2.1114, dtype=torch.float64)" in printed[3]
-    assert printed[4].startswith("shuffle differential privacy, at most epsilon = 1, delta = 1e-06")
-    assert re.match(r"tensor\(1\.00\d+,", printed[5]) and "at most epsilon = 0.5, delta = 1e-06" in printed[5]
-    assert re.match(r"tensor\(57\.0*, .*tensor\(57\.", printed[6]) and "central" in printed[6]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(compile(blocks("python", page)[number], page, "exec"), {"__name__": "__main__"})
+    assert re.match(PRINTED[page, number], output.getvalue()), output.getvalue()
 
 
-def test_estimate_command(tmp_path, monkeypatch, capsys):
-    commands = [
-        line
-        for block in blocks("")
-        for line in block.replace("\\\n", " ").splitlines()
-        if "torchdp estimate" in line
-    ]
+@pytest.mark.parametrize("page", ["README.md", "guide.md"])
+def test_estimate_command(page, tmp_path, monkeypatch, capsys):
+    lines = [line for block in blocks("", page) for line in block.replace("\\\n", " ").splitlines()]
+    commands = [line for line in lines if "torchdp estimate" in line]
     assert commands
     monkeypatch.chdir(tmp_path)
     rows = "\n".join(f"{150 + i % 50},{1000 * (i % 70)}" for i in range(200))
@@ -48,9 +59,18 @@ def test_estimate_command(tmp_path, monkeypatch, capsys):
         assert "Kendall's tau-a of height and income" in capsys.readouterr().out
 
 
-def test_every_file_that_the_readme_names_exists():
-    named = set(re.findall(r"(?:experiments|tests|kernels|torchdp)/[\w/.]*\w|run\.py|CONTRIBUTING\.md", README))
-    assert named and all((ROOT / name).exists() for name in named), named
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_names_exists(page):
+    named = set(
+        re.findall(r"(?:experiments|tests|kernels|torchdp|docs)/[\w/.]*\w|run\.py|CONTRIBUTING\.md", PAGES[page])
+    )
+    assert all((ROOT / name).exists() for name in named), named
+    for link in re.findall(r"\]\(([\w/.]+\.md)", PAGES[page]):
+        assert ((ROOT if page == "README.md" else ROOT / "docs") / link).exists(), link
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_test_command_is_what_ci_runs():

@@ -216,6 +216,15 @@ def counts(name: str, value: Tensor, k: int) -> Tensor:
     return value.to(torch.int64)
 
 
+def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
+    """``value`` (k,), no negative entry (or no zero), scaled to sum 1, float64. Raises TypeError, ValueError."""
+    value = floating(name, value).double()
+    if value.shape != (k,) or bool((value < 0).any()) or not value.any() or (positive and not value.all()):
+        kind = "positive" if positive else "not negative, with a positive sum"
+        raise ValueError(f"{name} must be ({k},), {kind}, not of shape {tuple(value.shape)}")
+    return value / value.sum()
+
+
 def random_source(generator: torch.Generator, device: torch.device) -> torch.Generator:
     """A generator that lives on ``device``. Raises TypeError, ValueError."""
     if not isinstance(generator, torch.Generator):

@@ -24,7 +24,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import betainc, betaln
 
-from torchdp.noise import SeededNoise
+from torchdp.protocol import Crowd
 from torchdp.randomizers import (
     BallRandomizer,
     DuchiJordanWainwright,
@@ -82,8 +82,9 @@ def z_score(randomizer: BallRandomizer, generator: torch.Generator, users: int) 
     x = torch.nn.functional.normalize(torch.randn(d, dtype=torch.float64, generator=generator), dim=0)
     errors, rows = [], max(1, AT_ONCE // d)
     for start in range(0, users, rows):
-        points = x.expand(min(rows, users - start), d)
-        errors.append((randomizer.randomize(points, noise=SeededNoise.of(generator)) - x).square().sum(-1))
+        shape, one = (min(rows, users - start),), Crowd(x[None], torch.ones(1))
+        messages = randomizer.sample_tally(one, generator=generator, sample_shape=shape)["sum"]  # one user's each
+        errors.append((messages - x).square().sum(-1))
     squares = torch.cat(errors)
     return float((squares.mean() - randomizer.squared_error(1.0)) / (squares.std() / math.sqrt(users)))
 

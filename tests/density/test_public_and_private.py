@@ -16,7 +16,7 @@ from torchdp.noise import Noise, SeededNoise
 from torchdp.shuffle import PoissonSum
 
 N, SUMS = 500, 64
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs/guide.md"
 
 
 def untempered(words):
@@ -78,9 +78,9 @@ def test_guarantee_the_attack_on_public_features_learns_nothing_of_collected_noi
     assert 0.5 < float(off.square().mean()) / (2 * kde.law.mean) < 1.7  # two independent noises
 
 
-def test_guarantee_the_readme_s_own_release_is_not_predicted_by_its_generator():
+def test_guarantee_the_guide_s_own_release_is_not_predicted_by_its_generator():
     """The strongest adversary: it holds the very generator that drew the data and the features."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (example,) = (block for block in blocks if "density.GaussianOrthogonal" in block)
     wanted = "released = kde.estimate(vectors)"
     assert wanted in example

@@ -1,6 +1,7 @@
 """The benches report every row that their docstrings promise; no time is judged."""
 
 import pytest
+from scripts import FOLDER, loaded
 
 PREFIX_64 = 2.1113667
 
@@ -89,3 +90,18 @@ def test_journal(command, tmp_path):
     """Threads of forked processes by two paths, and kills; the script fails where a batch is lost or counted twice."""
     command("bench/journal.py", "--out", tmp_path)
     assert (tmp_path / "journal.csv").read_text().splitlines()[1].split(",")[:2] == ["3", "40"]
+
+
+def test_battery_s_mistakes_are_about_the_code_as_it_is(tmp_path):
+    with loaded("bench/battery.py") as module:
+        for mistake in module.MISTAKES:
+            copy = tmp_path / "torchdp" / mistake.file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text((FOLDER.parent / "torchdp" / mistake.file).read_text())
+            module.planted(mistake, tmp_path)
+    assert len(module.MISTAKES) >= 30
+
+
+@slow
+def test_battery(smoke):
+    assert all(row["seen"] == row["expected"] for row in smoke("bench/battery.py").tables["planted"])

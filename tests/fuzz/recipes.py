@@ -1,7 +1,4 @@
-"""One call for each public way in, small enough to be made hundreds of times. Names: see :func:`names`.
-
-Pairwise statistics have their own tests of bad input; their recipes are still to be written.
-"""
+"""One call for each public way in, small enough to be made hundreds of times. Names: see :func:`names`."""
 
 import importlib
 from functools import cache
@@ -11,9 +8,15 @@ import torch
 from torchdp.noise import SeededNoise
 
 ROOMS = (
-    "privacy workloads factorization randomizers queries pairwise domains mean "
+    "privacy workloads factorization randomizers queries pairwise collection domains mean "
     "sketching secure regression shuffle density training simulate"
 )
+
+
+def gathered(protocol, name="first"):
+    """A collection of five users."""
+    tally = protocol.collect(torch.tensor([0, 1, 2, 2, 1]), noise=SeededNoise(1))
+    return importlib.import_module("torchdp.collection").Collection.of(protocol).add(name, tally)
 
 
 @cache
@@ -41,7 +44,6 @@ def kept():
         "rows": rows,
         "crowd": importlib.import_module("torchdp.protocol").Crowd.of(rows),
         "labels": torch.tensor([0.5, -0.5, 0.1, 0.2, 0.3], **number),
-        "second": found["regression"].SecondMoments.of(points),
         "labelled": torch.tensor([[0, 1], [1, -1], [2, 1], [2, 1], [1, -1]]),
         "signs": torch.tensor([1, -1, 1, 1, -1]),
         "bits": torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.bool),
@@ -52,6 +54,17 @@ def kept():
         "features": features,
         "kde": found["density"].ShuffledKDE(features, found["shuffle"].PoissonSum(5, 50.0), 0.1),
         "once": found["training"].Once(),
+        "sizes": torch.tensor([1, 1, 3]),
+        "gathered": gathered(found["pairwise"].OneMessage(found["pairwise"].unequal(3), 1.0)),
+        "others": gathered(found["pairwise"].OneMessage(found["pairwise"].unequal(3), 1.0), "second"),
+        "protocol": importlib.import_module("torchdp.protocol"),
+        "sketch": found["sketching"].balanced_osnap(12, 2, 1, generator=torch.Generator().manual_seed(1)),
+        "static": found["sketching"].StaticCoalition(1),
+        "sum_of_five": found["secure"].SecureSketch(found["sketching"].ones(5), 2, 1.0, 1.0, 1e-5),
+        "numbers": torch.full((12, 2), 0.2, **number),
+        "words": torch.zeros(2, 3, dtype=torch.int64),
+        "many": torch.zeros(1, 12, 2, dtype=torch.int64),
+        "second": found["regression"].SecondMoments.of(points),
     }
 
 
@@ -116,6 +129,57 @@ RANDOMIZERS = "\n".join(
 RANDOMIZERS += """
 randomizers.StrategyMatrix(torch.tensor([[0.6, 0.2, 0.2], [0.2, 0.6, 0.2], [0.2, 0.2, 0.6]]).double(), prior)
 """
+
+PAIRWISE = """
+pairwise.absolute_difference(4, spacing=1.0)
+pairwise.unequal(4)
+pairwise.kendall(2, 3, tol=0.1)
+pairwise.auc(3, label_weight=0.1, tol=0.1)
+pairwise.auc_of_sizes(3, 10, 20, tol=0.1)
+pairwise.from_kernel(W + W.T, tol=0.1, pairs=pairwise.Pairs.ALL, name='W')
+pairwise.from_factors(W, W.T, pairs=pairwise.Pairs.ALL, name='W')
+pairwise.Form(prior, 0.5)
+pairwise.PairwiseStatistic('name', points, pairwise.Form(torch.ones(2).double()), limits=(0.0, 1.0))
+pairwise.unequal(3).exact(counts)
+pairwise.histograms(pairwise.unequal(3))
+pairwise.low_rank(pairwise.unequal(3), 1, 100, 1.0, prior=prior, steps=2, learning_rate=0.02)
+pairwise.fewer_dimensions(pairwise.unequal(3), 100, 1.0, prior=prior, steps=2)
+pairwise.choose(pairwise.unequal(3), 100, 1.0, prior=prior, rounds=1, search=False)
+pairwise.lipschitz(torch.minimum, 1.0, 100, 1.0, largest=4)
+pairwise.lipschitz(torch.minimum, 1.0, 100, 1.0, largest=4).types(prior)
+pairwise.TwoRound.tuned(pairwise.unequal(3), 100, 1.0)
+pairwise.TwoRound.tuned(pairwise.unequal(3), 100, 1.0, prior=prior)
+pairwise.ThreeRound.tuned(pairwise.unequal(3), 100, 1.0)
+pairwise.ProjectedTwoRound.tuned(pairwise.unequal(3), 100, 1.0)
+pairwise.StrategyReports.tuned(pairwise.unequal(3), 100, 1.0, prior=prior, generator=generator, steps=2)
+pairwise.ShuffledForm.calibrated(pairwise.unequal(3), 5, 1.0, 1e-2)
+pairwise.ThreeRound.paper(pairwise.unequal(3), 1.0)
+pairwise.rounds.project(points, prior[:2], tol=1e-3, most_steps=100)
+pairwise.of_population(gathered)
+collection.Collection.of(gathered.protocol).add('name', gathered.tally)
+collection.Collection.of(gathered.protocol).merge(gathered)
+collection.difference(gathered.estimate(), gathered.estimate())
+collection.compare(others, gathered)
+""" + "\n".join(
+    f"pairwise.{made}\n"
+    f"pairwise.{made}.estimate(types, noise=noise)\n"
+    f"pairwise.{made}.sample_estimate(sizes, generator=generator, sample_shape=(2,))\n"
+    f"pairwise.{made}.predicted_mse(sizes)\n"
+    f"pairwise.{made}.worst_mse(5)"
+    for made in (
+        "TwoMessage(pairwise.unequal(3), 1.0)",
+        "OneMessage(pairwise.unequal(3), 1.0, kind=randomizers.PrivUnit)",
+        "OneMessagePairs(pairwise.unequal(3), 1.0)",
+        "SubsetPairs(pairwise.unequal(3), 1.0)",
+        "RandomizedResponsePlugIn(pairwise.unequal(3), 1.0)",
+        "StrategyReports(pairwise.unequal(3), 1.2, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)) / 4))",
+        "TwoRound(pairwise.unequal(3), 1.0, 0.5, 0.9, clip=2.0)",
+        "ThreeRound(pairwise.unequal(3), 4.0, (1.0, 1.0, 1.0, 1.0))",
+        "ProjectedTwoRound(pairwise.unequal(3), 3.0, (1.0, 1.0, 1.0))",
+        "ShuffledForm(pairwise.unequal(3), 1.0, 5, 200.0, 1e-2)",
+        "rounds.Round(points, (1.0,))",
+    )
+)
 
 QUERIES = """
 queries.choose_central(W, 100, 1.0, 1e-5, prior=prior, tol=1e-2)
@@ -288,6 +352,41 @@ sketching.LaplaceNoise.calibrated(sketching.ones(5), 1.0, epsilon=1.0)
 sketching.PolyaNoise.calibrated(sketching.ones(5), 1, epsilon=1.0)
 regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)
 regression.solve_ridge(torch.eye(2).double(), points[0], 1.0)
+sketching.AdaptiveCoalition(1).honest(sketch, 1e-6)
+static.honest(sketch, 1e-3)
+static.leverages(sketch, 1e-3)
+static.losses(sketch, torch.ones(2), 1e-3)
+static.one_copy_losses(sketch, 1e-3)
+sketching.GaussianNoise.calibrated(sketch, 1.0, epsilon=1.0, delta=1e-5, coalition=static)
+sketching.LaplaceNoise.calibrated(sketch, 1.0, epsilon=1.0, delta=1e-3, coalition=sketching.AdaptiveCoalition(1))
+sketching.GaussianNoise(9.0)
+sketching.GaussianNoise(9.0).guarantee(sketch, 1.0, delta=1e-3, coalition=static)
+sketching.GaussianNoise(9.0).variance(sketch)
+sketching.GaussianNoise(9.0).collect(sketch, numbers, noise=noise)
+sketching.LaplaceNoise(9.0, torch.ones(2))
+sketching.LaplaceNoise(9.0, torch.ones(2)).guarantee(sketch, 1.0)
+sketch.part(types)
+sketch.apply(numbers)
+sum_of_five.tally(sum_of_five.randomize(rows))
+sum_of_five.decode(sum_of_five.encode(sum_of_five.randomize(rows)))
+sum_of_five.session(bytes(32))
+secure.share(words, 2, noise=noise)
+secure.reconstruct(words)
+secure.rounding.grid_sensitivity(secure.ring.Ring(64, 3), 1.0, 3)
+secure.rounding.grid_sigma(torch.ones(2), 1, 3, secure.ring.Ring(64, 3), 1.0, 1.0)
+secure.Links({"analyst": bytes(32)})
+secure.Links.derived(bytes(32), "server 0", 2)
+secure.Server(sum_of_five, bytes(16), 0, secure.Links.derived(bytes(32), "server 0", 2))
+secure.client_frames(sum_of_five, bytes(16), torch.zeros(2, 1, 1, 2, dtype=torch.int64), 0, [bytes(32)] * 2)
+regression.GramRelease(5, 2, 1.0, 1.0, 1e-5).guarantee_of(5)
+regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, 1.0).predicted_mse(second)
+regression.LocalRows(2, 1.0, 1.0, 1e-5).tally(rows)
+regression.SecureHistogram(5, 3, 1.0).randomize(types)
+regression.SecureHistogram(5, 3, 1.0).predicted_mse(torch.ones(3))
+regression.predicted_phi(second, 1.0, 0.1, 0.1)
+regression.debiased(protocol.Estimate(rows, rows.abs() * 0, 5))
+sketching.transform.RowLayout(sketch).put(sketching.transform.RowLayout(sketch).empty(2, torch.int64), many, 0)
+sketching.transform.add_rows(torch.zeros(2, 2, dtype=torch.int64), sketch.rows, many)
 """
 
 SHUFFLE = """

@@ -63,12 +63,12 @@ def test_a_multiplier_two_too_large_or_two_too_small_is_noticed(device):
         assert not torch.equal(reported(numbers, held, k, step, magic + shift), wanted)
 
 
-@pytest.mark.parametrize("n", [1, 63, 2049])
-@pytest.mark.parametrize("first", [0, 1, 2**33 + 5])
+@pytest.mark.parametrize("n", [1, 63, 1100])
+@pytest.mark.parametrize("first", [0, 2**33 + 5])
 @pytest.mark.parametrize(("k", "step"), [(2, 2**61), (16, 2**58 + 3), (255, 2**54), (1025, 2**52 + 1)])
 def test_both_paths_count_the_same_reports(device, k, step, first, n):
     x = (torch.arange(n) ** 2 % k).to(device)
-    for key in (0, -(2**63), 12345678901234567):
+    for key in (-(2**63), 12345678901234567):
         wanted = reference.counts(x, k, step, key, first)
         assert torch.equal(fused.counts(x, k, step, key, first), wanted)
         assert int(wanted.sum()) == n

@@ -24,7 +24,7 @@ def bits_kernel(group, column, out, n, numerator, digits, key, BLOCK: tl.constex
     tl.store(out + n + place, fused.popcount(word).to(tl.int64), mask=place < n)
 
 
-@pytest.mark.parametrize("n", [1, 63, 300])
+@pytest.mark.parametrize("n", [1, 70])
 @pytest.mark.parametrize("probability", [0.5, 0.3, 1 / (math.e + 1), 0.0, 1.0, 2.0**-70, 1 - 2.0**-53])
 def test_both_paths_draw_the_same_bits(device, probability, n):
     group = (torch.arange(n) * 12345678901).to(device)
@@ -41,7 +41,7 @@ def test_both_paths_draw_the_same_bits(device, probability, n):
 OUE, SUE, SURE = (0.5, 1 / (math.e + 1)), (0.3, 0.3), (0.0, 1 / (math.exp(350) + 1))
 
 
-@pytest.mark.parametrize("n", [1, 31, 63])
+@pytest.mark.parametrize("n", [1, 63])
 @pytest.mark.parametrize("first", [0, 2**33 + 45])
 @pytest.mark.parametrize(("k", "key", "chances"), [(2, 0, OUE), (3, 2**63 - 1, SURE), (33, -(2**63), SUE)])
 def test_both_paths_give_the_same_tally(device, k, key, chances, first, n):

@@ -19,7 +19,7 @@ from torchdp.kernels.privunitg import fused as privunitg_fused  # noqa: E402
 TAU = PrivUnitG(1, 2.0).tau
 LAW = {"radius": 2.0, "threshold": TAU.threshold, "upper": TAU.upper, "survival": TAU.survival}
 CAP = {"radius": 2.0, "mean": 0.7}
-CASES = [([1], 1), ([1], 19), ([63], 6), ([0, 1, 3, 0, 40], 19), ([130, 0, 70], 2)]
+CASES = [([1], 1), ([1], 19), ([63], 6), ([0, 1, 3, 0, 9], 19), ([130, 0, 70], 2)]
 
 
 def setting(counts, dim, dtype, device, seed=0):
@@ -162,14 +162,14 @@ def test_collect_on_a_device_with_fused_kernels(device, kind, monkeypatch):
     """The dispatch, in Triton's interpreter where there is no GPU: mean within the noise, reproducible, by parts."""
     for module in (privunit, privunitg, sphere_randomizer, randomizer_module):
         monkeypatch.setattr(module, "fuses", lambda device: True)
-    monkeypatch.setattr(sphere_randomizer, "USERS_AT_ONCE", 100)
+    monkeypatch.setattr(sphere_randomizer, "USERS_AT_ONCE", 60)
     monkeypatch.setattr(ball.BallRandomizer, "_total", None)  # not the plain path
-    randomizer, counts = kind(3, 20.0), torch.tensor([0, 90, 130], device=device)
+    randomizer, counts = kind(3, 20.0), torch.tensor([0, 50, 70], device=device)
     points = torch.tensor([[9.0, 0, 0], [0.6, 0, 0.8], [0, 0.5, 0]], dtype=torch.float64, device=device) / 9
     one, again, other = (
         randomizer.hear_types(points, counts, SeededNoise(seed, device))["sum"] for seed in (1, 1, 2)
     )
     assert torch.equal(one, again) and not torch.equal(one, other)
     for total in (one, other):
-        z = (total - counts.double() @ points) / math.sqrt(220 * randomizer.moments.variance)
+        z = (total - counts.double() @ points) / math.sqrt(120 * randomizer.moments.variance)
         assert float(z.abs().max()) < 5

@@ -139,3 +139,11 @@ def test_guarantee_randomized_response_plug_in(epsilon):
         assert float(((reports - expected).square() / expected).sum()) < chi2.isf(1e-6, 3)
         wrong = users * channel[(x + 1) % 4]  # control: the same test knows another row
         assert float(((reports - wrong).square() / wrong).sum()) > chi2.isf(1e-6, 3)
+
+
+def test_guarantee_the_two_messages_of_a_user_have_noise_of_their_own():
+    protocol, n = TwoMessage(pairwise.unequal(4), 2.0), 20_000
+    sent = protocol.randomize(torch.zeros(n, dtype=torch.int64), noise=SeededNoise(1))
+    correlation = torch.corrcoef(sent.flatten(1).mT)
+    assert float(correlation[:3, 3:].abs().max()) < 5 / n**0.5
+    assert float(torch.corrcoef(sent[:, [0, 0]].flatten(1).mT)[:3, 3:].abs().max()) > 0.99  # the control

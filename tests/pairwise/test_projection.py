@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from torchdp.pairwise.rounds.projection import onto_simplex, project
+from torchdp.factorization.solvers.acceleration import onto_simplex
+from torchdp.pairwise.rounds.projection import project
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator

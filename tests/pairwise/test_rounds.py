@@ -364,3 +364,12 @@ def test_bad_input_is_refused():
                 kind.tuned(SIGNS, 1000, epsilon)
     with pytest.raises(ValueError, match="prior"):
         TwoRound.tuned(SIGNS, 100, 1.0, prior=torch.ones(3))
+
+
+def test_the_square_of_the_noise_is_taken_off():
+    """Where the weights do not add up to 0, as those of random signs may."""
+    counts = torch.tensor([4, 2, 6, 12])
+    for protocol in (TwoRound(DIFFERENCE, 4.0, 0.5, 0.2), OneMessage(DIFFERENCE, 0.5)):
+        found = protocol.sample_estimate(counts, generator=keyed_generator(b"square"), sample_shape=(40_000,))
+        error = found.value - DIFFERENCE.exact(counts)
+        assert abs(float(error.mean() / error.std())) * 200 < 4.5

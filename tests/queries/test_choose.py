@@ -105,8 +105,8 @@ def test_degenerate_workloads_are_answered(workload):
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="prior must hold 4 probabilities"):
-        choose(W, 10, 1.0, prior=torch.ones(4))
+    with pytest.raises(ValueError, match="prior must be"):
+        choose(W, 10, 1.0, prior=-torch.ones(4))
     with pytest.raises(TypeError, match="objective must be a Objective"):
         choose(W, 10, 1.0, "worst")
     with pytest.raises(ValueError, match="n must be"):

@@ -25,6 +25,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.alphabet import bit_vectors, frequency
 from torchdp.randomizers.alphabet.subset_selection import members, rank
 
 
@@ -151,3 +152,15 @@ def test_messages_of_many_types_travel():
         SubsetSelection(64, 1.0).tally(torch.tensor([[3]]))
     with pytest.raises(ValueError, match="no bit set beyond"):
         SymmetricUnaryEncoding(5, 1.0).tally(torch.tensor([[32]]))
+
+
+@pytest.mark.parametrize(
+    "oracle", [RandomizedResponse(5, 40.0), SubsetSelection(5, 40.0), SymmetricUnaryEncoding(5, 80.0)]
+)
+def test_no_user_is_lost_between_parts(oracle, monkeypatch):
+    """Where hardly any noise is left, users heard eight at a time are all there."""
+    for module in (frequency, bit_vectors):
+        monkeypatch.setattr(module, "WORDS_AT_ONCE", 8)
+    x = torch.arange(203) ** 2 % 5
+    shares = torch.bincount(x, minlength=5).double() / 203
+    torch.testing.assert_close(oracle.estimate(x).value, shares, rtol=0, atol=1e-6)

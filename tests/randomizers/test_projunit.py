@@ -45,7 +45,7 @@ def test_messages_have_the_law_of_the_definition(dim, k, norm):
     randomizer = ProjUnit(dim, 4.0, k=k)
     slow = by_definition(randomizer, x, 20_000, 1)
     fast, off = (
-        each.speak(torch.from_numpy(x).expand(20_000, dim), SeededNoise(2)).numpy()
+        each.vectors(each.speak(torch.from_numpy(x).expand(20_000, dim), SeededNoise(2))).numpy()
         for each in (randomizer, PrivUnit(dim, 4.0))
     )
     views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]
@@ -117,3 +117,29 @@ def test_numbers_of_rows(bad):
 def test_the_line_has_no_projection():
     with pytest.raises(ValueError, match="use PrivUnit"):
         ProjUnit(1, 1.0, k=2)
+
+
+def test_a_message_is_a_seed_and_k_numbers():
+    """What is sent says where P is from and nothing else of x: another seed's unit vector is a message as well."""
+    randomizer, x = ProjUnit(40, 2.0, k=4), torch.nn.functional.normalize(torch.ones(7, 40).double(), dim=1)
+    sent = randomizer.randomize(x, noise=SeededNoise(1))
+    assert sent.shape == (7, 5) and randomizer.bits_per_user == 64 * 5 and len(randomizer.encode(sent)) == 7 * 40
+    assert len(set(sent[:, 0].tolist())) == 7
+    projections = randomizer._projections(sent[:, 0].long())
+    torch.testing.assert_close(projections.mT @ projections, torch.eye(4).double().expand(7, 4, 4))
+    alone = randomizer._projections(sent[3:4, 0].long())  # a function of the seed alone
+    torch.testing.assert_close(projections[3:4], alone, rtol=1e-12, atol=1e-12)
+    wrong = [sent + 0.5, -sent, 2 * sent, sent[:, 1:], sent[0]]
+    for each in wrong:
+        with pytest.raises(ValueError, match="messages must"):
+            randomizer.tally(each)
+
+
+def test_subspaces_are_uniform():
+    """The squared length of a fixed unit vector's projection is Beta(k/2, (D - k)/2), by every axis and a mixture."""
+    randomizer = ProjUnit(5, 1.0, k=2)
+    projections = randomizer._projections(torch.arange(20_000)).numpy()  # (n, 6, 2)
+    for u in (np.eye(6)[0], np.eye(6)[5], np.ones(6) / math.sqrt(6)):
+        squares = np.square(np.einsum("nik,i->nk", projections, u)).sum(-1)
+        assert stats.kstest(squares, stats.beta(1, 2).cdf).pvalue > 1e-6
+        assert stats.kstest(squares, stats.beta(1, 2.2).cdf).pvalue < 1e-6

@@ -21,6 +21,9 @@ def moment_norm(dimension: int, order: int, p: float = 2.0) -> float:
     An unbiased estimate of the covariance (divisor n) has to follow (1 - 1/n) (y - m)(y - m)^T, m the others' mean; for
     symmetric y the part of it that is odd in y only adds, so (1 - 1/n) times the norm for l = 2 will do there.
 
+    The worst data set costs the norm of the differences x^{(x) l} - y^{(x) l}: at least twice that for odd l (y = -x),
+    2^{1/2} times that for even l (x and y independent).
+
     Guarantees: at most Gamma_p.
     Source: Nikolov, Tang (2023), Theorem 26 with the uniform measure and D a multiple of I; Funk-Hecke for lambda_k.
     """
@@ -30,17 +33,6 @@ def moment_norm(dimension: int, order: int, p: float = 2.0) -> float:
         check_exponent(p),
     )
     return d ** (-order * (1 / 2 - 1 / p)) * _trace(d, order)
-
-
-def moment_difference_norm(dimension: int, order: int, p: float = 2.0) -> float:
-    """A lower bound of Gamma_p of the differences x^{(x) l} - y^{(x) l}: what the worst data set costs.
-
-    For odd l twice :func:`moment_norm` (y = -x), for even l 2^{1/2} times (x and y independent).
-    Guarantees: at most Gamma_p.
-    Source: as :func:`moment_norm`.
-    """
-    norm = moment_norm(dimension, order, p)
-    return (2.0 if order % 2 else math.sqrt(2)) * norm
 
 
 def _trace(d: int, order: int) -> float:

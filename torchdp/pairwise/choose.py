@@ -60,34 +60,45 @@ def choose(
         raise ValueError(f"rounds must be 1 or 2, not {rounds}; a third gains nothing over two")
     h = histogram_of(prior, statistic)
     judged = histograms(statistic) if h is None else h[None]
-    protocols: list[tuple[str, PairwiseProtocol]] = [
-        *_messages("", statistic, epsilon),
-        ("randomized response", RandomizedResponsePlugIn(statistic, epsilon)),
-        *(
-            (f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind))
-            for kind in (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
-        ),
-    ]
+    protocols = _one_round(statistic, epsilon)
     if statistic.denominator is None:
-        k = statistic.types
-        if search and k <= LARGEST_TRAINED and statistic.approximates is None:
-            trained = fewer_dimensions(statistic, n, epsilon, prior=h)
-            if trained is not statistic:
-                protocols += _messages(f"rank {trained.dim}, ", trained, epsilon)
-        small = search and k <= LARGEST_STRATEGY and _varies(statistic)
-        if small and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-            generator = keyed_generator(b"choose", statistic.points.device)
-            reports = StrategyReports.tuned(statistic, n, epsilon, prior=h, generator=generator)
-            protocols.append(("optimised strategy", reports))
-        if rounds == 2 and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
-            protocols.append(("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)))
-            protocols.append(("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)))
+        protocols += _tuned(statistic, n, epsilon, h, rounds, search)
     candidates = [
         Candidate(name, protocol, math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in judged)))
         for name, protocol in protocols
         if _converts(protocol)
     ]
     return Choice(tuple(candidates))
+
+
+def _one_round(statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
+    """Those that know nothing of n and the prior."""
+    kinds = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
+    return [
+        *_messages("", statistic, epsilon),
+        ("randomized response", RandomizedResponsePlugIn(statistic, epsilon)),
+        *((f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind)) for kind in kinds),
+    ]
+
+
+def _tuned(
+    statistic: PairwiseStatistic, n: int, epsilon: float, h: Tensor | None, rounds: int, search: bool
+) -> list[tuple[str, PairwiseProtocol]]:
+    """For means: kernels of lower rank, a strategy, two rounds."""
+    k, found = statistic.types, list[tuple[str, PairwiseProtocol]]()
+    if search and k <= LARGEST_TRAINED and statistic.approximates is None:
+        trained = fewer_dimensions(statistic, n, epsilon, prior=h)
+        if trained is not statistic:
+            found += _messages(f"rank {trained.dim}, ", trained, epsilon)
+    small = search and k <= LARGEST_STRATEGY and _varies(statistic)
+    if small and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        generator = keyed_generator(b"choose", statistic.points.device)
+        reports = StrategyReports.tuned(statistic, n, epsilon, prior=h, generator=generator)
+        found.append(("optimised strategy", reports))
+    if rounds == 2 and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
+        found.append(("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)))
+        found.append(("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)))
+    return found
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:
@@ -97,7 +108,7 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
     Uniform, Zipf (1/(x + 1)), Zipf from the other end, and, unless a ratio may lose its denominator, all users of the
     first, the middle and the last type.
     """
-    k, device = statistic.types, statistic.points.device
+    k, device = checks.instance("statistic", statistic, PairwiseStatistic).types, statistic.points.device
     zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64, device=device)
     spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
     if statistic.denominator is not None:

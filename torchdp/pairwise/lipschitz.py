@@ -57,7 +57,7 @@ def lipschitz(
 
     Source: Bell, Bellet, Gascon, Kulkarni (2020), section 3, for the bias; they set k by the order of the error.
     """
-    G, n = checks.positive("constant", constant), checks.integer("n", n, 2)
+    G, n = checks.squarable("constant", constant), checks.integer("n", n, 2)
     epsilon, largest = checks.positive("epsilon", epsilon), checks.integer("largest", largest, 2)
     best: Discretised | None = None
     for k in (2**i for i in range(1, largest.bit_length())):

@@ -38,6 +38,7 @@ def low_rank(
     """
     users, epsilon = float(checks.integer("n", n, 2)), checks.positive("epsilon", epsilon)
     rank, steps = checks.integer("rank", rank, 1), checks.integer("steps", steps, 0)
+    learning_rate = checks.positive("learning_rate", learning_rate)
     target = kernel_of(statistic)
     h = histogram_of(prior, statistic)
     one = PrivUnitG(rank, epsilon).moments.variance  # of a message of radius 1, whatever the rank

@@ -201,14 +201,11 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         Source: McKenna, Maity, Mazumdar, Miklau (2020), the optimisation; the linearisation is made here.
         """
         n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
-        if statistic.denominator is not None:
+        if checks.instance("statistic", statistic, PairwiseStatistic).denominator is not None:
             raise ValueError("statistic must be a mean, not a ratio: the strategy is optimised for one form")
         k, points, weights = statistic.types, statistic.points, statistic.form.weights
         flat_prior = torch.ones(k, dtype=torch.float64, device=points.device)
-        h = flat_prior if prior is None else checks.floating("prior", prior).double().to(points.device)
-        if h.shape != (k,) or bool((h < 0).any()) or float(h.sum()) <= 0:
-            raise ValueError(f"prior must be ({k},), non-negative, with a positive sum")
-        h = h / h.sum()
+        h = checks.shares("prior", flat_prior if prior is None else prior, k).to(points.device)
         centred = points - points.mean(0)
         if prior is None:  # the query is not known: all directions of the users' mean vector alike
             queries, law = weights[:, None] * centred.mT / math.sqrt(len(weights)), None

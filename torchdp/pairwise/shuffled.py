@@ -191,7 +191,7 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
 
 def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities of ones (k, r + 1), widths and lows (r + 1,) of all sums."""
-    if statistic.denominator is not None:
+    if checks.instance("statistic", statistic, PairwiseStatistic).denominator is not None:
         raise ValueError(f"{statistic.name!r} is a ratio; the shuffled form estimates means")
     points, weights = statistic.points, statistic.form.weights
     low, high = points.amin(0), points.amax(0)

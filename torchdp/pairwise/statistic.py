@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import NoneType
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torchdp import checks, workloads
 from torchdp.factorization import free_constant, signature_form
 from torchdp.protocol import Crowd
 from torchdp.workloads import Workload
+
+MOST = 2**28  # numbers in the points of a statistic: 2 GiB
 
 
 class Pairs(Enum):
@@ -69,9 +72,13 @@ class PairwiseStatistic:
         for form in self.forms:
             checks.instance("form and denominator", form, Form)
         object.__setattr__(self, "offset", _finite("offset", self.offset))
+        checks.instance("name", self.name, str)
         checks.instance("pairs", self.pairs, Pairs)
-        if self.limits is not None and not self.limits[0] < self.limits[1]:
-            raise ValueError(f"limits must be (low, high) with low < high, not {self.limits}")
+        checks.instance("approximates", self.approximates, (PairwiseStatistic, NoneType))
+        if self.limits is not None:
+            low, high = checks.instance("limits", self.limits, tuple)
+            if not _finite("limits", low) < _finite("limits", high):
+                raise ValueError(f"limits must be (low, high) with low < high, not {self.limits}")
         for name, tensor in (("points", self.points), *(("form weights", form.weights) for form in self.forms)):
             if checks.floating(name, tensor).dtype != torch.float64 or tensor.dtype != torch.float64:
                 raise TypeError(f"{name} must be float64, not {tensor.dtype}")
@@ -202,13 +209,13 @@ class PairwiseStatistic:
 
 
 def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:
-    """The prior, normalised. Raises ValueError."""
-    if prior is None:
-        return None
-    prior = checks.floating("prior", prior).double().to(statistic.points.device)
-    if prior.shape != (statistic.types,) or bool((prior < 0).any()) or float(prior.sum()) <= 0:
-        raise ValueError(f"prior must be ({statistic.types},), non-negative, with a positive sum")
-    return prior / prior.sum()
+    """The prior, normalised. Raises TypeError, ValueError."""
+    checks.instance("statistic", statistic, PairwiseStatistic)
+    return (
+        None
+        if prior is None
+        else checks.shares("prior", prior, statistic.types).detach().to(statistic.points.device)
+    )
 
 
 def from_kernel(
@@ -259,7 +266,8 @@ def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:
     has squared norm spacing (k-1)/2, half of max f and free of log k.
     Source: the free shift of a quadratic form; Ghazi et al. (2023), section 5, bound gamma_2 by O(k).
     """
-    k, spacing = checks.integer("k", k, 2), checks.positive("spacing", spacing)
+    k, spacing = checks.integer("k", k, 2), checks.squarable("spacing", spacing)
+    checks.fits("points", k, k, most=MOST)
     above = torch.arange(k)[:, None] > torch.arange(k - 1)
     points = (above.double() - 0.5) * math.sqrt(2 * spacing)
     weights = -torch.ones(k - 1, dtype=torch.float64)
@@ -273,6 +281,7 @@ def unequal(k: int) -> PairwiseStatistic:
     Source: the free shift; Ghazi et al. (2023), section 5, use W = 1 1^T - I as it is.
     """
     k = checks.integer("k", k, 2)
+    checks.fits("points", k, k, most=MOST)
     t = torch.arange(1, k, dtype=torch.float64)
     x = torch.arange(k, dtype=torch.float64)[:, None]
     points = torch.where(x < t, 1.0, torch.where(x == t, -t, 0.0)) / (t * (t + 1)).sqrt()
@@ -294,7 +303,7 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     Source: Ghazi et al. (2023), section 5, who spend half of epsilon on the class sizes.
     """
     base = from_kernel(workloads.auc(checks.integer("k", k, 2)), tol=tol)
-    square = checks.positive("label_weight", label_weight) * base.radius**2
+    square = checks.squarable("label_weight", label_weight) * base.radius**2
     label = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat_interleave(k) * math.sqrt(square)
     numerator = torch.cat([base.form.weights / 2, torch.zeros(1, dtype=torch.float64)])
     denominator = torch.zeros_like(numerator)

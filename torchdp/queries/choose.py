@@ -59,7 +59,8 @@ def choose(
     selection, OUE, SUE and Hadamard response; up to 128 types a strategy matrix optimised for the workload.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
-    data or, with ``prior`` (k,), a public histogram, on data like that. tol: relative gap of the factorizations.
+    data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
+    factorizations.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective; with a prior also for the mean over types. They take seconds from 64 types on.
     Raises TypeError, ValueError.
@@ -72,7 +73,7 @@ def choose(
         checks.positive("epsilon", epsilon),
         checks.instance("objective", objective, Objective),
     )
-    n, prior = checks.integer("n", n, 1), _histogram(prior, W)
+    n, prior = checks.integer("n", n, 1), _shares(prior, W)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in (*_factors(W, tol), *_lossy(W, n, epsilon, tol)):
         protocols += [
@@ -111,7 +112,7 @@ def choose_central(
     Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010).
     """
     W, objective = dense(workload), checks.instance("objective", objective, Objective)
-    n, prior = checks.integer("n", n, 1), _histogram(prior, W)
+    n, prior = checks.integer("n", n, 1), _shares(prior, W)
     factors = (*_factors(W, tol), ("binary tree", FactoredQueries.tree(W)))
     protocols: list[tuple[str, QueryProtocol]] = []
     protocols += [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
@@ -148,13 +149,8 @@ def _strategy(W: Tensor, epsilon: float, prior: Tensor | None) -> StrategyMatrix
     return StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps, exchanges=exchanges)
 
 
-def _histogram(prior: Tensor | None, W: Tensor) -> Tensor | None:
-    if prior is None:
-        return None
-    prior = checks.floating("prior", prior).double()
-    if prior.shape != W.shape[1:] or bool((prior < 0).any()) or abs(float(prior.sum()) - 1) > 1e-6:
-        raise ValueError(f"prior must hold {W.shape[1]} probabilities that sum to 1")
-    return prior
+def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
+    return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
 
 
 def _ranked(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.queries.factored import dense
 from torchdp.workloads import Workload
 
@@ -51,7 +52,7 @@ def consistent(
     h = torch.full_like(pull, 1 / k)
     momentum, t = h, torch.ones_like(h[..., :1])
     for iteration in range(max_iterations):
-        new = _simplex(momentum - step * (momentum @ gram - pull))
+        new = onto_simplex(momentum - step * (momentum @ gram - pull))
         back = ((momentum - new) * (new - h)).sum(-1, keepdim=True) > 0  # uphill: forget the momentum
         grown = (1 + (1 + 4 * t.square()).sqrt()) / 2
         share, t = torch.where(back, 0.0, (t - 1) / grown), torch.where(back, 1.0, grown)
@@ -62,11 +63,3 @@ def consistent(
                 break
     slope = h @ gram - pull
     return Consistent(h @ W.mT, h, (slope * h).sum(-1) - slope.amin(-1))
-
-
-def _simplex(values: Tensor) -> Tensor:
-    """The nearest histogram: values less a level, cut off at 0."""
-    ordered = values.sort(-1, descending=True).values
-    ranks = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
-    level = ((ordered.cumsum(-1) - 1) / ranks).amax(-1, keepdim=True)
-    return (values - level).clamp_min(0)

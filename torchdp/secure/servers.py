@@ -216,6 +216,7 @@ def client_frames(
     shape = (protocol.servers, protocol.sketch.copies, protocol.columns)
     if not isinstance(shares, Tensor) or shares.ndim != 4 or (*shares.shape[:2], shares.shape[3]) != shape:
         raise ValueError(f"shares must be a tensor of shape {(*shape[:2], 'k', shape[2])}, as share returns it")
+    checks.dense("shares", shares)
     checks.integer("first", first, 0, protocol.sketch.clients - shares.shape[2])
     keys_given = isinstance(inbound, list) and all(isinstance(key, bytes) for key in inbound)
     if not keys_given or len(inbound) != protocol.servers:

@@ -24,6 +24,7 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
         kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
         raise TypeError(f"words must be an int32 or int64 tensor, as Ring.to_words returns it, not {kind}")
+    checks.dense("words", words)
     checks.fits("the shares", checks.integer("servers", servers, 2), words.numel())
     shares = torch.empty((servers, *words.shape), dtype=words.dtype, device=words.device)
     shares[:-1] = masks(shares[:-1].shape, words.dtype, source(noise, words.device))
@@ -45,7 +46,7 @@ def reconstruct(shares: Tensor) -> Tensor:
     if not isinstance(shares, Tensor) or shares.dtype not in (torch.int32, torch.int64):
         kind = shares.dtype if isinstance(shares, Tensor) else type(shares).__name__
         raise TypeError(f"shares must be an int32 or int64 tensor, not {kind}")
-    if shares.ndim == 0 or len(shares) < 2:
+    if checks.dense("shares", shares).ndim == 0 or len(shares) < 2:
         raise ValueError(
             f"shares must have shape (servers, ...) with 2 servers or more, not {tuple(shares.shape)}"
         )

@@ -191,7 +191,7 @@ class StaticCoalition(Coalition):
 
 def ratios(ratio: Tensor, sketch: Sketch) -> Tensor:
     """One number > 0 for each row, (m,), float64. Raises ValueError, TypeError."""
-    ratio = checks.floating("ratio", ratio).double()
+    ratio = checks.floating("ratio", ratio).detach().double()
     if ratio.shape != (sketch.height,) or not bool((ratio > 0).all()):
         raise ValueError(f"ratio must hold {sketch.height} numbers > 0, one for each row")
     return ratio

@@ -85,7 +85,7 @@ class Sketch:
 
     def apply(self, A: Tensor) -> Tensor:
         """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
-        return self.sums(checks.real("A", A)) / math.sqrt(self.copies)
+        return self.sums(checks.floating("A", A)) / math.sqrt(self.copies)
 
     def sums(self, values: Tensor) -> Tensor:
         """sqrt(s) S A, the signed sums alone: (*batch, n, d) -> (*batch, m, d); integers stay integers, mod 2^bits."""

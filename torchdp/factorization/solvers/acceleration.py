@@ -54,6 +54,19 @@ def simplex(weights: Tensor, floor: float) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
+def onto_simplex(x: Tensor) -> Tensor:
+    """The nearest probability vector to each row: max(x - t, 0) with the t that makes it add up to 1.
+
+    Source: Held, Wolfe, Crowder (1974).
+    """
+    falling = x.sort(-1, descending=True).values
+    places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    shifts = (falling.cumsum(-1) - 1) / places
+    last = ((falling > shifts).sum(-1, keepdim=True) - 1).clamp_min(0)
+    kept = (x - shifts.gather(-1, last)).clamp_min(0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
 def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """``new`` for the problems of the batch in ``mask``, ``old`` for the others."""
     return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)

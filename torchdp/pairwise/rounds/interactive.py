@@ -230,7 +230,8 @@ class Reach:
 
 
 def reach(statistic: PairwiseStatistic) -> Reach:
-    """The constants of this statistic. O(k^2 r)."""
+    """The constants of this statistic. O(k^2 r). Raises TypeError."""
+    checks.instance("statistic", statistic, PairwiseStatistic)
     points, weights = statistic.points, statistic.form.weights
     kernel = statistic.kernel(statistic.form) - statistic.form.constant
     generator = keyed_generator(b"interactive range", points.device)

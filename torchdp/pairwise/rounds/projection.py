@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.solvers.acceleration import onto_simplex
 
 MOST_STEPS = 20_000
 FIRST_STEPS = 10  # before the first look at the gap; each stretch is twice as long as the last
@@ -81,16 +82,3 @@ def _descend(vertices: Tensor, target: Tensor, weights: Tensor, rate: Tensor, st
         ahead = new + torch.where(uphill, 0.0, (momentum - 1) / faster) * (new - weights)
         weights, momentum = new, faster
     return weights
-
-
-def onto_simplex(x: Tensor) -> Tensor:
-    """The nearest probability vector to each row: max(x - t, 0) with the t that makes it add up to 1.
-
-    Source: Held, Wolfe, Crowder (1974).
-    """
-    falling = x.sort(-1, descending=True).values
-    places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    shifts = (falling.cumsum(-1) - 1) / places
-    last = ((falling > shifts).sum(-1, keepdim=True) - 1).clamp_min(0)
-    kept = (x - shifts.gather(-1, last)).clamp_min(0)
-    return kept / kept.sum(-1, keepdim=True)

@@ -32,6 +32,15 @@ class Round(LocalProtocol[Tensor, Tensor]):
     questions: tuple[Question, ...] = ()
     answers: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        if checks.matrix("points", self.points).ndim != 2 or self.points.dtype != torch.float64:
+            raise ValueError(f"points must be a float64 matrix (types, r), not {tuple(self.points.shape)}")
+        for name in ("vectors", "questions", "answers"):
+            checks.instance(name, getattr(self, name), tuple)
+        if len(self.questions) != len(self.answers) or not self.vectors + self.answers:
+            raise ValueError("answers must hold one epsilon for each question; a user sends one message at least")
+        _ = self.guarantee  # builds the randomizers, which refuse what is out of their range
+
     @cached_property
     def randomizers(self) -> tuple[PrivUnitG, ...]:
         """What a user runs for each vector."""
@@ -119,21 +128,27 @@ class Round(LocalProtocol[Tensor, Tensor]):
         return Estimate(torch.cat(means, -1), error, n)
 
     def exact(self, summary: Tensor) -> Tensor:
-        shares = summary.to(self.points) / summary.sum()
+        shares, _ = self._shares(summary)
         answers = [q.center + q.half_width * (q.shown(self.points) @ shares) for q in self.questions]
         return torch.cat(
             [*(shares @ self.points for _ in self.vectors), *(each[..., None] for each in answers)], -1
         )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        shares, n = summary.to(self.points) / summary.sum(), float(summary.sum())
+        shares, n = self._shares(summary)
         each = [
             r.variance(q.shown(self.points)) @ shares for q, r in zip(self.questions, self.responses, strict=True)
         ]
         return self._errors([one / n for one in each], n)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        return objective.of(self._worst(n))
+        return objective.of(self._worst(checks.integer("n", n, 1)))
+
+    def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
+        counts = checks.floating("summary", summary).to(self.points)
+        if counts.shape != self.points.shape[:1] or bool((counts < 0).any()) or not bool(counts.any()):
+            raise ValueError(f"summary must be ({len(self.points)},) and count users, not {tuple(counts.shape)}")
+        return counts / counts.sum(), float(counts.sum())
 
     def _worst(self, n: int) -> Tensor:
         zero = torch.zeros((), dtype=torch.float64, device=self.points.device)

@@ -37,7 +37,8 @@ class ProjectedProtocol(PairsInRounds):
     budgets: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        budgets = tuple(checks.positive("budgets", each) for each in self.budgets)
+        budgets = checks.instance("budgets", self.budgets, tuple)
+        budgets = tuple(checks.positive("budgets", each) for each in budgets)
         object.__setattr__(self, "budgets", budgets)
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         if len(budgets) != self.messages:
@@ -123,6 +124,7 @@ class ThreeRound(ProjectedProtocol):
         Source: Ghazi et al. (2023), Theorem 24.
         """
         epsilon = checks.positive("epsilon", epsilon)
+        checks.instance("statistic", statistic, PairwiseStatistic)
         largest = float((statistic.kernel(statistic.form) - statistic.form.constant).abs().max())
         return cls(statistic, epsilon, (epsilon / 4,) * 4, clip=4 * largest)
 

@@ -110,10 +110,8 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
             f"Q must be one positive matrix and W of shape (queries, {Q.shape[-1]}), not {tuple(W.shape)}"
         )
     k = Q.shape[1]
-    prior = Q.new_full((k,), 1 / k) if prior is None else checks.floating("prior", prior).to(Q)
-    if prior.shape != (k,) or not bool((prior > 0).all()):
-        raise ValueError(f"prior must be ({k},) and positive, not of shape {tuple(prior.shape)}")
-    scaled = Q / (Q @ (prior / prior.sum()))[:, None]  # D^{-1} Q
+    prior = Q.new_full((k,), 1 / k) if prior is None else checks.shares("prior", prior, k, positive=True).to(Q)
+    scaled = Q / (Q @ prior)[:, None]  # D^{-1} Q
     triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
     pivots = triangle.diagonal()
     if bool(failed) or bool(

@@ -67,10 +67,7 @@ class StrategyMatrix(FrequencyOracle):
         table = table.to(Q.device)
         Q, k = table.double() / TOTAL, Q.shape[1]
         prior = torch.ones(k, dtype=torch.float64, device=Q.device) if self.prior is None else self.prior
-        prior = checks.floating("prior", prior).detach().double()
-        if prior.shape != (k,) or not (prior > 0).all() or prior.device != Q.device:
-            raise ValueError(f"prior must be ({k},), positive, and on the device of matrix")
-        prior = prior / prior.sum()
+        prior = checks.shares("prior", prior, k, positive=True).detach().to(Q.device)
         values = {"matrix": Q, "prior": prior, "k": k, "epsilon": epsilon, "law": Q @ prior, "table": table}
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -253,10 +250,7 @@ def _problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, f
         raise ValueError(f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
     if prior is None:
         return W, epsilon, None
-    prior = checks.floating("prior", prior).detach().double().to(W.device)
-    if prior.shape != W.shape[1:] or not (prior > 0).all():
-        raise ValueError(f"prior must be ({W.shape[1]},) and positive, not of shape {tuple(prior.shape)}")
-    return W, epsilon, prior / prior.sum()
+    return W, epsilon, checks.shares("prior", prior, W.shape[1], positive=True).detach().to(W.device)
 
 
 def _effort(k: int, outputs: int | None, steps: int, exchanges: int, restarts: int) -> Effort:

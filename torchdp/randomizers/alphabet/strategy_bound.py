@@ -120,10 +120,7 @@ def _problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, f
         raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, not {epsilon!r}")
     if prior is None:
         return W, math.exp(-epsilon), torch.full((k,), 1 / k, dtype=torch.float64)
-    prior = checks.floating("prior", prior).detach().double().cpu()
-    if prior.shape != (k,) or not (prior > 0).all():
-        raise ValueError(f"prior must have shape ({k},) and be positive")
-    return W, math.exp(-epsilon), prior / prior.sum()
+    return W, math.exp(-epsilon), checks.shares("prior", prior, k, positive=True).detach().cpu()
 
 
 def _forms(k: int, low: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -132,20 +132,24 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
         """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
         users = x.detach().reshape(-1, self.dim)
         messages = torch.empty_like(users)
-        rows = _rows(x, self.dim)
+        rows = rows_at_once(x, self.dim)
         for some, out in zip(users.split(rows), messages.split(rows), strict=True):
             out.copy_(self._messages(some.double(), draws))
         return messages.reshape(x.shape)
 
     def tally(self, messages: Tensor) -> Tally:
-        """messages: (n, dim). Raises TypeError, ValueError."""
+        """messages: (n, dim), as ``randomize`` returns them. Raises TypeError, ValueError."""
         messages = checks.real("messages", messages)
         if messages.ndim != 2 or messages.shape[1] != self.dim:
             raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
         total = torch.zeros(self.dim, dtype=torch.float64, device=messages.device)
-        for some in messages.split(_rows(messages, self.dim)):
+        for some in messages.split(rows_at_once(messages, self.dim)):
             total += some.sum(0, dtype=torch.float64)
         return Tally(len(messages), {"sum": checks.floating("messages", total)})  # NaN and infinity come through
+
+    def vectors(self, messages: Tensor) -> Tensor:
+        """Y, the unbiased vector that each message stands for, (*batch, dim): here the message itself. Unchecked."""
+        return messages
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         return self.hear_types(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
@@ -198,7 +202,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
         """The sum of ``hear_types`` for counts > 0."""
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
-        for types in consecutive(counts, _rows(points, self.dim)):
+        for types in consecutive(counts, rows_at_once(points, self.dim)):
             first, last = int(types[0]), int(types[-1])
             total += self._total(points[first : last + 1].double(), types - first, draws)
         return total
@@ -237,7 +241,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
         return x
 
 
-def _rows(x: Tensor, width: int) -> int:
+def rows_at_once(x: Tensor, width: int) -> int:
     """How many rows of this many numbers to take at a time."""
     block = CPU_BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
     return max(1, block // (8 * max(1, width)))

@@ -25,7 +25,7 @@ class GaussianVector(BallRandomizer):
     sensitivity. dim: a positive integer; epsilon in [1e-3, 30]; delta in (0, 1), a keyword, above 1e-30 or so, where
     the normals that are drawn end; radius in [1e-140, 1e140]. Raises ValueError.
 
-    ``sample_sum`` costs O(dim) for each repetition, whatever the number of users.
+    ``drawn`` costs O(dim) for each repetition, whatever the number of users.
 
     Guarantees: (epsilon, delta)-LDP, for any two points of the ball; no smaller sigma is (to 1e-8).
     Source: Balle, Wang (2018), Theorem 8.

@@ -25,7 +25,7 @@ class PrivUnit(SphereRandomizer):
     Compared with PrivUnitG: less noise, by a fraction of order 1/dim (more at large epsilon), at a little more work.
     dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_sum`` draws three numbers for each user, whatever dim, and dim + 1 normals for each type; its time grows
+    ``drawn`` draws three numbers for each user, whatever dim, and dim + 1 normals for each type; its time grows
     with the number of users (PrivUnitG's does not).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.

@@ -23,7 +23,7 @@ class PrivUnitG(BallRandomizer):
     the last coordinate dropped (derivation: kernels/privunitg/README.md). The noise does not depend on x.
     dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_sum`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
+    ``drawn`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
     Source: Asi, Feldman, Talwar (2022), PrivUnitG; plays the role of Ghazi et al. (2023), Theorem 9 (VRand).

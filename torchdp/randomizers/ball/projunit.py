@@ -8,15 +8,19 @@ import torch
 from scipy.special import expit
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, wire
 from torchdp.draws import Draws
+from torchdp.kernels.normals.reference import normals
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.ball.ball import BallMoments
+from torchdp.protocol import Tally
+from torchdp.randomizers.ball.ball import BallMoments, rows_at_once
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta
 from torchdp.randomizers.ball.sphere import CapLaw, coordinate_size
-from torchdp.randomizers.ball.sphere_randomizer import SphereRandomizer
+from torchdp.randomizers.ball.sphere_randomizer import SphereRandomizer, lifted
 from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, constants, gauss_rule
 from torchdp.randomizers.base import real_local
+
+PUBLIC = 0  # key of the projections: everybody's
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,12 @@ class ProjUnit(SphereRandomizer):
 
     x / radius is lifted to u on the unit sphere of R^D, D = dim + 1. P is k rows of a random rotation, fresh for each
     user and public; Z is PrivUnit of P u/||P u|| in R^k, and Y = radius P^T Z/E||P u|| without its last coordinate.
-    P^T Z has <P^T Z, u> = R T/gamma, R = ||P u|| with R^2 ~ Beta(k/2, (D - k)/2) independent of PrivUnit's T, and a
-    uniform direction across u: ``sample`` draws the decoded Y from these two numbers, without P.
+    A message is the seed of P, a whole number below 2^53, and gamma Z, a unit vector of k numbers: (n, k + 1). Making P
+    costs O(D k^2) for each message. P^T Z has <P^T Z, u> = R T/gamma, R = ||P u|| with R^2 ~ Beta(k/2, (D - k)/2)
+    independent of PrivUnit's T, and a uniform direction across u: ``collect`` draws Y from these two, without P.
     dim >= 2; 2 <= k <= dim (keyword); epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_sum`` draws four numbers for each user, whatever dim and k, and dim + 1 normals for each type.
+    ``drawn`` draws four numbers for each user, whatever dim and k, and dim + 1 normals for each type.
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball, P being public.
     Source: Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; the unbiased scale 1/E||P u|| and moments: here.
@@ -58,6 +63,68 @@ class ProjUnit(SphereRandomizer):
         """c = E ||P u||, by quadrature: ratios of Gamma functions lose digits in high dimensions."""
         length, weights = self._lengths
         return float(weights @ length)
+
+    @property
+    def bits_per_user(self) -> int:
+        """The seed and k float64 numbers."""
+        return 64 * (self.k + 1)
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        """(*batch, k + 1), float64."""
+        users = x.detach().reshape(-1, self.dim).double()
+        parts = [self._said(some, draws) for some in users.split(self._at_once(x))]
+        return torch.cat(parts).reshape(*x.shape[:-1], self.k + 1)
+
+    def _said(self, users: Tensor, draws: Draws) -> Tensor:
+        seeds = draws.integers((len(users),)) >> 10
+        scaled = users / self.radius
+        u = lifted(scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1))
+        image = torch.einsum("nik,ni->nk", self._projections(seeds), u)
+        axis = image / image.norm(dim=-1, keepdim=True)
+        t, height = self.cap.draw((len(users),), draws)
+        across = draws.normal((len(users), self.k))
+        across -= (across * axis).sum(-1, keepdim=True) * axis
+        z = t[:, None] * axis + (height / across.norm(dim=-1))[:, None] * across
+        return torch.cat([seeds.double()[:, None], z], -1)
+
+    def vectors(self, messages: Tensor) -> Tensor:
+        """radius P^T Z/E||P u|| without its last coordinate: (*batch, k + 1) -> (*batch, dim), float64."""
+        flat = messages.reshape(-1, self.k + 1)
+        parts = [
+            torch.einsum("nik,nk->ni", self._projections(some[:, 0].long()), some[:, 1:])
+            for some in flat.split(self._at_once(messages))
+        ]
+        return torch.cat(parts)[:, :-1].mul_(self.radius / self._mean).reshape(*messages.shape[:-1], self.dim)
+
+    def tally(self, messages: Tensor) -> Tally:
+        """messages: (n, k + 1), seeds and unit vectors. Raises TypeError, ValueError."""
+        messages = checks.floating("messages", messages).double()
+        if messages.ndim != 2 or messages.shape[1] != self.k + 1:
+            raise ValueError(f"messages must have shape (n, {self.k + 1}), not {tuple(messages.shape)}")
+        seeds, lengths = messages[:, 0], messages[:, 1:].norm(dim=-1)
+        if not bool(((seeds >= 0) & (seeds < 2**53) & (seeds == seeds.round())).all()):
+            raise ValueError("messages must begin with a seed, a whole number in [0, 2^53)")
+        if not bool(((lengths - 1).abs() < 1e-9).all()):
+            raise ValueError(f"messages must hold unit vectors of {self.k} numbers after the seed")
+        total = torch.zeros(self.dim, dtype=torch.float64, device=messages.device)
+        for some in messages.split(self._at_once(messages)):
+            total += self.vectors(some).sum(0)
+        return Tally(len(messages), {"sum": total})
+
+    def decode(self, data: bytes) -> Tensor:
+        return wire.unpack_vectors(data, self.k + 1)
+
+    def _projections(self, seeds: Tensor) -> Tensor:
+        """P^T, (n, dim + 1, k): orthonormal columns that span a uniform subspace, a public function of the seed.
+
+        Which basis of it the decomposition gives does not matter: PrivUnit turns with its point.
+        """
+        lifted_dim = self.dim + 1
+        matrices = normals(PUBLIC, seeds, lifted_dim * self.k, torch.float64).view(-1, lifted_dim, self.k)
+        return torch.linalg.qr(matrices).Q
+
+    def _at_once(self, x: Tensor) -> int:
+        return rows_at_once(x, self.k * (self.dim + 1))
 
     @property
     def guarantee(self) -> Guarantee:

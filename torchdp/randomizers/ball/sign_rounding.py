@@ -100,7 +100,7 @@ class DuchiJordanWainwright(SignRounding):
     (B^2/dim) I - x x^T, exactly, since E Y Y^T does not depend on signs. As epsilon grows B falls to radius/E|T|
     only: for dim > 1 some noise stays. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_sum`` draws three numbers for each user, whatever dim, and dim normals for each type; its time grows with
+    ``drawn`` draws three numbers for each user, whatever dim, and dim normals for each type; its time grows with
     the number of users (PointRelease's does not).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
@@ -159,7 +159,7 @@ class PointRelease(SignRounding):
     allows; ``published`` keeps it less often. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises
     ValueError.
 
-    ``sample_sum`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
+    ``drawn`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
     Source: Blasiok, Bun, Nikolov, Steinke (2019), local point release, with the tight probability and scale.
