@@ -183,6 +183,8 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
         assert ((spread[0] - spread[1]).abs() <= 0.15 * spread[1] + 1e-9).all()
         kde = CentralKDE(features, ExactSum(15), DELTA)
         torch.testing.assert_close(kde.exact(crowd), kde.exact(Crowd.of(members)))
+        released = kde.sample_estimate(crowd, generator=generator(4))
+        torch.testing.assert_close(released.value, kde.exact(crowd))
         y = ball(3, seed=5)
         torch.testing.assert_close(kde.density_mse(crowd, y).total, kde.density_mse(Crowd.of(members), y).total)
 

@@ -50,8 +50,18 @@ def calibrated(epsilon, change):
     return PoissonSum.calibrated(1000, epsilon, 1e-5, 256, change=change)
 
 
-@pytest.mark.parametrize(("instances", "change"), [(4, 4.0), (16, 4.0), (64, 4.0), (256, 4.0), (64, 16.0)])
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize(
+    ("epsilon", "instances", "change"),
+    [
+        (1.0, 4, 4.0),
+        (1.0, 16, 4.0),
+        (1.0, 64, 4.0),
+        (1.0, 256, 4.0),
+        (4.0, 16, 4.0),
+        (4.0, 256, 4.0),
+        (4.0, 64, 16.0),
+    ],
+)
 def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, change, epsilon):
     """However the change is spread over the coordinates; six tenths of the noise variance are not enough."""
     delta = 1e-5
