@@ -23,7 +23,7 @@ import torch
 from laws import generator, one_law, z_scores
 
 from torchdp.noise import Noise, SeededNoise
-from torchdp.protocol import Objective, Tally
+from torchdp.protocol import Crowd, Objective, Tally
 
 
 class Contract:
@@ -108,6 +108,21 @@ class Contract:
             for verb in verbs:
                 with pytest.raises((TypeError, ValueError), match=r"\bx\b"):
                     verb(bad)
+
+    def test_a_bad_summary_is_refused(self, summary):
+        p = self.protocol
+        odd = [None, "text", 3, torch.tensor(1.0), torch.zeros(3, 97), Crowd.of(torch.zeros(3, 97))]
+        if isinstance(summary, Crowd):
+            values, counts = summary.values, summary.counts
+            odd += [Crowd(values, 0 * counts), Crowd(values[:0], counts[:0]), Crowd(values[:, 0], counts)]
+            if values.is_floating_point():
+                odd.append(Crowd(values * math.nan, counts))
+        if isinstance(summary, torch.Tensor):
+            odd += [summary * math.nan, torch.cat([summary, summary]), summary.to_sparse()]
+        for wrong in odd:
+            for verb in (p.exact, p.predicted_mse, lambda one: p.sample_tally(one, generator=generator())):
+                with pytest.raises((TypeError, ValueError), match="summary"):
+                    verb(wrong)
 
     def test_a_foreign_tally_is_refused(self):
         tally = self.protocol.collect(self.x, noise=SeededNoise(1))

@@ -216,6 +216,21 @@ def counts(name: str, value: Tensor, k: int) -> Tensor:
     return value.to(torch.int64)
 
 
+def users(name: str, value: Tensor, *shape: int, most: float = MOST) -> Tensor:
+    """``value`` as numbers of users of this shape in [0, most], float64, not all 0; real numbers will do.
+
+    Raises TypeError, ValueError.
+    """
+    if dense(name, value).dtype == torch.bool:
+        raise TypeError(f"{name} must hold numbers of users, not {value.dtype}")
+    value = floating(name, value)
+    if value.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, not {tuple(value.shape)}")
+    if bool((value < 0).any()) or bool((value > most).any()) or not bool(value.any()):
+        raise ValueError(f"{name} must count users: no negative number, none above {most:g}, not all 0")
+    return value.double()
+
+
 def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
     """``value`` (k,), no negative entry (or no zero), scaled to sum 1, float64. Raises TypeError, ValueError."""
     value = floating(name, value).double()

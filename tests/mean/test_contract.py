@@ -3,6 +3,7 @@
 import math
 from typing import ClassVar
 
+import pytest
 import torch
 from contract import Contract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
@@ -10,6 +11,7 @@ from laws import generator
 
 from torchdp.domains import Box, lp_ball, noise_shape
 from torchdp.mean import GaussianCovariance, GaussianMean, GaussianMoments, LocalMean
+from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
@@ -67,3 +69,17 @@ class TestLocalMean(Unbiased, RelayContract):
 
     def truth(self):
         return self.x.mean(0)
+
+
+@pytest.mark.parametrize(
+    "protocol", [TestGaussianMean.protocol, TestGaussianMoments.protocol, TestLocalMean.protocol]
+)
+def test_a_crowd_outside_the_domain_is_refused(protocol):
+    crowd = Crowd(torch.tensor([[0.5, 0.5], [99.0, 0.0]]), torch.tensor([1, 1]))
+    for verb in (
+        protocol.exact,
+        protocol.predicted_mse,
+        lambda c: protocol.sample_tally(c, generator=generator()),
+    ):
+        with pytest.raises(ValueError, match="summary must hold values that users may have"):
+            verb(crowd)

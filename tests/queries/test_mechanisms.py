@@ -110,7 +110,7 @@ def test_bad_input_is_named():
     cases = [
         (ValueError, r"summary must have shape \(\.\.\., 6\)", lambda: protocol.predicted_mse(torch.ones(5))),
         (ValueError, "no negative counts", lambda: protocol.exact(torch.tensor([-1, 0, 0, 0, 0, 61]))),
-        (ValueError, "and a user", lambda: protocol.predicted_mse(zero)),
+        (ValueError, "no negative counts", lambda: protocol.predicted_mse(zero)),
         (ValueError, "summary must", lambda: protocol.sample_tally(-COUNTS, generator=keyed_generator(b"bad"))),
         (ValueError, "users must be", lambda: protocol.sample_tally(zero, generator=keyed_generator(b"bad"))),
         (ValueError, "n must be", lambda: protocol.worst_mse(0)),

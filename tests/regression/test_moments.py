@@ -164,7 +164,7 @@ def test_bad_input_is_named():
         SecureHistogram(10, 3, 1.0, corrupt=10)
     with pytest.raises(ValueError, match=r"corrupt \+ absent = 10 must be less"):
         SecureHistogram(10, 3, 1.0, corrupt=4, absent=6)
-    with pytest.raises(ValueError, match="summary must hold 3 counts"):
+    with pytest.raises(ValueError, match="summary must have shape"):
         SecureHistogram(10, 3, 1.0).predicted_mse(torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="clients = 6 of 10 were heard"):
         SecureHistogram(10, 3, 1.0).estimate(torch.tensor([1, 2, 0, 0, 0, 1]))

@@ -36,11 +36,12 @@ class OfFeatures(Protocol[Crowd]):
         return Crowd.of(x)
 
     def exact(self, summary: Crowd) -> Tensor:
+        summary = self._users(summary)
         return self.features.sums(summary)[0] / summary.n
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """((n R^2 - sum_u f^2, none with a curator) + 4 R^2 E Var B~)/n^2."""
-        rounding, privacy = self._variances(summary)
+        rounding, privacy = self._variances(self._users(summary))
         return rounding + privacy
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
@@ -54,7 +55,8 @@ class OfFeatures(Protocol[Crowd]):
         feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: ``predicted_mse``, weighted by g_j^2/I^2. It
         is exact and not private: it reads the users' vectors.
         """
-        summary = Crowd(checks.instance("summary", summary, Crowd).values.detach(), summary.counts)
+        summary = self._users(summary)
+        summary = Crowd(summary.values.detach(), summary.counts)
         y = y.detach() if isinstance(y, Tensor) else y
         right = self.features.right(y).double() / self.features.repetitions
         truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)
@@ -86,8 +88,12 @@ class OfFeatures(Protocol[Crowd]):
     ) -> Tensor:
         """What the law adds noise to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
 
-    def _crowd(self, summary: Crowd) -> Crowd:
-        self.features.family.admit(checks.instance("summary", summary, Crowd).values)
+    def _users(self, summary: Crowd) -> Crowd:
+        return Crowd.checked(summary, self.features.family.admit)
+
+    def counted(self, summary: Crowd) -> Crowd:
+        """``summary``, a crowd of as many users as the law is of. Raises TypeError, ValueError."""
+        summary = self._users(summary)
         if summary.n != self.law.users:
             raise ValueError(f"summary must be of {self.law.users} users, as the law is, not {summary.n}")
         return summary
@@ -168,7 +174,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
-        return self.noised(self.features.crowd_ones(self._crowd(summary), draws, shape), draws)
+        return self.noised(self.features.crowd_ones(summary, draws, shape), draws)
 
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
@@ -223,7 +229,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
         return x
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        return self.noised(self._ones(self._crowd(summary)).expand(*shape, -1), draws)
+        return self.noised(self._ones(summary).expand(*shape, -1), draws)
 
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]

@@ -71,7 +71,7 @@ class GaussianCovariance(GaussianRelease):
         return self.multiplier * sensitivity / checks.integer("n", n, 1)
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        r, n = self.root.shape[1], self.crowd(summary).n
+        r, n = self.root.shape[1], summary.n
         tau = n * self.moment_noise(n)
         second, first = self.root.new_zeros(r, r), self.root.new_zeros(r)
         for u, counts in self.encoded(summary):
@@ -94,7 +94,7 @@ class GaussianCovariance(GaussianRelease):
         return Covariance(value, mse.sqrt(), n, mean=error)
 
     def exact(self, summary: Crowd) -> Tensor:
-        crowd = self.crowd(summary)
+        crowd = self.counted(summary)
         counts = crowd.counts.double()
         off = crowd.values.double() - counts @ crowd.values.double() / crowd.n
         return (counts[:, None] * off).mT @ off / crowd.n
@@ -104,7 +104,7 @@ class GaussianCovariance(GaussianRelease):
 
         Q_ij = G_ii G_jj + G_ij^2, G = B B^T.
         """
-        crowd = self.crowd(summary)
+        crowd = self.counted(summary)
         mean = crowd.counts.double() @ crowd.values.double() / crowd.n
         own, of_mean, _ = self._parts(crowd.n, mean - self.encoding.centre)
         return own + of_mean

@@ -78,8 +78,7 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
 
     def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        crowd = self.crowd(summary)
-        return self.client.drawn(Crowd(self.shown(crowd.values), crowd.counts), draws, shape)
+        return self.client.drawn(Crowd(self.shown(summary.values), summary.counts), draws, shape)
 
     def noise_root(self, n: int) -> Tensor:
         """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""

@@ -36,20 +36,13 @@ class DomainProtocol(Protocol[Crowd]):
     def summary(self, x: Tensor) -> Crowd:
         return Crowd.of(x)
 
-    def crowd(self, summary: Crowd) -> Crowd:
-        """``summary``, if its values are (m, d) and it holds a user. Raises TypeError, ValueError."""
-        values = checks.instance("summary", summary, Crowd).values
-        if values.ndim != 2 or values.shape[1] != self.domain.dimension:
-            raise ValueError(
-                f"summary must hold values of shape (m, {self.domain.dimension}), not {tuple(values.shape)}"
-            )
-        if summary.n < 1:
-            raise ValueError("summary must hold at least one user")
-        return summary
+    def counted(self, summary: Crowd) -> Crowd:
+        """``summary``, a crowd of points of the domain. Raises TypeError, ValueError."""
+        return Crowd.checked(summary, self.admit)
 
     def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
         """Vectors (k, r) and how many users hold each (k,), float64: so many at a time."""
-        return self.encoding.parts(self.crowd(summary).values, summary.counts.double())
+        return self.encoding.parts(summary.values, summary.counts.double())
 
 
 class MeanProtocol(DomainProtocol):
@@ -64,11 +57,11 @@ class MeanProtocol(DomainProtocol):
         return NormError(self.noise_root(n), self.shape.p if p is None else p)
 
     def exact(self, summary: Crowd) -> Tensor:
-        crowd = self.crowd(summary)
+        crowd = self.counted(summary)
         return crowd.counts.double() @ crowd.values.double() / crowd.n
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        return self.noise_root(self.crowd(summary).n).square().sum(1)
+        return self.noise_root(self.counted(summary).n).square().sum(1)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """(): the same for all data."""

@@ -179,8 +179,8 @@ class PairwiseStatistic:
             raise ValueError(
                 f"summary must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}"
             )
-        if bool((counts.sum(-1) < least * (1 - 1e-9)).any()):
-            raise ValueError(f"summary must add up to at least {least} users")
+        if bool((counts.sum(-1) < least * (1 - 1e-9)).any()) or bool((counts > checks.MOST).any()):
+            raise ValueError(f"summary must add up to at least {least} users, each number at most {checks.MOST}")
         return counts
 
     def crowd(self, counts: Tensor) -> Crowd:

@@ -35,6 +35,10 @@ class Protocol(ABC, Generic[S]):
     def summary(self, x: Tensor) -> S:
         """All of x that the law of a tally depends on; additive. Not private."""
 
+    def counted(self, summary: S) -> S:
+        """summary, if whole users can have it, one at least. Raises TypeError, ValueError: what sampling checks."""
+        return summary
+
     @abstractmethod
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         """``collect``, unchecked, by any draws."""
@@ -68,7 +72,7 @@ class Protocol(ABC, Generic[S]):
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
         """In law ``collect``, no message made; parts of shape (*sample_shape, ...). Raises TypeError, ValueError."""
-        return self.drawn(summary, Simulated(generator), checks.sample_shape(sample_shape))
+        return self.drawn(self.counted(summary), Simulated(generator), checks.sample_shape(sample_shape))
 
     @final
     def estimate(self, x: Tensor, *, noise: Noise | None = None) -> Estimate:

@@ -1,7 +1,7 @@
 """What a protocol takes and gives: a crowd of users, a tally of what they sent, an estimate."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,6 +28,18 @@ class Crowd:
     @property
     def n(self) -> int:
         return int(self.counts.sum())
+
+    @staticmethod
+    def checked(summary: object, admit: Callable[[Tensor], Tensor]) -> "Crowd":
+        """``summary``, a crowd of one user at least whose values are admitted. Raises TypeError, ValueError."""
+        crowd = checks.instance("summary", summary, Crowd)
+        try:
+            admit(crowd.values)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"summary must hold values that users may have: {error}") from None
+        if crowd.n < 1:
+            raise ValueError("summary must count at least one user")
+        return crowd
 
     @staticmethod
     def of(x: Tensor) -> "Crowd":

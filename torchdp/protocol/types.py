@@ -33,6 +33,12 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.k)
 
+    def counted(self, summary: Tensor) -> Tensor:
+        """summary, (k,) whole numbers of users, not all 0. Raises TypeError, ValueError."""
+        counts = checks.counts("summary", summary, self.k)
+        checks.users("summary", counts, self.k)
+        return counts
+
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""
         x = torch.arange(self.k, device=summary.device).repeat_interleave(summary)

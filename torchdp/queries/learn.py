@@ -107,6 +107,9 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
     def summary(self, x: Tensor) -> Crowd:
         return Crowd.of(x)
 
+    def counted(self, summary: Crowd) -> Crowd:
+        return Crowd.checked(summary, self.admit)
+
     def shown(self, x: Tensor) -> Tensor:
         """y code(record), (n, dim)."""
         return x[:, -1:].double() * self.concepts.codes(x[:, :-1])
@@ -116,8 +119,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
 
     def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        x, counts = self._rows(summary)
-        return self.client.drawn(Crowd(self.shown(x), counts), draws, shape)
+        return self.client.drawn(Crowd(self.shown(summary.values), summary.counts), draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
         """The losses; the standard error is that of the worst records."""
@@ -173,9 +175,5 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     def _rows(self, summary: Crowd) -> tuple[Tensor, Tensor]:
         """The crowd's rows and how many hold each, one user at least. Raises TypeError, ValueError."""
-        crowd = checks.instance("summary", summary, Crowd)
-        if crowd.values.ndim != 2 or crowd.values.shape[1] != len(self.concepts.tables) + 1 or crowd.n < 1:
-            raise ValueError(
-                f"summary must hold rows of {len(self.concepts.tables) + 1} numbers and one user at least"
-            )
+        crowd = self.counted(summary)
         return crowd.values, crowd.counts

@@ -68,6 +68,6 @@ class QueryProtocol(Protocol[Tensor]):
         if counts.ndim == 0 or counts.shape[-1] != k:
             raise ValueError(f"summary must have shape (..., {k}), users of each type, not {tuple(counts.shape)}")
         n = counts.sum(-1, keepdim=True)
-        if bool((counts < 0).any()) or not bool((n > 0).all()):
-            raise ValueError("summary must hold no negative counts, and a user")
+        if bool((counts < 0).any()) or not bool(((n > 0) & (n <= checks.MOST)).all()):
+            raise ValueError(f"summary must hold no negative counts, and 1 to {checks.MOST} users")
         return counts / n, n

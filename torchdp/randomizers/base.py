@@ -20,9 +20,9 @@ def real_local(epsilon: float, source: str, delta: float = 0.0) -> Guarantee:
     return Guarantee(epsilon, delta, Model.LOCAL, Neighbours.REPLACE_ONE, exact=True, source=source)
 
 
-def user_counts(value: Tensor, k: int) -> Tensor:
+def user_counts(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` as int64 counts of shape (k,), at most 1e14 users in all. Raises TypeError, ValueError."""
-    counts = checks.counts("counts", value, k)
+    counts = checks.counts(name, value, k)
     if value.double().sum() > MOST_USERS:  # before rounding to integers, which may wrap around
-        raise ValueError(f"counts must add up to at most {MOST_USERS:g} users; draw larger sums in parts")
+        raise ValueError(f"{name} must add up to at most {MOST_USERS:g} users; draw larger sums in parts")
     return counts

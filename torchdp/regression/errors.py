@@ -72,10 +72,10 @@ class SecondMoments:
         return SecondMoments(self.clients + other.clients, self.matrix + other.matrix)
 
 
-def checked(moments: SecondMoments) -> SecondMoments:
+def checked(moments: SecondMoments, name: str = "moments") -> SecondMoments:
     """``moments``, if that is what they are. Raises TypeError."""
     if not isinstance(moments, SecondMoments):
-        raise TypeError(f"moments must be SecondMoments, not {type(moments).__name__}; see SecondMoments.of")
+        raise TypeError(f"{name} must be SecondMoments, not {type(moments).__name__}; see SecondMoments.of")
     return moments
 
 

@@ -88,7 +88,7 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
         with n - r degrees of freedom.
         """
-        within(summary, self.columns, self.bound, self.label_bound)
+        within(summary, self.columns, self.bound, self.label_bound, "summary")
         n, d = summary.clients, summary.columns
         values, vectors = torch.linalg.eigh(summary.matrix)
         r = min(n, d)  # rows that can differ from zero after a rotation of the clients
@@ -105,7 +105,7 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
-        within(summary, self.columns, self.bound, self.label_bound)
+        within(summary, self.columns, self.bound, self.label_bound, "summary")
         diagonal = summary.matrix.diagonal()
         return product_variances(diagonal, summary.clients * self.sigma**4, self.sigma**2, self.labelled)
 

@@ -85,7 +85,14 @@ class FrequencyMoments(SharedSum[Tally]):
         return Tally(len(x), {"sum": torch.stack(parts).sum(0)})
 
     def total(self, summary: Tally) -> tuple[Tensor, int]:
-        return self.check(summary)["sum"], summary.n
+        try:
+            tally = checks.instance("summary", summary, Tally).checked(self.layout)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"summary must be what this protocol's own verb makes: {error}") from None
+        total, rounding = tally["sum"], 1e-9 * tally.n
+        if total.ndim != 1 or not -rounding <= float(total.min()) <= float(total.max()) <= tally.n + rounding:
+            raise ValueError(f"summary must hold {self.words} sums of numbers in [0, 1] of its {tally.n} clients")
+        return total, tally.n
 
     def exact(self, summary: Tally) -> Tensor:
         return self.total(summary)[0] * self.scales.to(summary["sum"])
@@ -152,10 +159,12 @@ class SecureHistogram(SharedSum[Tensor]):
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.types)
 
+    def counted(self, summary: Tensor) -> Tensor:
+        """``summary``, (types,) whole numbers of clients, not all 0. Raises TypeError, ValueError."""
+        return checks.counts("summary", checks.users("summary", summary, self.types), self.types)
+
     def total(self, summary: Tensor) -> tuple[Tensor, int]:
-        counts = checks.floating("summary", summary).double()
-        if counts.shape != (self.types,) or bool((counts < 0).any()):
-            raise ValueError(f"summary must hold {self.types} counts >= 0, not a tensor {tuple(counts.shape)}")
+        counts = checks.users("summary", summary, self.types, most=self.clients)
         return counts, round(float(counts.sum()))
 
     def exact(self, summary: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class RowsProtocol(Protocol[SecondMoments]):
 
     def exact(self, summary: SecondMoments) -> Tensor:
         """svec(A^T A) and A^T b. Raises TypeError, ValueError for moments that rows within the bounds cannot have."""
-        within(summary, self.columns, self.bound, self.label_bound)
+        within(summary, self.columns, self.bound, self.label_bound, "summary")
         return moment_vector(summary.matrix, self.labelled)
 
 
@@ -70,20 +70,22 @@ def clipped_rows(A: Tensor, bound: float) -> Tensor:
     return shortened(checks.matrix("A", A).double(), checks.positive("bound", bound))
 
 
-def within(moments: SecondMoments, columns: int, bound: float, label_bound: float | None) -> None:
+def within(
+    moments: SecondMoments, columns: int, bound: float, label_bound: float | None, name: str = "moments"
+) -> None:
     """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
-    checked(moments)
+    checked(moments, name)
     bound = checks.squarable("bound", bound)
     if label_bound is not None:
         label_bound = checks.squarable("label_bound", label_bound)
     wanted = columns + (label_bound is not None)
     if moments.columns != wanted:
         raise ValueError(
-            f"moments must be of rows of {wanted} columns (a label last, where label_bound is given), "
+            f"{name} must be of rows of {wanted} columns (a label last, where label_bound is given), "
             f"not of {moments.columns}"
         )
     square = moments.matrix.diagonal()
     if float(square[:columns].sum()) > moments.clients * bound**2 * (1 + 1e-9):
-        raise ValueError(f"moments are of rows longer than bound = {bound}; shorten the rows first")
+        raise ValueError(f"{name} are of rows longer than bound = {bound}; shorten the rows first")
     if label_bound is not None and moments.label_square > moments.clients * label_bound**2 * (1 + 1e-9):
-        raise ValueError(f"moments are of labels larger than label_bound = {label_bound}; cut the labels first")
+        raise ValueError(f"{name} are of labels larger than label_bound = {label_bound}; cut the labels first")

@@ -105,6 +105,13 @@ class SecureSketch(Settings, MessageProtocol[Tensor, Words]):
             sums += self.sketch.part(part).sums(self.ring.to_words(x[part]).long())
         return sums
 
+    def counted(self, summary: Tensor) -> Tensor:
+        """``summary``, whole numbers (m, d) that fit the ring. Raises TypeError, ValueError."""
+        shape, sums = self.layout["words"][0], checks.real("summary", summary)
+        if summary.dtype != torch.int64 or sums.shape != shape:
+            raise ValueError(f"summary must be int64 sums {shape}, not {summary.dtype} {tuple(sums.shape)}")
+        return summary
+
     def randomize(self, x: Tensor, *, first: int = 0, noise: Noise | None = None) -> Words:
         """What clients first, first + 1, ... with rows x (k, d) share out; a client passes its own row.
 
@@ -179,10 +186,11 @@ class SecureSketch(Settings, MessageProtocol[Tensor, Words]):
 
     def exact(self, summary: Tensor) -> Tensor:
         """S A, (m, d), of rows truncated to the grid."""
-        return summary.double() / (self.ring.scale * math.sqrt(self.sketch.copies))
+        return self.counted(summary).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """(m, d); the same for all data."""
+        self.counted(summary)
         return self.row_variance[:, None].expand(self.layout["words"][0])
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

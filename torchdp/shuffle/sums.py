@@ -109,10 +109,10 @@ class OfBits(Protocol[Tensor]):
         return x.sum(0)
 
     def exact(self, summary: Tensor) -> Tensor:
-        return summary.double()
+        return self._users(summary)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        return self.law.variance(summary)
+        return self.law.variance(self._users(summary))
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         return self.law.spread(torch.tensor([0, n]), n).max()
@@ -126,7 +126,18 @@ class OfBits(Protocol[Tensor]):
             raise ValueError(f"x must have shape (n, {self.instances}), bits of each user, not {tuple(x.shape)}")
         return x
 
-    def _ones(self, summary: Tensor) -> Tensor:
+    def _users(self, summary: Tensor) -> Tensor:
+        """Numbers of ones, which need not be whole, float64. Raises TypeError, ValueError."""
+        ones = checks.floating("summary", summary).double()
+        if ones.shape != (self.instances,) or not 0 <= float(ones.min()) <= float(ones.max()) <= self.law.users:
+            raise ValueError(
+                f"summary must be ({self.instances},) numbers of users with a one, 0 to {self.law.users}, "
+                f"not of shape {tuple(ones.shape)}"
+            )
+        return ones
+
+    def counted(self, summary: Tensor) -> Tensor:
+        """``summary``, whole numbers of ones, (instances,) int64. Raises TypeError, ValueError."""
         if not isinstance(summary, Tensor):
             raise TypeError(f"summary must be a torch.Tensor of integers, not {type(summary).__name__}")
         checks.dense("summary", summary)
@@ -194,8 +205,7 @@ class BitSums(OfBits, Shuffled[Tensor]):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(instances), whatever their number."""
-        ones = self._ones(summary)
-        return Tally(self.law.users, {"total": self.law.noised(ones.expand(*shape, -1), draws)})
+        return Tally(self.law.users, {"total": self.law.noised(summary.expand(*shape, -1), draws)})
 
     def analyse(self, tally: Tally) -> Estimate:
         return self._estimate(self.whole(tally))
@@ -236,8 +246,7 @@ class CuratorSums(OfBits, CuratorProtocol[Tensor]):
         return x
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        ones = self._ones(summary)
-        return Tally(self.law.users, {"total": self.law.noised(ones.expand(*shape, -1), draws)})
+        return Tally(self.law.users, {"total": self.law.noised(summary.expand(*shape, -1), draws)})
 
     def analyse(self, tally: Tally) -> Estimate:
         return self._estimate(self.check(tally))

@@ -78,6 +78,12 @@ class Round(LocalProtocol[Tensor, Tensor]):
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=len(self.points))
 
+    def counted(self, summary: Tensor) -> Tensor:
+        """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError, ValueError."""
+        counts = checks.counts("summary", summary, len(self.points)).to(self.points.device)
+        checks.users("summary", counts, len(self.points))
+        return counts
+
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         vectors = [each.speak(self.points[x], draws) for each in self.randomizers]
         return torch.cat([*vectors, *(each[:, None] for each in self._answers(x, draws))], 1)
@@ -108,7 +114,7 @@ class Round(LocalProtocol[Tensor, Tensor]):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At a cost free of n."""
-        counts = checks.counts("summary", summary, len(self.points)).to(self.points.device)
+        counts = summary.to(self.points.device)
         batch = (*shape, *torch.broadcast_shapes(*(each.center.shape for each in self.questions)))
         crowd = Crowd(self.points, counts)
         sums = [each.drawn(crowd, draws, batch)["sum"] for each in self.randomizers]

@@ -82,7 +82,7 @@ class FrequencyOracle(TypeProtocol):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of users."""
-        counts = user_counts(summary, self.k).to(draws.device)
+        counts = user_counts("summary", summary, self.k).to(draws.device)
         return Tally(int(counts.sum()), {"reports": self._reports(counts, shape, draws)})
 
     def analyse(self, tally: Tally) -> Estimate:
@@ -104,10 +104,11 @@ class FrequencyOracle(TypeProtocol):
 
     def exact(self, summary: Tensor) -> Tensor:
         """The shares, (k,)."""
-        return summary.double() / summary.sum()
+        counts = checks.users("summary", summary, self.k)
+        return counts / counts.sum()
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        counts = summary.double()
+        counts = checks.users("summary", summary, self.k)
         return self.report_variance(counts) / counts.sum() ** 2
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

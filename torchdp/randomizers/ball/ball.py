@@ -128,6 +128,9 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     def summary(self, x: Tensor) -> Crowd:
         return Crowd.of(x)
 
+    def counted(self, summary: Crowd) -> Crowd:
+        return Crowd.checked(summary, self.admit)
+
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
         users = x.detach().reshape(-1, self.dim)
@@ -179,10 +182,12 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' mean, (dim,)."""
-        return summary.counts.double() @ summary.values.double() / summary.counts.sum()
+        crowd = self.counted(summary)
+        return crowd.counts.double() @ crowd.values.double() / crowd.n
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(variance + outer mean(x_i^2))/n."""
+        summary = self.counted(summary)
         counts, moments = summary.counts.double(), self.moments
         squares = counts @ summary.values.double().square() / counts.sum()
         return (moments.variance + moments.outer * squares) / counts.sum()
@@ -215,7 +220,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
         points = self._inside(name, crowd.values).detach()
         if points.ndim != 2:
             raise ValueError(f"{name} must hold points of shape (types, {self.dim}), not {tuple(points.shape)}")
-        return points, user_counts(crowd.counts, points.shape[0]).to(points.device)
+        return points, user_counts(name, crowd.counts, points.shape[0]).to(points.device)
 
     @abstractmethod
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
