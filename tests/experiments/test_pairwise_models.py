@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import loaded
 from laws import generator
+from scripts import loaded
 
 from torchdp import pairwise
 from torchdp.simulate import Moments

@@ -1,7 +1,8 @@
 """One call for each public way in, small enough to be made hundreds of times. Names: see :func:`names`."""
 
 import importlib
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 
 import torch
 
@@ -17,6 +18,13 @@ def gathered(protocol, name="first"):
     """A collection of five users."""
     tally = protocol.collect(torch.tensor([0, 1, 2, 2, 1]), noise=SeededNoise(1))
     return importlib.import_module("torchdp.collection").Collection.of(protocol).add(name, tally)
+
+
+def quick(pairwise):
+    """Searches of two steps: 2^40 of them would only be waited for."""
+    searches = {"low_rank": pairwise.low_rank, "fewer_dimensions": pairwise.fewer_dimensions}
+    searches["reports"] = pairwise.StrategyReports.tuned
+    return SimpleNamespace(**{name: partial(search, steps=2) for name, search in searches.items()})
 
 
 @cache
@@ -55,6 +63,7 @@ def kept():
         "kde": found["density"].ShuffledKDE(features, found["shuffle"].PoissonSum(5, 50.0), 0.1),
         "once": found["training"].Once(),
         "sizes": torch.tensor([1, 1, 3]),
+        "quick": quick(found["pairwise"]),
         "gathered": gathered(found["pairwise"].OneMessage(found["pairwise"].unequal(3), 1.0)),
         "others": gathered(found["pairwise"].OneMessage(found["pairwise"].unequal(3), 1.0), "second"),
         "protocol": importlib.import_module("torchdp.protocol"),
@@ -142,8 +151,8 @@ pairwise.Form(prior, 0.5)
 pairwise.PairwiseStatistic('name', points, pairwise.Form(torch.ones(2).double()), limits=(0.0, 1.0))
 pairwise.unequal(3).exact(counts)
 pairwise.histograms(pairwise.unequal(3))
-pairwise.low_rank(pairwise.unequal(3), 1, 100, 1.0, prior=prior, steps=2, learning_rate=0.02)
-pairwise.fewer_dimensions(pairwise.unequal(3), 100, 1.0, prior=prior, steps=2)
+quick.low_rank(pairwise.unequal(3), 1, 100, 1.0, prior=prior, learning_rate=0.02)
+quick.fewer_dimensions(pairwise.unequal(3), 100, 1.0, prior=prior)
 pairwise.choose(pairwise.unequal(3), 100, 1.0, prior=prior, rounds=1, search=False)
 pairwise.lipschitz(torch.minimum, 1.0, 100, 1.0, largest=4)
 pairwise.lipschitz(torch.minimum, 1.0, 100, 1.0, largest=4).types(prior)
@@ -151,7 +160,7 @@ pairwise.TwoRound.tuned(pairwise.unequal(3), 100, 1.0)
 pairwise.TwoRound.tuned(pairwise.unequal(3), 100, 1.0, prior=prior)
 pairwise.ThreeRound.tuned(pairwise.unequal(3), 100, 1.0)
 pairwise.ProjectedTwoRound.tuned(pairwise.unequal(3), 100, 1.0)
-pairwise.StrategyReports.tuned(pairwise.unequal(3), 100, 1.0, prior=prior, generator=generator, steps=2)
+quick.reports(pairwise.unequal(2), 100, 1.0, generator=generator)
 pairwise.ShuffledForm.calibrated(pairwise.unequal(3), 5, 1.0, 1e-2)
 pairwise.ThreeRound.paper(pairwise.unequal(3), 1.0)
 pairwise.rounds.project(points, prior[:2], tol=1e-3, most_steps=100)
