@@ -8,6 +8,7 @@ The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothi
 - :mod:`torchdp.randomizers`: what one user runs
 - :mod:`torchdp.queries`: linear queries, local and central; agnostic learning
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
+- :mod:`torchdp.collection`: messages that arrive in batches, in memory and on disk; groups compared
 - :mod:`torchdp.domains`: convex sets given by oracles, and the shape of the noise for each
 - :mod:`torchdp.mean`: unbiased means of any bounded domain, with the Gaussian noise of the best shape
 - :mod:`torchdp.shuffle`: sums of bits through a shuffler, and their exact accounting
@@ -25,6 +26,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 __all__ = [
+    "collection",
     "density",
     "domains",
     "factorization",

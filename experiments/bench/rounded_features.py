@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from torchdp.density import Features, GaussianFourier, GaussianSquareWave
+from torchdp.draws import Simulated
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -36,15 +37,17 @@ USERS = 560_000
 PART = 1365  # rows of the parts in which torchdp takes its users at this size
 SETUP = """
 from torchdp.density import GaussianFourier
+from torchdp.draws import Simulated
 from torchdp.randomness import keyed_generator
 generator = keyed_generator(b"bench")
+draws = Simulated(generator)
 features = GaussianFourier({d}).draw({d}, generator=generator)
 w, b = features.frequencies.float(), features.phases.float()
 x = torch.randn({n}, {d}, generator=generator)
 x /= torch.linalg.vector_norm(x, dim=1, keepdim=True)  # in place: what is held here and given back would count
-features.ones(x[:64], generator=generator)
+features.ones(x[:64], draws, ())
 """
-ONES = "features.ones(x, generator=generator)"
+ONES = "features.ones(x, draws, ())"
 AT_ONCE = "((1 + torch.addmm(b, x, w).cos_()) / 2 > torch.rand(len(x), w.shape[1], generator=generator)).sum(0)"
 
 
@@ -125,6 +128,7 @@ def measure(config: Config, report: Report) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     d, sizes = config.dimension, config.sizes or (5000, 20_000, 80_000 if device.type == "cpu" else USERS)
     generator, rng = keyed_generator(b"bench", device), np.random.default_rng(0)
+    draws = Simulated(generator)
     fourier: Features = GaussianFourier(d).draw(d, generator=generator)
     wave: Features = GaussianSquareWave(d).draw(d, generator=generator)
     w, b = fourier.frequencies.float(), fourier.phases.float()
@@ -136,7 +140,7 @@ def measure(config: Config, report: Report) -> None:
     for n in sizes:  # before anything large is held here
         x = vectors(n) if device.type == "cuda" else torch.zeros(0, d)
         once = grown(n, d, AT_ONCE, device, lambda x=x: at_once(x, w, b, generator))
-        parts = grown(n, d, ONES, device, lambda x=x: fourier.ones(x, generator=generator))
+        parts = grown(n, d, ONES, device, lambda x=x: fourier.ones(x, draws, ()))
         report.row("memory", n=n, at_once=once, torchdp=parts)
     report.say()
     for n, rounds in zip(sizes, (8, 6, 4), strict=False):
@@ -144,8 +148,8 @@ def measure(config: Config, report: Report) -> None:
         work = {
             "matrix product alone": lambda x=x: [part @ w for part in x.split(PART)],
             "torch, n x I at once": lambda x=x: at_once(x, w, b, generator),
-            "torchdp, Fourier": lambda x=x: fourier.ones(x, generator=generator),
-            "torchdp, square waves": lambda x=x: wave.ones(x, generator=generator),
+            "torchdp, Fourier": lambda x=x: fourier.ones(x, draws, ()),
+            "torchdp, square waves": lambda x=x: wave.ones(x, draws, ()),
         }
         if device.type == "cpu":
             host = [each.numpy() for each in (x, w, b)]

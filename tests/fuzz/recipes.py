@@ -123,16 +123,16 @@ RANDOMIZERS = "\n".join(
     f"\nrandomizers.{name}(2, 1.0, 1.0{more})\n"
     f"randomizers.{name}(2, 1.0, 1.0{more}).randomize(points, noise=noise)\n"
     f"randomizers.{name}(2, 1.0, 1.0{more}).collect(points, noise=noise)\n"
-    f"randomizers.{name}(2, 1.0, 1.0{more}).tally(points)\n"
+    f"randomizers.{name}(2, 1.0, 1.0{more}).tally({messages})\n"
     f"randomizers.{name}(2, 1.0, 1.0{more}).worst_mse(100)\n"
     f"randomizers.{name}(2, 1.0, 1.0{more}).squared_error(0.5)"
-    for name, more in (
-        ("PrivUnit", ""),
-        ("PrivUnitG", ""),
-        ("ProjUnit", ", k=2"),
-        ("DuchiJordanWainwright", ""),
-        ("PointRelease", ""),
-        ("GaussianVector", ", delta=1e-3"),
+    for name, more, messages in (
+        ("PrivUnit", "", "points"),
+        ("PrivUnitG", "", "points"),
+        ("ProjUnit", ", k=2", "randomizers.ProjUnit(2, 1.0, 1.0, k=2).randomize(points, noise=noise)"),
+        ("DuchiJordanWainwright", "", "points"),
+        ("PointRelease", "", "points"),
+        ("GaussianVector", ", delta=1e-3", "points"),
     )
 )
 RANDOMIZERS += """

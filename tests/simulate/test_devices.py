@@ -54,7 +54,7 @@ def no_process_is_left():
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_rows_do_not_depend_on_the_number_of_workers_nor_on_the_order(tmp_path, expected, count):
     store, order = tmp_path / "store.jsonl", [2, 0, 3, 1]
     rows = sweep(trials.make_trial, [GRID[i] for i in order], store=store, devices=["cpu"] * count, **SETTINGS)
@@ -106,6 +106,7 @@ def test_refused_samples_keep_their_words():
     assert str(caught.value).count("block 1") == 1
 
 
+@pytest.mark.slow  # one more start of workers
 def test_a_trial_that_leaves_python_is_named():
     with pytest.raises(RuntimeError, match=r"SystemExit: 3 \(block 0 of seed 7, config {}, on cpu\)"):
         run(trials.leaving, 10, 7, devices=["cpu"])
@@ -129,6 +130,7 @@ def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
 
+@pytest.mark.slow  # one more start of workers
 def test_run_with_workers_is_run_alone():
     settings = {"config": {"n": 3}, "block_size": 500, "target_relative_ci": 0.05}
     alone = run(trials.squared_error, 100_000, 3, **settings)
@@ -242,7 +244,7 @@ def wait_until(true, seconds: float) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the workers up in /proc")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expected, how):
     store = tmp_path / "store.jsonl"
     parent = script(tmp_path, store, 0.2, 2)

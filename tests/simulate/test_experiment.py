@@ -75,14 +75,16 @@ def test_a_killed_run_goes_on(tmp_path):
         calls.append(n)
         return {"value": n / 7}
 
-    for sizes in ((1, 2), (1, 2, 3)):
+    for sizes in ((1, 2), (1, 2, 3), (1, 2, 3, 4)):
         report = Report(tmp_path)
         for n in sizes:
             report.once("table", {"n": n, "word": "a, b"}, lambda n=n: value(n))
         with (tmp_path / "table.csv").open("a") as file:
-            file.write("4,")  # killed while it wrote
-    assert calls == [1, 2, 3]
-    assert (tmp_path / "table.csv").read_text().splitlines()[1:4] == [f'{n},"a, b",{n / 7!r}' for n in (1, 2, 3)]
+            file.write('4,"a, b",0.57')  # killed while it wrote
+    assert calls == [1, 2, 3, 4]
+    assert (tmp_path / "table.csv").read_text().splitlines()[1:5] == [
+        f'{n},"a, b",{n / 7!r}' for n in (1, 2, 3, 4)
+    ]
 
 
 def test_a_new_run_replaces_a_table(tmp_path):

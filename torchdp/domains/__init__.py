@@ -4,7 +4,7 @@
     >>> from torchdp import domains
     >>> box = domains.Box(torch.zeros(2), torch.tensor([1.0, 100.0]))
     >>> shape = domains.noise_shape(box, 2.0)
-    >>> bool(shape.certificate.lower <= shape.certificate.upper), shape.root.shape
+    >>> bool(shape.certificate.closed(1e-2)), shape.root.shape
     (True, torch.Size([2, 2]))
 
 | API name | symbol | meaning | squared? |

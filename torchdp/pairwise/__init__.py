@@ -35,10 +35,7 @@ from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.reports import StrategyReports, SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.shuffled import ShuffledForm
-from torchdp.pairwise.statistic import (
-    Form,
-    Pairs,
-    PairwiseStatistic,
+from torchdp.pairwise.standard import (
     absolute_difference,
     auc,
     auc_of_sizes,
@@ -47,6 +44,7 @@ from torchdp.pairwise.statistic import (
     kendall,
     unequal,
 )
+from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 
 __all__ = [
     "Discretised",

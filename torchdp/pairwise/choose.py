@@ -12,7 +12,8 @@ from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.reports import StrategyReports, SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
-from torchdp.pairwise.statistic import PairwiseStatistic, from_kernel, histogram_of
+from torchdp.pairwise.standard import from_kernel
+from torchdp.pairwise.statistic import PairwiseStatistic, histogram_of
 from torchdp.protocol import Candidate, Choice
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,

@@ -10,7 +10,8 @@ from torch import Tensor
 from torchdp import checks, workloads
 from torchdp.pairwise.choose import histograms
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs
-from torchdp.pairwise.statistic import Pairs, PairwiseStatistic, from_kernel
+from torchdp.pairwise.standard import from_kernel
+from torchdp.pairwise.statistic import Pairs, PairwiseStatistic
 
 SMALL = 0.1  # a share of the error below which a smaller bias is not worth more bins
 

@@ -1,6 +1,7 @@
 """Tables of an experiment: each row is printed and written to a CSV file at once, and read back for figures."""
 
 import csv
+import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -102,7 +103,9 @@ def write_table(path: str | os.PathLike[str], columns: Sequence[str], rows: Iter
 def read_table(path: str | os.PathLike[str]) -> Rows:
     """The complete rows of a CSV file: numbers as int or float, empty cells as None."""
     with open(path, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+        text = file.read()
+    whole = text[: text.rfind("\n") + 1]  # a line without its end was cut off
+    rows = csv.DictReader(io.StringIO(whole, newline=""))
     return [{name: _value(cell) for name, cell in row.items()} for row in rows]
 
 
