@@ -237,7 +237,7 @@ class LocalContract(MessageContract):
     def test_a_journal_keeps_it(self, tmp_path):
         tally = self.protocol.collect(self.x, noise=SeededNoise(1))
         Journal(tmp_path / "journal", self.protocol).add("one", tally)
-        again = Journal(tmp_path / "journal").estimate()
+        again = Journal(tmp_path / "journal", self.protocol).estimate()
         torch.testing.assert_close(again.value, self.protocol.analyse(tally).value, equal_nan=True)
 
     def test_damaged_bytes_are_refused_or_a_message(self):
