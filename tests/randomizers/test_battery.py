@@ -164,3 +164,9 @@ def test_no_user_is_lost_between_parts(oracle, monkeypatch):
     x = torch.arange(203) ** 2 % 5
     shares = torch.bincount(x, minlength=5).double() / 203
     torch.testing.assert_close(oracle.estimate(x).value, shares, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("oracle", [OptimizedUnaryEncoding(3, 1.0), SymmetricUnaryEncoding(3, 1.0)])
+def test_one_user_without_a_bit_has_a_standard_error(oracle):
+    found = oracle.analyse(Tally(1, {"reports": torch.zeros(3, dtype=torch.int64)}))
+    torch.testing.assert_close(found.standard_error, oracle.predicted_mse(torch.ones(3) / 3).sqrt())

@@ -49,7 +49,7 @@ class OfFeatures(Protocol[Crowd]):
         checks.integer("n", n, 1)
         rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
         noise = self.law.spread(torch.tensor([0, n]), n).max()
-        return (rounding + 4 * self.features.bound**2 * noise) / n**2
+        return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
         """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
@@ -70,7 +70,7 @@ class OfFeatures(Protocol[Crowd]):
         n, bound, (total, squares) = summary.n, self.features.bound, self.features.sums(summary)
         rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
         noise = self.law.spread((n + total / bound) / 2, n)
-        return rounding / n**2, 4 * bound**2 * noise / n**2
+        return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
 
     def _density(self, tally: Tally) -> Density:
         n, bound = tally.n, self.features.bound

@@ -115,7 +115,7 @@ class TwoRound(PairsInRounds):
         """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
         noise = self.randomizers[0].moments.variance * form.weights.square().sum() / n
         square = ((form.weights * means[0]).square().sum(-1) - noise).clamp_min(0)
-        return self._variance(n**2 * square, n, form)
+        return self._variance(float(n) ** 2 * square, float(n), form)
 
     def _variance(self, square: Tensor, n: Tensor | float, form: Form) -> Tensor:
         """``square``: ||J s||^2, s the sum of the vectors."""

@@ -90,7 +90,8 @@ class FrequencyOracle(TypeProtocol):
         self.check(tally)
         value = self.totals(tally) / tally.n
         shares = value.clamp_min(0)
-        shares = shares / shares.sum(-1, keepdim=True).clamp_min(1e-300)
+        total = shares.sum(-1, keepdim=True)
+        shares = torch.where(total > 0, shares / total, 1 / self.k)  # of few users none may be positive
         return Estimate(value, (self.report_variance(shares) / tally.n).sqrt(), tally.n)
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
