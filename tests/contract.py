@@ -22,6 +22,7 @@ import pytest
 import torch
 from laws import generator, one_law, z_scores
 
+from torchdp.collection import Journal
 from torchdp.noise import Noise, SeededNoise
 from torchdp.protocol import Crowd, Objective, Tally
 
@@ -124,6 +125,20 @@ class Contract:
                 with pytest.raises((TypeError, ValueError), match="summary"):
                     verb(wrong)
 
+    def test_a_bad_objective_or_n_is_refused(self):
+        for wrong in (None, "worst"):
+            with pytest.raises(TypeError, match="objective must be"):
+                self.protocol.worst_mse(len(self.x), wrong)
+        for wrong in (0, -1, 1.5, None):
+            with pytest.raises(ValueError, match="n must be"):
+                self.protocol.worst_mse(wrong)
+
+    def test_an_estimate_carries_no_data_in_its_graph(self):
+        if self.x.is_floating_point():
+            x = self.x.clone().requires_grad_()
+            found = self.protocol.estimate(x), self.protocol.exact(self.protocol.summary(self.protocol.admit(x)))
+            assert not (found[0].value.requires_grad or found[1].requires_grad)
+
     def test_a_foreign_tally_is_refused(self):
         tally = self.protocol.collect(self.x, noise=SeededNoise(1))
         name = next(iter(tally.parts))
@@ -200,6 +215,11 @@ class MessageContract(Contract):
         data = self.protocol.encode(self.protocol.randomize(self.x, noise=SeededNoise(1)))
         with pytest.raises(ValueError, match="data"):
             self.protocol.decode(data + b"\xff")
+        for wrong in (None, "text", 3):
+            with pytest.raises(TypeError, match="data must be"):
+                self.protocol.decode(wrong)
+            with pytest.raises(TypeError, match="messages must be"):
+                self.protocol.encode(wrong)
 
 
 class LocalContract(MessageContract):
@@ -213,6 +233,23 @@ class LocalContract(MessageContract):
     def test_the_length_is_what_is_sent(self):
         data = self.protocol.encode(self.protocol.randomize(self.x))
         assert len(data) == len(self.x) * max(1, math.ceil(self.protocol.bits_per_user / 8))
+
+    def test_a_journal_keeps_it(self, tmp_path):
+        tally = self.protocol.collect(self.x, noise=SeededNoise(1))
+        Journal(tmp_path / "journal", self.protocol).add("one", tally)
+        again = Journal(tmp_path / "journal", self.protocol).estimate()
+        torch.testing.assert_close(again.value, self.protocol.analyse(tally).value, equal_nan=True)
+
+    def test_damaged_bytes_are_refused_or_a_message(self):
+        data = self.protocol.encode(self.protocol.randomize(self.x[:1]))
+        for at in range(min(len(data), 16)):
+            for byte in (0, 127, 128, 255):
+                try:
+                    sent = self.protocol.decode(data[:at] + bytes([byte]) + data[at + 1 :])
+                except ValueError as error:
+                    assert "data" in str(error)
+                else:
+                    self.protocol.tally(sent)
 
 
 class RelayContract(LocalContract):

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "memory": set(),
     "randomness": set(),
     "privacy": FLOOR,
-    "wire": set(),
+    "wire": {"checks"},
     "protocol": FLOOR | {"privacy", "wire"},
     "collection": FLOOR | {"privacy", "protocol"},
     "workloads": FLOOR,

@@ -19,7 +19,7 @@ def test_whole_numbers_travel(bits):
 
 def test_vectors_travel_bit_by_bit():
     values = torch.randn(5, 3, dtype=torch.float64, generator=generator())
-    assert torch.equal(wire.unpack_vectors(wire.pack_vectors(values), 3), values)
+    assert torch.equal(wire.unpack_vectors(wire.pack_vectors(values, 3), 3), values)
     assert wire.unpack_vectors(b"", 3).shape == (0, 3) and wire.unpack(b"", 9).shape == (0,)
 
 

@@ -10,6 +10,8 @@ import sys
 import torch
 from torch import Tensor
 
+from torchdp import checks
+
 MAGIC, VERSION = b"tdp", 1
 CHECKSUM = 8
 
@@ -25,7 +27,7 @@ def pack(values: Tensor, bits: int) -> bytes:
 def unpack(data: bytes, bits: int) -> Tensor:
     """The numbers that ``pack`` was given, (n,) int64. Raises ValueError for another length, or more bits."""
     size = max(1, -(-bits // 8))
-    if len(data) % size:
+    if len(checks.instance("data", data, bytes)) % size:
         raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
     wide = torch.zeros(len(data) // size, 8, dtype=torch.int64)
     if data:
@@ -36,17 +38,20 @@ def unpack(data: bytes, bits: int) -> Tensor:
     return values
 
 
-def pack_vectors(values: Tensor) -> bytes:
-    """(n, dim) real numbers -> 8 n dim bytes, float64, the low byte first."""
+def pack_vectors(values: Tensor, *dim: int) -> bytes:
+    """(n, *dim) real numbers -> 8 bytes each, float64, the low byte first. Raises TypeError, ValueError."""
+    values = checks.floating("messages", values)
+    if values.ndim != 1 + len(dim) or values.shape[1:] != dim:
+        raise ValueError(f"messages must have shape (n, {', '.join(map(str, dim))}), not {tuple(values.shape)}")
     return values.detach().double().cpu().contiguous().numpy().astype("<f8").tobytes()
 
 
 def unpack_vectors(data: bytes, dim: int) -> Tensor:
-    """(n, dim) float64. Raises ValueError for another length."""
-    if len(data) % (8 * dim):
+    """(n, dim) float64. Raises TypeError, and ValueError for another length or what is no number."""
+    if len(checks.instance("data", data, bytes)) % (8 * dim):
         raise ValueError(f"data must hold {8 * dim} bytes for each message, not {len(data)} bytes in all")
     words = unpack_words(data)
-    return words.view(torch.float64).view(-1, dim)
+    return checks.floating("data", words.view(torch.float64).view(-1, dim))
 
 
 def unpack_words(data: bytes) -> Tensor:

@@ -100,7 +100,7 @@ def device_of(value: object) -> torch.device:
     """Where the first tensor of a frozen dataclass is; the CPU where it has none."""
     found = value.device if isinstance(value, Tensor) else torch.device("cpu")
     inner = value if isinstance(value, tuple) else ()
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):  # a field may name a class
         inner = tuple(getattr(value, each.name) for each in fields(value) if each.init)
     return next((place for place in map(device_of, inner) if place != found), found)
 

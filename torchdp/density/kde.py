@@ -45,6 +45,8 @@ class OfFeatures(Protocol[Crowd]):
         return rounding + privacy
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        checks.instance("objective", objective, Objective)
+        checks.integer("n", n, 1)
         rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
         noise = self.law.spread(torch.tensor([0, n]), n).max()
         return (rounding + 4 * self.features.bound**2 * noise) / n**2

@@ -70,7 +70,7 @@ class TwoMessage(LocalPairs):
         return Tally(crowd.n, {name: self.randomizer.drawn(crowd, draws, shape)["sum"] for name in self.layout})
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages)
+        return wire.pack_vectors(messages, 2, self.statistic.dim)
 
     def decode(self, data: bytes) -> Tensor:
         return wire.unpack_vectors(data, 2 * self.statistic.dim).view(-1, 2, self.statistic.dim)

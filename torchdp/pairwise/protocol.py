@@ -179,6 +179,7 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose classes may be empty."""
+        checks.instance("objective", objective, Objective)
         n, form = checks.integer("n", n, 2), self.statistic.form
         if self.statistic.denominator is not None:
             return torch.tensor(torch.inf, dtype=torch.float64)

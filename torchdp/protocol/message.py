@@ -48,7 +48,7 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     def randomize(self, x: Tensor, *, noise: Noise | None = None) -> M:
         """What these users send: the client half, for one row as for a million. Raises TypeError, ValueError."""
-        x = self.admit(x)
+        x = self.admit(x).detach()
         return self.speak(x, source(noise, x.device))
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:

@@ -66,7 +66,7 @@ class Protocol(ABC, Generic[S]):
     @final
     def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tally:
         """What the analyst hears of these users. noise: None is the system's cipher. Raises TypeError, ValueError."""
-        x = self.admit(x)
+        x = self.admit(x).detach()  # an estimate must not carry the users' data in its graph
         return self.hear(x, source(noise, x.device))
 
     @final

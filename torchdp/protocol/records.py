@@ -44,7 +44,7 @@ class Crowd:
     @staticmethod
     def of(x: Tensor) -> "Crowd":
         """Each row by itself."""
-        return Crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device))
+        return Crowd(x.detach(), torch.ones(len(x), dtype=torch.int64, device=x.device))
 
 
 @dataclass(frozen=True, eq=False)

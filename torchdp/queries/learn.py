@@ -96,7 +96,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         )
         if checks.real("x", x).ndim != 2 or x.shape[1] != len(self.concepts.tables) + 1 or len(x) == 0:
             raise ValueError(f"{wanted}, not of shape {tuple(x.shape)}")
-        if x.is_floating_point():
+        if x.is_floating_point() or x.dtype == torch.bool:
             raise TypeError(f"{wanted}, not {x.dtype}")
         if not bool((x[:, -1].abs() == 1).all()):
             raise ValueError(f"{wanted}; some label is neither")

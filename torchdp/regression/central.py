@@ -46,7 +46,8 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
         return self.deviations().square()
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        return objective.of(self.deviations().square())
+        checks.integer("n", n, 1)
+        return checks.instance("objective", objective, Objective).of(self.deviations().square())
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their bounds."""
+        checks.instance("objective", objective, Objective)
         n, d = checks.integer("n", n, 1), self.columns
         label = torch.tensor([n * (self.label_bound or 0.0) ** 2] * self.labelled, dtype=torch.float64)
         rows = torch.zeros(d, dtype=torch.float64)
@@ -121,10 +122,10 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
         return objective.of(product_variances(diagonal, n * self.sigma**4, self.sigma**2, self.labelled))
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages)
+        return wire.pack_vectors(messages, self.size)
 
     def decode(self, data: bytes) -> Tensor:
-        return wire.unpack_vectors(checks.instance("data", data, bytes), self.size)
+        return wire.unpack_vectors(data, self.size)
 
 
 def wishart(degrees: int, d: int, shape: Sequence[int], draws: Draws) -> Tensor:

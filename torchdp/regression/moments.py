@@ -76,7 +76,7 @@ class FrequencyMoments(SharedSum[Tally]):
         return self.few(x)
 
     def shown(self, x: Tensor) -> Tensor:
-        return (x.double().abs() / self.bound).clamp_max(1)[:, None] ** torch.tensor(
+        return (x.detach().double().abs() / self.bound).clamp_max(1)[:, None] ** torch.tensor(
             self.orders, dtype=torch.float64, device=x.device
         )
 

@@ -38,7 +38,7 @@ class RowsProtocol(Protocol[SecondMoments]):
 
     def clipped(self, x: Tensor) -> Tensor:
         """Rows and labels within their bounds: float64, in which no rounding leaves a row longer by much; unchecked."""
-        x = x.double()
+        x = x.detach().double()
         rows = shortened(x[:, : self.columns], self.bound)
         if self.label_bound is None:
             return rows

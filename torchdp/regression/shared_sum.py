@@ -117,13 +117,13 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return self.variances(self.total(summary)[1])
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        return objective.of(self.variances(n))
+        return checks.instance("objective", objective, Objective).of(self.variances(checks.integer("n", n, 1)))
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages)
+        return wire.pack_vectors(messages, self.words)
 
     def decode(self, data: bytes) -> Tensor:
-        return wire.unpack_vectors(checks.instance("data", data, bytes), self.words)
+        return wire.unpack_vectors(data, self.words)
 
 
 def shared_noise(

@@ -195,7 +195,7 @@ class SecureSketch(Settings, MessageProtocol[Tensor, Words]):
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         checks.integer("n", n, self.sketch.clients - self.coalition.absent, self.sketch.clients)
-        return objective.of(self.row_variance)
+        return checks.instance("objective", objective, Objective).of(self.row_variance)
 
     def encode(self, messages: Words) -> bytes:
         """Words before they are shared out, client by client, behind the first client's number."""

@@ -85,13 +85,14 @@ class Shuffled(MessageProtocol[S, Bag]):
 
     def encode(self, messages: Bag) -> bytes:
         """The number of users, 4 bytes, then each message."""
+        checks.instance("messages", messages, Bag)
         kinds = torch.tensor(self.law.contents, device=messages.content.device)
         word = messages.instance.long() * len(kinds) + torch.searchsorted(kinds, messages.content.long())
         return wire.pack(torch.tensor([messages.n]), COUNT_BITS) + wire.pack(word, self.bits_per_message)
 
     def decode(self, data: bytes) -> Bag:
         head = COUNT_BITS // 8
-        if len(data) < head:
+        if len(checks.instance("data", data, bytes)) < head:
             raise ValueError(f"data must begin with the number of users, {head} bytes; there are {len(data)}")
         n, word = int(wire.unpack(data[:head], COUNT_BITS)), wire.unpack(data[head:], self.bits_per_message)
         kinds = torch.tensor(self.law.contents, dtype=torch.int8)
@@ -115,7 +116,8 @@ class OfBits(Protocol[Tensor]):
         return self.law.variance(self._users(summary))
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        return self.law.spread(torch.tensor([0, n]), n).max()
+        checks.instance("objective", objective, Objective)
+        return self.law.spread(torch.tensor([0, checks.integer("n", n, 1)]), n).max()
 
     def _bits(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):

@@ -148,7 +148,7 @@ class Round(LocalProtocol[Tensor, Tensor]):
         return self._errors([one / n for one in each], n)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        return objective.of(self._worst(checks.integer("n", n, 1)))
+        return checks.instance("objective", objective, Objective).of(self._worst(checks.integer("n", n, 1)))
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
         counts = checks.floating("summary", summary).to(self.points)
@@ -167,7 +167,7 @@ class Round(LocalProtocol[Tensor, Tensor]):
         return torch.cat([*vectors, *((q.half_width.square() * each)[..., None] for q, each in widths)], -1)
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages)
+        return wire.pack_vectors(messages, self.width)
 
     def decode(self, data: bytes) -> Tensor:
         return wire.unpack_vectors(data, self.width)

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import fuses
@@ -100,7 +101,7 @@ class BitVectorOracle(FrequencyOracle):
 
     def decode(self, data: bytes) -> Tensor:
         size = -(-self.k // 8)
-        if len(data) % size:
+        if len(checks.instance("data", data, bytes)) % size:
             raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
         wide = torch.zeros(len(data) // size, 8 * self.words, dtype=torch.int64)
         if data:

@@ -113,7 +113,8 @@ class FrequencyOracle(TypeProtocol):
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         (own, other), n = self.own_and_other, checks.integer("n", n, 1)
-        each = max(own, other) if objective is Objective.WORST else other + (own - other) / self.k
+        worst = checks.instance("objective", objective, Objective) is Objective.WORST
+        each = max(own, other) if worst else other + (own - other) / self.k
         return torch.tensor(each / n, dtype=torch.float64)
 
     def _workload(self, W: Tensor) -> Tensor:

@@ -228,7 +228,8 @@ class StrategyMatrix(FrequencyOracle):
         return shares @ self.variances.mT
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        of_types = self.variances.amax(0) if objective is Objective.WORST else self.variances.mean(0)
+        worst = checks.instance("objective", objective, Objective) is Objective.WORST
+        of_types = self.variances.amax(0) if worst else self.variances.mean(0)
         return of_types.amax() / checks.integer("n", n, 1)
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:

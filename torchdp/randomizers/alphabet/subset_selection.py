@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
@@ -99,7 +100,7 @@ class SubsetSelection(BitVectorOracle):
 
     def decode(self, data: bytes) -> Tensor:
         size = max(1, -(-self.bits_per_user // 8))
-        if len(data) % size:
+        if len(checks.instance("data", data, bytes)) % size:
             raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
         words = torch.zeros(len(data) // size, self.words, dtype=torch.int64)
         for row, start in zip(words, range(0, len(data), size), strict=True):

@@ -194,12 +194,13 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """At x = 0 where the noise along x is the less; else on the sphere, along an axis for ``WORST``."""
-        moments, largest = self.moments, self.radius**2 / (1 if objective is Objective.WORST else self.dim)
+        entries = 1 if checks.instance("objective", objective, Objective) is Objective.WORST else self.dim
+        moments, largest = self.moments, self.radius**2 / entries
         each = moments.variance + max(moments.outer, 0.0) * largest
         return torch.tensor(each / checks.integer("n", n, 1), dtype=torch.float64)
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages)
+        return wire.pack_vectors(messages, self.bits_per_user // 64)
 
     def decode(self, data: bytes) -> Tensor:
         return wire.unpack_vectors(data, self.dim)

@@ -112,7 +112,12 @@ class ProjUnit(SphereRandomizer):
         return Tally(len(messages), {"sum": total})
 
     def decode(self, data: bytes) -> Tensor:
-        return wire.unpack_vectors(data, self.k + 1)
+        messages = wire.unpack_vectors(data, self.k + 1)
+        try:
+            self.tally(messages)
+        except ValueError as error:
+            raise ValueError(f"data must be what this protocol encodes: {error}") from None
+        return messages
 
     def _projections(self, seeds: Tensor) -> Tensor:
         """P^T, (n, dim + 1, k): orthonormal columns that span a uniform subspace, a public function of the seed.
