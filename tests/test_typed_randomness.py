@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path for path in (ROOT / "torchdp").iterdir() if path.is_dir() and path.name != "kernels")
 SPEAK = {"randomize", "collect", "estimate", "answer", "release", "learn", "messages", "add_share", "mechanism"}
 TORCH = {"rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "poisson", "binomial"}
+OWN = {"Generator", "keyed_generator", "SeededNoise", "manual_seed"}
 IN_PLACE = {"random_", "uniform_", "normal_", "exponential_", "bernoulli_", "geometric_", "log_normal_", "cauchy_"}
 
 
@@ -54,6 +55,11 @@ def faults(code, room="mean"):
             found.append(f"{name} simulates or publishes and takes noise")
         if public and name in SPEAK and "noise" in taken and not defaults_to_none(function, "noise"):
             found.append(f"{name}: noise must be a keyword that is None, the system's, by default")
+        if taken & {"noise", "draws", "generator"}:
+            called = {
+                ast.unparse(call.func).split(".")[-1] for call in ast.walk(function) if isinstance(call, ast.Call)
+            }
+            found += [f"{name} is given randomness and makes its own by {what}" for what in sorted(called & OWN)]
         if "noise" in taken or "draws" in taken or (name in SPEAK and room != "simulate"):
             found += [f"{name} draws by torch.{what}, not from its draws" for what in torch_draws(function)]
     found += [f"torch.{what} draws from the global generator" for what in torch_draws(tree, of_the_global=True)]
@@ -85,6 +91,7 @@ def test_simulated_users_stay_in_simulations(room):
         "def total(x, draws): return torch.randn(3, generator=draws.generator)",
         "def public(dim): return torch.randn(dim)",
         "def total(x, draws): return x.uniform_(generator=draws.generator)",
+        "def drawn(self, summary, draws, shape): return normals(torch.Generator().manual_seed(0))",
     ],
 )
 def test_the_rule_sees_a_fault(code):

@@ -10,7 +10,8 @@ from scipy.optimize import brentq
 
 from torchdp.privacy import composed_delta, composed_epsilon, gaussian_log_delta
 from torchdp.privacy.accounting import largest_curve, loss_distributions, rounding
-from torchdp.shuffle.dominating import gaussian_profile, pair_profile, poisson_profiles, pure_profile
+from torchdp.shuffle.count_laws import poisson_law
+from torchdp.shuffle.dominating import gaussian_profile, one_type_profiles, pair_profile, pure_profile
 
 UNEVEN = (np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45]))
 
@@ -85,7 +86,7 @@ def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
 @pytest.mark.parametrize("instances", [1, 3, 200])
 @pytest.mark.parametrize("delta", [1e-9, 0.1])
 def test_guarantee_composed_epsilon_inverts_composed_delta(instances, delta):
-    profiles = poisson_profiles(40.0 * instances)
+    profiles = one_type_profiles(poisson_law(40.0 * instances))
     epsilon = composed_epsilon(profiles, instances, delta)
     assert composed_delta(profiles, instances, epsilon) <= delta * 1.01
     assert composed_delta(profiles, instances, 0.98 * epsilon) > delta or epsilon == 0

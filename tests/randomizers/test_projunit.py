@@ -143,3 +143,17 @@ def test_subspaces_are_uniform():
         squares = np.square(np.einsum("nik,i->nk", projections, u)).sum(-1)
         assert stats.kstest(squares, stats.beta(1, 2).cdf).pvalue > 1e-6
         assert stats.kstest(squares, stats.beta(1, 2.2).cdf).pvalue < 1e-6
+
+
+def test_user_and_analyst_take_the_same_basis_whatever_the_signs_of_their_libraries(monkeypatch):
+    """A message is coordinates: a decomposition with other signs on the analyst's machine would turn it over."""
+    randomizer, qr = ProjUnit(5, 1.0, k=2), torch.linalg.qr
+    messages = randomizer.randomize(torch.full((20, 5), 0.3, dtype=torch.float64), noise=SeededNoise(1))
+    before, signs = randomizer.vectors(messages), torch.tensor([-1.0, 1.0], dtype=torch.float64)
+
+    def turned(matrices):
+        columns, triangle = qr(matrices)
+        return columns * signs, signs[:, None] * triangle
+
+    monkeypatch.setattr(torch.linalg, "qr", turned)
+    torch.testing.assert_close(randomizer.vectors(messages), before)

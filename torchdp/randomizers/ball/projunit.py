@@ -122,11 +122,13 @@ class ProjUnit(SphereRandomizer):
     def _projections(self, seeds: Tensor) -> Tensor:
         """P^T, (n, dim + 1, k): orthonormal columns that span a uniform subspace, a public function of the seed.
 
-        Which basis of it the decomposition gives does not matter: PrivUnit turns with its point.
+        The basis is the one whose triangular factor has a positive diagonal: the same on the user's machine and on the
+        analyst's, whatever their libraries' signs.
         """
         lifted_dim = self.dim + 1
         matrices = normals(PUBLIC, seeds, lifted_dim * self.k, torch.float64).view(-1, lifted_dim, self.k)
-        return torch.linalg.qr(matrices).Q
+        columns, triangle = torch.linalg.qr(matrices)
+        return columns * torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[:, None]
 
     def _at_once(self, x: Tensor) -> int:
         return rows_at_once(x, self.k * (self.dim + 1))
