@@ -355,3 +355,9 @@ def test_bytes_are_those_of_the_paper(servers, megabytes):
         p = SecureSketch(sketch, 10, 1.0, 1.0, 1e-6, servers=servers, sensitivity=1.0, bits=bits)
         assert p.payload_bytes == round(megabytes * 1e6) * bits // 64
         assert 8 * p.payload_bytes == 10**5 * p.bits_per_user + servers * 100 * 10 * bits
+
+
+def test_a_summary_that_no_rows_add_up_to_is_refused():
+    sums = TestSecureSketch.protocol.summary(TestSecureSketch.protocol.admit(TestSecureSketch.x))
+    with pytest.raises(ValueError, match="summary holds a sum beyond"):
+        TestSecureSketch.protocol.sample_tally(sums + 2**50, generator=generator())

@@ -81,7 +81,7 @@ class Exponential(OneTermFamily):
 
     def inside(self, name: str, points: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(points, dim=-1, dtype=torch.float64)
-        if len(points) and float(norms.max()) > self.radius * (1 + SLACK):
+        if len(points) and float(norms.detach().max()) > self.radius * (1 + SLACK):
             raise ValueError(
                 f"{name} must lie in the ball of radius {self.radius:g}; scale it or state a larger radius"
             )

@@ -28,7 +28,10 @@ class InnerProductFamily(Family):
         return x @ y.mT
 
     def inside(self, name: str, points: Tensor) -> Tensor:
-        if len(points) and float(torch.linalg.vector_norm(points, dim=-1, dtype=torch.float64).max()) > 1 + SLACK:
+        if (
+            len(points)
+            and float(torch.linalg.vector_norm(points.detach(), dim=-1, dtype=torch.float64).max()) > 1 + SLACK
+        ):
             raise ValueError(
                 f"{name} must hold vectors of norm at most 1; divide each by its norm, or all by a public bound"
             )

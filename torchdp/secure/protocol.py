@@ -106,10 +106,15 @@ class SecureSketch(Settings, MessageProtocol[Tensor, Words]):
         return sums
 
     def counted(self, summary: Tensor) -> Tensor:
-        """``summary``, whole numbers (m, d) that fit the ring. Raises TypeError, ValueError."""
+        """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises TypeError, ValueError."""
         shape, sums = self.layout["words"][0], checks.real("summary", summary)
         if summary.dtype != torch.int64 or sums.shape != shape:
             raise ValueError(f"summary must be int64 sums {shape}, not {summary.dtype} {tuple(sums.shape)}")
+        longest = (self.bound if self.entry is None else self.entry) * (1 + SLACK) * self.ring.scale
+        if bool((summary.double().abs() > (self.sketch.counts() * longest)[:, None]).any()):
+            raise ValueError(
+                "summary holds a sum beyond what the clients of its row can hold; make it by summary(x)"
+            )
         return summary
 
     def randomize(self, x: Tensor, *, first: int = 0, noise: Noise | None = None) -> Words:

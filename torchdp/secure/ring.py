@@ -69,7 +69,7 @@ class Ring:
         return value
 
     def _fits(self, name: str, scaled: Tensor) -> None:
-        low, high = scaled.aminmax() if scaled.numel() else (scaled.new_zeros(()),) * 2
+        low, high = scaled.detach().aminmax() if scaled.numel() else (scaled.new_zeros(()),) * 2
         if not (float(high) < 2.0 ** (self.bits - 1) and float(low) > -(2.0 ** (self.bits - 1))):  # NaN is neither
             raise ValueError(
                 f"{name} must be finite and fit {self.bits} bits with {self.fraction_bits} fraction bits: "
