@@ -58,10 +58,9 @@ def run(
         target_relative_ci: stop at the first block boundary at which half the width of the 95 % interval
             over abs(mean) is at most this. With blocks of few samples it stops too early too often.
         device: where the generators live, in this process.
-        devices: instead of ``device``: one worker process for each entry, for example ``["cuda:0", "cuda:1"]``
-            or ``["cpu"] * 8``, all of one kind. They load the trial by its name: it must be a function at the top
-            level of a module or script, or made of such ones (``functools.partial``, a dataclass with ``__call__``),
-            and a script must call this under ``if __name__ == "__main__":``.
+        devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``, all of one kind.
+            They load the trial by its name: it must be a function at the top level of a module or script, or made of
+            such ones (a ``functools.partial``), and a script calls this under ``if __name__ == "__main__":``.
         progress: show a bar; None shows one on a terminal only.
 
     Raises:
