@@ -229,8 +229,8 @@ MISTAKES = (
     ),
     Mistake(
         'density/kde.py', 'the noise of the bits counted once, not four times',
-        'return rounding / n**2, 4 * bound**2 * noise / n**2',
-        'return rounding / n**2, bound**2 * noise / n**2',
+        'return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2',
+        'return rounding / float(n) ** 2, bound**2 * noise / float(n) ** 2',
         'density/test_kde.py', 'TestSquareWave',
     ),
     Mistake(
