@@ -228,7 +228,7 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     for points in (1.0001 * x, 1.0001 * x.double()):
         with pytest.raises(ValueError, match="x holds points outside"):
             randomizer.randomize(points, noise=SeededNoise(14))
-        with pytest.raises(ValueError, match="summary must hold values .* outside"):
+        with pytest.raises(ValueError, match=r"summary must hold values .* outside"):
             randomizer.sample_tally(Crowd(points, torch.ones(500)), generator=generator(14))
 
 
