@@ -41,7 +41,7 @@ def test_psi_is_the_excess_risk_on_the_rows(k):
 def test_moments_are_summed_in_parts_and_join(monkeypatch):
     A, b = normal(50, 3, dtype=torch.float32), normal(50, seed=1)
     whole = SecondMoments.of(A, b)
-    monkeypatch.setattr("torchdp.regression.errors.NUMBERS_AT_ONCE", 40)
+    monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 40)
     torch.testing.assert_close(SecondMoments.of(A, b).matrix, whole.matrix)
     parts = SecondMoments.of(A[:20], b[:20]) + SecondMoments.of(A[20:], b[20:])
     assert parts.clients == 50 and whole.matrix.dtype == torch.float64

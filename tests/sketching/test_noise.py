@@ -112,7 +112,7 @@ def test_the_release_is_the_sketch_and_its_noise(noise):
 def test_parts_of_the_clients_add_up_to_all(monkeypatch):
     sketch, noise = osnap(1000, 10, 2, generator=generator()), GaussianNoise(1.0)
     A = torch.randn(1000, 400, dtype=torch.float64, generator=generator(1))
-    monkeypatch.setattr("torchdp.sketching.sketch.NUMBERS_AT_ONCE", 30_000)
+    monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 30_000)
     error = noise.collect(sketch, A, noise=SeededNoise(2)) - sketch.sums(A)
     assert stats.kstest((error / sketch.counts()[:, None].sqrt()).flatten(), "norm").pvalue > ALPHA
 

@@ -82,7 +82,7 @@ def test_part_keeps_the_columns_of_some_clients(monkeypatch):
     sketch, some = SKETCHES[0], torch.tensor([5, 2, 40])
     torch.testing.assert_close(sketch.part(some).dense(), sketch.dense()[:, some])
     gram = sketch.gram()
-    monkeypatch.setattr("torchdp.sketching.sketch.NUMBERS_AT_ONCE", 50)
+    monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 50)
     slices = list(sketch.parts(7))
     assert slices[0] == slice(0, 7) and slices[-1].stop == 60
     torch.testing.assert_close(sketch.gram(), gram)

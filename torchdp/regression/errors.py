@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-
-NUMBERS_AT_ONCE = 2**22  # of A converted to float64 at a time
+from torchdp.memory import rows_at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class SecondMoments:
         """
         A = joined(A, labels)
         total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
-        for part in A.split(max(1, NUMBERS_AT_ONCE // A.shape[1])):
+        for part in A.split(rows_at_once(A.shape[1])):
             part = part.double()
             total.addmm_(part.mT, part)
         return SecondMoments(len(A), total)

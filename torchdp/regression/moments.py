@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Tally
-from torchdp.regression.errors import NUMBERS_AT_ONCE
 from torchdp.regression.shared_sum import SharedSum, shared_noise
 from torchdp.secure.shared_noise import SharedNoise
 
@@ -81,7 +81,7 @@ class FrequencyMoments(SharedSum[Tally]):
         )
 
     def summary(self, x: Tensor) -> Tally:
-        parts = [self.shown(part).sum(0) for part in x.split(max(1, NUMBERS_AT_ONCE // self.words))]
+        parts = [self.shown(part).sum(0) for part in x.split(rows_at_once(self.words))]
         return Tally(len(x), {"sum": torch.stack(parts).sum(0)})
 
     def total(self, summary: Tally) -> tuple[Tensor, int]:

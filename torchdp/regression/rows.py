@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol
-from torchdp.regression.errors import NUMBERS_AT_ONCE, SecondMoments, checked
+from torchdp.regression.errors import SecondMoments, checked
 from torchdp.regression.second_moment_noise import moment_vector, triangular
 
 
@@ -46,7 +47,7 @@ class RowsProtocol(Protocol[SecondMoments]):
 
     def summary(self, x: Tensor) -> SecondMoments:
         """The second moments of [A b], clipped."""
-        parts = x.split(max(1, NUMBERS_AT_ONCE // x.shape[1]))
+        parts = x.split(rows_at_once(x.shape[1]))
         first, *rest = (SecondMoments.of(self.clipped(part)) for part in parts)
         return sum(rest, first)
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
+from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, MessageProtocol, Objective, Tally
 from torchdp.protocol.protocol import S
-from torchdp.regression.errors import NUMBERS_AT_ONCE
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
 from torchdp.sketching.coalition import AdaptiveCoalition
@@ -100,7 +100,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         """The noise of all these clients is drawn at once."""
-        parts = [self.shown(part).sum(0) for part in x.split(max(1, NUMBERS_AT_ONCE // self.words))]
+        parts = [self.shown(part).sum(0) for part in x.split(rows_at_once(self.words))]
         return Tally(len(x), {"sum": self.noise.add_sum(torch.stack(parts).sum(0), len(x), draws, ())})
 
     def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-
-NUMBERS_AT_ONCE = 2**22  # held in memory by one part of the work
+from torchdp.memory import rows_at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +157,7 @@ class Sketch:
 
     def parts(self, numbers: int) -> Iterator[slice]:
         """Slices of the clients, so that ``numbers`` numbers for each client fit in one part of the memory."""
-        step = max(1, NUMBERS_AT_ONCE // max(1, numbers))
+        step = rows_at_once(numbers)
         for start in range(0, self.clients, step):
             yield slice(start, min(start + step, self.clients))
 
