@@ -42,8 +42,8 @@ slow = pytest.mark.slow  # these measure memory in fresh processes
 @slow
 def test_samplers(smoke):
     tables = smoke("bench/samplers.py").tables
-    assert len(tables["draws"]) == 8 and all(row["draws"] > 0 and row["torch"] > 0 for row in tables["draws"])
-    assert len(tables["memory"]) == 4 * 2
+    assert len(tables["draws"]) == 6 and all(row["draws"] > 0 and row["torch"] > 0 for row in tables["draws"])
+    assert len(tables["memory"]) == 2 * 2
 
 
 @slow
