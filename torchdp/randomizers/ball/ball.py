@@ -257,9 +257,10 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[Tensor]:
     """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users at a time."""
     ends = counts.cumsum(0)
     users = int(ends[-1]) if len(ends) else 0
+    alone = users == len(counts) and bool(counts.all())  # one user for each type
     for first in range(0, users, at_once):
         some = torch.arange(first, min(first + at_once, users), device=counts.device)
-        yield torch.searchsorted(ends, some, right=True)
+        yield some if alone else torch.searchsorted(ends, some, right=True)
 
 
 def gaussian_sums(axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
