@@ -16,6 +16,7 @@ import csv
 import io
 import json
 import shlex
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def measure(config: Config, report: Report) -> None:
+    warnings.filterwarnings("ignore", "the denominator")  # an AUC of the fewest users: the figure shows its error
     folder = report.folder / "users"
     folder.mkdir(exist_ok=True)
     write_users(breast_cancer(), folder / "breast_cancer.csv", config.users)
