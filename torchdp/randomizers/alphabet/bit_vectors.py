@@ -17,7 +17,7 @@ from torchdp.protocol import Layout, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import (
     WORDS_AT_ONCE,
-    FrequencyOracle,
+    SymmetricOracle,
     alphabet,
     budget,
 )
@@ -26,7 +26,7 @@ from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_c
 
 
 @dataclass(frozen=True)
-class BitVectorOracle(FrequencyOracle):
+class BitVectorOracle(SymmetricOracle):
     """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other value.
 
     Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v is bit v % 64 of the int64 word v // 64, so a message

@@ -41,11 +41,6 @@ class FrequencyOracle(TypeProtocol):
         """The reports where counts[x] users hold x: (*shape, reports), int64, exactly in law."""
 
     @property
-    def own_and_other(self) -> tuple[float, float]:
-        """Var(Y_i | x) for i = x and for any other i, where these are the same for all types."""
-        raise NotImplementedError
-
-    @property
     def layout(self) -> Layout:
         return {"reports": ((self.outputs,), torch.int64)}
 
@@ -98,10 +93,9 @@ class FrequencyOracle(TypeProtocol):
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
         return self.totals(tally) @ self._workload(W).mT
 
+    @abstractmethod
     def report_variance(self, shares: Tensor) -> Tensor:
         """sum_x shares_x Var(Y_i | x): (*batch, k) -> (*batch, k), float64. Unchecked."""
-        own, other = self.own_and_other
-        return other * shares.sum(-1, keepdim=True) + (own - other) * shares
 
     def exact(self, summary: Tensor) -> Tensor:
         """The shares, (k,)."""
@@ -111,12 +105,6 @@ class FrequencyOracle(TypeProtocol):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         counts = checks.users("summary", summary, self.k)
         return self.report_variance(counts) / counts.sum() ** 2
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        (own, other), n = self.own_and_other, checks.integer("n", n, 1)
-        worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        each = max(own, other) if worst else other + (own - other) / self.k
-        return torch.tensor(each / n, dtype=torch.float64)
 
     def _workload(self, W: Tensor) -> Tensor:
         W = checks.matrix("W", W).double()
@@ -128,6 +116,26 @@ class FrequencyOracle(TypeProtocol):
         if not 0 <= checks.integer("x", x, 0) < self.k:
             raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
         return x
+
+
+class SymmetricOracle(FrequencyOracle):
+    """One that treats all types alike."""
+
+    @property
+    @abstractmethod
+    def own_and_other(self) -> tuple[float, float]:
+        """Var(Y_i | x) for i = x and for any other i."""
+
+    def report_variance(self, shares: Tensor) -> Tensor:
+        """sum_x shares_x Var(Y_i | x): (*batch, k) -> (*batch, k), float64. Unchecked."""
+        own, other = self.own_and_other
+        return other * shares.sum(-1, keepdim=True) + (own - other) * shares
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        (own, other), n = self.own_and_other, checks.integer("n", n, 1)
+        worst = checks.instance("objective", objective, Objective) is Objective.WORST
+        each = max(own, other) if worst else other + (own - other) / self.k
+        return torch.tensor(each / n, dtype=torch.float64)
 
 
 def alphabet(k: int) -> int:

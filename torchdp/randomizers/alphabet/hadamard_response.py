@@ -11,13 +11,13 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle, alphabet, budget
+from torchdp.randomizers.alphabet.frequency import SymmetricOracle, alphabet, budget
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import bernoulli, multinomial, popcount
 
 
 @dataclass(frozen=True)
-class HadamardResponse(FrequencyOracle):
+class HadamardResponse(SymmetricOracle):
     """An index y in [0, K), K = 2^ceil(log2(k + 1)), e^epsilon times as likely where H[x + 1, y] = 1 as where -1.
 
     H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2);

@@ -14,12 +14,12 @@ from torchdp.kernels.dispatch import fuses
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle, alphabet, budget, spread
+from torchdp.randomizers.alphabet.frequency import SymmetricOracle, alphabet, budget, spread
 from torchdp.randomizers.base import exact_local
 
 
 @dataclass(frozen=True)
-class RandomizedResponse(FrequencyOracle):
+class RandomizedResponse(SymmetricOracle):
     """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
 
     q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon = 40 it costs .02 of
