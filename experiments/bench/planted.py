@@ -87,7 +87,7 @@ MISTAKES = (
         'randomizers/alphabet/frequency.py', 'shares of n - 1 users',
         'value = self.totals(tally) / tally.n\n',
         'value = self.totals(tally) / (tally.n - 1)\n',
-        'randomizers/test_battery.py', 'TestRandomizedResponse', False,
+        'randomizers/test_battery.py', 'TestRandomizedResponse',
     ),
     Mistake(
         'randomizers/alphabet/frequency.py', 'the standard error is a variance',
