@@ -194,7 +194,7 @@ def test_a_dead_context_is_not_hidden(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     made = kernel(broken, monkeypatch)
     with pytest.raises(RuntimeError, match=r"killed the CUDA context of cuda:0 .*TORCHDP_KERNELS=reference"):
-        made._failed(torch.device("cuda:0"), RuntimeError("launch"))
+        made.failed(torch.device("cuda:0"), RuntimeError("launch"))
 
 
 def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(device, auto, monkeypatch):
