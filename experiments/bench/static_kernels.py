@@ -9,7 +9,7 @@ What:     every launcher is called as its rooms call it (compiled.py); what it w
 Command:  python experiments/bench/static_kernels.py [--write true]
 Expected: no stack and no spill, and the numbers of static_kernels.txt, which --write writes.
 Output:   results/bench/static_kernels/kernels.csv, a row for each launch and GPU. Beside the resources: instructions
-          for one unit of work (of a thread: int, fp32, fp64), bytes; 1e9 units a second at most; the resource that binds,
+          for a unit of work (of one thread: int, fp32, fp64), bytes; 1e9 units a second at most; what binds,
           and of memory bandwidth the share that is used then.
 Peaks:    H100 SXM: 132 multiprocessors at 1.98 GHz, 3.35 TB/s, tf32 494.7e12 (NVIDIA H100 datasheet, 2023: 33.5 TFLOPS
           of FP64, 66.9 of FP32). A100 SXM: 108 at 1.41 GHz, 2.039 TB/s, tf32 156e12 (NVIDIA A100 80GB datasheet, 2021).
