@@ -12,7 +12,6 @@ from dataclasses import asdict
 
 import torch
 
-import torchdp
 from torchdp.cli import examine
 from torchdp.cli.examine import Ceilings, Finding
 from torchdp.kernels.dispatch import Kernel, LostDevice, mode, verdicts
@@ -38,7 +37,11 @@ def doctor(options: argparse.Namespace) -> int:
     device = _device(options)
     if options.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined; none is yet
-    report: dict[str, object] = {"torchdp": torchdp.__version__, "installed": installed(), "machine": machine()}
+    report: dict[str, object] = {
+        "torchdp": sys.modules["torchdp"].__version__,
+        "installed": installed(),
+        "machine": machine(),
+    }
     report |= {"device": str(device), "interpreted": options.interpret, "mode": mode()}
     if options.interpret:
         findings = [examine.tried(kernel, device) for kernel in chosen]

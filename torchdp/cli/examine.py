@@ -105,7 +105,7 @@ def chosen_tiles(kernel: Kernel, device: torch.device) -> dict[str, int]:
     if not start:
         return {}
     best, least = start, cost() * GAIN
-    for tiles in _products(kernel):
+    for tiles in products(kernel):
         kernel.set_tiles(device, tiles)
         try:
             if tiles != start and kernel.trial(device) is None and (taken := cost()) < least:
@@ -118,7 +118,7 @@ def chosen_tiles(kernel: Kernel, device: torch.device) -> dict[str, int]:
     return best
 
 
-def _products(kernel: Kernel) -> Iterator[dict[str, int]]:
+def products(kernel: Kernel) -> Iterator[dict[str, int]]:
     names = list(kernel.case.tiles)
     for sizes in itertools.product(*kernel.case.tiles.values()):
         yield dict(zip(names, sizes, strict=True))
