@@ -5,9 +5,9 @@ Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Different
 Command:  OMP_NUM_THREADS=1 python experiments/bench/sketching.py
 First, n = 1e6 clients, d = 10, m = 100, s = 1: what one server does with its shares, part by part, beside one read
     of them (torch's sum of the same tensor) and beside a sketch that multiplies by signs and calls index_add_: the sums
-    alone, and a Server from sealed frames to its published sums, where nobody or one in 10,000 may drop out. Second, what
-    each party does in the paper's settings, on uniform words: sharing them, all clients together; the transform of
-    one server; the sum of the servers' results. The paper's seconds, from other machines, are of one server. Third,
+    alone, and a Server from sealed frames to its published sums, where nobody or one in 10,000 may drop out. Second,
+    what each party does in the paper's settings, on uniform words: sharing them, all clients together; the transform
+    of one server; the sum of the servers' results. The paper's seconds, from other machines, are of one server. Third,
     the cost of one number: noise, masks, and the whole protocol in one process.
 Expected: the transform within 8 times one read, faster than sign-multiply plus index_add_; the frames of a server cost
     more to open than to add up. MB equal
