@@ -32,7 +32,7 @@ def test_sketching(smoke):
     tables = smoke("bench/sketching.py").tables
     assert len(tables["settings"]) == 2
     assert all(row["MB"] == pytest.approx(row["paper_MB"]) for row in tables["settings"])
-    assert len(tables["transform"]) == 2 * 4 and all(row["ms"] > 0 for row in tables["transform"])
+    assert len(tables["transform"]) == 2 * 6 and all(row["ms"] > 0 for row in tables["transform"])
     assert [round(row["variance_over_ideal"], 3) for row in tables["grid"]] == [1, 1]
 
 
