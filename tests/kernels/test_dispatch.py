@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchdp.cli.examine import products
-from torchdp.kernels import dispatch, response_counts, secure_sketch
+from torchdp.kernels import dispatch, privunit, privunitg, response_counts, rounded_features, secure_sketch
 from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
@@ -233,25 +233,44 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
     assert torch.equal(sums, wanted) and len(launches) == 1
 
 
-def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(monkeypatch):
-    """What stands in for a kernel on a GPU must not ask for all messages at once."""
-    from torchdp.kernels import privunit, privunitg, rounded_features
+@pytest.mark.parametrize(
+    ("module", "form", "specification", "case", "limit", "width"),
+    [
+        (privunit, "_sums", "messages", cases.PRIVUNIT, "NUMBERS_AT_ONCE", 64),
+        (privunitg, "_sums", "messages", cases.PRIVUNITG, "NUMBERS_AT_ONCE", 64),
+        (rounded_features, "_rounded", "counted", cases.ROUNDED, "BITS_AT_ONCE", 256),
+        (rounded_features, "_positive", "counted", cases.POSITIVE, "BITS_AT_ONCE", 256),
+    ],
+)
+def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
+    monkeypatch, module, form, specification, case, limit, width
+):
+    """What stands in for a kernel on a GPU must not hold all messages or bits at once."""
+    arguments, options = case.arguments(CPU, 30)
+    inner, sizes = getattr(module.reference, specification), []
 
-    for module, name, size in (
-        (privunit, "NUMBERS_AT_ONCE", 64 * 7),
-        (privunitg, "NUMBERS_AT_ONCE", 64 * 7),
-        (rounded_features, "BITS_AT_ONCE", 256 * 7),
-    ):
-        monkeypatch.setattr(module, name, size)
-    for form, case, whole in (
-        (privunit._sums, cases.PRIVUNIT, privunit.reference.sums),
-        (privunitg._sums, cases.PRIVUNITG, privunitg.reference.sums),
-        (rounded_features._rounded, cases.ROUNDED, rounded_features.reference.rounded_counts),
-        (rounded_features._positive, cases.POSITIVE, rounded_features.reference.positive_counts),
-    ):
-        arguments, options = case.arguments(CPU, 30)
-        found, wanted = form(*arguments, **options), whole(*arguments, **options)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    def watched(*some, **named):
+        made = inner(*some, **named)
+        sizes.append(len(made) if specification == "messages" else len(some[0]))
+        return made
+
+    monkeypatch.setattr(module.reference, specification, watched)
+    whole = getattr(module, form)(*arguments, **options)
+    assert sizes == [30]
+    monkeypatch.setattr(module, limit, 7 * width)
+    parts = getattr(module, form)(*arguments, **options)
+    assert sizes[1:] == [7, 7, 7, 7, 2]
+    assert float((parts - whole).abs().max()) <= 1e-5 * float(whole.abs().max()) * whole.is_floating_point()
+
+
+def test_a_callers_autocast_does_not_spoil_the_trial():
+    """Sixteen bits of the reference's product would be taken for a mistake of the kernel's."""
+    kernel = rounded_features.ROUNDED
+    arguments, _ = kernel.case.arguments(CPU, kernel.case.small)
+    wanted = kernel.plain(*arguments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not torch.equal(kernel.plain(*arguments), wanted)
+        assert torch.equal(kernel.result(kernel.plain, CPU), wanted)
 
 
 def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
