@@ -1,7 +1,9 @@
 """Which form of a kernel runs, and what happens where the fused one can not: never another law, a word used twice,
 a crash that hides its cause."""
 
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -172,6 +174,52 @@ def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(
         assert len(seen) == faults
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
     assert not torch.equal(found[0][0], found[0][1])  # the next call has a key of its own
+
+
+def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, monkeypatch):
+    """A form that writes nothing must not find the reference's own numbers where they were freed."""
+    seen, full_like = [], torch.full_like
+
+    def watched(tensor, value):
+        seen.append((tensor.shape, tensor.dtype))
+        return full_like(tensor, value)
+
+    def fused(*arguments):
+        assert seen
+        return response_counts.reference.counts(*arguments)
+
+    monkeypatch.setattr(torch, "full_like", watched)
+    assert kernel(fused, monkeypatch).trial(CPU) is None and seen == [((16,), torch.int64)]
+
+
+def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
+    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
+    made = kernel(late, monkeypatch)
+    assert torch.equal(made(CPU, *CALL), response_counts.reference.counts(*CALL))
+    with pytest.raises(RuntimeError, match="it does not run: RuntimeError: out of resource: shared memory"):
+        made(CPU, X.repeat(2), *CALL[1:])
+
+
+def test_sums_are_drawn_from_a_key_on_cuda_and_where_fused_is_asked_for(monkeypatch):
+    for chosen, here in (("auto", False), ("reference", False), ("fused", True)):
+        monkeypatch.setenv("TORCHDP_KERNELS", chosen)
+        assert dispatch.keyed("cuda:1") and dispatch.keyed(CPU) == here
+
+
+def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
+    made, tried = kernel(response_counts.reference.counts, monkeypatch), []
+
+    def trial(device):
+        tried.append(device)
+        time.sleep(0.05)
+        return "does not agree with its reference"
+
+    monkeypatch.setattr(made, "trial", trial)
+    wanted = response_counts.reference.counts(*CALL)
+    with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(8) as pool:
+        warnings.simplefilter("always")
+        found = list(pool.map(lambda _: made(CPU, *CALL), range(16)))
+    assert len(tried) == len(seen) == 1 and all(torch.equal(each, wanted) for each in found)
 
 
 def test_a_mistake_of_the_caller_switches_nothing_off(auto, monkeypatch):
