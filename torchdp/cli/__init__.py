@@ -69,6 +69,12 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--devices", metavar="A,B,...",
         help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",
     )  # fmt: skip
+    sweep.add_argument(
+        "--cluster", metavar="ADDRESS",
+        help="Dask workers at the scheduler's address (tcp://...), or local:N for N here; --device is theirs",
+    )  # fmt: skip
+    sweep.add_argument("--retries", type=int, default=2, help="of a block whose worker died (default: 2)")
+    sweep.add_argument("--time-limit", type=float, metavar="SECONDS", help="for a block; needs worker processes")
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
     sweep.add_argument(
         "--other-code", choices=("refuse", "keep", "again"), default="refuse",
