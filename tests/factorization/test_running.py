@@ -129,7 +129,7 @@ def test_noise_has_its_covariance_and_the_sensitivity_is_a_bound(n, decay):
     W = RunningSums(n, decay)
     found = factorize(W)
     units = Units(0)
-    L = found.draw_noise(n * (1 + len(found.rule.levels)), noise=units)
+    L = found.correlated_noise(n * (1 + len(found.rule.levels)), noise=units)
     assert units.used == L.shape[1]
     covariance = L @ L.mT
     M = weighted(W, found.row_weights, found.column_weights)
@@ -145,7 +145,7 @@ def test_noise_has_its_covariance_and_the_sensitivity_is_a_bound(n, decay):
 
 def test_noise_is_as_large_as_predicted():
     found, count = factorize(RunningSums(12)), 4000
-    measured = found.draw_noise(count, noise=SeededNoise(1)).square().mean(1)
+    measured = found.correlated_noise(count, noise=SeededNoise(1)).square().mean(1)
     z = (measured / found.row_norms**2 - 1) * math.sqrt(count / 2)
     assert z.abs().max() < 4.5
     assert (z + 0.15 * math.sqrt(count / 2)).abs().max() > 4.5  # the control: 15 % are seen

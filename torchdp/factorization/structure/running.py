@@ -47,7 +47,7 @@ class RunningFactorization:
     certificate: Certificate
     iterations: int
 
-    def draw_noise(self, size: int = 1, *, noise: Noise | None = None) -> Tensor:
+    def correlated_noise(self, size: int = 1, *, noise: Noise | None = None) -> Tensor:
         """L Z, Z of standard normal entries: the noise of all sums, (steps, size); ``size`` independent columns.
 
         Where each user enters one step with a part of norm at most 1 and noise is multiplied by sigma sensitivity, the
