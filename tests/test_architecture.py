@@ -37,7 +37,8 @@ MAY_IMPORT = {
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
-    "cli": FLOOR | {"privacy", "workloads", "factorization", "randomizers", "pairwise", "protocol", "simulate"},
+    "cli": FLOOR
+    | {"kernels", "privacy", "workloads", "factorization", "randomizers", "pairwise", "protocol", "simulate"},
     "__main__": {"cli"},
 }
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp.kernels.chacha import reference
 from torchdp.kernels.chacha.reference import block
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
 
 __all__ = ["Stream", "block", "keystream", "system_key"]
 
@@ -28,15 +28,20 @@ def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int 
     key: (8,) int32. first >= 0: the number of a block, below 2^63. group, stream: in [0, 2^32), the nonce. No two uses
     of a key may share a block: whoever sees one then knows the other. The reference's words by every path.
     """
-    if fuses(key.device):
-        from torchdp.kernels.chacha import fused
+    if key.device.type == "cpu":
+        return _keystream(key, first, blocks, group, stream)
+    return KEYSTREAM(key.device, key, first, blocks, group, stream)
 
-        return fused.keystream(key, first, blocks, group, stream)
+
+def _keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
     if LIBRARY and key.device.type == "cpu":
         from torchdp.kernels.chacha import library
 
         return library.keystream(key, first, blocks, group, stream)
     return reference.keystream(key, first, blocks, group, stream)
+
+
+KEYSTREAM = Kernel(__name__, "keystream", _keystream, cases.KEYSTREAM)
 
 
 class Stream:

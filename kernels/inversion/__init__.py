@@ -3,11 +3,14 @@
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.inversion import reference
 from torchdp.kernels.inversion.tables import Table, binomial, negative_binomial, poisson
 
 __all__ = ["Table", "binomial", "column_sums", "draws", "negative_binomial", "poisson"]
+
+DRAWS = Kernel(__name__, "draws", reference.draws, cases.INVERSION)
+COLUMN_SUMS = Kernel(__name__, "column_sums", reference.column_sums, cases.INVERSION_SUMS)
 
 
 def draws(table: Table, key: int, users: int, columns: int, *, first: int = 0, stream: int = 0) -> Tensor:
@@ -17,21 +20,13 @@ def draws(table: Table, key: int, users: int, columns: int, *, first: int = 0, s
     parts make up the whole. key: 64 bits, from ``philox.draw_key``. Raises ValueError.
     """
     users, columns, first, stream = _checked(users, columns, first, stream)
-    if fuses(table.device):
-        from torchdp.kernels.inversion import fused
-
-        return fused.draws(table, key, users, columns, first=first, stream=stream)
-    return reference.draws(table, key, users, columns, first=first, stream=stream)
+    return DRAWS(table.device, table, key, users, columns, first=first, stream=stream)
 
 
 def column_sums(table: Table, key: int, users: int, columns: int, *, first: int = 0, stream: int = 0) -> Tensor:
     """``draws(...).sum(0)`` in memory that does not grow with the users: (columns,), int64. Raises ValueError."""
     users, columns, first, stream = _checked(users, columns, first, stream)
-    if fuses(table.device):
-        from torchdp.kernels.inversion import fused
-
-        return fused.column_sums(table, key, users, columns, first=first, stream=stream)
-    return reference.column_sums(table, key, users, columns, first=first, stream=stream)
+    return COLUMN_SUMS(table.device, table, key, users, columns, first=first, stream=stream)
 
 
 def _checked(users: int, columns: int, first: int, stream: int) -> tuple[int, int, int, int]:

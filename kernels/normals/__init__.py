@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.normals.reference import normals
 
 __all__ = ["draws", "normals"]
@@ -28,8 +28,13 @@ def draws(
     first, stream = checks.integer("first", first, 0, 2**63 - 1), checks.integer("stream", stream, 0)
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
-    if fuses(device):
-        from torchdp.kernels.normals import fused
+    return DRAWS(device, key, first, size, width, dtype, stream, device)
 
-        return fused.draws(key, first, size, width, dtype, stream, device)
+
+def _plain(
+    key: int, first: int, size: int, width: int, dtype: torch.dtype, stream: int, device: torch.device
+) -> Tensor:
     return normals(key, torch.arange(first, first + size, device=device), width, dtype, stream=stream)
+
+
+DRAWS = Kernel(__name__, "draws", _plain, cases.NORMALS)

@@ -47,6 +47,14 @@ def pieces(counts: Tensor, first: int, most_rows: int) -> Pieces:
     return Pieces(kind, start, torch.minimum(start + longest, ends[kind]), rows)
 
 
+def portions(counts: Tensor, at_once: int) -> Iterator[tuple[int, int, Tensor]]:
+    """(first, last, counts) of at most ``at_once`` users at a time, in the order of their types: counts (m,) int64."""
+    ends, users = counts.cumsum(0), int(counts.sum())
+    for first in range(0, users, at_once):
+        last = min(first + at_once, users)
+        yield first, last, ends.clamp(first, last) - (ends - counts).clamp(first, last)
+
+
 def power_of_two(number: int) -> int:
     """The least power of two >= number, 1 for 0."""
     return 1 << max(0, number - 1).bit_length()

@@ -1,8 +1,10 @@
 """Lifted PrivUnit messages from explicit random inputs, and sums of many of them from a counter."""
 
+import torch
 from torch import Tensor
 
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.normals.pieces import NUMBERS_AT_ONCE, portions
 from torchdp.kernels.privunit import reference
 from torchdp.kernels.privunit.reference import message, messages, total
 
@@ -27,12 +29,32 @@ def sums(
 
     points: (m, d), float32 or float64; counts: (m,) int64; lift, along, across: (n,), three draws of each user (see
     ``message``), whose d normals come from the counter. Returns (d,), float64. The same messages as ``messages`` for
-    this key: parts with their own ``first`` add up to the whole. Memory on a CUDA device: O(n + m d); O(n d), as
-    elsewhere, for d above LARGEST_DIM.
+    this key: parts with their own ``first`` add up to the whole. Memory: O(n + m d).
     """
-    draws = (lift, along, across)
-    if fuses(points.device) and points.shape[1] <= LARGEST_DIM:
-        from torchdp.kernels.privunit import fused
+    arguments = (points, counts, lift, along, across, key, first)
+    if points.shape[1] > LARGEST_DIM:
+        return _sums(*arguments, radius=radius, mean=mean)
+    return SUMS(points.device, *arguments, radius=radius, mean=mean)
 
-        return fused.sums(points, counts, *draws, key, first, radius=radius, mean=mean)
-    return reference.sums(points, counts, *draws, key, first, radius=radius, mean=mean)
+
+def _sums(
+    points: Tensor,
+    counts: Tensor,
+    lift: Tensor,
+    along: Tensor,
+    across: Tensor,
+    key: int,
+    first: int,
+    *,
+    radius: float,
+    mean: float,
+) -> Tensor:
+    """reference.sums, in parts that take little memory."""
+    total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
+    for start, stop, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
+        draws = lift[start:stop], along[start:stop], across[start:stop]
+        total += reference.sums(points, some, *draws, key, first + start, radius=radius, mean=mean)
+    return total
+
+
+SUMS = Kernel(__name__, "sums", _sums, cases.PRIVUNIT)

@@ -1,8 +1,10 @@
 """Lifted PrivUnitG messages from explicit random inputs, and sums of many of them from a counter."""
 
+import torch
 from torch import Tensor
 
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.normals.pieces import NUMBERS_AT_ONCE, portions
 from torchdp.kernels.privunitg import reference
 from torchdp.kernels.privunitg.reference import message, messages, tilted_normal
 
@@ -23,11 +25,18 @@ def sums(
     """The sum of all users' messages: users first, first + 1, ..., counts[0] at points[0], then counts[1] at points[1].
 
     points: (m, d), float32 or float64; counts: (m,) int64. Returns (d,), float64. The same messages as ``messages``
-    for this key: parts with their own ``first`` add up to the whole. Memory on a CUDA device: O(m d), whatever n.
+    for this key: parts with their own ``first`` add up to the whole. Memory: O(m d), whatever n.
     """
     law = {"threshold": threshold, "upper": upper, "survival": survival}
-    if fuses(points.device):
-        from torchdp.kernels.privunitg import fused
+    return SUMS(points.device, points, counts, key, first, radius=radius, **law)
 
-        return fused.sums(points, counts, key, first, radius=radius, **law)
-    return reference.sums(points, counts, key, first, radius=radius, **law)
+
+def _sums(points: Tensor, counts: Tensor, key: int, first: int, **law: float) -> Tensor:
+    """reference.sums, in parts that take little memory."""
+    total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
+    for start, _, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
+        total += reference.sums(points, some, key, first + start, **law)
+    return total
+
+
+SUMS = Kernel(__name__, "sums", _sums, cases.PRIVUNITG)

@@ -2,17 +2,14 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.response_counts import reference
+
+__all__ = ["counts"]
+
+COUNTS = Kernel(__name__, "counts", reference.counts, cases.RESPONSE_COUNTS)
 
 
 def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
     """Arguments and result of reference.counts, the same integers on every device."""
-    if fuses(x.device):
-        from torchdp.kernels.response_counts import fused
-
-        return fused.counts(x, k, step, key, first)
-    return reference.counts(x, k, step, key, first)
-
-
-__all__ = ["counts"]
+    return COUNTS(x.device, x, k, step, key, first)

@@ -14,9 +14,9 @@ def report(number: Tensor, x: Tensor, k: int, step: int) -> Tensor:
     return torch.where(value < k, value, x)
 
 
-def numbers(key: int, first: int, n: int) -> Tensor:
+def numbers(key: int, first: int, n: int, device: torch.device | str = "cpu") -> Tensor:
     """The integers in [0, 2^63) of users first, ..., first + n - 1: (n,), int64. Two users share one counter."""
-    pairs = torch.arange(first // 2, (first + n + 1) // 2)
+    pairs = torch.arange(first // 2, (first + n + 1) // 2, device=device)
     a, b, c, d = philox.words(key, pairs)
     both = torch.stack([a << 31 | b >> 1, c << 31 | d >> 1], -1).flatten()
     return both[first % 2 :][:n]
@@ -32,7 +32,7 @@ def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
     total = torch.zeros(k + 1, dtype=torch.int64, device=x.device)
     for part in x.split(USERS_AT_ONCE):
         held = part.to(torch.int64)
-        reports = report(numbers(key, first, len(held)).to(x.device), held, k, step)
+        reports = report(numbers(key, first, len(held), x.device), held, k, step)
         reports = torch.where((held >= 0) & (held < k), reports, k)
         total += torch.bincount(reports, minlength=k + 1)
         first += len(held)

@@ -1,9 +1,14 @@
 """How many users of each class round a random wave of their vector to a one: the features never reach memory."""
 
+import torch
 from torch import Tensor
 
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.rounded_features import reference
+
+__all__ = ["positive_counts", "rounded_counts"]
+
+BITS_AT_ONCE = 2**22
 
 
 def rounded_counts(
@@ -24,20 +29,44 @@ def rounded_counts(
     i waves + w in the last place. A bit is a function of (key, first + the user's row, its number, its repeat) and of
     t, so that parts of the users add up. The chance of a one is off by less than 2^-32, given the float32 cosine.
     """
-    if fuses(x.device):
-        from torchdp.kernels.rounded_features import fused
-
-        return fused.rounded_counts(x, frequencies, phases, labels, classes, key, first, repeats)
-    return reference.rounded_counts(x, frequencies, phases, labels, classes, key, first, repeats)
+    return ROUNDED(x.device, x, frequencies, phases, labels, classes, key, first, repeats)
 
 
 def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
     """How many users of each class have cos 2 pi t > 0: arguments as above -> (classes, I waves) int64."""
-    if fuses(x.device):
-        from torchdp.kernels.rounded_features import fused
-
-        return fused.positive_counts(x, frequencies, phases, labels, classes)
-    return reference.positive_counts(x, frequencies, phases, labels, classes)
+    return POSITIVE(x.device, x, frequencies, phases, labels, classes)
 
 
-__all__ = ["positive_counts", "rounded_counts"]
+def _rounded(
+    x: Tensor,
+    frequencies: Tensor,
+    phases: Tensor,
+    labels: Tensor,
+    classes: int,
+    key: int,
+    first: int,
+    repeats: int,
+) -> Tensor:
+    """reference.rounded_counts, in parts that take little memory."""
+    total = torch.zeros(repeats, classes, phases.numel(), dtype=torch.int64, device=x.device)
+    for part in _parts(len(x), phases.numel()):
+        some = x[part], frequencies, phases, labels[part], classes
+        total += reference.rounded_counts(*some, key, first + part.start, repeats)
+    return total
+
+
+def _positive(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """reference.positive_counts, in parts that take little memory."""
+    total = torch.zeros(classes, phases.numel(), dtype=torch.int64, device=x.device)
+    for part in _parts(len(x), phases.numel()):
+        total += reference.positive_counts(x[part], frequencies, phases, labels[part], classes)
+    return total
+
+
+def _parts(users: int, width: int) -> list[slice]:
+    step = max(1, BITS_AT_ONCE // max(1, width))
+    return [slice(start, start + step) for start in range(0, users, step)]
+
+
+ROUNDED = Kernel(__name__, "rounded_counts", _rounded, cases.ROUNDED)
+POSITIVE = Kernel(__name__, "positive_counts", _positive, cases.POSITIVE)

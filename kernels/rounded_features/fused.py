@@ -76,7 +76,9 @@ def tally(out, bits, label, number, inside, classes, width):
         member = (label[:, None] == kind[None, :]).to(tl.float16)
         count = tl.dot(ones, member).to(tl.int64)  # exact: whole numbers below 2^24
         place = kind[None, :].to(tl.int64) * width + number[:, None]
-        tl.atomic_add(out + place, count, mask=inside[:, None] & (kind < classes)[None, :] & (count > 0))
+        tl.atomic_add(
+            out + place, count, mask=inside[:, None] & (kind < classes)[None, :] & (count > 0), sem="relaxed"
+        )
 
 
 @triton.jit(do_not_specialize=["key", "first", "features"])

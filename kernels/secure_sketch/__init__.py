@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.secure_sketch import reference
 from torchdp.kernels.secure_sketch.reference import words
 from torchdp.kernels.secure_sketch.rows import add_rows
@@ -32,13 +32,18 @@ def add(
     most 2^46. key: (8,) int32 (``chacha.system_key``), spent by one set of clients 0, 1, ...: their parts, each with
     its first, add up to the whole.
     """
-    if fuses(values.device):
-        from torchdp.kernels.secure_sketch import fused
+    ADD(values.device, sums, values, rows, signs, units, key, first, scale)
+    return sums
 
-        fused.add(sums, values, rows, signs, units, key, first, scale)
-        return sums
+
+def _add(
+    sums: Tensor, values: Tensor, rows: Tensor, signs: Tensor, units: Tensor, key: Tensor, first: int, scale: float
+) -> None:
+    """reference.add, in parts that stay in the cache."""
     step = max(1, WORDS_AT_ONCE // max(1, len(rows) * values.shape[1]))
     for start in range(0, len(values), step):
         part = slice(start, min(start + step, len(values)))
         reference.add(sums, values[part], rows[:, part], signs[:, part], units, key, first + start, scale)
-    return sums
+
+
+ADD = Kernel(__name__, "add", _add, cases.SECURE_SKETCH)

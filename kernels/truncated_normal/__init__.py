@@ -4,11 +4,14 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.truncated_normal import reference
 from torchdp.kernels.truncated_normal.reference import HalfLine
 
 __all__ = ["HalfLine", "above", "draws"]
+
+ABOVE = Kernel(__name__, "above", reference.above, cases.ABOVE)
+DRAWS = Kernel(__name__, "draws", reference.draws, cases.HALF_LINES)
 
 
 def above(tail: Tensor, threshold: float) -> Tensor:
@@ -19,11 +22,7 @@ def above(tail: Tensor, threshold: float) -> Tensor:
     HalfLine(threshold)
     if not isinstance(tail, Tensor) or tail.dtype != torch.float64:
         raise TypeError("tail must be a tensor of float64; uniforms of fewer bits cut the tail off")
-    if fuses(tail.device):
-        from torchdp.kernels.truncated_normal import fused
-
-        return fused.above(tail, threshold)
-    return reference.above(tail, threshold)
+    return ABOVE(tail.device, tail, threshold)
 
 
 def draws(
@@ -36,8 +35,4 @@ def draws(
     HalfLine(threshold)
     size, first = checks.integer("size", size, 0), checks.integer("first", first, 0, 2**63 - 1)
     stream, device = checks.integer("stream", stream, 0), torch.device(device)
-    if fuses(device):
-        from torchdp.kernels.truncated_normal import fused
-
-        return fused.draws(key, size, threshold, first=first, stream=stream, device=device)
-    return reference.draws(key, size, threshold, first=first, stream=stream, device=device)
+    return DRAWS(device, key, size, threshold, first=first, stream=stream, device=device)

@@ -153,6 +153,10 @@ def test_bad_scripts(text, words, tmp_path, capsys):
         (["--target-relative-ci", "0"], "target_relative_ci"),
         (["--target-relative-ci", "nan"], "target_relative_ci"),
         (["--device", "abacus"], "--device must be a device of this machine"),
+        (["--time-limit", "3"], "devices="),
+        (["--retries", "-1"], "retries must be an integer"),
+        (["--cluster", "local:0"], "needs a number of workers, such as local:4"),
+        (["--cluster", "abacus://there"], "--cluster must be local:N or"),
     ],
 )
 def test_bad_options(toy, tmp_path, arguments, words, capsys):

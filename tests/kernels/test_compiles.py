@@ -147,7 +147,7 @@ SIGNATURES: list[tuple[str, str, dict[str, str], dict[str, object]]] = [
                     "first": "i64",
                     **dict.fromkeys(("stream", "size", "width", "groups"), "i32"),
                 },
-                {"BLOCK": 256, "DOUBLE": double},
+                {"BLOCK": 256, "DOUBLE": double, "WHOLE": True},
             ),
             (
                 "privunitg.fused",

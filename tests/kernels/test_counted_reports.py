@@ -68,9 +68,8 @@ def test_users_of_one_word_and_of_one_value_are_independent():
 @pytest.fixture
 def fused(monkeypatch, device):
     """The device of the fused path, which is taken wherever it is."""
-    rooms = ("randomizers.alphabet.randomized_response", "randomizers.alphabet.bit_vectors")
-    for room in (*rooms, "kernels.response_counts", "kernels.unary_counts"):
-        monkeypatch.setattr(f"torchdp.{room}.fuses", lambda device: True)
+    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
+    monkeypatch.setattr("torchdp.kernels.dispatch.Kernel.trial", lambda *_: None)
     blocks = pytest.importorskip("torchdp.kernels.unary_counts.fused")
     monkeypatch.setattr(blocks, "WORDS", 1024)  # of the size that suits the interpreter
     monkeypatch.setattr(blocks, "USERS", 1024)

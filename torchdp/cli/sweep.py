@@ -3,6 +3,8 @@
 import argparse
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -32,19 +34,23 @@ def sweep(options: argparse.Namespace) -> int:
         rows = _stored(store, experiment, options.seed, code_of(there))
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = simulate.sweep(
-            there,
-            experiment.grid,
-            trials=trials,
-            seed=checks.integer("--seed", options.seed, 0),
-            store=store,
-            block_size=experiment.block_size,
-            target_relative_ci=options.target_relative_ci,
-            device=checks.device("--device", options.device),
-            devices=options.devices.split(",") if options.devices is not None else None,
-            other_code=OtherCode(options.other_code),
-            on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
-        )
+        with cluster(options.cluster) as client:
+            rows = simulate.sweep(
+                there,
+                experiment.grid,
+                trials=trials,
+                seed=checks.integer("--seed", options.seed, 0),
+                store=store,
+                block_size=experiment.block_size,
+                target_relative_ci=options.target_relative_ci,
+                device=checks.device("--device", options.device),
+                devices=options.devices.split(",") if options.devices is not None else None,
+                executor=client,
+                retries=options.retries,
+                time_limit=options.time_limit,
+                other_code=OtherCode(options.other_code),
+                on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
+            )
     failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
@@ -55,6 +61,31 @@ def sweep(options: argparse.Namespace) -> int:
     for row in failed:
         print(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", file=sys.stderr)
     return 1 if failed else 0
+
+
+@contextmanager
+def cluster(address: str | None) -> Iterator[Any]:
+    """A Dask client of the scheduler at ``address``, or of ``local:N`` workers; None for None. Closed at the end."""
+    if address is None:
+        yield None
+        return
+    if find_spec("distributed") is None:
+        raise ImportError("--cluster needs Dask: pip install torchdp[cluster]")
+    import distributed
+
+    kind, _, count = address.partition(":")
+    if kind == "local":
+        if not count.isdigit() or not int(count):
+            raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
+        there: Any = distributed.LocalCluster(int(count), threads_per_worker=1, dashboard_address=None)
+    elif kind in distributed.comm.registry.backends:
+        there = nullcontext(address)
+    else:
+        raise ValueError(
+            f"--cluster must be local:N or a scheduler's address such as tcp://host:8786, not {address!r}"
+        )
+    with there as scheduler, distributed.Client(scheduler) as client:
+        yield client
 
 
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp.draws import Draws, Simulated
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 
 TURN = 2 * torch.pi
@@ -33,8 +33,8 @@ def count(bits: Tensor) -> Tensor:
 
 
 def fused(x: Tensor) -> bool:
-    """Whether waves of these vectors are projected, rounded and counted by one kernel: float32 on a CUDA device."""
-    return x.dtype == torch.float32 and fuses(x.device)
+    """Whether waves of these vectors are projected, rounded and counted by one kernel: float32, drawn from a key."""
+    return x.dtype == torch.float32 and keyed(x.device)
 
 
 def fused_ones(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +14,7 @@ from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.store import Record, append, check_writable, load
 from torchdp.simulate.streams import canonical, digest
+from torchdp.simulate.workers import Jobs
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,31 @@ class Job:
         return str(self.block)
 
 
-class Work:
+class Work(Jobs[Job]):
     """What is left to do, and the store that keeps what was done."""
 
-    def __init__(self, plans: Sequence[Plan], store: str | os.PathLike[str], on_error: OnError) -> None:
-        self._plans, self._store, self._on_error = plans, store, on_error
+    def __init__(self, plans: Sequence[Plan], seed: int, store: str | os.PathLike[str], on_error: OnError) -> None:
+        self._plans, self._seed, self._store, self._on_error = plans, seed, store, on_error
         self._open = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
+        self._fresh = iter(range(len(plans)))
+
+    def next(self, previous: Job | None) -> Job | None:
+        """Of the plan before, whose trial is made; of one that nobody has; of the one with the most left."""
+        return next(filter(None, map(self._job, self._candidates(previous))), None)
+
+    def wanted(self, job: Job) -> bool:
+        return not self._plans[job.plan].blocks.finished
+
+    def _candidates(self, previous: Job | None) -> Iterator[int]:
+        if previous is not None:
+            yield previous.plan
+        yield from self._fresh
+        yield from sorted(range(len(self._plans)), key=lambda index: -self._plans[index].blocks.left)
+
+    def _job(self, index: int) -> Job | None:
+        plan = self._plans[index]
+        key = plan.blocks.hand_out()
+        return None if key is None else Job(index, Block(self._seed, plan.config, *key), plan.facts[:])
 
     def finish(
         self, records: Generator[tuple[Job, Record], None, None], trials: int, progress: bool | None
@@ -131,7 +151,6 @@ class Work:
                     break
 
     def failed(self, job: Job, error: Exception) -> bool:
-        """Whether the others go on."""
         if self._on_error is OnError.RAISE:
             return False
         plan = self._plans[job.plan]
@@ -156,20 +175,3 @@ class Work:
         if plan.blocks.finished:
             self._open.discard(job.plan)
         return plan.blocks.moments.count - before
-
-
-def chooser(plans: Sequence[Plan], seed: int) -> Callable[[Job | None], Job | None]:
-    fresh = iter(range(len(plans)))
-
-    def job(index: int) -> Job | None:
-        plan = plans[index]
-        key = plan.blocks.hand_out()
-        return None if key is None else Job(index, Block(seed, plan.config, *key), plan.facts[:])
-
-    def candidates(previous: Job | None) -> Iterator[int]:
-        if previous is not None:
-            yield previous.plan  # its trial is made
-        yield from fresh
-        yield from sorted(range(len(plans)), key=lambda index: -plans[index].blocks.left)
-
-    return lambda previous: next(filter(None, map(job, candidates(previous))), None)

@@ -15,10 +15,10 @@ from torchdp.simulate.blocks import Asked, Sampler, run_block
 from torchdp.simulate.code import code_of
 from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import merge
-from torchdp.simulate.plans import Job, OnError, OtherCode, Row, Work, chooser, plans_of
+from torchdp.simulate.plans import Job, OnError, OtherCode, Row, Work, plans_of
 from torchdp.simulate.store import Record, load
 from torchdp.simulate.streams import canonical
-from torchdp.simulate.workers import answers
+from torchdp.simulate.workers import Where, answers
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ def sweep(
     target_relative_ci: float | None = None,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device | str] | None = None,
+    executor: Any = None,
+    retries: int = 2,
+    time_limit: float | None = None,
     other_code: OtherCode = OtherCode.REFUSE,
     on_error: OnError = OnError.RAISE,
     progress: bool | None = None,
@@ -66,7 +69,10 @@ def sweep(
             configuration that still has blocks to run, once in each process that runs some of them.
         grid: configurations, no two alike; see ``streams.canonical`` for what they may hold.
         trials, seed, block_size, target_relative_ci, device, progress: as in :func:`torchdp.simulate.run`.
-        devices: as there; it is ``make_trial`` that the workers must be able to load, by its name.
+        devices, executor: as there; it is ``make_trial`` that is sent to the workers.
+        retries: how often a block whose worker died is done again, by itself.
+        time_limit: seconds a block may take, None: any; a worker that takes longer is ended, and its configuration
+            fails. Needs ``devices`` or an executor of processes.
         store: path of the JSON lines file; made, with its folder, if it is missing.
         other_code: what to do with stored blocks that other code made; see :class:`OtherCode`.
         on_error: see :class:`OnError`; a row that failed holds the moments of the blocks before the error.
@@ -74,7 +80,8 @@ def sweep(
     Raises:
         TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
             those stored (numbers by more than rounding), blocks of other code, or a store that contradicts itself.
-        OSError: the store cannot be read or written. ChildProcessError: a worker was killed.
+        OSError: the store cannot be read or written. ChildProcessError: one block's workers died more often than
+            ``retries``. TimeoutError: a block took too long.
         RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever is raised.
     """
     checks.function("make_trial", make_trial)
@@ -83,8 +90,9 @@ def sweep(
     asked = Asked(trials, seed, block_size, target_relative_ci)
     code = code_of(make_trial)
     plans = plans_of(grid, asked, store, code, other_code)
-    work, runner = Work(plans, store, on_error), _Runner(make_trial, asked.block_size, code)
-    records = answers("make_trial", runner, chooser(plans, asked.seed), device, devices, work.failed)
+    work, runner = Work(plans, asked.seed, store, on_error), _Runner(make_trial, asked.block_size, code)
+    where = Where(device, devices, executor, retries, time_limit)
+    records = answers("make_trial", runner, work, where)
     work.finish(records, trials, progress)
     return [plan.row(asked) for plan in plans]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.kernels import unary_counts
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
@@ -182,7 +182,7 @@ class UnaryEncoding(BitVectorOracle):
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         """As in the base class, 64 users to a word for each value."""
-        key = draws.kernel_key() if fuses(x.device) else None
+        key = draws.kernel_key() if keyed(x.device) else None
         if key is not None:
             return Tally(len(x), {"reports": unary_counts.tally(x, self.k, self.lost, self.off, key)[:-1]})
         total = torch.zeros(self.k, dtype=torch.int64, device=x.device)

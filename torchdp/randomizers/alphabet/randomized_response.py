@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdp.draws import Draws
 from torchdp.kernels import response_counts
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
@@ -70,7 +70,7 @@ class RandomizedResponse(SymmetricOracle):
         return torch.where(value < self.k, value, x.long())
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
-        key = draws.kernel_key() if fuses(x.device) else None
+        key = draws.kernel_key() if keyed(x.device) else None
         if key is None:
             return super().hear(x, draws)
         return Tally(len(x), {"reports": response_counts.counts(x, self.k, self._step, key)})

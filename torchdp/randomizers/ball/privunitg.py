@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchdp.draws import Draws
 from torchdp.kernels import privunitg
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball.ball import MOST_MISSED, BallMoments, BallRandomizer, gaussian_sums
 from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
@@ -85,7 +85,7 @@ class PrivUnitG(BallRandomizer):
         return privunitg.message(points, g, g0, t, radius=self.radius, threshold=self.tau.threshold).sum(0)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
-        key = draws.kernel_key() if fuses(points.device) else None
+        key = draws.kernel_key() if keyed(points.device) else None
         if key is None:
             return super()._collect(points, counts, draws)
         return privunitg.sums(

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from torchdp.draws import Draws
 from torchdp.kernels import privunit
-from torchdp.kernels.dispatch import fuses
+from torchdp.kernels.dispatch import keyed
+from torchdp.kernels.normals.pieces import portions
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.ball.sphere import CapLaw
 from torchdp.randomizers.ball.sphere_sums import sphere_sums
@@ -54,14 +55,11 @@ class SphereRandomizer(BallRandomizer):
         return draws.normal((users, self.dim)), draws.normal((users,)), *self._draw((users,), draws)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
-        key = draws.kernel_key() if fuses(points.device) and self.dim <= privunit.LARGEST_DIM else None
+        key = draws.kernel_key() if keyed(points.device) and self.dim <= privunit.LARGEST_DIM else None
         if key is None:
             return super()._collect(points, counts, draws)
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
-        ends, users = counts.cumsum(0), int(counts.sum())
-        for first in range(0, users, USERS_AT_ONCE):
-            last = min(first + USERS_AT_ONCE, users)
-            some = ends.clamp(first, last) - (ends - counts).clamp(first, last)
+        for first, last, some in portions(counts, USERS_AT_ONCE):
             numbers = (draws.normal((last - first,)), *self._draw((last - first,), draws))
             total += privunit.sums(points, some, *numbers, key, first, radius=self.radius, mean=self._mean)
         return total

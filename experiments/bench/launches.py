@@ -1,0 +1,374 @@
+"""Launches and synchronisations of one call each, over all rooms, counted on a device that is not there.
+
+Command:  python experiments/bench/launches.py [--write FILE | --json | --show PART_OF_A_NAME]
+Expected: no synchronisation in a training step; as many whatever the users, types and repetitions in what collects,
+    samples and predicts (two sizes are measured). Latency on a GPU is about 5 us a launch and 10 to 20 us a
+    synchronisation, so the table tells which call waits for the processor.
+Output:   launches.csv beside this file, launches_before.csv of the code before the first count.
+Time: two minutes on one core.
+
+``PYTHONPATH=<another checkout> python experiments/bench/launches.py`` counts that checkout's calls. What counts:
+tests/far/device.py, which makes the device and belongs to the tests. A call's tensors and its protocol are made before
+it is counted, unless the row says "construct". ``--show`` says where a call's synchronisations come from.
+"""
+
+import csv
+import json
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(
+    0, str(HERE.parents[1] / "tests" / "far")
+)  # the device belongs to the tests: its interface is experimental
+
+import device  # noqa: E402
+import torch  # noqa: E402
+
+FIELDS = ("room", "call", "launches", "synchronisations", "launches_large", "synchronisations_large")
+
+
+@dataclass(frozen=True)
+class World:
+    """Sizes of a call, and what it is made of, on the device."""
+
+    n: int = 200
+    k: int = 8
+    repeats: int = 3
+
+    @property
+    def device(self):
+        return device.DEVICE
+
+    def noise(self):
+        from torchdp.noise import SeededNoise
+
+        return SeededNoise(1, self.device)
+
+    def generator(self, seed=1):
+        return device.generator(seed)
+
+    def types(self):
+        return (torch.arange(self.n, device=self.device) ** 2) % self.k
+
+    def counts(self):
+        return torch.bincount(self.types(), minlength=self.k)
+
+    def ball(self, d=4, dtype=torch.float64):
+        x = torch.randn(self.n, d, dtype=dtype, generator=torch.Generator().manual_seed(2))
+        return (x / x.norm(dim=1, keepdim=True).clamp_min(1) * 0.999).to(self.device)
+
+    def bits(self, instances=6):
+        return torch.rand(self.n, instances, generator=torch.Generator().manual_seed(2)).to(self.device) < 0.4
+
+
+SMALL, LARGE = World(), World(1600, 32, 24)
+CALLS = {}
+GROWS = ("factorization", "tuning")  # rooms whose calls iterate until they are done
+
+
+def call(name):
+    """Adds a function world -> what to count."""
+
+    def add(function):
+        CALLS[name] = function
+        return function
+
+    return add
+
+
+def add(name, made, verb):
+    """``made(world)`` is not counted, ``verb(world, it)`` is."""
+    CALLS[name] = lambda world: partial(verb, world, made(world))
+
+
+def verbs(name, made, x, only=("estimate", "sample", "predict")):
+    """The three verbs of a protocol."""
+
+    def set_up(w):
+        p, users = made(w), x(w)
+        return p, users, p.summary(p.admit(users)), w.noise(), w.generator()
+
+    def sampled(w, s):
+        return s[0].sample_estimate(s[2], generator=s[4], sample_shape=(w.repeats,))
+
+    if "construct" in only:
+        add(f"{name}, construct", lambda w: None, lambda w, _: made(w))
+    if "estimate" in only:
+        add(f"{name}, estimate", set_up, lambda w, s: s[0].estimate(s[1], noise=s[3]))
+    if "sample" in only:
+        add(f"{name}, sample_estimate", set_up, sampled)
+    if "predict" in only:
+        add(f"{name}, predicted_mse", set_up, lambda w, s: s[0].predicted_mse(s[2]))
+
+
+def randomizer_calls():
+    from torchdp import randomizers
+
+    for kind in (
+        "RandomizedResponse",
+        "SubsetSelection",
+        "OptimizedUnaryEncoding",
+        "SymmetricUnaryEncoding",
+        "HadamardResponse",
+    ):
+        verbs(f"randomizers: {kind}", lambda w, kind=kind: getattr(randomizers, kind)(w.k, 1.0), World.types)
+    for kind, more in (("PrivUnitG", {}), ("PrivUnit", {}), ("DuchiJordanWainwright", {}), ("ProjUnit", {"k": 2})):
+        made = lambda w, kind=kind, more=more: getattr(randomizers, kind)(4, 1.0, **more)  # noqa: E731
+        verbs(f"randomizers: {kind}", made, World.ball)
+
+
+def pairwise_calls():
+    from torchdp import pairwise, workloads
+
+    gini = lambda w: pairwise.absolute_difference(w.k, spacing=1 / (w.k - 1)).to(w.device)  # noqa: E731
+    for kind in ("OneMessage", "TwoMessage", "RandomizedResponsePlugIn", "OneMessagePairs", "SubsetPairs"):
+        made = lambda w, kind=kind: getattr(pairwise, kind)(gini(w), 2.0)  # noqa: E731
+        only = ("construct", "estimate", "sample", "predict") if kind == "OneMessage" else ("estimate", "sample")
+        verbs(f"pairwise: {kind}", made, World.types, only)
+    verbs("pairwise: TwoRound", lambda w: pairwise.TwoRound(gini(w), 8.0, 4.0, 0.8), World.types)
+    add(
+        "pairwise tuning: TwoRound.tuned",
+        gini,
+        lambda w, s: pairwise.TwoRound.tuned(s, w.n, 2.0),
+    )
+    add(
+        "pairwise tuning: from_kernel",
+        lambda w: workloads.absolute_difference(w.k, spacing=1.0, device=w.device),
+        lambda w, K: pairwise.from_kernel(
+            getattr(K, "dense", lambda: K)(), tol=1e-3, pairs=pairwise.Pairs.DISTINCT
+        ),
+    )
+
+
+def factorization_calls():
+    from torchdp import factorization, workloads
+
+    prefix = lambda w: workloads.prefix(16, device=w.device).dense()  # noqa: E731
+    add("factorization: factorize prefix 16 to 1e-4", prefix, lambda w, W: factorization.factorize(W, tol=1e-4))
+    add("factorization: p = 2, shift", prefix, lambda w, W: factorization.factorize(W, 2.0, shift=True, tol=1e-3))
+    add(
+        "factorization: certify",
+        prefix,
+        lambda w, W: factorization.certify(W, W, torch.eye(16).to(W), *(torch.ones(16).to(W) / 16,) * 2, p=2.0),
+    )
+
+
+def query_calls():
+    from torchdp import queries, randomizers, workloads
+
+    W = lambda w: workloads.prefix(w.k, device=w.device).dense()  # noqa: E731
+    local = lambda w: queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W(w)), epsilon=1.0)  # noqa: E731
+    central = lambda w: queries.CentralFactorization(queries.FactoredQueries.plain(W(w)), 1.0, 1e-5)  # noqa: E731
+    oracle = lambda w: queries.LocalOracle(W(w), randomizers.RandomizedResponse(w.k, 1.0))  # noqa: E731
+    verbs("queries: LocalFactorization", local, World.types)
+    verbs("queries: CentralFactorization", central, World.types)
+    verbs("queries: LocalOracle", oracle, World.types)
+
+
+def mean_calls():
+    from torchdp import domains, mean
+    from torchdp.randomizers import PrivUnitG
+
+    box = lambda w: domains.Box(-torch.ones(4, device=w.device), torch.ones(4, device=w.device))  # noqa: E731
+    points = lambda w: domains.Polytope(w.ball()[:12])  # noqa: E731
+    held = lambda w: w.ball()[:12].repeat(w.n // 10, 1)[: w.n]  # noqa: E731
+
+    def central(w):
+        return mean.GaussianMean.calibrated(box(w), domains.noise_shape(box(w), 2.0), epsilon=1.0, delta=1e-6)
+
+    def local(w):
+        return mean.LocalMean.calibrated(
+            box(w), domains.noise_shape(box(w), 2.0), epsilon=2.0, randomizer=PrivUnitG
+        )
+
+    def polytope(w):
+        return mean.LocalMean.calibrated(points(w), domains.round_shape(points(w), 2.0), epsilon=2.0)
+
+    verbs("mean: GaussianMean of a box", central, World.ball, ("construct", "estimate", "sample", "predict"))
+    verbs("mean: LocalMean of a box", local, World.ball)
+    verbs("mean: LocalMean of 12 points", polytope, held, ("construct", "estimate", "sample"))
+
+
+def density_calls():
+    from torchdp import density, shuffle
+
+    def kde(family):
+        def made(w):
+            features = drawn(family(), w)
+            return density.ShuffledKDE(features, shuffle.PoissonSum(w.n, 60.0), 1e-3)
+
+        return made
+
+    def drawn(family, w):
+        return device.moved(family.draw(4, generator=torch.Generator().manual_seed(1)))
+
+    single = lambda w: w.ball(dtype=torch.float32)  # noqa: E731
+    verbs("density: GaussianFourier", kde(lambda: density.GaussianFourier(4, 1.0)), single)
+    verbs(
+        "density: GaussianOrthogonal", kde(lambda: density.GaussianOrthogonal(4)), single, ("estimate", "sample")
+    )
+    verbs("density: InnerProduct", kde(lambda: density.InnerProduct(4)), single, ("estimate", "sample"))
+
+
+def shuffle_calls():
+    from torchdp import shuffle
+
+    sums = lambda law: lambda w: shuffle.BitSums(law(w), 6, 1e-5, 1.0)  # noqa: E731
+    laws = {
+        "PoissonSum": lambda w: shuffle.PoissonSum(w.n, 60.0),
+        "RandomizedResponseSum": lambda w: shuffle.RandomizedResponseSum(w.n, 0.2),
+        "NegativeBinomialSum": lambda w: shuffle.NegativeBinomialSum(w.n, 3.0, 0.6),
+    }
+    for name, law in laws.items():
+        verbs(f"shuffle: {name}", sums(law), World.bits, ("estimate", "sample"))
+
+
+def secure_calls():
+    from torchdp import regression, secure, sketching
+
+    def sketch(w):
+        made = sketching.count_sketch(w.n, 16, generator=torch.Generator().manual_seed(1))
+        return secure.SecureSketch(device.moved(made), 4, 1.0, 1.0, 1e-5)
+
+    def rows(w):
+        return regression.GramRelease(w.n, 3, 1.0, 1.0, 1e-6, label_bound=1.0)
+
+    verbs("secure: SecureSketch", sketch, World.ball, ("construct", "estimate", "sample"))
+    verbs("regression: GramRelease", rows, World.ball)
+
+
+def collection_calls():
+    from torchdp import collection, randomizers
+
+    def journal(w):
+        p = randomizers.RandomizedResponse(w.k, 1.0)
+        tally = p.collect(w.types(), noise=w.noise())
+        return collection.Collection.of(p).add("one", tally).add("two", tally)
+
+    add("collection: estimate of two groups", journal, lambda w, c: c.estimate())
+
+
+def training_calls():
+    from torchdp import training
+    from torchdp.training import noise as module
+
+    if hasattr(module, "_recorded"):
+        module._recorded = lambda total: False  # the counter is what it refuses
+
+    def correlated(bands):
+        def made(w):
+            C = torch.eye(6, dtype=torch.float64)
+            for band in range(1, bands):
+                C += 0.5**band * torch.eye(6, dtype=torch.float64).roll(band, 0).tril(-band)
+            noise = training.CorrelatedNoise(C.to(w.device), 64 * w.n, 1.0, noise=w.noise())
+            noise(torch.zeros(64 * w.n, device=w.device))
+            return noise, torch.ones(64 * w.n, device=w.device)
+
+        return made
+
+    def model(w):
+        net = torch.nn.Sequential(torch.nn.Linear(4, w.k), torch.nn.Tanh(), torch.nn.Linear(w.k, 1)).to(w.device)
+        loss = torch.nn.functional.mse_loss
+        x = w.ball(dtype=torch.float32)
+        size = sum(p.numel() for p in net.parameters())
+        noise = training.CorrelatedNoise(
+            torch.eye(6, dtype=torch.float64).to(w.device), size, 1.0, noise=w.noise()
+        )
+        noise(torch.zeros(size, device=w.device))
+        return net, loss, x, x[:, :1].contiguous(), noise
+
+    def step(w, s):
+        net, loss, x, y, noise = s
+        training.set_gradients(net, noise(training.clip_and_sum(net, loss, x, y, 1.0)))
+
+    forward = lambda w, s: s[0](s[1])  # noqa: E731
+    add("training: CorrelatedNoise, independent, step", correlated(1), forward)
+    add("training: CorrelatedNoise, three bands, step", correlated(3), forward)
+    add("training: DP-SGD step", model, step)
+    add("training: clip_and_sum", model, lambda w, s: training.clip_and_sum(*s[:4], 1.0))
+
+
+def sketching_calls():
+    from torchdp import sketching
+
+    made = lambda w: (  # noqa: E731
+        device.moved(sketching.count_sketch(w.n, 16, generator=torch.Generator().manual_seed(1))),
+        w.ball(),
+    )
+    add("sketching: apply", made, lambda w, s: s[0].apply(s[1]))
+    add(
+        "sketching: GaussianNoise.collect",
+        lambda w: (*made(w), w.noise()),
+        lambda w, s: sketching.GaussianNoise(1.0).collect(s[0], s[1], noise=s[2]),
+    )
+
+
+def all_calls():
+    for part in (
+        randomizer_calls, pairwise_calls, factorization_calls, query_calls, mean_calls, density_calls, shuffle_calls,
+        secure_calls, sketching_calls, collection_calls, training_calls,
+    ):  # fmt: skip
+        part()
+    return CALLS
+
+
+def count(made, world, traced=False):
+    with device.counted():
+        it = made(world)
+    with device.counted(traced) as counts:
+        it()
+    return counts
+
+
+def measure(calls, sizes=(SMALL, LARGE)):
+    """Rows: room, call, launches and synchronisations at both sizes; or the error."""
+    for name, made in calls.items():
+        room, _, verb = name.partition(": ")
+        row = {"room": room, "call": verb}
+        for world, end in zip(sizes, ("", "_large"), strict=False):
+            if end and room.endswith(GROWS):
+                continue
+            try:
+                counts = count(made, world)
+                row |= {f"launches{end}": counts.launches, f"synchronisations{end}": counts.syncs}
+            except Exception as error:
+                row |= {f"launches{end}": f"{type(error).__name__}: {error}"[:200]}
+        yield row
+
+
+def show(name):
+    """Where a call's launches and synchronisations come from."""
+    for one, made in CALLS.items():
+        if name in one:
+            for world in (SMALL, LARGE):
+                counts = count(made, world, traced=True)
+                print(one, world, counts.launches, counts.syncs)
+                for (what, line), times in counts.where.most_common(40):
+                    print(f"  {times:4d} {what:24s} {line}")
+                print("  ", counts.by_name.most_common(24))
+
+
+def main():
+    device.register(True)
+    torch.set_num_threads(1)
+    calls = all_calls()
+    if "--show" in sys.argv:
+        return show(sys.argv[-1])
+    rows = list(measure(calls))
+    if "--json" in sys.argv:
+        return print(json.dumps(rows))
+    if "--write" in sys.argv:
+        with Path(sys.argv[-1]).open("w", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            writer.writerows(rows)
+    for row in rows:
+        print(*(row.get(field, "") for field in FIELDS), sep=" | ")
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

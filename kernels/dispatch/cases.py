@@ -1,0 +1,247 @@
+"""One call of each kernel: small and public to try it, large to time it; what the work is; tiles to choose among."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+KEY = 0x243F6A8885A308D3  # public
+DIM, VALUES, FEATURES, COPIES = 64, 64, 256, 2  # of the calls timed, as of those tried
+ROWS, SERVERS = 128, 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every form must do. bytes: read and written once; flops: of matrix products; words: of 32 random bits."""
+
+    bytes: float = 0
+    flops: float = 0
+    words: float = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """``arguments(device, n)`` for n users, rows or numbers; small: tried; large: timed on a GPU; host: on a CPU.
+
+    tolerance: of real numbers, as a share of the largest; slips: in all, of integers that rounding decides. tiles:
+    constants of fused.py and the values among which ``torchdp doctor`` chooses; all kernels of a package share them.
+    """
+
+    arguments: Callable[[torch.device, int], Call]
+    work: Callable[[int], Work]
+    small: int
+    large: int
+    host: int
+    tolerance: float = 0.0
+    slips: int = 0
+    tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def agrees(self, found: Tensor, wanted: Tensor) -> bool:
+        """Within the tolerance, everywhere; a number that is none does not."""
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            return False
+        apart = (found - wanted).abs()
+        if not found.is_floating_point():
+            return int(apart.sum()) <= self.slips
+        return bool((apart <= self.tolerance * float(wanted.abs().max())).all())
+
+
+def _uniform(device: torch.device, *shape: int) -> Tensor:
+    """float64 in (0, 1): the same on every device, without a generator."""
+    place = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device=device)
+    return ((place * 0.6180339887498949 + 0.25) % 1).clamp(2.0**-53, 1 - 2.0**-53).view(shape)
+
+
+def _types(device: torch.device, n: int, k: int) -> Tensor:
+    return torch.arange(n, device=device) % k
+
+
+def _words_key(device: torch.device) -> Tensor:
+    return torch.arange(1, 9, dtype=torch.int32, device=device) * 0x1234567
+
+
+def _keystream(device: torch.device, n: int) -> Call:
+    return (_words_key(device), 0, n), {}
+
+
+KEYSTREAM = Case(
+    _keystream, lambda n: Work(bytes=64 * n, words=16 * n), 300, 2**22, 2**19, tiles={"BLOCKS": (128, 256, 512)}
+)
+
+
+def _counts(device: torch.device, n: int) -> Call:
+    return (_types(device, n, 16), 16, 2**58 + 3, KEY), {}
+
+
+RESPONSE_COUNTS = Case(
+    _counts, lambda n: Work(bytes=8 * n, words=2 * n), 3000, 2**27, 2**20, tiles={"PAIRS": (512, 1024, 2048)}
+)
+
+
+def _tally(device: torch.device, n: int) -> Call:
+    return (_types(device, n, VALUES), VALUES, 0.5, 0.3, KEY), {}
+
+
+UNARY_COUNTS = Case(
+    # 32 users share a word; about 8 words until the last of them is decided
+    _tally,
+    lambda n: Work(bytes=8 * n, words=8 * (VALUES + 1) / 32 * n),
+    300,
+    2**22,
+    2**14,
+    tiles={"USERS": (64, 128, 256)},
+)
+
+
+def _crowd(device: torch.device, n: int) -> tuple[Tensor, Tensor]:
+    """Two points of the unit ball, and how many users hold each."""
+    points = _uniform(device, 2, DIM).float() / DIM**0.5
+    return points, torch.tensor([n // 3, n - n // 3], device=device)
+
+
+def _cap_sums(device: torch.device, n: int) -> Call:
+    lift, along = _uniform(device, 2, n)
+    numbers = (2 * lift - 1, along, (1 - along.square()).sqrt())
+    return (*_crowd(device, n), *numbers, KEY, 0), {"radius": 1.0, "mean": 0.3}
+
+
+PRIVUNIT = Case(
+    _cap_sums,
+    lambda n: Work(bytes=24 * n, words=DIM * n),
+    200,
+    2**22,
+    2**15,
+    tolerance=1e-4,
+    tiles={"TILE": (128, 256, 512)},
+)
+
+
+def _tilted_sums(device: torch.device, n: int) -> Call:
+    law = {"radius": 1.0, "threshold": 0.7, "upper": 0.6, "survival": 0.24196365222307298}
+    return (*_crowd(device, n), KEY, 0), law
+
+
+PRIVUNITG = Case(
+    _tilted_sums,
+    lambda n: Work(words=(DIM + 8) * n),
+    200,
+    2**22,
+    2**15,
+    tolerance=1e-4,
+    tiles={"TILE": (128, 256, 512)},
+)
+
+
+def _waves(device: torch.device, n: int) -> Call:
+    """Multiples of powers of two, whose products add up without rounding: then the cosine alone rounds."""
+    x = (torch.arange(n * DIM, device=device) * 7 % 17 - 8).view(n, DIM).float() / 8
+    frequencies = (torch.arange(DIM * FEATURES, device=device) * 5 % 13 - 6).view(DIM, FEATURES).float() / 64
+    phases = (torch.arange(FEATURES, device=device) * 3 % 251)[None].float() / 256
+    return (x, frequencies, phases, _types(device, n, 2), 2), {}
+
+
+def _rounded(device: torch.device, n: int) -> Call:
+    (tensors, _) = _waves(device, n)
+    return (*tensors, KEY, 0, 1), {}
+
+
+ROUNDED = Case(
+    _rounded,
+    lambda n: Work(bytes=4 * (DIM + 2) * n, flops=2 * DIM * FEATURES * n, words=FEATURES * n),
+    150,
+    2**20,
+    2**12,
+    slips=2,  # of 38,400 bits: one in a million lies within the rounding of its cosine
+    tiles={"BLOCK_N": (32, 64, 128), "BLOCK_I": (32, 64, 128)},
+)
+POSITIVE = Case(
+    _waves,
+    lambda n: Work(bytes=4 * (DIM + 2) * n, flops=2 * DIM * FEATURES * n),
+    150,
+    2**20,
+    2**13,
+    slips=2,
+    tiles=ROUNDED.tiles,
+)
+
+
+def _sketch(device: torch.device, n: int) -> Call:
+    columns = 16
+    sums = torch.zeros(SERVERS, ROWS, columns, dtype=torch.int64, device=device)
+    values = _uniform(device, n, columns) - 0.5
+    place = torch.arange(COPIES * n, device=device).view(COPIES, n)
+    rows, signs = place * 37 % ROWS, (place % 2 * 2 - 1).to(torch.int8)
+    units = torch.full((ROWS,), 2.0**20, dtype=torch.float64, device=device)
+    return (sums, values, rows, signs, units, _words_key(device), 0, 2.0**12), {}
+
+
+SECURE_SKETCH = Case(
+    # 64 bits of noise and of each mask for an entry; values, rows and signs are read once
+    _sketch,
+    lambda n: Work(bytes=(16 * 8 + 9 * COPIES) * n, words=2 * SERVERS * 16 * COPIES * n),
+    40,
+    2**20,
+    2**13,
+    tiles={"ENTRIES": (512, 1024, 2048)},
+)
+
+
+def _cells(device: torch.device, n: int) -> Call:
+    from torchdp.kernels.inversion.tables import poisson
+
+    return (poisson(0.5).to(device), KEY, n, VALUES), {"first": 0, "stream": 0}
+
+
+INVERSION_SUMS = Case(
+    _cells, lambda n: Work(words=VALUES * n), 100, 2**22, 2**15, tiles={"CELLS": (128, 256, 512, 1024)}
+)
+INVERSION = Case(
+    _cells,
+    lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n),
+    100,
+    2**20,
+    2**14,
+    tiles=INVERSION_SUMS.tiles,
+)
+
+
+def _tails(device: torch.device, n: int) -> Call:
+    return (_uniform(device, n), 1.5), {}
+
+
+ABOVE = Case(
+    _tails, lambda n: Work(bytes=16 * n), 1000, 2**26, 2**20, tolerance=1e-12, tiles={"BLOCK": (128, 256, 512)}
+)
+
+
+def _half_lines(device: torch.device, n: int) -> Call:
+    return (KEY, n, 1.5), {"first": 0, "stream": 0, "device": device}
+
+
+HALF_LINES = Case(
+    _half_lines,
+    lambda n: Work(bytes=8 * n, words=2 * n),
+    1000,
+    2**26,
+    2**19,
+    tolerance=1e-12,
+    tiles=ABOVE.tiles,
+)
+
+
+def _normals(device: torch.device, n: int) -> Call:
+    return (KEY, 0, n, DIM, torch.float32, 0, device), {}
+
+
+NORMALS = Case(
+    _normals,
+    lambda n: Work(bytes=4 * DIM * n, words=DIM * n),
+    100,
+    2**22,
+    2**14,
+    tolerance=1e-4,
+    tiles={"BLOCK": (128, 256, 512, 1024)},
+)

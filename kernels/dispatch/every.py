@@ -1,0 +1,31 @@
+"""Every operation that has a fused form; in a package the one that chooses its tiles comes first."""
+
+from torchdp.kernels import (
+    chacha,
+    inversion,
+    normals,
+    privunit,
+    privunitg,
+    response_counts,
+    rounded_features,
+    secure_sketch,
+    truncated_normal,
+    unary_counts,
+)
+from torchdp.kernels.dispatch import Kernel
+
+KERNELS: tuple[Kernel, ...] = (
+    chacha.KEYSTREAM,
+    normals.DRAWS,
+    truncated_normal.ABOVE,
+    truncated_normal.DRAWS,
+    inversion.COLUMN_SUMS,
+    inversion.DRAWS,
+    response_counts.COUNTS,
+    unary_counts.TALLY,
+    privunit.SUMS,
+    privunitg.SUMS,
+    rounded_features.ROUNDED,
+    rounded_features.POSITIVE,
+    secure_sketch.ADD,
+)

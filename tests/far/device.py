@@ -1,0 +1,327 @@
+"""A device that is not there: tensors that say they live on ``far:0`` and compute on the CPU.
+
+What CUDA refuses is refused here: operands on two devices, ``.numpy()`` of device data, a generator of the other side.
+Every operation passes one function, so a call's launches and synchronisations can be counted without a GPU.
+Importing this changes the whole process (a backend is registered, kernels are wrapped): only children of the tests do.
+
+An operation counts as one launch; views, empty tensors and reads of a number count as none. With ``fused``, what CUDA
+has a fused kernel for counts as one launch too. A synchronisation is a number that the host reads, a copy to or from
+the host (pageable memory: torch waits for both), or an operation whose result's size, or whose error, the host waits
+for. No streams, no speed, no numerics of CUDA are here. torch's interface for this is experimental.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections import Counter
+from typing import ClassVar
+
+import torch
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+DEVICE = torch.device("cpu")  # until ``register``
+aten = torch.ops.aten
+COPIES = {aten.copy_.default, aten._to_copy.default}
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+TOGETHER = {"cat", "stack", "mm", "bmm", "addmm", "dot", "mv", "scatter", "gather", "index_add", "index_select"}
+READS = {
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim",
+    "unique_consecutive", "_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_lstsq", "_linalg_eigvals",
+    "linalg_eig", "_assert_scalar",
+}  # fmt: skip
+TWICE = {"bincount"}  # the least and the largest entry are read
+NO_LAUNCH = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh",
+    "_reshape_alias", "_local_scalar_dense", "_linalg_check_errors", "is_same_size", "sym_size", "resize_", "set_",
+    "_unsafe_view", "is_pinned",
+}  # fmt: skip
+
+
+class Counts:
+    """Of one call. where: synchronisations by name of the operation and line of torchdp."""
+
+    def __init__(self):
+        self.launches = self.syncs = 0
+        self.by_name, self.where, self.held = Counter(), Counter(), 0
+
+    def launch(self, name):
+        if not self.held:
+            self.launches += 1
+            self.by_name[name] += 1
+
+    def sync(self, name, times=1):
+        if not self.held:
+            self.syncs += times
+            if self.traced:
+                self.where[name, line()] += times
+
+    traced = False
+
+
+COUNTS = Counts()
+
+
+def line():
+    """The innermost line of torchdp that is running."""
+    import traceback
+
+    for frame in reversed(traceback.extract_stack()[:-3]):
+        for part in ("/torchdp/", "/kernels/"):
+            if part in frame.filename and "site-packages" not in frame.filename:
+                return f"{frame.filename.split(part, 1)[1]}:{frame.lineno}"
+    return "?"
+
+
+class Far(torch.Tensor):
+    """One that says it is there. inner: its numbers."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        found = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            layout=inner.layout, device=DEVICE, requires_grad=False,
+        )  # fmt: skip
+        found.inner = inner
+        return found
+
+    def __repr__(self, **_):
+        return f"Far({self.inner})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return run(func, args, kwargs or {})
+
+
+class Mode(TorchDispatchMode):
+    """Catches what makes tensors: factories with device= there."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return run(func, args, kwargs or {})
+
+
+def is_far(device):
+    return device is not None and torch.device(device).type == "far"
+
+
+def there(generator):
+    """Whether it was made by ``generator``: the dispatcher hands on a new Python object."""
+    return generator._cdata in FarGenerator.known
+
+
+def refuse_mixing(func, flat, far, target):
+    near = [t for t in flat if isinstance(t, torch.Tensor) and not isinstance(t, Far)]
+    name = func.overloadpacket.__name__
+    for source in flat:
+        if isinstance(source, torch.Generator) and there(source) != bool(far or target):
+            raise RuntimeError(f"Expected a generator of the tensors' device: {func}")
+    if not far or func in COPIES:
+        return
+    if name in INDEXED:
+        if not isinstance(flat[0], Far):
+            raise RuntimeError(f"indices should be on the indexed tensor's device (cpu): {func}")
+        if name != "index" and not isinstance(flat[-1], Far):
+            near = [t for t in near if t.dim()]
+            if near and near[-1] is flat[-1]:
+                raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
+        for _ in near:
+            COUNTS.sync("upload of indices")
+        return
+    if any(t.dim() for t in near) or (near and (name in TOGETHER or not func._schema.arguments)):
+        raise RuntimeError(f"Expected all tensors to be on the same device: {func} mixes far:0 and cpu")
+    if near and name.endswith("_") and not isinstance(flat[0], Far):
+        raise RuntimeError(f"Expected all tensors to be on the same device: {func} writes far:0 into cpu")
+
+
+def count(func, flat, far, target, out):
+    name = func.overloadpacket.__name__
+    if func is aten._to_copy.default or func is aten.copy_.default:
+        other = flat[1] if func is aten.copy_.default else None
+        if func is aten._to_copy.default:
+            crossing = isinstance(out, torch.Tensor) and isinstance(flat[0], Far) != target
+        else:
+            crossing = isinstance(flat[0], Far) != isinstance(other, Far)
+        if crossing:
+            return COUNTS.sync("copy between devices")
+        return COUNTS.launch(name)
+    if name in READS:
+        COUNTS.sync(name)
+    elif name in TWICE:
+        COUNTS.sync(name, 2)
+    elif name == "repeat_interleave" and len(flat) == 1:
+        COUNTS.sync(name)
+    elif name in INDEXED and any(isinstance(t, Far) and t.dtype in (torch.bool, torch.uint8) for t in flat[1:]):
+        one = name != "index" and isinstance(flat[-1], torch.Tensor) and flat[-1].dim() == 0
+        if not (one and sum(isinstance(t, torch.Tensor) for t in flat) == 3):  # masked_fill
+            COUNTS.sync(f"{name} by a mask")
+    if name not in NO_LAUNCH and not (func.is_view and not name.startswith("_to")):
+        COUNTS.launch(name)
+
+
+def run(func, args, kwargs):
+    """One operation: refused, or done on the CPU and said to be there."""
+    flat = [
+        t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor | torch.Generator | int | float)
+    ]
+    tensors = [t for t in flat if isinstance(t, torch.Tensor | torch.Generator)]
+    far = [t for t in tensors if isinstance(t, Far)]
+    device = kwargs.get("device")
+    target = is_far(device)
+    if not far and not target:
+        if any(isinstance(t, torch.Generator) and there(t) for t in tensors):
+            raise RuntimeError(f"Expected a generator of the tensors' device: {func}")
+        return func(*args, **kwargs)
+    refuse_mixing(func, tensors, far, target)
+    inner = dict(kwargs)
+    if target:
+        inner["device"] = torch.device("cpu")
+    a, k = tree_map_only(Far, lambda t: t.inner, (args, inner))
+    out = func(*a, **k)
+    to_far = target or (bool(far) and device is None)
+    count(func, tensors or [None], far, target if device is not None else isinstance(tensors[0], Far), out)
+    if func._schema.is_mutable:
+        if func is aten.copy_.default:
+            return args[0]
+        if "out" in kwargs:
+            return kwargs["out"]
+        if func.overloadpacket.__name__.endswith("_"):
+            return args[0]
+        if func._schema.returns == []:
+            return None
+    return tree_map_only(torch.Tensor, lambda t: t if isinstance(t, Far) else Far(t), out) if to_far else out
+
+
+class FarGenerator(torch.Generator):
+    """Says that it is there."""
+
+    known: ClassVar = {}  # by address; kept, so that no other takes it
+
+    @property
+    def device(self):
+        return DEVICE
+
+
+def generator(seed=0):
+    found = FarGenerator()
+    FarGenerator.known[found._cdata] = found
+    found.manual_seed(seed)
+    return found
+
+
+@functools.cache
+def register(fused):
+    """Makes the device ``far``. fused: rooms and counts take what CUDA has fused kernels for as such.
+
+    To be called before a room of torchdp is imported.
+    """
+    global DEVICE
+    module = backend_registration._DummyBackendModule()
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    backend_registration._setup_privateuseone_for_python_backend("far", module)
+    DEVICE = torch.device("far", 0)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("empty.memory_format", _empty, "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
+    kernels()
+    from torchdp import randomness
+    from torchdp.kernels import dispatch
+
+    if fused:
+        dispatch.fuses = lambda device: torch.device(device).type == "far"
+    near = randomness._generator
+    randomness._generator = lambda material, device: (
+        generator(int.from_bytes(material[:8], "little", signed=True))
+        if is_far(device)
+        else near(material, device)
+    )
+    return library
+
+
+KERNELS = {
+    "chacha": ("keystream",),
+    "normals": ("draws",),
+    "truncated_normal": ("above", "draws"),
+    "inversion": ("draws", "column_sums"),
+    "privunitg": ("sums",),
+    "privunit": ("sums",),
+    "response_counts": ("counts",),
+    "unary_counts": ("tally",),
+    "rounded_features": ("rounded_counts", "positive_counts"),
+    "secure_sketch": ("add",),
+}
+
+
+def kernels():
+    """Each fused kernel's reference counts as one launch."""
+    for name, functions in KERNELS.items():
+        module = importlib.import_module(f"torchdp.kernels.{name}")
+        for each in functions:
+            setattr(module, each, as_one(f"{name}.{each}", getattr(module, each)))
+
+
+def as_one(name, function):
+    @functools.wraps(function)
+    def one(*args, **kwargs):
+        COUNTS.launch(name)
+        COUNTS.held += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            COUNTS.held -= 1
+
+    return one
+
+
+def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+    return Far(torch.empty_strided(size, stride, dtype=dtype))
+
+
+def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    return Far(torch.empty(size, dtype=dtype))
+
+
+def _copy_from(self, dst, non_blocking=False):
+    one, two = (t.inner if isinstance(t, Far) else t for t in (self, dst))
+    COUNTS.sync("copy between devices")
+    two.copy_(one)
+    return dst
+
+
+@contextlib.contextmanager
+def counted(traced=False):
+    """Counts what runs inside, with factories caught."""
+    global COUNTS
+    before, COUNTS = COUNTS, Counts()
+    COUNTS.traced = traced
+    try:
+        with Mode():
+            yield COUNTS
+    finally:
+        COUNTS = before
+
+
+def moved(value, device=None):
+    """The same with every tensor there: dataclasses are made anew, so that their own checks run there too."""
+    device = DEVICE if device is None else device
+    again = functools.partial(moved, device=device)
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, torch.nn.Module):
+        return value.to(device)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        new = {name: again(field) for name, field in fields.items()}
+        return dataclasses.replace(value, **new) if any(new[n] is not fields[n] for n in new) else value
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        new = tuple(map(again, value))
+        return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
+    if isinstance(value, list):
+        return [again(each) for each in value]
+    if isinstance(value, dict):
+        return {name: again(each) for name, each in value.items()}
+    return value

@@ -1,0 +1,265 @@
+"""Which form of a kernel runs, and what happens where the fused one can not: never another law, a word used twice,
+a crash that hides its cause."""
+
+import warnings
+
+import pytest
+import torch
+
+from torchdp.cli.examine import products
+from torchdp.kernels import dispatch, response_counts, secure_sketch
+from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch.every import KERNELS
+from torchdp.noise import SeededNoise
+from torchdp.randomizers import PrivUnitG, RandomizedResponse
+
+CPU = torch.device("cpu")
+X = torch.arange(3000) % 16
+CALL = (X, 16, 2**58 + 3, 7)
+
+
+def kernel(fused, monkeypatch, plain=response_counts.reference.counts):
+    """A kernel of its own record whose fused form is ``fused``, and that thinks that it may be used here."""
+    made = Kernel("torchdp.kernels.response_counts", "counts", plain, cases.RESPONSE_COUNTS)
+    monkeypatch.setattr(made, "fused", lambda device: fused)
+    monkeypatch.setattr(dispatch, "_interpreted", lambda: True)
+    return made
+
+
+@pytest.fixture
+def auto(monkeypatch):
+    """As if the CPU were a device of fused kernels."""
+    monkeypatch.delenv("TORCHDP_KERNELS", raising=False)
+    monkeypatch.setattr(dispatch, "_wanted", lambda chosen, device: chosen != "reference")
+
+
+QUICK = ("normals", "truncated_normal", "response_counts", "rounded_features")  # in the interpreter
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        pytest.param(each, id=each.name, marks=() if each.name.startswith(QUICK) else pytest.mark.slow)
+        for each in KERNELS
+    ],
+)
+def test_every_kernel_agrees_on_its_public_case(device, each):
+    assert each.trial(device) is None
+
+
+@pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
+def test_a_number_too_many_does_not_agree(each):
+    """Negative control of the trial: one bit more than may slip, or a number off by a hundredth."""
+    wanted = each.result(each.plain, CPU)
+    assert each.case.agrees(wanted, wanted.clone())
+    assert not each.case.agrees(torch.full_like(wanted, 77), wanted)
+    wrong = wanted.clone()
+    wrong.view(-1)[-1] += 0.01 if wanted.is_floating_point() else each.case.slips + 1
+    assert not each.case.agrees(wrong, wanted)
+    if wanted.is_floating_point():
+        assert not each.case.agrees(torch.full_like(wanted, torch.nan), wanted)
+
+
+@pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
+def test_tiles_are_constants_of_the_package_and_hold_what_it_is_written_with(device, each):
+    module = pytest.importorskip(each.package + ".fused")
+    for name, sizes in each.case.tiles.items():
+        assert getattr(module, name) in sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
+def test_every_size_that_may_be_chosen_gives_the_same_result(device, each):
+    start = each.tiles(device)
+    try:
+        for tiles in products(each):
+            each.set_tiles(device, tiles)
+            assert each.trial(device) is None, tiles
+    finally:
+        each.set_tiles(device, start)
+
+
+def test_a_value_of_the_variable_that_is_none(monkeypatch):
+    monkeypatch.setenv("TORCHDP_KERNELS", "Fused")
+    with pytest.raises(ValueError, match="TORCHDP_KERNELS must be one of auto, fused, reference, not 'Fused'"):
+        response_counts.counts(*CALL)
+
+
+def test_the_reference_is_used_on_a_cpu_and_where_it_is_asked_for(monkeypatch):
+    def forbidden(*_):
+        raise AssertionError
+
+    made = kernel(forbidden, monkeypatch)
+    wanted = response_counts.reference.counts(*CALL)
+    assert torch.equal(made(CPU, *CALL), wanted)
+    monkeypatch.setenv("TORCHDP_KERNELS", "reference")
+    monkeypatch.setattr(dispatch, "_placed", lambda device: torch.device("cuda:0"))
+    assert torch.equal(made("cuda", *CALL), wanted)
+
+
+def broken(*_, **__):
+    raise ImportError("libcuda.so.1 is missing\nand no more")
+
+
+def off_by_one(*arguments):
+    counts = response_counts.reference.counts(*arguments)
+    counts[0] += 1
+    return counts
+
+
+def writes_nothing(x, k, *_):
+    return torch.empty(k, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("fused", "fault"),
+    [
+        (broken, "does not run: ImportError: and no more"),
+        (off_by_one, "does not agree with its reference"),
+        (writes_nothing, "does not agree with its reference"),
+    ],
+)
+def test_a_form_that_fails_its_trial_is_switched_off_with_one_warning(auto, monkeypatch, fused, fault):
+    made = kernel(fused, monkeypatch)
+    wanted = response_counts.reference.counts(*CALL)
+    with pytest.warns(
+        RuntimeWarning, match=f"response_counts.counts {fault}; its reference is used on cpu"
+    ) as seen:
+        assert torch.equal(made(CPU, *CALL), wanted)
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(made(CPU, *CALL), wanted)
+    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
+    with pytest.raises(RuntimeError, match=f"fused response_counts.counts can not run on cpu: it {fault}"):
+        made(CPU, *CALL)
+
+
+def test_a_module_that_does_not_import(auto, monkeypatch):
+    made = Kernel("torchdp.kernels.absent", "counts", response_counts.reference.counts, cases.RESPONSE_COUNTS)
+    monkeypatch.setattr(dispatch, "_interpreted", lambda: True)
+    with pytest.warns(RuntimeWarning, match="does not import: ModuleNotFoundError"):
+        assert torch.equal(made(CPU, *CALL), response_counts.reference.counts(*CALL))
+
+
+def test_fused_asked_for_on_a_cpu_without_the_interpreter(monkeypatch):
+    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
+    made = kernel(broken, monkeypatch)
+    monkeypatch.setattr(dispatch, "_interpreted", lambda: False)
+    with pytest.raises(RuntimeError, match="can not run on cpu: it needs a CUDA device"):
+        made(CPU, *CALL)
+
+
+def late(*arguments):
+    """Passes the trial and fails on more users, when it has drawn and counted."""
+    counts = response_counts.reference.counts(*arguments)
+    if len(arguments[0]) > cases.RESPONSE_COUNTS.small:
+        raise RuntimeError("out of resource: shared memory")
+    return counts
+
+
+def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(auto, monkeypatch):
+    """The reports that failed are forgotten; those that leave are made of the same words, under a key used once."""
+    module = "torchdp.randomizers.alphabet.randomized_response"
+    monkeypatch.setattr(f"{module}.keyed", lambda device: True)
+    oracle, x, found = RandomizedResponse(16, 1.0), torch.arange(4000) % 16, []
+    for fused, faults in ((late, 1), (response_counts.reference.counts, 0)):
+        monkeypatch.setattr(response_counts, "COUNTS", kernel(fused, monkeypatch))
+        noise = SeededNoise(5)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            found.append([*(oracle.collect(x, noise=noise)["reports"] for _ in range(3)), noise.words((1,))])
+        assert len(seen) == faults
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert not torch.equal(found[0][0], found[0][1])  # the next call has a key of its own
+
+
+def test_a_mistake_of_the_caller_switches_nothing_off(auto, monkeypatch):
+    def fused(x, *rest):
+        return response_counts.reference.counts(x, *rest)
+
+    made = kernel(fused, monkeypatch)
+    with pytest.raises(TypeError):
+        made(CPU, X, "16", 2**58 + 3, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert made.runs(CPU)
+
+
+def test_memory_that_ran_out_is_said_and_switches_nothing_off(auto, monkeypatch):
+    def full(x, *rest):
+        if len(x) > cases.RESPONSE_COUNTS.small:
+            raise torch.OutOfMemoryError("no memory")
+        return response_counts.reference.counts(x, *rest)
+
+    made = kernel(full, monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        made(CPU, X.repeat(2), *CALL[1:])
+    assert made.runs(CPU)
+
+
+def test_a_dead_context_is_not_hidden(monkeypatch):
+    """After an illegal access every later call on the device fails, and what it returned before is in doubt."""
+
+    def lost(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    made = kernel(broken, monkeypatch)
+    with pytest.raises(RuntimeError, match=r"killed the CUDA context of cuda:0 .*TORCHDP_KERNELS=reference"):
+        made.failed(torch.device("cuda:0"), RuntimeError("launch"))
+
+
+def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(device, auto, monkeypatch):
+    """Then the reference adds to sums that are whole: no share is counted twice."""
+    module = pytest.importorskip("torchdp.kernels.secure_sketch.fused")
+    launches = []
+
+    class Unlaunched:
+        def __getitem__(self, grid):
+            launches.append(grid)
+            return broken
+
+    monkeypatch.setattr(module, "add_kernel", Unlaunched())
+    monkeypatch.setattr(secure_sketch.ADD, "_faults", {CPU: None})
+    arguments, _ = cases.SECURE_SKETCH.arguments(CPU, 10)
+    sums = arguments[0]
+    sums += 5
+    wanted = sums.clone()
+    secure_sketch.reference.add(wanted, *arguments[1:])
+    monkeypatch.setattr(secure_sketch.ADD, "fused", lambda device: module.add)
+    with pytest.warns(RuntimeWarning, match="does not run"):
+        secure_sketch.add(sums, *arguments[1:6], first=arguments[6], scale=arguments[7])
+    assert torch.equal(sums, wanted) and len(launches) == 1
+
+
+def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(monkeypatch):
+    """What stands in for a kernel on a GPU must not ask for all messages at once."""
+    from torchdp.kernels import privunit, privunitg, rounded_features
+
+    for module, name, size in (
+        (privunit, "NUMBERS_AT_ONCE", 64 * 7),
+        (privunitg, "NUMBERS_AT_ONCE", 64 * 7),
+        (rounded_features, "BITS_AT_ONCE", 256 * 7),
+    ):
+        monkeypatch.setattr(module, name, size)
+    for form, case, whole in (
+        (privunit._sums, cases.PRIVUNIT, privunit.reference.sums),
+        (privunitg._sums, cases.PRIVUNITG, privunitg.reference.sums),
+        (rounded_features._rounded, cases.ROUNDED, rounded_features.reference.rounded_counts),
+        (rounded_features._positive, cases.POSITIVE, rounded_features.reference.positive_counts),
+    ):
+        arguments, options = case.arguments(CPU, 30)
+        found, wanted = form(*arguments, **options), whole(*arguments, **options)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
+    monkeypatch.setattr(Kernel, "trial", lambda *_: None)
+    randomizer, points = PrivUnitG(3, 2.0), torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
+    counts, found = torch.tensor([5, 8], device=device), []
+    for chosen in ("fused", "reference"):
+        monkeypatch.setenv("TORCHDP_KERNELS", chosen)
+        monkeypatch.setattr("torchdp.randomizers.ball.privunitg.keyed", lambda device: True)
+        found.append(randomizer.hear_types(points, counts, SeededNoise(1, device))["sum"])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
