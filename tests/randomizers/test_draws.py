@@ -102,7 +102,7 @@ def test_halves_of_crowds_are_binomial():
             np.append(expected[often], expected[~often].sum() + 9),
         )
         assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > ALPHA
-    z = (drawn[:, 6:].double() - counts[6:] / 2) / (counts[6:] / 4).sqrt()
+    z = (drawn[:, 6:] - counts[6:].double() / 2) / (counts[6:].double() / 4).sqrt()
     assert float(z.mean(0).abs().max()) < 5.2 / math.sqrt(20_000)
     assert float((z.var(0) - 1).abs().max()) < 6 * math.sqrt(2 / 20_000)
 
