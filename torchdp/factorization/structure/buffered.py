@@ -55,7 +55,7 @@ class BufferedStrategy:
     @property
     def gains(self) -> Tensor:
         """nu, (buffers,): T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x; all negative."""
-        return _gains(self.zeros, self.poles)
+        return residues(self.zeros, self.poles)
 
     def column_norms(self) -> Tensor:
         """Of C, (steps,), without forming it; their relative rounding is at most 3 eps steps."""
@@ -68,7 +68,7 @@ class BufferedStrategy:
         checks.fits("C", n, n)
         age = torch.arange(n, device=self.before.device)
         powers = self.poles[:, None] ** (age - 1).clamp_min(0)
-        first = torch.where(age > 0, _gains(self.poles, self.zeros) @ powers, 1.0)
+        first = torch.where(age > 0, residues(self.poles, self.zeros) @ powers, 1.0)
         return self.before[:, None] * first[(age[:, None] - age).clamp_min(0)].tril() * self.after
 
 
@@ -150,7 +150,7 @@ def _parts(x: Tensor, shapes: Tensor, buffers: int) -> tuple[Tensor, Tensor, Ten
     return places[0::2], places[1::2], (shapes @ x[2 * buffers :]).exp()
 
 
-def _gains(poles: Tensor, zeros: Tensor) -> Tensor:
+def residues(poles: Tensor, zeros: Tensor) -> Tensor:
     """w of t_m = sum_a w_a poles_a^{m-1}, m > 0: the residues of prod (1 - zeros x) / (1 - poles x)."""
     apart = poles[:, None] - poles
     apart = torch.where(torch.eye(len(poles), dtype=torch.bool, device=poles.device), 1.0, apart)
@@ -160,7 +160,7 @@ def _gains(poles: Tensor, zeros: Tensor) -> Tensor:
 def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     """1 / the column norms of D1 T, (n,)."""
     first, second = torch.triu_indices(len(poles), len(poles))
-    w, own = _gains(poles, zeros), before.square()
+    w, own = residues(poles, zeros), before.square()
     pairs = torch.where(first == second, 1.0, 2.0) * w[first] * w[second]
     tails = _Filter.apply(own.flip(0).expand(len(first), -1), poles[first] * poles[second]).flip(-1)
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
@@ -175,7 +175,7 @@ def _squares(
     """
     first, second = torch.triu_indices(len(poles), len(poles))
     after, v = _reciprocals(poles, zeros, before), 1 / before.square()
-    nu = _gains(zeros, poles) if sign is None else sign(_gains(zeros, poles))
+    nu = residues(zeros, poles) if sign is None else sign(residues(zeros, poles))
     G = _late(_Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
     place = torch.zeros(len(nu), len(nu), dtype=torch.long)
     place[first, second] = place[second, first] = torch.arange(len(first))
