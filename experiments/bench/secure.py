@@ -12,10 +12,10 @@ from harness import Case, Work
 from torchdp.kernels import chacha, secure_sketch
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.secure import SecureSketch, share
+from torchdp.secure import Links, SecureSketch, Server, client_frames, share
 from torchdp.secure.shares import masks
-from torchdp.sketching import balanced_osnap
-from torchdp.sketching.transform import bucket_sums
+from torchdp.sketching import AdaptiveCoalition, balanced_osnap
+from torchdp.sketching.transform import add_rows
 
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 
@@ -66,18 +66,48 @@ def drawn(clients: int) -> Work:
 
 
 def transform(clients: int, dtype: torch.dtype) -> Work:
-    """One server's sums of its shares."""
-    table = masks((HEIGHT, COLUMNS, clients // HEIGHT), dtype, SeededNoise(1, DEVICE))
-    plain, generator = table.transpose(1, 2).reshape(clients, COLUMNS), keyed_generator(b"rows", DEVICE)
-    signs = (2 * torch.randint(2, (clients, 1), device=DEVICE, generator=generator) - 1).to(dtype)
-    rows = torch.randint(HEIGHT, (clients,), device=DEVICE, generator=generator)
-
-    def added() -> torch.Tensor:
-        return table.new_zeros(HEIGHT, COLUMNS).index_add_(0, rows, plain * signs)
-
-    return Work(
-        lambda: bucket_sums(table), clients, {"one read": read(table)}, {"signs, index_add_": lambda: added}
+    """One server's sums of its shares, part by part as they arrive."""
+    sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows", DEVICE))
+    shares, sums = (
+        masks((1, clients, COLUMNS), dtype, SeededNoise(1, DEVICE)),
+        torch.zeros(HEIGHT, COLUMNS, dtype=dtype, device=DEVICE),
     )
+    signs, parts = sketch.signs[0][:, None].to(dtype), list(sketch.parts(160))
+
+    def added() -> object:
+        return [add_rows(sums, sketch.rows[:, part], shares[:, part]) for part in parts]
+
+    peers = {"signs, index_add_": lambda: lambda: sums.index_add_(0, sketch.rows[0], shares[0] * signs)}
+    return Work(added, clients, {"one read": read(shares)}, peers)
+
+
+def server(clients: int, most: int) -> Work:
+    """One of two servers from sealed frames to its published sums, where so many clients may drop out."""
+    sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
+    coalition = AdaptiveCoalition(absent=most)
+    whole = SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, entry=1.0, coalition=coalition)
+    session, names = whole.session(bytes(32)), ("server 0", "server 1", "clients")
+    links = {name: Links.derived(bytes(range(32)), name, 2) for name in names}
+    inbound = [links["clients"][f"server {k}"] for k in range(2)]
+    shares, both = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1)), [[], []]
+    for part in whole.parts():
+        sealed = client_frames(whole, session, shares[None, :, part].repeat(2, 1, 1, 1), part.start, inbound)
+        for frames, frame in zip(both, sealed, strict=True):
+            frames.append(frame)
+    other = Server(whole, session, 1, links["server 1"])
+    for frame in both[1]:
+        other.receive(frame)
+    call = other.roll_call(0)
+
+    def served() -> bytes:
+        one = Server(whole, session, 0, links["server 0"])
+        for frame in both[0]:
+            one.receive(frame)
+        one.agree(call)
+        one.roll_call(1)
+        return one.publish()
+
+    return Work(served, clients, {"one read of the words": read(shares)})
 
 
 def shared(count: int) -> object:
@@ -98,6 +128,8 @@ def cases(small: bool) -> Iterator[Case]:
     yield Case("share, 3 servers", partial(source, shared, n))
     for dtype in (torch.int64, torch.int32):
         yield Case(f"one server's transform, {str(dtype)[6:]}", partial(transform, 10 * n, dtype))
+    for most in (0, n // 1000):
+        yield Case(f"one server, frames to sums, {most} may drop out", partial(server, 10 * n, most))
     for bits in (64, 32):
         yield Case(f"SecureSketch.collect, {bits} bits", partial(collect, n, bits))
     yield Case("SecureSketch.sample_tally", partial(drawn, n))

@@ -26,7 +26,7 @@ from torchdp.secure import reconstruct, share
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.shares import masks
 from torchdp.simulate import Experiment, Report
-from torchdp.sketching.transform import bucket_sums
+from torchdp.sketching.transform import add_rows
 
 COLUMNS, HEIGHT = 10, 100
 # table, clients, copies, servers, the paper's seconds and MB
@@ -71,14 +71,21 @@ def tables(largest: int, most_copies: int, report: Report) -> None:
     for table, clients, copies, servers, seconds, megabytes in PAPER:
         if clients > largest or copies > most_copies:
             continue
-        shape = (HEIGHT, COLUMNS, copies * clients // HEIGHT)
-        held = masks(shape, torch.int64, noise)  # a server's shares: uniform, whatever was shared
-        part = held[: max(1, HEIGHT // copies)]  # what is shared at once
+        held = masks((copies * clients, COLUMNS), torch.int64, noise)  # a server's: uniform, whatever was shared
+        rows = torch.arange(HEIGHT).repeat_interleave(len(held) // HEIGHT)[None]
+        zeros = torch.zeros(HEIGHT, COLUMNS, dtype=torch.int64)
+        part = held[: max(1, clients // HEIGHT)]  # what is shared at once
         published = masks((servers, HEIGHT, COLUMNS), torch.int64, noise)
 
         times = {
             **medians({"share": lambda h=held, p=part, k=servers: share_all(h, p, k)}, 1 if copies > 1 else 3),
-            **medians({"sum": lambda h=held: bucket_sums(h), "reveal": lambda p=published: reconstruct(p)}, 3),
+            **medians(
+                {
+                    "sum": lambda h=held, r=rows, z=zeros: add_rows(z, r, h[None]),
+                    "reveal": lambda p=published: reconstruct(p),
+                },
+                3,
+            ),
         }
         ours = payload_bytes(servers, copies, clients, HEIGHT, COLUMNS) / 1e6
         report.row(
