@@ -181,15 +181,15 @@ def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, mon
     seen, full_like = [], torch.full_like
 
     def watched(tensor, value):
-        seen.append((tensor.shape, tensor.dtype))
+        seen.append((tensor.shape, value))
         return full_like(tensor, value)
 
     def fused(*arguments):
-        assert seen
+        assert ((16,), 77) in seen
         return response_counts.reference.counts(*arguments)
 
     monkeypatch.setattr(torch, "full_like", watched)
-    assert kernel(fused, monkeypatch).trial(CPU) is None and seen == [((16,), torch.int64)]
+    assert kernel(fused, monkeypatch).trial(CPU) is None
 
 
 def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
