@@ -149,7 +149,7 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
 
 
 def root(family: Family[Law], start: float, target: Target, tolerance: float = TOLERANCE) -> float:
-    """Where either direction alone has this delta, to ``tolerance``: a lower bound of the noise needed, nearly tight."""
+    """Where either direction alone has this delta, to ``tolerance``: nearly tight, a lower bound of the noise."""
 
     def excess(log_noise: float) -> float:
         return math.log(_largest_alone(family(math.exp(log_noise)), target) / target.delta)
