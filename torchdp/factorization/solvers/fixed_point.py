@@ -19,23 +19,25 @@ goes back, takes the plain update and forgets its history. memory = 0 is the pla
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify
-from torchdp.factorization.solvers.acceleration import History, pick, simplex
-from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
+from torchdp.factorization.solvers.acceleration import History, pick
+from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Spectrum, Step, choose, factors, triangle
 from torchdp.factorization.solvers.stopping import Looks
+from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
 
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
 # a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
 # loses small columns.
 FLOOR = 0.1
 SMALLEST_WEIGHT = 1e-12
+TINY = torch.finfo(torch.float64).tiny
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
 STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
 
@@ -110,22 +112,105 @@ def attempts(
     scale = torch.where(scale > 0, scale, 1.0)
     whole = W / scale
     W = triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
-    spectrum = choose(W) if spectrum is None else spectrum
-    weights, best, looks = _Weights(W, p, shift, tol, memory), _Best(W), Looks(tol)
+    plain = spectrum is not None or W is not whole
+    symmetry = Symmetry((W.shape[-2], W.shape[-1])) if plain else symmetry_of(W, p, shift)
+    if symmetry.turned:
+        W = whole = whole.flip(-1)
+    problem = _Problem(W, symmetry, p, shift, spectrum)
+    weights, best, looks = _Weights(problem, tol, memory), _Best(W), Looks(tol)
     for iterations in range(1, max_iterations + 1):
-        c, P = weights.dual()
-        maps, a, b, trace, missing = spectrum.step(_centred(W, P, shift), c, P, best.gap)
-        value = power_norm(a.sqrt(), p) * b.amax(-1).sqrt() + power_norm(missing, p)
-        best.keep(value, (*maps, P), trace, (c, P))
-        finished = best.within(looks.within)
-        if looks.due(iterations, finished) or iterations == max_iterations:
-            yield _solution(whole, W, scale, shift, best.primal, best.weights, iterations)
+        found = problem.look(weights, best, looks.within)
+        finished = best.gap_within
+        due = looks.due(iterations, finished) or iterations == max_iterations
+        if problem.spectrum.rough and due:  # the bounds of float32 do not count: once more
+            problem.spectrum.refine()
+            best.forget()
+            found = problem.look(weights, best, looks.within)
+            finished = best.gap_within
+            due = looks.due(iterations, finished) or iterations == max_iterations
+        if due:
+            yield _solution(whole, problem, scale, best, iterations)
             if not looks.go_on(iterations, best.gap, finished):
                 return
-            if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
+            if finished and problem.spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
                 best.forget()
                 weights.forget()
-        weights.move(a, b, trace)
+        weights.move(found)
+
+
+class _Found(NamedTuple):
+    """One iteration's numbers: primal and dual are what gives factors and the lower bound, norms (*batch, k, L)."""
+
+    value: Tensor
+    trace: Tensor
+    primal: tuple[Tensor, ...]
+    maps: Callable[..., tuple[Tensor, Tensor]]
+    norms: Tensor
+    fell: Tensor | None
+
+
+class _Problem:
+    """W, or its blocks where it has a symmetry, and how to look at them."""
+
+    def __init__(self, W: Tensor, symmetry: Symmetry, p: float, shift: bool, spectrum: Spectrum | None) -> None:
+        self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
+        self.blocks = symmetry.blocks(W)
+        self.spectrum = spectrum or choose(self.blocks[0], symmetry.mirrored)
+        self.counts = symmetry.counts.to(W.device)
+        self.q = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # exponent: ||c||_{1/q} = 1 for c = s^q
+
+    def dual(self, weights: Tensor) -> Tensor:
+        """c and P of the orbits from the weights s and P, (*batch, k, L)."""
+        if self.q == 1.0:
+            return weights
+        return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
+
+    def split(self, dual: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(X, c, P) of each block."""
+        blocks = self.blocks
+        if self.shift:
+            P = self.symmetry.whole(dual)[1]
+            blocks = self.symmetry.blocks(self.W - self.W @ P[..., None])
+        return [(X, c, P) for X, (c, P) in zip(blocks, self.symmetry.split(dual), strict=True)]
+
+    def look(self, weights: "_Weights", best: "_Best", within: float) -> _Found:
+        """One iteration, kept in ``best``; as often as the spectrum asks for."""
+        dual = self.dual(weights.weights)
+        while True:
+            steps = [self.spectrum.step(X, c, P, best.gap) for X, c, P in self.split(dual)]
+            norms = self.symmetry.joined([(step.a, step.b) for step in steps], self.counts)
+            trace = steps[0].trace if len(steps) == 1 else torch.stack([s.trace for s in steps]).sum(0)
+            primal = (*[part for step in steps for part in step.parts], dual)
+            fell = trace < weights.previous * (1 - 1e-12)
+            found = _Found(self._value(steps, norms), trace, primal, steps[0].maps, norms, fell)
+            notes = steps[0].notes if len(steps) == 1 else torch.stack([s.notes for s in steps]).amin(0)
+            heard, told = best.compare(found, notes, within)
+            if self.spectrum.hear(told, heard.gap):
+                best.keep(found, heard)
+                return found if heard.fell else found._replace(fell=None)
+
+    def _value(self, steps: list[Step], norms: Tensor) -> Tensor:
+        if self.p == math.inf:
+            value = norms.amax(-1).prod(-1).sqrt() if len(self.counts) == 2 else norms.amax((-2, -1))
+        else:
+            rows, columns = self.symmetry.whole(norms)
+            value = power_norm(rows.sqrt(), self.p) * columns.amax(-1).sqrt()
+        missing = [step.missing for step in steps]
+        if any(rest is not None for rest in missing):
+            squares = [(torch.zeros_like(s.a) if s.missing is None else s.missing.square(), s.b) for s in steps]
+            rows = self.symmetry.whole(self.symmetry.joined(squares, self.counts))[0]
+            value = value + power_norm(rows.sqrt(), self.p)
+        return value
+
+
+class _Heard(NamedTuple):
+    """What is read back from the device in each iteration, at once."""
+
+    better: bool
+    tighter: bool
+    fell: bool
+    within: bool
+    gap: float
 
 
 class _Best:
@@ -134,21 +219,28 @@ class _Best:
     def __init__(self, W: Tensor) -> None:
         self.lower = W.new_zeros(W.shape[:-2])
         self.upper = torch.full_like(self.lower, math.inf)
-        self.gap = math.inf
-        self.primal: tuple[Tensor, ...] = ()  # maps and column weights behind `upper`
-        self.weights: tuple[Tensor, ...] = ()  # weights of rows and columns behind `lower`
+        self.gap, self.gap_within = math.inf, False
+        self.primal: tuple[Tensor, ...] = ()  # parts of the maps and dual weights behind `upper`
+        self.maps: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self.dual: tuple[Tensor, ...] = ()  # behind `lower`
 
-    def keep(self, value: Tensor, primal: tuple[Tensor, ...], trace: Tensor, weights: tuple[Tensor, ...]) -> None:
+    def compare(self, found: _Found, notes: Tensor, tol: float) -> tuple[_Heard, list[float]]:
+        """How ``found`` compares with what is kept, and the spectrum's notes: the one synchronisation."""
+        upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
+        facts = torch.stack([found.value < self.upper, found.trace > self.lower, ~found.fell, upper <= lower * (1 + tol) + ROUNDING])
+        gap = (upper / lower.clamp_min(TINY)).amax()[None]
+        told = torch.cat([facts.reshape(4, -1).all(1), gap, notes]).tolist()
+        self._next = upper, lower
+        better, tighter, steady, within = (bool(fact) for fact in told[:4])
+        return _Heard(better, tighter, not steady, within, told[4] - 1), told[5:]
+
+    def keep(self, found: _Found, heard: _Heard) -> None:
         """Takes over what is better, problem by problem."""
-        better, tighter = value < self.upper, trace > self.lower
-        self.upper, self.lower = torch.minimum(self.upper, value), torch.maximum(self.lower, trace)
-        self.primal = _pick_each(better, primal, self.primal)
-        self.weights = _pick_each(tighter, weights, self.weights)
-        self.gap = float((self.upper / self.lower.clamp_min(torch.finfo(trace.dtype).tiny)).amax()) - 1
-
-    def within(self, tol: float) -> bool:
-        """Whether each problem's gap is at most ``tol``, or its norm 0."""
-        return bool((self.upper <= self.lower * (1 + tol) + ROUNDING).all())
+        changed = found.maps is not self.maps or self.primal[0].dtype != found.primal[0].dtype
+        self.primal = _pick_each(found.value < self.upper, found.primal, self.primal, heard.better or changed)
+        self.dual = _pick_each(found.trace > self.lower, found.primal[-1:], self.dual, heard.tighter)
+        self.upper, self.lower = self._next
+        self.maps, self.gap, self.gap_within = found.maps, heard.gap, heard.within
 
     def forget(self) -> None:
         """Drops the bounds, and keeps what was behind them until the next."""
@@ -156,80 +248,86 @@ class _Best:
 
 
 class _Weights:
-    """The weights s of the rows and P of the columns, and how they move."""
+    """The weights s of the rows and P of the columns, by orbits, and how they move."""
 
-    def __init__(self, W: Tensor, p: float, shift: bool, tol: float, memory: int) -> None:
-        *batch, m, n = W.shape
-        self.p, self.sides = p, [m, n]
-        self.exponent = (
-            0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p
-        )  # ||c||_q = 1 for q = 1 / exponent
-        self.floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / max(m, n)), 0.1 / max(m, n))
-        self.slowest = 0.5 if shift else 1.0
-        self.weights = torch.cat([W.new_full((*batch, side), 1 / side) for side in self.sides], -1)
-        self.steps, self.previous = W.new_full(batch, STEP), W.new_zeros(batch)  # previous: trace norm
+    def __init__(self, problem: _Problem, tol: float, memory: int) -> None:
+        W, counts = problem.W, problem.counts
+        sides = counts.sum(-1, keepdim=True)
+        self.problem, self.counts, size = problem, counts, max(W.shape[-2:])
+        floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / size), 0.1 / size)
+        self.floor = floor * counts  # of masses, (k, L); 0 where there is no orbit
+        self.lowest = torch.where(counts > 0, self.floor, 1.0).log()
+        self.masked = torch.where(counts > 0, 0.0, -math.inf) if bool((counts == 0).any()) else None
+        self.slowest = 0.5 if problem.shift else 1.0
+        self.masses = (counts / sides).expand(*W.shape[:-2], *counts.shape)
+        self.shares = counts.clamp_min(1.0).reciprocal()
+        self.steps, self.previous = W.new_full(W.shape[:-2], STEP), W.new_zeros(W.shape[:-2])  # previous: trace norm
         self.history = History(memory)
 
-    def dual(self) -> tuple[Tensor, Tensor]:
-        """c and P."""
-        s, P = self.weights.split(self.sides, -1)
-        return s**self.exponent, P
+    @property
+    def weights(self) -> Tensor:
+        """Of each member of the orbits, (*batch, k, L); 1 where there is no orbit."""
+        weights = self.masses * self.shares if self.problem.symmetry.sign else self.masses
+        return weights if self.masked is None else weights + (self.counts == 0)
 
     def forget(self) -> None:
         """The next trace norm counts as a rise."""
         self.previous = torch.zeros_like(self.previous)
 
-    def move(self, a: Tensor, b: Tensor, trace: Tensor) -> None:
-        """The update for squared norms a of left's rows, b of right's columns and this trace norm, extrapolated."""
-        fell = trace < self.previous * (1 - 1e-12)
-        back = fell & self.history.extrapolated
-        self.steps = torch.where(fell & ~back, (self.steps + self.slowest) / 2, self.steps)
-        self.previous = torch.where(back, 0.0, trace)
-        unit = trace.clamp_min(torch.finfo(trace.dtype).tiny)[..., None]
-        update = torch.cat([self._rows(a, unit), self.steps[..., None] * _log(b / unit)], -1)
-        stuck = (self.weights <= 2 * self.floor) & (update < 0)  # at the floor: nowhere to fall
-        logarithms = self.history.next(self.weights, torch.where(stuck, 0.0, update), back)
-        parts = [part.softmax(-1) for part in logarithms.split(self.sides, -1)]
-        self.weights = torch.cat([simplex(part, self.floor) for part in parts], -1)
+    def move(self, found: _Found) -> None:
+        """The update for the squared norms of left's rows and right's columns and the trace norm, extrapolated."""
+        trace, back, self.previous = found.trace, None, found.trace
+        if found.fell is not None:
+            back = found.fell & self.history.extrapolated
+            self.steps = torch.where(found.fell & ~back, (self.steps + self.slowest) / 2, self.steps)
+            self.previous = torch.where(back, 0.0, trace)
+        unit = trace.clamp_min(TINY)[..., None, None]
+        update = self.steps[..., None, None] * _log(found.norms / unit)
+        if self.problem.p < math.inf:
+            update = torch.stack([self._rows(found.norms[..., 0, :]), update[..., 1, :]], -2)
+        x = self.masses.clamp_min(TINY).log()
+        update = torch.maximum(update, self.lowest - x)  # at the floor: nowhere to fall
+        logarithms = self.history.mix(x.flatten(-2), update.flatten(-2), self.masses.sqrt().flatten(-2), back)
+        logarithms = logarithms.view_as(x)
+        raised = torch.maximum((logarithms if self.masked is None else logarithms + self.masked).softmax(-1), self.floor)
+        self.masses = raised / raised.sum(-1, keepdim=True)
 
-    def _rows(self, a: Tensor, unit: Tensor) -> Tensor:
-        """The update of the rows' logarithms."""
-        if self.p == math.inf:
-            return self.steps[..., None] * _log(a / unit)
-        s, c = self.weights[..., : self.sides[0]], self.dual()[0]
-        if self.p == 2:
-            return torch.zeros_like(s)
-        share = c * a / (c * a).sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
-        return _log(share) - s.log()
+    def _rows(self, a: Tensor) -> Tensor:
+        """The update of the rows' logarithms for p < inf."""
+        if self.problem.p == 2:
+            return torch.zeros_like(a)
+        weights = self.weights
+        share = self.problem.dual(weights)[..., 0, :] * a
+        total = (self.counts[0] * share).sum(-1, keepdim=True).clamp_min(TINY)
+        return _log(share / total) - weights[..., 0, :].log()
 
 
-def _solution(
-    whole: Tensor,
-    W: Tensor,
-    scale: Tensor,
-    shift: bool,
-    primal: tuple[Tensor, ...],
-    dual: tuple[Tensor, ...],
-    iterations: int,
-) -> Solution:
-    """Factors of scale times ``whole``, from the maps found for W, which is the same or its triangle."""
-    inner, across, P = primal
-    X = _centred(whole, P, shift)
-    left, right = factors(X, inner, across)
-    Y = X if W is whole else _centred(W, P, shift)
-    if float((Y - factors(Y, inner, across)[0] @ right).abs().max()) > ROUNDING * max(W.shape[-2:]):
+def _solution(whole: Tensor, problem: _Problem, scale: Tensor, best: _Best, iterations: int) -> Solution:
+    """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
+    symmetry, dual, same = problem.symmetry, best.primal[-1], problem.W is whole
+    P = symmetry.whole(dual)[1]
+    X = _centred(whole, P, problem.shift)
+    pairs = []
+    for k, (Y, c, columns) in enumerate(problem.split(dual)):
+        short = columns if Y.shape[-2] >= Y.shape[-1] else c
+        pairs.append(factors(Y if same else X, *best.maps(best.primal[2 * k : 2 * k + 2], short)))
+    left, right = symmetry.assembled(pairs)
+    if symmetry.turned:
+        X = X.flip(-1)
+    if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
     used[0] = True
     if not bool(used.all()):
         left, right = left[..., used], right[..., used, :]
     half = scale.sqrt()
+    row_weights, column_weights = symmetry.whole(best.dual[0])
     return Solution(
         left=half * left,
         right=half * right,
-        shift=(scale * (whole @ P[..., None]))[..., 0] if shift else None,
-        row_weights=dual[0] if W is whole else torch.ones_like(whole[..., 0]),
-        column_weights=dual[1],
+        shift=(scale * (whole @ P[..., None]))[..., 0] if problem.shift else None,
+        row_weights=row_weights if same else torch.ones_like(whole[..., 0]),
+        column_weights=column_weights,
         primal_weights=P,
         iterations=iterations,
     )
@@ -260,7 +358,7 @@ def _log(values: Tensor) -> Tensor:
     return values.clamp_min(1e-20).log()  # a zero row or column has no logarithm
 
 
-def _pick_each(mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if not old or bool(mask.all()):
-        return new
-    return tuple(pick(mask, a, b) for a, b in zip(new, old, strict=True)) if bool(mask.any()) else old
+def _pick_each(
+    mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...], all_new: bool
+) -> tuple[Tensor, ...]:
+    return new if all_new or not old else tuple(pick(mask, a, b) for a, b in zip(new, old, strict=True))
