@@ -66,8 +66,8 @@ def one_iteration(batch: int, n: int, device: str, least: float, report: Report)
         row("Decomposed", spent)
     for gap in (0.1, 1e-3, 1e-6):
         path = Iterated()
-        path.step(W, weights, weights, gap)  # so that its precision is that of this gap
-        time = seconds(lambda path=path, gap=gap: step(path, W, weights, gap), least)
+        path.hear(path.step(W, weights, weights, gap).notes.tolist(), gap)  # its precision is that of this gap
+        time = seconds(lambda path=path, gap=gap: path.step(W, weights, weights, gap), least)
         kind = torch.float32 if gap >= SINGLE else torch.float64
         count = products(n, min(SHARE * gap, LIGHT))
         ideal = ((count - 2) * multiply[kind] + 2 * multiply[torch.float64]) / time
@@ -76,11 +76,6 @@ def one_iteration(batch: int, n: int, device: str, least: float, report: Report)
 
 def multiplication(A: torch.Tensor, least: float) -> float:
     return seconds(lambda: A @ A, least)
-
-
-def step(path: Iterated, W: torch.Tensor, weights: torch.Tensor, gap: float) -> None:
-    path.gap = math.inf  # the same gap again would count as a gap that does not fall
-    path.step(W, weights, weights, gap)
 
 
 def whole(n: int, path: Path, tol: float, device: str, report: Report) -> None:

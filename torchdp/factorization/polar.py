@@ -30,16 +30,19 @@ def polar(M: Tensor, loss: float, dtype: torch.dtype = torch.float64) -> Tensor:
     if M.shape[-2] < M.shape[-1]:
         return polar(M.mT, loss, dtype).mT
     X, gram, share = _scaled(M, dtype)
-    return _climb(X, gram, polar_steps(loss, M.shape[-1], float(share)))
+    return _climb(X, gram, polar_steps(loss, M.shape[-1], float(share)), torch.float64)
 
 
-def contraction(M: Tensor, steps: list[float], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def contraction(
+    M: Tensor, steps: list[float], dtype: torch.dtype, last: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     """:func:`polar` of M (*batch, m, n), m >= n, by steps chosen before; and the share that chooses the next, ().
 
-    Whatever the steps of :func:`polar_steps`: ||Q||_2 <= 1. Nothing is read back from M's device.
+    Whatever the steps of :func:`polar_steps`: ||Q||_2 <= 1 to the rounding of ``last``, the type of the last step.
+    Nothing is read back from M's device.
     """
     X, gram, share = _scaled(M, dtype)
-    return _climb(X, gram, steps), share
+    return _climb(X, gram, steps, last), share
 
 
 def polar_steps(loss: float, n: int, share: float) -> list[float]:
@@ -59,12 +62,14 @@ def _scaled(M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return X / bound.sqrt(), gram / bound, share
 
 
-def _climb(X: Tensor, gram: Tensor, steps: list[float]) -> Tensor:
+def _climb(X: Tensor, gram: Tensor, steps: list[float], last: torch.dtype) -> Tensor:
     for rho in steps[:-1]:
         X = _cubic(X, gram, rho)
         gram = X.mT @ X
-    X = X.double()
-    return _cubic(X, X.mT @ X, steps[-1])
+    if X.dtype != last:
+        X = X.to(last)
+        gram = X.mT @ X
+    return _cubic(X, gram, steps[-1])
 
 
 def _cubic(X: Tensor, gram: Tensor, rho: float) -> Tensor:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-RIDGE = 1e-14  # of the least squares' normal equations, whose columns have length 1
+TINY = torch.finfo(torch.float64).tiny
+RIDGE = 1e-16  # of the least squares' normal equations, whose columns have length about 1 / d
 
 
 class History:
@@ -12,11 +13,22 @@ class History:
     def __init__(self, memory: int) -> None:
         self.memory, self.count = memory, 0
         self.last: Tensor | None = None  # point and update, (*batch, 2 d)
-        self.changes = torch.empty(0)  # differences of both, (*batch, memory, 2 d)
-        self.extrapolated = torch.zeros((), dtype=torch.bool)
+        self.changes = torch.empty(0)  # differences of both, (*batch, memory, 2 d), scaled
+        self.extrapolated: Tensor | bool = False  # the last move of which problems
+
+    def pick(self, which: Tensor) -> "History":
+        """That of the problems ``which`` of a flat batch."""
+        picked = History(self.memory)
+        picked.count = self.count
+        if self.last is not None:
+            picked.last, picked.changes = self.last[which], self.changes[which]
+        picked.extrapolated = (
+            self.extrapolated if isinstance(self.extrapolated, bool) else self.extrapolated[which]
+        )
+        return picked
 
     def mix(self, x: Tensor, update: Tensor, measure: Tensor, back: Tensor | None) -> Tensor:
-        """The next point after x, whose plain successor is x + update; ``measure`` weighs the coordinates.
+        """The next point after x, whose plain successor is x + update; ``measure`` weighs the coordinates' squares.
 
         Problems marked ``back`` return to the last point's plain update, and forget. x, update, measure: (*batch, d).
         """
@@ -25,23 +37,20 @@ class History:
         both, d = torch.cat([x, update], -1), x.shape[-1]
         if self.last is None:
             self.last, self.changes = both, both.new_zeros(*both.shape[:-1], self.memory, 2 * d)
-            self.extrapolated = torch.zeros(both.shape[:-1], dtype=torch.bool, device=x.device)
             return x + update
         if back is not None:
             both = pick(back, self.last, both)
             self.changes = pick(back, torch.zeros_like(self.changes), self.changes)
-        self.changes[..., self.count % self.memory, :] = both - self.last
+        self.extrapolated = True if back is None else ~back
+        change = both - self.last
+        length = torch.linalg.vector_norm(change[..., d:], dim=-1, keepdim=True).clamp_min(TINY)
+        self.changes[..., self.count % self.memory, :] = change / length
         self.count, self.last = self.count + 1, both
-        weighed = measure[..., None, :] * self.changes[..., d:]  # (*batch, memory, d)
-        gram = weighed @ weighed.mT
-        lengths = gram.diagonal(dim1=-2, dim2=-1).sqrt()
-        scale = torch.where(lengths > 0, lengths.reciprocal(), 0.0)[..., None]
-        gram = scale * gram * scale.mT
+        changes = self.changes[..., d:]
+        weighed = measure[..., None, :] * changes  # (*batch, memory, d)
+        gram = weighed @ changes.mT
         gram.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
-        target = scale * (weighed @ (measure * both[..., d:])[..., None])
-        mixture = scale * torch.linalg.solve_ex(gram, target)[0]  # (*batch, memory, 1)
-        mixture = mixture.nan_to_num(0.0, 0.0, 0.0)
-        self.extrapolated = (mixture != 0).any(-2)[..., 0]
+        mixture = torch.linalg.solve_ex(gram, weighed @ both[..., d:, None])[0].nan_to_num(0.0, 0.0, 0.0)
         return (both - (mixture.mT @ self.changes)[..., 0, :]).unflatten(-1, (2, d)).sum(-2)
 
 

@@ -21,25 +21,22 @@ goes back, takes the plain update and forgets its history. memory = 0 is the pla
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, Unpack
+from functools import partial
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify
-from torchdp.factorization.solvers.acceleration import History, pick
-from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Spectrum, Step, choose, factors, triangle
+from torchdp.factorization.solvers.acceleration import pick
+from torchdp.factorization.solvers.beginning import begin
+from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
 from torchdp.factorization.solvers.stopping import Looks
 from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
+from torchdp.factorization.solvers.weights import Found, Problem, Weights
+from torchdp.factorization.solvers.weights import power_norm as power_norm
 
-# Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
-# a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
-# loses small columns.
-FLOOR = 0.1
-SMALLEST_WEIGHT = 1e-12
-TINY = torch.finfo(torch.float64).tiny
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
-STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
 
 
 @dataclass(frozen=True)
@@ -116,193 +113,58 @@ def attempts(
     symmetry = Symmetry((W.shape[-2], W.shape[-1])) if plain else symmetry_of(W, p, shift)
     if symmetry.turned:
         W = whole = whole.flip(-1)
-    problem = _Problem(W, symmetry, p, shift, spectrum)
-    weights, best, looks = _Weights(problem, tol, memory), _Best(W), Looks(tol)
-    for iterations in range(1, max_iterations + 1):
-        found = problem.look(weights, best, looks.within)
-        finished = best.gap_within
-        due = looks.due(iterations, finished) or iterations == max_iterations
-        if problem.spectrum.rough and due:  # the bounds of float32 do not count: once more
-            problem.spectrum.refine()
-            best.forget()
-            found = problem.look(weights, best, looks.within)
-            finished = best.gap_within
-            due = looks.due(iterations, finished) or iterations == max_iterations
-        if due:
+    problem = Problem(W, symmetry, p, shift)
+    weights, looks = Weights(problem, tol, memory), Looks(tol)
+    begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
+    spectrum = choose(problem.blocks[0], symmetry.mirrored) if spectrum is None else spectrum
+    best = _Best(weights)
+    for iterations in range(begun + 1, max_iterations + 1):
+        found, steady = best.look(weights, spectrum)
+        finished = best.gap <= looks.within
+        if looks.due(iterations, finished) or iterations == max_iterations:
             yield _solution(whole, problem, scale, best, iterations)
             if not looks.go_on(iterations, best.gap, finished):
                 return
-            if finished and problem.spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
+            if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
                 best.forget()
                 weights.forget()
-        weights.move(found)
-
-
-class _Found(NamedTuple):
-    """One iteration's numbers: primal and dual are what gives factors and the lower bound, norms (*batch, k, L)."""
-
-    value: Tensor
-    trace: Tensor
-    primal: tuple[Tensor, ...]
-    maps: Callable[..., tuple[Tensor, Tensor]]
-    norms: Tensor
-    fell: Tensor | None
-
-
-class _Problem:
-    """W, or its blocks where it has a symmetry, and how to look at them."""
-
-    def __init__(self, W: Tensor, symmetry: Symmetry, p: float, shift: bool, spectrum: Spectrum | None) -> None:
-        self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
-        self.blocks = symmetry.blocks(W)
-        self.spectrum = spectrum or choose(self.blocks[0], symmetry.mirrored)
-        self.counts = symmetry.counts.to(W.device)
-        self.q = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # exponent: ||c||_{1/q} = 1 for c = s^q
-
-    def dual(self, weights: Tensor) -> Tensor:
-        """c and P of the orbits from the weights s and P, (*batch, k, L)."""
-        if self.q == 1.0:
-            return weights
-        return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
-
-    def split(self, dual: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(X, c, P) of each block."""
-        blocks = self.blocks
-        if self.shift:
-            P = self.symmetry.whole(dual)[1]
-            blocks = self.symmetry.blocks(self.W - self.W @ P[..., None])
-        return [(X, c, P) for X, (c, P) in zip(blocks, self.symmetry.split(dual), strict=True)]
-
-    def look(self, weights: "_Weights", best: "_Best", within: float) -> _Found:
-        """One iteration, kept in ``best``; as often as the spectrum asks for."""
-        dual = self.dual(weights.weights)
-        while True:
-            steps = [self.spectrum.step(X, c, P, best.gap) for X, c, P in self.split(dual)]
-            norms = self.symmetry.joined([(step.a, step.b) for step in steps], self.counts)
-            trace = steps[0].trace if len(steps) == 1 else torch.stack([s.trace for s in steps]).sum(0)
-            primal = (*[part for step in steps for part in step.parts], dual)
-            fell = trace < weights.previous * (1 - 1e-12)
-            found = _Found(self._value(steps, norms), trace, primal, steps[0].maps, norms, fell)
-            notes = steps[0].notes if len(steps) == 1 else torch.stack([s.notes for s in steps]).amin(0)
-            heard, told = best.compare(found, notes, within)
-            if self.spectrum.hear(told, heard.gap):
-                best.keep(found, heard)
-                return found if heard.fell else found._replace(fell=None)
-
-    def _value(self, steps: list[Step], norms: Tensor) -> Tensor:
-        if self.p == math.inf:
-            value = norms.amax(-1).prod(-1).sqrt() if len(self.counts) == 2 else norms.amax((-2, -1))
-        else:
-            rows, columns = self.symmetry.whole(norms)
-            value = power_norm(rows.sqrt(), self.p) * columns.amax(-1).sqrt()
-        missing = [step.missing for step in steps]
-        if any(rest is not None for rest in missing):
-            squares = [(torch.zeros_like(s.a) if s.missing is None else s.missing.square(), s.b) for s in steps]
-            rows = self.symmetry.whole(self.symmetry.joined(squares, self.counts))[0]
-            value = value + power_norm(rows.sqrt(), self.p)
-        return value
-
-
-class _Heard(NamedTuple):
-    """What is read back from the device in each iteration, at once."""
-
-    better: bool
-    tighter: bool
-    fell: bool
-    within: bool
-    gap: float
+        weights.move(found, steady)
 
 
 class _Best:
     """The best bounds so far of each problem of a batch, and what is behind them."""
 
-    def __init__(self, W: Tensor) -> None:
-        self.lower = W.new_zeros(W.shape[:-2])
+    def __init__(self, weights: Weights) -> None:
+        self.lower = torch.full_like(weights.previous, ROUNDING)
         self.upper = torch.full_like(self.lower, math.inf)
-        self.gap, self.gap_within = math.inf, False
+        self.gap = math.inf
         self.primal: tuple[Tensor, ...] = ()  # parts of the maps and dual weights behind `upper`
-        self.maps: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self.dual: tuple[Tensor, ...] = ()  # behind `lower`
+        self.maps: Callable[..., tuple[Tensor, Tensor]] = factors  # until there are some
+        self.dual = weights.problem.dual(weights.weights)  # behind `lower`
 
-    def compare(self, found: _Found, notes: Tensor, tol: float) -> tuple[_Heard, list[float]]:
-        """How ``found`` compares with what is kept, and the spectrum's notes: the one synchronisation."""
-        upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
-        facts = torch.stack([found.value < self.upper, found.trace > self.lower, ~found.fell, upper <= lower * (1 + tol) + ROUNDING])
-        gap = (upper / lower.clamp_min(TINY)).amax()[None]
-        told = torch.cat([facts.reshape(4, -1).all(1), gap, notes]).tolist()
-        self._next = upper, lower
-        better, tighter, steady, within = (bool(fact) for fact in told[:4])
-        return _Heard(better, tighter, not steady, within, told[4] - 1), told[5:]
-
-    def keep(self, found: _Found, heard: _Heard) -> None:
-        """Takes over what is better, problem by problem."""
-        changed = found.maps is not self.maps or self.primal[0].dtype != found.primal[0].dtype
-        self.primal = _pick_each(found.value < self.upper, found.primal, self.primal, heard.better or changed)
-        self.dual = _pick_each(found.trace > self.lower, found.primal[-1:], self.dual, heard.tighter)
-        self.upper, self.lower = self._next
-        self.maps, self.gap, self.gap_within = found.maps, heard.gap, heard.within
+    def look(self, weights: Weights, spectrum: Spectrum) -> tuple[Found, bool]:
+        """What the problem looks like at these weights, and whether no trace norm fell; keeps what is better."""
+        while True:
+            found = weights.problem.look(weights, spectrum, self.gap)
+            better, tighter = found.value < self.upper, found.trace > self.lower
+            upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
+            facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
+            told = torch.cat([facts, (upper / lower).amax()[None], found.notes]).cpu().tolist()  # all that is read
+            if spectrum.hear(told[4:], told[3] - 1):
+                break
+        self.upper, self.lower, self.gap = upper, lower, told[3] - 1
+        new = bool(told[0]) or found.maps is not self.maps
+        self.primal = found.primal if new else tuple(map(partial(pick, better), found.primal, self.primal))
+        self.dual = found.primal[-1] if told[1] else pick(tighter, found.primal[-1], self.dual)
+        self.maps = found.maps
+        return found, bool(told[2])
 
     def forget(self) -> None:
         """Drops the bounds, and keeps what was behind them until the next."""
-        self.lower, self.upper = torch.zeros_like(self.lower), torch.full_like(self.upper, math.inf)
+        self.lower, self.upper = torch.full_like(self.lower, ROUNDING), torch.full_like(self.upper, math.inf)
 
 
-class _Weights:
-    """The weights s of the rows and P of the columns, by orbits, and how they move."""
-
-    def __init__(self, problem: _Problem, tol: float, memory: int) -> None:
-        W, counts = problem.W, problem.counts
-        sides = counts.sum(-1, keepdim=True)
-        self.problem, self.counts, size = problem, counts, max(W.shape[-2:])
-        floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / size), 0.1 / size)
-        self.floor = floor * counts  # of masses, (k, L); 0 where there is no orbit
-        self.lowest = torch.where(counts > 0, self.floor, 1.0).log()
-        self.masked = torch.where(counts > 0, 0.0, -math.inf) if bool((counts == 0).any()) else None
-        self.slowest = 0.5 if problem.shift else 1.0
-        self.masses = (counts / sides).expand(*W.shape[:-2], *counts.shape)
-        self.shares = counts.clamp_min(1.0).reciprocal()
-        self.steps, self.previous = W.new_full(W.shape[:-2], STEP), W.new_zeros(W.shape[:-2])  # previous: trace norm
-        self.history = History(memory)
-
-    @property
-    def weights(self) -> Tensor:
-        """Of each member of the orbits, (*batch, k, L); 1 where there is no orbit."""
-        weights = self.masses * self.shares if self.problem.symmetry.sign else self.masses
-        return weights if self.masked is None else weights + (self.counts == 0)
-
-    def forget(self) -> None:
-        """The next trace norm counts as a rise."""
-        self.previous = torch.zeros_like(self.previous)
-
-    def move(self, found: _Found) -> None:
-        """The update for the squared norms of left's rows and right's columns and the trace norm, extrapolated."""
-        trace, back, self.previous = found.trace, None, found.trace
-        if found.fell is not None:
-            back = found.fell & self.history.extrapolated
-            self.steps = torch.where(found.fell & ~back, (self.steps + self.slowest) / 2, self.steps)
-            self.previous = torch.where(back, 0.0, trace)
-        unit = trace.clamp_min(TINY)[..., None, None]
-        update = self.steps[..., None, None] * _log(found.norms / unit)
-        if self.problem.p < math.inf:
-            update = torch.stack([self._rows(found.norms[..., 0, :]), update[..., 1, :]], -2)
-        x = self.masses.clamp_min(TINY).log()
-        update = torch.maximum(update, self.lowest - x)  # at the floor: nowhere to fall
-        logarithms = self.history.mix(x.flatten(-2), update.flatten(-2), self.masses.sqrt().flatten(-2), back)
-        logarithms = logarithms.view_as(x)
-        raised = torch.maximum((logarithms if self.masked is None else logarithms + self.masked).softmax(-1), self.floor)
-        self.masses = raised / raised.sum(-1, keepdim=True)
-
-    def _rows(self, a: Tensor) -> Tensor:
-        """The update of the rows' logarithms for p < inf."""
-        if self.problem.p == 2:
-            return torch.zeros_like(a)
-        weights = self.weights
-        share = self.problem.dual(weights)[..., 0, :] * a
-        total = (self.counts[0] * share).sum(-1, keepdim=True).clamp_min(TINY)
-        return _log(share / total) - weights[..., 0, :].log()
-
-
-def _solution(whole: Tensor, problem: _Problem, scale: Tensor, best: _Best, iterations: int) -> Solution:
+def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: _Best, iterations: int) -> Solution:
     """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
     symmetry, dual, same = problem.symmetry, best.primal[-1], problem.W is whole
     P = symmetry.whole(dual)[1]
@@ -321,7 +183,7 @@ def _solution(whole: Tensor, problem: _Problem, scale: Tensor, best: _Best, iter
     if not bool(used.all()):
         left, right = left[..., used], right[..., used, :]
     half = scale.sqrt()
-    row_weights, column_weights = symmetry.whole(best.dual[0])
+    row_weights, column_weights = symmetry.whole(best.dual)
     return Solution(
         left=half * left,
         right=half * right,
@@ -345,20 +207,3 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     U, S, Vh = torch.linalg.svd(X - left @ right, full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
     return torch.cat([left, U * root[..., None, :]], -1), torch.cat([right, root[..., None] * Vh], -2)
-
-
-def power_norm(values: Tensor, p: float) -> Tensor:
-    """l_p norm over the last dimension; large p neither overflows nor underflows."""
-    top = values.amax(-1, keepdim=True)
-    top = torch.where(top > 0, top, 1.0)
-    return torch.linalg.vector_norm(values / top, ord=p, dim=-1) * top[..., 0]
-
-
-def _log(values: Tensor) -> Tensor:
-    return values.clamp_min(1e-20).log()  # a zero row or column has no logarithm
-
-
-def _pick_each(
-    mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...], all_new: bool
-) -> tuple[Tensor, ...]:
-    return new if all_new or not old else tuple(pick(mask, a, b) for a, b in zip(new, old, strict=True))

@@ -19,8 +19,12 @@ SHARE = 1 / 256
 LIGHT = 1e-5
 SINGLE = 1e-2  # gap down to which float32 is tried for matrix products
 LARGE = 256  # short side from which a GPU takes matrix products: its eigenvectors come one matrix after the other
-LARGE_SINGLE = 256  # side from which eigenvectors begin in float32: below, the last step again in float64 costs more
-MANY, SMALL = 16, 64  # matrices at least, of a short side at most: a CPU takes products, LAPACK one after the other
+ROUGHEST, FINEST = 1e-2, 1e-5  # loss of a polar factor that only moves weights
+LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
+MANY, SMALL = (
+    16,
+    64,
+)  # matrices at least, of a short side at most, that begin with products: LAPACK takes one at a time
 
 Maps = tuple[Tensor, Tensor]
 
@@ -44,12 +48,7 @@ class Step(NamedTuple):
 
 
 class Spectrum(Protocol):
-    """The weighted matrix diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, as far as an iteration needs it.
-
-    rough: whether its bounds are those of float32: to be taken again, after :meth:`refine`, before they count.
-    """
-
-    rough: bool
+    """The weighted matrix diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, as far as an iteration needs it."""
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         """One iteration's numbers; without reading any back. ``gap`` is the largest relative gap so far."""
@@ -62,15 +61,23 @@ class Spectrum(Protocol):
 
 
 def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
-    """Matrix products for large matrices on a GPU and for many small ones on a CPU, decompositions elsewhere.
-
-    On a CPU eigh of a large matrix costs five products; of a 32 x 32 one, 40 in float64 and 100 in float32.
-    """
-    short = min(W.shape[-2:])
-    many = W[..., 0, 0].numel() >= MANY and short <= SMALL
-    if (short >= LARGE) if W.is_cuda else many:
+    """Matrix products for large matrices on a GPU, decompositions elsewhere: on a CPU eigh costs five products."""
+    if W.is_cuda and min(W.shape[-2:]) >= LARGE:
         return Iterated()
-    return Mirrored(short >= LARGE_SINGLE) if mirrored else Decomposed()
+    return Mirrored() if mirrored else Decomposed()
+
+
+def choose_rough(W: Tensor, mirrored: bool) -> "Spectrum | None":
+    """What finds weights in float32, to begin with, where that is cheaper than to begin in float64; else None.
+
+    For small matrices: eigh of one of 32 x 32 costs 40 products in float64 and 100 in float32.
+    """
+    count, short = W[..., 0, 0].numel(), min(W.shape[-2:])
+    if W.is_cuda:
+        return None  # Iterated begins in float32; eigenvectors of small matrices wait for launches
+    if mirrored and short >= LARGE_ROUGH:
+        return Mirrored(torch.float32)
+    return Contracted() if count >= MANY and 1 < short <= SMALL else None
 
 
 def factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,83 +103,118 @@ def triangle(W: Tensor) -> Tensor:
 
 
 class Decomposed:
-    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD."""
+    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD.
 
-    rough = False
+    Problem by problem of a batch: one that is ill-conditioned does not make the others wait for its SVD.
+    """
 
     def __init__(self) -> None:
-        self.precise = False
+        self.precise: Tensor | None = None  # which problems take the SVD, (*batch)
+        self.poor: list[Tensor] = []  # problems of the last steps whose squares were not accurate
+        self.all = False
 
     def hear(self, notes: list[float], gap: float) -> bool:
+        poor, self.poor = self.poor, []
         if notes[0] > 0:
             return True
-        self.precise = True
+        worse = torch.stack(poor).any(0)
+        self.precise = worse if self.precise is None else self.precise | worse
         return False
 
     def refine(self) -> bool:
-        rough, self.precise = not self.precise, True
+        rough, self.all = not self.all, True
         return rough
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         del gap
         M, short, tall = _weighed(X, c, P)  # (*batch, long, short)
-        if self.precise:
-            square = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
-            _, S, Vh = torch.linalg.svd(square, full_matrices=False)
-            V, notes = Vh.mT, S.new_ones(1)
+        if self.all:
+            S, V = _right_vectors(M)
+            notes = S.new_ones(1)
         else:
             values, V = torch.linalg.eigh(M.mT @ M)
-            notes = _positive(values)
-            S = values.clamp_min(torch.finfo(values.dtype).tiny).sqrt()
-        inverse = torch.where(_kept(S), S.reciprocal(), 0.0) if self.precise else S.reciprocal()
+            margin = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE)
+            S = values.sqrt()  # not a number where a square is negative, which is heard of
+            if self.precise is not None:
+                S[self.precise], V[self.precise] = _right_vectors(M[self.precise])
+                margin = torch.where(self.precise, 1.0, margin)
+            self.poor.append(margin <= 0)
+            notes = margin.amin()[None]
+        svd = self.all or self.precise is not None
+        kept = S > RANK_TOLERANCE * S.amax(-1, keepdim=True) if svd else None
+        inverse = S.reciprocal() if kept is None else torch.where(kept, S.reciprocal(), 0.0)
         along, side = ((M @ V).square_() @ inverse[..., None])[..., 0], (V.square() @ S[..., None])[..., 0]
         a, b = (along / c, side / P) if tall else (side / c, along / P)
         missing = None
-        if self.precise and not bool(_kept(S).all()):
+        if kept is not None and not bool(kept.all()):
             left, right = factors(X, *_singular_maps((V, S), short))
             missing = (X - left @ right).square().sum(-1).sqrt()
         return Step((V, S), _singular_maps, a, b, S.sum(-1), missing, notes)
 
 
+def _right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors, to the accuracy of float64."""
+    square = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
+    _, S, Vh = torch.linalg.svd(square, full_matrices=False)
+    return S, Vh.mT
+
+
 class Mirrored:
     """A symmetric X with the same weights c on rows and columns: its eigenvectors, without products.
 
-    diag(c)^{1/2} X diag(c)^{1/2} = V Lambda V^T has singular values abs(Lambda), which are not squared; a = b. With
-    ``rough`` in float32 first, while what that may cost the norms of the lightest row is below the gap.
+    diag(c)^{1/2} X diag(c)^{1/2} = V Lambda V^T has singular values abs(Lambda), which are not squared; a = b. Where
+    one of them is lost in rounding :class:`Decomposed` takes over.
     """
 
-    def __init__(self, rough: bool) -> None:
-        self.rough = rough
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
         self.general: Decomposed | None = None
 
     def refine(self) -> bool:
-        rough, self.rough = self.rough, False
-        return rough or (self.general is not None and self.general.refine())
+        return self.general is not None and self.general.refine()
 
     def hear(self, notes: list[float], gap: float) -> bool:
         if self.general is not None:
             return self.general.hear(notes, gap)
-        if self.rough and not -notes[1] <= gap:
-            self.rough = False
-            return False
-        if not self.rough and notes[0] <= 0:
+        if notes[0] <= 0:
             self.general = Decomposed()
-            return False
-        return True
+        return notes[0] > 0
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         if self.general is not None:
             return self.general.step(X, c, P, gap)
-        M = _weighed(X, c, P)[0]
-        values, V = torch.linalg.eigh(M.float() if self.rough else M)
+        values, V = torch.linalg.eigh(_weighed(X, c, P)[0].to(self.dtype))
         S = values.abs()
-        norms = (V.square() @ S[..., None])[..., 0].double() / c
-        trace, top = S.sum(-1).double(), S.amax(-1)
-        notes = (S.amin(-1) - SQUARE_TOLERANCE * top).amin().double()[None]
-        if self.rough:
-            noise = (top / (c.amin(-1) * trace)).amax()  # of a squared norm, relative to the mean
-            notes = torch.cat([notes, -torch.finfo(torch.float32).eps * noise[None]])
-        return Step((V, S), _singular_maps, norms, norms, trace, None, notes)
+        norms = (V.square() @ S[..., None])[..., 0] / c
+        notes = torch.sub(S.amin(-1), S.amax(-1), alpha=SQUARE_TOLERANCE).amin()[None]
+        return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None, notes)
+
+
+class Contracted:
+    """The polar factor Q of M in float32, no closer than weights on their way need: no factors come of it.
+
+    Row and column sums of M * Q are those of the norms: diag(M Q^T) / c and diag(Q^T M) / P.
+    """
+
+    def __init__(self) -> None:
+        self.share = 1.0  # see contraction
+
+    def refine(self) -> bool:
+        return False
+
+    def hear(self, notes: list[float], gap: float) -> bool:
+        self.share = notes[0]
+        return True
+
+    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
+        M, short, tall = _weighed(X, c, P)
+        loss = max(FINEST, min(ROUGHEST, gap / 16))
+        M = M.float()
+        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share), torch.float32, torch.float32)
+        products = M * Q
+        along, side = products.sum(-1), products.sum(-2)
+        a, b = (along / c, side / P) if tall else (side / c, along / P)
+        return Step((M, short), _singular_maps, a, b, along.sum(-1), None, share.double()[None])
 
 
 class Iterated:
@@ -185,8 +227,6 @@ class Iterated:
     until the gap is below SINGLE, or does not fall, or Cholesky's factor fails; where it fails in float64, the
     decompositions take over.
     """
-
-    rough = False
 
     def __init__(self) -> None:
         self.dtype = torch.float32
@@ -243,11 +283,6 @@ def _weighed(X: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor, bool]:
     """diag(c)^{1/2} X diag(P)^{1/2}, its longer side first; the weights of the shorter side; whether X is tall."""
     M = c.sqrt()[..., None] * X * P.sqrt()[..., None, :]
     return (M, P, True) if X.shape[-2] >= X.shape[-1] else (M.mT, c, False)
-
-
-def _positive(values: Tensor) -> Tensor:
-    """Whether all squares are accurate: above SQUARE_TOLERANCE of the largest; (1,)."""
-    return (values[..., 0] > SQUARE_TOLERANCE * values[..., -1]).all().double()[None]
 
 
 def _kept(S: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+
 @dataclass(frozen=True)
 class Symmetry:
     """Symmetries of W (*batch, m, n) under transposition and under J, the reversal of an index.
@@ -51,12 +52,11 @@ class Symmetry:
 
     def split(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Weights of rows and columns of each block from those of orbits, (*batch, k, L)."""
+        (m, n), last = self.sides, weights.shape[-2] - 1
         return [
-            tuple(
-                weights[..., min(k, weights.shape[-2] - 1), : _length(self.sides[k], pair[k])] for k in (0, 1)
-            )
-            for pair in self.parities()
-        ]  # type: ignore[misc]
+            (weights[..., 0, : _length(m, rows)], weights[..., last, : _length(n, columns)])
+            for rows, columns in self.parities()
+        ]
 
     def joined(self, squares: list[tuple[Tensor, Tensor]], counts: Tensor) -> Tensor:
         """Squared norms of each orbit, (*batch, k, L), from those of the blocks' rows and columns."""
@@ -81,16 +81,12 @@ class Symmetry:
         """left (*batch, m, r) and right (*batch, r, n) of W from the blocks' factors; turned back."""
         parities = self.parities()
         lefts = [
-            _unfolded(left, -2, pair[0], self.sides[0])
-            for (left, _), pair in zip(pairs, parities, strict=True)
+            _unfolded(left, -2, pair[0], self.sides[0]) for (left, _), pair in zip(pairs, parities, strict=True)
         ]
         rights = [
-            _unfolded(right, -1, pair[1], self.sides[1])
-            for (_, right), pair in zip(pairs, parities, strict=True)
+            _unfolded(right, -1, pair[1], self.sides[1]) for (_, right), pair in zip(pairs, parities, strict=True)
         ]
-        left, right = (
-            x[0] if len(x) == 1 else torch.cat(x, d) for x, d in ((lefts, -1), (rights, -2))
-        )
+        left, right = (x[0] if len(x) == 1 else torch.cat(x, d) for x, d in ((lefts, -1), (rights, -2)))
         return left, right.flip(-1) if self.turned else right
 
     def _orbits(self, side: int) -> int:
