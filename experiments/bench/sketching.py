@@ -1,18 +1,13 @@
-"""Speed of the secure sketch: the servers' transform against the memory's speed, sharing, noise, one thread, one run.
+"""What each party of a secure sketch does in the settings of Tables 3 to 5, in seconds and megabytes, one thread.
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data Analytics via Secure
     Sketching", Tables 3 to 5 (MP-SPDZ on t3.large machines): seconds of one server, MB of all communication.
 Command:  OMP_NUM_THREADS=1 python experiments/bench/sketching.py
-First, n = 1e6 clients, d = 10, m = 100, s = 1: what one server computes on its shares, beside one read of them
-    (torch's sum of the same tensor) and beside a sketch that multiplies by signs and calls index_add_. Second, what
-    each party does in the paper's settings, on uniform words: sharing them, all clients together; the transform of
-    one server; the sum of the servers' results. The paper's seconds, from other machines, are of one server. Third,
-    the cost of one number: noise, masks, and the whole protocol in one process.
-Expected: the transform within 1.3 times one read, at least 4 times as fast as sign-multiply plus index_add_. MB equal
-    to the paper's in every row. Machines are noisy: compare ratios, not seconds. Masks are those of the package
-    cryptography (ChaCha20).
-Output: results/bench/sketching/*.csv: medians of 15 runs taken in turns, of three for the rest, in CPU time of one
-    thread: wall time where nobody else computes.
+What: on uniform words: sharing them, all clients together; the transform of one server; the sum of the servers'
+    results. The paper's seconds, from other machines, are of one server. ``secure.py`` holds the same beside floors.
+Expected: MB equal to the paper's in every row. Machines are noisy: compare ratios, not seconds. Masks are those of the
+    package cryptography (ChaCha20).
+Output: results/bench/sketching/*.csv: medians of three runs taken in turns, in CPU time of one thread.
 Artifact: Burkhardt et al. (2025) | Tables 3 to 5
 Status: agrees in MB; seconds are of another machine
 Time: three minutes, 5 GB of memory; --smoke in seconds.
@@ -24,17 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from secure_sketch import by_parts
 from torch import Tensor
 
 from torchdp.noise import Noise, SeededNoise
-from torchdp.randomness import keyed_generator
-from torchdp.secure import SecureSketch, reconstruct, share
+from torchdp.secure import reconstruct, share
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.shares import masks
 from torchdp.simulate import Experiment, Report
-from torchdp.sketching import balanced_osnap
-from torchdp.sketching.transform import bucket_sums
+from torchdp.sketching.transform import add_rows
 
 COLUMNS, HEIGHT = 10, 100
 # table, clients, copies, servers, the paper's seconds and MB
@@ -65,31 +57,6 @@ def medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def transform(clients: int, repeats: int, report: Report) -> None:
-    """One server's transform beside one read of its shares."""
-    generator = keyed_generator(b"transform")
-    report.say(f"one server's transform, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
-    for dtype in (torch.int64, torch.int32):
-        table = masks((HEIGHT, COLUMNS, clients // HEIGHT), dtype, SeededNoise(1))
-        plain = table.transpose(1, 2).reshape(clients, COLUMNS)
-        signs = (2 * torch.randint(2, (clients, 1), generator=generator) - 1).to(dtype)
-        rows = torch.randint(HEIGHT, (clients,), generator=generator)
-        empty = torch.zeros(HEIGHT, COLUMNS, dtype=dtype)
-        times = medians(
-            {
-                "one read": lambda t=table: t.sum(dtype=t.dtype),
-                "transform": lambda t=table: bucket_sums(t),
-                "index_add_": lambda p=plain, r=rows, e=empty: e.clone().index_add_(0, r, p),
-                "signs, index_add_": lambda p=plain, s=signs, r=rows, e=empty: e.clone().index_add_(0, r, p * s),
-            },
-            repeats,
-        )
-        for what, seconds in times.items():
-            over_read = seconds / times["one read"]
-            cells = {"ms": 1e3 * seconds, "GB_per_s": table.nbytes / seconds / 1e9, "over_one_read": over_read}
-            report.row("transform", words=str(dtype)[6:], what=what, **cells)
-
-
 def share_all(words: Tensor, part: Tensor, servers: int) -> None:
     """Share as many words as ``words`` holds, as many at once as ``part`` does."""
     noise = Noise()
@@ -100,18 +67,25 @@ def share_all(words: Tensor, part: Tensor, servers: int) -> None:
 def tables(largest: int, most_copies: int, report: Report) -> None:
     """The paper's settings: sharing by all clients, the transform of one server, the sum of the servers' results."""
     noise = SeededNoise(1)
-    report.say("\nthe paper's settings")
+    report.say("the paper's settings")
     for table, clients, copies, servers, seconds, megabytes in PAPER:
         if clients > largest or copies > most_copies:
             continue
-        shape = (HEIGHT, COLUMNS, copies * clients // HEIGHT)
-        held = masks(shape, torch.int64, noise)  # a server's shares: uniform, whatever was shared
-        part = held[: max(1, HEIGHT // copies)]  # what is shared at once
+        held = masks((copies * clients, COLUMNS), torch.int64, noise)  # a server's: uniform, whatever was shared
+        rows = torch.arange(HEIGHT).repeat_interleave(len(held) // HEIGHT)[None]
+        zeros = torch.zeros(HEIGHT, COLUMNS, dtype=torch.int64)
+        part = held[: max(1, clients // HEIGHT)]  # what is shared at once
         published = masks((servers, HEIGHT, COLUMNS), torch.int64, noise)
 
         times = {
             **medians({"share": lambda h=held, p=part, k=servers: share_all(h, p, k)}, 1 if copies > 1 else 3),
-            **medians({"sum": lambda h=held: bucket_sums(h), "reveal": lambda p=published: reconstruct(p)}, 3),
+            **medians(
+                {
+                    "sum": lambda h=held, r=rows, z=zeros: add_rows(z, r, h[None]),
+                    "reveal": lambda p=published: reconstruct(p),
+                },
+                3,
+            ),
         }
         ours = payload_bytes(servers, copies, clients, HEIGHT, COLUMNS) / 1e6
         report.row(
@@ -130,70 +104,19 @@ def tables(largest: int, most_copies: int, report: Report) -> None:
         )
 
 
-def numbers(clients: int, repeats: int, report: Report) -> None:
-    """Nanoseconds for one number: noise, masks, and everything together."""
-    generator = keyed_generator(b"numbers")
-    sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
-    noise, count = Noise(), clients * COLUMNS
-    A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator)
-    protocols = {
-        bits: SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=3, bits=bits, entry=1.0)
-        for bits in (64, 32)
-    }
-
-    def in_parts(work: Callable[[int, slice], object]) -> None:
-        for part in protocols[64].parts():
-            work(COLUMNS * (part.stop - part.start), part)
-
-    times = medians(
-        {
-            "64-bit masks": lambda: in_parts(lambda k, a: masks((k,), torch.int64, noise)),
-            "32-bit masks": lambda: in_parts(lambda k, a: masks((k,), torch.int32, noise)),
-            "64-bit words of a torch generator": lambda: in_parts(
-                lambda k, a: torch.empty(k, dtype=torch.int64).random_(generator=generator)
-            ),
-            "normal numbers alone": lambda: in_parts(
-                lambda k, a: torch.randn(k, dtype=torch.float64, generator=generator)
-            ),
-            "messages: check, encode, noise, round": lambda: in_parts(
-                lambda k, a: protocols[64].randomize(A[a], first=a.start, noise=noise)
-            ),
-            "whole protocol, 3 servers, 64 bits": lambda: by_parts(A, protocols[64], noise),
-            "whole protocol, 3 servers, 32 bits": lambda: by_parts(A, protocols[32], noise),
-            "total drawn at once": lambda: protocols[64].sample_tally(
-                protocols[64].summary(A), generator=generator
-            ),
-        },
-        repeats,
-    )
-    report.say(f"\nnanoseconds for one number, n = {clients}, d = {COLUMNS}, m = {HEIGHT}, s = 1")
-    for what, seconds in times.items():
-        report.row("numbers", what=what, nanoseconds=1e9 * seconds / count)
-    report.say()
-    for bits, protocol in protocols.items():
-        report.row(
-            "grid", bits=bits, fraction_bits=protocol.ring.fraction_bits, variance_over_ideal=protocol.grid_factor
-        )
-
-
 @dataclass(frozen=True)
 class Config:
-    clients: int = 1_000_000  # of the first and third part
-    repeats: int = 15
-    few: int = 3  # repeats of the third part
-    largest: int = 1_000_000  # clients of the paper's settings
+    largest: int = 1_000_000  # clients
     copies: int = 50
 
 
 FULL = Config()
-SMOKE = Config(100_000, 5, 1, 100_000, 1)
+SMOKE = Config(100_000, 1)
 
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    transform(config.clients, config.repeats, report)
     tables(config.largest, config.copies, report)
-    numbers(config.clients, config.few, report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

@@ -8,7 +8,7 @@ Command:  OMP_NUM_THREADS=1 python experiments/density/collect.py
 Data: unit vectors around 14 random centres, made class by class (not counted).
 Expected: projection, cosine, rounding and counting are the same work for both and take most of what is left here; the
     noise of all classes takes under 0.1 s in the place of minutes, and the whole is at least 5 times as fast; three
-    quarters of it are the matrix product (experiments/bench/rounded_features.py). Standard
+    quarters of it are the matrix product (experiments/bench/features.py). Standard
     deviations of the two kinds of noise agree to a few per cent. The messages of every user are timed for 4,000 users
     of exactly calibrated protocols. Machines are noisy: compare ratios, not seconds.
 Output: results/density/collect/*.csv, of one run, one thread.

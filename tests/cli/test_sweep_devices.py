@@ -51,6 +51,15 @@ def test_two_workers_write_the_table_of_one_process(toy, tmp_path, monkeypatch):
     assert table(tmp_path / "one") == table(tmp_path / "two") and len(table(tmp_path / "two")) == 3
 
 
+@pytest.mark.slow  # starts a cluster
+def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "one"]) == 0
+    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "two", "--cluster", "local:2"]) == 0
+    assert table(tmp_path / "one") == table(tmp_path / "two") and len(table(tmp_path / "two")) == 3
+
+
 def test_an_error_in_a_worker_is_one_line(toy, tmp_path, capfd):
     said = refuse(capfd, toy, "--out", tmp_path, "--devices", "cpu")
     assert 'a planted error (block 0 of seed 0, config {"n":64}, on cpu)' in said

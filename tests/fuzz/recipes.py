@@ -394,7 +394,6 @@ regression.SecureHistogram(5, 3, 1.0).randomize(types)
 regression.SecureHistogram(5, 3, 1.0).predicted_mse(torch.ones(3))
 regression.predicted_phi(second, 1.0, 0.1, 0.1)
 regression.debiased(protocol.Estimate(rows, rows.abs() * 0, 5))
-sketching.transform.RowLayout(sketch).put(sketching.transform.RowLayout(sketch).empty(2, torch.int64), many, 0)
 sketching.transform.add_rows(torch.zeros(2, 2, dtype=torch.int64), sketch.rows, many)
 """
 

@@ -26,5 +26,5 @@ def test_both_paths_give_the_same_normals(device, dtype, size, width, key, first
 def test_nothing_is_written_beyond_and_everything_within(device, dtype):
     out = torch.full((40, 3), torch.nan, dtype=dtype, device=device)
     double = dtype == torch.float64
-    fused.draw_kernel[(1,)](out, 5, 0, 0, 37, 3, 1, BLOCK=64, DOUBLE=double)
+    fused.draw_kernel[(1,)](out, 5, 0, 0, 37, 3, 1, BLOCK=64, DOUBLE=double, WHOLE=False)
     assert torch.isfinite(out[:37]).all() and out[37:].isnan().all()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.noise import SeededNoise
 from torchdp.secure import (
@@ -173,6 +174,36 @@ def test_clients_who_reached_only_some_servers_are_left_out_everywhere():
         0, run.protocol.sketch.rows.flatten(), words.flatten(0, 1)
     )
     assert torch.equal(run.release(servers), run.protocol.ring.to_reals(sums) / 2**0.5)
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that a tensor made meanwhile holds."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
+        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:  # no view
+            self.bytes = max(self.bytes, out.untyped_storage().nbytes())
+        return out
+
+
+def test_a_server_whom_nobody_may_miss_holds_its_sums_and_one_frame():
+    n, d, parts = 6000, 5, 20
+    p = SecureSketch(balanced_osnap(n, 4, 2, generator=generator()), d, 1.0, 1.0, 1e-5)
+    links, session = Links.derived(SECRET, "server 0", 2), p.session(SESSION_NONCE)
+    inbound = [Links.derived(SECRET, "clients", 2)[f"server {k}"] for k in range(2)]
+    words, one = p.randomize(torch.full((n, d), 0.1), noise=SeededNoise(1)).values, n // parts
+    frames = [client_frames(p, session, words[None, :, i : i + one].repeat(2, 1, 1, 1), i, inbound)[0]
+              for i in range(0, n, one)]  # fmt: skip
+    with Largest() as seen:
+        server = Server(p, session, 0, links)
+        for frame in frames:
+            server.receive(frame)
+    assert seen.bytes <= 2 * one * d * 8 < words.nbytes / 10
+    held = sum(t.nbytes for t in vars(server).values() if isinstance(t, torch.Tensor))
+    assert held == 4 * d * 8 + n  # the sums, and one byte for each client
 
 
 def test_attacks_on_roll_calls_and_sums_are_found():

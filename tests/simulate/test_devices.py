@@ -22,6 +22,7 @@ from torchdp.simulate.streams import block_generator
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
 import worker_trials as trials
 from worker_trials import GRID, SETTINGS
+from worker_trials import block_lines as lines
 
 TWO = ["cpu", "cpu"]
 
@@ -36,10 +37,6 @@ def never(config):
 
 
 never.__wrapped__ = trials.make_trial
-
-
-def lines(store: Path) -> list[bytes]:
-    return store.read_bytes().splitlines() if store.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +74,11 @@ def test_a_target_gives_the_rows_of_one_process_though_workers_run_ahead(tmp_pat
 def test_a_killed_worker_is_reported_and_loses_its_block_alone(tmp_path, expected):
     store = tmp_path / "store.jsonl"
     with pytest.raises(ChildProcessError, match=r"on cpu was killed by SIGKILL in block 1 of seed 7.*\"n\":100"):
-        sweep(trials.dying, GRID, store=store, devices=TWO, **SETTINGS)
+        sweep(trials.dying, GRID, store=store, devices=TWO, retries=0, **SETTINGS)
     assert multiprocessing.active_children() == []
     kept = lines(store)
     assert len(kept) >= 4  # whoever reached the third configuration had done one, and its first block
-    rows = sweep(trials.dying, GRID, store=store, devices=["cpu"], on_error=OnError.GO_ON, **SETTINGS)
+    rows = sweep(trials.dying, GRID, store=store, devices=["cpu"], on_error=OnError.GO_ON, retries=1, **SETTINGS)
     assert "was killed" in rows[2].error or "signal" in rows[2].error  # and another worker did the rest
     assert [*results(rows)[:2], results(rows)[3]] == [*expected[:2], expected[3]]
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
@@ -113,7 +110,7 @@ def test_a_trial_that_leaves_python_is_named():
 
 
 def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
-    store, left = tmp_path / "store.jsonl", 3
+    store, left = tmp_path / "store.jsonl", 4  # the start, and three blocks
     real = torchdp.simulate.plans.append
 
     def full(path, record):
@@ -161,20 +158,24 @@ def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_proce
         torch.set_default_dtype(dtype)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [lambda config: trials.make_trial(config), functools.partial(trials.slow, threading.Lock())],
-    ids=["lambda", "other"],
-)
-def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path, bad):
-    store = tmp_path / "folder" / "store.jsonl"
-    with pytest.raises(TypeError, match=r"make_trial cannot be sent to worker processes.*top level of a module"):
+def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
+    store, bad = tmp_path / "folder" / "store.jsonl", functools.partial(trials.slow, threading.Lock())
+    with pytest.raises(TypeError, match=r"make_trial cannot be sent to workers.*functions and plain values"):
         sweep(bad, GRID, store=store, devices=TWO, **SETTINGS)
     assert not store.parent.exists()
     with pytest.raises(TypeError, match="trial cannot be sent"):
-        run(lambda generator, size: torch.rand(size), 10, 0, devices=TWO)
+        run(functools.partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
     with pytest.raises(TypeError, match="part cannot be sent"):
-        total(lambda generator, first, size: torch.rand(3), 10, 0, devices=TWO)
+        total(functools.partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
+
+
+def test_a_function_inside_a_function_is_sent_too():
+    scale = 2.0
+    alone, away = (
+        run(lambda generator, size: scale * torch.rand(size, generator=generator), 10, 3, **where)
+        for where in ({}, {"devices": ["cpu"]})
+    )
+    assert alone.moments == away.moments
 
 
 @pytest.mark.parametrize(

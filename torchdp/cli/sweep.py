@@ -2,7 +2,10 @@
 
 import argparse
 import importlib.util
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -14,6 +17,12 @@ from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
 from torchdp.simulate.code import code_of
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
+
+RANKS = (  # the number of this process among its kin, their count, their first number
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
+    ("RANK", "WORLD_SIZE", ""),
+    ("SLURM_PROCID", "SLURM_NTASKS", ""),
+)
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -32,19 +41,24 @@ def sweep(options: argparse.Namespace) -> int:
         rows = _stored(store, experiment, options.seed, code_of(there))
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = simulate.sweep(
-            there,
-            experiment.grid,
-            trials=trials,
-            seed=checks.integer("--seed", options.seed, 0),
-            store=store,
-            block_size=experiment.block_size,
-            target_relative_ci=options.target_relative_ci,
-            device=checks.device("--device", options.device),
-            devices=options.devices.split(",") if options.devices is not None else None,
-            other_code=OtherCode(options.other_code),
-            on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
-        )
+        with cluster(options.cluster) as client:
+            rows = simulate.sweep(
+                there,
+                experiment.grid,
+                trials=trials,
+                seed=checks.integer("--seed", options.seed, 0),
+                store=store,
+                block_size=experiment.block_size,
+                target_relative_ci=options.target_relative_ci,
+                device=checks.device("--device", options.device),
+                devices=options.devices.split(",") if options.devices is not None else None,
+                executor=client,
+                shard=shard(options.shard),
+                retries=options.retries,
+                time_limit=options.time_limit,
+                other_code=OtherCode(options.other_code),
+                on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
+            )
     failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
@@ -55,6 +69,54 @@ def sweep(options: argparse.Namespace) -> int:
     for row in failed:
         print(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def merge(options: argparse.Namespace) -> int:
+    """Adds stores to one; prints how many blocks were new."""
+    print(simulate.merge(options.stores, options.into), "new blocks in", options.into)
+    return 0
+
+
+def shard(text: str | None) -> tuple[int, int] | None:
+    """``i/n``, or for ``env`` what a SLURM array, srun or torchrun says. Raises ValueError."""
+    if text is None:
+        return None
+    if text == "env":
+        names = next((names for names in RANKS if names[0] in os.environ and names[1] in os.environ), None)
+        if names is None:
+            raise ValueError(
+                f"--shard env found none of {', '.join(names[0] for names in RANKS)} in the environment"
+            )
+        text = f"{int(os.environ[names[0]]) - int(os.environ.get(names[2], 0))}/{os.environ[names[1]]}"
+    index, slash, count = text.partition("/")
+    if not slash or not index.isdigit() or not count.isdigit() or not int(index) < int(count):
+        raise ValueError(f"--shard must be I/N with 0 <= I < N, such as 0/4, or env, not {text!r}")
+    return int(index), int(count)
+
+
+@contextmanager
+def cluster(address: str | None) -> Iterator[Any]:
+    """A Dask client of the scheduler at ``address``, or of ``local:N`` workers; None for None. Closed at the end."""
+    if address is None:
+        yield None
+        return
+    if find_spec("distributed") is None:
+        raise ImportError("--cluster needs Dask: pip install torchdp[cluster]")
+    import distributed
+
+    kind, _, count = address.partition(":")
+    if kind == "local":
+        if not count.isdigit() or not int(count):
+            raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
+        there: Any = distributed.LocalCluster(int(count), threads_per_worker=1, dashboard_address=None)
+    elif kind in distributed.comm.registry.backends:
+        there = nullcontext(address)
+    else:
+        raise ValueError(
+            f"--cluster must be local:N or a scheduler's address such as tcp://host:8786, not {address!r}"
+        )
+    with there as scheduler, distributed.Client(scheduler) as client:
+        yield client
 
 
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:

@@ -125,7 +125,7 @@ def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
         raise FrameError(
             "a frame is not the one that is due here: another session, sender, receiver, shape or ring"
         )
-    body, nonce = frame[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
+    body, nonce = memoryview(frame)[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
     try:
         opened = _cipher(key).decrypt(nonce, body, frame[:HEADER_BYTES])
     except InvalidTag:

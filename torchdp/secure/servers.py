@@ -23,7 +23,7 @@ from torchdp.secure.frames import (
 )
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.shares import reconstruct
-from torchdp.sketching.transform import RowLayout, bucket_sums
+from torchdp.sketching.transform import add_rows
 
 SESSION_BYTES = 16
 MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
@@ -66,12 +66,13 @@ class Links:
 
 
 class Server:
-    """One of the servers of a ``SecureSketch``: stores the shares it is sent, and publishes their sums once.
+    """One of the servers of a ``SecureSketch``: adds up the shares it is sent, and publishes their sums once.
 
     protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. Every
     frame is verified before it changes anything; a frame that was changed, repeated, or meant for another place
     raises FrameError. That it publishes once is kept by this object alone: a server that starts again must refuse the
-    sessions it had before. Memory: one word for each that arrives, in the layout (m, d, width).
+    sessions it had before. Memory: the sums, (m, d), where nobody may drop out (``coalition.absent`` = 0); elsewhere
+    also each word that arrives, because one who did not reach another server has to be taken out again.
     """
 
     def __init__(self, protocol: SecureSketch, session: bytes, number: int, links: Links) -> None:
@@ -80,9 +81,11 @@ class Server:
         if checks.integer("number", number, 0) >= protocol.servers:
             raise ValueError(f"number must be below {protocol.servers}, the number of servers, not {number}")
         self.protocol, self.session, self.number, self._links = protocol, _session(session), number, links
-        self._layout = RowLayout(protocol.sketch)
-        self._table = self._layout.empty(protocol.columns, protocol.ring.dtype)
-        self._seen = torch.zeros(protocol.sketch.clients, dtype=torch.bool)
+        sketch, dtype = protocol.sketch, protocol.ring.dtype
+        self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
+        kept = sketch.clients if protocol.coalition.absent else 0
+        self._words = torch.empty(sketch.copies, kept, protocol.columns, dtype=dtype)
+        self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
         self._rolls: dict[int, Tensor] = {}
         self._closed = self._published = False
 
@@ -92,7 +95,7 @@ class Server:
         return self._seen.clone()
 
     def receive(self, frame: bytes) -> None:
-        """Store the shares of one client, or of a range of clients. Raises FrameError."""
+        """Add the shares of one client, or of a range of clients. Raises FrameError."""
         claim = header_of(frame)
         expected = message_header(self.protocol, self.session, self.number, claim.first, claim.count)
         words = unseal(client_key(self._links["clients"], claim.first, claim.count), expected, frame)
@@ -103,7 +106,9 @@ class Server:
             raise FrameError("a frame came after the servers had begun to agree on the clients")
         if bool(self._seen[part].any()):
             raise FrameError("a frame repeats a client who is already here")
-        self._layout.put(self._table, words.to(self._table.device), claim.first)
+        add_rows(self._sums, self.protocol.sketch.rows[:, part].cpu(), words)
+        if self._words.numel():
+            self._words[:, part] = words
         self._seen[part] = True
 
     def roll_call(self, other: int) -> bytes:
@@ -142,10 +147,12 @@ class Server:
         agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
         check_members(self.protocol, agreed)
         self._published = True
-        self._layout.clear(self._table, ~agreed.to(self._table.device))
+        gone = self._seen & ~agreed
+        if gone.any():
+            add_rows(self._sums, self.protocol.sketch.rows.cpu()[:, gone], -self._words[:, gone])
         named, heard = set_digest(self.session, agreed), int(agreed.sum())
         header = sum_header(self.protocol, self.session, self.number, named, heard)
-        return seal(self._links["analyst"], header, bucket_sums(self._table)[None])
+        return seal(self._links["analyst"], header, self._sums[None])
 
 
 def check_members(protocol: SecureSketch, members: Tensor) -> None:
@@ -155,10 +162,11 @@ def check_members(protocol: SecureSketch, members: Tensor) -> None:
     not depend on the sketch either.
     """
     missing, there = int((~members).sum()), members.to(protocol.sketch.device)
-    if missing > protocol.coalition.absent or bool((protocol.sketch.part(there).counts() < protocol.honest).any()):
+    most = protocol.coalition.absent
+    if missing > most or (missing and bool((protocol.sketch.part(there).counts() < protocol.honest).any())):
         raise FrameError(
             f"{missing} of {len(members)} clients did not reach every server, the noise lets "
-            f"absent = {protocol.coalition.absent} drop out: nothing is released; start a new session with those who "
+            f"absent = {most} drop out: nothing is released; start a new session with those who "
             "are there"
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -12,7 +13,7 @@ from torchdp.checks import function
 from torchdp.simulate.blocks import Asked, Block, Gathering, Part, Sampler, run_block
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.streams import canonical
-from torchdp.simulate.workers import answers
+from torchdp.simulate.workers import Jobs, Where, answers
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def run(
     target_relative_ci: float | None = None,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device | str] | None = None,
+    executor: Any = None,
     progress: bool | None = None,
 ) -> Result:
     """The moments of ``trials`` independent samples of ``trial``.
@@ -59,8 +61,9 @@ def run(
             over abs(mean) is at most this. With blocks of few samples it stops too early too often.
         device: where the generators live, in this process.
         devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``, all of one kind.
-            They load the trial by its name: it must be a function at the top level of a module or script, or made of
-            such ones (a ``functools.partial``), and a script calls this under ``if __name__ == "__main__":``.
+            A script calls this under ``if __name__ == "__main__":``.
+        executor: instead of ``devices``: any ``concurrent.futures.Executor``, or a ``dask.distributed.Client``. Its
+            workers have torchdp and the modules of the trial; ``device`` is theirs (a GPU a worker: "cuda").
         progress: show a bar; None shows one on a terminal only.
 
     Raises:
@@ -71,16 +74,20 @@ def run(
     block boundaries; its coverage tends to 95 % as the target tends to 0.
     """
     function("trial", trial)
-    config = {} if config is None else config
-    canonical(config)
+    given = {} if config is None else config
+    canonical(given)
     asked = Asked(trials, seed, block_size, target_relative_ci)
     blocks: Gathering[Part] = asked.gathering({})
 
-    def choose(_: Block | None) -> Block | None:
-        key = blocks.hand_out()
-        return None if key is None else Block(asked.seed, config, *key)
+    class Blocks(Jobs[Block]):
+        def next(self, previous: Block | None) -> Block | None:
+            key = blocks.hand_out()
+            return None if key is None else Block(asked.seed, given, *key)
 
-    parts = answers("trial", partial(run_block, trial), choose, device, devices)
+        def wanted(self, job: Block) -> bool:
+            return not blocks.finished
+
+    parts = answers("trial", partial(run_block, trial), Blocks(), Where(device, devices, executor))
     with progress_bar(asked.trials, progress) as bar, closing(parts):
         for block, part in parts:
             blocks.take_back(block.index, block.size, part)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torchdp.checks import floating, function, integer
 from torchdp.simulate.blocks import Block, block_sizes
 from torchdp.simulate.engine import progress_bar
 from torchdp.simulate.streams import canonical
-from torchdp.simulate.workers import answers
+from torchdp.simulate.workers import Jobs, Where, answers
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -31,6 +32,7 @@ def total(
     block_size: int = 2**20,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device | str] | None = None,
+    executor: Any = None,
     progress: bool | None = None,
 ) -> Tensor:
     """The sum over ``users`` users of one quantity, any shape, for one trial too large for one device or one call.
@@ -43,7 +45,7 @@ def total(
         part: adds up its own users, drawing from the generator, or from the users' numbers where a kernel does.
         users: how many, >= 1.
         block_size: users in a block, >= 1; only the last block may be smaller.
-        seed, config, device, devices, progress: as in :func:`torchdp.simulate.run`.
+        seed, config, device, devices, executor, progress: as in :func:`torchdp.simulate.run`.
 
     Raises:
         As :func:`torchdp.simulate.run` does; ValueError also where two sums differ in shape.
@@ -57,7 +59,12 @@ def total(
         integer("block_size", block_size, 1),
     )
     blocks = (Block(seed, config, index, size) for index, size in block_sizes(users, block_size))
-    found = answers("part", _Summed(part, block_size), lambda _: next(blocks, None), device, devices)
+
+    class Blocks(Jobs[Block]):
+        def next(self, previous: Block | None) -> Block | None:
+            return next(blocks, None)
+
+    found = answers("part", _Summed(part, block_size), Blocks(), Where(device, devices, executor))
     with progress_bar(users, progress, "user") as bar, closing(found):
         return reduce(_add, _in_order(found, bar))
 

@@ -1,0 +1,73 @@
+"""Random features of n unit vectors rounded to bits and counted, beside the matrix product that they need at least."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from floors import DEVICE, unit_vectors
+from harness import Case, Run, Work
+from torch import Tensor
+
+from torchdp.density import GaussianFourier, GaussianSquareWave, LaplacianSigns
+from torchdp.draws import Simulated
+from torchdp.randomness import keyed_generator
+
+PART = 1365  # rows of a part
+FAMILIES = {"Fourier": GaussianFourier, "square waves": GaussianSquareWave, "Laplacian signs": LaplacianSigns}
+
+
+def at_once(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator) -> Tensor:
+    """All features in memory."""
+    uniform = torch.rand(len(x), w.shape[1], device=x.device, generator=generator)
+    return ((1 + torch.addmm(b, x, w).cos_()) / 2 > uniform).sum(0)
+
+
+def by_numpy(x: np.ndarray, w: np.ndarray, b: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """In blocks of 4000 users."""
+    total = np.zeros(w.shape[1], dtype=np.int64)
+    for start in range(0, len(x), 4000):
+        waves = np.cos(x[start : start + 4000] @ w + b)
+        total += (rng.random(waves.shape, dtype=np.float32) < np.float32(0.5) * (1 + waves)).sum(0)
+    return total
+
+
+def compiled(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator) -> Run:
+    """In parts, through torch.compile. Raises ImportError where it does not run."""
+
+    @torch.compile(dynamic=False)
+    def part(x: Tensor, uniform: Tensor) -> Tensor:
+        return ((1 + torch.addmm(b, x, w).cos()) / 2 > uniform).sum(0)
+
+    def run() -> list[Tensor]:
+        return [
+            part(s, torch.rand(len(s), w.shape[1], device=x.device, generator=generator)) for s in x.split(PART)
+        ]
+
+    try:
+        run()
+    except Exception as error:  # torch raises many kinds where a compiler is missing or unfit
+        raise ImportError(type(error).__name__, name="a C++ compiler") from error
+    return run
+
+
+def ones(family: str, n: int, d: int, compile_too: bool) -> Work:
+    generator = keyed_generator(b"features", DEVICE)
+    features, draws = FAMILIES[family](d).draw(d, generator=generator), Simulated(generator)
+    x, w, b = unit_vectors(n, d), torch.randn(d, d, device=DEVICE), torch.zeros(d, device=DEVICE)
+    host = [each.cpu().numpy() for each in (x, w, b)]
+    floors = {"matrix product": lambda: [part @ w for part in x.split(PART)]}
+    peers = {
+        "torch, n x I at once": lambda: partial(at_once, x, w, b, generator),
+        "numpy": lambda: partial(by_numpy, *host, np.random.default_rng(0)),
+    }
+    if compile_too:
+        peers["torch.compile"] = lambda: compiled(x, w, b, generator)
+    return Work(lambda: features.ones(x, draws, ()), n, floors, peers if family == "Fourier" else {})
+
+
+def cases(small: bool) -> Iterator[Case]:
+    d, n = (16, 100) if small else (768, 4096)
+    for family in FAMILIES:
+        some = n // 16 if family == "Laplacian signs" else n
+        yield Case(f"{family}, d = I = {d}", partial(ones, family, some, d, not small))

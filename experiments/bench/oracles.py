@@ -1,0 +1,140 @@
+"""Frequency oracles, k types, epsilon = 1: users' reports made and counted; the tally of 1e9 users drawn at once."""
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from floors import DEVICE, words
+from harness import Case, Part, Work
+from torch import Tensor
+
+from torchdp.draws import Simulated
+from torchdp.noise import Noise, SeededNoise
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.randomness import keyed_generator
+
+EPSILON = 1.0
+UNARY = (OptimizedUnaryEncoding, SymmetricUnaryEncoding)
+ORACLES = (RandomizedResponse, HadamardResponse, SubsetSelection, *UNARY)
+
+
+def users(n: int, k: int) -> Tensor:
+    return torch.randint(k, (n,), device=DEVICE, generator=keyed_generator(b"oracles", DEVICE))
+
+
+def numpy_response(x: np.ndarray, k: int) -> object:
+    rng = np.random.default_rng(0)
+    uniform = rng.random(len(x)) < k / (math.e + k - 1)
+    return np.bincount(np.where(uniform, rng.integers(k, size=len(x)), x), minlength=k)
+
+
+def numpy_unary(x: np.ndarray, k: int) -> object:
+    """Optimised unary encoding in parts that fit the cache."""
+    rng, total = np.random.default_rng(0), np.zeros(k, dtype=np.int64)
+    for part in np.array_split(x, -(-len(x) * k // 2**18)):
+        bits = rng.random((len(part), k), dtype=np.float32) < 1 / (math.e + 1)
+        bits[np.arange(len(part)), part] = rng.random(len(part)) < 0.5
+        total += bits.sum(0)
+    return total
+
+
+def one_by_one(run: Callable[[np.ndarray], object], x: np.ndarray, n: int) -> Part:
+    """What a package does that takes one value at a time, for few users."""
+    some = x[:n]
+    return Part(lambda: run(some), len(some))
+
+
+def pure_ldp(module: str, client: str, server: str, x: np.ndarray, k: int, **settings: bool) -> Part:
+    there = importlib.import_module(f"pure_ldp.frequency_oracles.{module}")
+
+    def run(some: np.ndarray) -> None:
+        each = {**settings, "index_mapper": lambda value: value}
+        user, analyst = getattr(there, client)(EPSILON, k, **each), getattr(there, server)(EPSILON, k, **each)
+        for value in some:
+            analyst.aggregate(user.privatise(value))
+
+    return one_by_one(run, x, 2000)
+
+
+def multi_freq(name: str, x: np.ndarray, k: int) -> Part:
+    there = importlib.import_module(f"multi_freq_ldpy.pure_frequency_oracles.{name}")
+    runs = {
+        "GRR": lambda some: np.bincount([there.GRR_Client(value, k, EPSILON) for value in some], minlength=k),
+        "UE": lambda some: sum(there.UE_Client(value, k, EPSILON, True) for value in some),
+    }
+    return one_by_one(runs[name], x, 2000)
+
+
+def opendp(x: np.ndarray, k: int) -> Part:
+    dp = importlib.import_module("opendp.prelude")
+    dp.enable_features("contrib")
+    respond = dp.m.make_randomized_response(list(range(k)), math.e / (math.e + k - 1))
+    return one_by_one(lambda some: np.bincount([respond(int(value)) for value in some], minlength=k), x, 500)
+
+
+def collect(kind: type, n: int, k: int) -> Work:
+    oracle, x, noise = kind(k, EPSILON), users(n, k), SeededNoise(2, DEVICE)
+    held = x.cpu().numpy()
+    floors: dict[str, Callable[[], object]] = {"one word a user, and bincount": two(words(n), x, k)}
+    peers: dict[str, Callable[[], Callable[[], object] | Part]] = {}
+    if kind is RandomizedResponse:
+        peers = {
+            "numpy": lambda: partial(numpy_response, held, k),
+            "pure-ldp": lambda: pure_ldp("direct_encoding", "DEClient", "DEServer", held, k),
+            "multi-freq-ldpy": lambda: multi_freq("GRR", held, k),
+            "opendp": lambda: opendp(held, k),
+        }
+    elif kind is OptimizedUnaryEncoding:
+        floors = {"four random bits a bit": words(max(1, n * k // 16))}
+        peers = {
+            "numpy": lambda: partial(numpy_unary, held, k),
+            "pure-ldp": lambda: pure_ldp("unary_encoding", "UEClient", "UEServer", held, k, use_oue=True),
+            "multi-freq-ldpy": lambda: multi_freq("UE", held, k),
+        }
+    elif kind is SymmetricUnaryEncoding:
+        floors = {"four random bits a bit": words(max(1, n * k // 16))}
+    return Work(lambda: oracle.collect(x, noise=noise), n, floors, peers)
+
+
+def two(draw: Callable[[], object], x: Tensor, k: int) -> Callable[[], object]:
+    return lambda: (draw(), torch.bincount(x, minlength=k))
+
+
+def drawn(kind: type, k: int) -> Work:
+    """The tally of 1e9 users, beside one binomial number a type."""
+    oracle, generator = kind(k, EPSILON), keyed_generator(b"oracles", DEVICE)
+    counts = torch.full((k,), 10**9 // k, device=DEVICE)
+    size, chance = counts.double(), torch.full((k,), 0.3, dtype=torch.float64, device=DEVICE)
+    floor = {"a binomial number a type": lambda: torch.binomial(size, chance, generator=generator)}
+    return Work(lambda: oracle.sample_tally(counts, generator=generator), 1, floor)
+
+
+def cipher(kind: type, n: int, k: int) -> Work:
+    """Words of the system's cipher beside those of a generator."""
+    oracle, x = kind(k, EPSILON), users(n, k)
+    plain, private = Simulated(keyed_generator(b"oracles", DEVICE)), Noise(DEVICE)
+    floor = {"by a generator": lambda: oracle.speak(x, plain)}
+    return Work(lambda: oracle.speak(x, private), n, floor)
+
+
+def cases(small: bool) -> Iterator[Case]:
+    for k in (16, 64) if small else (16, 1024, 100_000):
+        for kind in ORACLES:
+            bits = k if kind in UNARY else min(1024, k) if kind is SubsetSelection else 1
+            n = 200 if small else max(100, min(1_000_000, 2 * 10**7 // bits))
+            yield Case(f"{kind.__name__}.collect, k = {k}", partial(collect, kind, n, k))
+            if k <= 1024:
+                yield Case(f"{kind.__name__}.sample_tally, 1e9 users, k = {k}", partial(drawn, kind, k))
+    for kind in ORACLES[:4]:
+        yield Case(
+            f"{kind.__name__}.speak, k = 1024, cipher", partial(cipher, kind, 200 if small else 10_000, 1024)
+        )

@@ -1,0 +1,156 @@
+"""All benches, one command, one table for each kind of machine; fails where a ratio fell by more than 20 %.
+
+Command:  python experiments/bench/run.py [--quick] [--only oracles vectors] [--before CHECKOUT] [--keep]
+What: every case of every bench beside its floors (a copy, a matrix product, the random numbers alone) and its peers
+    (numpy, published packages; named as absent where they are not installed), each bench in a fresh process, in turns,
+    processor time of one thread (on a GPU the wall's, synchronised). times: how many times as long as the other takes.
+    MiB: growth of memory during one call, at its highest. --before: each bench also with the package of another
+    checkout, just before this one's, in the columns before_ns and before_times.
+Expected: no row above 1.25 times its ratio in experiments/bench/tables/<machine>.csv, where there is a table of the
+    same processor; a row above it is measured twice more, and the least of the three counts. Else the command names the
+    rows and ends with 1. --keep makes this run's rows that table's. Compare ratios, not seconds: machines are noisy.
+Output: results/bench/run/table.csv: a row for each case and what it is held against.
+Artifact: peers | speed and memory
+Status: on a CPU; on a GPU not yet measured
+Time: under 20 minutes on two cores; --quick a third of it; --smoke in seconds.
+"""
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import ROUNDS, Row
+
+from torchdp.simulate import Experiment, Report
+from torchdp.simulate.report import read_table, write_table
+
+HERE = Path(__file__).resolve().parent
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization")
+FALLEN = 1 / 0.8  # times as long beside the same floor or peer
+COLUMNS = (
+    "bench", "case", "ns", "MiB", "kind", "against", "times", "before_ns", "before_times",
+    "machine", "versions", "commit", "date",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    only: tuple[str, ...] = BENCHES
+    quick: bool = False
+    before: Path | None = None  # a checkout whose package is measured beside this one's
+    keep: bool = False
+    small: bool = False
+
+
+FULL = Config()
+SMOKE = Config(quick=True, small=True)
+
+
+def measured(bench: str, config: Config, package: Path, cases: Sequence[str] = ()) -> list[Row]:
+    """A bench's rows from a fresh process that imports the package in this folder."""
+    options = ["--rounds", "3" if config.quick else str(ROUNDS), *["--small"] * config.small]
+    child = subprocess.run(
+        [sys.executable, HERE / "harness.py", bench, *options, *(["--cases", *cases] if cases else [])],
+        env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    found = [
+        {"bench": Path(bench).stem, **json.loads(line)} for line in child.stdout.splitlines() if line[:1] == "{"
+    ]
+    if child.returncode:
+        found.append(
+            {"bench": Path(bench).stem, "case": "", "kind": "failed", "against": f"exit {child.returncode}"}
+        )
+    return found
+
+
+def key(row: Row) -> tuple[str, str, str]:
+    return row["bench"], row["case"], row["against"]
+
+
+def fallen(
+    rows: Sequence[Row], committed: Sequence[Row], again: Callable[[str, list[str]], list[Row]]
+) -> list[Row]:
+    """Rows whose ratio fell by more than 20 % in three measurements: ``again(bench, cases)`` measures once more.
+
+    A row that a repetition clears takes the repetition's numbers. What fails fell.
+    """
+    was = {key(row): row["times"] for row in committed if row.get("times")}
+
+    def suspects() -> list[Row]:
+        return [
+            row for row in rows if row.get("times") and row["times"] > FALLEN * was.get(key(row), float("inf"))
+        ]
+
+    for _ in range(2):
+        cases: dict[str, list[str]] = {}
+        for row in suspects():
+            cases.setdefault(row["bench"], []).append(row["case"])
+        for bench, names in cases.items():
+            found = {key(row): row for row in again(bench, sorted(set(names)))}
+            for row in suspects():
+                new = found.get(key(row))
+                if new and new.get("times") and new["times"] < row["times"]:
+                    row |= new
+    return suspects() + [row for row in rows if row["kind"] == "failed"]
+
+
+def machine() -> str:
+    """The kind of machine: ratios are compared within one kind."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        said = dict(
+            re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        )
+        name = f"{said['model name']} {said['cpu family']}.{said['model']}"
+    except (OSError, KeyError):
+        name = platform.processor() or platform.machine()
+    return f"{name} {torch.backends.cpu.get_cpu_capability()} one thread"
+
+
+def where() -> Row:
+    """What every row carries."""
+    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    versions = f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    return {"machine": machine(), "versions": versions, "commit": commit, "date": str(datetime.date.today())}
+
+
+def measure(config: Config, report: Report) -> None:
+    rows: list[Row] = []
+    stamp, path = where(), HERE / "tables" / (re.sub(r"\W+", "-", machine()).strip("-").lower() + ".csv")
+    for bench in config.only:
+        old = measured(bench, config, config.before) if config.before else []
+        was = {key(row): row for row in old}
+        for row in measured(bench, config, HERE.parents[1]):
+            before = was.get(key(row), {})
+            row |= {"before_ns": before.get("ns"), "before_times": before.get("times"), **stamp}
+            rows.append(row)
+            report.row("table", **{name: row.get(name) for name in COLUMNS})
+    committed = read_table(path) if path.exists() and not config.small else []
+    lost = fallen(rows, committed, lambda bench, cases: measured(bench, config, HERE.parents[1], cases))
+    report.write("table", [{name: row.get(name) for name in COLUMNS} for row in rows])
+    if config.keep:
+        path.parent.mkdir(exist_ok=True)
+        benches = {row["bench"] for row in rows}
+        write_table(path, COLUMNS, [row for row in committed if row["bench"] not in benches] + rows)
+    names = {key(row): row.get("times") for row in lost}
+    for (bench, case, against), times in names.items():
+        report.say(f"FELL: {bench}, {case}, beside {against}: {times}")
+    if lost and not config.keep:
+        raise SystemExit(1)
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -1,0 +1,135 @@
+"""Secure sketches, d = 10, m = 100 rows, 3 servers: words of the cipher, shares, one server's transform, the whole."""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from floors import DEVICE, normals, read, words
+from harness import Case, Work
+
+from torchdp.kernels import chacha, secure_sketch
+from torchdp.noise import Noise, SeededNoise
+from torchdp.randomness import keyed_generator
+from torchdp.secure import Links, SecureSketch, Server, client_frames, share
+from torchdp.secure.shares import masks
+from torchdp.sketching import AdaptiveCoalition, balanced_osnap
+from torchdp.sketching.transform import add_rows
+
+COLUMNS, HEIGHT, SERVERS = 10, 100, 3
+
+
+def protocol(clients: int, bits: int) -> tuple[torch.Tensor, SecureSketch]:
+    """Rows in [0, 1]^d and a protocol for them."""
+    generator = keyed_generator(b"secure sketch", DEVICE)
+    A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator, device=DEVICE)
+    sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
+    return A, SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=SERVERS, bits=bits, entry=1.0)
+
+
+def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
+    """The same work in numpy, all at once, from a generator that is no cipher."""
+    rng, ring = np.random.default_rng(), protocol.ring
+    kind = np.dtype(f"u{ring.bits // 8}")
+    rows, signs = protocol.sketch.rows[0].cpu().numpy(), protocol.sketch.signs[0].cpu().numpy()
+    noise = rng.standard_normal(A.shape) * (protocol.sigma.cpu().numpy() * ring.scale)[rows, None]
+    values = (np.rint(noise).astype(np.int64) + (A.cpu().numpy() * ring.scale).astype(np.int64)) * signs[:, None]
+    shares = np.empty((SERVERS, *A.shape), kind)
+    shares[:-1] = rng.integers(2**ring.bits, size=(SERVERS - 1, *A.shape), dtype=kind)
+    shares[-1] = values.astype(kind) - shares[:-1].sum(0, dtype=kind)
+    sums = np.zeros((SERVERS, HEIGHT, COLUMNS), kind)
+    for table, part in zip(sums, shares, strict=True):
+        np.add.at(table, rows, part)
+    return sums
+
+
+def collect(clients: int, bits: int) -> Work:
+    A, whole = protocol(clients, bits)
+    noise = Noise(DEVICE)
+    least = whole.sketch.rows, whole.sketch.signs, whole.sigma * whole.ring.scale, chacha.system_key(DEVICE), 0
+
+    def stored() -> None:
+        sums = torch.zeros(SERVERS, HEIGHT, COLUMNS, dtype=whole.ring.dtype, device=DEVICE)
+        secure_sketch.reference.add(sums, A, *least, whole.ring.scale)
+
+    peers = {"every word stored": lambda: stored, "numpy": lambda: partial(numpy_sums, A, whole)}
+    floors = {"its normals": normals(clients, COLUMNS), "one read of the rows": read(A)}
+    return Work(lambda: whole.collect(A, noise=noise), clients * COLUMNS, floors, peers)
+
+
+def drawn(clients: int) -> Work:
+    A, whole = protocol(clients, 64)
+    summary, generator = whole.summary(A), keyed_generator(b"total", DEVICE)
+    floors = {"a normal number an entry": normals(HEIGHT, COLUMNS)}
+    return Work(lambda: whole.sample_tally(summary, generator=generator), 1, floors)
+
+
+def transform(clients: int, dtype: torch.dtype) -> Work:
+    """One server's sums of its shares, part by part as they arrive."""
+    sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows", DEVICE))
+    shares, sums = (
+        masks((1, clients, COLUMNS), dtype, SeededNoise(1, DEVICE)),
+        torch.zeros(HEIGHT, COLUMNS, dtype=dtype, device=DEVICE),
+    )
+    signs, parts = sketch.signs[0][:, None].to(dtype), list(sketch.parts(160))
+
+    def added() -> object:
+        return [add_rows(sums, sketch.rows[:, part], shares[:, part]) for part in parts]
+
+    peers = {"signs, index_add_": lambda: lambda: sums.index_add_(0, sketch.rows[0], shares[0] * signs)}
+    return Work(added, clients, {"one read": read(shares)}, peers)
+
+
+def server(clients: int, most: int) -> Work:
+    """One of two servers from sealed frames to its published sums, where so many clients may drop out."""
+    sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
+    coalition = AdaptiveCoalition(absent=most)
+    whole = SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, entry=1.0, coalition=coalition)
+    session, names = whole.session(bytes(32)), ("server 0", "server 1", "clients")
+    links = {name: Links.derived(bytes(range(32)), name, 2) for name in names}
+    inbound = [links["clients"][f"server {k}"] for k in range(2)]
+    shares, both = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1)), [[], []]
+    for part in whole.parts():
+        sealed = client_frames(whole, session, shares[None, :, part].repeat(2, 1, 1, 1), part.start, inbound)
+        for frames, frame in zip(both, sealed, strict=True):
+            frames.append(frame)
+    other = Server(whole, session, 1, links["server 1"])
+    for frame in both[1]:
+        other.receive(frame)
+    call = other.roll_call(0)
+
+    def served() -> bytes:
+        one = Server(whole, session, 0, links["server 0"])
+        for frame in both[0]:
+            one.receive(frame)
+        one.agree(call)
+        one.roll_call(1)
+        return one.publish()
+
+    return Work(served, clients, {"one read of the words": read(shares)})
+
+
+def shared(count: int) -> object:
+    return share(torch.zeros(count, dtype=torch.int64, device=DEVICE), SERVERS, noise=Noise(DEVICE))
+
+
+def source(run: Callable[[int], object], count: int) -> Work:
+    """``count`` words of 64 bits."""
+    peers = {"the operating system": lambda: lambda: os.urandom(8 * count)}
+    return Work(lambda: run(count), count, {"a generator's words": words(count)}, peers)
+
+
+def cases(small: bool) -> Iterator[Case]:
+    n = 1000 if small else 100_000
+    noise, key = Noise(DEVICE), chacha.system_key(DEVICE)
+    yield Case("key stream", partial(source, lambda count: chacha.keystream(key, 0, count // 8), 8 * n))
+    yield Case("masks of shares", partial(source, lambda count: masks((count,), torch.int64, noise), 8 * n))
+    yield Case("share, 3 servers", partial(source, shared, n))
+    for dtype in (torch.int64, torch.int32):
+        yield Case(f"one server's transform, {str(dtype)[6:]}", partial(transform, 10 * n, dtype))
+    for most in (0, n // 1000):
+        yield Case(f"one server, frames to sums, {most} may drop out", partial(server, 10 * n, most))
+    for bits in (64, 32):
+        yield Case(f"SecureSketch.collect, {bits} bits", partial(collect, n, bits))
+    yield Case("SecureSketch.sample_tally", partial(drawn, n))

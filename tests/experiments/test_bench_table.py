@@ -1,0 +1,98 @@
+"""The one command of the benches: what fails, what is forgiven, what is absent; every bench at its smallest size."""
+
+import importlib
+
+import pytest
+from scripts import FOLDER, loaded
+
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization")
+QUICK = ("samplers",)  # the others take seconds
+
+
+@pytest.fixture
+def run():
+    with loaded("bench/run.py") as module:
+        yield module
+
+
+@pytest.fixture
+def harness(run, monkeypatch):
+    module = importlib.import_module("harness")
+    monkeypatch.setattr(module, "grown", lambda make: None)  # forks
+    monkeypatch.setattr(module, "LEAST", 0.0)
+    return module
+
+
+def row(times, against="a copy", bench="fake", case="slow"):
+    return {"bench": bench, "case": case, "against": against, "kind": "floor", "times": times}
+
+
+def test_a_ratio_that_fell_fails(run):
+    asked = []
+
+    def again(bench, cases):
+        asked.append((bench, cases))
+        return [row(2.0)]
+
+    lost = run.fallen(
+        [row(2.0), row(1.0, case="fine"), row(9.0, case="new")], [row(1.5), row(1.0, case="fine")], again
+    )
+    assert [each["case"] for each in lost] == ["slow"]
+    assert asked == [("fake", ["slow"])] * 2  # measured three times in all, and nothing else is
+
+
+def test_a_drop_of_less_than_a_fifth_is_none(run):
+    assert not run.fallen([row(1.24)], [row(1.0)], again=None)
+    assert run.fallen([row(1.26)], [row(1.0)], lambda *_: [])
+
+
+def test_noise_that_a_repetition_clears_passes(run):
+    found = [row(8.0)]
+    assert not run.fallen(found, [row(1.0)], lambda *_: [row(1.1)])
+    assert found[0]["times"] == 1.1  # the table says what the repetition found
+
+
+def test_a_case_that_raises_fails(run):
+    broken = {"bench": "fake", "case": "broken", "kind": "failed", "against": "TypeError()"}
+    assert run.fallen([broken], [], again=None) == [broken]
+
+
+def test_a_case_stands_beside_floor_and_peers_and_names_the_missing(harness, monkeypatch):
+    spent = {"ours": 3.0, "floor": 1.0, "peer": 12.0}
+    now = [0.0]
+    monkeypatch.setattr(harness, "clock", lambda: now[0])
+
+    def call(name):
+        return lambda: now.__setitem__(0, now[0] + spent[name])
+
+    def missing():
+        raise ModuleNotFoundError("No module named 'nobody'", name="nobody")
+
+    case = harness.Case(
+        "fake",
+        lambda: harness.Work(
+            call("ours"), 100, {"copy": call("floor")},
+            {"one at a time": lambda: harness.Part(call("peer"), 10), "nobody's": missing},
+        ),
+    )  # fmt: skip
+    floor, peer, absent = harness.rows(case)
+    assert (floor["kind"], floor["times"], floor["ns"]) == ("floor", 3.0, 3e7)
+    assert (peer["kind"], peer["times"]) == ("peer", 3 / 12 * 10 / 100)
+    assert (absent["kind"], absent["against"]) == ("absent", "nobody's (nobody)")
+
+
+@pytest.mark.parametrize(
+    "bench", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in BENCHES]
+)
+def test_every_case_of_every_bench_runs(harness, bench):
+    cases = list(harness.load(bench)(True))
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        found = list(harness.rows(case, 1))
+        assert any(each["kind"] == "floor" for each in found), case.name
+        assert all(each["kind"] == "absent" or each["times"] > 0 for each in found)
+
+
+def test_every_bench_is_in_the_one_command(run):
+    there = {path.stem for path in (FOLDER / "bench").glob("*.py") if "\ndef cases(" in path.read_text()}
+    assert there == set(run.BENCHES) == set(BENCHES)

@@ -1,0 +1,126 @@
+"""Any executor gives the bits of one process; a cluster may lose workers and get new ones."""
+
+import os
+import sys
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchdp.simulate import OnError, run, sweep
+
+sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
+import worker_trials as trials
+from worker_trials import GRID, SETTINGS
+
+
+def results(rows):
+    return [(str(row.config), row.moments, str(row.facts), row.error) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return results(sweep(trials.make_trial, GRID, store=tmp_path_factory.mktemp("one") / "s.jsonl", **SETTINGS))
+
+
+def test_threads(tmp_path, expected):
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(3) as executor:
+        rows = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **SETTINGS)
+        assert executor.submit(threading.get_ident).result()  # it stays open
+    assert results(rows) == expected and torch.get_num_threads() == threads
+
+
+@pytest.mark.slow  # starts processes
+def test_a_pool_of_the_user_s(tmp_path, expected):
+    with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+        rows = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **SETTINGS)
+        assert results(rows) == expected
+        with pytest.raises(ChildProcessError, match="executor"):
+            sweep(trials.dying, GRID, store=tmp_path / "t.jsonl", executor=executor, **SETTINGS)
+
+
+class Losing(ThreadPoolExecutor):
+    """It loses every other task, some before they began and some after they were done."""
+
+    count = 0
+
+    def submit(self, *task):
+        self.count += 1
+        future = super().submit(*task)
+        if self.count % 2:
+            return future
+        if self.count % 4:
+            future.result()
+        lost = Future()
+        lost.set_exception(RuntimeError("the node was taken away"))
+        return lost
+
+
+def test_lost_tasks_are_done_again(tmp_path, expected):
+    with Losing(2) as executor:
+        rows = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, retries=9, **SETTINGS)
+    assert results(rows) == expected and executor.count > 12
+
+
+def test_a_block_that_is_lost_too_often_fails(tmp_path, expected):
+    with Losing(2) as executor, pytest.raises(ChildProcessError, match=r"lost a task \(.*taken away\) in block"):
+        sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, retries=0, **SETTINGS)
+    rows = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)
+    assert results(rows) == expected
+
+
+def test_many_small_jobs_go_in_few_tasks():
+    with Losing(1) as executor:
+        executor.count = -10000  # loses none
+        executor.submit = lambda *task: (counted.append(1), ThreadPoolExecutor.submit(executor, *task))[1]
+        counted = []
+        alone = run(trials.squared_error, 4000, 1, block_size=1)
+        assert run(trials.squared_error, 4000, 1, block_size=1, executor=executor).moments == alone.moments
+    assert len(counted) < 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"executor": 3}, TypeError, "concurrent.futures.Executor or a dask"),
+        ({"executor": ThreadPoolExecutor(1), "devices": ["cpu"]}, ValueError, "exclude each other"),
+        ({"executor": ThreadPoolExecutor(1), "time_limit": 3.0}, ValueError, "has threads"),
+        ({"time_limit": 3.0}, ValueError, "devices="),
+        ({"time_limit": -1.0, "devices": ["cpu"]}, ValueError, "time_limit must be"),
+        ({"retries": -1, "devices": ["cpu"]}, ValueError, "retries must be"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, arguments, error, words):
+    with pytest.raises(error, match=words):
+        sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **arguments, **SETTINGS)
+
+
+@pytest.mark.slow  # starts processes
+def test_a_block_that_takes_too_long_fails_alone(tmp_path, expected):
+    settings = {**SETTINGS, "devices": ["cpu"], "time_limit": 1.0, "on_error": OnError.GO_ON}
+    rows = sweep(trials.hanging, GRID, store=tmp_path / "s.jsonl", **settings)
+    assert "longer than time_limit = 1 seconds" in rows[1].error
+    assert [results(rows)[i] for i in (0, 2, 3)] == [expected[i] for i in (0, 2, 3)]
+
+
+@pytest.mark.slow  # starts a cluster
+def test_a_cluster_that_loses_workers_and_gets_another(tmp_path, expected, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    with (
+        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        rows = sweep(trials.make_trial, GRID, store=tmp_path / "a.jsonl", executor=client, **SETTINGS)
+        assert results(rows) == expected
+        again = threading.Timer(0.3, cluster.scale, [3])
+        again.start()
+        settings = {**SETTINGS, "on_error": OnError.GO_ON, "retries": 0}
+        rows = sweep(trials.dying, GRID, store=tmp_path / "b.jsonl", executor=client, **settings)
+        again.join()
+    assert "executor lost" in rows[2].error
+    assert [results(rows)[i] for i in (0, 1, 3)] == [expected[i] for i in (0, 1, 3)]
