@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -300,3 +301,44 @@ def test_a_gpu_whose_memory_is_taken_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(examine, "ceilings", full)
     assert cli.main(["doctor", "--device", "cpu"]) == 2
     assert "free memory" in capsys.readouterr().err
+
+
+COMPILED = """
+import sys
+import torch
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+sys.path.insert(0, sys.argv[1])
+import compiled
+from torchdp.cli.examine import products
+from torchdp.kernels.dispatch.every import KERNELS
+
+cpu, made = torch.device("cpu"), []
+
+def record(self, grid):
+    return lambda *arguments, **options: made.append(self.run(*arguments, grid=grid, warmup=True, **options))
+
+driver.set_active(compiled.Target("cuda", "90"))
+JITFunction.__getitem__ = record
+for kernel in KERNELS:
+    for tiles in products(kernel):
+        made.clear()
+        kernel.set_tiles(cpu, tiles)
+        kernel.result(kernel.fused(cpu), cpu)
+        used = [compiled.usage(binary) for binary in made]
+        print(kernel.name, *tiles.values(), len(used), sum(int(each["STACK"]) + int(each["LOCAL"]) for each in used))
+"""
+
+
+@pytest.mark.slow
+def test_every_case_and_size_compiles_for_a_hopper_gpu_and_spills_nothing():
+    """What the doctor launches there to choose among tiles; minutes of compiling."""
+    pytest.importorskip("triton")
+    bench = Path(__file__).resolve().parents[2] / "experiments" / "bench"
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILED, str(bench)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, *_ in lines} == {kernel.name for kernel in KERNELS}
+    assert all(int(launches) >= 1 and int(spilled) == 0 for *_, launches, spilled in lines), done.stdout
