@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "draws", "memory", "noise", "randomness"}
+FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
+    "descent": set(),
     "memory": set(),
     "randomness": set(),
     "privacy": FLOOR,
