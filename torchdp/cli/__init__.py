@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from torchdp.cli.sweep import sweep as command
         return command(options)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         print(f"torchdp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
