@@ -15,6 +15,8 @@ def parser() -> argparse.ArgumentParser:
     _estimate(commands)
     _sweep(commands)
     _merge(commands)
+    _scripts(commands)
+    _status(commands)
     _doctor(commands)
     return top
 
@@ -121,6 +123,31 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    status = commands.add_parser(
+        "status",
+        help="where a sweep stands: done, running, failed, and when it will end",
+        description="Reads a store alone; the sweep may be running.",
+    )
+    status.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
+    report = commands.add_parser(
+        "report",
+        help="a page of a sweep's results: figures, tables, failures, how it was made",
+        description="Writes report.html, with everything inside, and report.md beside a store, from the store alone.",
+    )
+    report.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
+    report.add_argument("--out", metavar="FILE.html", help="default: report.html beside the store")
+    report.add_argument("--title")
+
+
+def _scripts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    new = commands.add_parser("new", help="a script of your own: mechanism, trial, grid, sweep, in twenty lines")
+    new.add_argument("kind", choices=("experiment",))
+    new.add_argument("name", metavar="NAME", help="of the file, NAME.py; it must not be there")
+    found = commands.add_parser("list", help="the experiments there are, and what each reproduces")
+    found.add_argument("folder", nargs="?", default="experiments", help="default: %(default)s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     options = parser().parse_args(arguments)
@@ -128,13 +155,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "estimate":
             from torchdp.cli.estimate import estimate as command
         elif options.command == "merge":
-            from torchdp.cli.sweep import merge as command
+            from torchdp.cli.store import merge as command
+        elif options.command == "status":
+            from torchdp.cli.store import status as command
+        elif options.command == "report":
+            from torchdp.cli.store import report as command
+        elif options.command == "new":
+            from torchdp.cli.scripts import new as command
+        elif options.command == "list":
+            from torchdp.cli.scripts import list_scripts as command
         elif options.command == "doctor":
             from torchdp.cli.doctor import doctor as command
         else:
             from torchdp.cli.sweep import sweep as command
         return command(options)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         print(f"torchdp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
