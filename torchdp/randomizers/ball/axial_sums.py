@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from scipy.linalg import solve_triangular
-from scipy.signal import convolve2d
 from torch import Tensor
 
 from torchdp.draws import Draws
@@ -65,7 +64,7 @@ class AxialSums:
 
     def _size(self, f: Polynomial) -> float:
         """(E f(x, u)^2)^{1/2}."""
-        square = convolve2d(f, f)
+        square = _convolved(f, f)
         normal, count = (each[:, 0] for each in self._duals)
         return math.sqrt(max(0.0, float(normal[: len(square)] @ square @ count[: square.shape[1]])))
 
@@ -171,8 +170,14 @@ def _expansion(along: list[Polynomial], length: list[Polynomial], order: int) ->
     return {(i, l): f for (i, l, k), f in terms.items() if k == order}
 
 
+def _convolved(one: Polynomial, other: Polynomial) -> Polynomial:
+    from scipy.signal import convolve2d  # here, because loading it takes half a second
+
+    return convolve2d(one, other)
+
+
 def _product(one: Polynomial, other: Polynomial, shape: tuple[int, ...]) -> Polynomial:
-    return convolve2d(one, other)[: shape[0], : shape[1]]
+    return _convolved(one, other)[: shape[0], : shape[1]]
 
 
 def _grown(f: Polynomial) -> Polynomial:
