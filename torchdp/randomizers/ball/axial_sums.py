@@ -170,12 +170,6 @@ def _expansion(along: list[Polynomial], length: list[Polynomial], order: int) ->
     return {(i, l): f for (i, l, k), f in terms.items() if k == order}
 
 
-def _convolved(one: Polynomial, other: Polynomial) -> Polynomial:
-    from scipy.signal import convolve2d  # here, because loading it takes half a second
-
-    return convolve2d(one, other)
-
-
 def _product(one: Polynomial, other: Polynomial, shape: tuple[int, ...]) -> Polynomial:
     return _convolved(one, other)[: shape[0], : shape[1]]
 
