@@ -221,8 +221,10 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             values, vectors = torch.linalg.eigh(covariance)
             root = (vectors * values.clamp_min(0).sqrt()).mT * weights  # root^T root = J C J
             workload = torch.cat([queries * math.sqrt(4 / n), root @ centred.mT * math.sqrt(4 / n**2)])
-            less = {"steps": steps // 3, "exchanges": 10} if again and prior is None else {"steps": steps}
-            best = StrategyMatrix.tuned(workload, epsilon, law, generator=generator, **less)
+            effort = (steps // 3, 10) if again and prior is None else (steps, 50)
+            best = StrategyMatrix.tuned(
+                workload, epsilon, law, generator=generator, steps=effort[0], exchanges=effort[1]
+            )
             strategy = best if prior is None else StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
             found.append(cls(statistic, epsilon, strategy))
             covariance = torch.einsum("x,xst->st", h, found[-1].covariances)
