@@ -100,7 +100,7 @@ def _iterate(
     Returns c, P, how many, the gap: of all weights seen, those of the least gap.
     """
     q = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    loss, history, back = (
+    loss, history = min(ROUGH, within / 4), History(MEMORY)
         min(ROUGH, within / 4),
         History(MEMORY),
         torch.zeros((), dtype=torch.bool, device=P.device),
@@ -116,7 +116,7 @@ def _iterate(
         best = min(best, (gap, c, P), key=lambda each: each[0])
         if gap <= within or iteration == most:
             break
-        P = _simplex(history.next(P, POWER * (b / trace).log(), back).exp())
+        P = _simplex(history.mix(P.log(), POWER * (b / trace).log(), P, None).exp())
         if q == 1:
             c = P.flip(0)
         elif a is not None:
