@@ -101,10 +101,6 @@ def _iterate(
     """
     q = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
     loss, history = min(ROUGH, within / 4), History(MEMORY)
-        min(ROUGH, within / 4),
-        History(MEMORY),
-        torch.zeros((), dtype=torch.bool, device=P.device),
-    )
     best = math.inf, c, P
     for iteration in range(max(most, 0) + 1):
         rule = quadrature(W, c, P, loss)
