@@ -2,7 +2,6 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 from torch import Tensor
 
 Wide = NDArray[np.longdouble]
@@ -42,6 +41,8 @@ def _residues(poles: Wide, zeros: Wide) -> Wide:
 
 def _sums(x: Wide, ratio: np.longdouble) -> Wide:
     """y_t = ratio y_{t-1} + x_t."""
+    from scipy.signal import lfilter  # half a second to load
+
     return lfilter(np.ones(1, np.longdouble), np.array([1, -ratio], np.longdouble), x)
 
 
