@@ -55,6 +55,12 @@ def _uniform(device: torch.device, *shape: int) -> Tensor:
     return ((place * 0.6180339887498949 + 0.25) % 1).clamp(2.0**-53, 1 - 2.0**-53).view(shape)
 
 
+def _scattered(device: torch.device, k: int, *shape: int) -> Tensor:
+    """Whole numbers in [0, k) in no order, float32."""
+    generator = torch.Generator(device).manual_seed(k)
+    return torch.empty(shape, device=device).random_(k, generator=generator)
+
+
 def _types(device: torch.device, n: int, k: int) -> Tensor:
     return torch.arange(n, device=device) % k
 
@@ -92,7 +98,7 @@ UNARY_COUNTS = Case(
     300,
     2**22,
     2**14,
-    tiles={"USERS": (64, 128, 256)},
+    tiles={"USERS": (32, 64, 128)},
 )
 
 
@@ -137,10 +143,9 @@ PRIVUNITG = Case(
 
 def _waves(device: torch.device, n: int) -> Call:
     """Multiples of powers of two, whose products add up without rounding: then the cosine alone rounds."""
-    x = (torch.arange(n * DIM, device=device) * 7 % 17 - 8).view(n, DIM).float() / 8
-    frequencies = (torch.arange(DIM * FEATURES, device=device) * 5 % 13 - 6).view(DIM, FEATURES).float() / 64
-    phases = (torch.arange(FEATURES, device=device) * 3 % 251)[None].float() / 256
-    return (x, frequencies, phases, _types(device, n, 2), 2), {}
+    x = _scattered(device, 17, n, DIM).sub_(8).div_(8)
+    frequencies = _scattered(device, 13, DIM, FEATURES).sub_(6).div_(64)
+    return (x, frequencies, _scattered(device, 256, 1, FEATURES).div_(256), _types(device, n, 2), 2), {}
 
 
 def _rounded(device: torch.device, n: int) -> Call:
@@ -164,6 +169,7 @@ POSITIVE = Case(
     2**20,
     2**13,
     slips=2,
+    tiles=ROUNDED.tiles,
 )
 
 
@@ -184,20 +190,27 @@ SECURE_SKETCH = Case(
     40,
     2**20,
     2**13,
-    tiles={"ENTRIES": (512, 1024, 2048)},
+    tiles={"ENTRIES": (256, 512, 1024)},
 )
 
 
 def _cells(device: torch.device, n: int) -> Call:
-    from torchdp.kernels.inversion.tables import poisson
+    from torchdp.kernels.inversion.tables import binomial  # three thresholds: a long table takes long to compile
 
-    return (poisson(0.5).to(device), KEY, n, VALUES), {"first": 0, "stream": 0}
+    return (binomial(3, 0.5).to(device), KEY, n, VALUES), {"first": 0, "stream": 0}
 
 
 INVERSION_SUMS = Case(
-    _cells, lambda n: Work(words=VALUES * n), 100, 2**22, 2**15, tiles={"CELLS": (128, 256, 512, 1024)}
+    _cells, lambda n: Work(words=VALUES * n), 100, 2**22, 2**15, tiles={"CELLS": (128, 256, 512)}
 )
-INVERSION = Case(_cells, lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n), 100, 2**20, 2**14)
+INVERSION = Case(
+    _cells,
+    lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n),
+    100,
+    2**20,
+    2**14,
+    tiles=INVERSION_SUMS.tiles,
+)
 
 
 def _tails(device: torch.device, n: int) -> Call:
@@ -213,7 +226,15 @@ def _half_lines(device: torch.device, n: int) -> Call:
     return (KEY, n, 1.5), {"first": 0, "stream": 0, "device": device}
 
 
-HALF_LINES = Case(_half_lines, lambda n: Work(bytes=8 * n, words=2 * n), 1000, 2**26, 2**19, tolerance=1e-12)
+HALF_LINES = Case(
+    _half_lines,
+    lambda n: Work(bytes=8 * n, words=2 * n),
+    1000,
+    2**26,
+    2**19,
+    tolerance=1e-12,
+    tiles=ABOVE.tiles,
+)
 
 
 def _normals(device: torch.device, n: int) -> Call:

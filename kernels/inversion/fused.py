@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdp.kernels.inversion.tables import Table
-from torchdp.kernels.philox.fused import words
+from torchdp.kernels.philox.fused import side_by_side, words
 
 SECOND: tl.constexpr = tl.constexpr(1 << 30)  # added to the stream: where the other 96 bits of words come from
-CELLS = 256  # groups of four columns that a program draws at once, as users times groups
+CELLS = 128  # groups of four columns that a program draws at once, as users times groups
 ROUNDS = 64  # at most so often a program of the sums does so before it adds to memory
 
 
@@ -73,12 +73,9 @@ def draws_kernel(
     a, b, c, d, tied = _cells(table, key, first + row, group, stream, STEPS, False)
     if tl.max(tied, axis=None) > 0:
         a, b, c, d, tied = _cells(table, key, first + row, group, stream, STEPS, True)
-    column = (4 * group.to(tl.int64))[None, :]
-    at, inside = out + row[:, None] * columns + column, (row < users)[:, None]
-    tl.store(at, a.to(tl.int64) + base, mask=inside & (column < columns))
-    tl.store(at + 1, b.to(tl.int64) + base, mask=inside & (column + 1 < columns))
-    tl.store(at + 2, c.to(tl.int64) + base, mask=inside & (column + 2 < columns))
-    tl.store(at + 3, d.to(tl.int64) + base, mask=inside & (column + 3 < columns))
+    column = (4 * WIDTH * (program % across) + tl.arange(0, 4 * WIDTH))[None, :]
+    inside = (row < users)[:, None] & (column < columns)
+    tl.store(out + row[:, None] * columns + column, side_by_side(a, b, c, d).to(tl.int64) + base, mask=inside)
 
 
 @triton.jit(do_not_specialize=["key", "first", "stream"])
@@ -104,11 +101,8 @@ def sums_kernel(
     a, b, c, d, tied = _sums(table, key, first, top, end, group, stream, STEPS, HEIGHT, False)
     if tied > 0:
         a, b, c, d, tied = _sums(table, key, first, top, end, group, stream, STEPS, HEIGHT, True)
-    column = 4 * group.to(tl.int64)
-    tl.atomic_add(out + column, a, mask=column < columns, sem="relaxed")
-    tl.atomic_add(out + column + 1, b, mask=column + 1 < columns, sem="relaxed")
-    tl.atomic_add(out + column + 2, c, mask=column + 2 < columns, sem="relaxed")
-    tl.atomic_add(out + column + 3, d, mask=column + 3 < columns, sem="relaxed")
+    column = 4 * WIDTH * (program % across) + tl.arange(0, 4 * WIDTH)
+    tl.atomic_add(out + column, side_by_side(a, b, c, d), mask=column < columns, sem="relaxed")
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdp.kernels.normals.pieces import on
-from torchdp.kernels.philox.fused import unit, words
+from torchdp.kernels.philox.fused import side_by_side, unit, words
 
 BLOCK = 256
 
@@ -43,14 +43,19 @@ def _pair(word, other):
 def _long_pair(u, v):
     radius = tl.sqrt(tl.log(u) * -2.0)
     quarter = (v * 4.0 + 0.5).to(tl.int32)
-    t = (v - quarter.to(tl.float64) * 0.25) * 6.283185307179586
+    cosine, sine = circle((v - quarter.to(tl.float64) * 0.25) * 6.283185307179586, quarter)
+    return radius * cosine, radius * sine
+
+
+@triton.jit
+def circle(t, quarter):
+    """Cosine and sine of t + quarter pi/2, float64, |t| <= pi/4: no reduction of large angles, which spills."""
     z = t * t
     cosine = (((z * (1 / 20922789888000) - 1 / 87178291200) * z + 1 / 479001600) * z - 1 / 3628800) * z + 1 / 40320
     cosine = (((cosine * z - 1 / 720) * z + 1 / 24) * z - 1 / 2) * z + 1.0
     sine = (((z * (1 / 355687428096000) - 1 / 1307674368000) * z + 1 / 6227020800) * z - 1 / 39916800) * z
     sine = t * (((((sine + 1 / 362880) * z - 1 / 5040) * z + 1 / 120) * z - 1 / 6) * z + 1.0)
-    x, y = _turned(quarter, cosine, sine)
-    return radius * x, radius * y
+    return _turned(quarter, cosine, sine)
 
 
 @triton.jit
@@ -60,18 +65,23 @@ def _turned(quarter, cosine, sine):
     return sign * tl.where(odd, -sine, cosine), sign * tl.where(odd, cosine, sine)
 
 
-@triton.jit(do_not_specialize=["key", "first", "stream"])
-def draw_kernel(out, key, first, stream, size, width, groups, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
-    """The normals of numbers first, ..., first + size - 1: out (size, width)."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row, group = place // groups, (place % groups).to(tl.int32)
-    a, b, c, d = four(key, first + row, group, stream, DOUBLE)
-    column, inside = group * 4, row < size
-    here = out + row * width + column
-    tl.store(here, a, mask=inside & (column < width))
-    tl.store(here + 1, b, mask=inside & (column + 1 < width))
-    tl.store(here + 2, c, mask=inside & (column + 2 < width))
-    tl.store(here + 3, d, mask=inside & (column + 3 < width))
+@triton.jit(do_not_specialize=["key", "first", "stream", "size"])
+def draw_kernel(
+    out, key, first, stream, size, width, groups, BLOCK: tl.constexpr, DOUBLE: tl.constexpr, WHOLE: tl.constexpr
+):
+    """The normals of numbers first, ..., first + size - 1: out (size, width). WHOLE: width is a multiple of four."""
+    start, size = tl.program_id(0).to(tl.int64) * BLOCK, size.to(tl.int64)
+    row, before = start // groups, (start % groups).to(tl.int32)  # one long division for each program
+    group, place = before + tl.arange(0, BLOCK), 4 * before + tl.arange(0, 4 * BLOCK)
+    a, b, c, d = four(key, first + row + group // groups, group % groups, stream, DOUBLE)
+    normal = side_by_side(a, b, c, d)
+    if WHOLE:
+        tl.store(out + row * width + place, normal, mask=place < (size - row) * width)
+    else:
+        rows = group // groups
+        below = side_by_side(rows, rows, rows, rows)
+        column = place - below * (4 * groups)
+        tl.store(out + (row + below) * width + column, normal, mask=(row + below < size) & (column < width))
 
 
 def draws(
@@ -83,5 +93,6 @@ def draws(
         with on(device):
             grid = (triton.cdiv(size * groups, BLOCK),)
             double = dtype == torch.float64
-            draw_kernel[grid](out, key, first, stream, size, width, groups, BLOCK=BLOCK, DOUBLE=double)
+            how = {"BLOCK": BLOCK, "DOUBLE": double, "WHOLE": width % 4 == 0}
+            draw_kernel[grid](out, key, first, stream, size, width, groups, **how)
     return out

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchdp.kernels.normals.fused import four
 from torchdp.kernels.normals.pieces import on, pieces, power_of_two
+from torchdp.kernels.philox.fused import side_by_side
 from torchdp.kernels.privunit import reference
 
 COORDINATES: tl.constexpr = tl.constexpr(reference.COORDINATES)
@@ -55,8 +56,10 @@ def sum_kernel(
     reach = tl.zeros([U], tl.float64)
     tiles = ((stop - start + U - 1) // U).to(tl.int32)
     for tile in range(0, tiles, STEPS):
-        part0 = tl.zeros([U, Q], tl.float64 if DOUBLE else tl.float32)
-        part1, part2, part3 = part0, part0, part0
+        none = tl.zeros([U, Q], tl.float32)
+        part0, part1, part2, part3 = none, none, none, none
+        if DOUBLE:
+            part0, part1, part2, part3 = total0, total1, total2, total3
         for _ in range(tile, tl.minimum(tile + STEPS, tiles)):
             inside = user < stop
             lift = tl.load(lifts + (user - first), mask=inside, other=0.0).to(height.dtype)
@@ -80,16 +83,17 @@ def sum_kernel(
             part2 += share * g2
             part3 += share * g3
             user += U
-        total0 += part0.to(tl.float64)
-        total1 += part1.to(tl.float64)
-        total2 += part2.to(tl.float64)
-        total3 += part3.to(tl.float64)
+        if DOUBLE:
+            total0, total1, total2, total3 = part0, part1, part2, part3
+        else:
+            total0 += part0.to(tl.float64)
+            total1 += part1.to(tl.float64)
+            total2 += part2.to(tl.float64)
+            total3 += part3.to(tl.float64)
     tl.store(reaches + piece, tl.sum(reach, 0))
-    here = sums + piece * width + column
-    tl.store(here, tl.sum(total0, 0), mask=column < width)
-    tl.store(here + 1, tl.sum(total1, 0), mask=column + 1 < width)
-    tl.store(here + 2, tl.sum(total2, 0), mask=column + 2 < width)
-    tl.store(here + 3, tl.sum(total3, 0), mask=column + 3 < width)
+    total = side_by_side(tl.sum(total0, 0), tl.sum(total1, 0), tl.sum(total2, 0), tl.sum(total3, 0))
+    place = tl.arange(0, 4 * Q)
+    tl.store(sums + piece * width + place, total, mask=place < width)
 
 
 def sums(
@@ -121,7 +125,7 @@ def sums(
                 U=part.rows,
                 STEPS=STEPS,
                 DOUBLE=double,
-                num_warps=max(4, q // 64),  # a thread holds at most two users' groups
+                num_warps=max(4, q // 32),  # a thread holds at most two users' groups
             )
         total += noise.sum(0) + reach @ axes.index_select(0, part.type).double()
     return total * (radius / mean)

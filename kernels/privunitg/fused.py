@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchdp.kernels.normals.fused import four
 from torchdp.kernels.normals.pieces import on, pieces, power_of_two
-from torchdp.kernels.philox.fused import unit, words
+from torchdp.kernels.philox.fused import side_by_side, unit, words
 from torchdp.kernels.privunitg import reference
 from torchdp.kernels.truncated_normal.fused import tilted
 
@@ -45,8 +45,10 @@ def normals_kernel(
     total1, total2, total3 = total0, total0, total0
     tiles = ((stop - start + U - 1) // U).to(tl.int32)
     for tile in range(0, tiles, STEPS):
-        part0 = tl.zeros([U, Q], tl.float64 if DOUBLE else tl.float32)
-        part1, part2, part3 = part0, part0, part0
+        zero = tl.zeros([U, Q], tl.float32)
+        part0, part1, part2, part3 = zero, zero, zero, zero
+        if DOUBLE:
+            part0, part1, part2, part3 = total0, total1, total2, total3
         for _ in range(tile, tl.minimum(tile + STEPS, tiles)):
             a, b, c, d = four(key, user, groups, COORDINATES, DOUBLE)
             inside = user < stop
@@ -55,16 +57,16 @@ def normals_kernel(
             part2 += tl.where(inside, c, 0.0)
             part3 += tl.where(inside, d, 0.0)
             user += U
-        total0 += part0.to(tl.float64)
-        total1 += part1.to(tl.float64)
-        total2 += part2.to(tl.float64)
-        total3 += part3.to(tl.float64)
-    column = group * 4
-    here = sums + piece * width + column
-    tl.store(here, tl.sum(total0, 0), mask=column < width)
-    tl.store(here + 1, tl.sum(total1, 0), mask=column + 1 < width)
-    tl.store(here + 2, tl.sum(total2, 0), mask=column + 2 < width)
-    tl.store(here + 3, tl.sum(total3, 0), mask=column + 3 < width)
+        if DOUBLE:
+            total0, total1, total2, total3 = part0, part1, part2, part3
+        else:
+            total0 += part0.to(tl.float64)
+            total1 += part1.to(tl.float64)
+            total2 += part2.to(tl.float64)
+            total3 += part3.to(tl.float64)
+    total = side_by_side(tl.sum(total0, 0), tl.sum(total1, 0), tl.sum(total2, 0), tl.sum(total3, 0))
+    column = (tl.program_id(0) % across) * (4 * Q) + tl.arange(0, 4 * Q)
+    tl.store(sums + piece * width + column, total, mask=column < width)
 
 
 @triton.jit(do_not_specialize=["key"])

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdp.kernels.chacha.fused import words, words64
+from torchdp.kernels.normals.fused import circle
 from torchdp.kernels.secure_sketch.reference import MASKS, NOISE
 
 ENTRIES = 1024  # of one program of 128 threads, one block of noise for each
@@ -22,8 +23,11 @@ def normals(key, first, COUNT: tl.constexpr):
     high = (one >> 12).to(tl.int64).to(tl.float64) * (1.0 / 4503599627370496.0)  # 2^-52
     low = (((one & 4095) << 12) | (two & 4095)).to(tl.int64).to(tl.float64) + 0.5
     radius = tl.sqrt(-2.0 * tl.log(high + low * (1.0 / 75557863725914323419136.0)))  # 2^-76
-    angle = ((two >> 12).to(tl.int64).to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0) * TURN
-    return tl.reshape(tl.join(radius * tl.cos(angle), radius * tl.sin(angle)), [8 * COUNT])
+    turn = (two >> 12).to(tl.int64)
+    quarter = (turn + (1 << 49)) >> 50  # the nearest; what is left of the turn is exact
+    left = (turn - (quarter << 50)).to(tl.float64) + 0.5
+    cosine, sine = circle(left * (1.0 / 4503599627370496.0) * TURN, quarter.to(tl.int32))
+    return tl.reshape(tl.join(radius * cosine, radius * sine), [8 * COUNT])
 
 
 @triton.jit(do_not_specialize=["first", "clients"])

@@ -69,7 +69,7 @@ def _beyond(tail, line):
     )
     upper, lower = tail * survival, rest + (1.0 - tail) * survival
     high = upper <= 0.5
-    log_p = tl.where(high, tl.log(tail) + log_survival, tl.log(lower))
+    log_p = tl.log(tl.where(high, tail, lower)) + tl.where(high, log_survival, 0.0)
     x = lower_quantile(tl.where(high, upper, lower), log_p)
     return tl.maximum(tl.where(high, -x, x), threshold)
 
@@ -102,11 +102,10 @@ def lower_quantile(p, log_p):
     """The quantile of p in (0, 1/2] from p and its logarithm; below 0.075 from the logarithm alone."""
     q = p - 0.5
     s = 0.180625 - q * q
-    central = q * _central_above(s) / _central_below(s)
     r = tl.sqrt(-log_p)
-    middle = _middle_above(r - 1.6) / _middle_below(r - 1.6)
-    far = _far_above(r - 5.0) / _far_below(r - 5.0)
-    return tl.where(p >= 0.075, central, -tl.where(r <= 5.0, middle, far))
+    near, middle, y, z = p >= 0.075, r <= 5.0, r - 1.6, r - 5.0
+    above = tl.where(near, q * _central_above(s), -tl.where(middle, _middle_above(y), _far_above(z)))
+    return above / tl.where(near, _central_below(s), tl.where(middle, _middle_below(y), _far_below(z)))
 
 
 @triton.jit

@@ -50,6 +50,11 @@ def test_growth(smoke):
     assert found.drew("growth.png")
 
 
+def test_sizes(smoke):
+    rows = smoke("factorization/sizes.py").tables["sizes"]
+    assert len(rows) == 3 and all(row["gap"] <= 1e-3 for row in rows)
+
+
 def test_gap_against_time(smoke):
     found = smoke("factorization/gap_against_time.py")
     rows = [row for row in found.tables["gap_against_time"] if row["solver"] == "fixed point"]

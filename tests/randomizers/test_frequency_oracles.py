@@ -20,6 +20,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.alphabet import subset_sums
 from torchdp.randomizers.draws import unpack
 
 ALPHA = 1e-6
@@ -121,6 +122,76 @@ def test_guarantee_subset_selection_exactly_epsilon_ldp(k, epsilon):
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_guarantee_hadamard_response_exactly_epsilon_ldp(k, epsilon):
     check_guarantee(HadamardResponse, k, epsilon)
+
+
+@pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])
+def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, k, epsilon, n):
+    monkeypatch.setattr(subset_sums, "CELLS", 20_000)
+    oracle, repeats = SubsetSelection(k, epsilon), 1000
+    counts = torch.zeros(k, dtype=torch.int64)
+    counts[0], counts[-1] = n // 2, n - n // 2
+    drawn = oracle.sample_tally(counts, generator=generator(32), sample_shape=(repeats,))["reports"].double()
+    assert bool((drawn.sum(1) == n * oracle.subset).all())
+    covariance = oracle.gap**2 * (counts[0] * oracle.covariance(0) + counts[-1] * oracle.covariance(k - 1))
+    spread = covariance.diag().sqrt()
+    mean = n * oracle.off + oracle.gap * counts
+    assert float(((drawn.mean(0) - mean) / spread).abs().max()) * math.sqrt(repeats) < 5.5
+    apart = (drawn.mT.cov() - covariance) / (spread[:, None] * spread)
+    assert float(apart.abs().max()) * math.sqrt(repeats) < (8 if n > 3 else 12)  # of three users: long tails
+
+
+@pytest.mark.parametrize(("s", "h"), [(2, 1), (9, 4), (700, 512), (6000, 2500)])
+def test_picks_of_one_half_are_hypergeometric(s, h):
+    r = torch.tensor([0, 1, s // 3, s - 1, s])
+    low, (law, *_) = subset_sums._hypergeometric(r, s, h)
+    for first, row, picked in zip(low.tolist(), law, r.tolist(), strict=True):
+        exact = stats.hypergeom(s, h, picked).pmf(first + np.arange(law.shape[1]))
+        np.testing.assert_allclose(row / row.sum(), exact, rtol=1e-8, atol=1e-18)
+        assert exact.sum() > 1 - 1e-9  # scipy's own rounding; what is left out is below 1e-24
+
+
+def law_of_the_tally(kind, k, epsilon, x):
+    """The chance of each tally of users who hold x, from the definitions: user after user, message after message."""
+    messages, table = written_out(kind, k, epsilon)
+    oracle = kind(k, epsilon)
+    reports = [tuple(oracle._counted(message).tolist()) for message in messages]
+    law = {(0,) * len(reports[0]): 1.0}
+    for held in x:
+        longer = {}
+        for total, chance in law.items():
+            for report, own in zip(reports, table[held], strict=True):
+                more = tuple(a + b for a, b in zip(total, report, strict=True))
+                longer[more] = longer.get(more, 0.0) + chance * own
+        law = longer
+    return law
+
+
+@pytest.mark.parametrize(
+    ("kind", "k", "epsilon", "x"),
+    [
+        (HadamardResponse, 2, 1.0, [0, 0, 1]),
+        (HadamardResponse, 6, 0.5, [0, 3, 3]),
+        (SubsetSelection, 4, 0.1, [0, 1, 1, 3]),
+        (SubsetSelection, 5, 0.3, [2, 2, 4]),
+        (SubsetSelection, 7, 0.7, [1, 6]),
+        (SubsetSelection, 6, 4.0, [0, 5, 5]),
+    ],
+)
+def test_the_tally_that_is_sampled_has_the_joint_law_of_the_messages(kind, k, epsilon, x):
+    law, repeats = law_of_the_tally(kind, k, epsilon, x), 20_000
+    counts = torch.bincount(torch.tensor(x), minlength=k)
+    drawn = kind(k, epsilon).sample_tally(counts, generator=generator(31), sample_shape=(repeats,))["reports"]
+    values, times = drawn.unique(dim=0, return_counts=True)
+    seen = dict(zip(map(tuple, values.tolist()), times.tolist(), strict=True))
+    assert set(seen) <= set(law)
+    often = [tally for tally, chance in law.items() if chance * repeats > 8]
+    expected = np.array([law[tally] * repeats for tally in often])
+    observed = np.array([seen.get(tally, 0) for tally in often])
+    expected, observed = (
+        np.append(expected, repeats - expected.sum() + 5),
+        np.append(observed, repeats - observed.sum() + 5),
+    )
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > ALPHA
 
 
 @pytest.mark.parametrize("kind", [OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection])

@@ -13,7 +13,12 @@ import pytest
 import torch
 
 import torchdp
+
+sys.path.insert(0, str(Path(__file__).parent))
+from worker_trials import block_lines
+
 from torchdp.simulate import OnError, OtherCode, Row, Trial, read, run, sweep
+from torchdp.simulate.blocks import Asked, Block, run_block
 from torchdp.simulate.streams import block_generator
 
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
@@ -77,9 +82,9 @@ def test_a_kill_at_every_block_boundary_changes_nothing(tmp_path, expected, boun
     killed.__wrapped__ = make_trial  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         sweep(killed, GRID, store=path, **SETTINGS)
-    assert len(path.read_bytes().splitlines()) == boundary
+    assert len(block_lines(path)) == boundary
     assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
-    assert len(path.read_bytes().splitlines()) == 12
+    assert len(block_lines(path)) == 12
 
 
 def test_order_and_division_of_the_work_change_nothing(tmp_path, expected):
@@ -116,12 +121,12 @@ sweep(slow, GRID, store={str(path)!r}, **SETTINGS)
     child = subprocess.Popen([sys.executable, "-c", script], cwd=Path(torchdp.__file__).parents[1])
     deadline = time.monotonic() + 120
     while child.poll() is None and time.monotonic() < deadline:
-        if path.exists() and path.read_bytes().count(b"\n") >= 3:
+        if len(block_lines(path)) >= 3:
             break
         time.sleep(0.005)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    assert 3 <= path.read_bytes().count(b"\n") < 12
+    assert 3 <= len(block_lines(path)) < 12
     assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
 
 
@@ -196,7 +201,7 @@ def test_duplicate_configs_are_refused(tmp_path):
 def test_changed_facts_are_refused_before_any_work(tmp_path):
     path = tmp_path / "store.jsonl"
     sweep(make_trial, GRID[:1], store=path, **SETTINGS)
-    before = path.read_bytes()
+    before = block_lines(path)
 
     def changed(config: dict[str, Any]) -> Trial:
         return Trial(make_trial(config).sample, {"predicted_mse": 2.0})
@@ -204,7 +209,7 @@ def test_changed_facts_are_refused_before_any_work(tmp_path):
     changed.__wrapped__ = make_trial  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"facts of config.*2\.0"):
         sweep(changed, GRID[:1], store=path, trials=1000, seed=7, block_size=100)
-    assert path.read_bytes() == before
+    assert block_lines(path) == before
 
 
 def test_facts_may_differ_by_rounding(tmp_path):
@@ -231,7 +236,7 @@ def test_a_bad_trial_stores_nothing(tmp_path):
 
     with pytest.raises(ValueError, match="block 1 of seed 7"):
         sweep(poisoned, GRID, store=path, **SETTINGS)
-    assert len(path.read_bytes().splitlines()) == 1
+    assert len(block_lines(path)) == 1
 
 
 @pytest.mark.parametrize("facts", [{"p": float("nan")}, {"p": torch.tensor(1.0)}])
@@ -306,3 +311,58 @@ def test_objects_of_another_kind_are_named(tmp_path):
             sweep(make_trial, GRID, store=tmp_path / "s", **SETTINGS, **given)
     with pytest.raises(TypeError, match="make_trial must be a function"):
         sweep(3, GRID, store=tmp_path / "s", **SETTINGS)  # type: ignore[arg-type]
+
+
+def test_a_target_alone_takes_the_trials_it_needs(tmp_path):
+    """No limit is set: it starts at once, and each configuration gets as many as its own variance asks for."""
+    narrow = lambda config: lambda g, size: 1 + config["n"] * torch.randn(size, generator=g, dtype=torch.float64)  # noqa: E731
+    grid, settings = [{"n": 0.1}, {"n": 0.4}], {"seed": 3, "block_size": 100, "target_relative_ci": 0.005}
+    rows = sweep(narrow, grid, trials=None, store=tmp_path / "s.jsonl", **settings)
+    for config, row in zip(grid, rows, strict=True):
+        assert row.moments.relative_half_width() <= 0.005
+        assert 0.8 < row.moments.count / (1.96 * config["n"] / 0.005) ** 2 < 1.2
+    with pytest.raises(ValueError, match="target_relative_ci"):
+        sweep(narrow, grid, trials=None, seed=3, block_size=100, store=tmp_path / "t.jsonl")
+
+
+def test_no_more_blocks_are_out_than_the_target_seems_to_need():
+    gathering = Asked(None, 0, 100, 0.01).gathering({})
+    part = run_block(lambda g, size: 1 + torch.randn(size, generator=g), Block(0, {}, 0, 100), torch.device("cpu"))
+    gathering.hand_out()
+    gathering.take_back(0, 100, part)
+    needed = 1.1 * (part.moments.relative_half_width() / 0.01) ** 2
+    out = 1
+    while gathering.hand_out() is not None:
+        out += 1
+    assert needed <= out < needed + 1
+
+
+@pytest.mark.parametrize("full", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expected, full):
+    """Once at every block: the same rows. At one block always: a clear error, and what was done is kept."""
+    seen: set[int] = set()
+
+    def short(always: Any, config: dict[str, Any]) -> Trial:
+        trial = make_trial(config)
+
+        def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+            seed = generator.initial_seed()
+            first = seed not in seen
+            seen.add(seed)
+            samples = trial.sample(generator, size)  # the retry must not go on with this stream
+            if first or seed == always:
+                raise full
+            return samples
+
+        return Trial(sample, trial.facts)
+
+    bad = block_generator(7, GRID[2], 1).initial_seed()
+    for always in (bad, None):
+        trial = functools.partial(short, always)
+        trial.__wrapped__ = make_trial  # type: ignore[attr-defined]
+        if always:
+            with pytest.raises(MemoryError, match=r"block 1 of seed 7.*does not fit.*smaller block_size"):
+                sweep(trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)
+            assert len(block_lines(tmp_path / "s.jsonl")) == 7
+        else:
+            assert results(sweep(trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)) == expected

@@ -1,4 +1,4 @@
-"""The command line: ``torchdp estimate`` and ``torchdp sweep``. Bad input: one line on stderr, exit code 2."""
+"""The command line: ``torchdp estimate``, ``sweep`` and ``doctor``. Bad input: one line on stderr, exit code 2."""
 
 import argparse
 import sys
@@ -14,6 +14,10 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
+    _merge(commands)
+    _scripts(commands)
+    _status(commands)
+    _doctor(commands)
     return top
 
 
@@ -73,6 +77,11 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--cluster", metavar="ADDRESS",
         help="Dask workers at the scheduler's address (tcp://...), or local:N for N here; --device is theirs",
     )  # fmt: skip
+    sweep.add_argument(
+        "--shard", metavar="I/N",
+        help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
+        "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
+    )  # fmt: skip
     sweep.add_argument("--retries", type=int, default=2, help="of a block whose worker died (default: 2)")
     sweep.add_argument("--time-limit", type=float, metavar="SECONDS", help="for a block; needs worker processes")
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
@@ -87,16 +96,80 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
 
 
+def _merge(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    merge = commands.add_parser(
+        "merge",
+        help="several stores in one",
+        description="Adds the finished blocks of stores (results.jsonl) to one; then torchdp sweep --draw-only.",
+    )
+    merge.add_argument("into", metavar="INTO.jsonl")
+    merge.add_argument("stores", nargs="+", metavar="STORE.jsonl")
+
+
+def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, and which kernels run on this machine, how fast, and why not",
+        description="Tries every kernel against its reference and times it beside measured ceilings. On a GPU it also "
+        "chooses tile sizes and keeps its verdicts for later processes; one that fails is switched off there.",
+    )
+    doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
+    doctor.add_argument(
+        "--interpret",
+        action="store_true",
+        help="try the fused kernels on the CPU, in Triton's interpreter; no times",
+    )
+    doctor.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels, such as chacha.keystream")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    status = commands.add_parser(
+        "status",
+        help="where a sweep stands: done, running, failed, and when it will end",
+        description="Reads a store alone; the sweep may be running.",
+    )
+    status.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
+    report = commands.add_parser(
+        "report",
+        help="a page of a sweep's results: figures, tables, failures, how it was made",
+        description="Writes report.html, with everything inside, and report.md beside a store, from the store alone.",
+    )
+    report.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
+    report.add_argument("--out", metavar="FILE.html", help="default: report.html beside the store")
+    report.add_argument("--title")
+
+
+def _scripts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    new = commands.add_parser("new", help="a script of your own: mechanism, trial, grid, sweep, in twenty lines")
+    new.add_argument("kind", choices=("experiment",))
+    new.add_argument("name", metavar="NAME", help="of the file, NAME.py; it must not be there")
+    found = commands.add_parser("list", help="the experiments there are, and what each reproduces")
+    found.add_argument("folder", nargs="?", default="experiments", help="default: %(default)s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
         if options.command == "estimate":
             from torchdp.cli.estimate import estimate as command
+        elif options.command == "merge":
+            from torchdp.cli.store import merge as command
+        elif options.command == "status":
+            from torchdp.cli.store import status as command
+        elif options.command == "report":
+            from torchdp.cli.store import report as command
+        elif options.command == "new":
+            from torchdp.cli.scripts import new as command
+        elif options.command == "list":
+            from torchdp.cli.scripts import list_scripts as command
+        elif options.command == "doctor":
+            from torchdp.cli.doctor import doctor as command
         else:
             from torchdp.cli.sweep import sweep as command
         return command(options)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         print(f"torchdp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -281,6 +281,10 @@ class SignFeatures(Features):
     def positive(self, x: Tensor) -> Tensor:
         """Where f is R: (n, d) -> (n, instances) bool."""
 
+    def over(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """``positive`` for rows of x, which may be prepared for all of them at once."""
+        return self.positive
+
     def f(self, x: Tensor) -> Tensor:
         return self.positive(x).to(x.dtype).mul_(2 * self.bound).sub_(self.bound)
 
@@ -288,9 +292,9 @@ class SignFeatures(Features):
         return self.positive(x)
 
     def plain_ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        total = torch.zeros(self.instances, dtype=torch.int64, device=x.device)
+        total, positive = torch.zeros(self.instances, dtype=torch.int64, device=x.device), self.over(x)
         for part in self.parts(x):
-            total += count(self.positive(part))
+            total += count(positive(part))
         return total.expand(*shape, self.instances)
 
 

@@ -1,11 +1,13 @@
 """The Laplacian kernel, by random binning and hashing of the bins."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.density.bins import Grid
 from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn
 
 
@@ -39,36 +41,14 @@ class LaplacianFamily(Family):
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, p=1) / self.scale)
 
-    def _grid(self, repetitions: int, generator: torch.Generator) -> "Grid":
+    def _grid(self, repetitions: int, generator: torch.Generator) -> Grid:
         repetitions, generator = drawn(repetitions, generator)
         shape = (self.dimension, repetitions)
         u = torch.rand((3, *shape), dtype=torch.float64, device=generator.device, generator=generator)
         widths = -self.scale * (torch.log1p(-u[0]) + torch.log1p(-u[1]))
-        keys = torch.empty((self.dimension + 1, repetitions), dtype=torch.int64, device=generator.device)
+        keys = torch.empty((2, *shape), dtype=torch.int64, device=generator.device)
         keys.random_(-(2**63), None, generator=generator)
         return Grid(widths.clamp_min_(1e-12 * self.scale), u[2], keys)
-
-
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """Bins and a hash of them. widths, offsets (in widths): (d, repetitions); keys: (d + 1, repetitions) int64."""
-
-    widths: Tensor
-    offsets: Tensor
-    keys: Tensor
-
-    def hash(self, x: Tensor) -> Tensor:
-        """64 bits for each bin: (n, d) -> (n, repetitions) int64, keys_0 + sum_j keys_j bin_j modulo 2^64.
-
-        The top l bits of two different bins are independent and uniform over the keys, if the bins' numbers differ
-        by less than 2^(64 - l).
-        Source: Dietzfelbinger (1996), multiply-shift; Thorup (2015), vectors.
-        """
-        widths, offsets, keys = self.widths.to(x), self.offsets.to(x), self.keys.to(x.device)
-        total = keys[0].repeat(len(x), 1)
-        for j in range(x.shape[1]):
-            total += (x[:, j, None] / widths[j] - offsets[j]).floor_().to(torch.int64) * keys[j + 1]
-        return total
 
 
 @dataclass(frozen=True)
@@ -104,7 +84,10 @@ class BinSignFeatures(SignFeatures):
     grid: Grid
 
     def positive(self, x: Tensor) -> Tensor:
-        return self.grid.hash(x) >= 0
+        return self.over(x)(x)
+
+    def over(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.grid.reader(x)
 
     def g(self, y: Tensor) -> Tensor:
         return self.f(y)

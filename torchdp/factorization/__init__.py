@@ -12,6 +12,8 @@
 |---|---|
 | W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
+| running sums of millions of steps, never formed | :func:`factorize` of ``workloads.RunningSums`` |
+| the same with a few numbers of memory | :func:`factorize_buffered` |
 | users who come back in every epoch | :func:`factorize_epochs` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
@@ -58,6 +60,7 @@ from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
 from torchdp.factorization.structure.blocks import factorize_blocks
+from torchdp.factorization.structure.buffered import BufferedFactorization, BufferedStrategy, factorize_buffered
 from torchdp.factorization.structure.closed_forms import (
     gamma_box,
     gamma_ellipsoid,
@@ -74,13 +77,17 @@ from torchdp.factorization.structure.constructive import (
     square_root,
 )
 from torchdp.factorization.structure.product import factorize_product
+from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
     "ApproximateFactorization",
+    "BufferedFactorization",
+    "BufferedStrategy",
     "Certificate",
     "EpochFactorization",
     "Factorization",
     "Relaxation",
+    "RunningFactorization",
     "SignatureRelaxation",
     "additive_noise_bound",
     "approximate",
@@ -89,6 +96,7 @@ __all__ = [
     "certify",
     "factorize",
     "factorize_blocks",
+    "factorize_buffered",
     "factorize_epochs",
     "factorize_product",
     "free_constant",

@@ -1,0 +1,260 @@
+"""What the launchers of all fused kernels compile, without a GPU: prints a JSON line for each launch.
+
+``python experiments/bench/compiled.py cuda 90 [first]`` (``cuda 80``, ``hip gfx942``) calls every launcher on tensors
+of the CPU, compiles what it would launch, with its own tile, its own warps and what Triton knows of its arguments, for
+that target, and disassembles it; with ``first``, one form of each kernel. Nothing is run. Needs Triton, whose package
+brings NVIDIA's tools.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one program of a kernel does.
+
+    unit, units: what is counted, and how many of them. trips: how often each loop of the compiled code is passed, in
+    the order of their first instructions; an inner loop, each time that the outer one is. bytes: to and from memory
+    for a unit, at least. products: multiply-adds of tensor cores for a unit. rare: the longest branch is hardly ever
+    taken, and not counted.
+    """
+
+    unit: str
+    units: float
+    trips: tuple[float, ...] = ()
+    bytes: float = 0
+    products: float = 0
+    rare: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of a launcher, and the work of each kernel it launches, in their order."""
+
+    name: str
+    call: Callable[[], object]
+    works: tuple[Work, ...]
+
+
+def counters(bits: int) -> float:
+    """Expected Philox counters until so many bits are decided: kernels/unary_counts/README.md."""
+    return sum(1 - (1 - 2.0 ** (-4 * j)) ** bits for j in range(14))
+
+
+def words() -> Iterator[Launch]:
+    from torchdp.kernels.chacha import fused as chacha
+    from torchdp.kernels.normals import fused as normals
+    from torchdp.kernels.truncated_normal import fused as truncated_normal
+
+    key, cpu = torch.zeros(8, dtype=torch.int32), torch.device("cpu")
+    yield Launch(
+        "key stream", lambda: chacha.keystream(key, 0, 10**6), (Work("word", 16 * chacha.BLOCKS, (10,), 4),)
+    )
+    for width, dtype in ((64, torch.float32), (64, torch.float64), (63, torch.float32), (63, torch.float64)):
+        work = Work("normal", 4 * normals.BLOCK, bytes=dtype.itemsize)
+        yield Launch(
+            f"width {width}, {bits_of(dtype)}",
+            lambda w=width, t=dtype: normals.draws(1, 0, 10**5, w, t, 0, cpu),
+            (work,),
+        )
+    tail, work = torch.zeros(10**6, dtype=torch.float64), Work("number", truncated_normal.BLOCK, bytes=16)
+    yield Launch("given uniforms", lambda: truncated_normal.above(tail, 1.0), (work,))
+    drawn = replace(work, bytes=8)
+    yield Launch("drawn", lambda: truncated_normal.draws(1, 10**6, 1.0, first=0, stream=0, device=cpu), (drawn,))
+
+
+def integers() -> Iterator[Launch]:
+    from torchdp.kernels.inversion import fused as inversion
+    from torchdp.kernels.inversion import poisson
+
+    table, cells = poisson(1.0), inversion.CELLS
+    add = Work("draw", 4 * cells * inversion.ROUNDS, (inversion.ROUNDS, 0), rare=True)
+    for columns in (256, 255):  # 255: no two rows are aligned alike
+        draw = Work("draw", 4 * cells, bytes=8, rare=True)
+        yield Launch(
+            f"{columns} columns",
+            lambda c=columns: inversion.draws(table, 1, 10**4, c, first=0, stream=0),
+            (draw,),
+        )
+    yield Launch("256 columns", lambda: inversion.column_sums(table, 1, 10**6, 256, first=0, stream=0), (add,))
+
+
+def reports() -> Iterator[Launch]:
+    from torchdp.kernels.response_counts import fused as response
+    from torchdp.kernels.unary_counts import fused as unary
+
+    for k, dtype in ((16, torch.int64), (1024, torch.int64), (100_000, torch.int64), (256, torch.uint8)):
+        x = torch.zeros(10**6, dtype=dtype)
+        work = Work("user", 100 * 2 * response.PAIRS, (100,), x.itemsize)
+        yield Launch(
+            f"k = {k}, {bits_of(dtype)}", lambda x=x, k=k: response.counts(x, k, 2**63 // (k + 1), 1), (work,)
+        )
+    x = torch.zeros(10**6, dtype=torch.int64)
+    word = Work("bit", 100 * 32 * unary.WORDS, (100, counters(32 * unary.WORDS)))
+    own = Work("user", 100 * unary.USERS, (100, counters(unary.USERS), counters(unary.USERS)), 8)
+    yield Launch("k = 1024, int64", lambda: unary.tally(x, 1024, 0.5, 0.25, 1), (word, own))
+
+
+def vectors() -> Iterator[Launch]:
+    from torchdp.kernels.privunit import fused as privunit
+    from torchdp.kernels.privunitg import fused as privunitg
+
+    users, counts = 1024, torch.full((64,), 1024)
+    for dtype in (torch.float32, torch.float64):
+        points, rows = torch.zeros(64, 64, dtype=dtype), privunitg.MOST_ROWS
+        tiles = users / rows
+        trips = (tiles / privunitg.STEPS, privunitg.STEPS)
+        normals = Work("normal", users * privunitg.TILE / rows * 4, trips)
+        law = {"radius": 1.0, "threshold": 1.0, "upper": 0.5, "survival": 0.2}
+        yield Launch(
+            f"d = 64, {bits_of(dtype)}",
+            lambda p=points, law=law: privunitg.sums(p, counts, 1, 0, **law),
+            (normals, Work("user", users, (tiles,))),
+        )
+    draws = torch.zeros(2**16)
+    for dtype, width in ((torch.float32, 64), (torch.float64, 64), (torch.float32, 1024), (torch.float32, 63)):
+        points, tiles = torch.zeros(64, width, dtype=dtype), users * -(-width // 4) / privunit.TILE
+        work = Work("normal", users * width, (tiles / privunit.STEPS, privunit.STEPS), 24 / width)
+        yield Launch(
+            f"d = {width}, {bits_of(dtype)}",
+            lambda p=points: privunit.sums(p, counts, draws, draws, draws, 1, 0, radius=1.0, mean=0.5),
+            (work,),
+        )
+
+
+def bits_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def features() -> Iterator[Launch]:
+    from torchdp.kernels.rounded_features import fused as features
+    from torchdp.kernels.secure_sketch import fused as sketch
+
+    for width, waves, classes in ((768, 1, 10), (77, 2, 100)):
+        x, w, phases = torch.zeros(4096, width), torch.zeros(width, 768), torch.zeros(waves, 768)
+        labels, tile = torch.zeros(4096, dtype=torch.int64), features.BLOCK_N * features.BLOCK_I
+        depth, kinds = -(-width // features.BLOCK_D), -(-classes // 16)
+        loops = (depth, kinds) if waves == 1 else (depth, waves, kinds)
+        work = Work("feature", tile, loops, 4 * width / 768, 3 * width)
+        yield Launch(
+            f"d = {width}, {waves} waves",
+            lambda a=(x, w, phases, labels, classes): features.rounded_counts(*a, 1, 0, 1),
+            (work,),
+        )
+        yield Launch(
+            f"d = {width}, {waves} waves",
+            lambda a=(x, w, phases, labels, classes): features.positive_counts(*a),
+            (work,),
+        )
+    rows, signs = torch.zeros(2, 10**4, dtype=torch.int64), torch.zeros(2, 10**4, dtype=torch.int8)
+    units, key = torch.zeros(1000, dtype=torch.float64), torch.zeros(8, dtype=torch.int32)
+    for ring, real, servers in (
+        (torch.int32, torch.float32, 3),
+        (torch.int64, torch.float64, 3),
+        (torch.int64, torch.float32, 2),
+    ):
+        sums, values = torch.zeros(servers, 1000, 128, dtype=ring), torch.zeros(10**4, 128, dtype=real)
+        work = Work("entry", sketch.ENTRIES, (10,) * servers, values.itemsize / 2 + 9 / 128)
+        yield Launch(
+            f"{servers} servers, {bits_of(ring)}, {bits_of(real)}",
+            lambda a=(sums, values): sketch.add(*a, rows, signs, units, key, 0, 1024.0),
+            (work,),
+        )
+
+
+def launches() -> Iterator[Launch]:
+    for room in (words, integers, reports, vectors, features):
+        yield from room()
+
+
+class Target:
+    """Stands for Triton's driver: a device of this kind, which nothing is run on."""
+
+    def __init__(self, backend: str, architecture: str) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        cuda = backend == "cuda"
+        self.target = GPUTarget(backend, int(architecture) if cuda else architecture, 32 if cuda else 64)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+def compiled(target: Target, first: bool = False) -> Iterator[tuple[Work, dict[str, Any], Any]]:
+    """Every launch of every call: the kernel's work, what the launcher asked for, the compiled kernel.
+
+    first: the first form of each kernel alone.
+    """
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    made: list[tuple[Any, dict[str, Any], Any]] = []
+    seen: set[str] = set()
+
+    def record(self: Any, grid: Any) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            name = f"{self.fn.__module__.split('.')[-2]}.{self.fn.__name__}"
+            skip = first and name in seen
+            seen.add(name)
+            made.append((name, options, None if skip else self.run(*arguments, grid=grid, warmup=True, **options)))
+
+        return launch
+
+    driver.set_active(target)  # type: ignore[arg-type]
+    JITFunction.__getitem__ = record  # type: ignore[method-assign,assignment]
+    for launch in launches():
+        made.clear()
+        launch.call()
+        if len(made) != len(launch.works):
+            raise RuntimeError(f"{launch.name} launches {len(made)} kernels, not {len(launch.works)}")
+        for work, (name, options, binary) in zip(launch.works, made, strict=True):
+            if binary is not None:
+                yield work, {"kernel": name, "call": launch.name, "options": options}, binary
+
+
+def tool(name: str, path: str) -> str:
+    import triton
+
+    command = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    arguments = {"cuobjdump": ["-res-usage"], "nvdisasm": ["-c"]}[name]
+    return subprocess.run([command, *arguments, path], capture_output=True, text=True, check=True).stdout
+
+
+def usage(binary: Any) -> dict[str, Any]:
+    """Registers of a thread, bytes of its stack, bytes of shared memory, and the instructions."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        Path(path).write_bytes(binary.asm["cubin"])
+        found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", tool("cuobjdump", path)))
+        return {**{name: int(number) for name, number in found.items()}, "sass": tool("nvdisasm", path)}
+
+
+def main(backend: str, architecture: str, first: str = "") -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    if backend == "hip":
+        torch.version.hip = "static"  # type: ignore[assignment]
+    for work, asked, binary in compiled(Target(backend, architecture), bool(first)):
+        found = usage(binary) if backend == "cuda" else {"bytes": len(binary.asm["hsaco"])}
+        facts = {"warps": binary.metadata.num_warps, "shared": binary.metadata.shared}
+        print(json.dumps({**asked, "work": asdict(work), **facts, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,184 @@
+"""Random bins of points, and the signs of many points read from tables instead of computed one by one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NUMBERS_AT_ONCE = 2**15  # of the plain way: what a nearby cache holds
+WORTH = 128  # a boundary of the tables costs as much as so many numbers of the plain way
+MOST_BYTES = 2**27  # of the tables
+MOST_PARTS = 2**12  # of a coordinate's range
+BYTE = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Bins and a hash of them. widths, offsets (in widths): (d, repetitions); keys: (2, d, repetitions) int64."""
+
+    widths: Tensor
+    offsets: Tensor
+    keys: Tensor
+
+    def hash(self, x: Tensor) -> Tensor:
+        """64 bits for each bin: (n, d) -> (n, repetitions) int64, the xor over j of keys_0j + keys_1j bin_j mod 2^64.
+
+        The top l bits of two different bins are independent and uniform over the keys, if the bins' numbers differ
+        by less than 2^(64 - l).
+        Source: Dietzfelbinger (1996), multiply-shift, in each dimension.
+        """
+        (first, factor), repetitions = self.keys.to(x.device), self.widths.shape[1]
+        widths, offsets = self.widths.to(x), self.offsets.to(x)
+        result = torch.zeros(len(x), repetitions, dtype=torch.int64, device=x.device)
+        rows = max(1, NUMBERS_AT_ONCE // repetitions)
+        for part, total in zip(x.detach().split(rows), result.split(rows), strict=True):
+            for j in range(x.shape[1]):
+                total ^= _bins(part[:, j, None], widths[j], offsets[j]).mul_(factor[j]).add_(first[j])
+        return result
+
+    def reader(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """What says where the top bit of ``hash`` is 0, (m, d) -> (m, repetitions) bool, for points no farther than x.
+
+        Over the points x, a boundary between two bins of one repetition seldom lies between a coordinate's least and
+        largest value. A sign changes at about half of those that do. So the signs of all repetitions, packed in bytes,
+        are kept for each interval of each coordinate, and a point's signs are the xor of d rows: its d intervals are
+        found by a search. Without tables where they cost more than they save; the same bits.
+        """
+        if not len(x):
+            return self._plain
+        low, high = x.detach().amin(0), x.detach().amax(0)
+        widths, offsets = self.widths.to(x), self.offsets.to(x)
+        ends = torch.stack([_floor(each[:, None], widths, offsets) for each in (low, high)]).double()
+        boundaries, size = float((ends[1] - ends[0]).sum()), -(-widths.shape[1] // BYTE)
+        worth = boundaries * WORTH <= x.shape[0] * widths.numel() and boundaries * size <= MOST_BYTES
+        if not worth or not bool((high - low).isfinite().all()):
+            return self._plain
+        return self._tables(low, high, *ends.to(torch.int64)).read
+
+    def _plain(self, x: Tensor) -> Tensor:
+        return self.hash(x) >= 0
+
+    def _tables(self, low: Tensor, high: Tensor, first: Tensor, last: Tensor) -> "Tables":
+        """low, high: (d,), the corners of the points; first, last: (d, repetitions), their bins."""
+        (start, factor), (d, repetitions) = self.keys.to(low.device), self.widths.shape
+        counts = (last - first).flatten()
+        where = torch.arange(len(counts), device=low.device).repeat_interleave(counts)
+        begins = counts.cumsum(0) - counts
+        number = first.flatten()[where] + 1 + torch.arange(len(where), device=low.device) - begins[where]
+        hashed = [start.flatten()[where] + factor.flatten()[where] * each for each in (number - 1, number)]
+        changes = (hashed[0] ^ hashed[1]) < 0  # of the sign, at the lower end of bin ``number``
+        where, number = where[changes], number[changes]
+        widths, offsets = (each.to(low).flatten()[where] for each in (self.widths, self.offsets))
+        dimension = where // repetitions
+        at = _least(low[dimension], high[dimension], number, widths, offsets)
+        order = at.argsort()
+        order = order[dimension[order].argsort(stable=True)]
+        where, at, dimension = where[order] % repetitions, at[order], dimension[order]
+        rows = torch.zeros(len(at) + 1, -(-repetitions // BYTE), dtype=torch.uint8, device=low.device)
+        rows[torch.arange(len(at), device=low.device) + 1, where // BYTE] = (1 << where % BYTE).to(torch.uint8)
+        step = 1
+        while step < len(rows):  # the xor of all rows up to each
+            rows[step:] ^= rows[:-step].clone()
+            step *= 2
+        negative = ((start + factor * first) < 0).sum(0) % 2
+        total, begin = _packed(negative == 0), 0
+        coordinates: list[Coordinate | None] = []
+        for each, least, most in zip(
+            at.split(torch.bincount(dimension, minlength=d).tolist()), low, high, strict=True
+        ):
+            if len(each):
+                coordinates.append(Coordinate.of(each, least, most, rows[begin : begin + len(each) + 1]))
+                total ^= rows[begin]
+            else:
+                coordinates.append(None)
+            begin += len(each)
+        return Tables(tuple(coordinates), total, repetitions)
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinate:
+    """One coordinate's intervals: which one a number lies in, and the signs that change up to there.
+
+    boundaries: (c,), increasing. rows: (c + 1, bytes). guide: for each part of the range, (x - low) factor rounded
+    down, how many boundaries lie below it, or -1 where one lies in it: the part grows with x, rounding included.
+    """
+
+    boundaries: Tensor
+    rows: Tensor
+    low: Tensor
+    factor: Tensor
+    guide: Tensor
+
+    @classmethod
+    def of(cls, boundaries: Tensor, low: Tensor, high: Tensor, rows: Tensor) -> "Coordinate":
+        parts = min(MOST_PARTS, 1 << (16 * len(boundaries)).bit_length())
+        factor = parts / (high - low)
+        inside = _part(boundaries, low, factor)
+        guide = torch.searchsorted(inside, torch.arange(parts + 2, device=low.device, dtype=torch.int32))
+        guide[inside] = -1
+        return cls(boundaries, rows, low, factor, guide)
+
+    def changes(self, x: Tensor) -> Tensor:
+        """(n,) -> (n, bytes)."""
+        found = self.guide.index_select(0, _part(x, self.low, self.factor))
+        open_ = (found < 0).nonzero()[:, 0]
+        found[open_] = torch.searchsorted(self.boundaries, x[open_], right=True)
+        return self.rows.index_select(0, found)
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The signs of a box of points: those of its lowest corner, packed in bytes, and the changes of each coordinate."""
+
+    coordinates: tuple[Coordinate | None, ...]  # None: no sign changes
+    corner: Tensor
+    repetitions: int
+
+    def read(self, x: Tensor) -> Tensor:
+        """Where the sign is positive: (n, d) -> (n, repetitions) bool."""
+        total = self.corner.expand(len(x), -1).clone()
+        for column, coordinate in zip(x.detach().mT.contiguous(), self.coordinates, strict=True):
+            if coordinate is not None:
+                total ^= coordinate.changes(column)
+        bits = total[..., None] & _places(x.device)
+        return bits.bool().flatten(1)[:, : self.repetitions]
+
+
+def _part(x: Tensor, low: Tensor, factor: Tensor) -> Tensor:
+    return x.sub(low).mul_(factor).to(torch.int32)
+
+
+def _floor(x: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
+    """The number of the bin; it never decreases in x, rounding included."""
+    return (x / widths).sub_(offsets).floor_()
+
+
+def _bins(x: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
+    return _floor(x, widths, offsets).to(torch.int64)
+
+
+def _least(low: Tensor, high: Tensor, number: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
+    """The least float whose bin is at least ``number``, above ``low`` and at most ``high``: by halving, one each."""
+    whole = {torch.float32: torch.int32, torch.float64: torch.int64}[low.dtype]
+
+    def turned(integers: Tensor) -> Tensor:
+        """A float's bits to integers in the same order, and back."""
+        return torch.where(integers < 0, integers ^ torch.iinfo(whole).max, integers)
+
+    below, above = turned(low.view(whole)), turned(high.view(whole))
+    for _ in range(torch.iinfo(whole).bits):
+        middle = (below >> 1) + (above >> 1) + (below & above & 1)
+        reached = _bins(turned(middle).view(low.dtype), widths, offsets) >= number
+        above, below = torch.where(reached, middle, above), torch.where(reached, below, middle)
+    return turned(above).view(low.dtype)
+
+
+def _places(device: torch.device) -> Tensor:
+    return torch.tensor([1 << i for i in range(BYTE)], dtype=torch.uint8, device=device)
+
+
+def _packed(bits: Tensor) -> Tensor:
+    """(repetitions,) bool -> (bytes,), the low bit first."""
+    wide = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[-1] % BYTE))
+    return (wide.unflatten(-1, (-1, BYTE)) * _places(bits.device)).sum(-1, dtype=torch.uint8)
