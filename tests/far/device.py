@@ -20,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 DEVICE = torch.device("cpu")  # until ``register``
@@ -189,6 +190,9 @@ def run(func, args, kwargs):
         if "out" in kwargs:
             return kwargs["out"]
         if func.overloadpacket.__name__.endswith("_"):
+            if torch.Tag.inplace_view in func.tags:
+                with no_dispatch():
+                    func(*args, **kwargs)  # the shape that it says
             return args[0]
         if func._schema.returns == []:
             return None
@@ -232,7 +236,7 @@ def register(fused):
     from torchdp.kernels import dispatch
 
     if fused:
-        dispatch.fuses = lambda device: torch.device(device).type == "far"
+        setattr(dispatch, "keyed" if hasattr(dispatch, "keyed") else "fuses", is_far)
     near = randomness._generator
     randomness._generator = lambda material, device: (
         generator(int.from_bytes(material[:8], "little", signed=True))
