@@ -1,10 +1,14 @@
 """One thread, unless OMP_NUM_THREADS says another number: the tests' tensors are small, and on busy cores more threads
-only wait for each other."""
+only wait for each other. And the same draws at every run: a test that passes passes again."""
 
+import hashlib
+import itertools
 import os
 
 import pytest
 import torch
+
+from torchdp.noise import process
 
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
 
@@ -15,3 +19,18 @@ def fixed_threads():
     torch.set_num_threads(int(THREADS))
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def repeated_draws(request, monkeypatch):
+    """The system's keys and torch's own generator follow from the test's name, other keys at each call and process."""
+    calls, (parent, forks) = itertools.count(), process()
+
+    def key(device="cpu"):
+        here, now = process()
+        place = "" if here == parent else f"{here} {now - forks}"
+        material = hashlib.sha256(f"{request.node.nodeid} {next(calls)} {place}".encode()).digest()
+        return torch.frombuffer(bytearray(material), dtype=torch.int32).to(device)
+
+    monkeypatch.setattr("torchdp.noise.system_key", key)
+    torch.manual_seed(int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little"))

@@ -48,6 +48,35 @@ class Workload:
         return reduce(torch.kron, self.factors)
 
 
+@dataclass(frozen=True)
+class RunningSums:
+    """Sums over all steps so far, W[t, j] = decay^(t - j) for j <= t: of up to millions of steps, never formed.
+
+    steps: at least 1; decay: in (0, 1], 1 for prefix sums; device: of the tensors made for it. Raises ValueError.
+    """
+
+    steps: int
+    decay: float = 1.0
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
+        object.__setattr__(self, "decay", checks.positive("decay", self.decay))
+        if self.decay > 1:
+            raise ValueError(f"decay must lie in (0, 1], not {self.decay!r}")
+        object.__setattr__(self, "device", checks.device("device", self.device))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(steps, steps)."""
+        return self.steps, self.steps
+
+    def dense(self) -> Tensor:
+        """W itself, (steps, steps) float64."""
+        age = _differences(self.steps, self.device)
+        return (self.decay ** age.clamp_min(0).double()).tril()
+
+
 def _side(k: int) -> int:
     """k, where a k x k matrix can be asked for. Raises ValueError."""
     k = checks.integer("k", k, 1)

@@ -14,7 +14,6 @@ from torchdp.kernels.dispatch import Kernel, cases
 __all__ = ["Stream", "block", "keystream", "system_key"]
 
 WORDS = 8  # of 64 bits, in one block
-KEYSTREAM = Kernel(__name__, "keystream", reference.keystream, cases.KEYSTREAM)
 LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
 
 
@@ -29,11 +28,20 @@ def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int 
     key: (8,) int32. first >= 0: the number of a block, below 2^63. group, stream: in [0, 2^32), the nonce. No two uses
     of a key may share a block: whoever sees one then knows the other. The reference's words by every path.
     """
+    if key.device.type == "cpu":
+        return _keystream(key, first, blocks, group, stream)
+    return KEYSTREAM(key.device, key, first, blocks, group, stream)
+
+
+def _keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
     if LIBRARY and key.device.type == "cpu":
         from torchdp.kernels.chacha import library
 
         return library.keystream(key, first, blocks, group, stream)
-    return KEYSTREAM(key.device, key, first, blocks, group, stream)
+    return reference.keystream(key, first, blocks, group, stream)
+
+
+KEYSTREAM = Kernel(__name__, "keystream", _keystream, cases.KEYSTREAM)
 
 
 class Stream:

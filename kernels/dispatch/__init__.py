@@ -36,6 +36,10 @@ def keyed(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda" or mode() == "fused"
 
 
+class LostDevice(RuntimeError):
+    """A kernel has killed the CUDA context: nothing on this device answers this process any more."""
+
+
 class Kernel:
     """An operation in two forms of the same arguments and result: ``plain``, and ``operation`` in ``package``.fused.
 
@@ -59,7 +63,7 @@ class Kernel:
         except torch.OutOfMemoryError:
             raise  # nobody's fault; the reference takes more
         except Exception as error:
-            fault = self._failed(device, error)
+            fault = self.failed(device, error)
             if mode() == "fused":
                 raise RuntimeError(self._refusal(device, fault)) from error
             result = self.plain(*arguments, **options)  # a mistake of the caller's raises here and says so
@@ -94,8 +98,19 @@ class Kernel:
                 _loaded[self.package] = module
         return getattr(_loaded[self.package], self.operation)
 
+    def tiles(self, device: torch.device) -> dict[str, int]:
+        """The sizes in force, of those that may be chosen."""
+        self.fused(device)
+        return {name: getattr(_loaded[self.package], name) for name in self.case.tiles}
+
+    def set_tiles(self, device: torch.device, tiles: dict[str, int]) -> None:
+        """For the whole package, in this process; while nothing else launches its kernels."""
+        self.fused(device)
+        for name, size in tiles.items():
+            setattr(_loaded[self.package], name, size)
+
     def trial(self, device: torch.device) -> str | None:
-        """What is wrong with the fused form here; None: it agrees. Raises RuntimeError where the device is lost."""
+        """What is wrong with the fused form here; None: it agrees. Raises LostDevice."""
         if device.type != "cuda" and not _interpreted():
             return "needs a CUDA device, or on a CPU TRITON_INTERPRET=1 from the start (Triton's interpreter)"
         try:
@@ -111,7 +126,7 @@ class Kernel:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            return self._failed(device, error)
+            return self.failed(device, error)
         return None if agrees else "does not agree with its reference"
 
     def result(self, form: Callable[..., Any], device: torch.device) -> torch.Tensor:
@@ -124,13 +139,13 @@ class Kernel:
         kept = verdicts.read(device).faults
         return kept[self.name] if self.name in kept else self.trial(device)
 
-    def _failed(self, device: torch.device, error: Exception) -> str:
-        """What failed, if the device lives on. Raises RuntimeError where it does not."""
+    def failed(self, device: torch.device, error: Exception) -> str:
+        """What failed, if the device lives on. Raises LostDevice."""
         if device.type == "cuda":
             try:
                 torch.cuda.synchronize(device)
             except Exception as lost:
-                raise RuntimeError(
+                raise LostDevice(
                     f"{self.name} has killed the CUDA context of {device} ({_said(lost)}): no result of this process "
                     f"on it can be had any more; start again with {VARIABLE}=reference, and run torchdp doctor"
                 ) from error

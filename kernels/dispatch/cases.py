@@ -164,6 +164,7 @@ POSITIVE = Case(
     2**20,
     2**13,
     slips=2,
+    tiles=ROUNDED.tiles,
 )
 
 
@@ -197,7 +198,14 @@ def _cells(device: torch.device, n: int) -> Call:
 INVERSION_SUMS = Case(
     _cells, lambda n: Work(words=VALUES * n), 100, 2**22, 2**15, tiles={"CELLS": (128, 256, 512, 1024)}
 )
-INVERSION = Case(_cells, lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n), 100, 2**20, 2**14)
+INVERSION = Case(
+    _cells,
+    lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n),
+    100,
+    2**20,
+    2**14,
+    tiles=INVERSION_SUMS.tiles,
+)
 
 
 def _tails(device: torch.device, n: int) -> Call:
@@ -213,7 +221,15 @@ def _half_lines(device: torch.device, n: int) -> Call:
     return (KEY, n, 1.5), {"first": 0, "stream": 0, "device": device}
 
 
-HALF_LINES = Case(_half_lines, lambda n: Work(bytes=8 * n, words=2 * n), 1000, 2**26, 2**19, tolerance=1e-12)
+HALF_LINES = Case(
+    _half_lines,
+    lambda n: Work(bytes=8 * n, words=2 * n),
+    1000,
+    2**26,
+    2**19,
+    tolerance=1e-12,
+    tiles=ABOVE.tiles,
+)
 
 
 def _normals(device: torch.device, n: int) -> Call:

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from torchdp.cli.examine import products
 from torchdp.kernels import dispatch, response_counts, secure_sketch
 from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.dispatch.every import KERNELS
@@ -64,6 +65,18 @@ def test_tiles_are_constants_of_the_package_and_hold_what_it_is_written_with(dev
     module = pytest.importorskip(each.package + ".fused")
     for name, sizes in each.case.tiles.items():
         assert getattr(module, name) in sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
+def test_every_size_that_may_be_chosen_gives_the_same_result(device, each):
+    start = each.tiles(device)
+    try:
+        for tiles in products(each):
+            each.set_tiles(device, tiles)
+            assert each.trial(device) is None, tiles
+    finally:
+        each.set_tiles(device, start)
 
 
 def test_a_value_of_the_variable_that_is_none(monkeypatch):
@@ -194,7 +207,7 @@ def test_a_dead_context_is_not_hidden(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     made = kernel(broken, monkeypatch)
     with pytest.raises(RuntimeError, match=r"killed the CUDA context of cuda:0 .*TORCHDP_KERNELS=reference"):
-        made._failed(torch.device("cuda:0"), RuntimeError("launch"))
+        made.failed(torch.device("cuda:0"), RuntimeError("launch"))
 
 
 def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(device, auto, monkeypatch):

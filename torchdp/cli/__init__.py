@@ -1,4 +1,4 @@
-"""The command line: ``torchdp estimate`` and ``torchdp sweep``. Bad input: one line on stderr, exit code 2."""
+"""The command line: ``torchdp estimate``, ``sweep`` and ``doctor``. Bad input: one line on stderr, exit code 2."""
 
 import argparse
 import sys
@@ -14,6 +14,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
+    _doctor(commands)
     return top
 
 
@@ -87,12 +88,31 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
 
 
+def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, and which kernels run on this machine, how fast, and why not",
+        description="Tries every kernel against its reference and times it beside measured ceilings. On a GPU it also "
+        "chooses tile sizes and keeps its verdicts for later processes; one that fails is switched off there.",
+    )
+    doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
+    doctor.add_argument(
+        "--interpret",
+        action="store_true",
+        help="try the fused kernels on the CPU, in Triton's interpreter; no times",
+    )
+    doctor.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels, such as chacha.keystream")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
         if options.command == "estimate":
             from torchdp.cli.estimate import estimate as command
+        elif options.command == "doctor":
+            from torchdp.cli.doctor import doctor as command
         else:
             from torchdp.cli.sweep import sweep as command
         return command(options)

@@ -12,6 +12,7 @@
 |---|---|
 | W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
+| running sums of millions of steps, never formed | :func:`factorize` of ``workloads.RunningSums`` |
 | users who come back in every epoch | :func:`factorize_epochs` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
@@ -74,6 +75,7 @@ from torchdp.factorization.structure.constructive import (
     square_root,
 )
 from torchdp.factorization.structure.product import factorize_product
+from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
     "ApproximateFactorization",
@@ -81,6 +83,7 @@ __all__ = [
     "EpochFactorization",
     "Factorization",
     "Relaxation",
+    "RunningFactorization",
     "SignatureRelaxation",
     "additive_noise_bound",
     "approximate",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from torchdp.factorization.certificates.certificate import (
 from torchdp.factorization.solvers.fixed_point import Solution, attempts, power_norm
 from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
 from torchdp.factorization.structure import combine
+from torchdp.factorization.structure.running import RunningFactorization, factorize_running
 from torchdp.factorization.structure.signature import Root, root, signature
-from torchdp.workloads import Workload
+from torchdp.workloads import RunningSums, Workload
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,41 @@ class SignatureFactorization:
         return self.right.mT * self.signature
 
 
+@overload
+def factorize(
+    W: RunningSums, p: float = ..., shift: bool = ..., tol: float = ..., *, max_iterations: int = ...
+) -> RunningFactorization: ...
+
+
+@overload
 def factorize(
     W: Tensor | Workload,
+    p: float = ...,
+    shift: bool = ...,
+    tol: float = ...,
+    *,
+    error_weights: Tensor | None = ...,
+    max_iterations: int = ...,
+) -> Factorization: ...
+
+
+def factorize(
+    W: Tensor | Workload | RunningSums,
     p: float = math.inf,
     shift: bool = False,
     tol: float = 1e-3,
     *,
     error_weights: Tensor | None = None,
     max_iterations: int = 10_000,
-) -> Factorization:
+) -> Factorization | RunningFactorization:
     """The factorization W = L R (or W - v 1^T = L R, v free, with ``shift``) of least norm, with its certificate.
 
     Minimises (sum_i (w_i ||L_i||)^p)^{1/p} * max_j ||R_j||, w = ``error_weights`` or 1. p = inf is gamma_2 (the
     worst query), p = 2 the root of the summed squared errors, sqrt(m) times gamma_F.
 
-    W: (*batch, m, n), real, or a :class:`Workload`; a Kronecker product is factored factor by factor, but whole with
+    W: (*batch, m, n), real, or a :class:`Workload`, or :class:`RunningSums`, which are never formed: in memory for a
+    few vectors, with neither ``shift`` nor ``error_weights``, as a :class:`RunningFactorization`.
+    A Kronecker product is factored factor by factor, but whole with
     ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the workload).
     p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, what an error
     in query i counts (1 / target_i: errors relative to their targets); with them the certificate is of the weighted
@@ -95,6 +117,14 @@ def factorize(
     """
     if not isinstance(shift, bool):
         raise TypeError(f"shift must be True or False, not {shift!r}")
+    if isinstance(W, RunningSums):
+        if shift or error_weights is not None:
+            raise ValueError("shift and error_weights need the matrix itself: pass RunningSums(...).dense()")
+        running = factorize_running(W, p, tol, max_iterations)
+        warn_where_open(
+            running.certificate, tol, torch.tensor(1.0), torch.float64, running.iterations, max_iterations
+        )
+        return running
     matrices = matrices_of(W)
     if shift or error_weights is not None:  # neither norm is multiplicative
         matrices = [reduce(torch.kron, matrices)]

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import dual_weights
 from torchdp.factorization.factorize import factorize
+from torchdp.workloads import RunningSums
 
 
 def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bool = False) -> Tensor:
@@ -34,7 +35,7 @@ def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bo
     return (U - U.sum(-1, keepdim=True) * P if shift else U).to(W.dtype)
 
 
-def gamma(W: Tensor, p: float = math.inf, shift: bool = False, *, tol: float = 1e-6) -> Tensor:
+def gamma(W: Tensor | RunningSums, p: float = math.inf, shift: bool = False, *, tol: float = 1e-6) -> Tensor:
     """gamma_(p)(W), or min_v gamma_(p)(W + v 1^T) with ``shift``, differentiable in W; p = inf is gamma_2.
 
     Returns the certified lower bound, within ``tol`` (relative) of the norm, of shape (*batch). Its gradient is the
@@ -43,19 +44,21 @@ def gamma(W: Tensor, p: float = math.inf, shift: bool = False, *, tol: float = 1
 
     For the weighted norm of :func:`factorize`: gamma(error_weights[:, None] * W).
 
-    W: (*batch, m, n), real. Warns and raises like :func:`factorize`.
+    W: (*batch, m, n), real, or :class:`RunningSums`, without a gradient. Warns and raises like :func:`factorize`.
     Guarantees: the value is a lower bound on the norm; gamma(W') >= <W', U> up to ``tol`` for every W'.
     Source: the envelope theorem on the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
+    if isinstance(W, RunningSums):
+        return factorize(W, p, shift, tol).certificate.lower
     return _Gamma.apply(checks.matrix("W", W), p, shift, tol)
 
 
-def gamma2(W: Tensor, *, tol: float = 1e-6) -> Tensor:
+def gamma2(W: Tensor | RunningSums, *, tol: float = 1e-6) -> Tensor:
     """gamma_2(W) = :func:`gamma` (W, inf), differentiable: a loss for training factorized queries."""
     return gamma(W, tol=tol)
 
 
-def gamma_F(W: Tensor, *, tol: float = 1e-6) -> Tensor:
+def gamma_F(W: Tensor | RunningSums, *, tol: float = 1e-6) -> Tensor:
     """gamma_F(W) = :func:`gamma` (W, 2) / sqrt(m), differentiable: the root mean squared error of the m queries.
 
     min ||L||_F max_j ||R_j|| / sqrt(m) over W = L R, so gamma_F <= gamma_2. Nikolov and Tang's norms, Gamma_p, are not

@@ -1,0 +1,114 @@
+"""Certified bounds for running sums of any number of steps, in time and memory for a few vectors."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent, scaled_weights
+from torchdp.factorization.structure.path import variances
+from torchdp.memory import NUMBERS_AT_ONCE
+from torchdp.workloads import RunningSums
+
+AT_ONCE = min(2**16, NUMBERS_AT_ONCE)  # numbers: what a near cache holds
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """sigma = lambda^{-1/2} as a positive sum: sum_k shares_k / (lambda + levels_k) + white.
+
+    The trapezoidal rule of (2 / pi) integral e^u / (lambda + e^{2u}) du at spacing h, whole: below the first node
+    e^{2u} counts as 0 (one share at level 0), above the last lambda does (white). So it is at least
+    (1 - loss) lambda^{-1/2} for every lambda > 0, loss = 4.1 e^{-pi^2 / h}, and above (1 + loss) lambda^{-1/2} by at
+    most low / lambda^2 + high lambda.
+    Source: Poisson's summation formula; the Fourier transform of 1 / cosh is 1 / cosh.
+    """
+
+    levels: Tensor
+    shares: Tensor
+    white: float
+    loss: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, least: float, most: float, loss: float, device: torch.device | str) -> "Quadrature":
+        """For the lambda in [least, most], with the excess at both ends about ``loss``, too."""
+        h = math.pi**2 / math.log(4.1 / loss)
+        margin = -math.log(loss) / 3
+        first = math.floor((0.5 * math.log(least) - margin) / h)
+        last = math.ceil((0.5 * math.log(most) + margin) / h)
+        u = h * torch.arange(first, last + 1, dtype=torch.float64, device=device)
+        scale, beyond = 2 * h / math.pi, -math.expm1(-h)
+        below, above = (first - 1) * h, -(last + 1) * h
+        return cls(
+            torch.cat([u.new_zeros(1), (2 * u).exp()]),
+            scale * torch.cat([u.new_tensor([math.exp(below) / beyond]), u.exp()]),
+            scale * math.exp(above) / beyond,
+            loss,
+            scale * math.exp(3 * below) / -math.expm1(-3 * h),
+            scale * math.exp(3 * above) / -math.expm1(-3 * h),
+        )
+
+
+def quadrature(W: RunningSums, rows: Tensor, columns: Tensor, loss: float) -> Quadrature:
+    """A rule for the spectrum of (M M^T)^{-1}, M = diag(rows)^{1/2} W diag(columns)^{1/2}, weights of sum 1."""
+    return Quadrature.of(1.0, float(_inverse_diagonal(W, rows, columns).max()), loss, W.device)
+
+
+def row_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
+    """The diagonal of (M M^T)^{1/2} by the rule, divided by ``rows``: squared row norms of the left factor, (n,).
+
+    (M M^T)^{-1} + level is the precision of the path with variances ``columns``, seen with precision level rows, in the
+    unit rows^{1/2}.
+    """
+    found = rule.white / rows
+    for level, share in zip(
+        *(x.split(max(1, AT_ONCE // W.steps)) for x in (rule.levels, rule.shares)), strict=True
+    ):
+        found = found + share @ variances(columns, level[:, None] * rows, W.decay)
+    return found
+
+
+def column_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
+    """The diagonal of (M^T M)^{1/2} by the rule, divided by ``columns``: W^T is W with both orders reversed."""
+    return row_numbers(W, columns.flip(0), rows.flip(0), rule).flip(0)
+
+
+def certify_running(
+    W: RunningSums, row_weights: Tensor, column_weights: Tensor, p: float, rule: Quadrature
+) -> tuple[Certificate, Tensor, float]:
+    """Bounds on gamma_(p)(W); the squared row norms of the left factor, (n,); the right one's largest column norm.
+
+    With M = diag(c)^{1/2} W diag(P)^{1/2}, ||c||_1 = ||P||_1 = 1, and f(lambda) the rule for lambda^{-1/2}:
+    lower = (tr f((M M^T)^{-1}) - excess) / (1 + loss) ||c||_q^{-1/2} <= the trace norm of M, q = p / (p - 2), and
+    upper is that of the factors with L L^T = diag(c)^{-1/2} f((M M^T)^{-1}) diag(c)^{-1/2} and R = L^{-1} W: L's row
+    norms are known, and R^T R <= diag(P)^{-1/2} f((M^T M)^{-1}) diag(P)^{-1/2} / (1 - loss)^2 since
+    f >= (1 - loss) lambda^{-1/2} on both sides. Weights: (n,), positive.
+    rounding = 8 eps (n + 64 levels + nodes) upper.
+
+    Guarantees: lower <= gamma_(p)(W) <= upper, for any positive weights.
+    Source: weak duality, as in :func:`certify`; :class:`Quadrature`; :func:`path.eliminate` for the rounding.
+    """
+    p = check_exponent(p)
+    c, P = (x.double() / x.double().sum() for x in (row_weights, column_weights))
+    a = row_numbers(W, c, P, rule)
+    symmetric = torch.equal(c, P.flip(0))
+    b = a.flip(0) if symmetric else column_numbers(W, c, P, rule)
+    size = float((c * variances(P, torch.zeros_like(c)[None], W.decay)[0]).sum())  # ||M||_F^2
+    excess = rule.low * size**2 + rule.high * float(_inverse_diagonal(W, c, P).sum())
+    order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    scale = (scaled_weights(c, order).sum() / c.sum()).sqrt()
+    lower = scale * ((c * a).sum() - excess).clamp_min(0) / (1 + rule.loss)
+    sensitivity = b.max().sqrt() / (1 - rule.loss)
+    upper = torch.linalg.vector_norm(a.sqrt(), ord=p) * sensitivity
+    levels = 64 * W.steps.bit_length() + len(rule.levels)
+    certificate = Certificate(upper, lower, torch.zeros_like(upper), rounding=allowance(upper, W.steps + levels))
+    return certificate, a, float(sensitivity)
+
+
+def _inverse_diagonal(W: RunningSums, rows: Tensor, columns: Tensor) -> Tensor:
+    """The diagonal of (M M^T)^{-1}, (n,)."""
+    inverse = 1 / columns
+    return (inverse + W.decay**2 * torch.nn.functional.pad(inverse[1:], (0, 1))) / rows

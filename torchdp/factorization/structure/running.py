@@ -1,0 +1,135 @@
+"""factorize for running sums of up to millions of steps: weights and a few numbers, never a matrix."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.certificates.certificate import Certificate, check_exponent
+from torchdp.factorization.certificates.running_certificate import (
+    Quadrature,
+    certify_running,
+    column_numbers,
+    quadrature,
+    row_numbers,
+)
+from torchdp.factorization.structure.path import draw
+from torchdp.noise import Noise, source
+from torchdp.workloads import RunningSums
+
+POWER = 1.8  # of the multiplicative update, in (0, 2)
+COARSEST, RATIO = 256, 8  # steps of the first problem; how much larger the next one is
+ROUGH, COARSE_GAP = (
+    1e-3,
+    1e-4,
+)  # loss of the rule while weights are looked for; gap of the smaller problems, at most
+LAST = 6  # certificates, each by a rule twice as fine, before an open gap is reported
+
+
+@dataclass(frozen=True)
+class RunningFactorization:
+    """W = L R for running sums W, as weights and a rule: L L^T = diag(c)^{-1/2} f((M M^T)^{-1}) diag(c)^{-1/2}.
+
+    M = diag(c)^{1/2} W diag(P)^{1/2}; f is a sum of len(rule.levels) resolvents, so that the noise L Z is a sum of as
+    many Gaussian paths. row_weights c, column_weights P: (steps,), the dual weights behind ``certificate.lower``.
+    row_norms: L's, (steps,), the standard errors of the sums for noise of standard deviation 1; sensitivity: no column
+    of R = L^{-1} W is longer. The certificate is of gamma_(p) for the p that was asked for.
+    """
+
+    workload: RunningSums
+    row_weights: Tensor
+    column_weights: Tensor
+    rule: Quadrature
+    row_norms: Tensor
+    sensitivity: float
+    certificate: Certificate
+    iterations: int
+
+    def correlated_noise(self, size: int = 1, *, noise: Noise | None = None) -> Tensor:
+        """L Z, Z of standard normal entries: the noise of all sums, (steps, size); ``size`` independent columns.
+
+        Where each user enters one step with a part of norm at most 1 and noise is multiplied by sigma sensitivity, the
+        noisy sums of all steps are as private as one Gaussian of standard deviation sigma.
+        In time for len(rule.levels) times as many normals, and memory for a few. noise: from the system for None.
+        Guarantees: its covariance is L L^T, in each column.
+        Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1.
+        """
+        size, draws = checks.integer("size", size, 1), source(noise, self.row_weights.device)
+        c, P, decay = self.row_weights, self.column_weights, self.workload.decay
+        total = (self.rule.white / c).sqrt()[:, None] * draws.normal((len(c), size))
+        for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
+            total += share.sqrt() * draw(P, level * c, decay, size, draws)
+        return total
+
+
+def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int) -> RunningFactorization:
+    """The factorization of least gamma_(p) norm; see :func:`factorize`, which calls it and warns where it is open."""
+    p, tol = check_exponent(p), checks.positive("tol", tol)
+    max_iterations = checks.integer("max_iterations", max_iterations, 1)
+    sizes = [W.steps]
+    while sizes[-1] > COARSEST:
+        sizes.append(max(sizes[-1] // RATIO, COARSEST // RATIO))
+    P, iterations = _start(sizes[-1], W.device), 0
+    c = P if p > 2 else torch.full_like(P, 1 / len(P))
+    for steps in reversed(sizes[1:]):
+        decay = W.decay ** (W.steps / steps)
+        c, P, used, _ = _iterate(RunningSums(steps, decay, W.device), c, P, p, min(COARSE_GAP, tol / 4), 40)
+        above = sizes[sizes.index(steps) - 1]
+        c, P = _stretched(c, above), _stretched(P, above)
+    within, loss = 0.7 * tol, min(tol / 16, 1e-3)
+    for _ in range(LAST):
+        c, P, used, gap = _iterate(W, c, P, p, within, max_iterations - iterations)
+        iterations += used
+        rule = quadrature(W, c, P, loss)
+        certificate, a, sensitivity = certify_running(W, c, P, p, rule)
+        if bool(certificate.closed(tol)) or iterations >= max_iterations:
+            break
+        within, loss = min(within, gap) / 2, max(loss / 4, 1e-15)
+    return RunningFactorization(W, c, P, rule, a.sqrt(), sensitivity, certificate, iterations)
+
+
+def _iterate(
+    W: RunningSums, c: Tensor, P: Tensor, p: float, within: float, most: int
+) -> tuple[Tensor, Tensor, int, float]:
+    """Multiplicative updates until the gap, as the rough rule sees it, is ``within``: c, P, how many, the gap."""
+    gap, reverse = math.inf, p == math.inf  # gamma_2: c is P reversed
+    loss = min(ROUGH, within / 4)
+    for iteration in range(max(most, 0) + 1):
+        rule = quadrature(W, c, P, loss)
+        b = column_numbers(W, c, P, rule)
+        a = b.flip(0) if reverse else row_numbers(W, c, P, rule) if p > 2 else None
+        trace = (P * b).sum()
+        height = trace * W.steps if a is None else torch.linalg.vector_norm(a, ord=p / 2)
+        q = 1.0 if reverse else math.inf if p == 2 else p / (p - 2)
+        gap = float((height * b.max()).sqrt() / trace * torch.linalg.vector_norm(c, ord=q).sqrt()) - 1
+        if gap <= within or iteration == most:
+            return c, P, iteration, gap
+        P = _simplex(P * (b / trace) ** POWER)
+        if reverse:
+            c = P.flip(0)
+        elif a is not None:
+            c = _simplex((c * a) ** (1 / q))
+    return c, P, 0, gap
+
+
+def _simplex(weights: Tensor) -> Tensor:
+    return weights / weights.sum()
+
+
+def _start(steps: int, device: torch.device | str) -> Tensor:
+    """1 / sqrt(x (1 - x)), near the optimum of prefix sums but for the ends."""
+    x = (torch.arange(steps, dtype=torch.float64, device=device) + 0.5) / steps
+    return _simplex((x * (1 - x)).rsqrt())
+
+
+def _stretched(weights: Tensor, steps: int) -> Tensor:
+    """The weights' density on more steps: log density linear in logit((j + 1/2) / steps), also beyond the ends."""
+    n, device = len(weights), weights.device
+    x, y = (((torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k).logit() for k in (n, steps))
+    density = weights.log()
+    right = torch.searchsorted(x, y).clamp(1, n - 1)
+    slope = (density[right] - density[right - 1]) / (x[right] - x[right - 1])
+    values = density[right] + slope * (y - x[right])
+    return _simplex((values - values.max()).exp())
