@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 import device
@@ -57,13 +58,10 @@ def same(title, there, here, tolerance=1e-6):
     for (name, one), (_, two) in zip(tensors(there, title), tensors(here, title), strict=True):
         if one.device.type != "far":
             raise AssertionError(f"{name} is on the CPU")
-        one, two = one.cpu(), two
-        if one.is_floating_point():
-            torch.testing.assert_close(
-                one, two, rtol=tolerance, atol=1e-9, equal_nan=True, msg=lambda m: f"{name}: {m}"
-            )
-        else:
-            torch.testing.assert_close(one, two, msg=lambda m: f"{name}: {m}")
+        exact = {} if one.is_floating_point() else {"rtol": 0, "atol": 0}
+        says = partial("{}: {}".format, name)
+        near = {"rtol": tolerance, "atol": 1e-9} | exact
+        torch.testing.assert_close(one.cpu(), two, equal_nan=True, msg=says, **near)
 
 
 def checks(entry):
@@ -145,8 +143,8 @@ if __name__ == "__main__":
                 lines = trace.strip().splitlines()
                 if "-v" in sys.argv:
                     print(trace)
-                where = [l.strip() for l in lines if "/torchdp/" in l or "/kernels/" in l]
-                print(
-                    f"{name}: {part}: {lines[-1][:300]}\n      {' <- '.join(w.split('torchdp/')[-1] for w in where[::-1][:3])}"
-                )
+                where = [
+                    each.split("torchdp/")[-1] for each in lines if "/torchdp/" in each or "/kernels/" in each
+                ]
+                print(f"{name}: {part}: {lines[-1][:300]}\n      {' <- '.join(where[:-4:-1])}")
         print(len(found), "entries", sum(map(bool, found.values())), "wrong")

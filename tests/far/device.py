@@ -19,8 +19,8 @@ from typing import ClassVar
 
 import torch
 from torch.utils import backend_registration
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 DEVICE = torch.device("cpu")  # until ``register``
