@@ -138,7 +138,7 @@ def refuse_mixing(func, flat, far, target):
         raise RuntimeError(f"Expected all tensors to be on the same device: {func} writes far:0 into cpu")
 
 
-def count(func, flat, far, target, out):
+def count(func, flat, target, out, waits_not):
     name = func.overloadpacket.__name__
     if func is aten._to_copy.default or func is aten.copy_.default:
         other = flat[1] if func is aten.copy_.default else None
@@ -146,6 +146,8 @@ def count(func, flat, far, target, out):
             crossing = isinstance(out, torch.Tensor) and isinstance(flat[0], Far) != target
         else:
             crossing = isinstance(flat[0], Far) != isinstance(other, Far)
+        if crossing and waits_not and any(hasattr(t, "said_to_be_pinned") for t in flat):
+            return COUNTS.launch("copy between devices, not waited for")
         if crossing:
             return COUNTS.sync("copy between devices")
         return COUNTS.launch(name)
@@ -175,7 +177,11 @@ def run(func, args, kwargs):
     if not far and not target:
         if any(isinstance(t, torch.Generator) and there(t) for t in tensors):
             raise RuntimeError(f"Expected a generator of the tensors' device: {func}")
-        return func(*args, **kwargs)
+        if not kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        out = func(*args, **{**kwargs, "pin_memory": False})
+        out.said_to_be_pinned = True
+        return out
     refuse_mixing(func, tensors, far, target)
     inner = dict(kwargs)
     if target:
@@ -183,7 +189,8 @@ def run(func, args, kwargs):
     a, k = tree_map_only(Far, lambda t: t.inner, (args, inner))
     out = func(*a, **k)
     to_far = target or (bool(far) and device is None)
-    count(func, tensors or [None], far, target if device is not None else isinstance(tensors[0], Far), out)
+    waits_not = kwargs.get("non_blocking") or (func is aten.copy_.default and len(args) > 2 and args[2])
+    count(func, tensors or [None], target if device is not None else isinstance(tensors[0], Far), out, waits_not)
     if func._schema.is_mutable:
         if func is aten.copy_.default:
             return args[0]
