@@ -92,7 +92,7 @@ UNARY_COUNTS = Case(
     300,
     2**22,
     2**14,
-    tiles={"USERS": (64, 128, 256)},
+    tiles={"USERS": (32, 64, 128)},
 )
 
 

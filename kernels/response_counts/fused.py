@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchdp.kernels.philox.fused import word64, words
 
-PAIRS = 1024  # of users in one step of a program
+PAIRS = 512  # of users in one step of a program
 PROGRAMS = 2048  # at most; each takes many steps
 MOST_BINS = 1024  # up to here a program counts by itself, beyond it adds to memory
 CELLS = 2**16  # counters in memory, so that users who report the same value seldom meet

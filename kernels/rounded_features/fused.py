@@ -4,14 +4,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchdp.kernels.philox.fused import words
 
 LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
 SURE = tl.constexpr(2**31 - 1)  # stands for the level 2^31 of a sure bit, which is no int32; others are below
 KINDS = tl.constexpr(16)  # classes that one small matrix product counts at once
-BLOCK_N, BLOCK_I, BLOCK_D = 128, 128, 32
-OPTIONS = {"num_warps": 8, "num_stages": 3}
+# three products of the parts of float32 numbers; AMD's matrix units multiply float32 numbers themselves
+PRECISION = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
+LONGEST = 2**23  # steps between users, so that offsets within a tile fit 32 bits
+BLOCK_N, BLOCK_I, BLOCK_D = 64, 128, 32
+OPTIONS = {"num_warps": 8, "num_stages": 2}
 
 
 @triton.jit
@@ -33,26 +37,33 @@ def cosine(t):
 
 
 @triton.jit
-def projection(x, frequencies, user, column, n, d, features, x_row, x_column, BLOCK_D: tl.constexpr):
+def projection(
+    x,
+    frequencies,
+    users,
+    columns,
+    d,
+    x_row,
+    wave_row,
+    BLOCK_N: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """<w_i, x_u> in turns, reduced: (columns, users); 0 where it is no number, as infinity less its floor is none.
 
-    tf32x3: three products of the parts of float32 numbers.
+    x, frequencies: of the tile's first user and column; users, columns: how many there are. Offsets within a tile are
+    of 32 bits. A frequency's row has wave_row numbers, zeros after the d-th.
     """
-    total = tl.zeros((column.shape[0], user.shape[0]), tl.float32)
-    depth = tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_I, BLOCK_N), tl.float32)
+    row, column, depth = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_D)
     for start in range(0, d, BLOCK_D):
         k = start + depth
         w = tl.load(
-            frequencies + column[:, None] * d + k[None, :],
-            mask=(column < features)[:, None] & (k < d)[None, :],
-            other=0.0,
+            frequencies + (column[:, None] * wave_row + k[None, :]), mask=(column < columns)[:, None], other=0.0
         )
-        part = tl.load(
-            x + user[None, :] * x_row + k[:, None].to(tl.int64) * x_column,
-            mask=(user < n)[None, :] & (k < d)[:, None],
-            other=0.0,
-        )
-        total = tl.dot(w, part, total, input_precision="tf32x3")
+        here = (row < users)[None, :] & (k < d)[:, None]
+        part = tl.load(x + (row[None, :] * x_row + k[:, None]), mask=here, other=0.0)
+        total = tl.dot(w, part, total, input_precision=PRECISION)
     turns = nearest(total)
     return tl.where(turns == turns, turns, 0.0)
 
@@ -97,17 +108,22 @@ def rounded_kernel(
     features,
     classes,
     x_row,
-    x_column,
+    wave_row,
     label_step,
     BLOCK_N: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     across = tl.cdiv(features, BLOCK_I)  # programs that share users follow one another
-    user = (tl.program_id(0) // across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    block = tl.program_id(0) % across
-    column = block.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
-    turns = projection(x, frequencies, user, column, n, d, features, x_row, x_column, BLOCK_D)
+    block, top = tl.program_id(0) % across, (tl.program_id(0) // across).to(tl.int64) * BLOCK_N
+    left, users, columns = (
+        block.to(tl.int64) * BLOCK_I,
+        tl.minimum(n - top, BLOCK_N).to(tl.int32),
+        features - block * BLOCK_I,
+    )
+    x, frequencies = x + top * x_row, frequencies + left * wave_row
+    turns = projection(x, frequencies, users, columns, d, x_row, wave_row, BLOCK_N, BLOCK_I, BLOCK_D)
+    user, column = top + tl.arange(0, BLOCK_N), left + tl.arange(0, BLOCK_I)
     label = tl.load(labels + user * label_step, mask=user < n, other=-1)
     width = features.to(tl.int64) * waves
     for wave in range(0, waves):
@@ -135,17 +151,22 @@ def positive_kernel(
     features,
     classes,
     x_row,
-    x_column,
+    wave_row,
     label_step,
     BLOCK_N: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     across = tl.cdiv(features, BLOCK_I)
-    user = (tl.program_id(0) // across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    block = tl.program_id(0) % across
-    column = block.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
-    turns = projection(x, frequencies, user, column, n, d, features, x_row, x_column, BLOCK_D)
+    block, top = tl.program_id(0) % across, (tl.program_id(0) // across).to(tl.int64) * BLOCK_N
+    left, users, columns = (
+        block.to(tl.int64) * BLOCK_I,
+        tl.minimum(n - top, BLOCK_N).to(tl.int32),
+        features - block * BLOCK_I,
+    )
+    x, frequencies = x + top * x_row, frequencies + left * wave_row
+    turns = projection(x, frequencies, users, columns, d, x_row, wave_row, BLOCK_N, BLOCK_I, BLOCK_D)
+    user, column = top + tl.arange(0, BLOCK_N), left + tl.arange(0, BLOCK_I)
     label = tl.load(labels + user * label_step, mask=user < n, other=-1)
     for wave in range(0, waves):
         phase = tl.load(phases + wave * features + column, mask=column < features, other=0.0)
@@ -182,13 +203,13 @@ def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tens
 
 
 def _arguments(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> tuple:
-    tensors = (
-        x,
-        frequencies.mT.contiguous(),
-        phases.contiguous(),
-        labels,
-    )  # frequencies in rows, as tf32 wants them
-    return (*tensors, len(phases), *x.shape, phases.shape[1], classes, *x.stride(), labels.stride(0))
+    if x.shape[1] > LONGEST:
+        raise ValueError(f"x must have at most {LONGEST} columns, not {x.shape[1]}")
+    if x.stride(1) != 1 or x.stride(0) > LONGEST:
+        x = x.contiguous()
+    rows = pad(frequencies.mT, (0, -len(frequencies) % BLOCK_D)).contiguous()  # in rows, as tf32 wants them
+    tensors, steps = (x, rows, phases.contiguous(), labels), (x.stride(0), rows.stride(0), labels.stride(0))
+    return (*tensors, len(phases), *x.shape, phases.shape[1], classes, *steps)
 
 
 def _launch(kernel: triton.JITFunction, x: Tensor, frequencies: Tensor, arguments: tuple) -> None:

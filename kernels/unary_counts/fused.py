@@ -10,7 +10,7 @@ from torchdp.kernels.unary_counts.reference import LANES, ratio
 
 WORDS = 64  # in one step of a program of one warp: a few, so that the last tie is soon broken
 PROGRAMS = 2**14  # about; each takes many steps
-USERS = 128  # in one step of a program that puts own bits right
+USERS = 32  # in one step of a program that puts own bits right
 CELLS = 2**16  # counters in memory, so that users who hold the same value seldom meet
 
 

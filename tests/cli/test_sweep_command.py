@@ -1,12 +1,12 @@
 """``torchdp sweep``: measures, resumes, draws; refuses what it cannot run."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
 
 from torchdp import cli
+from torchdp.simulate.store import load
 
 SCRIPT = str(Path(__file__).parents[2] / "experiments" / "pairwise" / "error_vs_n.py")
 TOY = """
@@ -81,7 +81,7 @@ def test_resumes_with_more_trials(toy, tmp_path):
     first = store.read_text()
     run(toy, "--out", tmp_path, "--trials", 120)
     assert store.read_text().startswith(first)
-    assert len(store.read_text().splitlines()) == 9  # three blocks each, of which one was there
+    assert store.read_text().count('"kind":"block"') == 9  # three blocks each, of which one was there
     run(toy, "--out", tmp_path / "fresh", "--trials", 120)
     with (tmp_path / "results.csv").open() as one, (tmp_path / "fresh" / "results.csv").open() as two:
         for a, b in zip(csv.DictReader(one), csv.DictReader(two), strict=True):
@@ -103,7 +103,7 @@ def test_draws_only_the_grid_that_was_asked_for(toy, tmp_path):
 
 def test_target_stops_earlier(toy, tmp_path):
     run(toy, "--out", tmp_path, "--trials", 4000, "--target-relative-ci", 0.3)
-    counts = [json.loads(line)["block"] for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    counts = [record.block for run in load(tmp_path / "results.jsonl").runs.values() for record in run.values()]
     assert 0 < max(counts) < 99
 
 
@@ -154,6 +154,8 @@ def test_bad_scripts(text, words, tmp_path, capsys):
         (["--target-relative-ci", "nan"], "target_relative_ci"),
         (["--device", "abacus"], "--device must be a device of this machine"),
         (["--time-limit", "3"], "devices="),
+        (["--shard", "4/4"], "--shard must be I/N"),
+        (["--shard", "env"], "--shard env found none of SLURM_ARRAY_TASK_ID"),
         (["--retries", "-1"], "retries must be an integer"),
         (["--cluster", "local:0"], "needs a number of workers, such as local:4"),
         (["--cluster", "abacus://there"], "--cluster must be local:N or"),
@@ -216,3 +218,22 @@ def test_what_figures_need_is_looked_for_before_the_work(toy, tmp_path, capsys):
     assert "a_package_that_nobody_has" in said and "--measure-only" in said and not (tmp_path / "out").exists()
     run(toy, "--out", tmp_path, "--measure-only")
     assert len(table(tmp_path)) == 3 and not (tmp_path / "drawn.txt").exists()
+
+
+def test_shards_and_their_merge(toy, tmp_path, monkeypatch, capsys):
+    run(toy, "--out", tmp_path / "whole", "--trials", 60)
+    run(toy, "--out", tmp_path / "a", "--trials", 60, "--shard", "0/2")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "3")
+    run(toy, "--out", tmp_path / "b", "--trials", 60, "--shard", "env")
+    stores = [str(tmp_path / name / "results.jsonl") for name in ("c", "a", "b")]
+    assert cli.main(["merge", *stores]) == 0 and "new blocks in" in capsys.readouterr().out
+    run(toy, "--out", tmp_path / "c", "--trials", 60)
+    whole, merged = (
+        [{**row, "seconds": ""} for row in csv.DictReader((tmp_path / name / "results.csv").open())]
+        for name in ("whole", "c")
+    )
+    assert whole == merged
+    assert cli.main(["merge", stores[0], str(tmp_path / "absent")]) == 2
+    assert "absent" in capsys.readouterr().err

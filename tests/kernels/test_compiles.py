@@ -48,9 +48,11 @@ SIGNATURES: list[tuple[str, str, dict[str, str], dict[str, object]]] = [
             {
                 **{"out": "*i64", "x": "*fp32", "frequencies": "*fp32", "phases": "*fp32", "labels": "*i64"},
                 **drawn,
-                **dict.fromkeys(("waves", "n", "d", "features", "classes", "x_row", "label_step"), "i32"),
+                **dict.fromkeys(
+                    ("waves", "n", "d", "features", "classes", "x_row", "wave_row", "label_step"), "i32"
+                ),
             },
-            {"x_column": 1, "BLOCK_N": 32, "BLOCK_I": 64, "BLOCK_D": 32},
+            {"BLOCK_N": 32, "BLOCK_I": 64, "BLOCK_D": 32},
         )
         for name, drawn in (
             ("rounded_kernel", {"key": "i64", "first": "i64", "repeats": "i32"}),

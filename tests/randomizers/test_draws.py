@@ -88,6 +88,25 @@ def test_multinomial_in_parts_is_the_same_law(monkeypatch):
     assert float((drawn.double().mean(0) - 30).abs().max()) < 6 * math.sqrt(20 / 500)
 
 
+def test_halves_of_crowds_are_binomial():
+    counts = torch.tensor([0, 1, 2, 62, 63, 64, 1000, 10**13])
+    drawn = draws.halved(counts.expand(20_000, 8), seeded(3))
+    assert (drawn >= 0).all() and (drawn <= counts).all()
+    for i in (1, 2, 3, 4, 5):
+        n = int(counts[i])
+        expected = 20_000 * stats.binom(n, 0.5).pmf(np.arange(n + 1))
+        seen = np.bincount(drawn[:, i].numpy(), minlength=n + 1)
+        often = expected > 8
+        seen, expected = (
+            np.append(seen[often], seen[~often].sum() + 9),
+            np.append(expected[often], expected[~often].sum() + 9),
+        )
+        assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > ALPHA
+    z = (drawn[:, 6:] - counts[6:].double() / 2) / (counts[6:].double() / 4).sqrt()
+    assert float(z.mean(0).abs().max()) < 5.2 / math.sqrt(20_000)
+    assert float((z.var(0) - 1).abs().max()) < 6 * math.sqrt(2 / 20_000)
+
+
 @pytest.mark.parametrize("crowds", [[5, 3, 0, 2], [400, 100, 1, 7], [30_000, 1, 20_000, 9]])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.97, 1.0])
 def test_picks_without_replacement_are_hypergeometric(crowds, share):

@@ -123,6 +123,50 @@ def test_guarantee_hadamard_response_exactly_epsilon_ldp(k, epsilon):
     check_guarantee(HadamardResponse, k, epsilon)
 
 
+def law_of_the_tally(kind, k, epsilon, x):
+    """The chance of each tally of users who hold x, from the definitions: user after user, message after message."""
+    messages, table = written_out(kind, k, epsilon)
+    oracle = kind(k, epsilon)
+    reports = [tuple(oracle._counted(message).tolist()) for message in messages]
+    law = {(0,) * len(reports[0]): 1.0}
+    for held in x:
+        longer = {}
+        for total, chance in law.items():
+            for report, own in zip(reports, table[held], strict=True):
+                more = tuple(a + b for a, b in zip(total, report, strict=True))
+                longer[more] = longer.get(more, 0.0) + chance * own
+        law = longer
+    return law
+
+
+@pytest.mark.parametrize(
+    ("kind", "k", "epsilon", "x"),
+    [
+        (HadamardResponse, 2, 1.0, [0, 0, 1]),
+        (HadamardResponse, 6, 0.5, [0, 3, 3]),
+        (SubsetSelection, 4, 0.1, [0, 1, 1, 3]),
+        (SubsetSelection, 5, 0.3, [2, 2, 4]),
+        (SubsetSelection, 7, 0.7, [1, 6]),
+        (SubsetSelection, 6, 4.0, [0, 5, 5]),
+    ],
+)
+def test_the_tally_that_is_sampled_has_the_joint_law_of_the_messages(kind, k, epsilon, x):
+    law, repeats = law_of_the_tally(kind, k, epsilon, x), 20_000
+    counts = torch.bincount(torch.tensor(x), minlength=k)
+    drawn = kind(k, epsilon).sample_tally(counts, generator=generator(31), sample_shape=(repeats,))["reports"]
+    values, times = drawn.unique(dim=0, return_counts=True)
+    seen = dict(zip(map(tuple, values.tolist()), times.tolist(), strict=True))
+    assert set(seen) <= set(law)
+    often = [tally for tally, chance in law.items() if chance * repeats > 8]
+    expected = np.array([law[tally] * repeats for tally in often])
+    observed = np.array([seen.get(tally, 0) for tally in often])
+    expected, observed = (
+        np.append(expected, repeats - expected.sum() + 5),
+        np.append(observed, repeats - observed.sum() + 5),
+    )
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > ALPHA
+
+
 @pytest.mark.parametrize("kind", [OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection])
 @pytest.mark.parametrize("epsilon", [30.0, 40.0, 60.0, 80.0, 600.0])
 def test_guarantee_holds_at_large_epsilon_where_p_rounds_to_one(kind, epsilon):

@@ -22,6 +22,7 @@ from torchdp.simulate.streams import block_generator
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
 import worker_trials as trials
 from worker_trials import GRID, SETTINGS
+from worker_trials import block_lines as lines
 
 TWO = ["cpu", "cpu"]
 
@@ -36,10 +37,6 @@ def never(config):
 
 
 never.__wrapped__ = trials.make_trial
-
-
-def lines(store: Path) -> list[bytes]:
-    return store.read_bytes().splitlines() if store.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +110,7 @@ def test_a_trial_that_leaves_python_is_named():
 
 
 def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
-    store, left = tmp_path / "store.jsonl", 3
+    store, left = tmp_path / "store.jsonl", 4  # the start, and three blocks
     real = torchdp.simulate.plans.append
 
     def full(path, record):

@@ -38,7 +38,7 @@ def filled(path: Path, blocks: int = 4) -> list[Record]:
 def quiet_load(path: Path) -> list[Record]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return [item for run in load(path).values() for item in run.values()]
+        return [item for run in load(path).runs.values() for item in run.values()]
 
 
 def test_round_trip_is_exact(tmp_path):
@@ -105,12 +105,12 @@ def test_damaged_lines_are_counted_and_reported(tmp_path):
     assert edited != lines[1]
     path.write_bytes(lines[0] + b"\n" + foreign + edited + lines[2])
     with pytest.warns(RuntimeWarning, match=r"store\.jsonl: skipped 7 line"):
-        runs = load(path)
+        runs = load(path).runs
     assert [item for run in runs.values() for item in run.values()] == [records[0], records[2]]
 
 
 def test_another_format_is_skipped():
-    assert decode(encode(record(0)).replace(b"torchdp.simulate.store/2", b"torchdp.simulate/1")) is None
+    assert decode(encode(record(0)).replace(b"torchdp.simulate.store/3", b"torchdp.simulate/1")) is None
 
 
 def test_equal_duplicates_are_idempotent_first_wins(tmp_path):
@@ -139,7 +139,7 @@ def test_other_seeds_block_sizes_lengths_and_code_are_not_duplicates(tmp_path):
     items += [replace(record(1), code="trial b, torch 2.13.0")]
     for item in items:
         append(path, item)
-    runs = load(path)
+    runs = load(path).runs
     assert [len(run) for run in runs.values()] == [2, 1, 1, 1, 1]
 
 
@@ -157,7 +157,7 @@ def test_threads_may_append_to_one_file(tmp_path):
         thread.join()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (run,) = load(path).values()
+        (run,) = load(path).runs.values()
     assert sorted(block for block, _ in run) == list(range(100))
 
 
@@ -171,7 +171,7 @@ from pathlib import Path
 from torchdp.simulate.store import append, load
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 path = Path({str(path)!r})
-item = next(iter(next(iter(load(path).values())).values()))
+item = next(iter(next(iter(load(path).runs.values())).values()))
 for _ in range(2):
     try:
         append(path, item)

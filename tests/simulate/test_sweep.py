@@ -13,6 +13,10 @@ import pytest
 import torch
 
 import torchdp
+
+sys.path.insert(0, str(Path(__file__).parent))
+from worker_trials import block_lines
+
 from torchdp.simulate import OnError, OtherCode, Row, Trial, read, run, sweep
 from torchdp.simulate.streams import block_generator
 
@@ -77,9 +81,9 @@ def test_a_kill_at_every_block_boundary_changes_nothing(tmp_path, expected, boun
     killed.__wrapped__ = make_trial  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         sweep(killed, GRID, store=path, **SETTINGS)
-    assert len(path.read_bytes().splitlines()) == boundary
+    assert len(block_lines(path)) == boundary
     assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
-    assert len(path.read_bytes().splitlines()) == 12
+    assert len(block_lines(path)) == 12
 
 
 def test_order_and_division_of_the_work_change_nothing(tmp_path, expected):
@@ -116,12 +120,12 @@ sweep(slow, GRID, store={str(path)!r}, **SETTINGS)
     child = subprocess.Popen([sys.executable, "-c", script], cwd=Path(torchdp.__file__).parents[1])
     deadline = time.monotonic() + 120
     while child.poll() is None and time.monotonic() < deadline:
-        if path.exists() and path.read_bytes().count(b"\n") >= 3:
+        if len(block_lines(path)) >= 3:
             break
         time.sleep(0.005)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    assert 3 <= path.read_bytes().count(b"\n") < 12
+    assert 3 <= len(block_lines(path)) < 12
     assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
 
 
@@ -196,7 +200,7 @@ def test_duplicate_configs_are_refused(tmp_path):
 def test_changed_facts_are_refused_before_any_work(tmp_path):
     path = tmp_path / "store.jsonl"
     sweep(make_trial, GRID[:1], store=path, **SETTINGS)
-    before = path.read_bytes()
+    before = block_lines(path)
 
     def changed(config: dict[str, Any]) -> Trial:
         return Trial(make_trial(config).sample, {"predicted_mse": 2.0})
@@ -204,7 +208,7 @@ def test_changed_facts_are_refused_before_any_work(tmp_path):
     changed.__wrapped__ = make_trial  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"facts of config.*2\.0"):
         sweep(changed, GRID[:1], store=path, trials=1000, seed=7, block_size=100)
-    assert path.read_bytes() == before
+    assert block_lines(path) == before
 
 
 def test_facts_may_differ_by_rounding(tmp_path):
@@ -231,7 +235,7 @@ def test_a_bad_trial_stores_nothing(tmp_path):
 
     with pytest.raises(ValueError, match="block 1 of seed 7"):
         sweep(poisoned, GRID, store=path, **SETTINGS)
-    assert len(path.read_bytes().splitlines()) == 1
+    assert len(block_lines(path)) == 1
 
 
 @pytest.mark.parametrize("facts", [{"p": float("nan")}, {"p": torch.tensor(1.0)}])

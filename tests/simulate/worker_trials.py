@@ -52,6 +52,12 @@ def failing(config: dict[str, Any]) -> Trial:
     return before_block(config, 2, divide_by_zero) if config == GRID[3] else make_trial(config)
 
 
+def block_lines(store: Path) -> list[bytes]:
+    """The lines of a store that hold blocks."""
+    lines = store.read_bytes().splitlines() if store.exists() else []
+    return [line for line in lines if b'"kind":"block"' in line]
+
+
 def hanging(config: dict[str, Any]) -> Trial:
     return before_block(config, 1, lambda: time.sleep(60)) if config == GRID[1] else make_trial(config)
 

@@ -14,6 +14,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
+    _merge(commands)
     _doctor(commands)
     return top
 
@@ -74,6 +75,11 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--cluster", metavar="ADDRESS",
         help="Dask workers at the scheduler's address (tcp://...), or local:N for N here; --device is theirs",
     )  # fmt: skip
+    sweep.add_argument(
+        "--shard", metavar="I/N",
+        help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
+        "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
+    )  # fmt: skip
     sweep.add_argument("--retries", type=int, default=2, help="of a block whose worker died (default: 2)")
     sweep.add_argument("--time-limit", type=float, metavar="SECONDS", help="for a block; needs worker processes")
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
@@ -86,6 +92,16 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     only = sweep.add_mutually_exclusive_group()
     only.add_argument("--measure-only", action="store_true", help="no figures: the store and the table alone")
     only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
+
+
+def _merge(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    merge = commands.add_parser(
+        "merge",
+        help="several stores in one",
+        description="Adds the finished blocks of stores (results.jsonl) to one; then torchdp sweep --draw-only.",
+    )
+    merge.add_argument("into", metavar="INTO.jsonl")
+    merge.add_argument("stores", nargs="+", metavar="STORE.jsonl")
 
 
 def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -111,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "estimate":
             from torchdp.cli.estimate import estimate as command
+        elif options.command == "merge":
+            from torchdp.cli.sweep import merge as command
         elif options.command == "doctor":
             from torchdp.cli.doctor import doctor as command
         else:

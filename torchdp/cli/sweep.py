@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,12 @@ from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
 from torchdp.simulate.code import code_of
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
+
+RANKS = (  # the number of this process among its kin, their count, their first number
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
+    ("RANK", "WORLD_SIZE", ""),
+    ("SLURM_PROCID", "SLURM_NTASKS", ""),
+)
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -46,6 +53,7 @@ def sweep(options: argparse.Namespace) -> int:
                 device=checks.device("--device", options.device),
                 devices=options.devices.split(",") if options.devices is not None else None,
                 executor=client,
+                shard=shard(options.shard),
                 retries=options.retries,
                 time_limit=options.time_limit,
                 other_code=OtherCode(options.other_code),
@@ -61,6 +69,29 @@ def sweep(options: argparse.Namespace) -> int:
     for row in failed:
         print(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def merge(options: argparse.Namespace) -> int:
+    """Adds stores to one; prints how many blocks were new."""
+    print(simulate.merge(options.stores, options.into), "new blocks in", options.into)
+    return 0
+
+
+def shard(text: str | None) -> tuple[int, int] | None:
+    """``i/n``, or for ``env`` what a SLURM array, srun or torchrun says. Raises ValueError."""
+    if text is None:
+        return None
+    if text == "env":
+        names = next((names for names in RANKS if names[0] in os.environ and names[1] in os.environ), None)
+        if names is None:
+            raise ValueError(
+                f"--shard env found none of {', '.join(names[0] for names in RANKS)} in the environment"
+            )
+        text = f"{int(os.environ[names[0]]) - int(os.environ.get(names[2], 0))}/{os.environ[names[1]]}"
+    index, slash, count = text.partition("/")
+    if not slash or not index.isdigit() or not count.isdigit() or not int(index) < int(count):
+        raise ValueError(f"--shard must be I/N with 0 <= I < N, such as 0/4, or env, not {text!r}")
+    return int(index), int(count)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torchdp.draws import Draws
 
 WORD = 64  # bits of an int64; bit j of a packed message is bit j % 64 of its word j // 64
 WHOLE_ROUNDS = 7  # digits of the probability that every word sees; later ones only words still undecided
+CACHED = 2**15  # words that stay in a nearby cache
 DRAWS_AT_ONCE = 2**24  # binomials held in memory by one split of a crowd
 
 
@@ -91,6 +92,17 @@ def popcount(words: Tensor) -> Tensor:
     words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
     return (words * 0x0101010101010101) >> 56
+
+
+def halved(counts: Tensor, draws: Draws) -> Tensor:
+    """Binomial(counts, 1/2), int64: for fewer than 64 coins those of one word."""
+    result = torch.empty(counts.numel(), dtype=torch.int64, device=counts.device)
+    for some, crowd in zip(result.split(CACHED), counts.reshape(-1).split(CACHED), strict=True):
+        coins = (1 << crowd.clamp_max(WORD - 1)) - 1
+        some.copy_(popcount(draws.words(tuple(crowd.shape)).bitwise_and_(coins)))
+    large = (counts.reshape(-1) >= WORD).nonzero()[:, 0]
+    result[large] = draws.binomial(counts.reshape(-1)[large], 0.5)
+    return result.view(counts.shape)
 
 
 def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:

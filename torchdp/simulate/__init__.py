@@ -11,7 +11,8 @@
 | question | name |
 |---|---|
 | the mean of one trial, with its error | :func:`run`, :class:`Moments`; :func:`total` where one trial is too large |
-| the same over a grid, killed and begun again, stored | :func:`sweep`, :func:`read`, :class:`Trial`, :class:`Row` |
+| the same over a grid, killed and begun again, stored | :func:`sweep`, :class:`Trial`, :class:`Row` |
+| the rows of a store; several stores in one | :func:`read`, :func:`merge` |
 | what ``torchdp sweep`` runs; a script with tables and figures | :class:`Sweep`; :class:`Experiment`, :class:`Report` |
 
 It knows no mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often squared errors.
@@ -29,6 +30,7 @@ from torchdp.simulate.moments import Moments
 from torchdp.simulate.plans import OnError, OtherCode, Row
 from torchdp.simulate.plots import error_curves, ratio_strip, subplots, write_csv
 from torchdp.simulate.report import Report, columns
+from torchdp.simulate.store import merge
 from torchdp.simulate.sweep import Trial, read, sweep
 from torchdp.simulate.users import total
 
@@ -44,6 +46,7 @@ __all__ = [
     "Trial",
     "columns",
     "error_curves",
+    "merge",
     "ratio_strip",
     "read",
     "run",

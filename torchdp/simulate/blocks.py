@@ -86,7 +86,12 @@ class Gathering(Generic[F]):
     """
 
     def __init__(
-        self, trials: int, block_size: int, target: float | None, known: Mapping[tuple[int, int], F]
+        self,
+        trials: int,
+        block_size: int,
+        target: float | None,
+        known: Mapping[tuple[int, int], F],
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         self.moments = Moments()
         self.blocks = 0
@@ -100,7 +105,8 @@ class Gathering(Generic[F]):
         self._back = dict(known)
         self._due = block_sizes(trials, block_size)
         self._next = next(self._due, None)
-        self._out = (key for key in block_sizes(trials, block_size) if key not in known)
+        own, of = shard
+        self._out = (key for key in block_sizes(trials, block_size) if key[0] % of == own and key not in known)
         self._merge()
 
     def hand_out(self) -> tuple[int, int] | None:
@@ -112,9 +118,10 @@ class Gathering(Generic[F]):
         return key
 
     def take_back(self, index: int, size: int, found: F) -> None:
-        """Merges ``found`` as soon as all blocks before it are there."""
-        self._back[index, size] = found
-        self._merge()
+        """Merges ``found`` as soon as all blocks before it are there; once."""
+        if self._next is not None and index >= self._next[0]:
+            self._back[index, size] = found
+            self._merge()
 
     def give_up(self) -> None:
         """No further block is handed out or merged."""
@@ -145,14 +152,40 @@ def check_target(target: float | None) -> None:
 
 
 class Asked:
-    """How much of each configuration. Raises TypeError, ValueError."""
+    """How much of each configuration. shard: (i, n), of which every n-th block. Raises TypeError, ValueError."""
 
-    def __init__(self, trials: int, seed: int, block_size: int, target: float | None) -> None:
+    def __init__(
+        self,
+        trials: int,
+        seed: int,
+        block_size: int,
+        target: float | None,
+        shard: tuple[int, int] | None = None,
+    ) -> None:
         self.trials = integer("trials", trials, 1)
         self.seed = integer("seed", seed, 0, 2**256)
         self.block_size = integer("block_size", block_size, 1)
         check_target(target)
         self.target = target
+        self.shard = _shard(shard)
+        if shard is not None and target is not None:
+            raise ValueError(
+                "shard and target_relative_ci exclude each other: a shard does not see when the others suffice; "
+                "let the sweeps share one store instead"
+            )
+
+    def facts(self) -> dict[str, object]:
+        """For a store: plain values."""
+        return {**vars(self), "shard": None if self.shard is None else list(self.shard)}
 
     def gathering(self, stored: Mapping[tuple[int, int], F]) -> Gathering[F]:
-        return Gathering(self.trials, self.block_size, self.target, stored)
+        return Gathering(self.trials, self.block_size, self.target, stored, self.shard or (0, 1))
+
+
+def _shard(shard: object) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    if not isinstance(shard, tuple) or len(shard) != 2:
+        raise TypeError(f"shard must be a pair (i, n) such as (0, 4), not {shard!r}")
+    of = integer("shard[1]", shard[1], 1)
+    return integer("shard[0]", shard[0], 0, of - 1), of

@@ -2,19 +2,24 @@
 
 import json
 import os
+import time
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from torchdp.simulate.blocks import Asked, Block, Gathering
+from torchdp.simulate.claims import Claims
 from torchdp.simulate.engine import progress_bar
 from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import Moments
-from torchdp.simulate.store import Record, append, check_writable, load
+from torchdp.simulate.store import Failure, Reader, Record, Run, RunKey, Start, append
 from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import Jobs
+
+PAUSE = 0.2  # seconds between looks at a store whose last blocks others run
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class Plan:
     code: str
     error: list[str] = field(default_factory=list)
 
+    def key(self, asked: Asked) -> RunKey:
+        return RunKey(digest(self.config), asked.seed, asked.block_size, self.code)
+
     def row(self, asked: Asked) -> Row:
         blocks, facts, error = self.blocks, (self.facts or [{}])[0], self.error[0] if self.error else None
         return Row(
@@ -75,13 +83,14 @@ def plans_of(
     store: str | os.PathLike[str],
     code: str,
     other_code: OtherCode,
+    known: Mapping[RunKey, Run],
 ) -> list[Plan]:
-    """What is stored of each configuration, by which code."""
+    """What is known of each configuration, by which code."""
     configs: dict[str, dict[str, Any]] = {}
     for config in grid:
         if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
             raise ValueError(f"grid holds {copied} twice")
-    known, plans = load(store) if os.path.exists(store) else {}, []
+    plans = []
     for value, copied in configs.items():
         found = {key.code: run for key, run in known.items() if key[:3] == (value, asked.seed, asked.block_size)}
         if found and code not in found and other_code is OtherCode.REFUSE:
@@ -112,19 +121,78 @@ class Job:
 
 
 class Work(Jobs[Job]):
-    """What is left to do, and the store that keeps what was done."""
+    """What is left to do, and the store that keeps what was done; other sweeps may work on the same store."""
 
-    def __init__(self, plans: Sequence[Plan], seed: int, store: str | os.PathLike[str], on_error: OnError) -> None:
-        self._plans, self._seed, self._store, self._on_error = plans, seed, store, on_error
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        asked: Asked,
+        store: str | os.PathLike[str],
+        reader: Reader,
+        begun: Start,
+        on_error: OnError,
+    ) -> None:
+        self._plans, self._asked, self._store, self._reader = plans, asked, store, reader
+        self._begun, self._on_error = begun, on_error
         self._open = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
+        self._plan_of = {plan.key(asked): index for index, plan in enumerate(plans)}
         self._fresh = iter(range(len(plans)))
+        self._elsewhere: deque[Job] = deque()  # in another process's hands
+
+    def finish(
+        self, records: Generator[tuple[Job, Record], None, None], trials: int, progress: bool | None
+    ) -> None:
+        """Takes records until every plan is finished."""
+        if not self._open:
+            return
+        append(self._store, self._begun)  # before an hour of work, not after it
+        self._claims = Claims(self._store)
+        self._claims.take(self._begun.start)
+        with (
+            progress_bar(trials * len(self._plans), progress) as bar,
+            closing(self._claims),
+            closing(records),
+        ):
+            self._bar = bar
+            bar.update(sum(plan.blocks.moments.count for plan in self._plans))
+            for job, record in records:
+                self._take(job, replace(record, start=self._begun.start, at=time.time()))
+                if not self._open:
+                    break
 
     def next(self, previous: Job | None) -> Job | None:
         """Of the plan before, whose trial is made; of one that nobody has; of the one with the most left."""
-        return next(filter(None, map(self._job, self._candidates(previous))), None)
+        for index in self._candidates(previous):
+            while (key := self._plans[index].blocks.hand_out()) is not None:
+                plan = self._plans[index]
+                job = Job(index, Block(self._asked.seed, plan.config, *key), plan.facts[:])
+                if self._claimed(job):
+                    return job
+        for _ in range(len(self._elsewhere)):
+            if self._claimed(job := self._elsewhere.popleft()):
+                return job
+        return None
+
+    def wait(self) -> bool:
+        time.sleep(PAUSE)
+        self._look()
+        return bool(self._elsewhere) and bool(self._open)
 
     def wanted(self, job: Job) -> bool:
         return not self._plans[job.plan].blocks.finished
+
+    def failed(self, job: Job, error: Exception) -> bool:
+        plan, text = self._plans[job.plan], f"{type(error).__name__}: {error}"
+        self._claims.free(self._name(job))
+        with suppress(OSError):  # the store may be what failed
+            key = list(plan.key(self._asked))
+            append(self._store, Failure(key, plan.config, text, self._begun.start, time.time()))
+        if self._on_error is OnError.RAISE:
+            return False
+        plan.error.append(text)
+        plan.blocks.give_up()
+        self._open.discard(job.plan)
+        return True
 
     def _candidates(self, previous: Job | None) -> Iterator[int]:
         if previous is not None:
@@ -132,46 +200,49 @@ class Work(Jobs[Job]):
         yield from self._fresh
         yield from sorted(range(len(self._plans)), key=lambda index: -self._plans[index].blocks.left)
 
-    def _job(self, index: int) -> Job | None:
-        plan = self._plans[index]
-        key = plan.blocks.hand_out()
-        return None if key is None else Job(index, Block(self._seed, plan.config, *key), plan.facts[:])
-
-    def finish(
-        self, records: Generator[tuple[Job, Record], None, None], trials: int, progress: bool | None
-    ) -> None:
-        """Takes records until every plan is finished."""
-        if self._open:
-            check_writable(self._store)  # before an hour of work, not after it
-        with progress_bar(trials * len(self._plans), progress) as bar, closing(records):
-            bar.update(sum(plan.blocks.moments.count for plan in self._plans))
-            for job, record in records:
-                bar.update(self._take(job, record))
-                if not self._open:
-                    break
-
-    def failed(self, job: Job, error: Exception) -> bool:
-        if self._on_error is OnError.RAISE:
+    def _claimed(self, job: Job) -> bool:
+        """Whether a block is ours to run: nobody has it in hand, and nobody has done it."""
+        if not self.wanted(job):
             return False
-        plan = self._plans[job.plan]
-        plan.error.append(f"{type(error).__name__}: {error}")
-        plan.blocks.give_up()
-        self._open.discard(job.plan)
-        return True
+        if not self._claims.take(self._name(job)):
+            self._elsewhere.append(job)
+            return False
+        self._look()
+        done = (job.block.index, job.block.size) in self._reader.runs.get(
+            self._plans[job.plan].key(self._asked), {}
+        )
+        if done:
+            self._claims.free(self._name(job))
+        return not done
 
-    def _take(self, job: Job, record: Record) -> int:
-        """How many samples more its plan has."""
+    def _name(self, job: Job) -> str:
+        return f"{self._plans[job.plan].key(self._asked)} {job.block.index} {job.block.size}"
+
+    def _look(self) -> None:
+        """Takes what other sweeps have stored."""
+        for record in self._reader.read():
+            index = self._plan_of.get(record.key)
+            if index is not None:
+                self._merge(index, record)
+
+    def _take(self, job: Job, record: Record) -> None:
         plan = self._plans[job.plan]
         try:
             same_facts(plan.config, [*plan.facts, record.facts])
         except ValueError as error:
             if not self.failed(job, error):
                 raise
-            return 0
+            return
         plan.facts[:] = [*plan.facts, record.facts][:1]
         append(self._store, record)
-        before = plan.blocks.moments.count
-        plan.blocks.take_back(job.block.index, job.block.size, record)
-        if plan.blocks.finished:
-            self._open.discard(job.plan)
-        return plan.blocks.moments.count - before
+        self._reader.insert(record)
+        self._claims.free(self._name(job))
+        self._merge(job.plan, record)
+
+    def _merge(self, index: int, record: Record) -> None:
+        blocks = self._plans[index].blocks
+        before = blocks.moments.count
+        blocks.take_back(record.block, record.moments.count, record)
+        self._bar.update(blocks.moments.count - before)
+        if blocks.finished:
+            self._open.discard(index)

@@ -1,7 +1,8 @@
 """An append-only store of finished blocks: JSON lines, each with its CRC-32.
 
 A line is accepted only if encoding what it parses to gives back the very same bytes, checksum included; a torn
-or damaged line costs its own block, which is then run again.
+or damaged line costs its own block, which is then run again. Beside the blocks it holds how each sweep started and
+which configurations failed. Stores merge by ``cat``.
 """
 
 import errno
@@ -9,6 +10,7 @@ import json
 import os
 import warnings
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.streams import digest
 
-FORMAT = "torchdp.simulate.store/2"
+FORMAT = "torchdp.simulate.store/3"
 
 
 class RunKey(NamedTuple):
@@ -32,7 +34,8 @@ class RunKey(NamedTuple):
 class Record:
     """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall time.
 
-    code: what made it, see ``torchdp.simulate.code.code_of``.
+    code: what made it, see ``torchdp.simulate.code.code_of``. start: the number of the sweep that ran it; at: when it
+    was done, in seconds since 1970.
     """
 
     seed: int
@@ -44,18 +47,64 @@ class Record:
     seconds: float
     device: str
     code: str
+    start: str = ""
+    at: float = 0.0
 
     @property
     def key(self) -> RunKey:
         """The run this block belongs to."""
         return RunKey(digest(self.config), self.seed, self.block_size, self.code)
 
+    def body(self) -> dict[str, Any]:
+        moments = self.moments
+        numbers = {"count": moments.count, "mean": moments.mean, "m2": moments.m2}
+        numbers |= {"min": moments.minimum, "max": moments.maximum}
+        rest = {name: value for name, value in vars(self).items() if name != "moments"}
+        return {"kind": "block", "digest": digest(self.config), **rest, **numbers}
 
+    @staticmethod
+    def of(body: dict[str, Any]) -> "Record":
+        numbers = [body.pop(name) for name in ("count", "mean", "m2", "min", "max")]
+        body.pop("digest")
+        return Record(moments=Moments(*numbers), **body)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a sweep started. start: its number; facts: what, where, when and by which command, see ``provenance``."""
+
+    start: str
+    facts: dict[str, Any]
+
+    def body(self) -> dict[str, Any]:
+        return {"kind": "start", **vars(self)}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A configuration that failed, in a sweep, at some time, with an error."""
+
+    key: list[Any]  # a RunKey
+    config: dict[str, Any]
+    error: str
+    start: str
+    at: float
+
+    def body(self) -> dict[str, Any]:
+        return {"kind": "failure", **vars(self)}
+
+
+Line = Record | Start | Failure
+_KINDS: dict[str, Callable[[dict[str, Any]], Line]] = {
+    "block": Record.of,
+    "start": lambda body: Start(**body),
+    "failure": lambda body: Failure(**body),
+}
 Run = dict[tuple[int, int], Record]
 """(block index, samples in the block) -> record: a last block that was short once may be run in full later."""
 
 
-def append(path: str | os.PathLike[str], record: Record) -> None:
+def append(path: str | os.PathLike[str], record: Line) -> None:
     """Writes ``record`` with one write on an O_APPEND descriptor and waits until it is on the disk.
 
     Several processes may append to one file. Raises OSError that names ``path``; what was written before
@@ -86,88 +135,118 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise _explained(error, path) from error
 
 
-def load(path: str | os.PathLike[str]) -> dict[RunKey, Run]:
-    """Every intact record of the file, by run, in order of first appearance.
+class Reader:
+    """Every intact line of a file, read as it grows.
 
-    Lines that are damaged or of another format are skipped, and one RuntimeWarning says how many. Of two
-    records of the same block the first counts.
+    runs: blocks by run, in order of first appearance; of two records of the same block the first counts. starts,
+    failures: the other lines. skipped: lines that are damaged or of another format.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.runs: dict[RunKey, Run] = {}
+        self.starts: dict[str, Start] = {}
+        self.failures: list[Failure] = []
+        self.skipped, self._path, self._place = 0, path, 0
+
+    def read(self, last: bool = False) -> list[Record]:
+        """The blocks that are new since the last call. last: a line that only lacks its newline counts too.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: two records of the same block hold different moments.
+        """
+        fresh: list[Record] = []
+        if not os.path.exists(self._path) or os.path.getsize(self._path) == self._place:
+            return fresh
+        with open(self._path, "rb") as file:
+            file.seek(self._place)
+            for line in file:
+                if not line.endswith(b"\n") and not last:
+                    break
+                self._place += len(line)
+                found = decode(line) if line.strip() else None
+                self.skipped += found is None and bool(line.strip())
+                if found is not None and self.insert(found) and isinstance(found, Record):
+                    fresh.append(found)
+        return fresh
+
+    def insert(self, line: Line) -> bool:
+        """Whether it was new. Raises ValueError."""
+        if isinstance(line, Start):
+            return self.starts.setdefault(line.start, line) is line
+        if isinstance(line, Failure):
+            new = line not in self.failures
+            self.failures += [line] * new
+            return new
+        first = self.runs.setdefault(line.key, {}).setdefault((line.block, line.moments.count), line)
+        if first.moments != line.moments:
+            raise ValueError(
+                f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, config {line.config} "
+                f"twice with different moments: by {first.device} and by {line.device}; other hardware or "
+                "another number of threads needs a store of its own"
+            )
+        return first is line
+
+    def lines(self) -> Iterator[Line]:
+        """All that was read."""
+        yield from self.starts.values()
+        for run in self.runs.values():
+            yield from run.values()
+        yield from self.failures
+
+
+def load(path: str | os.PathLike[str]) -> Reader:
+    """A reader that has read the whole file. One RuntimeWarning says how many lines it skipped.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: two records of the same block hold different moments.
+        OSError: the file cannot be read. ValueError: two records of the same block hold different moments.
     """
-    runs: dict[RunKey, Run] = {}
-    skipped = 0
-    with open(path, "rb") as file:
-        for line in file:
-            if line.strip():
-                record = decode(line)
-                if record is None:
-                    skipped += 1
-                else:
-                    _insert(runs, record, path)
-    if skipped:
+    os.stat(path)
+    reader = Reader(path)
+    reader.read(last=True)
+    if reader.skipped:
         warnings.warn(
-            f"{os.fspath(path)}: skipped {skipped} line(s), damaged or of another format; a sweep runs those "
+            f"{os.fspath(path)}: skipped {reader.skipped} line(s), damaged or of another format; a sweep runs those "
             "blocks again",
             RuntimeWarning,
             stacklevel=2,
         )
-    return runs
+    return reader
 
 
-def encode(record: Record) -> bytes:
-    """The line of ``record``, newline included. Raises TypeError, ValueError if it is not finite JSON."""
-    body = {
-        "block": record.block,
-        "block_size": record.block_size,
-        "code": record.code,
-        "config": record.config,
-        "count": record.moments.count,
-        "device": record.device,
-        "digest": digest(record.config),
-        "facts": record.facts,
-        "format": FORMAT,
-        "m2": record.moments.m2,
-        "max": record.moments.maximum,
-        "mean": record.moments.mean,
-        "min": record.moments.minimum,
-        "seconds": record.seconds,
-        "seed": record.seed,
-    }
+def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]) -> int:
+    """Adds what ``stores`` hold and ``into`` lacks to ``into``; returns how many blocks that were.
+
+    Raises:
+        OSError: a store cannot be read or written. ValueError: two of them contradict each other; nothing is written.
+    """
+    for path in stores:
+        os.stat(path)
+    there = load(into) if os.path.exists(into) else Reader(into)
+    added = [line for path in stores for line in load(path).lines() if there.insert(line)]
+    for line in added:
+        append(into, line)
+    return sum(isinstance(line, Record) for line in added)
+
+
+def encode(line: Line) -> bytes:
+    """The bytes of ``line``, newline included. Raises TypeError, ValueError if it is not finite JSON."""
+    body = {"format": FORMAT, **line.body()}
     checksum = f"{zlib.crc32(_dumps(body)):08x}"
     return _dumps({**body, "crc32": checksum}) + b"\n"
 
 
-def decode(line: bytes) -> Record | None:
-    """The record of one line, with or without its newline; None if it is not intact."""
+def decode(line: bytes) -> Line | None:
+    """What one line holds, with or without its newline; None if it is not intact."""
     line = line.removesuffix(b"\n")
     try:
         body = json.loads(line)
-        record = Record(
-            seed=body["seed"],
-            config=body["config"],
-            block=body["block"],
-            block_size=body["block_size"],
-            moments=Moments(body["count"], body["mean"], body["m2"], body["min"], body["max"]),
-            facts=body["facts"],
-            seconds=body["seconds"],
-            device=body["device"],
-            code=body["code"],
-        )
-        return record if encode(record) == line + b"\n" else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+        if body.pop("format") != FORMAT or not body.pop("crc32"):
+            return None
+        found = _KINDS[body.pop("kind")](body)
+        return found if encode(found) == line + b"\n" else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _insert(runs: dict[RunKey, Run], record: Record, path: str | os.PathLike[str]) -> None:
-    first = runs.setdefault(record.key, {}).setdefault((record.block, record.moments.count), record)
-    if first.moments != record.moments:
-        raise ValueError(
-            f"{os.fspath(path)} holds block {record.block} of seed {record.seed}, config {record.config} twice "
-            f"with different moments: by {first.device} and by {record.device}; other hardware or "
-            "another number of threads needs a store of its own"
-        )
 
 
 def _open(path: str | os.PathLike[str]) -> int:

@@ -15,9 +15,10 @@ from torchdp.simulate.blocks import Asked, Sampler, run_block
 from torchdp.simulate.code import code_of
 from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import merge
-from torchdp.simulate.plans import Job, OnError, OtherCode, Row, Work, plans_of
-from torchdp.simulate.store import Record, load
-from torchdp.simulate.streams import canonical
+from torchdp.simulate.plans import Job, OnError, OtherCode, Plan, Row, Work, plans_of
+from torchdp.simulate.provenance import start
+from torchdp.simulate.store import Reader, Record, Run, load
+from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import Where, answers
 
 
@@ -51,6 +52,7 @@ def sweep(
     executor: Any = None,
     retries: int = 2,
     time_limit: float | None = None,
+    shard: tuple[int, int] | None = None,
     other_code: OtherCode = OtherCode.REFUSE,
     on_error: OnError = OnError.RAISE,
     progress: bool | None = None,
@@ -74,6 +76,8 @@ def sweep(
         time_limit: seconds a block may take, None: any; a worker that takes longer is ended, and its configuration
             fails. Needs ``devices`` or an executor of processes.
         store: path of the JSON lines file; made, with its folder, if it is missing.
+        shard: (i, n): run every n-th block alone, from block i on, into a store of its own; ``merge`` makes one of n
+            stores, and ``sweep`` without a shard its rows. Sweeps that reach one store need none: they share its work.
         other_code: what to do with stored blocks that other code made; see :class:`OtherCode`.
         on_error: see :class:`OnError`; a row that failed holds the moments of the blocks before the error.
 
@@ -87,14 +91,26 @@ def sweep(
     checks.function("make_trial", make_trial)
     checks.instance("other_code", other_code, OtherCode)
     checks.instance("on_error", on_error, OnError)
-    asked = Asked(trials, seed, block_size, target_relative_ci)
-    code = code_of(make_trial)
-    plans = plans_of(grid, asked, store, code, other_code)
-    work, runner = Work(plans, asked.seed, store, on_error), _Runner(make_trial, asked.block_size, code)
+    asked = Asked(trials, seed, block_size, target_relative_ci, shard)
+    code, reader = code_of(make_trial), load(store) if os.path.exists(store) else Reader(store)
+    plans = plans_of(grid, asked, store, code, other_code, reader.runs)
+    begun = start({**asked.facts(), **_grid(plans, reader), "code": code})
+    work, runner = Work(plans, asked, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
     where = Where(device, devices, executor, retries, time_limit)
     records = answers("make_trial", runner, work, where)
     work.finish(records, trials, progress)
-    return [plan.row(asked) for plan in plans]
+    if asked.shard is None:
+        return [plan.row(asked) for plan in plans]
+    found = {plan.key(asked): plan for plan in plans if plan.key(asked) in reader.runs}
+    return [_row(_longest(reader.runs[key])) for key in found]
+
+
+def _grid(plans: Sequence[Plan], reader: Reader) -> dict[str, object]:
+    """The configurations, written once into a store, and their digest."""
+    configs = [plan.config for plan in plans]
+    name = digest({"grid": [canonical(config) for config in configs]})
+    known = any(each.facts.get("grid_digest") == name for each in reader.starts.values())
+    return {"grid_digest": name} if known else {"grid_digest": name, "grid": configs}
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
@@ -107,11 +123,11 @@ def read(store: str | os.PathLike[str]) -> list[Row]:
         OSError: the store cannot be read.
         ValueError: it contradicts itself.
     """
-    rows = []
-    for run in load(store).values():
-        longest = {record.block: record for _, record in sorted(run.items())}
-        rows.append(_row(longest.values()))
-    return rows
+    return [_row(_longest(run)) for run in load(store).runs.values()]
+
+
+def _longest(run: Run) -> list[Record]:
+    return list({record.block: record for _, record in sorted(run.items())}.values())
 
 
 class _Runner:

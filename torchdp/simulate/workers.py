@@ -34,6 +34,10 @@ class Jobs(Generic[J]):
         """The next job, for whoever has just done ``previous`` (None: nothing yet); None when nothing is left."""
         raise NotImplementedError
 
+    def wait(self) -> bool:
+        """Asked when nothing is left and nothing is busy: True, after a pause, where there may be more."""
+        return False
+
     def wanted(self, job: J) -> bool:
         """Whether a job that was handed out is still of use."""
         return True
@@ -139,8 +143,10 @@ def _executor(where: Where) -> Any:
 def _here(
     work: Callable[[J, torch.device], A], jobs: Jobs[J], device: torch.device
 ) -> Generator[tuple[J, A], None, None]:
-    job = jobs.next(None)
-    while job is not None:
+    job = None
+    while (job := jobs.next(job)) is not None or jobs.wait():
+        if job is None:
+            continue
         try:
             answer = work(job, device)
         except Exception as error:
@@ -148,7 +154,6 @@ def _here(
                 raise
         else:
             yield job, answer
-        job = jobs.next(job)
 
 
 @dataclass
@@ -205,6 +210,8 @@ def _spread(crew: Crew, jobs: Jobs[J], where: Where) -> Generator[tuple[J, Any],
             while crew.room(len(busy)) and (task := tasks.next()):
                 busy[crew.submit([each.job for each in task])] = task
             if not busy:
+                if jobs.wait():
+                    continue
                 return
             bad: list[tuple[J, Exception]] = []
             for future in wait(busy, return_when=FIRST_COMPLETED).done:

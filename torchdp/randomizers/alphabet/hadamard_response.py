@@ -5,6 +5,7 @@ from fractions import Fraction
 from functools import cached_property
 
 import torch
+from scipy.linalg import hadamard
 from torch import Tensor
 
 from torchdp.draws import Draws
@@ -13,7 +14,9 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import SymmetricOracle, alphabet, budget
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import bernoulli, multinomial, popcount
+from torchdp.randomizers.draws import DRAWS_AT_ONCE, bernoulli, halved, popcount
+
+BLOCK = 32  # rows of H in one product
 
 
 @dataclass(frozen=True)
@@ -94,20 +97,38 @@ class HadamardResponse(SymmetricOracle):
         return self._scale * walsh_hadamard(tally["reports"].double())[..., 1 : self.k + 1]
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """One multinomial for each type that is held: O(K) binomials each for a repetition, whatever the users."""
-        held = counts.nonzero()[:, 0]
-        odd = popcount((held + 1)[:, None] & torch.arange(self.outputs, device=counts.device)) & 1
-        signs = torch.tensor([1 - self._unlikely, self._unlikely], dtype=torch.float64, device=counts.device)
-        laws = signs[odd] * (2 / self.outputs)
-        return multinomial(counts[held].expand(*shape, len(held)), laws, draws)
+        """O(K log K) coins for each repetition, whatever the users and types.
+
+        A user of type x has a = x + 1 and the parity c of a & y, which is 1 with the small chance; given it y is
+        uniform. Its highest bit t is a fair coin, unless it is the only one of a, when t = c. The lower bits are
+        uniform given their parity with those of a, which is c + t a_high: users who agree in these two are alike.
+        """
+        flat, size = counts.expand(*shape, self.k).reshape(-1, self.k), self.outputs
+        result = torch.empty(len(flat), size, dtype=torch.int64, device=counts.device)
+        step = max(1, DRAWS_AT_ONCE // (2 * size))
+        for some, held in zip(result.split(step), flat.split(step), strict=True):
+            crowds = torch.zeros(len(some), 1, size, 2, dtype=torch.int64, device=counts.device)
+            odd = draws.binomial(held, self._unlikely)
+            crowds[:, 0, 1 : self.k + 1] = torch.stack([held - odd, odd], -1)
+            for _ in range(self.bits_per_user):
+                high = crowds.unflatten(
+                    2, (2, -1)
+                )  # (repetitions, blocks of y, high bit of a, its lower bits, parity)
+                zero = halved(high, draws)
+                zero[:, :, 1, 0, 0], zero[:, :, 1, 0, 1] = high[:, :, 1, 0, 0], 0
+                one = high - zero
+                both = [zero[:, :, 0] + zero[:, :, 1], one[:, :, 0] + one[:, :, 1].flip(-1)]
+                crowds = torch.stack(both, 2).flatten(1, 2)
+            some.copy_(crowds[..., 0, 0])
+        return result.view(*shape, size)
 
 
 def walsh_hadamard(values: Tensor) -> Tensor:
-    """H values along the last dimension, whose length is a power of two."""
-    size, width = values.shape[-1], 1
-    while width < size:
-        pairs = values.unflatten(-1, (-1, 2, width))
-        first, second = pairs[..., 0, :], pairs[..., 1, :]
-        values = torch.stack([first + second, first - second], -2).flatten(-3)
-        width *= 2
+    """H values along the last dimension, whose length is a power of two: by products with blocks of H."""
+    shape, width = values.shape, 1
+    while width < shape[-1]:
+        rows = min(BLOCK, shape[-1] // width)
+        block = torch.from_numpy(hadamard(rows)).to(values)
+        values = (block @ values.reshape(*shape[:-1], -1, rows, width)).reshape(shape)
+        width *= rows
     return values

@@ -1,0 +1,47 @@
+"""What made a store: command, place, time, versions."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchdp.simulate.code import package
+from torchdp.simulate.store import Start
+
+
+def start(facts: Mapping[str, Any]) -> Start:
+    """A new number for a sweep that starts now, with the facts of this process beside those given."""
+    here = {
+        "at": time.time(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else "",
+        "cpu": platform.processor() or platform.machine(),
+        "git": _revision(),
+        "host": platform.node(),
+        "package": package(),
+        "process": os.getpid(),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    return Start(uuid.uuid4().hex[:12], {**here, **facts})
+
+
+def _revision() -> str:
+    """Of the repository around the working folder, with a + where files differ from it; "" where there is none."""
+    try:
+        return _git("rev-parse", "--short=12", "HEAD") + "+" * bool(_git("status", "--porcelain", "-uno"))
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*command: str) -> str:
+    asked = subprocess.run(["git", *command], capture_output=True, text=True, timeout=10, check=True)
+    return asked.stdout.strip()
