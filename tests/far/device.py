@@ -138,7 +138,7 @@ def refuse_mixing(func, flat, far, target):
         raise RuntimeError(f"Expected all tensors to be on the same device: {func} writes far:0 into cpu")
 
 
-def count(func, flat, target, out, waits_not):
+def count(func, flat, target, out, waits_not, size):
     name = func.overloadpacket.__name__
     if func is aten._to_copy.default or func is aten.copy_.default:
         other = flat[1] if func is aten.copy_.default else None
@@ -155,7 +155,7 @@ def count(func, flat, target, out, waits_not):
         COUNTS.sync(name)
     elif name in TWICE:
         COUNTS.sync(name, 2)
-    elif name == "repeat_interleave" and len(flat) == 1:
+    elif name == "repeat_interleave" and size is None:
         COUNTS.sync(name)
     elif name in INDEXED and any(isinstance(t, Far) and t.dtype in (torch.bool, torch.uint8) for t in flat[1:]):
         one = name != "index" and isinstance(flat[-1], torch.Tensor) and flat[-1].dim() == 0
@@ -190,7 +190,14 @@ def run(func, args, kwargs):
     out = func(*a, **k)
     to_far = target or (bool(far) and device is None)
     waits_not = kwargs.get("non_blocking") or (func is aten.copy_.default and len(args) > 2 and args[2])
-    count(func, tensors or [None], target if device is not None else isinstance(tensors[0], Far), out, waits_not)
+    count(
+        func,
+        tensors or [None],
+        target if device is not None else isinstance(tensors[0], Far),
+        out,
+        waits_not,
+        kwargs.get("output_size"),
+    )
     if func._schema.is_mutable:
         if func is aten.copy_.default:
             return args[0]

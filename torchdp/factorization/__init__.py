@@ -13,6 +13,7 @@
 | W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
 | running sums of millions of steps, never formed | :func:`factorize` of ``workloads.RunningSums`` |
+| the same with a few numbers of memory | :func:`factorize_buffered` |
 | users who come back in every epoch | :func:`factorize_epochs` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
@@ -59,6 +60,7 @@ from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
 from torchdp.factorization.structure.blocks import factorize_blocks
+from torchdp.factorization.structure.buffered import BufferedFactorization, BufferedStrategy, factorize_buffered
 from torchdp.factorization.structure.closed_forms import (
     gamma_box,
     gamma_ellipsoid,
@@ -79,6 +81,8 @@ from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
     "ApproximateFactorization",
+    "BufferedFactorization",
+    "BufferedStrategy",
     "Certificate",
     "EpochFactorization",
     "Factorization",
@@ -92,6 +96,7 @@ __all__ = [
     "certify",
     "factorize",
     "factorize_blocks",
+    "factorize_buffered",
     "factorize_epochs",
     "factorize_product",
     "free_constant",

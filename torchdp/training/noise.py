@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
+from torchdp.factorization import BufferedStrategy
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
@@ -21,10 +22,11 @@ class CorrelatedNoise(nn.Module):
     w_t = (z_t - sum_{s<t} C_ts w_s) / C_tt, by forward substitution. A strategy with b bands keeps the last b - 1 noise
     vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I (independent noise) keeps none.
 
-    strategy: C, (steps, steps), lower triangular, its diagonal positive. size: numbers in a gradient. sigma: standard
-    deviation of Z's entries. noise: the 256 bits from which all of it is made come from here, for None from the system.
-    dtype: of the noise, float32 or float64; ``.half()`` and others move the module to a device and change no number.
-    alone: in a process group, this process alone draws noise. Raises TypeError, ValueError.
+    strategy: C, (steps, steps), lower triangular, its diagonal positive; or a :class:`BufferedStrategy`, of any number
+    of steps, which keeps buffers x size numbers (twice as many while it draws). size: numbers in a gradient. sigma:
+    standard deviation of Z's entries. noise: the 256 bits from which all of it is made come from here, for None from
+    the system. dtype: of the noise, float32 or float64; ``.half()`` and others move the module to a device and change
+    no number. alone: in a process group, this process alone draws noise. Raises TypeError, ValueError.
 
     The state dict holds the step, and nothing secret. ``secret_state`` holds the key and the past noise as well and
     resumes the stream on the same kind of device; it is as secret as the data, since with it the noise can be
@@ -43,7 +45,7 @@ class CorrelatedNoise(nn.Module):
 
     def __init__(
         self,
-        strategy: Tensor,
+        strategy: Tensor | BufferedStrategy,
         size: int,
         sigma: float,
         *,
@@ -52,16 +54,11 @@ class CorrelatedNoise(nn.Module):
         alone: bool = False,
     ) -> None:
         super().__init__()
-        C, size = lower_triangular("strategy", strategy), checks.integer("size", size, 1)
-        sigma, alone = checks.positive("sigma", sigma), checks.instance("alone", alone, bool)
-        if not (C.diagonal() > 0).all():
-            raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
-        key = source(noise, C.device).words((4,)).cpu().numpy().tobytes()
-        row, column = C.nonzero().unbind(1)
-        bands = int((row - column).max()) + 1
-        place = torch.arange(len(C), device=C.device)[:, None] - torch.arange(bands, device=C.device)
-        coefficients = torch.where(place >= 0, C.gather(1, place.clamp_min(0)), 0.0)  # [t, j] = C[t, t - j]
-        self._stream = Stream(coefficients, size, sigma, key, dtype, alone)
+        size, sigma = checks.integer("size", size, 1), checks.positive("sigma", sigma)
+        alone = checks.instance("alone", alone, bool)
+        coefficients, buffers = _numbers(strategy)
+        key = source(noise, coefficients.device).words((4,)).cpu().numpy().tobytes()
+        self._stream = Stream(coefficients, buffers, size, sigma, key, dtype, alone)
 
     @property
     def sigma(self) -> float:
@@ -79,9 +76,13 @@ class CorrelatedNoise(nn.Module):
         return len(self._stream.coefficients)
 
     @property
-    def strategy(self) -> Tensor:
-        """C, (steps, steps)."""
-        coefficients = self._stream.coefficients
+    def strategy(self) -> Tensor | BufferedStrategy:
+        """C, (steps, steps), or the strategy of a few buffers."""
+        coefficients, buffers = self._stream.coefficients, self._stream.buffers
+        if buffers.numel():
+            return BufferedStrategy(
+                buffers[0], buffers[1], coefficients[:, 0] / coefficients[:, 1], coefficients[:, 1]
+            )
         steps, bands = coefficients.shape
         place = torch.arange(steps, device=coefficients.device)[:, None]
         place = place - torch.arange(bands, device=coefficients.device)
@@ -167,6 +168,21 @@ class CorrelatedNoise(nn.Module):
         self._stream.__reduce_ex__(protocol)
 
 
+def _numbers(strategy: Tensor | BufferedStrategy) -> tuple[Tensor, Tensor]:
+    """What a :class:`Stream` needs of C: coefficients and buffers."""
+    if isinstance(strategy, BufferedStrategy):
+        both = torch.stack([strategy.before * strategy.after, strategy.after], 1)
+        return both, torch.stack([strategy.poles, strategy.zeros])
+    C = lower_triangular("strategy", strategy)
+    if not (C.diagonal() > 0).all():
+        raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
+    row, column = C.nonzero().unbind(1)
+    bands = int((row - column).max()) + 1
+    place = torch.arange(len(C), device=C.device)[:, None] - torch.arange(bands, device=C.device)
+    coefficients = torch.where(place >= 0, C.gather(1, place.clamp_min(0)), 0.0)  # [t, j] = C[t, t - j]
+    return coefficients, C.new_empty(2, 0)
+
+
 def _recorded(total: Tensor) -> bool:
     """Whether the step would be written down and repeated, or runs on something else than numbers."""
     return (
@@ -179,7 +195,7 @@ def _recorded(total: Tensor) -> bool:
 
 
 def calibrated_noise(
-    strategy: Tensor,
+    strategy: Tensor | BufferedStrategy,
     size: int,
     *,
     bound: float,
@@ -201,13 +217,14 @@ def calibrated_noise(
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.
     """
-    C = lower_triangular("strategy", strategy)
-    found = _scaled(C, bound, participation, neighbours)
+    found = _scaled(strategy, bound, participation, neighbours)
     sigma = gaussian_sigma(epsilon, delta, found.value) * (1 + 1e-11)  # ``guarantee`` finds epsilon to rounding
-    return CorrelatedNoise(C, size, sigma, noise=noise, dtype=dtype, alone=alone)
+    return CorrelatedNoise(strategy, size, sigma, noise=noise, dtype=dtype, alone=alone)
 
 
-def _scaled(C: Tensor, bound: float, participation: Participation, neighbours: Neighbours) -> Sensitivity:
+def _scaled(
+    C: Tensor | BufferedStrategy, bound: float, participation: Participation, neighbours: Neighbours
+) -> Sensitivity:
     """The sensitivity in the gradients' units: replacing a user moves a sum by twice the bound."""
     bound = checks.positive("bound", bound)
     checks.instance("neighbours", neighbours, Neighbours)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization import BufferedStrategy
 from torchdp.training.separated import worst_separated
 
 ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
@@ -115,17 +116,23 @@ class Separated(Participation):
         return bound, [chosen]
 
 
-def sensitivity(strategy: Tensor, participation: Participation) -> Sensitivity:
+def sensitivity(strategy: Tensor | BufferedStrategy, participation: Participation) -> Sensitivity:
     """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps, others 0.
 
     ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with equality for rows of
     one direction where signs for the steps make every (C^T C)_st >= 0. Where no signs do, the sum is an upper bound.
 
-    strategy: C, (r, steps). The gram is computed in float64 and the result rounded up. Raises TypeError, ValueError.
+    strategy: C, (r, steps); of a :class:`BufferedStrategy` nothing is formed for ``Once``, and C for others. The gram
+    is computed in float64 and the result rounded up. Raises TypeError, ValueError.
 
     Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
     """
+    if isinstance(strategy, BufferedStrategy) and isinstance(participation, Once):
+        longest = float(strategy.column_norms().max())
+        rounding = 3 * len(strategy.before) * torch.finfo(torch.float64).eps
+        return Sensitivity(longest * (1 + rounding), longest * (1 - rounding))
+    strategy = strategy.dense() if isinstance(strategy, BufferedStrategy) else strategy
     C = checks.matrix("strategy", strategy).detach().double()
     if C.ndim != 2:
         raise ValueError(f"strategy must be one (r, steps) matrix, not of shape {tuple(C.shape)}")

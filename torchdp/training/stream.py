@@ -8,31 +8,42 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.structure.buffered import residues
 from torchdp.noise import SeededNoise, process
 from torchdp.training import replicas
 
 KEY = 32  # bytes; the whole stream of noise is a function of them
 AT_ONCE = 2**20  # normals drawn in float64 together
 COARSE = 2.0**-6  # of the noise: what rounding a sum may move it by
-SECRET = ("coefficients", "sigma", "past", "step", "key")
+SECRET = ("coefficients", "buffers", "sigma", "past", "step", "key")
 
 
 class Stream:
     """w_t = (sigma z_t - sum_{s<t} C_ts w_s) / C_tt for t = 0, 1, ...; z_t from ChaCha20 under the key and t.
 
-    coefficients: [t, j] = C[t, t - j], (steps, bands), float64. key: 32 bytes. One thread at a time draws, the others
+    coefficients: [t, j] = C[t, t - j], (steps, bands), float64; with ``buffers``, the poles and zeros of a
+    :class:`BufferedStrategy`, (2, count): [t] = (C_tt, D2_t), and the past is the running numbers. For none: (2, 0).
+    key: 32 bytes. One thread at a time draws, the others
     wait. Copies and pickles raise TypeError: they would repeat the noise.
     """
 
     def __init__(
-        self, coefficients: Tensor, size: int, sigma: float, key: bytes, dtype: torch.dtype, alone: bool
+        self,
+        coefficients: Tensor,
+        buffers: Tensor,
+        size: int,
+        sigma: float,
+        key: bytes,
+        dtype: torch.dtype,
+        alone: bool,
     ) -> None:
         _has_digits(dtype, sigma, coefficients)
-        checks.fits("size", coefficients.shape[1], size)
-        self.coefficients, self.sigma = coefficients, sigma
-        self._past = torch.zeros(coefficients.shape[1] - 1, size, dtype=dtype, device=coefficients.device)
+        memory = buffers.shape[1] or coefficients.shape[1] - 1
+        checks.fits("size", memory + 1, size)
+        self.coefficients, self.buffers, self.sigma = coefficients, buffers, sigma
+        self._past = torch.zeros(memory, size, dtype=dtype, device=coefficients.device)
         self._lock, self._process = threading.RLock(), process()
-        self._done: tuple[int, Tensor | None] = (0, None)  # steps that are spent; noise that is not yet in _past
+        self._done: tuple[int, Tensor | None] = (0, None)  # steps that are spent; what is not yet in _past
         self._alone = alone or not replicas.several()
         self._key = key if self._alone else replicas.from_first(key)
         self._digest = self._identify()
@@ -79,12 +90,12 @@ class Stream:
             self._judge(total, self.sigma / self._diagonal[t])  # the noise's deviation, given all before
             if not self._alone:
                 replicas.check_agree(t, self._digest, total)
-            noise = self._draw(t)
+            noise, kept = self._draw(t)
             if self.step != t:
                 raise RuntimeError(
                     "this thread drew noise while it was drawing noise: in a signal handler or a hook"
                 )
-            self._done = (t + 1, noise)  # the step is spent here, at once; before it nobody has seen the noise
+            self._done = (t + 1, kept)  # the step is spent here, at once; before it nobody has seen the noise
             self._keep()
         return noise if self._refused is None else torch.where(self._refused, torch.nan, noise)
 
@@ -128,7 +139,8 @@ class Stream:
             raise RuntimeError("noise can not go to the meta device: its state would be lost")
         with self._lock:
             self._keep()
-            self.coefficients, self._past = self.coefficients.to(device), self._past.to(device)
+            self.coefficients, self.buffers = self.coefficients.to(device), self.buffers.to(device)
+            self._past = self._past.to(device)
             self._refused = None if self._refused is None else self._refused.to(device)
 
     def secret_state(self) -> dict[str, Any]:
@@ -136,7 +148,8 @@ class Stream:
         with self._lock:
             self._keep()
             key = torch.frombuffer(bytearray(self._key), dtype=torch.uint8)
-            values = (self.coefficients.clone(), self.sigma, self._past.clone(), self.step, key)
+            held = (self.coefficients.clone(), self.buffers.clone())
+            values = (*held, self.sigma, self._past.clone(), self.step, key)
         return dict(zip(SECRET, values, strict=True))
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
@@ -145,10 +158,14 @@ class Stream:
             raise ValueError(f"state must be what secret_state returns, a dict of {', '.join(SECRET)}")
         coefficients = checks.matrix("coefficients", state["coefficients"]).double()
         steps, bands = coefficients.shape
+        buffers = checks.floating("buffers", state["buffers"]).double()
+        memory = (buffers.shape[1] if buffers.ndim == 2 else 0) or bands - 1
+        if buffers.ndim != 2 or len(buffers) != 2 or (buffers.numel() and bands != 2):
+            raise ValueError("buffers must be of shape (2, count), as in secret_state()")
         sigma, step = checks.positive("sigma", state["sigma"]), checks.integer("step", state["step"], 0)
         past, key = state["past"], state["key"]
-        if not isinstance(past, Tensor) or past.shape != (bands - 1, self.size) or not past.isfinite().all():
-            raise ValueError(f"past must be a finite ({bands - 1}, {self.size}) tensor, as in secret_state()")
+        if not isinstance(past, Tensor) or past.shape != (memory, self.size) or not past.isfinite().all():
+            raise ValueError(f"past must be a finite ({memory}, {self.size}) tensor, as in secret_state()")
         if not isinstance(key, Tensor) or key.dtype != torch.uint8 or key.shape != (KEY,):
             raise ValueError(f"key must be a uint8 tensor of shape ({KEY},), as in secret_state()")
         if step > steps or not (coefficients[:, 0] > 0).all():
@@ -160,36 +177,57 @@ class Stream:
             if bytes(key.tolist()) == self._key and step < self.step:
                 raise ValueError(f"state is at step {step}, this stream at {self.step}: its noise would repeat")
             self.coefficients, self.sigma = coefficients.to(self.device, copy=True), sigma
+            self.buffers = buffers.to(self.device, copy=True)
             self._past, self._key = past.to(self.device, copy=True), bytes(key.tolist())
             self._done, self._awaited, self._process = (step, None), None, process()
             self._digest = self._identify()
 
     def _keep(self) -> None:
         """Puts the last noise among the past ones; also where an interrupt came in between."""
-        step, noise = self._done
-        if noise is not None:
-            if len(self._past):
-                self._past[(step - 1) % len(self._past)] = noise
+        step, kept = self._done
+        if kept is not None:
+            if self.buffers.numel():
+                self._past = kept
+            elif len(self._past):
+                self._past[(step - 1) % len(self._past)] = kept
             self._done = (step, None)
 
-    def _draw(self, t: int) -> Tensor:
+    def _draw(self, t: int) -> tuple[Tensor, Tensor]:
+        """The noise of step t, and what is to be kept of it."""
         memory, row = len(self._past), self.coefficients[t]
         draws = SeededNoise(int.from_bytes(self._key + t.to_bytes(8, "little"), "little"), self.device)
         noise = torch.empty(self.size, dtype=self.dtype, device=self.device)
         for part in noise.split(AT_ONCE):
             part.copy_(draws.normal((len(part),)) * self.sigma)
+        if self.buffers.numel():
+            return self._through_buffers(noise, row)
         seen = min(t, memory)
         if seen:
             slots = (t - 1 - torch.arange(seen, device=row.device)) % memory  # of steps t - 1, t - 2, ...
             weights = row.new_zeros(seen).scatter_(0, slots, row[1 : seen + 1]).to(self.dtype)
             with torch.autocast(noise.device.type, enabled=False):
                 noise -= weights @ self._past[:seen]
-        return noise.div_(row[0])
+        noise.div_(row[0])
+        return noise, noise
+
+    def _through_buffers(self, noise: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        """D2^{-1} T^{-1} D1^{-1} z, and the running numbers after it: s <- s - (1 - zero) s + D1^{-1} z."""
+        poles, zeros = self.buffers
+        gains = residues(zeros, poles).to(self.dtype)
+        noise.mul_(row[1] / row[0])
+        kept = torch.addcmul(noise, self._past, (zeros - 1).to(self.dtype)[:, None]).add_(self._past)
+        with torch.autocast(noise.device.type, enabled=False):
+            return noise.add_(gains @ self._past).div_(row[1]), kept
 
     def _identify(self) -> bytes:
         numbers, known = (self.sigma, self.size, str(self.dtype)), self.coefficients.cpu()
         self._diagonal = known[:, 0].tolist()
-        return hashlib.sha256(self._key + known.numpy().tobytes() + repr(numbers).encode()).digest()
+        return hashlib.sha256(
+            self._key
+            + known.numpy().tobytes()
+            + self.buffers.cpu().contiguous().numpy().tobytes()
+            + repr(numbers).encode()
+        ).digest()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

@@ -164,7 +164,8 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
         """
         n, least = map(int, checks.read(counts.sum(), counts.amin())) if len(counts) else (0, 1)
         if not least:
-            points, counts = points[counts > 0], counts[counts > 0]
+            held = counts.nonzero()[:, 0]
+            points, counts = points[held], counts[held]
         return Tally(n, {"sum": self._collect(points, counts, draws)})
 
     def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:

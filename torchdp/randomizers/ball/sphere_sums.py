@@ -30,12 +30,14 @@ def sphere_sums(axes: Tensor, counts: Tensor, draw: Draw, shape: tuple[int, ...]
     dim = axes.shape[-1]
     along = torch.zeros((repeats, len(held)), dtype=torch.float64, device=axes.device)
     across = torch.zeros_like(along)
-    while repeats and bool((left > 0).any()):
-        some = left.clamp_max(max(1, NUMBERS_AT_ONCE // (repeats * int((left > 0).sum()))))
-        types = held.repeat_interleave(some)
-        part = _tree(dim, some, draw(types, repeats), draws)
+    known = left.cpu()  # of sizes known here nothing is asked again
+    while repeats and bool((known > 0).any()):
+        most = max(1, NUMBERS_AT_ONCE // (repeats * int((known > 0).sum())))
+        some, here = left.clamp_max(most), known.clamp_max(most)
+        types = held.repeat_interleave(some, output_size=int(here.sum()))
+        part = _tree(dim, some, here, draw(types, repeats), draws)
         along, across = _add(dim, (along, across), part, draws)
-        left = left - some
+        left, known = left - some, known - here
     total = along @ axes
     at_once = max(1, NUMBERS_AT_ONCE // max(1, repeats * dim))
     for u, rho in zip(axes.split(at_once), across.split(at_once, -1), strict=True):
@@ -46,16 +48,21 @@ def sphere_sums(axes: Tensor, counts: Tensor, draw: Draw, shape: tuple[int, ...]
     return total.reshape(*shape, dim)
 
 
-def _tree(dim: int, sizes: Tensor, users: Sums, draws: Draws) -> Sums:
-    """Sums over consecutive users, sizes[x] of them for type x: (repeats, users) -> (repeats, types)."""
+def _tree(dim: int, sizes: Tensor, known: Tensor, users: Sums, draws: Draws) -> Sums:
+    """Sums over consecutive users, sizes[x] of them for type x: (repeats, users) -> (repeats, types).
+
+    known: the sizes on the CPU.
+    """
     along, across = users
-    while bool((sizes > 1).any()):
-        pairs = (sizes + 1) // 2
-        last = sizes.cumsum(0).repeat_interleave(pairs) - 1  # of each pair's type
-        first = 2 * (
-            torch.arange(len(last), device=sizes.device) - (pairs.cumsum(0) - pairs).repeat_interleave(pairs)
+    while bool((known > 1).any()):
+        pairs, known = (sizes + 1) // 2, (known + 1) // 2
+        total = int(known.sum())
+        # for each pair: its type's first and last user, and the pairs before that type's
+        ends, before = sizes.cumsum(0), pairs.cumsum(0) - pairs
+        start, last, skipped = torch.stack([ends - sizes, ends - 1, before]).repeat_interleave(
+            pairs, dim=1, output_size=total
         )
-        first += (sizes.cumsum(0) - sizes).repeat_interleave(pairs)
+        first = start + 2 * (torch.arange(total, device=sizes.device) - skipped)
         second, paired = torch.minimum(first + 1, last), first < last
         others = along[:, second] * paired, across[:, second] * paired
         along, across = _add(dim, (along[:, first], across[:, first]), others, draws)

@@ -1,0 +1,212 @@
+"""Strategies with a few numbers of memory: C = D1 T D2, T Toeplitz with ``buffers`` geometric parts, D1, D2 diagonal.
+
+T has the generating function prod_a (1 - zeros_a x) / (1 - poles_a x), 1 > pole_1 > zero_1 > pole_2 > ... > 0, and
+T^{-1} the same with poles and zeros exchanged: noise C^{-1} z is made step by step from ``buffers`` running numbers. D2
+makes all columns of C one long. Column norms of C and row norms of W C^{-1} come from recurrences
+y_t = rho y_{t-1} + x_t alone, in O(steps buffers^2).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from scipy.signal import lfilter
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent
+from torchdp.factorization.structure.running import factorize_running
+from torchdp.workloads import RunningSums
+
+KNOTS = 12  # of D1's logarithm, piecewise linear in logit((t + 1/2) / steps)
+SHARP = (30.0, 300.0, 3000.0)  # powers that stand for the largest squared row norm, one after the other
+WHOLE, FINISH = 2**14, 30  # steps of a problem that is solved from the start; evaluations that a larger one adds
+
+
+@dataclass(frozen=True)
+class BufferedStrategy:
+    """C = D1 T D2, as 2 (buffers + steps) numbers.
+
+    poles, zeros: (buffers,), in (0, 1), falling in turns: pole_1 > zero_1 > pole_2 > ...; before, after: the diagonals
+    of D1 and D2, (steps,), positive. All float64 on one device. Raises TypeError, ValueError.
+    """
+
+    poles: Tensor
+    zeros: Tensor
+    before: Tensor
+    after: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("poles", "zeros", "before", "after"):
+            value = checks.floating(name, getattr(self, name)).detach().double()
+            if value.ndim != 1 or not len(value) or not (value > 0).all():
+                raise ValueError(f"{name} must be positive, of one dimension, not of shape {tuple(value.shape)}")
+            object.__setattr__(self, name, value)
+        if self.poles.shape != self.zeros.shape or self.before.shape != self.after.shape:
+            raise ValueError("there must be as many zeros as poles, and as many numbers before as after")
+        places = torch.stack([self.poles, self.zeros], 1).flatten()
+        if not (places[0] < 1 and (places.diff() < 0).all()):
+            raise ValueError("poles and zeros must lie below 1 and fall in turns: pole_1 > zero_1 > pole_2 > ...")
+
+    @property
+    def gains(self) -> Tensor:
+        """nu, (buffers,): T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x; all negative."""
+        return residues(self.zeros, self.poles)
+
+    def column_norms(self) -> Tensor:
+        """Of C, (steps,), without forming it; their relative rounding is at most 3 eps steps."""
+        poles, zeros, before = (y.cpu() for y in (self.poles, self.zeros, self.before))
+        return self.after / _reciprocals(poles, zeros, before).to(self.after.device)
+
+    def dense(self) -> Tensor:
+        """C itself, (steps, steps), lower triangular."""
+        n = len(self.before)
+        checks.fits("C", n, n)
+        age = torch.arange(n, device=self.before.device)
+        powers = self.poles[:, None] ** (age - 1).clamp_min(0)
+        first = torch.where(age > 0, residues(self.poles, self.zeros) @ powers, 1.0)
+        return self.before[:, None] * first[(age[:, None] - age).clamp_min(0)].tril() * self.after
+
+
+@dataclass(frozen=True)
+class BufferedFactorization:
+    """W (G + C^{-1} Z) for running sums W: a strategy C whose columns are one long, and how good it is.
+
+    row_norms: of W C^{-1}, (steps,), the standard errors for Z of standard deviation 1 where a user enters one step.
+    certificate: of gamma_(p), its upper bound the l_p norm of row_norms.
+    """
+
+    workload: RunningSums
+    strategy: BufferedStrategy
+    row_norms: Tensor
+    certificate: Certificate
+
+
+def factorize_buffered(
+    W: RunningSums, buffers: int = 4, p: float = math.inf, *, tol: float = 1e-3
+) -> BufferedFactorization:
+    """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a proved lower bound.
+
+    buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000 steps, 5 for a million.
+    p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the lower bound, which holds
+    for every strategy (:func:`factorize`). Optimised on the CPU. Raises TypeError, ValueError.
+
+    Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms.
+    Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered Toeplitz strategies; D1 and D2 are ours.
+    """
+    checks.instance("W", W, RunningSums)
+    buffers, p = checks.integer("buffers", buffers, 1, 16), check_exponent(p)
+    lower = factorize_running(W, p, tol, 10_000).certificate.lower
+    sizes = [W.steps] if W.steps <= WHOLE else [WHOLE, W.steps]
+    span = [math.log(4 * n) for n in sizes]
+    x = np.concatenate([[span[0]], np.full(2 * buffers - 1, (span[0] + 2) / (2 * buffers)), np.zeros(KNOTS)])
+    for stage, n in enumerate(sizes):
+        if stage:
+            x[: 2 * buffers] *= span[1] / span[0]
+        decay = W.decay ** (W.steps / n)
+        for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
+            most = FINISH if stage else 1000
+            x = minimize(
+                _objective, x, (_shapes(n), decay, buffers, power), jac=True, method="L-BFGS-B",
+                options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
+            ).x  # fmt: skip
+    with torch.no_grad():
+        poles, zeros, before = _parts(torch.from_numpy(x), _shapes(W.steps), buffers)
+        squares, after = _squares(poles, zeros, before, W.decay)
+        size, _ = _squares(poles, zeros, before, W.decay, torch.abs)
+    upper = torch.linalg.vector_norm(squares.sqrt(), ord=p)
+    rounding = allowance(torch.linalg.vector_norm(size / squares.sqrt(), ord=p), 3 * W.steps)
+    certificate = Certificate(upper, lower.cpu(), torch.zeros_like(upper), rounding=rounding)
+    strategy = BufferedStrategy(*(y.to(W.device) for y in (poles, zeros, before, after)))
+    return BufferedFactorization(W, strategy, squares.sqrt().to(W.device), certificate)
+
+
+def _objective(
+    x: np.ndarray, shapes: Tensor, decay: float, buffers: int, power: float
+) -> tuple[float, np.ndarray]:
+    """log of the l_power norm of the squared row norms, and its gradient."""
+    point = torch.from_numpy(x.copy()).requires_grad_()
+    squares, _ = _squares(*_parts(point, shapes, buffers), decay)
+    value = (power * squares.log()).logsumexp(0) / power
+    (slope,) = torch.autograd.grad(value, point)
+    return float(value.detach()), slope.numpy()
+
+
+def _shapes(n: int) -> Tensor:
+    """Hat functions at KNOTS points of logit((t + 1/2) / n), (n, KNOTS)."""
+    y = torch.logit((torch.arange(n, dtype=torch.float64) + 0.5) / n)
+    knots = torch.linspace(-1, 1, KNOTS, dtype=torch.float64) * max(float(y[-1]), 1.0)
+    return (1 - ((y[:, None] - knots) / (knots[1] - knots[0])).abs()).clamp_min(0)
+
+
+def _parts(x: Tensor, shapes: Tensor, buffers: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Poles, zeros and D1: a logit, positive decrements, heights at the knots."""
+    falls = torch.nn.functional.softplus(x[1 : 2 * buffers])
+    places = torch.cat([x[:1], -falls]).cumsum(0).sigmoid()
+    return places[0::2], places[1::2], (shapes @ x[2 * buffers :]).exp()
+
+
+def residues(poles: Tensor, zeros: Tensor) -> Tensor:
+    """w of t_m = sum_a w_a poles_a^{m-1}, m > 0: the residues of prod (1 - zeros x) / (1 - poles x)."""
+    apart = poles[:, None] - poles
+    apart = torch.where(torch.eye(len(poles), dtype=torch.bool, device=poles.device), 1.0, apart)
+    return (poles[:, None] - zeros).prod(1) / apart.prod(1)
+
+
+def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
+    """1 / the column norms of D1 T, (n,)."""
+    first, second = torch.triu_indices(len(poles), len(poles))
+    w, own = residues(poles, zeros), before.square()
+    pairs = torch.where(first == second, 1.0, 2.0) * w[first] * w[second]
+    tails = _Filter.apply(own.flip(0).expand(len(first), -1), poles[first] * poles[second]).flip(-1)
+    return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
+
+
+def _squares(
+    poles: Tensor, zeros: Tensor, before: Tensor, decay: float, sign: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Squared row norms of W C^{-1}, and D2 = 1 / the column norms of D1 T, (n,) each; sums of sizes for sign = abs.
+
+    G_ab, H_a: inner products of the buffers' coefficients with each other and with the row so far.
+    """
+    first, second = torch.triu_indices(len(poles), len(poles))
+    after, v = _reciprocals(poles, zeros, before), 1 / before.square()
+    nu = residues(zeros, poles) if sign is None else sign(residues(zeros, poles))
+    G = _late(_Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
+    place = torch.zeros(len(nu), len(nu), dtype=torch.long)
+    place[first, second] = place[second, first] = torch.arange(len(first))
+    mixed = torch.stack([nu @ G[row] for row in place])  # (buffers, n)
+    H = _late(_Filter.apply((zeros[:, None] * mixed + v) / after, decay * zeros))
+    rises = (v + nu @ mixed) / after**2 + 2 * decay * (nu @ H) / after
+    return _Filter.apply(rises[None], rises.new_tensor([decay**2]))[0], after
+
+
+def _late(y: Tensor) -> Tensor:
+    """One step later, 0 first."""
+    return torch.nn.functional.pad(y[:, :-1], (1, 0))
+
+
+class _Filter(torch.autograd.Function):
+    """y_t = rho y_{t-1} + x_t along the last dimension: x (k, n), rho (k,)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rho: Tensor) -> Tensor:
+        y = torch.empty(x.shape, dtype=x.dtype)
+        for row, ratio, into in _rows(x, rho, y):
+            into[:] = lfilter([1.0], [1.0, -ratio], row)
+        ctx.save_for_backward(y, rho)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        y, rho = ctx.saved_tensors
+        back = _Filter.apply(gradients[0].flip(-1), rho).flip(-1)
+        return back, (back[:, 1:] * y[:, :-1]).sum(-1)
+
+
+def _rows(x: Tensor, rho: Tensor, y: Tensor) -> Iterator[tuple[np.ndarray, float, np.ndarray]]:
+    return zip(x.numpy(), rho.tolist(), y.numpy(), strict=True)
