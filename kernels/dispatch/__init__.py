@@ -132,7 +132,8 @@ class Kernel:
     def result(self, form: Callable[..., Any], device: torch.device) -> torch.Tensor:
         """Of the public case; an operation that works in place returns None and changes its first argument."""
         arguments, options = self.case.arguments(device, self.case.small)
-        returned = form(*arguments, **options)
+        with torch.autocast(device.type, enabled=False):  # a caller's would round the reference
+            returned = form(*arguments, **options)
         return arguments[0] if returned is None else returned
 
     def _judged(self, device: torch.device) -> str | None:

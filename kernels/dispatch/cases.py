@@ -55,6 +55,12 @@ def _uniform(device: torch.device, *shape: int) -> Tensor:
     return ((place * 0.6180339887498949 + 0.25) % 1).clamp(2.0**-53, 1 - 2.0**-53).view(shape)
 
 
+def _scattered(device: torch.device, k: int, *shape: int) -> Tensor:
+    """Whole numbers in [0, k) in no order, float32."""
+    generator = torch.Generator(device).manual_seed(k)
+    return torch.empty(shape, device=device).random_(k, generator=generator)
+
+
 def _types(device: torch.device, n: int, k: int) -> Tensor:
     return torch.arange(n, device=device) % k
 
@@ -137,10 +143,9 @@ PRIVUNITG = Case(
 
 def _waves(device: torch.device, n: int) -> Call:
     """Multiples of powers of two, whose products add up without rounding: then the cosine alone rounds."""
-    x = (torch.arange(n * DIM, device=device) * 7 % 17 - 8).view(n, DIM).float() / 8
-    frequencies = (torch.arange(DIM * FEATURES, device=device) * 5 % 13 - 6).view(DIM, FEATURES).float() / 64
-    phases = (torch.arange(FEATURES, device=device) * 3 % 251)[None].float() / 256
-    return (x, frequencies, phases, _types(device, n, 2), 2), {}
+    x = _scattered(device, 17, n, DIM).sub_(8).div_(8)
+    frequencies = _scattered(device, 13, DIM, FEATURES).sub_(6).div_(64)
+    return (x, frequencies, _scattered(device, 256, 1, FEATURES).div_(256), _types(device, n, 2), 2), {}
 
 
 def _rounded(device: torch.device, n: int) -> Call:

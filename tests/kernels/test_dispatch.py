@@ -1,13 +1,15 @@
 """Which form of a kernel runs, and what happens where the fused one can not: never another law, a word used twice,
 a crash that hides its cause."""
 
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from torchdp.cli.examine import products
-from torchdp.kernels import dispatch, response_counts, secure_sketch
+from torchdp.kernels import dispatch, privunit, privunitg, response_counts, rounded_features, secure_sketch
 from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
@@ -174,6 +176,52 @@ def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(
     assert not torch.equal(found[0][0], found[0][1])  # the next call has a key of its own
 
 
+def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, monkeypatch):
+    """A form that writes nothing must not find the reference's own numbers where they were freed."""
+    seen, full_like = [], torch.full_like
+
+    def watched(tensor, value):
+        seen.append((tensor.shape, value))
+        return full_like(tensor, value)
+
+    def fused(*arguments):
+        assert ((16,), 77) in seen
+        return response_counts.reference.counts(*arguments)
+
+    monkeypatch.setattr(torch, "full_like", watched)
+    assert kernel(fused, monkeypatch).trial(CPU) is None
+
+
+def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
+    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
+    made = kernel(late, monkeypatch)
+    assert torch.equal(made(CPU, *CALL), response_counts.reference.counts(*CALL))
+    with pytest.raises(RuntimeError, match="it does not run: RuntimeError: out of resource: shared memory"):
+        made(CPU, X.repeat(2), *CALL[1:])
+
+
+def test_sums_are_drawn_from_a_key_on_cuda_and_where_fused_is_asked_for(monkeypatch):
+    for chosen, here in (("auto", False), ("reference", False), ("fused", True)):
+        monkeypatch.setenv("TORCHDP_KERNELS", chosen)
+        assert dispatch.keyed("cuda:1") and dispatch.keyed(CPU) == here
+
+
+def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
+    made, tried = kernel(response_counts.reference.counts, monkeypatch), []
+
+    def trial(device):
+        tried.append(device)
+        time.sleep(0.05)
+        return "does not agree with its reference"
+
+    monkeypatch.setattr(made, "trial", trial)
+    wanted = response_counts.reference.counts(*CALL)
+    with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(8) as pool:
+        warnings.simplefilter("always")
+        found = list(pool.map(lambda _: made(CPU, *CALL), range(16)))
+    assert len(tried) == len(seen) == 1 and all(torch.equal(each, wanted) for each in found)
+
+
 def test_a_mistake_of_the_caller_switches_nothing_off(auto, monkeypatch):
     def fused(x, *rest):
         return response_counts.reference.counts(x, *rest)
@@ -233,25 +281,44 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
     assert torch.equal(sums, wanted) and len(launches) == 1
 
 
-def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(monkeypatch):
-    """What stands in for a kernel on a GPU must not ask for all messages at once."""
-    from torchdp.kernels import privunit, privunitg, rounded_features
+@pytest.mark.parametrize(
+    ("module", "form", "specification", "case", "limit", "width"),
+    [
+        (privunit, "_sums", "messages", cases.PRIVUNIT, "NUMBERS_AT_ONCE", 64),
+        (privunitg, "_sums", "messages", cases.PRIVUNITG, "NUMBERS_AT_ONCE", 64),
+        (rounded_features, "_rounded", "counted", cases.ROUNDED, "BITS_AT_ONCE", 256),
+        (rounded_features, "_positive", "counted", cases.POSITIVE, "BITS_AT_ONCE", 256),
+    ],
+)
+def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
+    monkeypatch, module, form, specification, case, limit, width
+):
+    """What stands in for a kernel on a GPU must not hold all messages or bits at once."""
+    arguments, options = case.arguments(CPU, 30)
+    inner, sizes = getattr(module.reference, specification), []
 
-    for module, name, size in (
-        (privunit, "NUMBERS_AT_ONCE", 64 * 7),
-        (privunitg, "NUMBERS_AT_ONCE", 64 * 7),
-        (rounded_features, "BITS_AT_ONCE", 256 * 7),
-    ):
-        monkeypatch.setattr(module, name, size)
-    for form, case, whole in (
-        (privunit._sums, cases.PRIVUNIT, privunit.reference.sums),
-        (privunitg._sums, cases.PRIVUNITG, privunitg.reference.sums),
-        (rounded_features._rounded, cases.ROUNDED, rounded_features.reference.rounded_counts),
-        (rounded_features._positive, cases.POSITIVE, rounded_features.reference.positive_counts),
-    ):
-        arguments, options = case.arguments(CPU, 30)
-        found, wanted = form(*arguments, **options), whole(*arguments, **options)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    def watched(*some, **named):
+        made = inner(*some, **named)
+        sizes.append(len(made) if specification == "messages" else len(some[0]))
+        return made
+
+    monkeypatch.setattr(module.reference, specification, watched)
+    whole = getattr(module, form)(*arguments, **options)
+    assert sizes == [30]
+    monkeypatch.setattr(module, limit, 7 * width)
+    parts = getattr(module, form)(*arguments, **options)
+    assert sizes[1:] == [7, 7, 7, 7, 2]
+    assert float((parts - whole).abs().max()) <= 1e-5 * float(whole.abs().max()) * whole.is_floating_point()
+
+
+def test_a_callers_autocast_does_not_spoil_the_trial():
+    """Sixteen bits of the reference's product would be taken for a mistake of the kernel's."""
+    kernel = rounded_features.ROUNDED
+    arguments, _ = kernel.case.arguments(CPU, kernel.case.small)
+    wanted = kernel.plain(*arguments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not torch.equal(kernel.plain(*arguments), wanted)
+        assert torch.equal(kernel.result(kernel.plain, CPU), wanted)
 
 
 def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):

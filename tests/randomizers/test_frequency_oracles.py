@@ -20,6 +20,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.alphabet import subset_sums
 from torchdp.randomizers.draws import unpack
 
 ALPHA = 1e-6
@@ -121,6 +122,32 @@ def test_guarantee_subset_selection_exactly_epsilon_ldp(k, epsilon):
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_guarantee_hadamard_response_exactly_epsilon_ldp(k, epsilon):
     check_guarantee(HadamardResponse, k, epsilon)
+
+
+@pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])
+def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, k, epsilon, n):
+    monkeypatch.setattr(subset_sums, "CELLS", 20_000)
+    oracle, repeats = SubsetSelection(k, epsilon), 1000
+    counts = torch.zeros(k, dtype=torch.int64)
+    counts[0], counts[-1] = n // 2, n - n // 2
+    drawn = oracle.sample_tally(counts, generator=generator(32), sample_shape=(repeats,))["reports"].double()
+    assert bool((drawn.sum(1) == n * oracle.subset).all())
+    covariance = oracle.gap**2 * (counts[0] * oracle.covariance(0) + counts[-1] * oracle.covariance(k - 1))
+    spread = covariance.diag().sqrt()
+    mean = n * oracle.off + oracle.gap * counts
+    assert float(((drawn.mean(0) - mean) / spread).abs().max()) * math.sqrt(repeats) < 5.5
+    apart = (drawn.mT.cov() - covariance) / (spread[:, None] * spread)
+    assert float(apart.abs().max()) * math.sqrt(repeats) < (8 if n > 3 else 12)  # of three users: long tails
+
+
+@pytest.mark.parametrize(("s", "h"), [(2, 1), (9, 4), (700, 512), (6000, 2500)])
+def test_picks_of_one_half_are_hypergeometric(s, h):
+    r = torch.tensor([0, 1, s // 3, s - 1, s])
+    low, (law, *_) = subset_sums._hypergeometric(r, s, h)
+    for first, row, picked in zip(low.tolist(), law, r.tolist(), strict=True):
+        exact = stats.hypergeom(s, h, picked).pmf(first + np.arange(law.shape[1]))
+        np.testing.assert_allclose(row / row.sum(), exact, rtol=1e-8, atol=1e-18)
+        assert exact.sum() > 1 - 1e-9  # scipy's own rounding; what is left out is below 1e-24
 
 
 def law_of_the_tally(kind, k, epsilon, x):

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from scipy.signal import fftconvolve
 
-from torchdp.shuffle.count_laws import negative_binomial_law, poisson_law
+from torchdp.shuffle.count_laws import BLOCKS, negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import (
     correlated_profiles,
     gaussian_profile,
@@ -293,3 +293,28 @@ def test_noise_beyond_what_can_be_followed_is_refused():
         response_profile(10**12, 0.3)(np.zeros(1))
     with pytest.raises(ValueError, match="shape"):
         correlated_profiles(0.5, 1.0, 0.5, shape=1.5)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [poisson_law(4e6), negative_binomial_law(1e6, 0.5), negative_binomial_law(0.3, 0.999)],
+    ids=["P", "NB", "few"],
+)
+def test_guarantee_a_law_told_by_blocks_hides_no_less_and_costs_little(law):
+    """Curves and moments of the outcomes one by one, against those of the pair by blocks, in both directions."""
+    a, b, loss = law.neighbours()
+    assert len(a) <= 2 * BLOCKS < len(law.mass) / 4
+    assert a.sum() == pytest.approx(law.mass[1:].sum(), abs=1e-12)
+    assert b.sum() == pytest.approx(law.mass[:-1].sum(), abs=1e-12)
+    assert (a >= 0).all() and np.abs(loss).max() <= np.abs(law.step).max()
+    spread = math.sqrt(float(law.mass[1:] @ law.step**2))
+    epsilons = spread * np.linspace(-6, 6, 49)
+    for p, q, few, of, sign in ((law.mass[1:], law.mass[:-1], a, b, -1), (law.mass[:-1], law.mass[1:], b, a, 1)):
+        exact, ours = hockey_stick(p, q, epsilons), hockey_stick(few, of, epsilons)
+        assert (ours >= exact - 1e-13).all()
+        assert (ours <= exact * 1.001 + 1e-13).all()
+        for power in (3.0, 40.0, -2.0, -39.0):
+            truth, bound = (x @ np.exp(sign * power * y) - 1 for x, y in ((p, law.step), (few, loss)))
+            assert truth - 1e-6 * abs(truth) - 1e-12 <= bound <= truth + 1e-4 * abs(truth) + 1e-12
+    smaller = hockey_stick(a * (1 - 1e-6), b, epsilons)  # a millionth of the mass missing: caught
+    assert (smaller < hockey_stick(law.mass[1:], law.mass[:-1], epsilons) - 1e-13).any()

@@ -97,6 +97,8 @@ def machine() -> dict[str, str]:
         facts = torch.cuda.get_device_properties(index)
         kind = "ROCm" if torch.version.hip else f"sm_{facts.major}{facts.minor}"
         found[f"cuda:{index}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {kind}"
+    if not torch.cuda.device_count() and shutil.which("nvidia-smi"):
+        found["cuda"] = f"nvidia-smi is here, but torch {torch.__version__} sees no device: a CPU build of torch?"
     return found
 
 

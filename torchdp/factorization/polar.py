@@ -29,23 +29,56 @@ def polar(M: Tensor, loss: float, dtype: torch.dtype = torch.float64) -> Tensor:
     """
     if M.shape[-2] < M.shape[-1]:
         return polar(M.mT, loss, dtype).mT
-    *batch, m, n = M.shape
-    X = M.reshape(-1, m, n)
-    size = X.abs().amax((-2, -1), keepdim=True)
-    X = (X / torch.where(size > 0, size, 1.0)).to(dtype)
+    X, gram, share = _scaled(M, dtype)
+    return _climb(X, gram, polar_steps(loss, M.shape[-1], float(share)), torch.float64)
+
+
+def contraction(
+    M: Tensor, steps: list[float], dtype: torch.dtype, last: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """:func:`polar` of M (*batch, m, n), m >= n, by steps chosen before; and the share that chooses the next, ().
+
+    Whatever the steps of :func:`polar_steps`: ||Q||_2 <= 1 to the rounding of ``last``, the type of the last step.
+    Nothing is read back from M's device.
+    """
+    X, gram, share = _scaled(M, dtype)
+    return _climb(X, gram, steps, last), share
+
+
+def polar_steps(loss: float, n: int, share: float) -> list[float]:
+    """The steps of :func:`polar` for a short side of n, where ||M||_F^2 >= share nu^2; share = 1 is always true."""
+    return scalings(loss * share / (2 * n), loss / 2)
+
+
+def _scaled(M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """X = M / nu and X^T X in ``dtype``, and the least ||M||_F^2 / nu^2 of the batch."""
+    size = M.abs().amax((-2, -1), keepdim=True)
+    X = (M / torch.where(size > 0, size, 1.0)).to(dtype)
     gram = X.mT @ X
-    bound = torch.linalg.matrix_norm(gram)  # (batch), >= ||X||_2^2
-    squares = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    share = torch.where(bound > 0, squares / bound, 1.0).min()
-    bound = torch.where(bound > 0, bound, 1.0)[:, None, None]
-    X, gram = X / bound.sqrt(), gram / bound
-    steps = scalings(loss * float(share) / (2 * n), loss / 2)
+    bound = torch.linalg.matrix_norm(gram)[..., None, None]  # >= ||X||_2^2
+    squares = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    share = torch.where(bound > 0, squares / bound, 1.0).amin()
+    bound = torch.where(bound > 0, bound, 1.0)
+    return X / bound.sqrt(), gram / bound, share
+
+
+def _climb(X: Tensor, gram: Tensor, steps: list[float], last: torch.dtype) -> Tensor:
     for rho in steps[:-1]:
-        X = torch.baddbmm(X, X, gram, beta=1.5 * rho, alpha=-0.5 * rho**3)
+        X = _cubic(X, gram, rho)
         gram = X.mT @ X
-    rho, X = steps[-1], X.double()
-    Q = torch.baddbmm(X, X, X.mT @ X, beta=1.5 * rho, alpha=-0.5 * rho**3)
-    return Q.reshape(*batch, m, n)
+    if X.dtype != last:
+        X = X.to(last)
+        gram = X.mT @ X
+    return _cubic(X, gram, steps[-1])
+
+
+def _cubic(X: Tensor, gram: Tensor, rho: float) -> Tensor:
+    """rho X (3 - rho^2 X^T X) / 2."""
+    if X.ndim == 2:
+        return torch.addmm(X, X, gram, beta=1.5 * rho, alpha=-0.5 * rho**3)
+    batch, flat = X.shape, X.reshape(-1, *X.shape[-2:])
+    gram = gram.reshape(-1, *gram.shape[-2:])
+    return torch.baddbmm(flat, flat, gram, beta=1.5 * rho, alpha=-0.5 * rho**3).reshape(batch)
 
 
 def scalings(low: float, error: float) -> list[float]:

@@ -38,8 +38,8 @@ def delta_of(
     Raises ValueError, TypeError.
 
     Guarantees: (epsilon, delta)-DP under replacement of all bits, or of the vector, of one user, whatever the other
-    users hold. Exact for central Gaussian noise and for one instance of one-type and correlated noise; otherwise an
-    upper bound.
+    users hold. Exact for central Gaussian noise and for one instance of correlated noise and of one-type noise that
+    spreads over up to 8,192 counts; otherwise an upper bound.
     Source: ``torchdp.privacy.accounting``; ``shuffle.moments``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
     """
     epsilon, (instances, change, flips) = (

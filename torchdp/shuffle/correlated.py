@@ -18,6 +18,8 @@ from torchdp.shuffle.draws import scattered_negative_binomial
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target, largest_epsilon, least_noise, root
 
+ROUGH = 0.01  # of the flood's size, where floods are compared
+
 
 @dataclass(frozen=True)
 class CorrelatedSum(MessageLaw):
@@ -101,16 +103,20 @@ class CorrelatedSum(MessageLaw):
             flood = math.exp(-c * limit)
             return lambda noise: cls(target.users, ratio, noise**2 * (1 - flood) ** 2 / flood, flood)
 
+        near = 10 / limit
+
         def messages(log_c: float) -> float:
+            nonlocal near  # where the last search ended, the next one starts
             some: Callable[[float], CorrelatedSum] = family(math.exp(log_c))
             try:
-                return some(root(some, 10 / limit, target)).messages_per_user
+                near = root(some, near, target, ROUGH)
+                return some(near).messages_per_user
             except ValueError:  # a flood over more counts than can be followed
                 return math.inf
 
         bounds = (math.log(0.02), math.log(1.5))
         best = minimize_scalar(messages, bounds=bounds, method="bounded", options={"maxiter": 6, "xatol": 0.3})
-        return least_noise(family(math.exp(float(best.x))), 10 / limit, target)
+        return least_noise(family(math.exp(float(best.x))), near, target)
 
 
 def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> Bag:

@@ -40,8 +40,8 @@ def moments_delta(law: CountLaw, epsilon: float, instances: int, change: float) 
     Guarantees: as the module's proof says, for every law of D.
     """
     outside = law.mass[0] + law.mass[-1] + 2 * law.lost
-    a, b = law.mass[1:], law.mass[:-1]  # Pr[D = y], Pr[1 + D = y] where both are known
-    bases = (_Base(a, np.expm1(-law.step)), _Base(b, np.expm1(law.step)))
+    a, b, loss = law.neighbours()  # Pr[D = y], Pr[1 + D = y] where both are known, or a pair that dominates them
+    bases = (_Base(a, np.expm1(-loss)), _Base(b, np.expm1(loss)))
 
     def log_delta(log_order: float, slack: float = _SLACK) -> float:
         alpha, rate = math.exp(log_order), 0.0

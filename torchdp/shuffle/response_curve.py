@@ -44,6 +44,8 @@ def response_profile(users: int, flip: float) -> Profile:
     kept = others - given
     ones = np.unique(np.minimum(np.arange(0, others // 2 + given + 1, given + 1), kept // 2))
     lost = 4 * math.exp(-_OUTSIDE)
+    few = len(ones) * _width(kept, p) <= _AT_ONCE
+    held = list(_laws(kept, p, ones)) if few else []  # what is small enough is made once
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
         epsilons = np.clip(np.asarray(epsilons, dtype=np.float64), -700.0, 700.0)
@@ -51,7 +53,7 @@ def response_profile(users: int, flip: float) -> Profile:
         a = 1 - p - np.exp(sizes) * p
         b = np.exp(sizes) * (1 - p) - p
         worst, inside = np.zeros(len(sizes)), a > 0
-        for inverse_steps, law in _laws(kept, p, ones):
+        for inverse_steps, law in held or _laws(kept, p, ones):
             for rising, f in zip(inverse_steps, law, strict=True):
                 curve = _both_directions(rising, f, a[inside], b[inside], np.expm1(sizes[inside]))
                 worst[inside] = np.maximum(worst[inside], curve)
@@ -91,15 +93,7 @@ def _laws(others: int, p: float, ones: np.ndarray) -> Iterator[tuple[np.ndarray,
     same on the other side. The rows run over all counts that have probability above e^-(2 _OUTSIDE) by Bernstein's
     inequality, so that within those above e^-_OUTSIDE the start of a row is forgotten, to e^-40 (summed in a test).
     """
-    q = 1 - p
-    variance = others * p * q
-    reach = 2 * _OUTSIDE / 3 + math.sqrt((2 * _OUTSIDE / 3) ** 2 + 4 * _OUTSIDE * variance)
-    width = min(others, math.ceil(2 * reach)) + 1
-    if width > _WIDEST:
-        raise ValueError(
-            f"flip = {p:g} among {others + 1} users spreads the count over {width} values, and at most {_WIDEST} are "
-            "followed; take PoissonSum for so much noise"
-        )
+    q, reach, width = 1 - p, _reach(others, p), _width(others, p)
     for part in np.array_split(ones, math.ceil(len(ones) * width / _AT_ONCE)):
         mean = others * p + part * (q - p)
         bottom = np.clip(np.floor(mean - reach), 0, others + 1 - width).astype(np.int64)
@@ -113,6 +107,22 @@ def _laws(others: int, p: float, ones: np.ndarray) -> Iterator[tuple[np.ndarray,
         np.cumsum(-np.log(rising[:, 1:]), axis=1, out=logs[:, 1:])
         law = np.exp(logs - logs.max(axis=1, keepdims=True))
         yield rising, law / law.sum(axis=1, keepdims=True)
+
+
+def _reach(others: int, p: float) -> float:
+    """How far from the mean a count lies with probability e^-(2 _OUTSIDE) at most."""
+    return 2 * _OUTSIDE / 3 + math.sqrt((2 * _OUTSIDE / 3) ** 2 + 4 * _OUTSIDE * others * p * (1 - p))
+
+
+def _width(others: int, p: float) -> int:
+    """Counts to follow. Raises ValueError."""
+    width = min(others, math.ceil(2 * _reach(others, p))) + 1
+    if width > _WIDEST:
+        raise ValueError(
+            f"flip = {p:g} among {others + 1} users spreads the count over {width} values, and at most {_WIDEST} are "
+            "followed; take PoissonSum for so much noise"
+        )
+    return width
 
 
 def _downwards(others: int, p: float, ones: np.ndarray, bottom: np.ndarray, width: int) -> np.ndarray:

@@ -148,13 +148,13 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     return min(flipping, family(noise), key=lambda law: law.rmse)
 
 
-def root(family: Family[Law], start: float, target: Target) -> float:
-    """Where either direction alone has this delta, to TOLERANCE: a lower bound of the noise needed, nearly tight."""
+def root(family: Family[Law], start: float, target: Target, tolerance: float = TOLERANCE) -> float:
+    """Where either direction alone has this delta, to ``tolerance``: nearly tight, a lower bound of the noise."""
 
     def excess(log_noise: float) -> float:
         return math.log(_largest_alone(family(math.exp(log_noise)), target) / target.delta)
 
-    return math.exp(crossing(excess, math.log(start)) + TOLERANCE / 2)
+    return math.exp(crossing(excess, math.log(start), tolerance) + tolerance / 2)
 
 
 def _largest_alone(law: Accounted, target: Target) -> float:
@@ -176,7 +176,7 @@ def largest_epsilon(profiles: Callable[[float], Sequence[Profile]], target: Targ
     return math.exp(-found)
 
 
-def crossing(excess: Callable[[float], float], start: float) -> float:
+def crossing(excess: Callable[[float], float], start: float, tolerance: float = TOLERANCE) -> float:
     """A point near which ``excess`` falls through 0."""
     low, high, width = start, start, 0.02
     while excess(high) > 0:
@@ -184,4 +184,4 @@ def crossing(excess: Callable[[float], float], start: float) -> float:
     width = 0.02
     while low == high or excess(low) <= 0:
         low, high, width = low - width, low, min(3 * width, 1.0)
-    return float(brentq(excess, low, high, xtol=TOLERANCE / 2, rtol=1e-15))
+    return float(brentq(excess, low, high, xtol=tolerance / 2, rtol=1e-15))

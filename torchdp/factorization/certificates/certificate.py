@@ -128,12 +128,21 @@ def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: boo
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / torch.where(size > 0, size, 1.0)
     centred = W - (W @ columns[..., None]) if shifted else W
-    weighted = rows.sqrt()[..., None] * centred * columns.sqrt()[..., None, :]
+    weighted = centred * (rows.sqrt()[..., None] * columns.sqrt()[..., None, :])
     if weighted.is_cuda and min(W.shape[-2:]) >= LARGE:
         lower = proved_trace_norm(weighted, polar(weighted, WITNESS))
     else:
-        lower = torch.linalg.svdvals(weighted).sum(-1)
+        lower = _trace_norm(weighted)
     return lower * size[..., 0, 0]
+
+
+def _trace_norm(M: Tensor) -> Tensor:
+    """The sum of the singular values, (*batch): of a symmetric matrix, the columns reversed or not, abs eigenvalues."""
+    if M.shape[-2] == M.shape[-1]:
+        for turned in (M, M.flip(-1)):
+            if torch.equal(turned, turned.mT):
+                return torch.linalg.eigvalsh(turned).abs().sum(-1)
+    return torch.linalg.svdvals(M).sum(-1)
 
 
 def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:

@@ -3,49 +3,55 @@
 import torch
 from torch import Tensor
 
-RIDGE = 1e-8  # of the least squares, relative
+TINY = torch.finfo(torch.float64).tiny
+RIDGE = 1e-16  # of the least squares' normal equations, whose columns have length about 1 / d
 
 
 class History:
-    """The last updates of weights -> weights e^update."""
+    """The last updates of weights -> weights e^update, in place: the oldest gives way to the newest."""
 
     def __init__(self, memory: int) -> None:
-        self.memory = memory
-        self.points: list[Tensor] = []  # differences of the logarithms, and of the updates, (*batch, m + n)
-        self.updates: list[Tensor] = []
-        self.last: tuple[Tensor, Tensor] | None = None
-        self.extrapolated = torch.zeros((), dtype=torch.bool)
+        self.memory, self.count = memory, 0
+        self.last: Tensor | None = None  # point and update, (*batch, 2 d)
+        self.changes = torch.empty(0)  # differences of both, (*batch, memory, 2 d), scaled
+        self.extrapolated: Tensor | bool = False  # the last move of which problems
 
-    def next(self, weights: Tensor, update: Tensor, back: Tensor) -> Tensor:
-        """Logarithms of the next weights; problems marked ``back`` return to the last point's plain update."""
-        return self.mix(weights.log(), update, weights.sqrt(), back)
+    def pick(self, which: Tensor) -> "History":
+        """That of the problems ``which`` of a flat batch."""
+        picked = History(self.memory)
+        picked.count = self.count
+        if self.last is not None:
+            picked.last, picked.changes = self.last[which], self.changes[which]
+        picked.extrapolated = (
+            self.extrapolated if isinstance(self.extrapolated, bool) else self.extrapolated[which]
+        )
+        return picked
 
-    def mix(self, x: Tensor, update: Tensor, measure: Tensor, back: Tensor) -> Tensor:
-        """The next point after x, whose plain successor is x + update; ``measure`` weighs the coordinates."""
-        self.extrapolated = torch.zeros_like(back)
+    def mix(self, x: Tensor, update: Tensor, measure: Tensor, back: Tensor | None) -> Tensor:
+        """The next point after x, whose plain successor is x + update; ``measure`` weighs the coordinates' squares.
+
+        Problems marked ``back`` return to the last point's plain update, and forget. x, update, measure: (*batch, d).
+        """
         if self.memory == 0:
             return x + update
-        if self.last is not None:
-            if bool(back.any()):
-                x, update = pick(back, self.last[0], x), pick(back, self.last[1], update)
-                self.points = [pick(back, torch.zeros_like(x), d) for d in self.points]
-                self.updates = [pick(back, torch.zeros_like(x), d) for d in self.updates]
-            self.points.append(x - self.last[0])
-            self.updates.append(update - self.last[1])
-            del self.points[: -self.memory], self.updates[: -self.memory]
-        self.last = (x, update)
-        if not self.points:
+        both, d = torch.cat([x, update], -1), x.shape[-1]
+        if self.last is None:
+            self.last, self.changes = both, both.new_zeros(*both.shape[:-1], self.memory, 2 * d)
             return x + update
-        differences = torch.stack(self.updates, -1)
-        weighed = measure[..., None] * differences  # (*batch, m + n, memory)
-        size = torch.linalg.matrix_norm(weighed)[..., None, None]
-        ridge = torch.where(size > 0, RIDGE * size, 1.0) * torch.eye(len(self.updates)).to(weighed)
-        target = torch.cat([measure * update, update.new_zeros((*update.shape[:-1], len(self.updates)))], -1)
-        mixture = torch.linalg.lstsq(torch.cat([weighed, ridge], -2), target[..., None]).solution
-        mixture = torch.where(mixture.isfinite().all(-2, keepdim=True), mixture, 0.0)
-        self.extrapolated = ~back & (mixture != 0).any(-1).any(-1)
-        moved = (torch.stack(self.points, -1) + differences) @ mixture
-        return x + update - moved[..., 0]
+        if back is not None:
+            both = pick(back, self.last, both)
+            self.changes = pick(back, torch.zeros_like(self.changes), self.changes)
+        self.extrapolated = True if back is None else ~back
+        change = both - self.last
+        length = torch.linalg.vector_norm(change[..., d:], dim=-1, keepdim=True).clamp_min(TINY)
+        self.changes[..., self.count % self.memory, :] = change / length
+        self.count, self.last = self.count + 1, both
+        changes = self.changes[..., d:]
+        weighed = measure[..., None, :] * changes  # (*batch, memory, d)
+        gram = weighed @ changes.mT
+        gram.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
+        mixture = torch.linalg.solve_ex(gram, weighed @ both[..., d:, None])[0].nan_to_num(0.0, 0.0, 0.0)
+        return (both - (mixture.mT @ self.changes)[..., 0, :]).unflatten(-1, (2, d)).sum(-2)
 
 
 def simplex(weights: Tensor, floor: float) -> Tensor:

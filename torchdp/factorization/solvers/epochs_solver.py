@@ -64,7 +64,7 @@ class _Weights:
         ]
         self.floor, self.history, self.step, self.previous = FLOOR * tol / m, History(8), 1.0, 0.0
         self.measure = torch.cat(
-            [self.s.sqrt()] + [B.diagonal(dim1=1, dim2=2).sqrt()[..., None].expand_as(B).flatten() for B in self.M]
+            [self.s] + [B.diagonal(dim1=1, dim2=2)[..., None].expand_as(B).flatten() for B in self.M]
         )
 
     def dual(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:

@@ -19,25 +19,24 @@ goes back, takes the plain update and forgets its history. memory = 0 is the pla
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify
-from torchdp.factorization.solvers.acceleration import History, pick, simplex
+from torchdp.factorization.solvers.acceleration import pick
+from torchdp.factorization.solvers.beginning import begin
 from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
 from torchdp.factorization.solvers.stopping import Looks
+from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
+from torchdp.factorization.solvers.weights import Found, Problem, Weights
+from torchdp.factorization.solvers.weights import power_norm as power_norm
 
-# Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
-# a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
-# loses small columns.
-FLOOR = 0.1
-SMALLEST_WEIGHT = 1e-12
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
-STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
 
 
 @dataclass(frozen=True)
@@ -110,126 +109,87 @@ def attempts(
     scale = torch.where(scale > 0, scale, 1.0)
     whole = W / scale
     W = triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
-    spectrum = choose(W) if spectrum is None else spectrum
-    weights, best, looks = _Weights(W, p, shift, tol, memory), _Best(W), Looks(tol)
-    for iterations in range(1, max_iterations + 1):
-        c, P = weights.dual()
-        maps, a, b, trace, missing = spectrum.step(_centred(W, P, shift), c, P, best.gap)
-        value = power_norm(a.sqrt(), p) * b.amax(-1).sqrt() + power_norm(missing, p)
-        best.keep(value, (*maps, P), trace, (c, P))
-        finished = best.within(looks.within)
+    plain = spectrum is not None or W is not whole
+    symmetry = Symmetry((W.shape[-2], W.shape[-1])) if plain else symmetry_of(W, p, shift)
+    if symmetry.turned:
+        W = whole = whole.flip(-1)
+    problem = Problem(W, symmetry, p, shift)
+    weights, looks = Weights(problem, tol, memory), Looks(tol)
+    begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
+    spectrum = choose(problem.blocks[0], symmetry.mirrored) if spectrum is None else spectrum
+    best = _Best(weights)
+    for iterations in range(begun + 1, max_iterations + 1):
+        found, steady = best.look(weights, spectrum)
+        finished = best.gap <= looks.within
         if looks.due(iterations, finished) or iterations == max_iterations:
-            yield _solution(whole, W, scale, shift, best.primal, best.weights, iterations)
+            yield _solution(whole, problem, scale, best, iterations)
             if not looks.go_on(iterations, best.gap, finished):
                 return
             if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
                 best.forget()
                 weights.forget()
-        weights.move(a, b, trace)
+        weights.move(found, steady)
 
 
 class _Best:
     """The best bounds so far of each problem of a batch, and what is behind them."""
 
-    def __init__(self, W: Tensor) -> None:
-        self.lower = W.new_zeros(W.shape[:-2])
+    def __init__(self, weights: Weights) -> None:
+        self.lower = torch.full_like(weights.previous, ROUNDING)
         self.upper = torch.full_like(self.lower, math.inf)
         self.gap = math.inf
-        self.primal: tuple[Tensor, ...] = ()  # maps and column weights behind `upper`
-        self.weights: tuple[Tensor, ...] = ()  # weights of rows and columns behind `lower`
+        self.primal: tuple[Tensor, ...] = ()  # parts of the maps and dual weights behind `upper`
+        self.maps: Callable[..., tuple[Tensor, Tensor]] = factors  # until there are some
+        self.dual = weights.problem.dual(weights.weights)  # behind `lower`
 
-    def keep(self, value: Tensor, primal: tuple[Tensor, ...], trace: Tensor, weights: tuple[Tensor, ...]) -> None:
-        """Takes over what is better, problem by problem."""
-        better, tighter = value < self.upper, trace > self.lower
-        self.upper, self.lower = torch.minimum(self.upper, value), torch.maximum(self.lower, trace)
-        self.primal = _pick_each(better, primal, self.primal)
-        self.weights = _pick_each(tighter, weights, self.weights)
-        self.gap = float((self.upper / self.lower.clamp_min(torch.finfo(trace.dtype).tiny)).amax()) - 1
-
-    def within(self, tol: float) -> bool:
-        """Whether each problem's gap is at most ``tol``, or its norm 0."""
-        return bool((self.upper <= self.lower * (1 + tol) + ROUNDING).all())
+    def look(self, weights: Weights, spectrum: Spectrum) -> tuple[Found, bool]:
+        """What the problem looks like at these weights, and whether no trace norm fell; keeps what is better."""
+        while True:
+            found = weights.problem.look(weights, spectrum, self.gap)
+            better, tighter = found.value < self.upper, found.trace > self.lower
+            upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
+            facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
+            told = torch.cat([facts, (upper / lower).amax()[None], found.notes]).cpu().tolist()  # all that is read
+            if spectrum.hear(told[4:], told[3] - 1):
+                break
+        self.upper, self.lower, self.gap = upper, lower, told[3] - 1
+        new = bool(told[0]) or found.maps is not self.maps
+        self.primal = found.primal if new else tuple(map(partial(pick, better), found.primal, self.primal))
+        self.dual = found.primal[-1] if told[1] else pick(tighter, found.primal[-1], self.dual)
+        self.maps = found.maps
+        return found, bool(told[2])
 
     def forget(self) -> None:
         """Drops the bounds, and keeps what was behind them until the next."""
-        self.lower, self.upper = torch.zeros_like(self.lower), torch.full_like(self.upper, math.inf)
+        self.lower, self.upper = torch.full_like(self.lower, ROUNDING), torch.full_like(self.upper, math.inf)
 
 
-class _Weights:
-    """The weights s of the rows and P of the columns, and how they move."""
-
-    def __init__(self, W: Tensor, p: float, shift: bool, tol: float, memory: int) -> None:
-        *batch, m, n = W.shape
-        self.p, self.sides = p, [m, n]
-        self.exponent = (
-            0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p
-        )  # ||c||_q = 1 for q = 1 / exponent
-        self.floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / max(m, n)), 0.1 / max(m, n))
-        self.slowest = 0.5 if shift else 1.0
-        self.weights = torch.cat([W.new_full((*batch, side), 1 / side) for side in self.sides], -1)
-        self.steps, self.previous = W.new_full(batch, STEP), W.new_zeros(batch)  # previous: trace norm
-        self.history = History(memory)
-
-    def dual(self) -> tuple[Tensor, Tensor]:
-        """c and P."""
-        s, P = self.weights.split(self.sides, -1)
-        return s**self.exponent, P
-
-    def forget(self) -> None:
-        """The next trace norm counts as a rise."""
-        self.previous = torch.zeros_like(self.previous)
-
-    def move(self, a: Tensor, b: Tensor, trace: Tensor) -> None:
-        """The update for squared norms a of left's rows, b of right's columns and this trace norm, extrapolated."""
-        fell = trace < self.previous * (1 - 1e-12)
-        back = fell & self.history.extrapolated
-        self.steps = torch.where(fell & ~back, (self.steps + self.slowest) / 2, self.steps)
-        self.previous = torch.where(back, 0.0, trace)
-        unit = trace.clamp_min(torch.finfo(trace.dtype).tiny)[..., None]
-        update = torch.cat([self._rows(a, unit), self.steps[..., None] * _log(b / unit)], -1)
-        stuck = (self.weights <= 2 * self.floor) & (update < 0)  # at the floor: nowhere to fall
-        logarithms = self.history.next(self.weights, torch.where(stuck, 0.0, update), back)
-        parts = [part.softmax(-1) for part in logarithms.split(self.sides, -1)]
-        self.weights = torch.cat([simplex(part, self.floor) for part in parts], -1)
-
-    def _rows(self, a: Tensor, unit: Tensor) -> Tensor:
-        """The update of the rows' logarithms."""
-        if self.p == math.inf:
-            return self.steps[..., None] * _log(a / unit)
-        s, c = self.weights[..., : self.sides[0]], self.dual()[0]
-        if self.p == 2:
-            return torch.zeros_like(s)
-        share = c * a / (c * a).sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
-        return _log(share) - s.log()
-
-
-def _solution(
-    whole: Tensor,
-    W: Tensor,
-    scale: Tensor,
-    shift: bool,
-    primal: tuple[Tensor, ...],
-    dual: tuple[Tensor, ...],
-    iterations: int,
-) -> Solution:
-    """Factors of scale times ``whole``, from the maps found for W, which is the same or its triangle."""
-    inner, across, P = primal
-    X = _centred(whole, P, shift)
-    left, right = factors(X, inner, across)
-    Y = X if W is whole else _centred(W, P, shift)
-    if float((Y - factors(Y, inner, across)[0] @ right).abs().max()) > ROUNDING * max(W.shape[-2:]):
+def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: _Best, iterations: int) -> Solution:
+    """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
+    symmetry, dual, same = problem.symmetry, best.primal[-1], problem.W is whole
+    P = symmetry.whole(dual)[1]
+    X = _centred(whole, P, problem.shift)
+    pairs = []
+    for k, (Y, c, columns) in enumerate(problem.split(dual)):
+        short = columns if Y.shape[-2] >= Y.shape[-1] else c
+        pairs.append(factors(Y if same else X, *best.maps(best.primal[2 * k : 2 * k + 2], short)))
+    left, right = symmetry.assembled(pairs)
+    if symmetry.turned:
+        X = X.flip(-1)
+    if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
     used[0] = True
     if not bool(used.all()):
         left, right = left[..., used], right[..., used, :]
     half = scale.sqrt()
+    row_weights, column_weights = symmetry.whole(best.dual)
     return Solution(
         left=half * left,
         right=half * right,
-        shift=(scale * (whole @ P[..., None]))[..., 0] if shift else None,
-        row_weights=dual[0] if W is whole else torch.ones_like(whole[..., 0]),
-        column_weights=dual[1],
+        shift=(scale * (whole @ P[..., None]))[..., 0] if problem.shift else None,
+        row_weights=row_weights if same else torch.ones_like(whole[..., 0]),
+        column_weights=column_weights,
         primal_weights=P,
         iterations=iterations,
     )
@@ -247,20 +207,3 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     U, S, Vh = torch.linalg.svd(X - left @ right, full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
     return torch.cat([left, U * root[..., None, :]], -1), torch.cat([right, root[..., None] * Vh], -2)
-
-
-def power_norm(values: Tensor, p: float) -> Tensor:
-    """l_p norm over the last dimension; large p neither overflows nor underflows."""
-    top = values.amax(-1, keepdim=True)
-    top = torch.where(top > 0, top, 1.0)
-    return torch.linalg.vector_norm(values / top, ord=p, dim=-1) * top[..., 0]
-
-
-def _log(values: Tensor) -> Tensor:
-    return values.clamp_min(1e-20).log()  # a zero row or column has no logarithm
-
-
-def _pick_each(mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if not old or bool(mask.all()):
-        return new
-    return tuple(pick(mask, a, b) for a, b in zip(new, old, strict=True)) if bool(mask.any()) else old

@@ -1,12 +1,13 @@
 """What an iteration of the fixed point needs of a weighted matrix: by decompositions, or by matrix products."""
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchdp.factorization.polar import polar
+from torchdp.factorization.polar import contraction, polar_steps
 
 RANK_TOLERANCE = 1e-14  # singular values below this share of the largest are cut off
 # Eigenvalues of a Gram matrix are squares: below this share of the largest they are mostly rounding.
@@ -16,32 +17,67 @@ SHARE = 1 / 256
 # ... and of the lightest weight, relative to the mean. A row or column of weight w has a singular value of about w:
 # one that is not resolved makes the norms of a row that has no weight too large, and that row grow.
 LIGHT = 1e-5
-SINGLE = 1e-2  # gap down to which float32 is tried
+SINGLE = 1e-2  # gap down to which float32 is tried for matrix products
 LARGE = 256  # short side from which a GPU takes matrix products: its eigenvectors come one matrix after the other
+ROUGHEST, FINEST = 1e-2, 1e-5  # loss of a polar factor that only moves weights
+LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
+MANY, SMALL = (
+    16,
+    64,
+)  # matrices at least, of a short side at most, that begin with products: LAPACK takes one at a time
 
-# Maps (inner, across), a, b, trace norm, row norms of what the factors miss: see Spectrum.step.
-Step = tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor, Tensor]
+Maps = tuple[Tensor, Tensor]
+
+
+class Step(NamedTuple):
+    """What one iteration needs, with r = min(m, n) the short side of X (*batch, m, n).
+
+    parts: what ``maps(parts, short side's weights)`` makes (inner, across) of, both (*batch, r, r): see
+    :func:`factors`; a (*batch, m) and b (*batch, n): the squared row norms of left and column norms of right; trace:
+    the trace norm (*batch), or less; missing: row norms of X - left right (*batch, m), None for 0; notes: (k,), what
+    :meth:`Spectrum.hear` asks to know, the least of them over all blocks.
+    """
+
+    parts: tuple[Tensor, Tensor]
+    maps: Callable[[tuple[Tensor, Tensor], Tensor], Maps]
+    a: Tensor
+    b: Tensor
+    trace: Tensor
+    missing: Tensor | None
+    notes: Tensor
 
 
 class Spectrum(Protocol):
     """The weighted matrix diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, as far as an iteration needs it."""
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        """What one iteration needs, with r = min(m, n) the short side of X (*batch, m, n).
+        """One iteration's numbers; without reading any back. ``gap`` is the largest relative gap so far."""
 
-        Returns the maps (inner, across), both (*batch, r, r), from which :func:`factors` makes left and right;
-        a (*batch, m) and b (*batch, n), the squared row norms of left and column norms of right; the trace norm
-        (*batch), or less; the row norms of X - left right (*batch, m). ``gap`` is the largest relative gap so far.
-        """
+    def hear(self, notes: list[float], gap: float) -> bool:
+        """Takes the last step's notes. False where the step is of no use, and to be taken again."""
 
     def refine(self) -> bool:
         """As accurate as float64 allows from now on; whether the trace norms so far may have been too large."""
 
 
-def choose(W: Tensor) -> Spectrum:
+def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
     """Matrix products for large matrices on a GPU, decompositions elsewhere: on a CPU eigh costs five products."""
-    large = min(W.shape[-2:]) >= LARGE
-    return Iterated() if W.is_cuda and large else Decomposed()
+    if W.is_cuda and min(W.shape[-2:]) >= LARGE:
+        return Iterated()
+    return Mirrored() if mirrored else Decomposed()
+
+
+def choose_rough(W: Tensor, mirrored: bool) -> "Spectrum | None":
+    """What finds weights in float32, to begin with, where that is cheaper than to begin in float64; else None.
+
+    For small matrices: eigh of one of 32 x 32 costs 40 products in float64 and 100 in float32.
+    """
+    count, short = W[..., 0, 0].numel(), min(W.shape[-2:])
+    if W.is_cuda:
+        return None  # Iterated begins in float32; eigenvectors of small matrices wait for launches
+    if mirrored and short >= LARGE_ROUGH:
+        return Mirrored(torch.float32)
+    return Contracted() if count >= MANY and 1 < short <= SMALL else None
 
 
 def factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,45 +103,118 @@ def triangle(W: Tensor) -> Tensor:
 
 
 class Decomposed:
-    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD."""
+    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD.
+
+    Problem by problem of a batch: one that is ill-conditioned does not make the others wait for its SVD.
+    """
 
     def __init__(self) -> None:
-        self.precise = False
+        self.precise: Tensor | None = None  # which problems take the SVD, (*batch)
+        self.poor: list[Tensor] = []  # problems of the last steps whose squares were not accurate
+        self.all = False
+
+    def hear(self, notes: list[float], gap: float) -> bool:
+        poor, self.poor = self.poor, []
+        if notes[0] > 0:
+            return True
+        worse = torch.stack(poor).any(0)
+        self.precise = worse if self.precise is None else self.precise | worse
+        return False
 
     def refine(self) -> bool:
-        rough, self.precise = not self.precise, True
+        rough, self.all = not self.all, True
         return rough
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         del gap
-        tall = X.shape[-2] >= X.shape[-1]
-        long, short = (c, P) if tall else (P, c)
-        Y = X if tall else X.mT  # (*batch, long, short)
-        S, V = self._right(Y, long, short)
-        kept = S > RANK_TOLERANCE * S[..., :1]
-        inverse = torch.where(kept, S.rsqrt(), 0.0)[..., None, :]
-        inner = short.sqrt()[..., None] * V * inverse
-        across = V * torch.where(kept, S, 0.0).sqrt()[..., None, :] / short.sqrt()[..., None]
-        a, b = _squares(Y, inner, across, tall)
-        missing = torch.zeros_like(c)
-        if not bool(kept.all()):
-            left, right = factors(X, inner, across)
+        M, short, tall = _weighed(X, c, P)  # (*batch, long, short)
+        if self.all:
+            S, V = _right_vectors(M)
+            notes = S.new_ones(1)
+        else:
+            values, V = torch.linalg.eigh(M.mT @ M)
+            margin = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE)
+            S = values.sqrt()  # not a number where a square is negative, which is heard of
+            if self.precise is not None:
+                S[self.precise], V[self.precise] = _right_vectors(M[self.precise])
+                margin = torch.where(self.precise, 1.0, margin)
+            self.poor.append(margin <= 0)
+            notes = margin.amin()[None]
+        svd = self.all or self.precise is not None
+        kept = S > RANK_TOLERANCE * S.amax(-1, keepdim=True) if svd else None
+        inverse = S.reciprocal() if kept is None else torch.where(kept, S.reciprocal(), 0.0)
+        along, side = ((M @ V).square_() @ inverse[..., None])[..., 0], (V.square() @ S[..., None])[..., 0]
+        a, b = (along / c, side / P) if tall else (side / c, along / P)
+        missing = None
+        if kept is not None and not bool(kept.all()):
+            left, right = factors(X, *_singular_maps((V, S), short))
             missing = (X - left @ right).square().sum(-1).sqrt()
-        return (inner, across), a, b, S.sum(-1), missing
+        return Step((V, S), _singular_maps, a, b, S.sum(-1), missing, notes)
 
-    def _right(self, Y: Tensor, long: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
-        """Singular values, descending, and right singular vectors of diag(long)^{1/2} Y diag(short)^{1/2}."""
-        scale = short.sqrt()[..., None, :]
-        if not self.precise:
-            gram = scale.mT * ((long[..., None] * Y).mT @ Y) * scale
-            values, V = torch.linalg.eigh(gram)
-            if bool((values[..., 0] > SQUARE_TOLERANCE * values[..., -1]).all()):
-                return values.flip(-1).sqrt(), V.flip(-1)
-            self.precise = True
-        M = long.sqrt()[..., None] * Y * scale
-        square = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
-        _, S, Vh = torch.linalg.svd(square, full_matrices=False)
-        return S, Vh.mT
+
+def _right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors, to the accuracy of float64."""
+    square = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
+    _, S, Vh = torch.linalg.svd(square, full_matrices=False)
+    return S, Vh.mT
+
+
+class Mirrored:
+    """A symmetric X with the same weights c on rows and columns: its eigenvectors, without products.
+
+    diag(c)^{1/2} X diag(c)^{1/2} = V Lambda V^T has singular values abs(Lambda), which are not squared; a = b. Where
+    one of them is lost in rounding :class:`Decomposed` takes over.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
+        self.general: Decomposed | None = None
+
+    def refine(self) -> bool:
+        return self.general is not None and self.general.refine()
+
+    def hear(self, notes: list[float], gap: float) -> bool:
+        if self.general is not None:
+            return self.general.hear(notes, gap)
+        if notes[0] <= 0:
+            self.general = Decomposed()
+        return notes[0] > 0
+
+    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
+        if self.general is not None:
+            return self.general.step(X, c, P, gap)
+        values, V = torch.linalg.eigh(_weighed(X, c, P)[0].to(self.dtype))
+        S = values.abs()
+        norms = (V.square() @ S[..., None])[..., 0] / c
+        notes = torch.sub(S.amin(-1), S.amax(-1), alpha=SQUARE_TOLERANCE).amin()[None]
+        return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None, notes)
+
+
+class Contracted:
+    """The polar factor Q of M in float32, no closer than weights on their way need: no factors come of it.
+
+    Row and column sums of M * Q are those of the norms: diag(M Q^T) / c and diag(Q^T M) / P.
+    """
+
+    def __init__(self) -> None:
+        self.share = 1.0  # see contraction
+
+    def refine(self) -> bool:
+        return False
+
+    def hear(self, notes: list[float], gap: float) -> bool:
+        self.share = notes[0]
+        return True
+
+    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
+        M, short, tall = _weighed(X, c, P)
+        loss = max(FINEST, min(ROUGHEST, gap / 16))
+        M = M.float()
+        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share), torch.float32, torch.float32)
+        products = M * Q
+        along, side = products.sum(-1), products.sum(-2)
+        a, b = (along / c, side / P) if tall else (side / c, along / P)
+        return Step((M, short), _singular_maps, a, b, along.sum(-1), None, share.double()[None])
 
 
 class Iterated:
@@ -122,51 +231,76 @@ class Iterated:
     def __init__(self) -> None:
         self.dtype = torch.float32
         self.gap = math.inf
+        self.lightest = 1.0  # weight, relative to the mean, one step ago
+        self.share = 1.0  # see contraction
         self.decomposed: Decomposed | None = None
 
     def refine(self) -> bool:
         self.dtype = torch.float64
         return self.decomposed is not None and self.decomposed.refine()
 
-    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        if gap < SINGLE or self.gap <= gap < math.inf:
+    def hear(self, notes: list[float], gap: float) -> bool:
+        if self.decomposed is not None:
+            return self.decomposed.hear(notes, gap)
+        fits, self.lightest, self.share = notes
+        if fits > 0:
+            if gap < SINGLE or self.gap <= gap < math.inf:
+                self.dtype = torch.float64
+            self.gap = gap
+        elif self.dtype == torch.float64:
+            self.decomposed = Decomposed()
+        else:
             self.dtype = torch.float64
-        self.gap = gap
-        lightest = min(float((w.amin(-1) / w.mean(-1)).min()) for w in (c, P))
-        loss = max(1e-14, min(SHARE * gap, LIGHT * lightest))
-        while self.decomposed is None:
-            found = self._attempt(X, c, P, loss)
-            if found is not None:
-                return found
-            if self.dtype == torch.float64:
-                self.decomposed = Decomposed()
-            self.dtype = torch.float64
-        return self.decomposed.step(X, c, P, gap)
+        return fits > 0
 
-    def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step | None:
-        tall = X.shape[-2] >= X.shape[-1]
-        long, short = (c, P) if tall else (P, c)
-        Y = X if tall else X.mT  # (*batch, long, short)
-        M = long.sqrt()[..., None] * Y * short.sqrt()[..., None, :]
+    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
+        if self.decomposed is not None:
+            return self.decomposed.step(X, c, P, gap)
+        loss = max(1e-14, min(SHARE * gap, LIGHT * self.lightest))
+        return self._attempt(X, c, P, loss)
+
+    def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step:
+        M, short, tall = _weighed(X, c, P)
+        Y = M
         if M.shape[-2] > 2 * M.shape[-1]:
             M = triangle(M)
-        H = polar(M, loss, self.dtype).mT @ M
+        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share), self.dtype)
+        H = Q.mT @ M
         H = (H + H.mT) / 2
         trace = H.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
         nonzero = (trace > 0)[..., None]
         H.diagonal(dim1=-2, dim2=-1).add_(short * torch.where(nonzero, loss * trace[..., None], 1.0))
         C, failed = torch.linalg.cholesky_ex(H, upper=True)
-        if bool(failed.any()):
-            return None
-        root = short.sqrt()
-        eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
-        inner = root[..., None] * torch.linalg.solve_triangular(C, eye, upper=True)
-        across = (C / root[..., None, :]).mT * nonzero[..., None]
-        a, b = _squares(Y, inner, across, tall)
-        return (inner, across), a, b, trace, torch.zeros_like(c)
+        along = torch.linalg.solve_triangular(C, Y, upper=True, left=False).square_().sum(-1)
+        side = C.square().sum(-2) * nonzero
+        a, b = (along / c, side / P) if tall else (side / c, along / P)
+        lightest = torch.minimum((c.amin(-1) / c.mean(-1)).amin(), (P.amin(-1) / P.mean(-1)).amin())
+        notes = torch.stack([(failed == 0).all().double(), lightest, share.double()])
+        return Step((C, nonzero), _triangular_maps, a, b, trace, None, notes)
 
 
-def _squares(Y: Tensor, inner: Tensor, across: Tensor, tall: bool) -> tuple[Tensor, Tensor]:
-    """Squared row norms of left and squared column norms of right."""
-    along, side = (Y @ inner).square_().sum(-1), across.square().sum(-1)
-    return (along, side) if tall else (side, along)
+def _weighed(X: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """diag(c)^{1/2} X diag(P)^{1/2}, its longer side first; the weights of the shorter side; whether X is tall."""
+    M = c.sqrt()[..., None] * X * P.sqrt()[..., None, :]
+    return (M, P, True) if X.shape[-2] >= X.shape[-1] else (M.mT, c, False)
+
+
+def _kept(S: Tensor) -> Tensor:
+    return S > RANK_TOLERANCE * S.amax(-1, keepdim=True)
+
+
+def _singular_maps(parts: tuple[Tensor, Tensor], short: Tensor) -> Maps:
+    """(inner, across) from singular vectors V and values S."""
+    V, S = (part.double() for part in parts)
+    kept, root = _kept(S), short.sqrt()[..., None]
+    inner = root * V * torch.where(kept, S.rsqrt(), 0.0)[..., None, :]
+    return inner, V * torch.where(kept, S, 0.0).sqrt()[..., None, :] / root
+
+
+def _triangular_maps(parts: tuple[Tensor, Tensor], short: Tensor) -> Maps:
+    """(inner, across) from C, and whether the norm is not 0."""
+    C, nonzero = parts
+    root = short.sqrt()
+    eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
+    inner = root[..., None] * torch.linalg.solve_triangular(C, eye, upper=True)
+    return inner, (C / root[..., None, :]).mT * nonzero[..., None]

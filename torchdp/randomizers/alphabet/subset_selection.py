@@ -14,9 +14,11 @@ from torchdp.privacy import Guarantee
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import spread
+from torchdp.randomizers.alphabet.subset_sums import subset_sums
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import WORD, popcount, unpack, without_replacement
+from torchdp.randomizers.draws import WORD, popcount, unpack
 
+NUMBERS_AT_ONCE = 2**20  # of the tallies that are drawn together
 AT_ONCE = 32  # values missing from a set: up to here they are added one by one, without a sort
 
 
@@ -180,32 +182,18 @@ class SubsetSelection(BitVectorOracle):
         return words
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """The tally, exactly in law, by one sweep over the values: O(k w) for each repetition, whatever the users.
+        """The tally, exactly in law: O(k log k) binomials for each repetition, whatever w and the users.
 
-        A subset is, with probability a, uniform among all w-subsets, and otherwise uniform among those that hold x
-        (a chosen so that the ratio is e^epsilon). The state is how many users have r picks left, for each r: those
-        bound to a value still to come, and the others. At value v the users bound to it, a uniform part of the
-        bound, take it and join the others, who pick v with probability r over the number of values left.
+        A subset is, with probability a, uniform among those that hold x, and otherwise uniform among all w-subsets (a
+        chosen so that the ratio is e^epsilon).
         """
-        k, w = self.k, self.subset
-        bound_users = draws.binomial(counts.expand(*shape, k), self._bound)
-        bound = torch.zeros(*shape, w + 1, dtype=torch.int64, device=counts.device)
-        free = torch.zeros_like(bound)
-        bound[..., w - 1] = bound_users.sum(-1)
-        free[..., w] = counts.sum() - bound_users.sum(-1)
-        left = torch.arange(w + 1, dtype=torch.float64, device=counts.device)
-        reports = []
-        for v in range(k):
-            own = without_replacement(bound, bound_users[..., v], draws)
-            bound = bound - own
-            crowds = torch.stack([bound, free], -2)
-            chance = torch.stack([left / max(1, k - 1 - v), left / (k - v)]).clamp_max(1)
-            picks = draws.binomial(crowds, chance)
-            moved = torch.nn.functional.pad(picks[..., 1:], (0, 1))  # who picked has one pick less
-            bound, free = (crowds - picks + moved).unbind(-2)
-            free = free + own
-            reports.append(own.sum(-1) + picks.sum((-2, -1)))
-        return torch.stack(reports, -1)
+        flat = counts.expand(*shape, self.k).reshape(-1, self.k)
+        result = torch.empty_like(flat, memory_format=torch.contiguous_format)
+        step = max(1, NUMBERS_AT_ONCE // self.k)
+        for some, held in zip(result.split(step), flat.split(step), strict=True):
+            bound = draws.binomial(held, self._bound)
+            some.copy_(subset_sums((held - bound).sum(1), bound, self.subset, draws))
+        return result.view(*shape, self.k)
 
     @cached_property
     def _bound(self) -> float:

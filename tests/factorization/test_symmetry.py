@@ -1,0 +1,261 @@
+"""Mirror symmetries: the norm, factors and bounds of W whether they are used or not; launches of an iteration."""
+
+import math
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+
+import laws
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchdp import workloads
+from torchdp.factorization import certify, factorize
+from torchdp.factorization.solvers import beginning, spectrum
+from torchdp.factorization.solvers.fixed_point import attempts, solve
+from torchdp.factorization.solvers.spectrum import Decomposed
+from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
+
+normal = partial(laws.normal, name=b"symmetry")
+
+
+def around(W):
+    return W.flip(-2, -1)
+
+
+def nearly(W):
+    W = W.clone()
+    W[..., 0, 1] += 1e-9
+    return W
+
+
+def mixed(n):
+    """Symmetric and centrosymmetric."""
+    W = normal(n, n)
+    W = W + W.mT
+    return W + around(W)
+
+
+def both_signs(n):
+    """J W J = -W and symmetric."""
+    W = normal(n, n)
+    W = W + W.mT
+    return W - around(W)
+
+
+MATRICES = {
+    "prefix": workloads.prefix(13).dense(),
+    "Toeplitz": torch.stack([normal(23)[11 - i : 23 - i] for i in range(12)]),
+    "persymmetric, odd": normal(7, 7) + around(normal(7, 7)).mT,
+    "symmetric": normal(8, 8) + normal(8, 8).mT,
+    "centrosymmetric, even": normal(6, 8) + around(normal(6, 8)),
+    "centrosymmetric, odd": normal(7, 5) + around(normal(7, 5)),
+    "centrosymmetric, wide": normal(4, 11) + around(normal(4, 11)),
+    "centrosymmetric row": normal(1, 6) + around(normal(1, 6)),
+    "skew, even": normal(6, 6) - around(normal(6, 6)),
+    "skew, odd": normal(5, 8) - around(normal(5, 8)),
+    "symmetric and centrosymmetric": mixed(9),
+    "distance": (torch.arange(8.0)[:, None] - torch.arange(8.0)).abs().double(),
+    "signs of differences": (torch.arange(7.0)[:, None] - torch.arange(7.0)).sign().double(),
+    "symmetric and skew": both_signs(6),
+    "singular": torch.ones(5, 5, dtype=torch.float64),
+    "singular blocks": torch.diag(torch.tensor([1.0, 1, 0, 1, 1], dtype=torch.float64)),
+    "zero": torch.zeros(3, 3, dtype=torch.float64),
+    "column": torch.tensor([[1.0], [2.0], [1.0]], dtype=torch.float64),
+    "batch": torch.stack([workloads.prefix(6).dense(), 1e-5 * torch.eye(6), torch.zeros(6, 6)]).double(),
+    "nearly persymmetric": nearly(workloads.prefix(9).dense()),
+    "nearly symmetric": nearly(normal(6, 6) + normal(6, 6).mT),
+    "nearly centrosymmetric": nearly(normal(6, 6) + around(normal(6, 6))),
+    "nearly both": nearly(mixed(6)),
+}
+
+
+def plain(W, p, shift, tol):
+    """By decompositions of the whole matrix: what was there before symmetries were used."""
+    found = solve(W, p=p, shift=shift, tol=tol, spectrum=Decomposed())
+    weights = found.row_weights, found.column_weights
+    return certify(W, found.left, found.right, *weights, p=p, shift=found.shift)
+
+
+@pytest.mark.parametrize(("p", "shift"), [(math.inf, False), (math.inf, True), (2.0, False), (4.0, True)])
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_certified_norm_is_that_of_the_whole_matrix(name, p, shift):
+    W = MATRICES[name]
+    found, whole = factorize(W, p, shift, tol=1e-6), plain(W, p, shift, 1e-6)
+    certificate, rounding = found.certificate, 1e-12 * W.abs().amax((-2, -1))
+    assert (certificate.upper <= certificate.lower * (1 + 1e-6) + rounding).all()
+    assert (certificate.lower <= whole.upper * (1 + 1e-12) + rounding).all()
+    assert (whole.lower <= certificate.upper * (1 + 1e-12) + rounding).all()
+    centred = W if found.shift is None else W - found.shift[..., None]
+    assert ((centred - found.left @ found.right).abs().amax((-2, -1)) <= rounding).all()
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_bounds_are_true_wherever_it_stops(name):
+    W = MATRICES[name]
+    truth = plain(W, math.inf, False, 1e-7)
+    for most in (1, 2, 3, 5):
+        *_, found = attempts(W, tol=1e-9, max_iterations=most)
+        early = certify(W, found.left, found.right, found.row_weights, found.column_weights)
+        rounding = 1e-12 * W.abs().amax((-2, -1))
+        assert (early.lower <= truth.upper + rounding).all() and (truth.lower <= early.upper + rounding).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "turned", "mirrored", "sign"),
+    [
+        ("prefix", True, True, 0),
+        ("Toeplitz", True, True, 0),
+        ("symmetric", False, True, 0),
+        ("centrosymmetric, odd", False, False, 1),
+        ("skew, odd", False, False, -1),
+        ("symmetric and centrosymmetric", False, True, 1),
+        ("signs of differences", False, False, -1),
+        ("nearly persymmetric", False, False, 0),
+        ("nearly symmetric", False, False, 0),
+        ("nearly centrosymmetric", False, False, 0),
+    ],
+)
+def test_a_symmetry_is_seen_where_it_is_exact(name, turned, mirrored, sign):
+    W = MATRICES[name]
+    sides = tuple(W.shape)
+    assert symmetry_of(W, math.inf, False) == Symmetry(sides, turned, mirrored, sign)
+    assert symmetry_of(W, 2.0, False) == symmetry_of(W, math.inf, True) == Symmetry(sides, False, False, sign)
+
+
+@pytest.mark.parametrize("name", [n for n in MATRICES if n != "batch"])
+def test_blocks_hold_the_singular_values_of_the_weighted_matrix(name):
+    """In 30 digits, with weights that share the symmetry."""
+    mpmath = pytest.importorskip("mpmath")
+    W = MATRICES[name]
+    symmetry = symmetry_of(W, math.inf, False)
+    if symmetry.turned:
+        W = W.flip(-1)
+    weights = (normal(*symmetry.counts.shape).abs() + 0.1) * (symmetry.counts > 0)
+    blocks = zip(symmetry.blocks(W), symmetry.split(weights), strict=True)
+    found = [torch.linalg.svdvals(c.sqrt()[:, None] * X * P.sqrt()) for X, (c, P) in blocks]
+    found = torch.cat(found).sort(descending=True).values
+    rows, columns = symmetry.whole(weights)
+    columns = columns.flip(-1) if symmetry.turned else columns
+    if symmetry.mirrored:
+        torch.testing.assert_close(rows, columns)
+    with mpmath.workdps(30):
+        M = [
+            [mpmath.sqrt(c) * x * mpmath.sqrt(p) for x, p in zip(row, columns.tolist(), strict=True)]
+            for c, row in zip(rows.tolist(), W.tolist(), strict=True)
+        ]
+        M = mpmath.matrix(M)
+        M = M if M.rows >= M.cols else M.T
+        exact = sorted((float(s) for s in mpmath.svd_r(M, compute_uv=False)), reverse=True)
+    exact = torch.tensor(exact, dtype=torch.float64)[: len(found)]
+    torch.testing.assert_close(
+        found[: len(exact)], exact, rtol=0, atol=1e-13 * max(1.0, float(W.abs().max()) * 50)
+    )
+
+
+def test_norms_of_orbits_are_those_of_the_assembled_factors():
+    for name in ("centrosymmetric, odd", "skew, odd", "symmetric and centrosymmetric", "prefix"):
+        W = MATRICES[name]
+        symmetry = symmetry_of(W, math.inf, False)
+        blocks = symmetry.blocks(W.flip(-1) if symmetry.turned else W)
+        pairs = [(X, torch.eye(X.shape[1], dtype=X.dtype)) for X in blocks]
+        left, right = symmetry.assembled(pairs)
+        torch.testing.assert_close(left @ right, W)
+        squares = [(a.square().sum(1), b.square().sum(0)) for a, b in pairs]
+        if not symmetry.mirrored:
+            rows, columns = symmetry.whole(symmetry.joined(squares, symmetry.counts))
+            torch.testing.assert_close(rows, left.square().sum(1))
+            torch.testing.assert_close(columns, right.square().sum(0))
+
+
+def test_a_false_symmetry_would_be_charged(monkeypatch):
+    """Negative control: W taken for symmetric. The certificate knows W, and its bounds stay true."""
+    W = normal(8, 8)
+    truth = plain(W, math.inf, False, 1e-6)
+    from torchdp.factorization.solvers import fixed_point
+
+    monkeypatch.setattr(fixed_point, "symmetry_of", lambda *args: Symmetry((8, 8), False, True, 0))
+    with pytest.warns(RuntimeWarning, match="certified gap"):
+        wrong = factorize(W, tol=1e-4, max_iterations=60).certificate
+    assert wrong.gap > 1e-2
+    assert wrong.lower <= truth.upper * (1 + 1e-12) and truth.lower <= wrong.upper * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_many_small_matrices_begin_in_float32_and_end_like_each_alone(shift):
+    W = torch.cat(
+        [normal(30, 6, 6), 1e-6 * normal(3, 6, 6), torch.zeros(1, 6, 6), normal(2, 6, 1) * normal(2, 1, 6)]
+    )
+    W[3] = W[3] * 10 ** -torch.linspace(0, 7, 6, dtype=torch.float64)
+    assert spectrum.choose_rough(W, False) is not None
+    together = factorize(W.reshape(4, 9, 6, 6), math.inf, shift, tol=1e-4)
+    assert together.certificate.gap.max() <= 1e-4 or shift
+    for index in (0, 3, 31, 33, 35):
+        one = factorize(W[index], math.inf, shift, tol=1e-6).certificate
+        part = [x.flatten()[index] for x in (together.certificate.lower, together.certificate.upper)]
+        rounding = 1e-12 * W[index].abs().max()
+        assert part[0] <= one.upper * (1 + 1e-12) + rounding and one.lower <= part[1] * (1 + 1e-12) + rounding
+
+
+def test_wrong_first_weights_only_cost_iterations(monkeypatch):
+    """Negative control: the beginning in float32 ends anywhere. Bounds and gap are those of float64."""
+    W, choose = normal(20, 6, 6), beginning.choose_rough
+
+    class Wrong(spectrum.Contracted):
+        def step(self, X, c, P, gap):
+            step = super().step(X, c, P, gap)
+            return step._replace(a=step.a.flip(-1), trace=3 * step.trace)
+
+    honest = factorize(W, tol=1e-5)
+    monkeypatch.setattr(beginning, "choose_rough", lambda *args: Wrong() if choose(*args) else None)
+    found = factorize(W, tol=1e-5)
+    assert found.certificate.gap.max() <= 1e-5
+    assert (found.certificate.lower <= honest.certificate.upper * (1 + 1e-12)).all()
+
+
+class Launches(TorchDispatchMode):
+    """Operations that are no views, and numbers that are read, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.reads = Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"):
+            self.reads += 1
+        elif not func.is_view and name not in ("empty", "detach", "_unsafe_view"):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def iteration(W, p, monkeypatch):
+    """The median of launches and numbers read of one iteration; a list of numbers is read once, through .cpu()."""
+    copies, cpu = [0], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: (copies.__setitem__(0, copies[0] + 1), cpu(x))[1])
+    seen = []
+    for most in range(4, 9):
+        copies[0] = 0
+        with Launches() as count:
+            list(attempts(W, p=p, tol=1e-12, max_iterations=most))
+        seen.append((sum(count.counts.values()), count.reads + copies[0]))
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(seen)]
+    return tuple(sorted(column)[len(steps) // 2] for column in zip(*steps, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("W", "p", "most"),
+    [
+        (workloads.prefix(20).dense(), math.inf, 60),
+        (normal(30, 30), math.inf, 60),
+        (normal(5, 12, 12), math.inf, 64),
+        (normal(30, 40), math.inf, 64),
+        (normal(30, 40), 2.0, 80),
+        (mixed(12), math.inf, 80),
+    ],
+)
+def test_launches_of_one_iteration(W, p, most, monkeypatch):
+    """One read, whatever the batch; two blocks have two eigenproblems."""
+    launches, reads = iteration(W, p, monkeypatch)
+    assert launches <= most and reads == 1

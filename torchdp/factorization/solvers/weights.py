@@ -1,0 +1,163 @@
+"""The weights of the fixed point, what they weigh, and how they move."""
+
+import math
+from collections.abc import Callable
+from copy import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdp.factorization.solvers.acceleration import History
+from torchdp.factorization.solvers.spectrum import Spectrum, Step
+from torchdp.factorization.solvers.symmetry import Symmetry
+
+# Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
+# a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
+# loses small columns.
+FLOOR = 0.1
+SMALLEST_WEIGHT = 1e-12
+TINY = torch.finfo(torch.float64).tiny
+STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
+
+
+class Found(NamedTuple):
+    """One iteration's numbers: primal (parts of the maps, and dual weights) is what factors come of."""
+
+    value: Tensor  # of the factors, (*batch)
+    trace: Tensor  # norm, or less, (*batch)
+    norms: Tensor  # squared, of left's rows and right's columns, (*batch, k, L)
+    primal: tuple[Tensor, ...]
+    maps: Callable[..., tuple[Tensor, Tensor]]
+    steady: Tensor  # problems whose trace norm did not fall
+    notes: Tensor  # of the spectrum
+
+
+class Problem:
+    """W, or its blocks where it has a symmetry, and how to look at them."""
+
+    def __init__(self, W: Tensor, symmetry: Symmetry, p: float, shift: bool) -> None:
+        self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
+        self.blocks = symmetry.blocks(W)
+        self.counts = symmetry.counts.to(W.device)
+        self.q = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # exponent: ||c||_{1/q} = 1 for c = s^q
+
+    def pick(self, which: Tensor) -> "Problem":
+        """The problems ``which`` of a flat batch."""
+        return Problem(self.W[which], self.symmetry, self.p, self.shift)
+
+    def dual(self, weights: Tensor) -> Tensor:
+        """c and P of the orbits from the weights s and P, (*batch, k, L)."""
+        if self.q == 1.0:
+            return weights
+        return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
+
+    def split(self, dual: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(X, c, P) of each block."""
+        blocks = self.blocks
+        if self.shift:
+            P = self.symmetry.whole(dual)[1]
+            blocks = self.symmetry.blocks(self.W - self.W @ P[..., None])
+        return [(X, c, P) for X, (c, P) in zip(blocks, self.symmetry.split(dual), strict=True)]
+
+    def look(self, weights: "Weights", spectrum: Spectrum, gap: float) -> Found:
+        """One iteration's numbers at these weights; nothing is read back from W's device."""
+        dual = self.dual(weights.weights)
+        steps = [spectrum.step(X, c, P, gap) for X, c, P in self.split(dual)]
+        norms = self.symmetry.joined([(step.a, step.b) for step in steps], self.counts)
+        trace = steps[0].trace if len(steps) == 1 else torch.stack([s.trace for s in steps]).sum(0)
+        notes = steps[0].notes if len(steps) == 1 else torch.stack([s.notes for s in steps]).amin(0)
+        primal = (*[part for step in steps for part in step.parts], dual)
+        steady = trace >= weights.previous * (1 - 1e-12)
+        return Found(self._value(steps, norms), trace, norms, primal, steps[0].maps, steady, notes)
+
+    def _value(self, steps: list[Step], norms: Tensor) -> Tensor:
+        if self.p == math.inf:
+            value = norms.amax(-1).prod(-1).sqrt() if len(self.counts) == 2 else norms.amax((-2, -1))
+        else:
+            rows, columns = self.symmetry.whole(norms)
+            value = power_norm(rows.sqrt(), self.p) * columns.amax(-1).sqrt()
+        missing = [step.missing for step in steps]
+        if any(rest is not None for rest in missing):
+            squares = [(torch.zeros_like(s.a) if s.missing is None else s.missing.square(), s.b) for s in steps]
+            rows = self.symmetry.whole(self.symmetry.joined(squares, self.counts))[0]
+            value = value + power_norm(rows.sqrt(), self.p)
+        return value
+
+
+class Weights:
+    """The weights s of the rows and P of the columns, by orbits, and how they move."""
+
+    def __init__(self, problem: Problem, tol: float, memory: int) -> None:
+        W, counts = problem.W, problem.counts
+        sides = counts.sum(-1, keepdim=True)
+        self.problem, self.counts, size = problem, counts, max(W.shape[-2:])
+        floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / size), 0.1 / size)
+        self.floor = floor * counts  # of masses, (k, L); 0 where there is no orbit
+        self.lowest = self.floor.clamp_min(TINY).log()
+        self.masked = torch.where(counts > 0, 0.0, -math.inf) if bool((counts == 0).any()) else None
+        self.slowest = 0.5 if problem.shift else 1.0
+        self.masses = (counts / sides).expand(*W.shape[:-2], *counts.shape)
+        self.shares = counts.clamp_min(1.0).reciprocal()
+        self.steps, self.previous = (
+            W.new_full(W.shape[:-2], STEP),
+            W.new_zeros(W.shape[:-2]),
+        )  # previous: trace norm
+        self.history = History(memory)
+
+    @property
+    def weights(self) -> Tensor:
+        """Of each member of the orbits, (*batch, k, L)."""
+        return self.masses * self.shares if self.problem.symmetry.sign else self.masses
+
+    def pick(self, which: Tensor) -> "Weights":
+        """The problems ``which`` of a flat batch."""
+        picked = copy(self)
+        picked.problem = self.problem.pick(which)
+        picked.masses, picked.steps, picked.previous = (x[which] for x in (self.masses, self.steps, self.previous))
+        picked.history = self.history.pick(which)
+        return picked
+
+    def forget(self) -> None:
+        """The next trace norm counts as a rise."""
+        self.previous = torch.zeros_like(self.previous)
+
+    def move(self, found: Found, steady: bool) -> None:
+        """The update for the squared norms of left's rows and right's columns and the trace norm, extrapolated.
+
+        steady: whether no problem's trace norm fell.
+        """
+        trace, back, self.previous = found.trace, None, found.trace
+        if not steady:
+            fell = ~found.steady
+            back = fell & self.history.extrapolated
+            self.steps = torch.where(fell & ~back, (self.steps + self.slowest) / 2, self.steps)
+            self.previous = torch.where(back, 0.0, trace)
+        unit = trace.clamp_min(TINY)[..., None, None]
+        update = self.steps[..., None, None] * (found.norms / unit).log()
+        if self.problem.p < math.inf:
+            update = torch.stack([self._rows(found.norms[..., 0, :]), update[..., 1, :]], -2)
+        x = (self.masses if self.masked is None else self.masses.clamp_min(TINY)).log()
+        update = torch.maximum(update, self.lowest - x)  # at the floor: nowhere to fall
+        logarithms = self.history.mix(x.flatten(-2), update.flatten(-2), self.masses.flatten(-2), back)
+        logarithms = logarithms.view_as(x)
+        raised = torch.maximum(
+            (logarithms if self.masked is None else logarithms + self.masked).softmax(-1), self.floor
+        )
+        self.masses = raised / raised.sum(-1, keepdim=True)
+
+    def _rows(self, a: Tensor) -> Tensor:
+        """The update of the rows' logarithms for p < inf."""
+        if self.problem.p == 2:
+            return torch.zeros_like(a)
+        weights = self.weights
+        share = self.problem.dual(weights)[..., 0, :] * a
+        total = (self.counts[0] * share).sum(-1, keepdim=True).clamp_min(TINY)
+        return (share / total).log() - weights[..., 0, :].clamp_min(TINY).log()
+
+
+def power_norm(values: Tensor, p: float) -> Tensor:
+    """l_p norm over the last dimension; large p neither overflows nor underflows."""
+    top = values.amax(-1, keepdim=True)
+    top = torch.where(top > 0, top, 1.0)
+    return torch.linalg.vector_norm(values / top, ord=p, dim=-1) * top[..., 0]
