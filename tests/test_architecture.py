@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "draws", "memory", "noise", "randomness"}
+FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
+    "descent": set(),
     "memory": set(),
     "randomness": set(),
     "privacy": FLOOR,
@@ -123,7 +124,8 @@ def test_importing_torchdp_loads_nothing_heavy():
     assert heavy.strip() == "[]"
 
 
-def test_importing_every_room_loads_neither_cvxpy_nor_triton():
+def test_importing_every_room_and_searching_load_nothing_heavy():
+    """The first optimizer of torch.optim would load torch's compiler: three seconds."""
     rooms = sorted(set(MAY_IMPORT) - {"__main__"})
     code = f"""
 import sys
@@ -131,13 +133,21 @@ import torch
 before = set(sys.modules)
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("cvxpy", "triton", "matplotlib", "sklearn", "dp_accounting"):
+        slow = ("scipy.stats", "scipy.signal", "scipy.interpolate", "torch._dynamo", "torch._inductor")
+        if name.split(".")[0] in ("cvxpy", "triton", "matplotlib", "sklearn", "dp_accounting") or name in slow:
             print("tried to load", name)
 sys.meta_path.insert(0, Watch())
 import torchdp, importlib
 for room in {rooms!r}:
     importlib.import_module("torchdp." + room)
 importlib.import_module("torchdp.cli.estimate"), importlib.import_module("torchdp.cli.sweep")
+from torchdp import factorization, pairwise, randomizers
+W = torch.eye(2, dtype=torch.float64)
+factorization.gradient(W, steps=1)
+factorization.low_rank(W, 1, 0.6, steps=1)
+pairwise.low_rank(pairwise.absolute_difference(3), 1, 10, 1.0, steps=1)
+found = randomizers.StrategyMatrix.tuned(W, 1.0, generator=torch.Generator(), steps=1, exchanges=1)
+found.sharpened(W, None, 1)
 print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy", "triton")))
 """
     assert fresh(code).strip() == "[]"

@@ -12,6 +12,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import resource
 import signal
 import statistics
 import sys
@@ -53,11 +54,12 @@ class Case:
 
 
 def clock() -> float:
-    """Seconds of this process's cores; on a GPU of the wall, once it has finished."""
+    """Processor seconds of this process and of its children that ended; on a GPU those of the wall, synchronised."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()
-    return time.process_time()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def turns(parts: Mapping[str, Part], rounds: int) -> dict[str, list[float]]:

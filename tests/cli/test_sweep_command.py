@@ -51,7 +51,7 @@ def test_smoke_of_the_pairwise_sweep(tmp_path, capsys):
     run(SCRIPT, "--smoke", "--out", tmp_path)
     printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert {path.name for path in printed} == {
-        "results.jsonl", "results.csv", "error_vs_n_epsilon_1.png", "ratio.png"
+        "results.jsonl", "results.csv", "error_vs_n_epsilon_1.png", "ratio.png", "report.html", "report.md"
     }  # fmt: skip
     for path in printed:
         assert path.parent == tmp_path

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from worker_trials import block_lines
 
 from torchdp.simulate import OnError, OtherCode, Row, Trial, read, run, sweep
+from torchdp.simulate.blocks import Asked, Block, run_block
 from torchdp.simulate.streams import block_generator
 
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
@@ -310,3 +311,27 @@ def test_objects_of_another_kind_are_named(tmp_path):
             sweep(make_trial, GRID, store=tmp_path / "s", **SETTINGS, **given)
     with pytest.raises(TypeError, match="make_trial must be a function"):
         sweep(3, GRID, store=tmp_path / "s", **SETTINGS)  # type: ignore[arg-type]
+
+
+def test_a_target_alone_takes_the_trials_it_needs(tmp_path):
+    """No limit is set: it starts at once, and each configuration gets as many as its own variance asks for."""
+    narrow = lambda config: lambda g, size: 1 + config["n"] * torch.randn(size, generator=g, dtype=torch.float64)  # noqa: E731
+    grid, settings = [{"n": 0.1}, {"n": 0.4}], {"seed": 3, "block_size": 100, "target_relative_ci": 0.005}
+    rows = sweep(narrow, grid, trials=None, store=tmp_path / "s.jsonl", **settings)
+    for config, row in zip(grid, rows, strict=True):
+        assert row.moments.relative_half_width() <= 0.005
+        assert 0.8 < row.moments.count / (1.96 * config["n"] / 0.005) ** 2 < 1.2
+    with pytest.raises(ValueError, match="target_relative_ci"):
+        sweep(narrow, grid, trials=None, seed=3, block_size=100, store=tmp_path / "t.jsonl")
+
+
+def test_no_more_blocks_are_out_than_the_target_seems_to_need():
+    gathering = Asked(None, 0, 100, 0.01).gathering({})
+    part = run_block(lambda g, size: 1 + torch.randn(size, generator=g), Block(0, {}, 0, 100), torch.device("cpu"))
+    gathering.hand_out()
+    gathering.take_back(0, 100, part)
+    needed = 1.1 * (part.moments.relative_half_width() / 0.01) ** 2
+    out = 1
+    while gathering.hand_out() is not None:
+        out += 1
+    assert needed <= out < needed + 1

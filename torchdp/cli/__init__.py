@@ -15,6 +15,7 @@ def parser() -> argparse.ArgumentParser:
     _estimate(commands)
     _sweep(commands)
     _merge(commands)
+    _status(commands)
     _doctor(commands)
     return top
 
@@ -121,6 +122,23 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    status = commands.add_parser(
+        "status",
+        help="where a sweep stands: done, running, failed, and when it will end",
+        description="Reads a store alone; the sweep may be running.",
+    )
+    status.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
+    report = commands.add_parser(
+        "report",
+        help="a page of a sweep's results: figures, tables, failures, how it was made",
+        description="Writes report.html, with everything inside, and report.md beside a store, from the store alone.",
+    )
+    report.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
+    report.add_argument("--out", metavar="FILE.html", help="default: report.html beside the store")
+    report.add_argument("--title")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     options = parser().parse_args(arguments)
@@ -128,7 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "estimate":
             from torchdp.cli.estimate import estimate as command
         elif options.command == "merge":
-            from torchdp.cli.sweep import merge as command
+            from torchdp.cli.store import merge as command
+        elif options.command == "status":
+            from torchdp.cli.store import status as command
+        elif options.command == "report":
+            from torchdp.cli.store import report as command
         elif options.command == "doctor":
             from torchdp.cli.doctor import doctor as command
         else:

@@ -64,17 +64,21 @@ def sweep(options: argparse.Namespace) -> int:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
     simulate.write_csv(rows, table)
-    for path in (store, table, *([] if options.measure_only else experiment.draw(good, folder))):
+    drawn = [] if options.measure_only else [*experiment.draw(good, folder), *_page(store, experiment.name)]
+    for path in (store, table, *drawn):
         print(path)
     for row in failed:
         print(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def merge(options: argparse.Namespace) -> int:
-    """Adds stores to one; prints how many blocks were new."""
-    print(simulate.merge(options.stores, options.into), "new blocks in", options.into)
-    return 0
+def _page(store: Path, name: str) -> list[Path]:
+    """The report, where matplotlib is; a script may draw without it."""
+    if find_spec("matplotlib") is None:
+        return []
+    from torchdp.simulate.page import write_page
+
+    return write_page(store, store.with_name("report.html"), name)
 
 
 def shard(text: str | None) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
+from torchdp.descent import Adam, cosine
 from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.rank import LowRankFactorization, measure
@@ -167,8 +168,7 @@ def _descend(
     learning_rate: float,
 ) -> tuple[Tensor, Tensor]:
     """The factors of lowest score that Adam meets, each problem of a batch on its own; loss and score are (*batch)."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    adam = Adam(module.parameters(), betas=(0.9, 0.99))
     best: tuple[Tensor, ...] = ()
     for step in range(steps + 1):
         left, right = module()
@@ -184,10 +184,7 @@ def _descend(
                 torch.where(each, right, best[2]),
             )
         if step < steps:
-            optimizer.zero_grad()
-            loss(left, right, step).sum().backward()
-            optimizer.step()
-            schedule.step()
+            adam.step(loss(left, right, step).sum(), cosine(learning_rate, step, steps))
     return best[1], best[2]
 
 

@@ -52,7 +52,8 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         return self.speak(x, source(noise, x.device))
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.add(*(self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)))
+        tallies = [self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)]
+        return tallies[0] if len(tallies) == 1 else self.add(*tallies)
 
     @property
     def empty(self) -> Tally:

@@ -41,6 +41,7 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 LARGEST_STRATEGY, CAREFUL_STRATEGY = 128, 64  # types up to which a strategy is optimised, and at leisure (seconds)
+LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds
 
 
 def choose(
@@ -62,7 +63,8 @@ def choose(
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
     factorizations.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
-    where that is the objective; with a prior also for the mean over types. They take seconds from 64 types on.
+    where that is the objective (in fewer steps where queries are many); with a prior also for the mean over types.
+    They take seconds from 64 types on.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -87,7 +89,8 @@ def choose(
         strategy = _strategy(W, epsilon, None)
         protocols.append(("optimised strategy", LocalOracle(W, strategy)))
         if objective is Objective.WORST and prior is None and len(W) > 1 and k <= CAREFUL_STRATEGY:
-            sharper = strategy.sharpened(W - W.mean(1, keepdim=True), None)
+            steps = max(60, min(500, LEISURE // (len(W) * k**2)))
+            sharper = strategy.sharpened(W - W.mean(1, keepdim=True), None, steps)
             protocols.append(("optimised strategy, worst query", LocalOracle(W, sharper)))
         if prior is not None:
             average = LocalOracle(W, _strategy(W, epsilon, W.new_ones(k)))

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import lfilter
 
 from torchdp import checks
 
@@ -91,6 +90,8 @@ def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
     more = math.ceil(-FAR / math.log(ratio))
     if more > _LARGEST_LAW:
         raise ValueError(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")
+    from scipy.signal import lfilter  # here, because loading it takes half a second
+
     mass = lfilter([1 - ratio], [1, -ratio], np.append(law.mass, np.zeros(more)))
     mass = mass[: 1 + int(np.flatnonzero(mass > math.exp(-2 * FAR))[-1])]
     return CountLaw(law.first, mass / mass.sum(), np.diff(np.log(mass)), law.lost + 2 * more * math.exp(-FAR))

@@ -13,6 +13,7 @@
 | the mean of one trial, with its error | :func:`run`, :class:`Moments`; :func:`total` where one trial is too large |
 | the same over a grid, killed and begun again, stored | :func:`sweep`, :class:`Trial`, :class:`Row` |
 | the rows of a store; several stores in one | :func:`read`, :func:`merge` |
+| where a sweep stands; its results as a page | :func:`status`, :func:`write_page` |
 | what ``torchdp sweep`` runs; a script with tables and figures | :class:`Sweep`; :class:`Experiment`, :class:`Report` |
 
 It knows no mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often squared errors.
@@ -27,9 +28,11 @@ from torchdp.simulate.blocks import Sampler
 from torchdp.simulate.engine import run
 from torchdp.simulate.experiment import Experiment, Sweep
 from torchdp.simulate.moments import Moments
+from torchdp.simulate.page import write_page
 from torchdp.simulate.plans import OnError, OtherCode, Row
 from torchdp.simulate.plots import error_curves, ratio_strip, subplots, write_csv
 from torchdp.simulate.report import Report, columns
+from torchdp.simulate.standing import digest_of, status
 from torchdp.simulate.store import merge
 from torchdp.simulate.sweep import Trial, read, sweep
 from torchdp.simulate.users import total
@@ -45,13 +48,16 @@ __all__ = [
     "Sweep",
     "Trial",
     "columns",
+    "digest_of",
     "error_curves",
     "merge",
     "ratio_strip",
     "read",
     "run",
+    "status",
     "subplots",
     "sweep",
     "total",
     "write_csv",
+    "write_page",
 ]

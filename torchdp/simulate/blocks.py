@@ -12,6 +12,7 @@ from torchdp.checks import integer, positive
 from torchdp.simulate.moments import Moments, merge
 from torchdp.simulate.streams import block_generator, canonical
 
+MANY = 10**15  # trials, where no number is set
 Sampler = Callable[[torch.Generator, int], Tensor]
 """``sampler(generator, size)``: ``size`` independent samples, shape (size,), drawn from ``generator`` alone."""
 
@@ -105,20 +106,22 @@ class Gathering(Generic[F]):
         self._back = dict(known)
         self._due = block_sizes(trials, block_size)
         self._next = next(self._due, None)
+        self._given: set[tuple[int, int]] = set()  # handed out, not back
         own, of = shard
         self._out = (key for key in block_sizes(trials, block_size) if key[0] % of == own and key not in known)
         self._merge()
 
     def hand_out(self) -> tuple[int, int] | None:
-        """(index, size) of the next block that nobody has run; None when no more are needed."""
-        if self.finished or (key := next(self._out, None)) is None:
-            self.left = 0
+        """(index, size) of the next block that nobody has run; None when no more are needed, as far as is known now."""
+        if self.finished or self._enough or (key := next(self._out, None)) is None:
             return None
         self.left -= 1
+        self._given.add(key)
         return key
 
     def take_back(self, index: int, size: int, found: F) -> None:
         """Merges ``found`` as soon as all blocks before it are there; once."""
+        self._given.discard((index, size))
         if self._next is not None and index >= self._next[0]:
             self._back[index, size] = found
             self._merge()
@@ -131,6 +134,14 @@ class Gathering(Generic[F]):
     def finished(self) -> bool:
         """Whether no block is needed any more."""
         return self._next is None
+
+    @property
+    def _enough(self) -> bool:
+        """Whether the blocks that are out should reach the target, by the variance so far and a tenth more."""
+        if self._target is None or not self.blocks or not self._given:
+            return False
+        needed = 1.1 * self.blocks * (self.moments.relative_half_width(0.95) / self._target) ** 2
+        return self.blocks + len(self._back) + len(self._given) >= needed
 
     @property
     def reached(self) -> bool:
@@ -156,13 +167,17 @@ class Asked:
 
     def __init__(
         self,
-        trials: int,
+        trials: int | None,
         seed: int,
         block_size: int,
         target: float | None,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        self.trials = integer("trials", trials, 1)
+        if trials is None and target is None:
+            raise ValueError(
+                "trials=None means as many as target_relative_ci needs: give that, or a number of trials"
+            )
+        self.trials = MANY if trials is None else integer("trials", trials, 1)
         self.seed = integer("seed", seed, 0, 2**256)
         self.block_size = integer("block_size", block_size, 1)
         check_target(target)

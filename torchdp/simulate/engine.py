@@ -32,7 +32,7 @@ class Result:
 
 def run(
     trial: Sampler,
-    trials: int,
+    trials: int | None,
     seed: int,
     *,
     config: Mapping[str, object] | None = None,
@@ -53,7 +53,7 @@ def run(
 
     Args:
         trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared errors.
-        trials: how many samples, >= 1.
+        trials: how many samples, >= 1; None: as many as the target needs.
         seed: run seed, >= 0.
         config: what tells this stream from that of another configuration; see ``streams.canonical``.
         block_size: samples in a block, >= 1; only the last block may be shorter.
@@ -88,7 +88,7 @@ def run(
             return not blocks.finished
 
     parts = answers("trial", partial(run_block, trial), Blocks(), Where(device, devices, executor))
-    with progress_bar(asked.trials, progress) as bar, closing(parts):
+    with progress_bar(trials, progress) as bar, closing(parts):
         for block, part in parts:
             blocks.take_back(block.index, block.size, part)
             bar.update(blocks.moments.count - bar.n)
@@ -98,6 +98,6 @@ def run(
     return Result(blocks.moments, blocks.blocks, blocks.seconds, met)
 
 
-def progress_bar(total: int, progress: bool | None, unit: str = "trial") -> tqdm:
+def progress_bar(total: int | None, progress: bool | None, unit: str = "trial") -> tqdm:
     """A bar that counts samples; ``progress=None`` is silent where stderr is not a terminal."""
     return tqdm(total=total, unit=unit, unit_scale=True, disable=None if progress is None else not progress)

@@ -114,7 +114,7 @@ class Sweep:
     name: str
     grid: Sequence[Mapping[str, object]]
     make_trial: MakeTrial
-    trials: int
+    trials: int | None
     block_size: int
     draw: Callable[[Sequence[Row], Path], Sequence[Path]]
     needs: Sequence[str] = ()

@@ -140,7 +140,7 @@ class Work(Jobs[Job]):
         self._elsewhere: deque[Job] = deque()  # in another process's hands
 
     def finish(
-        self, records: Generator[tuple[Job, Record], None, None], trials: int, progress: bool | None
+        self, records: Generator[tuple[Job, Record], None, None], trials: int | None, progress: bool | None
     ) -> None:
         """Takes records until every plan is finished."""
         if not self._open:
@@ -148,8 +148,9 @@ class Work(Jobs[Job]):
         append(self._store, self._begun)  # before an hour of work, not after it
         self._claims = Claims(self._store)
         self._claims.take(self._begun.start)
+        total = None if trials is None else trials * len(self._plans)
         with (
-            progress_bar(trials * len(self._plans), progress) as bar,
+            progress_bar(total, progress) as bar,
             closing(self._claims),
             closing(records),
         ):

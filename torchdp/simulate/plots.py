@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,17 +84,33 @@ def error_curves(
         ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
             point of one line.
     """
+    figure = curves(rows, x=x, lines=lines, title=title, ylabel=ylabel, predicted=predicted, panels=panels)
+    figure.savefig(path, format="png", dpi=150)
+
+
+def curves(
+    rows: Sequence[Row],
+    *,
+    x: str,
+    lines: str,
+    title: str,
+    ylabel: str = "RMSE",
+    predicted: str = "predicted_mse",
+    panels: str | None = None,
+    word: Callable[[str], str] = str,
+) -> "Figure":
+    """The figure of :func:`error_curves`. word: what a person calls a key."""
     parts: dict[str, list[Row]] = {} if rows else {title: []}
     for row in rows:
         parts.setdefault(title if panels is None else str(row.config.get(panels)), []).append(row)
     groups = {name: _grouped(part, x, lines) for name, part in parts.items()}  # refuses before it draws
     figure, all_axes = subplots(len(parts), size=(7, 4.5))
     for axes, (name, group) in zip(all_axes, groups.items(), strict=True):
-        _panel(axes, group, x, lines, predicted)
-        axes.set(xscale="log", yscale="log", xlabel=x, ylabel=ylabel, title=name)
+        _panel(axes, group, x, word(lines), predicted)
+        axes.set(xscale="log", yscale="log", xlabel=word(x), ylabel=ylabel, title=name)
     if panels is not None:
         figure.suptitle(title)
-    figure.savefig(path, format="png", dpi=150)
+    return figure
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -156,7 +172,7 @@ def _grouped(rows: Sequence[Row], x: str, lines: str) -> dict[Any, list[Row]]:
 
 def _panel(axes: "Axes", groups: dict[Any, list[Row]], x: str, lines: str, predicted: str) -> None:
     for index, (name, group) in enumerate(groups.items()):
-        marker = _MARKERS[index // len(_COLOURS) % len(_MARKERS)]
+        marker = _MARKERS[index % len(_MARKERS)]  # tells lines apart in grey
         _draw(axes, group, x, f"{lines}={name}", predicted, _COLOURS[index % len(_COLOURS)], marker)
     axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
     dashed = (
@@ -190,6 +206,13 @@ def ratio_strip(rows: Sequence[Row], *, path: str | os.PathLike[str], title: str
         ImportError: matplotlib is not installed.
         ValueError: no row has ``facts["predicted_mse"]`` > 0.
     """
+    figure = ratios(rows, title)
+    figure.axes[0].set(xlabel="configuration, in the order of results.csv")
+    figure.savefig(path, format="png", dpi=150)
+
+
+def ratios(rows: Sequence[Row], title: str) -> "Figure":
+    """The figure of :func:`ratio_strip`."""
     known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
     if not known:
         raise ValueError("no row has a predicted_mse; there is nothing to compare")
@@ -200,5 +223,5 @@ def ratio_strip(rows: Sequence[Row], *, path: str | os.PathLike[str], title: str
     axes.axhline(1, color="black", linewidth=0.8)
     bars = np.abs(ends.T - ratio)
     axes.errorbar(range(len(known)), ratio, yerr=bars, fmt="o", color=_COLOURS[0], markersize=3, linewidth=0.8)
-    axes.set(xlabel="configuration, in the order of results.csv", ylabel="measured / predicted MSE", title=title)
-    figure.savefig(path, format="png", dpi=150)
+    axes.set(xlabel="configuration", ylabel="measured / predicted MSE", title=title)
+    return figure

@@ -42,7 +42,7 @@ def sweep(
     make_trial: MakeTrial,
     grid: Sequence[Mapping[str, object]],
     *,
-    trials: int,
+    trials: int | None,
     seed: int,
     store: str | os.PathLike[str],
     block_size: int,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.optimize import brentq
-from scipy.stats import hypergeom
 from torch import Tensor
 
 from torchdp import checks
@@ -208,6 +207,8 @@ def hypergeometric_quantile(population: int, marked: int, drawn: int, level: flo
     least, most = max(0, marked - (population - drawn)), min(marked, drawn)
     if least == most:
         return least
+    from scipy.stats import hypergeom  # here, because loading it takes half a second
+
     values = np.arange(least, most)  # P(X < q) for q = least + 1 .. most
     below = np.logaddexp.accumulate(hypergeom.logpmf(values, population, marked, drawn))
     safe = math.log(level) - 1e-6  # whatever the rounding

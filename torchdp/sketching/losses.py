@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
-from scipy.stats import hypergeom
 from torch import Tensor
 
 from torchdp import checks
@@ -110,6 +109,8 @@ def copy_losses(sketch: Sketch, corrupt: int, key: Tensor, part: Callable[[Array
     Guarantees: exact with one copy, an upper bound with several.
     Source: the argument above.
     """
+    from scipy.stats import hypergeom  # here, because loading it takes half a second
+
     n, s, counts = sketch.clients, sketch.copies, sketch.counts()
     rows = np.stack([counts.double().cpu().numpy(), key.double().cpu().numpy()], 1)
     squares, probability = [], []

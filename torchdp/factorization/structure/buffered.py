@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.signal import lfilter
 from torch import Tensor
 
 from torchdp import checks
@@ -195,6 +194,8 @@ class _Filter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rho: Tensor) -> Tensor:
+        from scipy.signal import lfilter  # here, because loading it takes half a second
+
         y = torch.empty(x.shape, dtype=x.dtype)
         for row, ratio, into in _rows(x, rho, y):
             into[:] = lfilter([1.0], [1.0, -ratio], row)

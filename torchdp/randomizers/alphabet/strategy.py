@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.descent import Adam
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Objective, Tally
@@ -128,7 +129,7 @@ class StrategyMatrix(FrequencyOracle):
         smooth maximum of ``answer_variances`` that sharpens. O(steps m k (k + queries)). Source: Kingma, Ba (2015).
         """
         module, law = LearnedStrategy(self.matrix, self.epsilon), self._prior.log().requires_grad_()
-        optimizer = torch.optim.Adam([*module.parameters(), *([law] if prior is None else [])], lr=LEARNING_RATE)
+        adam = Adam([*module.parameters(), *([law] if prior is None else [])])
         best, least = self, self.judged(W, prior, Objective.WORST)
         for step in range(steps):
             decoders = law.softmax(0) if prior is None else prior
@@ -145,11 +146,8 @@ class StrategyMatrix(FrequencyOracle):
                     best, least = candidate, value
             share = step / steps
             sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
-            optimizer.zero_grad()
-            torch.logsumexp(each / largest / sharpness, 0).mul(sharpness).backward()
-            for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * max(0.02, 1 - share)
-            optimizer.step()
+            loss = torch.logsumexp(each / largest / sharpness, 0).mul(sharpness)
+            adam.step(loss, LEARNING_RATE * max(0.02, 1 - share))
         return best
 
     @property

@@ -11,7 +11,7 @@ from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball.ball import BallMoments
 from torchdp.randomizers.ball.sphere import CapLaw
 from torchdp.randomizers.ball.sphere_randomizer import SphereRandomizer
-from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
+from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, constants
 from torchdp.randomizers.base import real_local
 
 
@@ -25,8 +25,8 @@ class PrivUnit(SphereRandomizer):
     Compared with PrivUnitG: less noise, by a fraction of order 1/dim (more at large epsilon), at a little more work.
     dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``drawn`` draws three numbers for each user, whatever dim, and dim + 1 normals for each type; its time grows
-    with the number of users (PrivUnitG's does not).
+    ``drawn`` draws dim + 1 normals for each type in a repetition, and three numbers for each of its users if they are
+    fewer than a few thousand; beyond, three in all, whatever the number of users (``AxialSums.least``).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
     Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit2; Asi, Feldman, Talwar (2022), optimality.
@@ -56,6 +56,11 @@ class PrivUnit(SphereRandomizer):
     @property
     def _mean(self) -> float:
         return self.cap.threshold
+
+    @property
+    def _along(self) -> Law:
+        w, weights = self.cap.quadrature()
+        return np.tanh(w / 2), weights
 
     def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
         return self.cap.draw(shape, draws)

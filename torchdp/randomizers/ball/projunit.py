@@ -34,7 +34,8 @@ class ProjUnit(SphereRandomizer):
     independent of PrivUnit's T, and a uniform direction across u: ``collect`` draws Y from these two, without P.
     dim >= 2; 2 <= k <= dim (keyword); epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``drawn`` draws four numbers for each user, whatever dim and k, and dim + 1 normals for each type.
+    ``drawn`` draws dim + 1 normals for each type in a repetition, and four numbers for each of its users if they are
+    fewer than a few thousand; beyond, three in all (``AxialSums.least``).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball, P being public.
     Source: Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; the unbiased scale 1/E||P u|| and moments: here.
@@ -175,6 +176,11 @@ class ProjUnit(SphereRandomizer):
         law, mode = self._projection, np.array(self._projection.mode)
         w, weights = law.quadrature(mode - law.mirrored.reach(-mode, CUT), mode + law.reach(mode, CUT))
         return np.sqrt(expit(w)), weights
+
+    @property
+    def _along(self) -> Law:
+        (t, p), (length, q) = self._coordinates, self._lengths
+        return np.multiply.outer(length, t).ravel(), np.multiply.outer(q, p).ravel()
 
     def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
         """(R T, sqrt(1 - R^2 T^2))."""

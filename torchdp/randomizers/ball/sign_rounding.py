@@ -13,10 +13,11 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.alphabet.chances import at_least, exponential
+from torchdp.randomizers.ball.axial_sums import AxialSums
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, gaussian_sums
 from torchdp.randomizers.ball.logit_beta import panel_rule
 from torchdp.randomizers.ball.sphere import coordinate_size, mean_coordinate, uniform_coordinate
-from torchdp.randomizers.ball.sphere_sums import sphere_sums
+from torchdp.randomizers.ball.sphere_sums import add, axial_sums, directed
 from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, widest
 from torchdp.randomizers.ball.truncated_sums import truncated_sums
 from torchdp.randomizers.base import exact_local
@@ -100,8 +101,8 @@ class DuchiJordanWainwright(SignRounding):
     (B^2/dim) I - x x^T, exactly, since E Y Y^T does not depend on signs. As epsilon grows B falls to radius/E|T|
     only: for dim > 1 some noise stays. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``drawn`` draws three numbers for each user, whatever dim, and dim normals for each type; its time grows with
-    the number of users (PointRelease's does not).
+    ``drawn`` draws dim normals and a binomial number for each type in a repetition, and two numbers for each user on
+    either side of it if they are fewer than a few thousand; beyond, three in all (``AxialSums.least``).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
     Source: Duchi, Jordan, Wainwright (2018), the mechanism for the l_2 ball.
@@ -139,15 +140,20 @@ class DuchiJordanWainwright(SignRounding):
         return normals.div_(directed[:, None]).mul_(self.radius * self._scale)
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        probability = self.disagreement(torch.linalg.vector_norm(points, dim=-1))
+        users = counts.expand(*shape, *counts.shape)
+        behind = draws.binomial(users, self.disagreement(torch.linalg.vector_norm(points, dim=-1)))
+        both = torch.stack([users - behind, behind])
+        if self.dim == 1:
+            along, across = both.double(), torch.zeros_like(both, dtype=torch.float64)
+        else:
+            law = AxialSums(*coordinate_size(self.dim), self.dim)
+            along, across = axial_sums(law, both, lambda n: self._ahead(n, draws), draws)
+        sums = add(self.dim, (along[0], across[0]), (-along[1], across[1]), draws)
+        return self._scale * directed(_axes(points), sums, draws)
 
-        def draw(types: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-            size = (repeats, len(types))
-            lost = draws.uniform(size) < probability[types]
-            along, across = uniform_coordinate(self.dim, draws.normal(size).abs())
-            return torch.where(lost, -along, along), across
-
-        return self._scale * sphere_sums(_axes(points), counts, draw, shape, draws)
+    def _ahead(self, users: int, draws: Draws) -> tuple[Tensor, Tensor]:
+        """(|T|, sqrt(1 - T^2)) of so many."""
+        return uniform_coordinate(self.dim, draws.normal((users,)).abs())
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,9 +11,11 @@ from torchdp.draws import Draws
 from torchdp.kernels import privunit
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.pieces import portions
+from torchdp.randomizers.ball.axial_sums import AxialSums
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.ball.sphere import CapLaw
-from torchdp.randomizers.ball.sphere_sums import sphere_sums
+from torchdp.randomizers.ball.sphere_sums import axial_sums, directed
+from torchdp.randomizers.ball.subgaussian import Law
 
 USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
 
@@ -38,6 +41,16 @@ class SphereRandomizer(BallRandomizer):
     @abstractmethod
     def _mean(self) -> float:
         """E T."""
+
+    @property
+    @abstractmethod
+    def _along(self) -> Law:
+        """T by quadrature: nodes and weights."""
+
+    @cached_property
+    def _sum(self) -> AxialSums:
+        """The law of sums of very many messages."""
+        return AxialSums(*self._along, self.dim + 1)
 
     @abstractmethod
     def _draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
@@ -65,10 +78,10 @@ class SphereRandomizer(BallRandomizer):
         return total
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        def draw(types: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-            return self._draw((repeats, len(types)), draws)
-
-        return sphere_sums(lifted(points), counts, draw, shape, draws)[..., :-1] / self._mean
+        held = counts > 0
+        users = counts[held].expand(*shape, -1)
+        sums = axial_sums(self._sum, users, lambda n: self._draw((n,), draws), draws)
+        return directed(lifted(points[held]), sums, draws)[..., :-1] / self._mean
 
 
 def lifted(points: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.interpolate import CubicHermiteSpline
 from scipy.special import ndtr, ndtri, wofz
 from torch import Tensor
 
@@ -103,6 +102,8 @@ def _table(threshold: float, copies: float) -> np.ndarray:
     target = ndtr(z)
     right = np.clip(np.searchsorted(np.maximum.accumulate(cdf), target), 1, n - 1)
     low, high = grid[right - 1], grid[right]
+    from scipy.interpolate import CubicHermiteSpline  # here, because loading it takes long
+
     spline = CubicHermiteSpline(grid, cdf, density)
     x = (low + high) / 2
     for _ in range(6):  # Newton's method, kept inside the grid cell that holds the quantile

@@ -1,0 +1,112 @@
+"""Sums of very many points of a sphere drawn at once: their transform against a power of that of one point."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import hyp0f1
+from scipy.stats import chi2
+
+from torchdp.draws import Simulated
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, ProjUnit
+from torchdp.randomizers.ball.axial_sums import CLOSE, KEPT, AxialSums, _value
+from torchdp.randomizers.ball.sphere import coordinate_size
+from torchdp.randomizers.ball.sphere_sums import axial_sums
+
+LAWS = {
+    "PrivUnit, circle": PrivUnit(1, 1.0)._sum,
+    "PrivUnit, 2": PrivUnit(2, 4.0)._sum,
+    "PrivUnit, 64": PrivUnit(64, 8.0)._sum,
+    "PrivUnit, hardly private": PrivUnit(5, 1e-6)._sum,
+    "ProjUnit": ProjUnit(64, 2.0, k=8)._sum,
+    "half sphere": AxialSums(*coordinate_size(3), 3),
+}
+# Of A and of a coordinate across, standardised: frequencies, and tilts, which see rho in high dimensions.
+POINTS = [(0, 1j), (0.7j, 0), (1.5j, 1j), (3j, 0.5j), (-1j, 2.5j), (0, 2), (0.5, 1), (1.5j, 1.5), (-0.7, 0.5j)]
+
+
+def of_one_point(law, n, s, r):
+    """E exp(s a + r y)^n, a and y those of one point, from its nodes."""
+    mean, spread, across = law.moments
+    square = (1 - law.t**2) * (r / math.sqrt(across * n)) ** 2 / 4
+    one = np.exp(s * (law.t - mean) / spread / math.sqrt(n)) * hyp0f1((law.dim - 1) / 2, square)
+    return (law.weights @ one / law.weights.sum()) ** n
+
+
+def of_the_sum(law, n, s, r, change=1.0):
+    """The same of (A, rho) as they are drawn, by quadrature over x and q; ``change``: of the first term."""
+    m = law.dim - 1
+    x, weights = np.polynomial.hermite_e.hermegauss(80)
+    grid, steps = np.polynomial.legendre.leggauss(300)
+    low, high = np.sqrt(chi2.ppf(1e-20, m)), np.sqrt(chi2.isf(1e-25, m))
+    z = low + (grid + 1) / 2 * (high - low)
+    density = steps * (high - low) * z * chi2.pdf(z * z, m)
+    X, Z = (torch.from_numpy(each) for each in np.meshgrid(x, z, indexing="ij"))
+    u, a, b = (Z**2 - m) / math.sqrt(2 * m), torch.zeros_like(X), torch.zeros_like(X)
+    for k, (along, length) in enumerate(zip(*law._terms, strict=True)):
+        if k < KEPT:
+            share = n ** (-(k + 1) / 2) * (change if k == 0 else 1.0)
+            a, b = a + share * _value(along, X, u), b + share * _value(length, X, u)
+    rho = (Z * (1 + b)).numpy()
+    values = np.exp(s * (X + a).numpy()) * hyp0f1(m / 2, (r * rho) ** 2 / 4)
+    return np.outer(weights / weights.sum(), density).ravel() @ values.ravel()
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_transform_of_a_sum_drawn_at_once_is_that_of_its_points(name):
+    law = LAWS[name]
+    n = law.least
+    for s, r in POINTS:
+        exact = of_one_point(law, n, s, r)
+        assert abs(of_the_sum(law, n, s, r) - exact) <= 3 * CLOSE * max(1, abs(exact)) ** 2
+        assert (
+            abs(of_the_sum(law, 4 * n, s, r) - of_one_point(law, 4 * n, s, r)) <= CLOSE * max(1, abs(exact)) ** 2
+        )
+    if name != "PrivUnit, hardly private":  # its points are symmetric but for a millionth
+        wrong = max(abs(of_the_sum(law, n, s, r, 0.999) - of_one_point(law, n, s, r)) for s, r in POINTS)
+        assert wrong > 30 * CLOSE
+
+
+@pytest.mark.parametrize("name", ["PrivUnit, circle", "PrivUnit, 64", "half sphere"])
+def test_both_ways_to_add_have_one_law(name):
+    """The same sums along the tree: means, deviations and the correlation of A with rho^2."""
+    law, repeats = LAWS[name], 800
+    n, draws = law.least, Simulated(torch.Generator().manual_seed(0))
+    kind = {"PrivUnit, circle": PrivUnit(1, 1.0), "PrivUnit, 64": PrivUnit(64, 8.0)}.get(name)
+
+    def draw(users):
+        return DuchiJordanWainwright(3, 1.0)._ahead(users, draws) if kind is None else kind._draw((users,), draws)
+
+    fewer = AxialSums(law.t, law.weights, law.dim)
+    fewer.__dict__["least"] = 2**62
+    ours = axial_sums(law, torch.full((repeats,), n), None, draws)
+    tree = axial_sums(fewer, torch.full((repeats,), n), draw, draws)
+    moments = []
+    for along, rho in (ours, tree):
+        a, q = (along - n * law.moments[0]) / law.moments[1] / n**0.5, rho.square() / (n * law.moments[2])
+        u = (q - law.across) / math.sqrt(2 * law.across)
+        moments.append([a, u, a * u, a * a, u * u, a**3])
+    for one, other in zip(*moments, strict=True):
+        error = (one.var() / repeats + other.var() / repeats).sqrt()
+        assert abs(float((one.mean() - other.mean()) / error)) < 4.5
+
+
+@pytest.mark.parametrize("kind", [PrivUnit(3, 2.0), ProjUnit(3, 2.0, k=2), DuchiJordanWainwright(3, 2.0)])
+def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
+    class Counted(Simulated):
+        numbers = 0
+
+        def words(self, shape):
+            self.numbers += math.prod(shape)
+            return super().words(shape)
+
+    found = []
+    x = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.5]])
+    for n in (10**5, 10**8, 10**11):
+        draws = Counted(torch.Generator().manual_seed(0))
+        total = kind._sums(x.double(), torch.tensor([n, 2 * n]), (4,), draws)
+        found.append(draws.numbers)
+        error = (total.sum(0) / 4 - n * (x[0] + 2 * x[1])) / (3 * n * kind.moments.variance / 4) ** 0.5
+        assert float(error.abs().max()) < 5
+    assert found[0] == found[1] == found[2] < 100

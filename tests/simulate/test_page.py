@@ -1,0 +1,131 @@
+"""What people read of a store: where it stands, and its page, from the store alone."""
+
+import re
+import sys
+import threading
+import time
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+
+from torchdp import cli
+from torchdp.simulate import OnError, digest_of, status, sweep, write_page
+from torchdp.simulate.page import Page
+from torchdp.simulate.store import Start, append, load
+
+sys.path.insert(0, str(Path(__file__).parent))
+import worker_trials as trials
+from worker_trials import GRID, SETTINGS
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "runs" / "results.jsonl"
+    sweep(trials.failing, GRID, store=path, on_error=OnError.GO_ON, **SETTINGS)
+    return path
+
+
+def test_status_of_a_sweep_that_failed_in_part(store):
+    stand = status(store)
+    assert [each.state for each in stand.standings] == ["done", "done", "done", "failed"]
+    assert [each.moments.count for each in stand.standings] == [250, 250, 250, 200]
+    assert stand.standings[3].error == "ZeroDivisionError: a planted error"
+    assert stand.running == 0 and stand.seconds_left is None and len(stand.starts) == 1
+
+
+def test_status_of_a_sweep_that_was_killed_and_of_one_that_runs(tmp_path):
+    store, reached, go_on = tmp_path / "results.jsonl", threading.Event(), threading.Event()
+
+    def make_trial(config):
+        def sample(generator, size):
+            time.sleep(0.02)
+            if config == GRID[2]:
+                reached.set()
+                assert go_on.wait(60)
+            return trials.make_trial(config).sample(generator, size)
+
+        return sample
+
+    running = threading.Thread(target=sweep, args=(make_trial, GRID), kwargs={"store": store, **SETTINGS})
+    running.start()
+    assert reached.wait(60)
+    try:
+        stand = status(store)
+        assert [each.state for each in stand.standings] == ["done", "done", "open", "open"]
+        left = [each.seconds_left for each in stand.standings]
+        assert left == [0, 0, None, None]
+    finally:
+        go_on.set()
+        running.join()
+    assert status(store).count("done") == 4
+
+
+def test_the_time_left_is_work_left_over_pace(tmp_path, monkeypatch):
+    """Half of one configuration is left, done by a process that others see at work."""
+    store = tmp_path / "results.jsonl"
+    sweep(trials.make_trial, GRID[:1], store=store, trials=200, seed=7, block_size=100)
+    sweep(trials.make_trial, GRID[:1], store=store, shard=(9, 10), trials=400, seed=7, block_size=100)
+    monkeypatch.setattr("torchdp.simulate.standing._taken", lambda claims, name: False)
+    stand = status(store)
+    assert stand.running == 2 and stand.standings[0].state == "open"
+    assert stand.standings[0].seconds_left == pytest.approx(stand.standings[0].seconds)
+    assert stand.seconds_left > 0
+
+
+def test_the_digest_is_of_results_and_not_of_how_they_came(tmp_path):
+    rows = [
+        sweep(trials.make_trial, grid, store=tmp_path / f"{index}.jsonl", **SETTINGS)
+        for index, grid in enumerate((GRID, GRID[::-1], GRID[:3]))
+    ]
+    assert digest_of(rows[0]) == digest_of(rows[1]) != digest_of(rows[2])
+    assert digest_of(sweep(trials.make_trial, GRID, store=tmp_path / "s", **{**SETTINGS, "seed": 8})) != digest_of(
+        rows[0]
+    )
+
+
+def test_a_page_has_everything_inside(store, tmp_path):
+    pytest.importorskip("matplotlib")
+    page, text = write_page(store, tmp_path / "out.html", "A title & more")
+    written = page.read_text()
+    assert "<title>A title &amp; more</title>" in written and written.count("<svg") == 2
+    assert not re.search(r'(src|href)="(?!#)', written)  # nothing from elsewhere
+    for words in (
+        "3 of 4 configurations done, 1 failed",
+        "ZeroDivisionError: a planted error",
+        "users",
+        "z-scores",
+    ):
+        assert words in written and (words in text.read_text())
+    for picture in re.findall(r"<svg.*?</svg>", written, re.DOTALL):
+        xml.fromstring(picture)
+    assert "slope" in written and "predicted" in written
+
+
+def test_several_makers_are_flagged(store, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert "several values" not in write_page(store, tmp_path / "one.html")[0].read_text()
+    start = next(iter(load(store).starts.values()))
+    append(store, Start("another", {**start.facts, "torch": "1.0"}))
+    assert "several values of torch" in write_page(store, tmp_path / "two.html")[0].read_text()
+
+
+def test_cells_cannot_break_out(tmp_path):
+    page = Page("<b>")
+    page.table(["a|b"], [["<script>|"]])
+    html, text = page.write(tmp_path / "x.html")
+    assert "<script>" not in html.read_text() and "<script>\\|" in text.read_text()
+
+
+def test_the_commands(store, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert cli.main(["status", str(store.parent)]) == 0
+    said = capsys.readouterr().out
+    assert "failed" in said and "ZeroDivisionError" in said and "3 of 4 done, 1 failed, nothing running" in said
+    assert cli.main(["report", str(store.parent)]) == 0
+    assert capsys.readouterr().out.split() == [str(store.with_name(f"report.{kind}")) for kind in ("html", "md")]
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for command in ("status", "report"):
+        assert cli.main([command, str(empty)]) == 2 and "does not say which sweep" in capsys.readouterr().err
+        assert cli.main([command, str(tmp_path / "absent.jsonl")]) == 2 and "absent" in capsys.readouterr().err

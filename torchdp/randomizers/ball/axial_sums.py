@@ -1,0 +1,200 @@
+"""Sums of very many random points of a sphere that are symmetric about one axis, at the cost of one draw."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.linalg import solve_triangular
+from scipy.signal import convolve2d
+from torch import Tensor
+
+from torchdp.draws import Draws
+
+ORDERS, KEPT = 6, 4  # powers of n^{-1/2} that are computed, and used: the others say how far off these are
+SHAPE = 3 * ORDERS + 3, 2 * ORDERS + 2  # coefficients of what is multiplied out
+CLOSE = 1e-8  # standard deviations by which a sum may be off
+FARTHEST = 1e30  # no number of users makes up for so much skewness
+Sums = tuple[Tensor, Tensor]
+Polynomial = np.ndarray  # coefficients [i, j], of x^i u^j or, for transforms, of s^i p^j
+
+
+@dataclass(frozen=True, eq=False)
+class AxialSums:
+    """A u + rho w, the sum of n independent T_i u + sqrt(1 - T_i^2) w_i, w and w_i uniform on the unit sphere across u.
+
+    With x normal, q chi-squared of m = dim - 1 degrees, c = u = (q - m)/sqrt(2 m), mu and sigma^2 the moments of T,
+    v = E (1 - T^2)/m:
+        A = n mu + sigma n^{1/2} (x + a_1/n^{1/2} + a_2/n + ...),  rho = (n v q)^{1/2} (1 + b_2/n + ...),
+    polynomials a_k in x and u, b_k in u, such that the characteristic function is right to every order that is kept:
+    Cornish and Fisher's expansion, of two variables. t, weights: nodes for expectations of T. dim >= 2.
+
+    With s for x and p for u, E exp(s x + <theta, y>) u^j = exp((s^2 + |theta|^2)/2) times a polynomial in s and
+    p = |theta|^2/sqrt(2 m): its moments, those of a noncentral chi-squared. So each order is a linear equation.
+    Source: Cornish, Fisher (1938), for one variable; the moments are matched as there.
+    """
+
+    t: np.ndarray
+    weights: np.ndarray
+    dim: int
+
+    @property
+    def across(self) -> int:
+        """m."""
+        return self.dim - 1
+
+    @cached_property
+    def moments(self) -> tuple[float, float, float]:
+        """mu, sigma and v."""
+        mean = float(self.weights @ self.t)
+        spread = math.sqrt(self.weights @ (self.t - mean) ** 2)
+        return mean, spread, float(self.weights @ (1 - self.t**2)) / self.across
+
+    @cached_property
+    def least(self) -> int:
+        """From so many points on each of the two first terms left out is below 1e-8 in root mean square."""
+        found = 2
+        for order in range(KEPT, ORDERS):
+            along, length = (terms[order] for terms in self._terms)
+            error = math.hypot(self._size(along), math.sqrt(2 * self.across) * self._size(length)) / CLOSE
+            if not error < FARTHEST:
+                return 2**62
+            found = max(found, math.ceil(error ** (2 / (order + 1))))
+        return found
+
+    def _size(self, f: Polynomial) -> float:
+        """(E f(x, u)^2)^{1/2}."""
+        square = convolve2d(f, f)
+        normal, count = (each[:, 0] for each in self._duals)
+        return math.sqrt(max(0.0, float(normal[: len(square)] @ square @ count[: square.shape[1]])))
+
+    def draw(self, counts: Tensor, draws: Draws) -> Sums:
+        """(A, rho) of so many points, float64 of the shape of ``counts``; ``counts`` >= ``least``."""
+        (mean, spread, across), (along, length) = self.moments, self._terms
+        n = counts.double()
+        x, q = draws.normal(tuple(n.shape)), 2 * draws.gamma(torch.full_like(n, self.across / 2))
+        u, root = (q - self.across) / math.sqrt(2 * self.across), n.rsqrt()
+        a, b = torch.zeros_like(n), torch.zeros_like(n)
+        for k in reversed(range(KEPT)):
+            a, b = root * (a + _value(along[k], x, u)), root * (b + _value(length[k], x, u))
+        return n * mean + spread * n.sqrt() * (x + a), (n * across * q).sqrt() * (1 + b).abs()
+
+    @cached_property
+    def _duals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row j: the transform of x^j as a polynomial in s, of u^j as one in p."""
+        size, m = SHAPE[0], self.across
+        normal, count = np.zeros((size, size)), np.zeros((size, size))
+        normal[0, 0] = count[0, 0] = 1
+        for j in range(1, size):
+            normal[j, 1:] = normal[j - 1, :-1]
+            if j > 1:
+                normal[j] += (j - 1) * normal[j - 2]
+            for r in range(
+                1, j + 1
+            ):  # moments from cumulants: kappa_r = 2^{r-1} (r-1)! (m + r p sqrt(2 m))/(2 m)^{r/2}
+                scale = math.comb(j - 1, r - 1) * 2 ** (r - 1) * math.factorial(r - 1)
+                if r > 1:
+                    count[j] += scale * m * (2 * m) ** (-r / 2) * count[j - r]
+                count[j, 1:] += scale * r * (2 * m) ** ((1 - r) / 2) * count[j - r, :-1]
+        return normal, count
+
+    @cached_property
+    def _cumulants(self) -> list[Polynomial]:
+        """Of one standardised point, by order i + 2 j of s^i p^j: log E exp(s (T - mu)/sigma) 0F1(m/2; p' S).
+
+        E over w of exp(<theta, w S>) is 0F1(m/2; |theta|^2 S^2/4), here with S^2 = 1 - T^2 in units of v.
+        """
+        (mean, spread, v), m, most = self.moments, self.across, ORDERS + 2
+        t, square = (self.t - mean) / spread, (1 - self.t**2) / (m * v)
+        phi = [np.zeros((most + 1, most // 2 + 1)) for _ in range(most + 1)]
+        for i in range(most + 1):
+            for j in range((most - i) // 2 + 1):
+                term = math.sqrt(2 * m) ** j * (m / 4) ** j / math.factorial(i) / math.factorial(j)
+                for h in range(j):
+                    term /= m / 2 + h
+                phi[i + 2 * j][i, j] = term * float(self.weights @ (t**i * square**j))
+        log = [np.zeros_like(each) for each in phi]  # d log_d = d phi_d - sum e log_e phi_{d-e}
+        for d in range(1, most + 1):
+            log[d] += phi[d]
+            for e in range(1, d):
+                log[d] -= e / d * _product(log[e], phi[d - e], phi[0].shape)
+        return log
+
+    @cached_property
+    def _terms(self) -> tuple[list[Polynomial], list[Polynomial]]:
+        """a_1, ..., a_ORDERS and b_1, ..., in x and u.
+
+        At each order E exp(s a + <theta, y> b), expanded, is the target's coefficient: s times the transform of a_k,
+        plus that of <theta, y> b_k, is what the terms before leave. What holds no s goes to b_k.
+        """
+        (normal, count), root = self._duals, math.sqrt(2 * self.across)
+        want = _exponential([np.zeros(SHAPE), *(_grown(self._cumulants[d]) for d in range(3, ORDERS + 3))])
+        along: list[Polynomial] = []
+        length: list[Polynomial] = []
+        for order in range(1, ORDERS + 1):
+            rest = want[order].copy()
+            for (i, l), f in _expansion(along, length, order).items():
+                rest[i:] -= self._transform(f, l)[: SHAPE[0] - i]
+            keep = order + 2
+            g = np.zeros(keep + 1)  # p (root g + 2 g') = what holds no s
+            for j in reversed(range(keep)):
+                g[j] = (rest[0, j + 1] - 2 * (j + 1) * g[j + 1]) / root
+            rows, columns = normal[:keep, :keep].T, count[:keep, :keep].T
+            length.append(solve_triangular(columns, g[:keep])[None, :])
+            along.append(solve_triangular(columns, solve_triangular(rows, rest[1 : keep + 1, :keep]).T).T)
+        return along, length
+
+    def _transform(self, f: Polynomial, power: int) -> Polynomial:
+        """Of <theta, y>^power f(x, u): of f, then so many falling factors of theta's derivative along itself."""
+        normal, count = self._duals
+        g = normal.T[: SHAPE[0], : SHAPE[0]] @ f @ count[: SHAPE[1], : SHAPE[1]]
+        for h in range(power):
+            up = np.pad(g, ((0, 0), (1, 0)))[:, :-1]
+            g = math.sqrt(2 * self.across) * up + (2 * np.arange(SHAPE[1]) - h) * g
+        return g
+
+
+def _expansion(along: list[Polynomial], length: list[Polynomial], order: int) -> dict[tuple[int, int], Polynomial]:
+    """Of exp(s a + w b) at this order, the coefficient of s^i w^l, (i, l) not 0: a polynomial in x and u."""
+    terms = {(0, 0, 0): _grown(np.ones((1, 1)))}
+    for i in range(order + 1):
+        for l in range(order // 2 + 1):
+            lower, series, share = ((i - 1, l), along, i) if i else ((0, l - 1), length, l)
+            for k in range(1, order + 1) if i + l else ():
+                total = np.zeros(SHAPE)
+                for h, term in enumerate(series[:k], start=1):
+                    if (*lower, k - h) in terms:
+                        total += _product(term, terms[*lower, k - h], SHAPE) / share
+                if total.any():
+                    terms[i, l, k] = total
+    return {(i, l): f for (i, l, k), f in terms.items() if k == order}
+
+
+def _product(one: Polynomial, other: Polynomial, shape: tuple[int, ...]) -> Polynomial:
+    return convolve2d(one, other)[: shape[0], : shape[1]]
+
+
+def _grown(f: Polynomial) -> Polynomial:
+    return np.pad(f, [(0, most - held) for most, held in zip(SHAPE, f.shape, strict=True)])
+
+
+def _exponential(log: list[Polynomial]) -> list[Polynomial]:
+    """Coefficients of exp(sum_k log[k] e^k), log[0] = 0."""
+    out = [_grown(np.ones((1, 1)))]
+    for d in range(1, len(log)):
+        out.append(np.zeros(SHAPE))
+        for e in range(1, d + 1):
+            out[d] += e / d * _product(log[e], out[d - e], SHAPE)
+    return out
+
+
+def _value(f: Polynomial, x: Tensor, u: Tensor) -> Tensor:
+    """f(x, u)."""
+    total = torch.zeros_like(x)
+    for row in f[::-1]:
+        inner = torch.zeros_like(u)
+        for coefficient in row[::-1]:
+            inner = inner * u + float(coefficient)
+        total = total * x + inner
+    return total

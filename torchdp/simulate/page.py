@@ -1,0 +1,225 @@
+"""One page that a person reads: of a store, self-contained HTML and Markdown, from the store alone."""
+
+import html
+import io
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchdp.simulate.plans import Row
+from torchdp.simulate.plots import curves, ratios
+from torchdp.simulate.standing import Standing, Status, digest_of, status
+from torchdp.simulate.streams import canonical
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WORDS = {
+    "n": "users",
+    "users": "users",
+    "eps": "epsilon",
+    "k": "types",
+    "d": "dimensions",
+    "dim": "dimensions",
+    "p": "norm p",
+}
+COMPARED = ("mechanism", "protocol", "method")  # lines of one figure, if the configurations have them
+MOST = 12  # figures of one kind
+_STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
+table{border-collapse:collapse;font-size:14px;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;
+text-align:right;font-variant-numeric:tabular-nums}td.word,th.word{text-align:left}svg{max-width:100%;height:auto}
+footer{font-size:13px;color:#555;border-top:1px solid #ddd;margin-top:2em}.bad{color:#a00}"""
+
+
+class Page:
+    """Paragraphs, tables and figures, written as HTML with everything inside and as Markdown without the figures."""
+
+    def __init__(self, title: str) -> None:
+        self._html, self._text = [f"<h1>{html.escape(title)}</h1>"], [f"# {title}"]
+        self.title = title
+
+    def heading(self, text: str) -> None:
+        self._html.append(f"<h2>{html.escape(text)}</h2>")
+        self._text.append(f"## {text}")
+
+    def say(self, text: str, bad: bool = False) -> None:
+        self._html.append(f"<p{' class=bad' * bad}>{html.escape(text)}</p>")
+        self._text.append(text)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        kinds = [all(isinstance(row[at], str) for row in rows) for at in range(len(columns))]
+        mark = [' class="word"' if words else "" for words in kinds]
+        head = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, name in zip(mark, columns, strict=True))
+        body = "".join(
+            "<tr>"
+            + "".join(f"<td{m}>{html.escape(_shown(c))}</td>" for m, c in zip(mark, row, strict=True))
+            + "</tr>"
+            for row in rows
+        )
+        self._html.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        lines = [
+            columns,
+            ["---" if words else "---:" for words in kinds],
+            *([_shown(c) for c in row] for row in rows),
+        ]
+        self._text.append("\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines))
+
+    def figure(self, figure: "Figure", caption: str) -> None:
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+        picture = drawn.getvalue()[drawn.getvalue().index("<svg") :]
+        self._html.append(f"<figure>{picture}<figcaption>{html.escape(caption)}</figcaption></figure>")
+
+    def write(self, path: str | os.PathLike[str]) -> list[Path]:
+        """``path`` and its .md twin; returns both."""
+        page, text = Path(path), Path(path).with_suffix(".md")
+        head = f'<meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{_STYLE}</style>'
+        page.write_text(
+            f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(self._html)}</body></html>\n'
+        )
+        text.write_text("\n\n".join(self._text) + "\n")
+        return [page, text]
+
+
+def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = "") -> list[Path]:
+    """What ``store`` holds of its last sweep, at ``path`` (HTML) and beside it (Markdown); returns both.
+
+    Error against each number of the configurations that varies, with 95 % intervals, predicted lines and slopes;
+    measured over predicted; the table; failures; how it was made. Raises ImportError without matplotlib, OSError,
+    ValueError where the store says nothing.
+    """
+    stand = status(store)
+    page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
+    _summary(page, stand)
+    rows = [_row(each, stand.asked) for each in stand.standings if each.moments.count > 1]
+    for names, part in _views(rows):
+        figure = curves(part, **names, word=word)
+        page.figure(figure, f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.")
+    if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
+        page.heading("Measured over predicted squared error")
+        page.figure(ratios(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals.")
+    _table(page, stand.standings)
+    _made(page, stand)
+    return page.write(path)
+
+
+def word(name: str) -> str:
+    """What a person calls a key of a configuration."""
+    return WORDS.get(name, name.replace("_", " "))
+
+
+def _row(each: Standing, asked: Mapping[str, Any]) -> Row:
+    return Row(
+        each.config, each.moments, each.seconds, each.facts, asked["seed"], asked["block_size"], asked["code"]
+    )
+
+
+def _summary(page: Page, stand: Status) -> None:
+    rows = [each for each in stand.standings if each.moments.count]
+    trials = sum(each.moments.count for each in rows)
+    page.say(
+        f"{stand.count('done')} of {len(stand.standings)} configurations done, {stand.count('failed')} failed; "
+        f"{trials:,} trials in {_seconds(sum(each.seconds for each in rows))} of work. Digest of the results: "
+        f"{digest_of([_row(each, stand.asked) for each in rows])}."
+    )
+    scores = [abs(z) for each in rows if not math.isnan(z := _z(each))]
+    if scores:
+        expected = 1 + math.sqrt(2 * math.log(2 * len(scores)))
+        page.say(
+            f"Measured against predicted squared error: the largest of {len(scores)} z-scores is {max(scores):.2f}.",
+            bad=max(scores) > expected + 1.5,
+        )
+    for each in stand.standings:
+        if each.state == "failed":
+            page.say(f"Failed: {canonical(each.config)}: {each.error}", bad=True)
+
+
+def _z(each: Standing) -> float:
+    predicted = each.facts.get("predicted_mse")
+    return math.nan if predicted is None or each.moments.count < 2 else each.moments.z_score(predicted)
+
+
+def _views(rows: Sequence[Row]) -> list[tuple[dict[str, str], list[Row]]]:
+    """What to draw: each number that varies on x, words (or what varies most) as lines, one figure for the rest."""
+    values = {key: {canonical({key: row.config.get(key)}) for row in rows} for row in rows for key in row.config}
+    varying = [key for key in values if len(values[key]) > 1]
+    numbers = [key for key in varying if all(_positive(row.config.get(key)) for row in rows)]
+    found = []
+    for x in numbers:
+        others = [key for key in varying if key != x]
+        names = [key for key in others if key not in numbers] or others
+        lines = max(names, key=lambda key: (key in COMPARED, len(values[key])), default=x)
+        rest = [key for key in others if key != lines]
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            if row.moments.mean > 0:
+                groups.setdefault(canonical({key: row.config.get(key) for key in rest}), []).append(row)
+        for part in list(groups.values())[:MOST]:
+            fixed = ", ".join(f"{word(key)} {part[0].config.get(key)}" for key in rest)
+            if len({row.config[x] for row in part}) > 1:
+                found.append(({"x": x, "lines": lines, "title": fixed}, part))
+    return found
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _table(page: Page, standings: Sequence[Standing]) -> None:
+    page.heading("All configurations")
+    keys = list(dict.fromkeys(key for each in standings for key in each.config))
+    columns = [*map(word, keys), "trials", "RMSE", "low", "high", "predicted", "ratio", "z", "state"]
+    page.table(columns, [_cells(each, keys) for each in standings])
+    page.say("RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared errors.")
+
+
+def _cells(each: Standing, keys: Sequence[str]) -> list[object]:
+    known = [each.config.get(key, "") for key in keys]
+    known = [value if isinstance(value, str | int | float) else str(value) for value in known]
+    if not each.moments.count:
+        return [*known, 0, *[math.nan] * 6, each.state]
+    low, high = each.moments.interval()
+    predicted = each.facts.get("predicted_mse", math.nan)
+    ratio = each.moments.mean / predicted if predicted else math.nan
+    roots = [
+        math.sqrt(value) if value >= 0 else math.nan for value in (each.moments.mean, max(low, 0), high, predicted)
+    ]
+    return [*known, each.moments.count, *roots, ratio, _z(each), each.state]
+
+
+def _made(page: Page, stand: Status) -> None:
+    page.heading("How it was made")
+    asked = stand.asked
+    target = "" if asked["target"] is None else f", until the relative interval was {asked['target']:g}"
+    page.say(f"Seed {asked['seed']}, blocks of {asked['block_size']}{target}. Code: {asked['code']}.")
+    names = ("package", "torch", "python", "git", "cpu")
+    for name in names:
+        seen = sorted({str(start.facts.get(name, "")) for start in stand.starts})
+        if len(seen) > 1:
+            page.say(f"Its sweeps ran with several values of {name}: {', '.join(map(repr, seen))}.", bad=True)
+    columns = ["started", "host", "command", *names]
+    when = [time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"])) for start in stand.starts]
+    rows = [
+        [at, *(str(start.facts.get(name, "")) for name in columns[1:])]
+        for at, start in zip(when, stand.starts, strict=True)
+    ]
+    page.table(columns, rows)
+
+
+def _seconds(value: float) -> str:
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
