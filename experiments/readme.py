@@ -1,8 +1,9 @@
 """Writes experiments/README.md from the scripts' docstrings: ``python experiments/readme.py``."""
 
-import ast
-import re
 from pathlib import Path
+
+from torchdp.cli.scripts import fields
+from torchdp.cli.scripts import scripts as below
 
 HERE = Path(__file__).resolve().parent
 HEAD = """# Experiments
@@ -20,21 +21,8 @@ was tried and did not win. This page is made by `python experiments/readme.py`.
 
 
 def scripts() -> list[Path]:
-    """What can be run; other files are imported by these, or stand beside them with tests of their own."""
-    found = (
-        path for path in HERE.glob("*/*.py") if re.search("^EXPERIMENT = |^def experiment", path.read_text(), re.M)
-    )
-    return sorted(found, key=lambda path: (path.parent.name == "bench", path))
-
-
-def fields(path: Path) -> dict[str, str]:
-    """The docstring's first line as "title", and what follows each word with a colon at the beginning of a line."""
-    title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
-    found = {"title": title}
-    for part in re.split(r"\n(?=[A-Z])", rest):
-        name, _, text = part.partition(":")
-        found[name.partition(",")[0].strip()] = " ".join(text.split())
-    return found
+    """What can be run, speed last; other files are imported by these, or stand beside them with tests of their own."""
+    return sorted(below(HERE), key=lambda path: (path.parent.name == "bench", path))
 
 
 def page() -> str:

@@ -335,3 +335,34 @@ def test_no_more_blocks_are_out_than_the_target_seems_to_need():
     while gathering.hand_out() is not None:
         out += 1
     assert needed <= out < needed + 1
+
+
+@pytest.mark.parametrize("full", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expected, full):
+    """Once at every block: the same rows. At one block always: a clear error, and what was done is kept."""
+    seen: set[int] = set()
+
+    def short(always: Any, config: dict[str, Any]) -> Trial:
+        trial = make_trial(config)
+
+        def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+            seed = generator.initial_seed()
+            first = seed not in seen
+            seen.add(seed)
+            samples = trial.sample(generator, size)  # the retry must not go on with this stream
+            if first or seed == always:
+                raise full
+            return samples
+
+        return Trial(sample, trial.facts)
+
+    bad = block_generator(7, GRID[2], 1).initial_seed()
+    for always in (bad, None):
+        trial = functools.partial(short, always)
+        trial.__wrapped__ = make_trial  # type: ignore[attr-defined]
+        if always:
+            with pytest.raises(MemoryError, match=r"block 1 of seed 7.*does not fit.*smaller block_size"):
+                sweep(trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)
+            assert len(block_lines(tmp_path / "s.jsonl")) == 7
+        else:
+            assert results(sweep(trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)) == expected

@@ -15,6 +15,7 @@ def parser() -> argparse.ArgumentParser:
     _estimate(commands)
     _sweep(commands)
     _merge(commands)
+    _scripts(commands)
     _status(commands)
     _doctor(commands)
     return top
@@ -139,6 +140,14 @@ def _status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     report.add_argument("--title")
 
 
+def _scripts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    new = commands.add_parser("new", help="a script of your own: mechanism, trial, grid, sweep, in twenty lines")
+    new.add_argument("kind", choices=("experiment",))
+    new.add_argument("name", metavar="NAME", help="of the file, NAME.py; it must not be there")
+    found = commands.add_parser("list", help="the experiments there are, and what each reproduces")
+    found.add_argument("folder", nargs="?", default="experiments", help="default: %(default)s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     options = parser().parse_args(arguments)
@@ -151,12 +160,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from torchdp.cli.store import status as command
         elif options.command == "report":
             from torchdp.cli.store import report as command
+        elif options.command == "new":
+            from torchdp.cli.scripts import new as command
+        elif options.command == "list":
+            from torchdp.cli.scripts import list_scripts as command
         elif options.command == "doctor":
             from torchdp.cli.doctor import doctor as command
         else:
             from torchdp.cli.sweep import sweep as command
         return command(options)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         print(f"torchdp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """The unit of work: a block of samples, and the order in which blocks count."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,10 +54,19 @@ class Part:
 
 
 def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
-    """What ``trial`` gives in one block. Raises TypeError, ValueError that name the block."""
-    generator = block.generator(device)
+    """What ``trial`` gives in one block. Out of memory, it is tried once more, with all caches emptied.
+
+    Raises TypeError, ValueError, MemoryError that name the block.
+    """
     start = time.perf_counter()
-    samples = trial(generator, block.size)
+    try:
+        samples = trial(block.generator(device), block.size)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        samples = None
+    if samples is None:  # outside the handler, whose traceback keeps the trial's tensors
+        samples = _again(trial, block, device)
     if not isinstance(samples, Tensor):
         raise TypeError(f"trial must return a torch.Tensor, not {type(samples).__name__} ({block})")
     if samples.shape != (block.size,):
@@ -66,6 +76,23 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
     except (TypeError, ValueError) as error:
         raise type(error)(f"trial returned unusable samples in {block}: {error}") from error
     return Part(moments, time.perf_counter() - start)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _again(trial: Sampler, block: Block, device: torch.device) -> Tensor:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    try:
+        return trial(block.generator(device), block.size)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        hint = "take a smaller block_size (with a store of its own) or fewer workers; finished blocks are kept"
+        raise MemoryError(f"{block} does not fit into the memory of {device}: {error}; {hint}") from None
 
 
 def block_sizes(trials: int, block_size: int) -> Iterator[tuple[int, int]]:

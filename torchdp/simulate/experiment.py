@@ -107,7 +107,7 @@ class Sweep:
     """A grid, what one trial of it is, and how its rows are drawn: what a script hands to ``torchdp sweep``.
 
     name: of the results' folder. grid, make_trial, trials, block_size: as in :func:`torchdp.simulate.sweep`.
-    draw: ``draw(rows, folder)`` writes the figures from the rows alone and returns the files it wrote.
+    draw: ``draw(rows, folder)`` writes figures beside those of the report, from the rows alone; returns their files.
     needs: modules that ``draw`` imports, looked for before the work begins.
     """
 
@@ -116,5 +116,5 @@ class Sweep:
     make_trial: MakeTrial
     trials: int | None
     block_size: int
-    draw: Callable[[Sequence[Row], Path], Sequence[Path]]
+    draw: Callable[[Sequence[Row], Path], Sequence[Path]] = lambda rows, folder: []
     needs: Sequence[str] = ()

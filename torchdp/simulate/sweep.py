@@ -85,7 +85,8 @@ def sweep(
         TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
             those stored (numbers by more than rounding), blocks of other code, or a store that contradicts itself.
         OSError: the store cannot be read or written. ChildProcessError: one block's workers died more often than
-            ``retries``. TimeoutError: a block took too long.
+            ``retries``. TimeoutError: a block took too long. MemoryError: one does not
+            fit, though tried twice.
         RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever is raised.
     """
     checks.function("make_trial", make_trial)

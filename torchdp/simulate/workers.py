@@ -75,8 +75,8 @@ def answers(
 
     Raises:
         TypeError, ValueError: at once, where the arguments contradict each other or the work cannot be sent.
-        What the work raises; from a worker as TypeError, ValueError, OSError or RuntimeError that names the job
-            and the device, with the worker's traceback as a note.
+        What the work raises; from a worker as TypeError, ValueError, OSError, MemoryError or RuntimeError that names
+            the job and the device, with the worker's traceback as a note.
         ChildProcessError: a worker died in one job more often than ``retries``. TimeoutError: a job took too long.
     """
     checks.integer("retries", where.retries, 0)
@@ -318,6 +318,8 @@ def _ready(token: str, sent: bytes, device: torch.device) -> _Order:
 
 
 def _told(error: Exception | SystemExit) -> tuple[type[Exception], str, str]:
-    kind = next((kind for kind in (TypeError, ValueError, OSError) if isinstance(error, kind)), RuntimeError)
+    kind = next(
+        (kind for kind in (TypeError, ValueError, OSError, MemoryError) if isinstance(error, kind)), RuntimeError
+    )
     text = str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
     return kind, text, "".join(traceback.format_exception(error))

@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from scipy.linalg import solve_triangular
-from scipy.signal import convolve2d
 from torch import Tensor
 
 from torchdp.draws import Draws
@@ -65,7 +64,7 @@ class AxialSums:
 
     def _size(self, f: Polynomial) -> float:
         """(E f(x, u)^2)^{1/2}."""
-        square = convolve2d(f, f)
+        square = _convolved(f, f)
         normal, count = (each[:, 0] for each in self._duals)
         return math.sqrt(max(0.0, float(normal[: len(square)] @ square @ count[: square.shape[1]])))
 
@@ -172,7 +171,7 @@ def _expansion(along: list[Polynomial], length: list[Polynomial], order: int) ->
 
 
 def _product(one: Polynomial, other: Polynomial, shape: tuple[int, ...]) -> Polynomial:
-    return convolve2d(one, other)[: shape[0], : shape[1]]
+    return _convolved(one, other)[: shape[0], : shape[1]]
 
 
 def _grown(f: Polynomial) -> Polynomial:
@@ -198,3 +197,9 @@ def _value(f: Polynomial, x: Tensor, u: Tensor) -> Tensor:
             inner = inner * u + float(coefficient)
         total = total * x + inner
     return total
+
+
+def _convolved(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    from scipy.signal import convolve2d  # a second to load
+
+    return convolve2d(one, other)

@@ -1,0 +1,41 @@
+"""``torchdp new`` and ``torchdp list``; the tutorial's commands, as docs/sweeps.md gives them."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from torchdp import cli
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / "sweeps.md").read_text(), re.M)
+
+
+def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert len(COMMANDS) == 5
+    for command in COMMANDS:
+        here = command.replace("--devices cpu,cpu", "--trials 4000")  # no processes
+        assert cli.main(shlex.split(here)[1:]) == 0, command
+    said = capsys.readouterr().out
+    assert "6 of 6 done" in said and "results/coin/report.html" in said
+    page = Path("results/coin/report.md").read_text()
+    assert float(re.search(r"largest of 6 z-scores is (\d+\.\d+)", page)[1]) < 4
+    assert cli.main(shlex.split(COMMANDS[0])[1:]) == 2 and "coin.py" in capsys.readouterr().err  # it is there
+    assert cli.main(["list", "."]) == 0
+    assert "Coin: the error of a mean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["3d", "my-error", "a b"])
+def test_bad_names(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "experiment", name]) == 2 and "NAME must be a word" in capsys.readouterr().err
+
+
+def test_the_list_is_of_all_scripts(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert "experiments/pairwise/error_vs_n.py" in said and said.count("no status") == 0
+    assert cli.main(["list", "kernels"]) == 1
