@@ -1,9 +1,11 @@
 """The same code on a CUDA device: values agree with the CPU's, laws with the predictions."""
 
+import json
+
 import pytest
 import torch
 
-from torchdp import pairwise, simulate, workloads
+from torchdp import cli, pairwise, simulate, workloads
 from torchdp.factorization import (
     approximate,
     factorize,
@@ -78,3 +80,13 @@ def test_pairwise_protocols(kind):
     moments = simulate.run(squared_error, trials, 0, device="cuda", block_size=trials // 2).moments
     assert abs(moments.z_score(float(protocol.predicted_mse(counts)))) < 5
     assert protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"types", "cuda"))).value.is_cuda
+
+
+def test_the_doctor_finds_every_kernel_in_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cli.main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["collect"] is None and report["kept"].startswith(str(tmp_path))
+    assert {found["kernel"]: found["fault"] for found in report["kernels"]} == dict.fromkeys(
+        found["kernel"] for found in report["kernels"]
+    )

@@ -1,8 +1,9 @@
 """What the launchers of all fused kernels compile, without a GPU: prints a JSON line for each launch.
 
-``python experiments/bench/compiled.py cuda 90`` (or ``cuda 80``, ``hip gfx942``) calls every launcher on tensors of the
-CPU, compiles what it would launch, with its own tile, its own warps and what Triton knows of its arguments, for that
-target, and disassembles it. Nothing is run. Needs Triton, whose package brings NVIDIA's tools.
+``python experiments/bench/compiled.py cuda 90 [first]`` (``cuda 80``, ``hip gfx942``) calls every launcher on tensors
+of the CPU, compiles what it would launch, with its own tile, its own warps and what Triton knows of its arguments, for
+that target, and disassembles it; with ``first``, one form of each kernel. Nothing is run. Needs Triton, whose package
+brings NVIDIA's tools.
 """
 
 import json
@@ -62,7 +63,11 @@ def words() -> Iterator[Launch]:
     )
     for width, dtype in ((64, torch.float32), (64, torch.float64), (63, torch.float32), (63, torch.float64)):
         work = Work("normal", 4 * normals.BLOCK, bytes=dtype.itemsize)
-        yield Launch(f"width {width}", lambda w=width, t=dtype: normals.draws(1, 0, 10**5, w, t, 0, cpu), (work,))
+        yield Launch(
+            f"width {width}, {bits_of(dtype)}",
+            lambda w=width, t=dtype: normals.draws(1, 0, 10**5, w, t, 0, cpu),
+            (work,),
+        )
     tail, work = torch.zeros(10**6, dtype=torch.float64), Work("number", truncated_normal.BLOCK, bytes=16)
     yield Launch("given uniforms", lambda: truncated_normal.above(tail, 1.0), (work,))
     drawn = replace(work, bytes=8)
@@ -74,21 +79,15 @@ def integers() -> Iterator[Launch]:
     from torchdp.kernels.inversion import poisson
 
     table, cells = poisson(1.0), inversion.CELLS
-    for columns in (256, 255):
-        draw, add = (
-            Work("draw", 4 * cells, bytes=8, rare=True),
-            Work("draw", 4 * cells * 64, (64, 0), rare=True),
-        )
+    add = Work("draw", 4 * cells * inversion.ROUNDS, (inversion.ROUNDS, 0), rare=True)
+    for columns in (256, 255):  # 255: no two rows are aligned alike
+        draw = Work("draw", 4 * cells, bytes=8, rare=True)
         yield Launch(
             f"{columns} columns",
             lambda c=columns: inversion.draws(table, 1, 10**4, c, first=0, stream=0),
             (draw,),
         )
-        yield Launch(
-            f"{columns} columns",
-            lambda c=columns: inversion.column_sums(table, 1, 10**6, c, first=0, stream=0),
-            (add,),
-        )
+    yield Launch("256 columns", lambda: inversion.column_sums(table, 1, 10**6, 256, first=0, stream=0), (add,))
 
 
 def reports() -> Iterator[Launch]:
@@ -98,37 +97,44 @@ def reports() -> Iterator[Launch]:
     for k, dtype in ((16, torch.int64), (1024, torch.int64), (100_000, torch.int64), (256, torch.uint8)):
         x = torch.zeros(10**6, dtype=dtype)
         work = Work("user", 100 * 2 * response.PAIRS, (100,), x.itemsize)
-        yield Launch(f"k = {k}", lambda x=x, k=k: response.counts(x, k, 2**63 // (k + 1), 1), (work,))
+        yield Launch(
+            f"k = {k}, {bits_of(dtype)}", lambda x=x, k=k: response.counts(x, k, 2**63 // (k + 1), 1), (work,)
+        )
     x = torch.zeros(10**6, dtype=torch.int64)
     word = Work("bit", 100 * 32 * unary.WORDS, (100, counters(32 * unary.WORDS)))
     own = Work("user", 100 * unary.USERS, (100, counters(unary.USERS), counters(unary.USERS)), 8)
-    yield Launch("k = 1024", lambda: unary.tally(x, 1024, 0.5, 0.25, 1), (word, own))
+    yield Launch("k = 1024, int64", lambda: unary.tally(x, 1024, 0.5, 0.25, 1), (word, own))
 
 
 def vectors() -> Iterator[Launch]:
     from torchdp.kernels.privunit import fused as privunit
     from torchdp.kernels.privunitg import fused as privunitg
 
+    users, counts = 1024, torch.full((64,), 1024)
     for dtype in (torch.float32, torch.float64):
-        for width in (64, 63):
-            points, counts = torch.zeros(64, width, dtype=dtype), torch.full((64,), 1024)
-            rows = min(privunitg.MOST_ROWS, 64)
-            normals = Work("normal", 1024 * privunitg.TILE // rows * 4, trips_of(privunitg, 1024 // rows, dtype))
-            call = lambda p=points, n=counts: privunitg.sums(  # noqa: E731
-                p, n, 1, 0, radius=1.0, threshold=1.0, upper=0.5, survival=0.2
-            )
-            yield Launch(f"d = {width}", call, (normals, Work("user", 1024, (1024 / rows,))))
+        points, rows = torch.zeros(64, 64, dtype=dtype), privunitg.MOST_ROWS
+        tiles = users / rows
+        trips = (tiles / privunitg.STEPS, privunitg.STEPS)
+        normals = Work("normal", users * privunitg.TILE / rows * 4, trips)
+        law = {"radius": 1.0, "threshold": 1.0, "upper": 0.5, "survival": 0.2}
+        yield Launch(
+            f"d = 64, {bits_of(dtype)}",
+            lambda p=points, law=law: privunitg.sums(p, counts, 1, 0, **law),
+            (normals, Work("user", users, (tiles,))),
+        )
+    draws = torch.zeros(2**16)
     for dtype, width in ((torch.float32, 64), (torch.float64, 64), (torch.float32, 1024), (torch.float32, 63)):
-        points, counts, draws = torch.zeros(64, width, dtype=dtype), torch.full((64,), 1024), torch.zeros(2**16)
-        rows = privunit.TILE // (width // 4 + (width % 4 > 0))
-        work = Work("normal", 1024 * width, trips_of(privunit, 1024 // rows, dtype), 24 / width)
-        call = lambda p=points, n=counts, s=draws: privunit.sums(p, n, s, s, s, 1, 0, radius=1.0, mean=0.5)  # noqa: E731
-        yield Launch(f"d = {width}", call, (work,))
+        points, tiles = torch.zeros(64, width, dtype=dtype), users * -(-width // 4) / privunit.TILE
+        work = Work("normal", users * width, (tiles / privunit.STEPS, privunit.STEPS), 24 / width)
+        yield Launch(
+            f"d = {width}, {bits_of(dtype)}",
+            lambda p=points: privunit.sums(p, counts, draws, draws, draws, 1, 0, radius=1.0, mean=0.5),
+            (work,),
+        )
 
 
-def trips_of(module: Any, tiles: int, dtype: torch.dtype) -> tuple[float, ...]:
-    """Tiles are added up in runs."""
-    return (tiles / module.STEPS, module.STEPS)
+def bits_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def features() -> Iterator[Launch]:
@@ -161,7 +167,7 @@ def features() -> Iterator[Launch]:
         sums, values = torch.zeros(servers, 1000, 128, dtype=ring), torch.zeros(10**4, 128, dtype=real)
         work = Work("entry", sketch.ENTRIES, (10,) * servers, values.itemsize / 2 + 9 / 128)
         yield Launch(
-            f"{servers} servers, {real}",
+            f"{servers} servers, {bits_of(ring)}, {bits_of(real)}",
             lambda a=(sums, values): sketch.add(*a, rows, signs, units, key, 0, 1024.0),
             (work,),
         )
@@ -191,16 +197,23 @@ class Target:
         return self.target
 
 
-def compiled(target: Target) -> Iterator[tuple[Launch, Work, dict[str, Any], Any]]:
-    """Every launch of every call: the call, the kernel's work, what the launcher asked for, the compiled kernel."""
+def compiled(target: Target, first: bool = False) -> Iterator[tuple[Work, dict[str, Any], Any]]:
+    """Every launch of every call: the kernel's work, what the launcher asked for, the compiled kernel.
+
+    first: the first form of each kernel alone.
+    """
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
-    made: list[tuple[str, dict[str, Any], Any]] = []
+    made: list[tuple[Any, dict[str, Any], Any]] = []
+    seen: set[str] = set()
 
     def record(self: Any, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            made.append((self, options, self.run(*arguments, grid=grid, warmup=True, **options)))
+            name = f"{self.fn.__module__.split('.')[-2]}.{self.fn.__name__}"
+            skip = first and name in seen
+            seen.add(name)
+            made.append((name, options, None if skip else self.run(*arguments, grid=grid, warmup=True, **options)))
 
         return launch
 
@@ -211,10 +224,9 @@ def compiled(target: Target) -> Iterator[tuple[Launch, Work, dict[str, Any], Any
         launch.call()
         if len(made) != len(launch.works):
             raise RuntimeError(f"{launch.name} launches {len(made)} kernels, not {len(launch.works)}")
-        for work, (kernel, options, binary) in zip(launch.works, made, strict=True):
-            room = kernel.fn.__module__.split(".")[-2]
-            asked = {"kernel": f"{room}.{kernel.fn.__name__}", "call": launch.name, "options": options}
-            yield launch, work, asked, binary
+        for work, (name, options, binary) in zip(launch.works, made, strict=True):
+            if binary is not None:
+                yield work, {"kernel": name, "call": launch.name, "options": options}, binary
 
 
 def tool(name: str, path: str) -> str:
@@ -234,11 +246,11 @@ def usage(binary: Any) -> dict[str, Any]:
         return {**{name: int(number) for name, number in found.items()}, "sass": tool("nvdisasm", path)}
 
 
-def main(backend: str, architecture: str) -> None:
+def main(backend: str, architecture: str, first: str = "") -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     if backend == "hip":
         torch.version.hip = "static"  # type: ignore[assignment]
-    for _, work, asked, binary in compiled(Target(backend, architecture)):
+    for work, asked, binary in compiled(Target(backend, architecture), bool(first)):
         found = usage(binary) if backend == "cuda" else {"bytes": len(binary.asm["hsaco"])}
         facts = {"warps": binary.metadata.num_warps, "shared": binary.metadata.shared}
         print(json.dumps({**asked, "work": asdict(work), **facts, **found}), flush=True)

@@ -6,18 +6,18 @@ What:     every launcher is called as its rooms call it (compiled.py); what it w
           counted from the machine code, each loop as often as it is passed (both sides of short branches, no
           subroutines), and divided by the throughputs of a multiprocessor: an upper bound of the speed, no measurement.
           A GPU meets it only where warps hide all latency.
-Command:  python experiments/bench/static_kernels.py [--write true]
+Command:  python experiments/bench/static_kernels.py [--write]
 Expected: no stack and no spill, and the numbers of static_kernels.txt, which --write writes.
 Output:   results/bench/static_kernels/kernels.csv, a row for each launch and GPU. Beside the resources: instructions
           for a unit of work (of one thread: int, fp32, fp64), bytes; 1e9 units a second at most; what binds,
-          and of memory bandwidth the share that is used then.
+          and of memory bandwidth the share that is used then; the instructions that write to memory.
 Peaks:    H100 SXM: 132 multiprocessors at 1.98 GHz, 3.35 TB/s, tf32 494.7e12 (NVIDIA H100 datasheet, 2023: 33.5 TFLOPS
           of FP64, 66.9 of FP32). A100 SXM: 108 at 1.41 GHz, 2.039 TB/s, tf32 156e12 (NVIDIA A100 80GB datasheet, 2021).
           Results a clock of one multiprocessor: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
           Instructions".
 Artifact: - | registers, spills, occupancy, roofline of every kernel
 Status: compiled; on a GPU not yet measured
-Time:     two CPU-minutes; --smoke half of it, Hopper alone.
+Time:     two CPU-minutes; --smoke half a minute.
 """
 
 import json
@@ -35,7 +35,7 @@ from torchdp.simulate import Experiment, Report
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = (
-    "gpu,kernel,call,warps,registers,stack,shared,warps_per_sm,unit,int,fp32,fp64,bytes,e9_per_s,bound,memory"
+    "gpu kernel call warps registers stack shared warps_per_sm unit int fp32 fp64 bytes e9/s bound memory writes"
 )
 
 
@@ -171,14 +171,26 @@ def row(gpu: str, found: dict[str, Any]) -> dict[str, Any]:
             bound,
             round(spent["memory"] / spent[bound], 2),
         ),
+        writes(code),
     )
-    return dict(zip(COLUMNS.split(","), cells, strict=True))
+    return dict(zip(COLUMNS.split(), cells, strict=True))
 
 
-def launched(backend: str, architecture: str) -> list[dict[str, Any]]:
+def writes(code: Code) -> str:
+    """Instructions that write to memory, by their width in bits, such as "store 128 x8"; local: to a thread's stack."""
+    words = {"STG": "store", "RED": "add", "ATOMG": "add", "REDG": "add", "STL": "local"}
+    found = Counter(
+        f"{words[base]} {next((w for w in ('128', '64', '16', '8') if w in rest), '32')}"
+        for base, _, rest in (name.partition(".") for name, _ in code.instructions)
+        if base in words
+    )
+    return ", ".join(f"{name} x{number}" for name, number in sorted(found.items()))
+
+
+def launched(backend: str, architecture: str, first: bool = False) -> list[dict[str, Any]]:
     """What compiled.py prints, in a process of its own: here Triton's interpreter may be at work."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(HERE / "compiled.py"), backend, architecture]
+    command = [sys.executable, str(HERE / "compiled.py"), backend, architecture, *(["first"] if first else [])]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if child.returncode:
         raise RuntimeError(child.stderr[-3000:])
@@ -188,6 +200,7 @@ def launched(backend: str, architecture: str) -> list[dict[str, Any]]:
 @dataclass(frozen=True)
 class Config:
     targets: tuple[str, ...] = ("90", "80")
+    first: bool = False  # one form of each kernel
     write: bool = False  # static_kernels.txt, too
 
 
@@ -195,24 +208,22 @@ def measure(config: Config, report: Report) -> None:
     if find_spec("triton") is None:
         report.say("Triton is not installed: nothing to compile")
         return
-    rows = [row(target, found) for target in config.targets for found in launched("cuda", target)]
+    rows = [row(target, found) for target in config.targets for found in launched("cuda", target, config.first)]
     for cells in rows:
         report.row("kernels", **cells)
     if config.write:
         import triton
 
-        table = [COLUMNS.split(","), *([str(cell) for cell in cells.values()] for cells in rows)]
+        table = [COLUMNS.split(), *([str(cell) for cell in cells.values()] for cells in rows)]
         wide = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in table
         ]
-        head = (
-            f"# python experiments/bench/static_kernels.py --write true; Triton {triton.__version__} and its ptxas"
-        )
+        head = f"# python experiments/bench/static_kernels.py --write; Triton {triton.__version__} and its ptxas"
         (HERE / "static_kernels.txt").write_text("\n".join([head, *lines, ""]))
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(targets=("90",)))
+EXPERIMENT = Experiment(measure, Config(), Config(targets=("90",), first=True))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -11,7 +11,7 @@ from torchdp.kernels.inversion.tables import Table
 from torchdp.kernels.philox.fused import side_by_side, words
 
 SECOND: tl.constexpr = tl.constexpr(1 << 30)  # added to the stream: where the other 96 bits of words come from
-CELLS = 256  # groups of four columns that a program draws at once, as users times groups
+CELLS = 128  # groups of four columns that a program draws at once, as users times groups
 ROUNDS = 64  # at most so often a program of the sums does so before it adds to memory
 
 

@@ -40,3 +40,11 @@ def test_battery_s_mistakes_are_about_the_code_as_it_is(tmp_path):
 @slow
 def test_battery(smoke):
     assert all(row["seen"] == row["expected"] for row in smoke("bench/battery.py").tables["planted"])
+
+
+@slow
+def test_static_kernels(smoke):
+    """What is held of the rows: tests/kernels/test_compiles.py."""
+    pytest.importorskip("triton")
+    rows = smoke("bench/static_kernels.py").tables["kernels"]
+    assert len({row["kernel"] for row in rows}) == len(rows) == 15 and all(row["stack"] == 0 for row in rows)

@@ -50,6 +50,11 @@ def test_growth(smoke):
     assert found.drew("growth.png")
 
 
+def test_sizes(smoke):
+    rows = smoke("factorization/sizes.py").tables["sizes"]
+    assert len(rows) == 3 and all(row["gap"] <= 1e-3 for row in rows)
+
+
 def test_gap_against_time(smoke):
     found = smoke("factorization/gap_against_time.py")
     rows = [row for row in found.tables["gap_against_time"] if row["solver"] == "fixed point"]
@@ -65,6 +70,15 @@ def test_structured(smoke):
     assert len(products) == 4 and all(row["types"] == 256 for row in products)
     bounds = [row[name] for row in products for name in ("lower", "upper")]
     assert bounds == pytest.approx([5.23044250] * 8, abs=5e-9)
+
+
+def test_running_sums(smoke):
+    tables = smoke("factorization/running_sums.py").tables
+    by = {(row["steps"], row["norm"], row["matrix"]): row for row in tables["bounds"]}
+    for norm in ("gamma_2", "gamma_F"):
+        path, dense = by[256, norm, "never formed"], by[256, norm, "dense"]
+        assert path["lower"] <= dense["upper"] and dense["lower"] <= path["upper"] and path["gap"] < 1e-4
+    assert len(tables["strategies"]) == 2 and all(0 < row["gap"] < 0.01 for row in tables["strategies"])
 
 
 def test_rank(smoke):

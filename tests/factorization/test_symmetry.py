@@ -169,6 +169,39 @@ def test_norms_of_orbits_are_those_of_the_assembled_factors():
             torch.testing.assert_close(columns, right.square().sum(0))
 
 
+@pytest.mark.parametrize("name", ["prefix", "Toeplitz", "persymmetric, odd", "symmetric", "distance"])
+def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatch):
+    """A fifth of the singular values' time; the solver's weights are mirrored to the last bit."""
+    W = MATRICES[name]
+    found = factorize(W, tol=1e-3)
+    exact = torch.linalg.svdvals(found.row_weights.sqrt()[:, None] * W * found.column_weights.sqrt()).sum()
+    monkeypatch.delattr(torch.linalg, "svdvals")
+    again = certify(W, found.left, found.right, found.row_weights, found.column_weights)
+    torch.testing.assert_close(again.lower, exact, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("size", [37, 64])
+@pytest.mark.parametrize("kind", ["prefix", "decay", "cut"])
+def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, monkeypatch):
+    W = workloads.prefix(size).dense()
+    if kind == "decay":
+        W = W * 0.99 ** (torch.arange(size)[:, None] - torch.arange(size)).abs().double()
+    if kind == "cut":  # smooth, and nothing of it is left in every second row and column
+        W = torch.eye(size, dtype=torch.float64).flip(0)
+        W[1 - size % 2 :: 2, 1 - size % 2 :: 2] = 0
+        W = W + 1e-9
+    exact = plain(W, math.inf, False, 1e-6)
+    monkeypatch.setattr(spectrum, "LARGE_ROUGH", 16)
+    even = factorize(W, tol=1e-3)
+    for name, value in (("LARGE", 16), ("COARSEST", 8), ("SMOOTH", math.inf)):
+        monkeypatch.setattr(beginning, name, value)
+    found = factorize(W, tol=1e-3)
+    assert found.certificate.gap <= 1e-3 and found.iterations <= even.iterations + (4 if kind == "cut" else -1)
+    assert found.certificate.lower <= exact.upper * (1 + 1e-12) and exact.lower <= found.certificate.upper * (
+        1 + 1e-12
+    )
+
+
 def test_a_false_symmetry_would_be_charged(monkeypatch):
     """Negative control: W taken for symmetric. The certificate knows W, and its bounds stay true."""
     W = normal(8, 8)

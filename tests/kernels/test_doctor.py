@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,10 +209,11 @@ def test_a_kernel_that_kills_its_context_is_named_and_the_rest_tried_elsewhere(m
         return Finding(kernel.name, None, tiles={"BLOCK": 256} if tune else {})
 
     monkeypatch.setattr(examine, "fused", fused)
+    monkeypatch.setattr(doctor, "kept", lambda device, findings: asked.append(findings[-1]))
     monkeypatch.setattr(doctor, "elsewhere", lambda names, device: asked.extend(names) or [])
     found = doctor.examined(list(KERNELS), GPU, CEILINGS)
-    assert [each.fault for each in found] == [None, None, "killed the CUDA context when it was tried"]
-    assert asked == [kernel.name for kernel in KERNELS[3:]]
+    assert [each.fault for each in found] == [None, None, doctor.LOST]
+    assert asked == [found[2], *(kernel.name for kernel in KERNELS[3:])]  # kept before another process starts
 
 
 def test_the_later_kernels_of_a_package_keep_the_tiles_of_the_first(monkeypatch):
@@ -266,3 +269,78 @@ def test_the_command_in_a_process_of_its_own(tmp_path, planted):
     faults = {found["fault"] for found in report["kernels"]}
     wanted = "does not import: ImportError: libtriton.so: cannot open shared object file"
     assert faults == ({wanted} if planted else {None})
+
+
+@pytest.mark.parametrize("fault", [None, "does not agree with its reference", doctor.LOST])
+def test_the_report_of_a_gpu(tmp_path, monkeypatch, capsys, fault):
+    """All but the measuring itself, which needs one."""
+    facts = types.SimpleNamespace(name="no such GPU", total_memory=80 * 2**30, major=9, minor=0)
+    for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", facts.name)):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    verdicts._read.cache_clear()
+    found = Finding(NAMES[0], fault, 1000, 0.002, 0.5, {} if fault else {"PAIRS": 2048})
+    monkeypatch.setattr(examine, "ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(examine, "fused", lambda kernel, device, most, tune: found)
+    monkeypatch.setattr(doctor, "collects", lambda device: None)
+    code, page = told(capsys, "--only", NAMES[0])
+    assert code == (fault is not None) and "cuda:0     no such GPU, 80 GiB, sm_90" in page
+    row = next(line for line in page.splitlines() if line.startswith(NAMES[0])).split()
+    assert row[1:] == (["reference", "[1]"] if fault else ["agrees"]) + ["1,000", "2", "50", "%"] + (
+        [] if fault else ["PAIRS", "2048"]
+    )
+    assert f"collect on cuda:0: {'FAILS: not tried' if fault == doctor.LOST else 'works'}" in page
+    (file,) = (tmp_path / "torchdp").iterdir()
+    assert f"kept in {file}" in page and verdicts.read(GPU).faults == {NAMES[0]: fault}
+    verdicts._read.cache_clear()
+
+
+def test_a_gpu_whose_memory_is_taken_is_one_line(monkeypatch, capsys):
+    def full(device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(examine, "ceilings", full)
+    assert cli.main(["doctor", "--device", "cpu"]) == 2
+    assert "free memory" in capsys.readouterr().err
+
+
+COMPILED = """
+import sys
+import torch
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+sys.path.insert(0, sys.argv[1])
+import compiled
+from torchdp.cli.examine import products
+from torchdp.kernels.dispatch.every import KERNELS
+
+cpu, made = torch.device("cpu"), []
+
+def record(self, grid):
+    return lambda *arguments, **options: made.append(self.run(*arguments, grid=grid, warmup=True, **options))
+
+driver.set_active(compiled.Target("cuda", "90"))
+JITFunction.__getitem__ = record
+for kernel in KERNELS:
+    for tiles in products(kernel):
+        made.clear()
+        kernel.set_tiles(cpu, tiles)
+        kernel.result(kernel.fused(cpu), cpu)
+        used = [compiled.usage(binary) for binary in made]
+        print(kernel.name, *tiles.values(), len(used), sum(int(each["STACK"]) + int(each["LOCAL"]) for each in used))
+"""
+
+
+@pytest.mark.slow
+def test_every_case_and_size_compiles_for_a_hopper_gpu_and_spills_nothing():
+    """What the doctor launches there to choose among tiles; minutes of compiling."""
+    pytest.importorskip("triton")
+    bench = Path(__file__).resolve().parents[2] / "experiments" / "bench"
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILED, str(bench)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, *_ in lines} == {kernel.name for kernel in KERNELS}
+    assert all(int(launches) >= 1 and int(spilled) == 0 for *_, launches, spilled in lines), done.stdout

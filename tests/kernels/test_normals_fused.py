@@ -10,7 +10,9 @@ from torchdp.kernels.normals import fused  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("size", "width"), [(1, 1), (63, 5), (1000, 2), (250, 4)])
+@pytest.mark.parametrize(
+    ("size", "width"), [(1, 1), (63, 5), (1000, 2), (250, 4), (300, 12), (200, 11), (3, 1030)]
+)
 @pytest.mark.parametrize(("key", "first"), [(0, 0), (-1, 2**40 + 3)])
 def test_both_paths_give_the_same_normals(device, dtype, size, width, key, first):
     ours = fused.draws(key, first, size, width, dtype, 3, device)

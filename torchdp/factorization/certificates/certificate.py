@@ -204,10 +204,11 @@ def or_infinite(bound: Tensor) -> Tensor:
 
 
 def scaled_weights(weights: Tensor, order: float) -> Tensor:
-    """``weights`` scaled to norm 1: first by the largest, so that subnormal ones keep their ratios."""
+    """``weights`` scaled to norm 1, the same in any order: first by the largest, so that subnormal ones keep ratios."""
     top = weights.amax(-1, keepdim=True)
     weights = weights / torch.where(top > 0, top, 1.0)
-    return weights / torch.linalg.vector_norm(weights, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
+    ordered = weights.sort(-1).values
+    return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
 
 
 def dual_weights(row_weights: Tensor, column_weights: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:

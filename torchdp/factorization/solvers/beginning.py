@@ -4,11 +4,16 @@ import math
 from copy import copy
 
 import torch
+from torch import Tensor
 
-from torchdp.factorization.solvers.spectrum import choose_rough
-from torchdp.factorization.solvers.weights import Weights
+from torchdp.factorization.solvers.spectrum import Mirrored, Spectrum, choose_rough
+from torchdp.factorization.solvers.symmetry import Symmetry
+from torchdp.factorization.solvers.weights import Problem, Weights
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress
+LARGE, COARSEST = 1024, 128  # side from which weights come from a coarser matrix, and of the coarsest
+SMOOTH = 1 / 16  # change from row to row, relative, of a matrix that coarser ones are like
+EVEN = 0.01  # share of even weights in those that a coarser matrix gives: none is lost
 CLOSE = 1e-4  # gap, relative: what float32 tells of it below is its own rounding
 
 
@@ -22,8 +27,14 @@ def begin(weights: Weights, tol: float, most: int) -> int:
     spectrum = choose_rough(problem.blocks[0], problem.symmetry.mirrored)
     if spectrum is None or most < 1:
         return 0
+    if _smooth(problem):
+        weights.masses = torch.lerp(_from_coarser(weights, tol)[0].softmax(-1), weights.masses, EVEN)
+    return _advance(weights, spectrum, tol, most)
+
+
+def _advance(weights: Weights, spectrum: Spectrum, tol: float, most: int) -> int:
     batch, tol = weights.masses.shape[:-2], max(0.9 * tol, CLOSE)
-    going, which = _flat(weights), torch.arange(weights.masses[..., 0, 0].numel(), device=problem.W.device)
+    going, which = _flat(weights), torch.arange(weights.masses[..., 0, 0].numel(), device=weights.masses.device)
     chosen, closest = going.masses.clone(), going.masses.new_full((len(which),), math.inf)
     worst, marked, mark = math.inf, 0, math.inf
     for iteration in range(1, min(most, MOST) + 1):
@@ -55,3 +66,38 @@ def _flat(weights: Weights) -> Weights:
     flat.masses = weights.masses.reshape(-1, *weights.masses.shape[-2:])
     flat.steps, flat.previous = weights.steps.reshape(-1), weights.previous.reshape(-1)
     return flat
+
+
+def _smooth(problem: Problem) -> bool:
+    """Whether every second row and column of a large symmetric matrix are the same problem but for its size."""
+    W, symmetry = problem.W, problem.symmetry
+    if W.ndim > 2 or len(W) < LARGE or not symmetry.mirrored or symmetry.sign:
+        return False
+    return bool((W[1:] - W[:-1]).abs().mean() < SMOOTH * W.abs().mean())
+
+
+def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
+    """Logarithms of weights from those of W's every second row and column, (1, n); and without the correction.
+
+    Between two coarse weights the logarithms are linear. What this misses at the ends, where weights follow the place
+    and not its share of the length, is what the step before, to the coarse matrix, has missed there.
+    """
+    W = weights.problem.W
+    first = 1 - len(W) % 2  # so that prefix sums, their columns reversed, become prefix sums
+    W = W[first::2, first::2]
+    coarse = Weights(
+        Problem(W, Symmetry((len(W), len(W)), mirrored=True), math.inf, False), tol, weights.history.memory
+    )
+    guess = None
+    if len(W) >= COARSEST:
+        start, guess = _from_coarser(coarse, tol)
+        coarse.masses = start.softmax(-1)
+    _advance(coarse, Mirrored(torch.float32), tol, MOST)
+    logs = coarse.masses.log()
+    plain = torch.nn.functional.interpolate(logs[None], size=len(weights.problem.W), mode="linear")[0]
+    if guess is None:
+        return plain, plain
+    missed = logs - guess
+    missed, half = missed - missed[:, len(W) // 2, None], len(W) // 2
+    rest = missed.new_zeros(1, plain.shape[1] - 2 * half)
+    return plain + torch.cat([missed[:, :half], rest, missed[:, -half:]], -1), plain
