@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 from floors import DEVICE, unit_vectors
-from harness import Case, Run, Work
+from harness import Case, Work
 from torch import Tensor
 
 from torchdp.density import GaussianFourier, GaussianSquareWave, LaplacianSigns
@@ -32,26 +32,7 @@ def by_numpy(x: np.ndarray, w: np.ndarray, b: np.ndarray, rng: np.random.Generat
     return total
 
 
-def compiled(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator) -> Run:
-    """In parts, through torch.compile. Raises ImportError where it does not run."""
-
-    @torch.compile(dynamic=False)
-    def part(x: Tensor, uniform: Tensor) -> Tensor:
-        return ((1 + torch.addmm(b, x, w).cos()) / 2 > uniform).sum(0)
-
-    def run() -> list[Tensor]:
-        return [
-            part(s, torch.rand(len(s), w.shape[1], device=x.device, generator=generator)) for s in x.split(PART)
-        ]
-
-    try:
-        run()
-    except Exception as error:  # torch raises many kinds where a compiler is missing or unfit
-        raise ImportError(type(error).__name__, name="a C++ compiler") from error
-    return run
-
-
-def ones(family: str, n: int, d: int, compile_too: bool) -> Work:
+def ones(family: str, n: int, d: int) -> Work:
     generator = keyed_generator(b"features", DEVICE)
     features, draws = FAMILIES[family](d).draw(d, generator=generator), Simulated(generator)
     x, w, b = unit_vectors(n, d), torch.randn(d, d, device=DEVICE), torch.zeros(d, device=DEVICE)
@@ -61,8 +42,6 @@ def ones(family: str, n: int, d: int, compile_too: bool) -> Work:
         "torch, n x I at once": lambda: partial(at_once, x, w, b, generator),
         "numpy": lambda: partial(by_numpy, *host, np.random.default_rng(0)),
     }
-    if compile_too:
-        peers["torch.compile"] = lambda: compiled(x, w, b, generator)
     return Work(lambda: features.ones(x, draws, ()), n, floors, peers if family == "Fourier" else {})
 
 
@@ -70,4 +49,4 @@ def cases(small: bool) -> Iterator[Case]:
     d, n = (16, 100) if small else (768, 4096)
     for family in FAMILIES:
         some = n // 16 if family == "Laplacian signs" else n
-        yield Case(f"{family}, d = I = {d}", partial(ones, family, some, d, not small))
+        yield Case(f"{family}, d = I = {d}", partial(ones, family, some, d))
