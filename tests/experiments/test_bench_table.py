@@ -8,7 +8,7 @@ import sys
 import pytest
 from scripts import FOLDER, loaded
 
-BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms")
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms", "reading")
 QUICK = ("samplers",)  # the others take seconds
 
 

@@ -209,10 +209,11 @@ def test_a_kernel_that_kills_its_context_is_named_and_the_rest_tried_elsewhere(m
         return Finding(kernel.name, None, tiles={"BLOCK": 256} if tune else {})
 
     monkeypatch.setattr(examine, "fused", fused)
+    monkeypatch.setattr(doctor, "kept", lambda device, findings: asked.append(findings[-1]))
     monkeypatch.setattr(doctor, "elsewhere", lambda names, device: asked.extend(names) or [])
     found = doctor.examined(list(KERNELS), GPU, CEILINGS)
-    assert [each.fault for each in found] == [None, None, "killed the CUDA context when it was tried"]
-    assert asked == [kernel.name for kernel in KERNELS[3:]]
+    assert [each.fault for each in found] == [None, None, doctor.LOST]
+    assert asked == [found[2], *(kernel.name for kernel in KERNELS[3:])]  # kept before another process starts
 
 
 def test_the_later_kernels_of_a_package_keep_the_tiles_of_the_first(monkeypatch):
@@ -270,7 +271,7 @@ def test_the_command_in_a_process_of_its_own(tmp_path, planted):
     assert faults == ({wanted} if planted else {None})
 
 
-@pytest.mark.parametrize("fault", [None, "does not agree with its reference"])
+@pytest.mark.parametrize("fault", [None, "does not agree with its reference", doctor.LOST])
 def test_the_report_of_a_gpu(tmp_path, monkeypatch, capsys, fault):
     """All but the measuring itself, which needs one."""
     facts = types.SimpleNamespace(name="no such GPU", total_memory=80 * 2**30, major=9, minor=0)
@@ -289,6 +290,7 @@ def test_the_report_of_a_gpu(tmp_path, monkeypatch, capsys, fault):
     assert row[1:] == (["reference", "[1]"] if fault else ["agrees"]) + ["1,000", "2", "50", "%"] + (
         [] if fault else ["PAIRS", "2048"]
     )
+    assert f"collect on cuda:0: {'FAILS: not tried' if fault == doctor.LOST else 'works'}" in page
     (file,) = (tmp_path / "torchdp").iterdir()
     assert f"kept in {file}" in page and verdicts.read(GPU).faults == {NAMES[0]: fault}
     verdicts._read.cache_clear()

@@ -23,6 +23,8 @@ NEEDED = ("torch", "numpy", "scipy", "tqdm", "dp-accounting", "cryptography")
 OPTIONAL = ("triton", "cvxpy", "cvxpylayers", "matplotlib", "scikit-learn", "pyarrow", "dask")
 COMPILERS = ("cc", "ptxas", "nvcc")
 ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's interpreter"
+LOST = "killed the CUDA context when it was tried"
+DEAD = "not tried: a kernel has killed this process's CUDA context; later processes do without that kernel"
 USERS = 100_000
 
 
@@ -55,7 +57,8 @@ def doctor(options: argparse.Namespace) -> int:
     if device.type == "cuda":
         report["kept"] = kept(device, findings)
     report["kernels"] = [asdict(finding) for finding in findings]
-    report["collect"] = fault = collects(device)
+    lost = any(finding.fault == LOST for finding in findings)
+    report["collect"] = fault = DEAD if lost else collects(device)
     print(json.dumps(report, indent=1) if options.json else text(report, findings))
     tried = options.interpret or device.type == "cuda"
     return int(fault is not None or (tried and any(finding.fault for finding in findings)))
@@ -112,7 +115,8 @@ def examined(kernels: list[Kernel], device: torch.device, most: Ceilings) -> lis
             tune = all(each.package != kernel.package for each in kernels[:place])
             findings.append(examine.fused(kernel, device, most, tune))
         except LostDevice:
-            findings.append(Finding(kernel.name, "killed the CUDA context when it was tried"))
+            findings.append(Finding(kernel.name, LOST))
+            kept(device, findings)  # before anybody else meets that kernel
             return findings + elsewhere([each.name for each in kernels[place + 1 :]], device)
     return findings
 
