@@ -34,7 +34,7 @@ from torchdp.simulate import Experiment, Report
 from torchdp.simulate.report import read_table, write_table
 
 HERE = Path(__file__).resolve().parent
-BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms", "reading")
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms")
 FALLEN = 1 / 0.8  # times as long beside the same floor or peer
 COLUMNS = (
     "bench", "case", "ns", "MiB", "kind", "against", "times", "before_ns", "before_times",

@@ -8,7 +8,7 @@ import sys
 import pytest
 from scripts import FOLDER, loaded
 
-BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms", "reading")
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms")
 QUICK = ("samplers",)  # the others take seconds
 
 
