@@ -147,9 +147,30 @@ def matrix(name: str, value: Tensor) -> Tensor:
 def floating(name: str, value: Tensor) -> Tensor:
     """``value`` as a finite real floating tensor (integers become float64). Raises TypeError, ValueError."""
     value = real(name, value)
-    if not torch.isfinite(value).all():
-        raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
+    finite(**{name: value})
     return value
+
+
+def read(*numbers: Tensor) -> list[float]:
+    """These numbers, each a tensor () of one device, as floats: the device is waited for once."""
+    return torch.stack([number.double() for number in numbers]).cpu().tolist() if numbers else []
+
+
+def ends(*values: Tensor) -> list[tuple[float, float]]:
+    """(least, largest) entry of each real tensor, as floats, NaN where one is; (0, 0) of an empty one. One ``read``."""
+    held = [value.detach() for value in values if value.numel()]
+    numbers = read(*(end for value in held for end in value.aminmax()))
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return [next(pairs) if value.numel() else (0.0, 0.0) for value in values]
+
+
+def finite(**values: Tensor) -> list[tuple[float, float]]:
+    """``ends`` of these real tensors, by their names. Raises ValueError where an entry is not finite."""
+    found = ends(*values.values())
+    for name, (low, high) in zip(values, found, strict=True):
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
+    return found
 
 
 def real(name: str, value: Tensor) -> Tensor:
@@ -182,8 +203,8 @@ def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
     value = _whole(name, value)
     if value.numel():
-        least, most = value.aminmax()
-        if int(least) < 0 or int(most) >= k:
+        least, most = torch.stack(value.aminmax()).cpu().tolist()
+        if least < 0 or most >= k:
             raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
     return value
 
@@ -200,19 +221,25 @@ def _whole(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def counts(name: str, value: Tensor, k: int) -> Tensor:
-    """``value`` as int64 counts of shape (k,), each >= 0. Raises TypeError, ValueError."""
+def counts(name: str, value: Tensor, k: int, most: int = MOST) -> Tensor:
+    """``value`` as int64 counts of shape (k,), each >= 0, at most so many users. Raises TypeError, ValueError."""
     value = dense(name, value)
     if value.shape != (k,):
         raise ValueError(f"{name} must have shape ({k},), one count for each type, not {tuple(value.shape)}")
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must hold whole numbers, not {value.dtype}")
-    if value.is_floating_point() and not (torch.isfinite(value).all() and (value == value.round()).all()):
+    if not k:
+        return value.to(torch.int64)
+    parts = [*value.aminmax(), value.sum(dtype=torch.float64)]
+    if value.is_floating_point():
+        parts.append((value != value.round()).any())
+    least, largest, total, *broken = read(*(part.detach() for part in parts))
+    if not math.isfinite(largest - least) or any(broken):
         raise ValueError(f"{name} must hold whole numbers of users")
-    if (value < 0).any():
+    if least < 0:
         raise ValueError(f"{name} must hold no negative counts")
-    if value.sum(dtype=torch.float64) > MOST:
-        raise ValueError(f"{name} must add up to at most {MOST} users")
+    if total > most:
+        raise ValueError(f"{name} must add up to at most {most} users; draw larger sums in parts")
     return value.to(torch.int64)
 
 
@@ -223,18 +250,20 @@ def users(name: str, value: Tensor, *shape: int, most: float = MOST) -> Tensor:
     """
     if dense(name, value).dtype == torch.bool:
         raise TypeError(f"{name} must hold numbers of users, not {value.dtype}")
-    value = floating(name, value)
+    value = real(name, value)
     if value.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, not {tuple(value.shape)}")
-    if bool((value < 0).any()) or bool((value > most).any()) or not bool(value.any()):
+    ((low, high),) = finite(**{name: value})
+    if low < 0 or high > most or not high:
         raise ValueError(f"{name} must count users: no negative number, none above {most:g}, not all 0")
     return value.double()
 
 
 def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
     """``value`` (k,), no negative entry (or no zero), scaled to sum 1, float64. Raises TypeError, ValueError."""
-    value = floating(name, value).double()
-    if value.shape != (k,) or bool((value < 0).any()) or not value.any() or (positive and not value.all()):
+    value = real(name, value).double()
+    ((low, high),) = finite(**{name: value})
+    if value.shape != (k,) or low < 0 or not high or (positive and not low):
         kind = "positive" if positive else "not negative, with a positive sum"
         raise ValueError(f"{name} must be ({k},), {kind}, not of shape {tuple(value.shape)}")
     return value / value.sum()

@@ -14,9 +14,11 @@ from torch import Tensor
 from torchdp import checks
 
 AT_ONCE = 2**14  # pairs of normals: what the nearest cache holds
+AT_ONCE_THERE = 2**22  # on a GPU, where each part costs a launch
 FEW = 50.0  # rates up to here: torch.poisson is exact on a GPU below 64 only
 SMALL_CROWD = 16  # trials counted one by one
 COARSE = 2**32  # an integer of 63 bits below this takes 63 further bits where its logarithm matters
+RARE = 8  # of 2^23 integers more than so many are below COARSE once in 2^90 times
 MOST = 2**63 - 1
 
 
@@ -32,6 +34,16 @@ class Draws(ABC):
     @abstractmethod
     def kernel_key(self) -> int | None:
         """64 bits that key the Philox counter of a fused kernel; None where only a cipher may speak."""
+
+    @property
+    def _at_once(self) -> int:
+        """Pairs of normals made together."""
+        return AT_ONCE if self.device.type == "cpu" else AT_ONCE_THERE
+
+    @property
+    def _arrivals_at_once(self) -> int:
+        """Drawn before the host asks who needs more: on a GPU a question costs more than a few words."""
+        return 1 if self.device.type == "cpu" else 8
 
     def words(self, shape: tuple[int, ...]) -> Tensor:
         """int64, uniform on all 2^64."""
@@ -66,7 +78,7 @@ class Draws(ABC):
         """Exponential of mean 1, float64: -log U, U to 126 bits where it is small; up to 87.3."""
         size = math.prod(shape)
         numbers = torch.empty(size, dtype=torch.float64, device=self.device)
-        for part in numbers.split(2 * AT_ONCE):
+        for part in numbers.split(2 * self._at_once):
             self._logarithms(part)
         return numbers.neg_().view(shape)
 
@@ -79,7 +91,9 @@ class Draws(ABC):
         count = math.prod(shape)
         half = (count + 1) // 2
         numbers = torch.empty(2 * half, dtype=torch.float64, device=self.device)
-        for first, second in zip(numbers[:half].split(AT_ONCE), numbers[half:].split(AT_ONCE), strict=True):
+        for first, second in zip(
+            *(side.split(self._at_once) for side in (numbers[:half], numbers[half:])), strict=True
+        ):
             self._logarithms(first)
             radius = first.mul_(-2).sqrt_()
             angle = self.words((len(second),)).double().mul_(2 * math.pi * 2.0**-64)
@@ -92,12 +106,16 @@ class Draws(ABC):
         integers = out.view(torch.int64)
         self.fill(integers)
         integers.bitwise_and_(MOST)
-        small = (integers < COARSE).nonzero()[:, 0]  # once in 2^31
-        high = integers[small].double()
+        if out.device.type == "cpu":
+            where = (integers < COARSE).nonzero()[:, 0]  # once in 2^31
+            low = integers[where]
+        else:  # the host does not wait: the least ones, of whom few or none are that small
+            low, where = integers.topk(min(RARE, len(integers)), largest=False)
         out.copy_(integers.double()).add_(0.5).mul_(2.0**-63).log_()
-        if len(small):
-            rest = self.integers((len(small),)).double().add_(0.5).mul_(2.0**-63)
-            out[small] = (high + rest).log() - 63 * math.log(2)
+        if len(where):
+            rest = self.integers((len(where),)).double().add_(0.5).mul_(2.0**-63)
+            finer = (low.double() + rest).log() - 63 * math.log(2)
+            out[where] = torch.where(low < COARSE, finer, out[where])
 
     def gamma(self, shape: Tensor) -> Tensor:
         """Gamma(shape, 1), float64, for shape >= 0, a tensor.
@@ -113,7 +131,7 @@ class Draws(ABC):
             z = self.normal((len(where),))
             v = (1 + z / (9 * at).sqrt()).clamp_min(0) ** 3
             kept = -self.exponential((len(where),)) < z * z / 2 + at * (1 - v + v.log())  # log 0 is refused
-            result[where[kept]] = (at * v)[kept]
+            result[where] = torch.where(kept, at * v, 0.0)
             where = where[~kept]
         low = (want < 1).nonzero()[:, 0]
         result[low] *= (-self.exponential((len(low),)) / want[low]).exp()
@@ -172,10 +190,11 @@ class Draws(ABC):
         count = torch.zeros_like(rate, dtype=torch.int64)
         where, time = torch.arange(len(rate), device=rate.device), torch.zeros_like(rate)
         while len(where):
-            time = time + self.exponential((len(where),))
-            before = time <= rate[where]
-            where, time = where[before], time[before]
-            count[where] += 1
+            times = time[:, None] + self.exponential((len(where), self._arrivals_at_once)).cumsum(1)
+            before = times <= rate[where, None]
+            count[where] += before.sum(1)
+            left = before[:, -1].nonzero()[:, 0]
+            where, time = where[left], times[left, -1]
         return count
 
     def negative_binomial(self, shape: Tensor, ratio: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdp.draws import Draws, Simulated
-from torchdp.kernels.chacha import Stream, system_key
+from torchdp.kernels.chacha import Stream, key_of, system_key
 
 LONGEST = 2**26  # words under one key of the system's
 _forks = 0  # a child may get the number of a process that is gone: forks are counted too
@@ -77,7 +77,7 @@ class SeededNoise(Noise):
         super().__init__(device)
         self.seed = seed
         key = hashlib.shake_256(b"torchdp seeded noise %d" % seed).digest(32)
-        self._stream = Stream(torch.frombuffer(bytearray(key), dtype=torch.int32).to(self.device))
+        self._stream = Stream(key_of(key, self.device))
         self._lock, self._made = threading.Lock(), process()
 
     @staticmethod

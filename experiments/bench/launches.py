@@ -1,6 +1,6 @@
 """Launches and synchronisations of one call each, over all rooms, counted on a device that is not there.
 
-Command:  python experiments/bench/launches.py [--write FILE | --json | --show PART_OF_A_NAME]
+Command:  python experiments/bench/launches.py [--write FILE | --json | --show PART] [--only PART|PART]
 Expected: no synchronisation in a training step; as many whatever the users, types and repetitions in what collects,
     samples and predicts (two sizes are measured). Latency on a GPU is about 5 us a launch and 10 to 20 us a
     synchronisation, so the table tells which call waits for the processor.
@@ -355,13 +355,16 @@ def main():
     device.register(True)
     torch.set_num_threads(1)
     calls = all_calls()
+    if "--only" in sys.argv:
+        parts = sys.argv[-1].split("|")
+        calls = {name: made for name, made in calls.items() if any(part in name for part in parts)}
     if "--show" in sys.argv:
         return show(sys.argv[-1])
     rows = list(measure(calls))
     if "--json" in sys.argv:
         return print(json.dumps(rows))
     if "--write" in sys.argv:
-        with Path(sys.argv[-1]).open("w", newline="") as file:
+        with Path(sys.argv[sys.argv.index("--write") + 1]).open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
             writer.writerows(rows)

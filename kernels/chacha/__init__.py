@@ -11,7 +11,7 @@ from torchdp.kernels.chacha import reference
 from torchdp.kernels.chacha.reference import block
 from torchdp.kernels.dispatch import Kernel, cases
 
-__all__ = ["Stream", "block", "keystream", "system_key"]
+__all__ = ["Stream", "block", "key_of", "keystream", "system_key"]
 
 WORDS = 8  # of 64 bits, in one block
 LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
@@ -19,7 +19,15 @@ LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
 
 def system_key(device: torch.device | str = "cpu") -> Tensor:
     """A key of 256 bits that nobody can repeat, from the operating system: (8,) int32."""
-    return torch.frombuffer(bytearray(os.urandom(32)), dtype=torch.int32).to(device)
+    return key_of(os.urandom(32), device)
+
+
+def key_of(data: bytes, device: torch.device | str = "cpu") -> Tensor:
+    """32 bytes as a key, (8,) int32. The host does not wait for the device: pinned memory is copied behind its back."""
+    key, device = torch.frombuffer(bytearray(data), dtype=torch.int32), torch.device(device)
+    if device.type == "cpu":
+        return key
+    return torch.empty(8, dtype=torch.int32, pin_memory=True).copy_(key).to(device, non_blocking=True)
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:

@@ -1,6 +1,9 @@
 """The one command of the benches: what fails, what is forgiven, what is absent; every bench at its smallest size."""
 
 import importlib
+import json
+import runpy
+import sys
 
 import pytest
 from scripts import FOLDER, loaded
@@ -79,6 +82,27 @@ def test_a_case_stands_beside_floor_and_peers_and_names_the_missing(harness, mon
     assert (floor["kind"], floor["times"], floor["ns"]) == ("floor", 3.0, 3e7)
     assert (peer["kind"], peer["times"]) == ("peer", 3 / 12 * 10 / 100)
     assert (absent["kind"], absent["against"]) == ("absent", "nobody's (nobody)")
+
+
+FAKE = """
+from harness import Case, Part, Work
+
+def broken():
+    raise TypeError("no such call in this checkout")
+
+def cases(small):
+    yield Case("broken", broken)
+    yield Case("fake", lambda: Work(lambda: sum(range(900)), 9, {"copy": Part(lambda: sum(range(100)), 1)}))
+"""
+
+
+def test_a_bench_is_measured_by_its_own_process(harness, tmp_path, monkeypatch, capsys):
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setattr(sys, "argv", ["harness.py", str(tmp_path / "fake.py"), "--small", "--rounds", "1"])
+    runpy.run_path(str(FOLDER / "bench" / "harness.py"), run_name="__main__")
+    broken, fake = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (broken["case"], broken["kind"]) == ("broken", "failed")
+    assert (fake["case"], fake["kind"], fake["against"]) == ("fake", "floor", "copy")
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,15 @@ def test_structured(smoke):
     assert bounds == pytest.approx([5.23044250] * 8, abs=5e-9)
 
 
+def test_running_sums(smoke):
+    tables = smoke("factorization/running_sums.py").tables
+    by = {(row["steps"], row["norm"], row["matrix"]): row for row in tables["bounds"]}
+    for norm in ("gamma_2", "gamma_F"):
+        path, dense = by[256, norm, "never formed"], by[256, norm, "dense"]
+        assert path["lower"] <= dense["upper"] and dense["lower"] <= path["upper"] and path["gap"] < 1e-4
+    assert len(tables["strategies"]) == 2 and all(0 < row["gap"] < 0.01 for row in tables["strategies"])
+
+
 def test_rank(smoke):
     tables = smoke("factorization/rank.py").tables
     norms = {row["how"]: row["norm"] for row in tables["reductions"]}

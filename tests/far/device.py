@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import torch
 from torch.utils import backend_registration
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -137,7 +138,7 @@ def refuse_mixing(func, flat, far, target):
         raise RuntimeError(f"Expected all tensors to be on the same device: {func} writes far:0 into cpu")
 
 
-def count(func, flat, far, target, out):
+def count(func, flat, target, out, waits_not, size):
     name = func.overloadpacket.__name__
     if func is aten._to_copy.default or func is aten.copy_.default:
         other = flat[1] if func is aten.copy_.default else None
@@ -145,6 +146,8 @@ def count(func, flat, far, target, out):
             crossing = isinstance(out, torch.Tensor) and isinstance(flat[0], Far) != target
         else:
             crossing = isinstance(flat[0], Far) != isinstance(other, Far)
+        if crossing and waits_not and any(hasattr(t, "said_to_be_pinned") for t in flat):
+            return COUNTS.launch("copy between devices, not waited for")
         if crossing:
             return COUNTS.sync("copy between devices")
         return COUNTS.launch(name)
@@ -152,7 +155,7 @@ def count(func, flat, far, target, out):
         COUNTS.sync(name)
     elif name in TWICE:
         COUNTS.sync(name, 2)
-    elif name == "repeat_interleave" and len(flat) == 1:
+    elif name == "repeat_interleave" and size is None:
         COUNTS.sync(name)
     elif name in INDEXED and any(isinstance(t, Far) and t.dtype in (torch.bool, torch.uint8) for t in flat[1:]):
         one = name != "index" and isinstance(flat[-1], torch.Tensor) and flat[-1].dim() == 0
@@ -174,7 +177,11 @@ def run(func, args, kwargs):
     if not far and not target:
         if any(isinstance(t, torch.Generator) and there(t) for t in tensors):
             raise RuntimeError(f"Expected a generator of the tensors' device: {func}")
-        return func(*args, **kwargs)
+        if not kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        out = func(*args, **{**kwargs, "pin_memory": False})
+        out.said_to_be_pinned = True
+        return out
     refuse_mixing(func, tensors, far, target)
     inner = dict(kwargs)
     if target:
@@ -182,13 +189,24 @@ def run(func, args, kwargs):
     a, k = tree_map_only(Far, lambda t: t.inner, (args, inner))
     out = func(*a, **k)
     to_far = target or (bool(far) and device is None)
-    count(func, tensors or [None], far, target if device is not None else isinstance(tensors[0], Far), out)
+    waits_not = kwargs.get("non_blocking") or (func is aten.copy_.default and len(args) > 2 and args[2])
+    count(
+        func,
+        tensors or [None],
+        target if device is not None else isinstance(tensors[0], Far),
+        out,
+        waits_not,
+        kwargs.get("output_size"),
+    )
     if func._schema.is_mutable:
         if func is aten.copy_.default:
             return args[0]
         if "out" in kwargs:
             return kwargs["out"]
         if func.overloadpacket.__name__.endswith("_"):
+            if torch.Tag.inplace_view in func.tags:
+                with no_dispatch():
+                    func(*args, **kwargs)  # the shape that it says
             return args[0]
         if func._schema.returns == []:
             return None
@@ -232,7 +250,7 @@ def register(fused):
     from torchdp.kernels import dispatch
 
     if fused:
-        dispatch.fuses = lambda device: torch.device(device).type == "far"
+        setattr(dispatch, "keyed" if hasattr(dispatch, "keyed") else "fuses", is_far)
     near = randomness._generator
     randomness._generator = lambda material, device: (
         generator(int.from_bytes(material[:8], "little", signed=True))

@@ -1,18 +1,5 @@
 """The device that is not there refuses what CUDA refuses, and counts; in a child, since it changes the process."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-HERE = Path(__file__).parent
-backend = pytest.importorskip("torch.utils.backend_registration")
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend, "_setup_privateuseone_for_python_backend"), reason="this torch makes no device in Python"
-)
-
 CODE = """
 import device
 library = device.register(True)
@@ -54,18 +41,5 @@ print("fine")
 """
 
 
-def child(*arguments):
-    """What python prints with these arguments, in a process of its own."""
-    path = os.pathsep.join([str(HERE), str(HERE.parent), str(HERE.parents[1])])
-    found = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stderr[-4000:]
-    return found.stdout
-
-
-def test_the_device_refuses_and_counts():
+def test_the_device_refuses_and_counts(child):
     assert child("-c", CODE) == "fine\n"

@@ -59,5 +59,6 @@ def test_consecutive_users_hold_their_types(counts, at_once):
     counts = torch.tensor(counts, dtype=torch.int64)
     found = list(consecutive(counts, at_once))
     wanted = torch.arange(len(counts)).repeat_interleave(counts)
-    assert torch.equal(torch.cat([wanted[:0], *found]), wanted)
-    assert all(0 < len(part) <= at_once for part in found)
+    assert torch.equal(torch.cat([wanted[:0], *(types for types, _, _ in found)]), wanted)
+    assert all((int(types[0]), int(types[-1])) == (first, last) for types, first, last in found)
+    assert all(0 < len(types) <= at_once for types, _, _ in found)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, pairwise
+from torchdp.cli.quick_table import quick_columns
 from torchdp.cli.table import MOST_TYPES, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import PairwiseStatistic
@@ -41,6 +42,21 @@ class Question:
 class _Table:
     options: argparse.Namespace
     columns: list[str]
+    labels: dict[str, list[str]]
+
+    @cached_property
+    def quick(self) -> dict[str, Tensor]:
+        """The columns as tensors; empty where something in the table is unusual."""
+        numeric = [name for name in self.columns if name not in self.labels]
+        if len({*numeric, *self.labels}) < len(self.columns):
+            return {}
+        return quick_columns(self.options.csv, numeric, self.labels) or {}
+
+    def numbers(self, name: str) -> Tensor:
+        return self.quick[name] if self.quick else numbers(name, self.cells[name])
+
+    def categories(self, name: str) -> Tensor:
+        return self.quick[name] if self.quick else to_categories(name, self.cells[name], self.labels[name])
 
     @cached_property
     def cells(self) -> dict[str, list[str]]:
@@ -62,7 +78,7 @@ class _Table:
                 f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH; bounds read from the data "
                 "are not private (--bounds-from-data does it all the same)"
             )
-        values = numbers(name, self.cells[name])
+        values = self.numbers(name)
         low, high = self.bounds.get(name) or (float(values.min()), float(values.max()))
         if not low < high:
             raise ValueError(f"column {name!r} is constant: it gives no bounds")
@@ -123,15 +139,17 @@ def ask(options: argparse.Namespace) -> Question:
         raise ValueError("--statistic gini-diversity takes no --bounds and no --bins: its column is a category")
     if options.statistic == "auc" and options.positive == options.negative:
         raise ValueError(f"--positive and --negative must differ, not both be {options.positive!r}")
-    table = _Table(options, options.columns)
-    first = options.columns[0]
+    first, labels = options.columns[0], {}
+    if options.statistic == "auc":
+        labels[options.columns[1]] = [options.negative, options.positive]
     if options.statistic == "gini-diversity":
         categories = [category.strip() for category in options.categories.split(",")]
         if len(set(categories)) != len(categories) or len(categories) < 2:
             raise ValueError("--categories must list at least two different values")
-        types = to_categories(first, table.cells[first], categories)
+        types = _Table(options, options.columns, {first: categories}).categories(first)
         title = f"Gini's diversity index of {first}"
         return Question(title, pairwise.unequal(len(categories)), types, f"{len(categories)} stated categories")
+    table = _Table(options, options.columns, labels)
     if options.statistic == "gini-mean-difference":
         types, bins = table.binned(first)
         title = f"Gini's mean difference of {first}"
@@ -144,10 +162,10 @@ def ask(options: argparse.Namespace) -> Question:
         words = f"{rows.count} x {columns.count} bins: a pair within one bin counts as a tie (0)"
         return Question(title, pairwise.kendall(rows.count, columns.count), y * columns.count + z, words)
     scores, bins = table.binned(first)
-    labels = to_categories(second, table.cells[second], [options.negative, options.positive])
+    classes = table.categories(second)
     title = f"AUC of {first} for {second} = {options.positive}"
     words = f"{bins.count} bins: a pair within one bin counts one half"
-    return Question(title, pairwise.auc(bins.count), labels * bins.count + scores, words)
+    return Question(title, pairwise.auc(bins.count), classes * bins.count + scores, words)
 
 
 def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, Asked]:

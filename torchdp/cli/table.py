@@ -27,31 +27,17 @@ class Bins:
 
 def read_columns(path: str, names: Sequence[str]) -> dict[str, list[str]]:
     """The cells of these columns, as text. Raises ValueError (empty file, missing column, short row), OSError."""
-    if len(set(names)) != len(names):
-        raise ValueError("--columns names a column twice")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, None)
-            if not header:
-                raise ValueError(f"{path} is empty; it needs a header line and one row for each user")
-            header = [name.strip() for name in header]
-            for name in names:
-                if header.count(name) != 1:
-                    found = "is missing" if name not in header else "occurs more than once"
-                    # Without a header line the first row would be a user's: its cells are not shown.
-                    other = next((each for each in ";\t|" if len(header) == 1 and each in header[0]), None)
-                    hint = "" if other is None else f"; the delimiter must be a comma, not {other!r}"
-                    raise ValueError(
-                        f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}"
-                    )
-            where = [header.index(name) for name in names]
+            where, width = places(path, header, names)
             cells: dict[str, list[str]] = {name: [] for name in names}
             for row in reader:
                 if not row:
                     continue
-                if len(row) != len(header):
-                    found = f"{len(row)} cells, the header has {len(header)}"
+                if len(row) != width:
+                    found = f"{len(row)} cells, the header has {width}"
                     raise ValueError(f"{path}, line {reader.line_num}: {found}")
                 for name, index in zip(names, where, strict=True):
                     cells[name].append(row[index].strip())
@@ -63,6 +49,23 @@ def read_columns(path: str, names: Sequence[str]) -> dict[str, list[str]]:
     if users < 2:
         raise ValueError(f"{path} holds {users} rows; a pairwise statistic needs at least 2 users")
     return cells
+
+
+def places(path: str, header: Sequence[str] | None, names: Sequence[str]) -> tuple[list[int], int]:
+    """Where these columns stand in the header, and its width. Raises ValueError."""
+    if len(set(names)) != len(names):
+        raise ValueError("--columns names a column twice")
+    if not header:
+        raise ValueError(f"{path} is empty; it needs a header line and one row for each user")
+    header = [name.strip() for name in header]
+    for name in names:
+        if header.count(name) != 1:
+            found = "is missing" if name not in header else "occurs more than once"
+            # Without a header line the first row would be a user's: its cells are not shown.
+            other = next((each for each in ";\t|" if len(header) == 1 and each in header[0]), None)
+            hint = "" if other is None else f"; the delimiter must be a comma, not {other!r}"
+            raise ValueError(f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}")
+    return [header.index(name) for name in names], len(header)
 
 
 def numbers(name: str, cells: Sequence[str]) -> Tensor:

@@ -52,7 +52,8 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         return self.speak(x, source(noise, x.device))
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.add(*(self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)))
+        tallies = [self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)]
+        return tallies[0] if len(tallies) == 1 else self.add(*tallies)
 
     @property
     def empty(self) -> Tally:
@@ -65,12 +66,14 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     @final
     def add(self, *tallies: Tally) -> Tally:
-        """One tally of all these users, on the first one's device. Raises TypeError, ValueError."""
-        first, *rest = [self.check(each, 0) for each in (tallies or (self.empty,))]
+        """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
+        checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
+        first = next((each for each in checked if each.n), checked[0])
         n, parts = first.n, dict(first.parts)
-        for each in rest:
-            n += each.n
-            parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
+        for each in checked:
+            if each is not first:
+                n += each.n
+                parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
         return Tally(n, parts)
 
 

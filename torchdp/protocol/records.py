@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class Crowd:
         checks.dense("values", self.values)
         checks.counts("counts", self.counts, len(self.values))
 
-    @property
+    @cached_property
     def n(self) -> int:
         return int(self.counts.sum())
 
@@ -63,8 +64,10 @@ class Tally:
             raise ValueError(
                 f"tally must hold {sorted(layout)}, not {sorted(self.parts)}; make it by this protocol's own verbs"
             )
+        parts = {name: checks.real(name, self[name]) for name in layout}
+        checks.finite(**parts)
         for name, (shape, dtype) in layout.items():
-            part = checks.floating(name, self[name])
+            part = parts[name]
             if part.shape[part.ndim - len(shape) :] != shape or self[name].dtype != dtype:
                 wanted = "x".join(map(str, shape)) or "()"
                 raise ValueError(

@@ -36,7 +36,7 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
     def counted(self, summary: Tensor) -> Tensor:
         """summary, (k,) whole numbers of users, not all 0. Raises TypeError, ValueError."""
         counts = checks.counts("summary", summary, self.k)
-        checks.users("summary", counts, self.k)
+        checks.users("summary", counts, self.k)  # not all 0
         return counts
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -59,7 +59,9 @@ def from_messages(protocol: LocalProtocol[Any, Any], x: Tensor, draws: Simulated
     """``drawn`` from what these users say, O(n) each time."""
     each = [protocol.hear(x, draws) for _ in range(math.prod(shape))]
     parts = {
-        name: torch.stack([one[name] for one in each] or [protocol.empty[name]])[: len(each)].view(*shape, *size)
-        for name, (size, _) in protocol.layout.items()
+        name: torch.stack([one[name] for one in each]).view(*shape, *size)
+        if each
+        else torch.empty(*shape, *size, dtype=dtype, device=draws.device)
+        for name, (size, dtype) in protocol.layout.items()
     }
     return Tally(len(x), parts)

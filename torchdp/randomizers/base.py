@@ -22,7 +22,4 @@ def real_local(epsilon: float, source: str, delta: float = 0.0) -> Guarantee:
 
 def user_counts(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` as int64 counts of shape (k,), at most 1e14 users in all. Raises TypeError, ValueError."""
-    counts = checks.counts(name, value, k)
-    if value.double().sum() > MOST_USERS:  # before rounding to integers, which may wrap around
-        raise ValueError(f"{name} must add up to at most {MOST_USERS:g} users; draw larger sums in parts")
-    return counts
+    return checks.counts(name, value, k, MOST_USERS)

@@ -42,8 +42,7 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """The same for all data."""
-        self.exact(summary)
-        return self.deviations().square()
+        return self.deviations().square().to(self.exact(summary).device)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         checks.integer("n", n, 1)

@@ -114,7 +114,8 @@ class SharedSum(MessageProtocol[S, Tensor]):
 
     def predicted_mse(self, summary: S) -> Tensor:
         """The same for all data of so many clients."""
-        return self.variances(self.total(summary)[1])
+        total, clients = self.total(summary)
+        return self.variances(clients).to(total.device)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         return checks.instance("objective", objective, Objective).of(self.variances(checks.integer("n", n, 1)))

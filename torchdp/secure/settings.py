@@ -92,7 +92,7 @@ class Settings:
         sigma_j^2 = s cost_j / mu*^2, cost_j = D^2/h_j + d h_j 4^-f/4 (``row_cost``: the second term is what rounding
         costs), D the sensitivity on the grid. 0 in rows that no client uses.
         """
-        return self._sigma(self.ring)
+        return self._sigma(self.ring).to(self.sketch.device)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -155,14 +155,20 @@ class Settings:
     def _mu(self) -> float:
         return 1 / gaussian_sigma(self.epsilon, self.delta - self.coalition.slack(self.delta))
 
+    @cached_property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """Pairs of each row, honest ones and all, on the CPU: many rings are tried on them."""
+        return self.honest.cpu(), self.sketch.counts().cpu()
+
     def _sigma(self, ring: Ring) -> Tensor:
+        honest, counts = self._rows
         distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
-        sigma = grid_sigma(self.honest, self.sketch.copies, self.columns, ring, distance, self._mu)
-        return torch.where(self.sketch.counts() > 0, sigma, 0.0)
+        sigma = grid_sigma(honest, self.sketch.copies, self.columns, ring, distance, self._mu)
+        return torch.where(counts > 0, sigma, 0.0)
 
     def _fits(self, ring: Ring) -> bool:
         entry = self.bound if self.entry is None else self.entry
         sigma = self._sigma(ring)
-        distance = reach(self.sketch.counts(), entry, sigma, 1 / ring.scale)
+        distance = reach(self._rows[1], entry, sigma, 1 / ring.scale)
         dense = float(sigma.max()) * ring.scale <= FINEST
         return dense and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits

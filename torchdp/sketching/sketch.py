@@ -69,6 +69,10 @@ class Sketch:
 
     def counts(self) -> Tensor:
         """How many (client, copy) pairs each row holds: (m,), int64."""
+        return self._counts
+
+    @cached_property
+    def _counts(self) -> Tensor:
         return torch.bincount(self.rows.flatten(), minlength=self.height)
 
     def part(self, clients: Tensor | slice) -> "Sketch":

@@ -29,7 +29,8 @@ def clip_and_sum(
     require no gradient left out; :func:`set_gradients` puts it back. A gradient that is not finite counts as 0.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation and dropout in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
-    closures, globals): an example could then move a later sum. What has changed is named and put back.
+    closures, globals): an example could then move a later sum. What has changed is named and put back; where it is a
+    tensor of a GPU, which the host does not wait for, it is put back and the sum is NaN.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1.
@@ -53,7 +54,8 @@ def clip_and_sum(
             if len(x):
                 gradients = torch.cat([g.flatten(1) for g in each(parameters, x, y).values()], 1)  # (n, size)
                 total += _clipped(gradients, bound).sum(0)
-        changed, done = memory.changed(), True
+        changed = memory.changed()
+        total, done = memory.unless_changed(total), True
     finally:
         if not done or changed:
             memory.restore()

@@ -30,6 +30,9 @@ class Memory:
     def __init__(self, **roots: object) -> None:
         self._notes: list[tuple[str, Any, Callable[[], Any], Callable[[Any], object]]] = []
         self._seen: dict[int, object] = {}
+        self._there: list[
+            tuple[Tensor, Tensor]
+        ] = []  # tensors of another device, which only it compares; what they held
         left: deque[tuple[str, object]] = deque(roots.items())
         while left:
             path, value = left.popleft()
@@ -45,8 +48,26 @@ class Memory:
                 return path + _where(before, now)
         return None
 
+    def unless_changed(self, total: Tensor) -> Tensor:
+        """``total``, or NaN where tensors of another device are not as they were, which are put back.
+
+        The host does not wait for the answer; ``changed`` speaks of all else.
+        """
+        for device in {value.device for value, _ in self._there}:
+            pairs = [pair for pair in self._there if pair[0].device == device]
+            now, before = (torch.cat([_bits(each) for each in side]) for side in zip(*pairs, strict=True))
+            total = torch.where((now != before).any().to(total.device), torch.nan, total)
+        self._put_back()
+        return total
+
+    def _put_back(self) -> None:
+        with torch.no_grad():
+            for value, before in self._there:
+                value.data.copy_(before)
+
     def restore(self) -> None:
         """Puts back what has changed."""
+        self._put_back()
         with torch.no_grad():
             for _, before, read, write in self._notes:
                 if not _same(before, read()):
@@ -57,6 +78,9 @@ class Memory:
         if isinstance(value, Tensor):
             if value.numel() > LARGEST or value.is_meta:
                 self._keep(path, lambda: value._version, lambda _: None)
+            elif value.device.type != "cpu" and value.layout == torch.strided:
+                self._there.append((value, value.detach().clone()))
+                self._keep(path, lambda: (value.shape, str(value.dtype), _wrapped(value)), lambda _: None)
             else:
                 self._keep(path, lambda: value.detach().clone(), lambda old: value.data.copy_(old))
             if not value.is_leaf:
@@ -168,11 +192,7 @@ def _same(before: Any, now: Any) -> bool:
     if type(before) is not type(now):
         return False
     if isinstance(before, Tensor):
-        if (
-            torch._C._functorch.is_functorch_wrapped_tensor(now)
-            or before.shape != now.shape
-            or before.dtype != now.dtype
-        ):
+        if _wrapped(now) or before.shape != now.shape or before.dtype != now.dtype:
             return False
         return bool(torch.equal(before, now) or ((before == now) | (before.isnan() & now.isnan())).all())
     if isinstance(before, np.ndarray):
@@ -182,6 +202,15 @@ def _same(before: Any, now: Any) -> bool:
     if isinstance(before, list | tuple):
         return len(before) == len(now) and all(map(_same, before, now))
     return isinstance(before, PLAIN) and repr(before) == repr(now)
+
+
+def _wrapped(value: Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def _bits(value: Tensor) -> Tensor:
+    """The bytes of a tensor's entries."""
+    return value.detach().reshape(-1).view(torch.uint8)
 
 
 def _where(before: Any, now: Any) -> str:

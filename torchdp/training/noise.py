@@ -135,7 +135,8 @@ class CorrelatedNoise(nn.Module):
 
         total: the sum of this step's clipped gradients (:func:`clip_and_sum`). Raises TypeError and ValueError on
         another shape or device, on entries that are not finite or so large that their rounding would swallow the
-        noise, and RuntimeError after the last step, before any noise is spent.
+        noise, and RuntimeError after the last step, before any noise is spent. Entries on a GPU are not waited for:
+        where they are refused, this output and all later ones are NaN, and a later step raises the ValueError.
         """
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._next)(total)
@@ -153,7 +154,9 @@ class CorrelatedNoise(nn.Module):
             )
         if total.device != device:
             raise ValueError(f"total is on {total.device}, the noise on {device}; move one of them")
-        total = checks.floating("total", checks.real("total", total).to(self._stream.dtype))
+        total = checks.real("total", total).to(self._stream.dtype)
+        if device.type == "cpu":
+            checks.floating("total", total)
         return total + self._stream.next(total)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CorrelatedNoise":

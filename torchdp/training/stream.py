@@ -48,6 +48,7 @@ class Stream:
         self._key = key if self._alone else replicas.from_first(key)
         self._digest = self._identify()
         self._awaited: int | None = None
+        self._refused: Tensor | None = None  # on another device than the CPU: whether a sum was refused
 
     @property
     def size(self) -> int:
@@ -86,12 +87,7 @@ class Stream:
                 )
             if t >= len(self.coefficients):
                 raise RuntimeError(f"all {t} steps of the strategy are spent; make one for more steps")
-            least = self.sigma / float(self.coefficients[t, 0])  # of the noise, given all before
-            if float(total.abs().max()) * torch.finfo(self.dtype).eps > COARSE * least:
-                raise ValueError(
-                    f"total is so large that {self.dtype} has no digits for noise of {least:.1e}; use float64, and "
-                    "check that each user's part was clipped"
-                )
+            self._judge(total, self.sigma / self._diagonal[t])  # the noise's deviation, given all before
             if not self._alone:
                 replicas.check_agree(t, self._digest, total)
             noise, kept = self._draw(t)
@@ -101,7 +97,28 @@ class Stream:
                 )
             self._done = (t + 1, kept)  # the step is spent here, at once; before it nobody has seen the noise
             self._keep()
-        return noise
+        return noise if self._refused is None else torch.where(self._refused, torch.nan, noise)
+
+    def _judge(self, total: Tensor, least: float) -> None:
+        """Refuses a sum whose rounding would swallow noise of this deviation: at once where it lies on the CPU.
+
+        On another device the noise is NaN from then on, and a later step raises: the host never waits.
+        """
+        largest = COARSE * least / torch.finfo(self.dtype).eps
+        if total.device.type == "cpu":
+            fits = float(total.abs().max()) <= largest
+        else:
+            wrong = ~(total.abs().max() <= largest)  # NaN too
+            if self._refused is None:
+                self._read = torch.zeros((), dtype=torch.bool, pin_memory=True)
+            fits = not bool(self._read)  # of the steps that the device has finished
+            self._refused = wrong if self._refused is None else self._refused | wrong
+            self._read.copy_(self._refused, non_blocking=True)
+        if not fits:
+            raise ValueError(
+                f"total is so large that {self.dtype} has no digits for noise of {least:.1e}, or not finite; use "
+                "float64, and check that each user's part was clipped"
+            )
 
     def expect(self, step: int) -> None:
         """A state dict says that ``step`` steps are spent. Raises RuntimeError where that would go back."""
@@ -124,6 +141,7 @@ class Stream:
             self._keep()
             self.coefficients, self.buffers = self.coefficients.to(device), self.buffers.to(device)
             self._past = self._past.to(device)
+            self._refused = None if self._refused is None else self._refused.to(device)
 
     def secret_state(self) -> dict[str, Any]:
         """Tensors and numbers that say everything."""
@@ -202,10 +220,11 @@ class Stream:
             return noise.add_(gains @ self._past).div_(row[1]), kept
 
     def _identify(self) -> bytes:
-        numbers = (self.sigma, self.size, str(self.dtype))
+        numbers, known = (self.sigma, self.size, str(self.dtype)), self.coefficients.cpu()
+        self._diagonal = known[:, 0].tolist()
         return hashlib.sha256(
             self._key
-            + self.coefficients.cpu().numpy().tobytes()
+            + known.numpy().tobytes()
             + self.buffers.cpu().contiguous().numpy().tobytes()
             + repr(numbers).encode()
         ).digest()

@@ -119,6 +119,7 @@ class Decomposed:
             return True
         worse = torch.stack(poor).any(0)
         self.precise = worse if self.precise is None else self.precise | worse
+        self.all = bool(self.precise.all())
         return False
 
     def refine(self) -> bool:
@@ -210,7 +211,9 @@ class Contracted:
         M, short, tall = _weighed(X, c, P)
         loss = max(FINEST, min(ROUGHEST, gap / 16))
         M = M.float()
-        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share), torch.float32, torch.float32)
+        Q, share = contraction(
+            M, polar_steps(loss, M.shape[-1], self.share, torch.float32), torch.float32, torch.float32
+        )
         products = M * Q
         along, side = products.sum(-1), products.sum(-2)
         a, b = (along / c, side / P) if tall else (side / c, along / P)
@@ -264,7 +267,7 @@ class Iterated:
         Y = M
         if M.shape[-2] > 2 * M.shape[-1]:
             M = triangle(M)
-        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share), self.dtype)
+        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share, self.dtype), self.dtype)
         H = Q.mT @ M
         H = (H + H.mT) / 2
         trace = H.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)

@@ -17,6 +17,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.certificates.buffered_certificate import buffered_squares
 from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent
 from torchdp.factorization.structure.running import factorize_running
 from torchdp.workloads import RunningSums
@@ -115,11 +116,12 @@ def factorize_buffered(
             ).x  # fmt: skip
     with torch.no_grad():
         poles, zeros, before = _parts(torch.from_numpy(x), _shapes(W.steps), buffers)
-        squares, after = _squares(poles, zeros, before, W.decay)
-        size, _ = _squares(poles, zeros, before, W.decay, torch.abs)
+        after = _reciprocals(poles, zeros, before)
+    rows, columns, rounding = buffered_squares(poles, zeros, before, after, W.decay)
+    squares = torch.from_numpy((rows * columns.max()).astype(float))
     upper = torch.linalg.vector_norm(squares.sqrt(), ord=p)
-    rounding = allowance(torch.linalg.vector_norm(size / squares.sqrt(), ord=p), 3 * W.steps)
-    certificate = Certificate(upper, lower.cpu(), torch.zeros_like(upper), rounding=rounding)
+    slack = torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
+    certificate = Certificate(upper, lower.cpu(), torch.zeros_like(upper), rounding=slack + allowance(upper, 8))
     strategy = BufferedStrategy(*(y.to(W.device) for y in (poles, zeros, before, after)))
     return BufferedFactorization(W, strategy, squares.sqrt().to(W.device), certificate)
 
@@ -129,7 +131,7 @@ def _objective(
 ) -> tuple[float, np.ndarray]:
     """log of the l_power norm of the squared row norms, and its gradient."""
     point = torch.from_numpy(x.copy()).requires_grad_()
-    squares, _ = _squares(*_parts(point, shapes, buffers), decay)
+    squares = _squares(*_parts(point, shapes, buffers), decay)
     value = (power * squares.log()).logsumexp(0) / power
     (slope,) = torch.autograd.grad(value, point)
     return float(value.detach()), slope.numpy()
@@ -165,23 +167,18 @@ def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
 
 
-def _squares(
-    poles: Tensor, zeros: Tensor, before: Tensor, decay: float, sign: Any = None
-) -> tuple[Tensor, Tensor]:
-    """Squared row norms of W C^{-1}, and D2 = 1 / the column norms of D1 T, (n,) each; sums of sizes for sign = abs.
-
-    G_ab, H_a: inner products of the buffers' coefficients with each other and with the row so far.
-    """
+def _squares(poles: Tensor, zeros: Tensor, before: Tensor, decay: float) -> Tensor:
+    """Squared row norms of W C^{-1}, (n,), as in :func:`buffered_squares`, with gradients."""
     first, second = torch.triu_indices(len(poles), len(poles))
     after, v = _reciprocals(poles, zeros, before), 1 / before.square()
-    nu = residues(zeros, poles) if sign is None else sign(residues(zeros, poles))
+    nu = residues(zeros, poles)
     G = _late(_Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
     place = torch.zeros(len(nu), len(nu), dtype=torch.long)
     place[first, second] = place[second, first] = torch.arange(len(first))
     mixed = torch.stack([nu @ G[row] for row in place])  # (buffers, n)
     H = _late(_Filter.apply((zeros[:, None] * mixed + v) / after, decay * zeros))
     rises = (v + nu @ mixed) / after**2 + 2 * decay * (nu @ H) / after
-    return _Filter.apply(rises[None], rises.new_tensor([decay**2]))[0], after
+    return _Filter.apply(rises[None], rises.new_tensor([decay**2]))[0]
 
 
 def _late(y: Tensor) -> Tensor:

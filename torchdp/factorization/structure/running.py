@@ -15,16 +15,18 @@ from torchdp.factorization.certificates.running_certificate import (
     quadrature,
     row_numbers,
 )
+from torchdp.factorization.solvers.acceleration import History
 from torchdp.factorization.structure.path import draw
 from torchdp.noise import Noise, source
 from torchdp.workloads import RunningSums
 
-POWER = 1.8  # of the multiplicative update, in (0, 2)
+POWER, MEMORY = 1.5, 3  # of the multiplicative update, in (0, 2); differences that Anderson's acceleration keeps
 COARSEST, RATIO = 256, 8  # steps of the first problem; how much larger the next one is
 ROUGH, COARSE_GAP = (
     1e-3,
     1e-4,
 )  # loss of the rule while weights are looked for; gap of the smaller problems, at most
+END = 32  # steps at both ends whose weights are taken over one by one
 LAST = 6  # certificates, each by a rule twice as fine, before an open gap is reported
 
 
@@ -93,25 +95,30 @@ def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int)
 def _iterate(
     W: RunningSums, c: Tensor, P: Tensor, p: float, within: float, most: int
 ) -> tuple[Tensor, Tensor, int, float]:
-    """Multiplicative updates until the gap, as the rough rule sees it, is ``within``: c, P, how many, the gap."""
-    gap, reverse = math.inf, p == math.inf  # gamma_2: c is P reversed
-    loss = min(ROUGH, within / 4)
+    """Accelerated multiplicative updates until the gap, as the rough rule sees it, is ``within``.
+
+    Returns c, P, how many, the gap: of all weights seen, those of the least gap.
+    """
+    q = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    loss, history = min(ROUGH, within / 4), History(MEMORY)
+    best = math.inf, c, P
     for iteration in range(max(most, 0) + 1):
         rule = quadrature(W, c, P, loss)
         b = column_numbers(W, c, P, rule)
-        a = b.flip(0) if reverse else row_numbers(W, c, P, rule) if p > 2 else None
+        a = b.flip(0) if q == 1 else row_numbers(W, c, P, rule) if p > 2 else None  # gamma_2: c is P reversed
         trace = (P * b).sum()
         height = trace * W.steps if a is None else torch.linalg.vector_norm(a, ord=p / 2)
-        q = 1.0 if reverse else math.inf if p == 2 else p / (p - 2)
         gap = float((height * b.max()).sqrt() / trace * torch.linalg.vector_norm(c, ord=q).sqrt()) - 1
+        best = min(best, (gap, c, P), key=lambda each: each[0])
         if gap <= within or iteration == most:
-            return c, P, iteration, gap
-        P = _simplex(P * (b / trace) ** POWER)
-        if reverse:
+            break
+        P = _simplex(history.mix(P.log(), POWER * (b / trace).log(), P, None).exp())
+        if q == 1:
             c = P.flip(0)
         elif a is not None:
             c = _simplex((c * a) ** (1 / q))
-    return c, P, 0, gap
+    gap, c, P = best
+    return c, P, iteration, gap
 
 
 def _simplex(weights: Tensor) -> Tensor:
@@ -125,11 +132,14 @@ def _start(steps: int, device: torch.device | str) -> Tensor:
 
 
 def _stretched(weights: Tensor, steps: int) -> Tensor:
-    """The weights' density on more steps: log density linear in logit((j + 1/2) / steps), also beyond the ends."""
+    """The weights' density on more steps: its logarithm linear in logit((j + 1/2) / steps), at the ends as it is."""
     n, device = len(weights), weights.device
     x, y = (((torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k).logit() for k in (n, steps))
     density = weights.log()
     right = torch.searchsorted(x, y).clamp(1, n - 1)
     slope = (density[right] - density[right - 1]) / (x[right] - x[right - 1])
     values = density[right] + slope * (y - x[right])
+    end = min(END, n // 4)  # where single steps show, at the same distance from the end
+    values[:end] = density[:end] + (values[end] - density[end])
+    values[-end:] = density[-end:] + (values[-end - 1] - density[-end - 1])
     return _simplex((values - values.max()).exp())

@@ -219,7 +219,7 @@ class Reach:
 
     half: half of the largest range of a column of the kernel, how far a user's value can be from the middle. noise:
     root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by ``draws``. largest: largest entry of the
-    kernel without its constant; own: of its diagonal. longest: largest ||J u_x||.
+    kernel without its constant; own: of its diagonal. longest: largest ||J u_x||. squares: sum of the squared weights.
     """
 
     half: float
@@ -227,6 +227,7 @@ class Reach:
     largest: float
     own: float
     longest: float
+    squares: float
 
 
 def reach(statistic: PairwiseStatistic) -> Reach:
@@ -239,10 +240,9 @@ def reach(statistic: PairwiseStatistic) -> Reach:
         draws(points), points.shape[1], dtype=torch.float64, device=points.device, generator=generator
     )
     values = (normals * weights) @ points.mT
-    return Reach(
-        float((kernel.amax(1) - kernel.amin(1)).max()) / 2,
-        float(((values.amax(1) - values.amin(1)) / 2).square().mean().sqrt()),
-        float(kernel.abs().max()),
-        float(kernel.diagonal().abs().max()),
-        statistic.longest(statistic.form),
-    )
+    half = ((values.amax(1) - values.amin(1)) / 2).square().mean().sqrt()
+    column, noise, largest, own, squares = checks.read(
+        (kernel.amax(1) - kernel.amin(1)).max(), half, kernel.abs().max(), kernel.diagonal().abs().max(),
+        weights.square().sum(),
+    )  # fmt: skip
+    return Reach(column / 2, noise, largest, own, statistic.longest(statistic.form), squares)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
@@ -131,8 +130,7 @@ class TwoRound(PairsInRounds):
         """
         v, p, q = self.randomizers[0].moments.variance, 2 * (1 - self.weight), 1 - 2 * self.weight
         kurtosis = q**2 * most.own**2 / n**3 + 2 * p * abs(q) * most.own * most.largest / n**2
-        square = torch.tensor((most.longest * n) ** 2, dtype=torch.float64)
         half = 2 * self.weight * (most.half + most.noise * (v / n) ** 0.5)
         answers = half**2 * worst_variance(self.answer_budgets[0]) / n
-        published = float(self._variance(square, float(n), self.statistic.form))
+        published = p**2 * v * (most.longest * n) ** 2 / n**3 + 2 * q**2 * v**2 * most.squares / n**2  # _variance
         return published + v / self.statistic.radius**2 * kurtosis + answers

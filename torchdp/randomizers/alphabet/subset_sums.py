@@ -83,7 +83,7 @@ def picks(crowds: Tensor, s: int, h: int, draws: Draws) -> Iterator[tuple[Tensor
         block, row = columns.nonzero(as_tuple=True)
         users = columns[block, row]
         share = torch.bincount(users.clamp_max(width).cumsum(0) // CELLS)  # crowds that come out of each step
-        for some in torch.arange(len(row), device=row.device).split(share.tolist()):
+        for some in torch.arange(len(row), device=row.device).split(share.cpu().tolist()):
             origin, place, crowd = _descended(row[some], users[some], sums, draws)
             origin = some[origin]
             at = row[origin]

@@ -162,9 +162,10 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
 
         points: (m, dim); counts: (m,) int64. In law ``drawn``, at the cost of all n messages. Memory: O(m dim).
         """
-        n = int(counts.sum())
-        if not counts.all():
-            points, counts = points[counts > 0], counts[counts > 0]
+        n, least = map(int, checks.read(counts.sum(), counts.amin())) if len(counts) else (0, 1)
+        if not least:
+            held = counts.nonzero()[:, 0]
+            points, counts = points[held], counts[held]
         return Tally(n, {"sum": self._collect(points, counts, draws)})
 
     def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -173,7 +174,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
         points, counts = points.to(draws.device), counts.to(draws.device)
         scaled = points.double() / self.radius
         scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
-        return Tally(int(counts.sum()), {"sum": self.radius * self._sums(scaled, counts, shape, draws)})
+        return Tally(summary.n, {"sum": self.radius * self._sums(scaled, counts, shape, draws)})
 
     def analyse(self, tally: Tally) -> Estimate:
         """The mean of the messages, unbiased."""
@@ -208,8 +209,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
         """The sum of ``hear_types`` for counts > 0."""
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
-        for types in consecutive(counts, rows_at_once(points, self.dim)):
-            first, last = int(types[0]), int(types[-1])
+        for types, first, last in consecutive(counts, rows_at_once(points, self.dim)):
             total += self._total(points[first : last + 1].double(), types - first, draws)
         return total
 
@@ -238,9 +238,9 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
         if x.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{name} must be float32 or float64, not {x.dtype}: the message needs their precision")
         norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)  # one pass; NaN and infinity come through
-        if not torch.isfinite(norms).all() and not torch.isfinite(x).all():
-            raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
-        largest = float(norms.detach().max()) if x.numel() else 0.0
+        ((_, largest),) = checks.ends(norms)
+        if not math.isfinite(largest):
+            checks.finite(**{name: x})
         # Rounding of the norm is let through (such points are projected onto the ball), no more.
         if largest > self.radius * (1 + 4 * math.sqrt(self.dim) * torch.finfo(x.dtype).eps):
             raise ValueError(f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip them")
@@ -253,14 +253,23 @@ def rows_at_once(x: Tensor, width: int) -> int:
     return max(1, block // (8 * max(1, width)))
 
 
-def consecutive(counts: Tensor, at_once: int) -> Iterator[Tensor]:
-    """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users at a time."""
+def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int]]:
+    """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users at a time.
+
+    With the first and the last of these types.
+    """
     ends = counts.cumsum(0)
-    users = int(ends[-1]) if len(ends) else 0
-    alone = users == len(counts) and bool(counts.all())  # one user for each type
-    for first in range(0, users, at_once):
-        some = torch.arange(first, min(first + at_once, users), device=counts.device)
-        yield some if alone else torch.searchsorted(ends, some, right=True)
+    known = ends.cpu()  # waits for a device once, whatever the parts
+    users = int(known[-1]) if len(known) else 0
+    alone = torch.equal(known, torch.arange(1, len(known) + 1))  # one user for each type
+    for start in range(0, users, at_once):
+        end = min(start + at_once, users)
+        some = torch.arange(start, end, device=counts.device)
+        if alone:
+            yield some, start, end - 1
+        else:
+            first, last = torch.searchsorted(known, torch.tensor([start, end - 1]), right=True).tolist()
+            yield torch.searchsorted(ends, some, right=True), first, last
 
 
 def gaussian_sums(axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:

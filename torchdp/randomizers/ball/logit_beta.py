@@ -89,7 +89,7 @@ class LogitBeta:
 
     def quantile(self, z: Tensor) -> Tensor:
         """The increasing function of a standard normal z that has this law, float64; |z| > 14 counts as 14."""
-        table = torch.from_numpy(_table(self.p, self.q)).to(z.device)
+        table = _table_on(self.p, self.q, z.device)
         position = (z.double().clamp(-REACH, REACH) + REACH) * STEPS_PER_UNIT
         index = position.long().clamp_max(len(table) - 1)
         t = position - index
@@ -101,6 +101,12 @@ def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes."""
     nodes, weights = np.polynomial.legendre.leggauss(20)
     return ((np.arange(panels)[:, None] + (nodes + 1) / 2) / panels).ravel(), np.tile(weights / 2 / panels, panels)
+
+
+@lru_cache(maxsize=64)
+def _table_on(p: float, q: float, device: torch.device) -> Tensor:
+    """``_table`` on this device."""
+    return torch.from_numpy(_table(p, q)).to(device)
 
 
 @lru_cache(maxsize=64)

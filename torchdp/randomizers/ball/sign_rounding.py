@@ -146,10 +146,14 @@ class DuchiJordanWainwright(SignRounding):
         if self.dim == 1:
             along, across = both.double(), torch.zeros_like(both, dtype=torch.float64)
         else:
-            law = AxialSums(*coordinate_size(self.dim), self.dim)
-            along, across = axial_sums(law, both, lambda n: self._ahead(n, draws), draws)
+            along, across = axial_sums(self._ahead_sum, both, lambda n: self._ahead(n, draws), draws)
         sums = add(self.dim, (along[0], across[0]), (-along[1], across[1]), draws)
         return self._scale * directed(_axes(points), sums, draws)
+
+    @cached_property
+    def _ahead_sum(self) -> AxialSums:
+        """The law of sums of very many half-spheres, dim > 1."""
+        return AxialSums(*coordinate_size(self.dim), self.dim)
 
     def _ahead(self, users: int, draws: Draws) -> tuple[Tensor, Tensor]:
         """(|T|, sqrt(1 - T^2)) of so many."""

@@ -30,7 +30,8 @@ def axial_sums(law: AxialSums, counts: Tensor, draw: Draw, draws: Draws) -> Sums
     left = torch.where(many, 0, left)
     while len(held := left.nonzero()[:, 0]):
         some = left[held].clamp_max(max(1, NUMBERS_AT_ONCE // len(held)))
-        part = _tree(law.dim, some, draw(int(some.sum())), draws)
+        known = some.cpu()  # of sizes known here nothing is asked again
+        part = _tree(law.dim, some, known, draw(int(known.sum())), draws)
         along[held], across[held] = add(law.dim, (along[held], across[held]), part, draws)
         left[held] -= some
     return along.view(shape), across.view(shape)
@@ -60,16 +61,18 @@ def add(dim: int, first: Sums, second: Sums, draws: Draws) -> Sums:
     return first[0] + second[0], (rho * rho + other * other + 2 * rho * other * t).clamp_min(0).sqrt()
 
 
-def _tree(dim: int, sizes: Tensor, users: Sums, draws: Draws) -> Sums:
-    """Sums over consecutive users, sizes[x] >= 1 of them for each x."""
+def _tree(dim: int, sizes: Tensor, known: Tensor, users: Sums, draws: Draws) -> Sums:
+    """Sums over consecutive users, sizes[x] >= 1 of them for each x. known: the sizes on the CPU."""
     along, across = users
-    while bool((sizes > 1).any()):
-        pairs = (sizes + 1) // 2
-        last = sizes.cumsum(0).repeat_interleave(pairs) - 1  # of each pair's x
-        first = 2 * (
-            torch.arange(len(last), device=sizes.device) - (pairs.cumsum(0) - pairs).repeat_interleave(pairs)
+    while bool((known > 1).any()):
+        pairs, known = (sizes + 1) // 2, (known + 1) // 2
+        total = int(known.sum())
+        # for each pair: its x's first and last user, and the pairs before that x's
+        ends, before = sizes.cumsum(0), pairs.cumsum(0) - pairs
+        start, last, skipped = torch.stack([ends - sizes, ends - 1, before]).repeat_interleave(
+            pairs, dim=1, output_size=total
         )
-        first += (sizes.cumsum(0) - sizes).repeat_interleave(pairs)
+        first = start + 2 * (torch.arange(total, device=sizes.device) - skipped)
         second, paired = torch.minimum(first + 1, last), first < last
         others = along[second] * paired, across[second] * paired
         along, across = add(dim, (along[first], across[first]), others, draws)

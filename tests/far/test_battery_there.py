@@ -1,0 +1,31 @@
+"""Every entry of the battery on a device that is not there: it runs, mixes no devices, and finds the CPU's numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("battery.py")
+
+
+def faults(found):
+    return [f"{entry}, {part}:\n{trace}" for entry, wrong in found.items() for part, trace in wrong.items()]
+
+
+def test_some_entries_run_there(child):
+    found = json.loads(child(SCRIPT, "--json", "regression.TestGram", "regression.TestModSulq"))
+    assert len(found) == 3 and not faults(found), "\n".join(faults(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ["collection", "density", "mean", "pairwise", "queries", "randomizers"])
+def test_every_entry_runs_there(child, room):
+    found = json.loads(child(SCRIPT, "--json", f"{room}."))
+    assert found and not faults(found), "\n".join(faults(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ["regression", "secure", "shuffle"])
+def test_every_sum_runs_there(child, room):
+    found = json.loads(child(SCRIPT, "--json", f"{room}."))
+    assert found and not faults(found), "\n".join(faults(found))
