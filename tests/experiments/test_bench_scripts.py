@@ -3,6 +3,9 @@
 import pytest
 from scripts import FOLDER, loaded
 
+from torchdp import cli
+from torchdp.simulate import status
+
 
 def test_sketching(smoke):
     tables = smoke("bench/sketching.py").tables
@@ -18,6 +21,15 @@ def test_sweep_devices(command, tmp_path):
     printed = command("bench/sweep_devices.py", "--out", tmp_path)
     assert "the rows are the same bits" in printed
     assert (tmp_path / "overhead.csv").read_text().count("\n") == 1 + 2
+
+
+@slow
+def test_six_mechanisms(tmp_path):
+    """Its predictions hold."""
+    assert cli.main(["sweep", str(FOLDER / "bench/six_mechanisms.py"), "--smoke", "--out", str(tmp_path)]) == 0
+    standings = status(tmp_path / "results.jsonl").standings
+    assert len(standings) == 12
+    assert all(abs(each.moments.z_score(each.facts["predicted_mse"])) < 5 for each in standings)
 
 
 @slow
