@@ -119,6 +119,7 @@ class Decomposed:
             return True
         worse = torch.stack(poor).any(0)
         self.precise = worse if self.precise is None else self.precise | worse
+        self.all = bool(self.precise.all())
         return False
 
     def refine(self) -> bool:
