@@ -1,11 +1,12 @@
 """Guarantee: validation, text; basic composition against the exact privacy of composed mechanisms."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from torchdp.privacy import Guarantee, Model, Neighbours, compose
+from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours, compose
 
 
 def guarantee(epsilon=1.0, delta=0.0, model=Model.LOCAL, neighbours=Neighbours.REPLACE_ONE, exact=True):
@@ -86,8 +87,8 @@ def test_bad_model_or_neighbours(wrong):
 
 
 def test_text():
-    assert str(guarantee()) == "local differential privacy, exactly epsilon = 1"
-    approximate = guarantee(0.5, 1e-6, model=Model.CENTRAL, exact=False)
+    assert str(guarantee()) == "local differential privacy, epsilon = 1, over real numbers"
+    approximate = replace(guarantee(0.5, 1e-6, model=Model.CENTRAL, exact=False), arithmetic=Arithmetic.INTEGER)
     assert str(approximate) == "central differential privacy, at most epsilon = 0.5, delta = 1e-06"
 
 

@@ -32,7 +32,7 @@ def test_what_the_page_does_with_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = dict(NAMES)
     exec(compile(USED + MEASURED + KEPT, str(PAGE), "exec"), names)
-    assert "local differential privacy, exactly epsilon = 1" in capsys.readouterr().out
+    assert "local differential privacy, epsilon = 1, over real numbers" in capsys.readouterr().out
     again, protocol = Journal("ages.db", names["protocol"]).collection, names["protocol"]
     assert again.n == 8000 and list(again.batches) == ["day 0", "day 1", "day 2"]
     torch.testing.assert_close(again.estimate().value, names["journal"].estimate().value)

@@ -24,16 +24,23 @@ class Neighbours(Enum):
     ADD_REMOVE = "add or remove one user"
 
 
+class Arithmetic(Enum):
+    """What is private: the numbers that leave, or those of the theorem."""
+
+    INTEGER = "integer"  # what is drawn and sent: its chances are integers over a power of two, from uniform words
+    REAL = (
+        "real"  # the theorem's real numbers: nothing is promised of each bit of floats, or of what floats decided
+    )
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """(epsilon, delta)-differential privacy: P(A) <= e^epsilon P'(A) + delta for every event A.
 
     model: who is trusted. neighbours: the relation between the two data sets. exact: whether (epsilon, delta)
     is attained (no smaller epsilon holds at this delta) or an upper bound. source: author, year, theorem. epsilon is
-    math.inf for a reference that protects nobody.
-
-    It speaks of the mechanism over the real numbers; floating-point output is for simulation and analysis, and
-    is not protected against attacks on its low-order bits (Mironov 2012).
+    math.inf for a reference that protects nobody. arithmetic: of what it speaks; REAL does not protect against attacks
+    on the low-order bits of floats (Mironov 2012).
     """
 
     epsilon: float
@@ -42,6 +49,7 @@ class Guarantee:
     neighbours: Neighbours
     exact: bool
     source: str
+    arithmetic: Arithmetic = Arithmetic.REAL
 
     def __post_init__(self) -> None:
         if not (isinstance(self.epsilon, float) and self.epsilon == math.inf):
@@ -51,11 +59,15 @@ class Guarantee:
             raise TypeError("model must be a Model and neighbours a Neighbours")
         if not isinstance(self.exact, bool) or not isinstance(self.source, str):
             raise TypeError("exact must be a bool and source a str")
+        if not isinstance(self.arithmetic, Arithmetic):
+            raise TypeError("arithmetic must be an Arithmetic")
 
     def __str__(self) -> str:
         delta = f", delta = {self.delta:g}" if self.delta else ""
-        kind = "exactly" if self.exact else "at most"
-        return f"{self.model.value} differential privacy, {kind} epsilon = {self.epsilon:g}{delta}"
+        real = self.arithmetic is Arithmetic.REAL
+        kind = ("" if real else "exactly ") if self.exact else "at most "
+        over = ", over real numbers" if real else ""
+        return f"{self.model.value} differential privacy, {kind}epsilon = {self.epsilon:g}{delta}{over}"
 
 
 def compose(guarantees: Iterable[Guarantee]) -> Guarantee:
@@ -92,4 +104,11 @@ def compose(guarantees: Iterable[Guarantee]) -> Guarantee:
         neighbours=first.neighbours,
         exact=False,
         source="basic composition, Dwork et al. (2006), of: " + "; ".join(g.source for g in guarantees),
+        arithmetic=weaker(guarantees),
     )
+
+
+def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:
+    """Of what all of them together speak: INTEGER where each one does."""
+    kinds = {each.arithmetic for each in guarantees}
+    return Arithmetic.INTEGER if kinds == {Arithmetic.INTEGER} else Arithmetic.REAL

@@ -3,21 +3,20 @@
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
 
 # torch.binomial, in float64, keeps its law up to about this many users (at 1e15 its variance is 1 % off).
 MOST_USERS = 10**14
 
 
 def exact_local(epsilon: float, source: str) -> Guarantee:
-    """Exactly epsilon-LDP: any two values of one user."""
-    return Guarantee(epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, exact=True, source=source)
+    """Exactly epsilon-LDP of the integers that are drawn: any two values of one user."""
+    return Guarantee(epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, source, Arithmetic.INTEGER)
 
 
 def real_local(epsilon: float, source: str, delta: float = 0.0) -> Guarantee:
-    """``exact_local`` of a law over the real numbers, with (epsilon, delta), where floating-point numbers are sent."""
-    source = f"{source}; of real numbers: the low-order bits of the floats that are sent are not covered"
-    return Guarantee(epsilon, delta, Model.LOCAL, Neighbours.REPLACE_ONE, exact=True, source=source)
+    """(epsilon, delta) of a law over the real numbers, where floating-point numbers are sent."""
+    return Guarantee(epsilon, delta, Model.LOCAL, Neighbours.REPLACE_ONE, True, source)
 
 
 def user_counts(name: str, value: Tensor, k: int) -> Tensor:

@@ -7,7 +7,7 @@ Client i holds row a_i of A. Each adds a little noise; what honest clients add i
 >>> sketch = sketching.balanced_osnap(1000, 10, 2, generator=torch.Generator().manual_seed(0))
 >>> noise = sketching.GaussianNoise.calibrated(sketch, 1.0, epsilon=1.0, delta=1e-6)
 >>> print(noise.guarantee(sketch, 1.0, delta=1e-6))
-linear-transform differential privacy, exactly epsilon = 1, delta = 1e-06
+linear-transform differential privacy, epsilon = 1, delta = 1e-06, over real numbers
 
 | name | symbol | what it is |
 |---|---|---|

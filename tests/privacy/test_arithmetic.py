@@ -1,0 +1,83 @@
+"""Of what each protocol's guarantee speaks: a new protocol has to say so here."""
+
+import importlib
+import inspect
+
+import pytest
+import torch
+
+from torchdp import factorization, pairwise, queries, randomizers, workloads
+from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours, compose
+from torchdp.protocol import Protocol
+
+ROOMS = (
+    "randomizers", "queries", "pairwise", "pairwise.rounds", "shuffle", "density", "secure", "regression", "mean",
+)  # fmt: skip
+# their messages are enumerated in rational numbers: tests/randomizers/test_channel_ratios.py
+INTEGER = {
+    randomizers.RandomizedResponse(4, 1.0),
+    randomizers.SubsetSelection(4, 1.0),
+    randomizers.HadamardResponse(4, 1.0),
+    randomizers.OptimizedUnaryEncoding(4, 1.0),
+    randomizers.SymmetricUnaryEncoding(4, 1.0),
+    randomizers.StrategyMatrix(torch.tensor([[0.7, 0.3], [0.3, 0.7]], dtype=torch.float64)),
+    randomizers.DuchiJordanWainwright(3, 1.0),  # a coin on the sign of a vector that is drawn without the user's
+    randomizers.PointRelease(3, 1.0),
+}
+# the client decides
+EITHER = {
+    "LocalOracle", "LocalFactorization", "PrivateLearner", "OneMessage", "OneMessagePairs", "TwoMessage", "TwoRound",
+    "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn", "StrategyReports", "SubsetPairs",
+}  # fmt: skip
+# floats leave, or floats decide which integers do
+REAL = {
+    "PrivUnit", "PrivUnitG", "ProjUnit", "GaussianVector",
+    "BitSums", "CuratorSums", "ShuffledKDE", "CentralKDE", "ShuffledForm", "CentralFactorization",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalMean",
+    "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
+    "SecureSketch",
+}  # fmt: skip
+
+
+def concrete(kind):
+    for each in kind.__subclasses__():
+        if not inspect.isabstract(each) and each.__module__.startswith("torchdp"):
+            yield each.__name__
+        yield from concrete(each)
+
+
+def test_every_protocol_says_what_it_speaks_of():
+    for room in ROOMS:
+        importlib.import_module("torchdp." + room)
+    assert set(concrete(Protocol)) == {type(each).__name__ for each in INTEGER} | EITHER | REAL
+
+
+@pytest.mark.parametrize("protocol", INTEGER, ids=lambda each: type(each).__name__)
+def test_guarantee_of_integers(protocol):
+    assert protocol.guarantee.arithmetic is Arithmetic.INTEGER and "exactly" in str(protocol.guarantee)
+
+
+def test_the_client_decides():
+    oracle, W = randomizers.HadamardResponse(4, 1.0), workloads.prefix(4)
+    statistic, factored = pairwise.unequal(4), queries.FactoredQueries.of(W, factorization.factorize(W))
+    integer = [queries.LocalOracle(W, oracle), pairwise.RandomizedResponsePlugIn(statistic, 1.0)]
+    real = [queries.LocalFactorization.calibrated(factored, epsilon=1.0), pairwise.OneMessage(statistic, 1.0)]
+    for protocols, arithmetic in ((integer, Arithmetic.INTEGER), (real, Arithmetic.REAL)):
+        assert {each.guarantee.arithmetic for each in protocols} == {arithmetic}
+
+
+def of(arithmetic):
+    return Guarantee(1.0, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, "a theorem", arithmetic)
+
+
+def test_together_they_speak_of_what_the_weakest_speaks_of():
+    whole, real = of(Arithmetic.INTEGER), of(Arithmetic.REAL)
+    assert compose([whole, whole]).arithmetic is Arithmetic.INTEGER
+    assert compose([whole, real]).arithmetic is compose([real, whole]).arithmetic is Arithmetic.REAL
+
+
+def test_exactly_is_said_of_integers_alone():
+    assert str(of(Arithmetic.INTEGER)) == "local differential privacy, exactly epsilon = 1"
+    assert str(of(Arithmetic.REAL)) == "local differential privacy, epsilon = 1, over real numbers"
+    with pytest.raises(TypeError, match="arithmetic"):
+        of("integer")
