@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import torchdp
-from torchdp.simulate import OnError, Row, read, run, sweep, total
-from torchdp.simulate.streams import block_generator
+from torchdp.simulate import OnError, Row, read, run, sweep
 
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
 import worker_trials as trials
@@ -135,15 +134,6 @@ def test_run_with_workers_is_run_alone():
     assert (shared.moments, shared.blocks, shared.reached_target) == (alone.moments, alone.blocks, True)
 
 
-def test_the_users_of_one_trial_are_shared_out():
-    alone = total(trials.messages, 10_050, 5, config={"n": 3}, block_size=1000)
-    parts = [trials.messages(block_generator(5, {"n": 3}, b), 1000 * b, 1000 if b < 10 else 50) for b in range(11)]
-    assert torch.equal(alone, sum(parts)) and alone[0] == 10_050 * 10_049 / 2
-    assert torch.equal(total(trials.messages, 10_050, 5, config={"n": 3}, block_size=1000, devices=TWO), alone)
-    whole = total(trials.few, 10, 5, block_size=4)
-    assert whole.dtype == torch.int64 and whole.tolist() == [10, 3 * 127]  # int8 parts do not overflow
-
-
 def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process():
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     try:
@@ -165,8 +155,6 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
     assert not store.parent.exists()
     with pytest.raises(TypeError, match="trial cannot be sent"):
         run(functools.partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
-    with pytest.raises(TypeError, match="part cannot be sent"):
-        total(functools.partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
 
 
 def test_a_function_inside_a_function_is_sent_too():
@@ -197,19 +185,6 @@ def test_a_function_inside_a_function_is_sent_too():
 def test_bad_devices_are_named(arguments, words):
     with pytest.raises(ValueError, match=words):
         run(trials.squared_error, 10, 0, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("part", "error", "words"),
-    [
-        (lambda generator, first, size: 3.0, TypeError, "part returns must be a torch.Tensor.*block 0"),
-        (lambda generator, first, size: torch.tensor(float("nan")), ValueError, "NaN.*block 0"),
-        (lambda generator, first, size: torch.zeros(size), ValueError, r"one shape.*\(4,\) and \(2,\)"),
-    ],
-)
-def test_bad_sums_are_refused(part, error, words):
-    with pytest.raises(error, match=words):
-        total(part, 6, 0, block_size=4)
 
 
 def script(folder: Path, store: Path, seconds: float, count: int) -> subprocess.Popen:
@@ -318,8 +293,3 @@ def test_the_devices_of_this_machine_give_one_device_s_bits(tmp_path):
     for there in (devices, devices[::-1]):
         rows = sweep(trials.make_trial, GRID, store=tmp_path / f"{there[0][-1]}.jsonl", devices=there, **SETTINGS)
         assert results(rows) == results(alone)
-    summed = [
-        total(trials.messages, 10_000, 5, block_size=999, **where)
-        for where in ({"device": devices[0]}, {"devices": devices})
-    ]
-    assert torch.equal(*summed)

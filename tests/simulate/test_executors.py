@@ -1,16 +1,19 @@
 """Any executor gives the bits of one process; a cluster may lose workers and get new ones."""
 
 import os
+import signal
 import sys
 import threading
+import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import pytest
 import torch
 
 from torchdp.simulate import OnError, run, sweep
+from torchdp.simulate.plans import Work
 
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
 import worker_trials as trials
@@ -124,3 +127,21 @@ def test_a_cluster_that_loses_workers_and_gets_another(tmp_path, expected, monke
         again.join()
     assert "executor lost" in rows[2].error
     assert [results(rows)[i] for i in (0, 1, 3)] == [expected[i] for i in (0, 1, 3)]
+
+
+@pytest.mark.slow  # starts processes
+def test_a_worker_that_is_killed_between_two_tasks_is_replaced(tmp_path, expected, monkeypatch):
+    """Its pool refuses the next task."""
+    killed, take = [], Work._take
+
+    def kill_then_take(self, job, record):
+        if not killed:
+            killed.extend(child.pid for child in active_children())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.5)
+        take(self, job, record)
+
+    monkeypatch.setattr(Work, "_take", kill_then_take)
+    rows = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", devices=["cpu"], **SETTINGS)
+    assert killed and results(rows) == expected

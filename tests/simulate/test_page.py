@@ -8,9 +8,10 @@ import xml.etree.ElementTree as xml
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchdp import cli
-from torchdp.simulate import OnError, digest_of, status, sweep, write_page
+from torchdp.simulate import OnError, Trial, digest_of, status, sweep, write_page
 from torchdp.simulate.page import Page
 from torchdp.simulate.store import Start, append, load
 
@@ -129,3 +130,33 @@ def test_the_commands(store, tmp_path, capsys):
     for command in ("status", "report"):
         assert cli.main([command, str(empty)]) == 2 and "does not say which sweep" in capsys.readouterr().err
         assert cli.main([command, str(tmp_path / "absent.jsonl")]) == 2 and "absent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("grid", [
+    [{"n": n} for n in (1, 10, 100)],
+    [{"n": 10, "name": name} for name in ("a$b", "$", "<b>&", "é" * 300)],
+    [{"n": n, "eps": eps, "flag": flag} for n in (1, 10) for eps in (1, 2) for flag in (True, False)],
+    [{"n": n, "list": [n, None], "none": None} for n in (1, 2)],
+    [{"n": n, "m": -n} for n in (1, 2)],
+])  # fmt: skip
+@pytest.mark.parametrize("scale", [1.0, 0.0, -1.0])
+def test_any_grid_has_a_page(grid, scale, tmp_path):
+    """Words that are no formulas, one number alone, flags, lists; errors of 0 and below."""
+    pytest.importorskip("matplotlib")
+    make = lambda config: lambda generator, size: scale * torch.rand(size, generator=generator)  # noqa: E731
+    sweep(make, grid, store=tmp_path / "s.jsonl", trials=20, seed=1, block_size=10)
+    page, _ = write_page(tmp_path / "s.jsonl", tmp_path / "out.html")
+    assert f"{len(grid)} of {len(grid)} configurations done" in page.read_text()
+    assert "<b>&" not in page.read_text()
+
+
+@pytest.mark.parametrize(("trials_each", "predicted"), [(1, 0.5), (20, 0.0)])
+def test_one_trial_of_each_and_a_prediction_of_zero(trials_each, predicted, tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def make_trial(config):
+        return Trial(lambda generator, size: torch.ones(size), {"predicted_mse": predicted})
+
+    store = tmp_path / "s.jsonl"
+    sweep(make_trial, [{"n": 1}, {"n": 2}], store=store, trials=trials_each, seed=1, block_size=10)
+    assert "2 of 2 configurations done" in write_page(store, tmp_path / "out.html")[0].read_text()

@@ -162,3 +162,10 @@ def test_a_store_says_how_it_was_made(tmp_path):
     records = [record for run in load(store).runs.values() for record in run.values()]
     assert {record.start for record in records} == {first.start, second.start}
     assert all(abs(record.at - first.facts["at"]) < 600 for record in records)
+
+
+def test_two_names_of_one_store_share_its_claims(tmp_path):
+    (tmp_path / "s.jsonl").touch()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "s.jsonl")
+    Claims(tmp_path / "link.jsonl").close()
+    assert [path.name for path in tmp_path.glob("*.claims")] == ["s.jsonl.claims"]

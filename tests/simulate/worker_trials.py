@@ -95,17 +95,6 @@ def squared_error(generator: torch.Generator, size: int) -> torch.Tensor:
     return torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device).square()
 
 
-def messages(generator: torch.Generator, first: int, size: int) -> torch.Tensor:
-    """The sum of the users' noisy numbers, beside the sum of their numbers."""
-    numbers = torch.arange(first, first + size, dtype=torch.float64, device=generator.device)
-    noise = torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device)
-    return torch.stack([numbers.sum(), (numbers + noise).sum()])
-
-
-def few(generator: torch.Generator, first: int, size: int) -> torch.Tensor:
-    return torch.tensor([size, 127], dtype=torch.int8)
-
-
 def large_sum(generator: torch.Generator, size: int) -> torch.Tensor:
     """It depends on the default dtype and, in its last bits, on the number of threads."""
     return torch.randn(1_000_000, generator=generator).sum().expand(size)

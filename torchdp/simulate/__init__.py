@@ -10,7 +10,7 @@
 
 | question | name |
 |---|---|
-| the mean of one trial, with its error | :func:`run`, :class:`Moments`; :func:`total` where one trial is too large |
+| the mean of one trial, with its error | :func:`run`, :class:`Moments` |
 | the same over a grid, killed and begun again, stored | :func:`sweep`, :class:`Trial`, :class:`Row` |
 | the rows of a store; several stores in one | :func:`read`, :func:`merge` |
 | where a sweep stands; its results as a page | :func:`status`, :func:`write_page` |
@@ -35,7 +35,6 @@ from torchdp.simulate.report import Report, columns
 from torchdp.simulate.standing import digest_of, status
 from torchdp.simulate.store import merge
 from torchdp.simulate.sweep import Trial, read, sweep
-from torchdp.simulate.users import total
 
 __all__ = [
     "Experiment",
@@ -57,7 +56,6 @@ __all__ = [
     "status",
     "subplots",
     "sweep",
-    "total",
     "write_csv",
     "write_page",
 ]

@@ -15,7 +15,7 @@ class Claims:
     def __init__(self, store: str | os.PathLike[str]) -> None:
         self._file: int | None = None
         with suppress(OSError):
-            self._file = os.open(f"{os.fspath(store)}.claims", os.O_RDWR | os.O_CREAT, 0o644)
+            self._file = os.open(os.path.realpath(store) + ".claims", os.O_RDWR | os.O_CREAT, 0o644)
 
     def take(self, name: str) -> bool:
         """Whether the block is ours now, or was: False where another process works on it."""

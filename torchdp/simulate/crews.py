@@ -7,7 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
@@ -108,7 +108,11 @@ class Own(Crew):
 
     def submit(self, jobs: list[Any]) -> Task:
         place = self._idle.pop()
-        task = self._start(place, jobs) if place.pool is None else self._submit(place.pool, place, jobs)
+        try:
+            task = self._start(place, jobs) if place.pool is None else self._submit(place.pool, place, jobs)
+        except BrokenExecutor:  # its process was killed between two tasks
+            self._end(place)
+            task = self._start(place, jobs)
         self._at[task] = place
         return task
 

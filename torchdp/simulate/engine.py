@@ -98,6 +98,6 @@ def run(
     return Result(blocks.moments, blocks.blocks, blocks.seconds, met)
 
 
-def progress_bar(total: int | None, progress: bool | None, unit: str = "trial") -> tqdm:
+def progress_bar(total: int | None, progress: bool | None) -> tqdm:
     """A bar that counts samples; ``progress=None`` is silent where stderr is not a terminal."""
-    return tqdm(total=total, unit=unit, unit_scale=True, disable=None if progress is None else not progress)
+    return tqdm(total=total, unit="trial", unit_scale=True, disable=None if progress is None else not progress)

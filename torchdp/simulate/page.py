@@ -142,7 +142,7 @@ def _z(each: Standing) -> float:
     return math.nan if predicted is None or each.moments.count < 2 else each.moments.z_score(predicted)
 
 
-def _views(rows: Sequence[Row]) -> list[tuple[dict[str, str], list[Row]]]:
+def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
     """What to draw: each number that varies on x, words (or what varies most) as lines, one figure for the rest."""
     values = {key: {canonical({key: row.config.get(key)}) for row in rows} for row in rows for key in row.config}
     varying = [key for key in values if len(values[key]) > 1]
@@ -151,7 +151,7 @@ def _views(rows: Sequence[Row]) -> list[tuple[dict[str, str], list[Row]]]:
     for x in numbers:
         others = [key for key in varying if key != x]
         names = [key for key in others if key not in numbers] or others
-        lines = max(names, key=lambda key: (key in COMPARED, len(values[key])), default=x)
+        lines = max(names, key=lambda key: (key in COMPARED, len(values[key])), default=None)
         rest = [key for key in others if key != lines]
         groups: dict[str, list[Row]] = {}
         for row in rows:

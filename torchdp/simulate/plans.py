@@ -175,9 +175,11 @@ class Work(Jobs[Job]):
         return None
 
     def wait(self) -> bool:
+        if not self._elsewhere or not self._open:
+            return False
         time.sleep(PAUSE)
         self._look()
-        return bool(self._elsewhere) and bool(self._open)
+        return True
 
     def wanted(self, job: Job) -> bool:
         return not self._plans[job.plan].blocks.finished

@@ -92,24 +92,24 @@ def curves(
     rows: Sequence[Row],
     *,
     x: str,
-    lines: str,
+    lines: str | None,
     title: str,
     ylabel: str = "RMSE",
     predicted: str = "predicted_mse",
     panels: str | None = None,
     word: Callable[[str], str] = str,
 ) -> "Figure":
-    """The figure of :func:`error_curves`. word: what a person calls a key."""
+    """The figure of :func:`error_curves`; one line where ``lines`` is None. word: what a person calls a key."""
     parts: dict[str, list[Row]] = {} if rows else {title: []}
     for row in rows:
         parts.setdefault(title if panels is None else str(row.config.get(panels)), []).append(row)
     groups = {name: _grouped(part, x, lines) for name, part in parts.items()}  # refuses before it draws
     figure, all_axes = subplots(len(parts), size=(7, 4.5))
     for axes, (name, group) in zip(all_axes, groups.items(), strict=True):
-        _panel(axes, group, x, word(lines), predicted)
-        axes.set(xscale="log", yscale="log", xlabel=word(x), ylabel=ylabel, title=name)
+        _panel(axes, group, x, lines and word(lines), predicted)
+        axes.set(xscale="log", yscale="log", xlabel=_verbatim(word(x)), ylabel=ylabel, title=_verbatim(name))
     if panels is not None:
-        figure.suptitle(title)
+        figure.suptitle(_verbatim(title))
     return figure
 
 
@@ -152,14 +152,18 @@ def _measured(row: Row) -> dict[str, object]:
     return cells
 
 
-def _grouped(rows: Sequence[Row], x: str, lines: str) -> dict[Any, list[Row]]:
+def _verbatim(text: str) -> str:
+    return text.replace("$", r"\$")  # else a formula
+
+
+def _grouped(rows: Sequence[Row], x: str, lines: str | None) -> dict[Any, list[Row]]:
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
     groups: dict[Any, dict[float, Row]] = {}
     for row in rows:
-        if missing := {x, lines} - set(row.config):
+        if missing := {x, lines or x} - set(row.config):
             raise ValueError(f"config {row.config} has no key {sorted(missing)}")
-        at, name = row.config[x], str(row.config[lines])
+        at, name = row.config[x], "" if lines is None else str(row.config[lines])
         if isinstance(at, str | list | None) or not at > 0 or not row.moments.mean > 0:
             raise ValueError(
                 f"log axes need {x} > 0 and an error > 0, not {x}={at!r} with mean {row.moments.mean!r}"
@@ -170,10 +174,11 @@ def _grouped(rows: Sequence[Row], x: str, lines: str) -> dict[Any, list[Row]]:
     return {name: [group[at] for at in sorted(group)] for name, group in groups.items()}
 
 
-def _panel(axes: "Axes", groups: dict[Any, list[Row]], x: str, lines: str, predicted: str) -> None:
+def _panel(axes: "Axes", groups: dict[Any, list[Row]], x: str, lines: str | None, predicted: str) -> None:
     for index, (name, group) in enumerate(groups.items()):
         marker = _MARKERS[index % len(_MARKERS)]  # tells lines apart in grey
-        _draw(axes, group, x, f"{lines}={name}", predicted, _COLOURS[index % len(_COLOURS)], marker)
+        label = "measured" if lines is None else _verbatim(f"{lines}={name}")
+        _draw(axes, group, x, label, predicted, _COLOURS[index % len(_COLOURS)], marker)
     axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
     dashed = (
         "; dashed: predicted" if any(predicted in row.facts for group in groups.values() for row in group) else ""
