@@ -86,6 +86,21 @@ def test_many_small_jobs_go_in_few_tasks():
     assert len(counted) < 400
 
 
+def test_workers_of_an_executor_do_one_configuration_at_a_time(tmp_path):
+    """Else each would make the trial of another configuration before every task."""
+    order = []
+
+    class One(ThreadPoolExecutor):
+        def submit(self, do, token, sent, device, jobs):
+            order.extend(job.plan for job in jobs)
+            return super().submit(do, token, sent, device, jobs)
+
+    with One(3) as executor:
+        settings = {"trials": 40, "seed": 7, "block_size": 2}
+        sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **settings)
+    assert order == sorted(order) and len(order) == 80
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [

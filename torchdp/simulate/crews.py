@@ -31,7 +31,9 @@ class Death:
 
 
 class Crew(ABC):
-    """Does tasks: ``do(token, sent, device, jobs)`` somewhere else."""
+    """Does tasks: ``do(token, sent, device, jobs)`` somewhere else. together: any worker may get any task."""
+
+    together = False
 
     def take(self, do: Do, token: str, sent: bytes) -> None:
         """What all tasks do."""
@@ -55,6 +57,8 @@ class Crew(ABC):
 
 class Borrowed(Crew):
     """An executor of the user's; it stays open. Twice as many tasks as workers are under way, so that none waits."""
+
+    together = True
 
     def __init__(self, executor: Any, device: torch.device) -> None:
         self._client = None if isinstance(executor, Executor) else executor

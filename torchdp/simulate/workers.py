@@ -165,10 +165,13 @@ class _Waiting(Generic[J]):
 
 
 class _Tasks(Generic[J]):
-    """Jobs in tasks that grow until one takes ``SECONDS``; a job whose worker died comes back alone."""
+    """Jobs in tasks that grow until one takes ``SECONDS``; a job whose worker died comes back alone.
 
-    def __init__(self, jobs: Jobs[J]) -> None:
-        self._jobs, self._size = jobs, 1
+    together: all go on with what was handed out last, since any worker may get any task; else with what each did last.
+    """
+
+    def __init__(self, jobs: Jobs[J], together: bool) -> None:
+        self._jobs, self._together, self._size = jobs, together, 1
         self._waiting: deque[_Waiting[J]] = deque()
         self._previous: list[J] = []
 
@@ -187,12 +190,16 @@ class _Tasks(Generic[J]):
             if self._jobs.wanted((each := self._waiting.popleft()).job):
                 return each
         previous = task[-1].job if task else self._previous.pop() if self._previous else None
-        job = self._jobs.next(previous)
-        return None if job is None else _Waiting(job)
+        if (job := self._jobs.next(previous)) is None:
+            return None
+        if self._together:
+            self._previous = [job]
+        return _Waiting(job)
 
     def back(self, task: list[_Waiting[J]], done: int) -> None:
         """The first ``done`` of a task were done; the others wait."""
-        self._previous.append(task[-1].job)
+        if not self._together:
+            self._previous.append(task[-1].job)
         self._size = min(MOST, 2 * done) if done == len(task) else max(1, done)
         self._waiting.extendleft(reversed(task[done:]))
 
@@ -204,7 +211,7 @@ class _Tasks(Generic[J]):
 
 
 def _spread(crew: Crew, jobs: Jobs[J], where: Where) -> Generator[tuple[J, Any], None, None]:
-    tasks, busy = _Tasks(jobs), dict[Future, list[_Waiting[J]]]()
+    tasks, busy = _Tasks(jobs, crew.together), dict[Future, list[_Waiting[J]]]()
     try:
         while True:
             while crew.room(len(busy)) and (task := tasks.next()):
