@@ -14,7 +14,7 @@ ROOMS = (
     "randomizers", "queries", "pairwise", "pairwise.rounds", "shuffle", "density", "secure", "regression", "mean",
 )  # fmt: skip
 # their messages are enumerated in rational numbers: tests/randomizers/test_channel_ratios.py
-INTEGER = {
+INTEGER = (
     randomizers.RandomizedResponse(4, 1.0),
     randomizers.SubsetSelection(4, 1.0),
     randomizers.HadamardResponse(4, 1.0),
@@ -23,7 +23,7 @@ INTEGER = {
     randomizers.StrategyMatrix(torch.tensor([[0.7, 0.3], [0.3, 0.7]], dtype=torch.float64)),
     randomizers.DuchiJordanWainwright(3, 1.0),  # a coin on the sign of a vector that is drawn without the user's
     randomizers.PointRelease(3, 1.0),
-}
+)
 # the client decides
 EITHER = {
     "LocalOracle", "LocalFactorization", "PrivateLearner", "OneMessage", "OneMessagePairs", "TwoMessage", "TwoRound",
