@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import EnumType
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
 from torchdp.density.laplacian import Grid
-from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate
 
 
@@ -90,7 +91,8 @@ class Density(Estimate):
 
 def _parts() -> list[Any]:
     """The classes that a saved density is made of: this room's own families and features, no one else's."""
-    found: list[Any] = [Density, Guarantee, Model, Neighbours, Grid]
+    kinds = [kind for kind in get_type_hints(Guarantee).values() if isinstance(kind, EnumType)]
+    found: list[Any] = [Density, Guarantee, *kinds, Grid]
     heirs: list[type] = [Family, Features]
     while heirs:
         heir = heirs.pop()
