@@ -59,8 +59,8 @@ def choose(
 
     Candidates: factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within the alpha of least error where
     that may pay, the identity and the plain answers, each with PrivUnit and PrivUnitG; randomized response, subset
-    selection, OUE, SUE and Hadamard response; up to 4,096 types a strategy optimised for the workload: a matrix, from 65
-    types on a few patterns of ordered types and their shifts, up to 256 also a matrix that starts from them.
+    selection, OUE, SUE and Hadamard response; a strategy optimised for the workload: up to 64 types a matrix, up to
+    4,096 types a few patterns of ordered types and their shifts, up to 256 also a matrix that starts from them.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the

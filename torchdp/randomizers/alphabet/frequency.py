@@ -182,7 +182,7 @@ class StrategyOracle(FrequencyOracle):
         return of_types.amax() / checks.integer("n", n, 1)
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """One multinomial for each type that is held: O(k outputs) binomials for each repetition, whatever the users."""
+        """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
         counts = counts.expand(*shape, self.k)
         result = torch.zeros(*shape, self.outputs, dtype=torch.int64, device=counts.device)
         for types in torch.arange(self.k, device=self.device).split(rows_at_once(self.outputs)):

@@ -64,9 +64,10 @@ class ShiftStrategy(StrategyOracle):
         if k > circle:
             raise ValueError(f"k = {k} types do not fit on a circle of {circle}; give patterns of {k} or more")
         shares = checks.shares("shares", self.shares, len(patterns), positive=True).detach().double()
-        table, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
-        values = {"k": k, "epsilon": epsilon, "table": torch.tensor(table, device=patterns.device)}
-        values["shares"] = (values["table"].view(2, -1).double() / TOTAL).sum(0)
+        numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
+        table = torch.tensor(numbers, device=patterns.device)
+        shares = (table.view(2, -1).double() / TOTAL).sum(0)
+        values = {"k": k, "epsilon": epsilon, "table": table, "shares": shares}
         for name, value in values.items():
             object.__setattr__(self, name, value)
         _ = self._triangle  # refuses what can not be decoded

@@ -38,16 +38,17 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None)
 
     W: (m, k), real, not zero; epsilon in (0, 30]; prior: (k,), positive (None: uniform). A semidefinite program solved
     by cvxpy on the CPU, in about a second at k = 16 and a minute at k = 64; its solution is only a proposal, which
-    :func:`certify_variance` turns into a bound. From epsilon = 6 on its rounding makes the bound weak. For uniform types
-    the singular values give another, ((sum of those of W, rows centred)^2 4 e^epsilon/(e^epsilon - 1)^2 -
-    ||W||_F^2)/(k m): the only one beyond 64 types, close up to epsilon = 1 and far too low at 4.
+    :func:`certify_variance` turns into a bound. From epsilon = 6 on its rounding makes the bound weak. For uniform
+    types the singular values of W, rows centred, give another: (4 (sum of them)^2 e^epsilon/(e^epsilon - 1)^2 -
+    ||W||_F^2)/(k m). It is the only one beyond 64 types; for prefix sums far too low at epsilon = 4.
     Raises TypeError, ValueError, also for a prior on more than 64 types, ImportError without cvxpy where the program is
     solved, RuntimeError where the solver finds nothing.
 
     Guarantees: at most the least variance.
-    Source: for the singular values, tr(G A^+) >= (tr G^{1/2})^2/tr A and var(v) <= (mean v - low)(1 - mean v) for
-    numbers in [low, 1] (Bhatia, Davis 2000). For the program weak duality for the problem of McKenna, Maity, Mazumdar, Miklau (2020) over its extreme rows (Kairouz, Oh,
-    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990).
+    Source: weak duality for the problem of McKenna, Maity, Mazumdar, Miklau (2020) over its extreme rows (Kairouz, Oh,
+    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990). For the singular values
+    tr(G A^+) >= (tr G^{1/2})^2/tr A, and var v <= (mean v - low)(1 - mean v) for numbers in [low, 1] (Bhatia, Davis
+    2000).
     """
     simple = 0.0 if prior is not None else _by_singular_values(W, epsilon)
     if W.shape[1] > LARGEST_PROGRAM:
