@@ -22,6 +22,10 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("guide.md", 4): r"tensor\(3\.89\d+, .*torch\.Size\(\[20000, 1\]\)\ntensor\(0\.00",
     ("guide.md", 5): r"shuffle differential privacy, at most epsilon = 1, delta = 1e-06",
     ("guide.md", 6): r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06",
+    (
+        "guide.md",
+        8,
+    ): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*0\.9\d+\n.*Event",
     ("guide.md", 7): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
 }
 

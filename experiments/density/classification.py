@@ -44,9 +44,9 @@ from torchdp.density import (
 )
 from torchdp.noise import SeededNoise
 from torchdp.privacy.accounting import composed_delta
+from torchdp.privacy.profiles import pure_profile
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import CorrelatedSum, ExactSum, PoissonSum, RandomizedResponseSum, paper
-from torchdp.shuffle.dominating import pure_profile
 from torchdp.simulate import Experiment, Report, columns, subplots, sweep
 
 # (Gaussian RR, Gaussian 3NB, inner product RR, inner product 3NB); the paper prints DBPedia's inner product for SST2

@@ -62,6 +62,9 @@ def kept():
         "features": features,
         "kde": found["density"].ShuffledKDE(features, found["shuffle"].PoissonSum(5, 50.0), 0.1),
         "once": found["training"].Once(),
+        "promise": found["privacy"].gaussian_guarantee(
+            2.0, 1e-5, 1.0, found["privacy"].Model.CENTRAL, found["privacy"].Neighbours.REPLACE_ONE
+        ),
         "sizes": torch.tensor([1, 1, 3]),
         "quick": quick(found["pairwise"]),
         "gathered": gathered(found["pairwise"].OneMessage(found["pairwise"].unequal(3), 1.0)),
@@ -88,6 +91,10 @@ privacy.gaussian_log_delta(1.0, 1.0, 1.0)
 privacy.gaussian_guarantee(2.0, 1e-5, 1.0, privacy.Model.CENTRAL, privacy.Neighbours.REPLACE_ONE)
 privacy.Guarantee(1.0, 0.0, privacy.Model.LOCAL, privacy.Neighbours.REPLACE_ONE, True, 'source')
 privacy.compose([privacy.Guarantee(1.0, 0.0, privacy.Model.LOCAL, privacy.Neighbours.REPLACE_ONE, True, 'source')])
+privacy.compose([promise, promise], 1e-5)
+privacy.Budget(promise)
+privacy.Budget(promise).spend(promise)
+promise.event()
 """
 
 WORKLOADS = """

@@ -68,7 +68,7 @@ def test_deltas_that_promise_nothing_are_refused():
         compose([guarantee(delta=0.6)] * 2)
 
 
-@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, -math.inf, "1", True, None])
+@pytest.mark.parametrize("epsilon", [-1.0, -5e-324, math.nan, -math.inf, "1", True, None])
 def test_bad_epsilon(epsilon):
     with pytest.raises(ValueError, match="epsilon"):
         guarantee(epsilon)
@@ -84,6 +84,18 @@ def test_bad_delta(delta):
 def test_bad_model_or_neighbours(wrong):
     with pytest.raises(TypeError, match=next(iter(wrong))):
         guarantee(**wrong)
+
+
+@pytest.mark.parametrize("mu", [-1e-9, math.nan, math.inf, "1", True])
+def test_bad_mu(mu):
+    with pytest.raises(ValueError, match="mu"):
+        replace(guarantee(), mu=mu)
+
+
+def test_nothing_shown_is_an_epsilon_of_0():
+    nothing = guarantee(0.0)
+    assert compose([nothing, nothing]).epsilon == 0 and compose([nothing, guarantee(0.3)]).epsilon == 0.3
+    assert str(nothing) == "local differential privacy, epsilon = 0, over real numbers"
 
 
 def test_text():

@@ -9,13 +9,12 @@ import pytest
 from scipy import stats
 from scipy.signal import fftconvolve
 
+from torchdp.privacy.profiles import gaussian_profile, pure_profile
 from torchdp.shuffle.count_laws import BLOCKS, negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import (
     correlated_profiles,
-    gaussian_profile,
     one_type_profiles,
     pair_profile,
-    pure_profile,
     unlimited_flood_profiles,
 )
 from torchdp.shuffle.response_curve import _OUTSIDE, response_profile

@@ -5,22 +5,27 @@
     8.449
     >>> once = gaussian_guarantee(8.45, 1e-6, 2.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
     >>> print(compose([once, once]))
-    central differential privacy, at most epsilon = 1.99984, delta = 2e-06, over real numbers
+    central differential privacy, at most epsilon = 1.40314, delta = 2e-06, over real numbers
 
 A :class:`Guarantee` describes; who is trusted is its :class:`Model`, what must not be told apart its
 :class:`Neighbours`, whether it speaks of the integers that are drawn or of a theorem's real numbers its
 :class:`Arithmetic`. ``composed_delta`` and ``composed_epsilon`` compose curves of one mechanism over many instances.
+
+A :class:`Budget` refuses what its limit no longer holds.
 
 Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); compositions of curves are never below
 the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10).
 """
 
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
+from torchdp.privacy.budget import Budget
+from torchdp.privacy.composition import compose
 from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma
-from torchdp.privacy.guarantee import Arithmetic, Guarantee, Model, Neighbours, compose
+from torchdp.privacy.guarantee import Arithmetic, Guarantee, Model, Neighbours
 
 __all__ = [
     "Arithmetic",
+    "Budget",
     "Guarantee",
     "Model",
     "Neighbours",

@@ -85,6 +85,27 @@ def composed_epsilon(profiles: Sequence[Profile], instances: int, delta: float) 
     return float(high) if ends[0] > delta else 0.0
 
 
+def mixed_epsilon(parts: "Sequence[tuple[Profile, int]]", delta: float) -> float:
+    """The smallest epsilon >= 0 certified at ``delta`` for each profile composed as often as stated, all together.
+
+    math.inf where no epsilon will do. Each profile covers every change of a user's data. Raises ValueError,
+    ImportError.
+
+    Guarantees: never below the truth.
+    """
+    delta, connect = checks.fraction("delta", delta), _dp_accounting().create_pmf_pessimistic_connect_dots
+    scales = [_scale([profile], _count([profile], times)) for profile, times in parts]
+    step = max(min(each for each, _ in scales), max(end for _, end in scales) / _MOST_POINTS)
+    losses = []
+    for (profile, times), (_, end) in zip(parts, scales, strict=True):
+        nodes = _nodes(step, end)
+        one = connect(step, nodes, np.minimum.accumulate(np.asarray(profile(nodes * step))))
+        losses.append((one.self_compose(times, _CUT) if times > 1 else one).to_dense_pmf())
+    whole = functools.reduce(lambda one, other: one.compose(other), losses)
+    lost = rounding(sum(times for _, times in parts))
+    return float(whole.get_epsilon_for_delta(max(delta - lost, 0.0)))
+
+
 def loss_distributions(profiles: Sequence[Profile], instances: int) -> "list[PLDPmf]":
     """The privacy loss in one instance of each profile, and of their pointwise maximum, rounded up, on one grid.
 
@@ -141,18 +162,27 @@ def _count(profiles: Sequence[Profile], instances: int) -> int:
 
 def _grid(profiles: Sequence[Profile], instances: int) -> tuple[float, np.ndarray]:
     """The grid's step, and multiples of it: every one near zero, sparser beyond, out to where the curves are flat."""
+    step, end = _scale(profiles, instances)
+    return step, _nodes(step, end)
+
+
+def _scale(profiles: Sequence[Profile], instances: int) -> tuple[float, float]:
+    """A step fit for the curves, and where they are flat."""
     reach = np.concatenate([[0.0], np.geomspace(1e-12, _LARGEST, 400)])
     curve = largest_curve(profiles, reach)
     gained = largest_curve(profiles, -reach) + np.expm1(-reach)  # above the curve of equal laws
     flat = curve - curve[-1] <= max(1e-3 * curve[-1], 1e-14 / instances)
     low = gained <= max(1e-7 * curve[0], 1e-12)
     end = max(reach[int(np.argmax(flat))], reach[int(np.argmax(low))])
-    step = max(min(0.01, curve[0] / _STEPS), end / _MOST_POINTS, 1e-10)
+    return max(min(0.01, curve[0] / _STEPS), end / _MOST_POINTS, 1e-10), end
+
+
+def _nodes(step: float, end: float) -> np.ndarray:
     last = math.ceil(end / step) + 1
     near = min(last, 32 * _STEPS)  # more than ten deviations
-    far = near + np.unique(np.geomspace(1, last - near, 400).astype(np.int64)) if last > near else []
-    nodes = np.concatenate([np.arange(near + 1), np.asarray(far, dtype=np.int64)])
-    return step, np.concatenate([-nodes[:0:-1], nodes])
+    far = near + np.unique(np.geomspace(1, max(last - near, 1), 400).astype(np.int64))
+    nodes = np.concatenate([np.arange(near + 1), far[far <= last]])
+    return np.concatenate([-nodes[:0:-1], nodes])
 
 
 def _dp_accounting() -> ModuleType:

@@ -27,7 +27,7 @@ def gaussian_log_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -
     Guarantees: exact; no smaller delta holds at this epsilon.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    sigma, epsilon = checks.positive("sigma", sigma), checks.positive("epsilon", epsilon)
+    sigma, epsilon = checks.positive("sigma", sigma), checks.non_negative("epsilon", epsilon)
     ratio = checks.positive("sensitivity", sensitivity) / sigma
     a = epsilon / ratio - ratio / 2
     b = a + ratio
@@ -80,10 +80,10 @@ def gaussian_guarantee(
 ) -> Guarantee:
     """The guarantee of adding N(0, sigma^2 I) at this delta: the epsilon with delta(epsilon) = delta.
 
-    Raises ValueError where the noise is private at this delta for every epsilon > 0.
+    Where that is 0 and a smaller delta holds too, the guarantee is not exact. Raises ValueError.
 
-    Guarantees: exact (epsilon, delta)-DP.
-    Source: Balle, Wang (2018), Theorem 8.
+    Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma.
+    Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), Theorem 2.7.
     """
     delta = checks.fraction("delta", delta)
     if checks.positive("sensitivity", sensitivity) > 1e3 * checks.positive("sigma", sigma):
@@ -93,12 +93,15 @@ def gaussian_guarantee(
     def excess(log_epsilon: float) -> float:
         return gaussian_log_delta(sigma, math.exp(log_epsilon), sensitivity) - target
 
+    mu = sensitivity / sigma
+    if gaussian_log_delta(sigma, 0.0, sensitivity) <= target:
+        return Guarantee(0.0, delta, model, neighbours, False, SOURCE, mu=mu)
     low, high = -50.0, 1.0
-    if excess(low) < 0:
-        raise ValueError(f"sigma = {sigma} gives delta < {delta} at every epsilon > 0; state a smaller delta")
+    while excess(low) < 0:
+        low *= 2
     while excess(high) > 0:
         high += 1
     root = float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
     while excess(root) > 0:
         root += 1e-13
-    return Guarantee(math.exp(root), delta, model, neighbours, True, SOURCE)
+    return Guarantee(math.exp(root), delta, model, neighbours, True, SOURCE, mu=mu)

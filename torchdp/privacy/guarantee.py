@@ -1,11 +1,15 @@
 """What a mechanism promises: a description, never an algorithm."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from torchdp import checks
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class Model(Enum):
@@ -39,8 +43,9 @@ class Guarantee:
 
     model: who is trusted. neighbours: the relation between the two data sets. exact: whether (epsilon, delta)
     is attained (no smaller epsilon holds at this delta) or an upper bound. source: author, year, theorem. epsilon is
-    math.inf for a reference that protects nobody. arithmetic: of what it speaks; REAL does not protect against attacks
-    on the low-order bits of floats (Mironov 2012).
+    math.inf for a reference that protects nobody, 0 for what shows nothing, up to delta. arithmetic: of what it speaks;
+    REAL does not protect against attacks on the low-order bits of floats (Mironov 2012). mu: where it is known,
+    neighbours are no easier to tell apart than N(0, 1) from N(mu, 1): mu-Gaussian privacy, and mu^2/2-zCDP.
     """
 
     epsilon: float
@@ -50,10 +55,11 @@ class Guarantee:
     exact: bool
     source: str
     arithmetic: Arithmetic = Arithmetic.REAL
+    mu: float | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.epsilon, float) and self.epsilon == math.inf):
-            checks.positive("epsilon", self.epsilon)
+            checks.non_negative("epsilon", self.epsilon)
         checks.below_one("delta", self.delta)
         if not isinstance(self.model, Model) or not isinstance(self.neighbours, Neighbours):
             raise TypeError("model must be a Model and neighbours a Neighbours")
@@ -61,6 +67,8 @@ class Guarantee:
             raise TypeError("exact must be a bool and source a str")
         if not isinstance(self.arithmetic, Arithmetic):
             raise TypeError("arithmetic must be an Arithmetic")
+        if self.mu is not None:
+            checks.non_negative("mu", self.mu)
 
     def __str__(self) -> str:
         delta = f", delta = {self.delta:g}" if self.delta else ""
@@ -69,46 +77,46 @@ class Guarantee:
         over = ", over real numbers" if real else ""
         return f"{self.model.value} differential privacy, {kind}epsilon = {self.epsilon:g}{delta}{over}"
 
+    def event(self) -> "DpEvent":
+        """The event for accountants of the package dp_accounting whose relation is this one's ``neighbours``.
 
-def compose(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """Basic composition: one user's data enters every mechanism; epsilons and deltas add up.
+        Gaussian noise where mu is known: the package's multiplier is per bound of one user's part, which replacing a
+        user moves by twice the bound. Randomized response where delta = 0, the worst such mechanism. Raises ValueError
+        where the package has no event, ImportError.
 
-    All must share model and neighbouring relation; other combinations are refused (ValueError), because what
-    they promise together depends on how the mechanisms are joined. The result is an upper bound: the worst
-    pairs of inputs of the parts need not coincide.
+        Guarantees: what the event promises, this does.
+        Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3, for delta = 0.
+        """
+        from dp_accounting import dp_event
 
-    Guarantees: (sum of epsilons, sum of deltas)-DP, also when later mechanisms are chosen adaptively.
-    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006), Theorem 1; Dwork, Roth (2014), Theorem B.1.
-    """
-    if not isinstance(guarantees, Iterable):
-        raise TypeError(f"guarantees must be several Guarantees, not {type(guarantees).__name__}")
-    guarantees = list(guarantees)
-    if not guarantees:
-        raise ValueError("guarantees must hold at least one Guarantee")
-    for other in guarantees:
-        if not isinstance(other, Guarantee):
-            raise TypeError(f"guarantees must hold Guarantee objects, not {type(other).__name__}")
-    first = guarantees[0]
-    if len(guarantees) == 1:
-        return first
-    for other in guarantees[1:]:
-        if (other.model, other.neighbours) != (first.model, first.neighbours):
-            raise ValueError(
-                "guarantees of different models or neighbouring relations do not compose here: "
-                f"{first.model.value}/{first.neighbours.name} with {other.model.value}/{other.neighbours.name}"
-            )
-    return Guarantee(
-        epsilon=math.fsum(g.epsilon for g in guarantees),
-        delta=math.fsum(g.delta for g in guarantees),
-        model=first.model,
-        neighbours=first.neighbours,
-        exact=False,
-        source="basic composition, Dwork et al. (2006), of: " + "; ".join(g.source for g in guarantees),
-        arithmetic=weaker(guarantees),
-    )
+        replaced = self.neighbours is Neighbours.REPLACE_ONE
+        if self.epsilon > 700.0:  # the chance of a lie is no float
+            return dp_event.NonPrivateDpEvent()
+        if self.mu == 0 or self.epsilon == self.delta == 0:
+            return dp_event.NoOpDpEvent()
+        if self.mu is not None:
+            return dp_event.GaussianDpEvent((2 if replaced else 1) / self.mu)
+        if self.delta == 0 and replaced:
+            return dp_event.RandomizedResponseDpEvent(2 / (1 + math.exp(self.epsilon)), 2)
+        raise ValueError(f"dp_accounting has no event for {self}; compose it by torchdp.privacy.compose")
 
 
 def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:
     """Of what all of them together speak: INTEGER where each one does."""
     kinds = {each.arithmetic for each in guarantees}
     return Arithmetic.INTEGER if kinds == {Arithmetic.INTEGER} else Arithmetic.REAL
+
+
+def alike(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """The first of them, where all have one model and one neighbouring relation. Raises TypeError, ValueError."""
+    for other in guarantees:
+        if not isinstance(other, Guarantee):
+            raise TypeError(f"guarantees must hold Guarantee objects, not {type(other).__name__}")
+    first = guarantees[0]
+    for other in guarantees[1:]:
+        if (other.model, other.neighbours) != (first.model, first.neighbours):
+            raise ValueError(
+                "guarantees of different models or neighbouring relations do not compose here: "
+                f"{first.model.value}/{first.neighbours.name} with {other.model.value}/{other.neighbours.name}"
+            )
+    return first

@@ -54,7 +54,8 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
         seen = R @ torch.linalg.pinv(L, rtol=1e-9) @ L
         widest = float(torch.cdist(seen, seen, compute_mode="donot_use_mm_for_euclid_dist").max())
         exact = self.sigma > 0 and widest >= self.queries.diameter * (1 - 1e-9)
-        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, exact, SOURCE)
+        mu = self.queries.diameter / self.sigma if self.sigma > 0 else 0.0
+        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, exact, SOURCE, mu=mu)
 
     @property
     def bias(self) -> Tensor:

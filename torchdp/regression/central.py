@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import Guarantee, Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import CuratorProtocol, Layout, Objective, Tally
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.ridge import solve_ridge
@@ -129,11 +129,11 @@ class SufficientStatistics(CentralMoments):
 
     @property
     def guarantee(self) -> Guarantee:
-        distances = gram_sensitivity(self.bound, self.columns), cross_sensitivity(self.bound, self.label_bound)
-        return compose(
-            gaussian_guarantee(sigma, self.delta / 2, distance, Model.CENTRAL, Neighbours.REPLACE_ONE)
-            for sigma, distance in zip((self.gram_sigma, self.cross_sigma), distances, strict=True)
-        )
+        """As it was split; what the two promise as one Gaussian mechanism is in its mu."""
+        gram, cross = gram_sensitivity(self.bound, self.columns), cross_sensitivity(self.bound, self.label_bound)
+        mu = math.hypot(gram / self.gram_sigma, cross / self.cross_sigma)
+        source = "Balle, Wang (2018), Theorem 8, for each half; basic composition, Dwork et al. (2006)"
+        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, False, source, mu=mu)
 
     def deviations(self) -> Tensor:
         gram = torch.full((triangular(self.columns),), self.gram_sigma, dtype=torch.float64)
@@ -191,7 +191,7 @@ class AdaSSP(CentralMoments):
         )
         found = gaussian_guarantee(1.0, self.delta, distance, Model.CENTRAL, Neighbours.REPLACE_ONE)
         source = "Dong, Roth, Su (2022), Corollary 3.3; Balle, Wang (2018), Theorem 8"
-        return Guarantee(found.epsilon, found.delta, found.model, found.neighbours, False, source)
+        return replace(found, exact=False, source=source)
 
     @property
     def width(self) -> int:

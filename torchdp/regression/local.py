@@ -56,8 +56,8 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
 
     @property
     def guarantee(self) -> Guarantee:
-        source = "Balle, Wang (2018), Theorem 8"
-        return Guarantee(self.epsilon, self.delta, Model.LOCAL, Neighbours.REPLACE_ONE, True, source)
+        source, mu = "Balle, Wang (2018), Theorem 8", self.sensitivity / self.sigma
+        return Guarantee(self.epsilon, self.delta, Model.LOCAL, Neighbours.REPLACE_ONE, True, source, mu=mu)
 
     @property
     def size(self) -> int:

@@ -116,8 +116,8 @@ class SharedGaussian(SharedNoise):
 
     @property
     def guarantee(self) -> Guarantee:
-        source = "Balle, Wang (2018), Theorem 8, at the exact sensitivity"
-        return Guarantee(self.epsilon, self.delta, self.model, Neighbours.REPLACE_ONE, True, source)
+        source, mu = "Balle, Wang (2018), Theorem 8, at the exact sensitivity", self.sensitivity / self.sigma
+        return Guarantee(self.epsilon, self.delta, self.model, Neighbours.REPLACE_ONE, True, source, mu=mu)
 
     def guarantee_of(self, clients: int) -> Guarantee:
         """sigma sqrt((k - corrupt)/(n - corrupt - absent)) is left. Raises ValueError where that is nothing."""

@@ -97,7 +97,7 @@ def promise(
     """What shuffled sums of this law promise at this delta; arguments as in ``delta_of``.
 
     epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it is not certified,
-    or none up to 700 is, or every epsilon > 0 is.
+    or none up to 700 is.
 
     Guarantees: as ``delta_of``.
     """
@@ -109,8 +109,6 @@ def promise(
                 f"delta = {delta:g} is not reached at any epsilon by {type(law).__name__} in {instances} instances: "
                 "no epsilon is certified; add noise, or state a larger delta"
             )
-        if epsilon == 0:
-            raise ValueError(f"delta = {delta:g} is kept at every epsilon > 0; state a smaller delta")
     else:
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         moved = movement(instances, change, flips)

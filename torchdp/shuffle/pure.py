@@ -11,9 +11,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
+from torchdp.privacy.profiles import pure_profile
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.correlated import discrete_laplace, signed_messages
-from torchdp.shuffle.dominating import pure_profile
 from torchdp.shuffle.draws import scattered_negative_binomial
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target, largest_epsilon

@@ -19,7 +19,7 @@ from torchdp.privacy import (
     gaussian_sigma,
 )
 from torchdp.privacy.accounting import Profile
-from torchdp.shuffle.dominating import gaussian_profile
+from torchdp.privacy.profiles import gaussian_profile
 from torchdp.shuffle.laws import BitLaw
 from torchdp.shuffle.search import Target
 

@@ -1,0 +1,153 @@
+"""Composition: Gaussian noise in closed form, mixtures against laws written out, and what dp_accounting makes of it."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from torchdp import factorization, queries, regression, workloads
+from torchdp.privacy import Guarantee, Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
+from torchdp.secure.shared_noise import SharedGaussian
+
+MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
+
+
+def pure(epsilon, delta=0.0, neighbours=Neighbours.REPLACE_ONE):
+    return Guarantee(epsilon, delta, Model.CENTRAL, neighbours, True, "source")
+
+
+def normal(mu, delta=1e-7, neighbours=Neighbours.REPLACE_ONE):
+    return gaussian_guarantee(1.0, delta, mu, Model.CENTRAL, neighbours)
+
+
+def gaussian_delta(mu, epsilon):
+    """For any epsilon, negative ones too."""
+    with mpmath.workdps(40):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        low = mpmath.ncdf(-mu / 2 - epsilon / mu)
+        return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * low
+
+
+@pytest.mark.parametrize("mus", [(0.5, 0.5), (0.3, 1.2, 0.4), (1e-3, 4.0), (0.05,) * 400])
+def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
+    parts = [normal(mu, 1e-6 / len(mus)) for mu in mus]
+    total = compose(parts)
+    mu = math.sqrt(math.fsum(m * m for m in mus))
+    assert total.mu == pytest.approx(mu, rel=1e-14) and total.delta == pytest.approx(1e-6, rel=1e-12)
+    assert gaussian_delta(mu, total.epsilon) <= total.delta < gaussian_delta(mu, total.epsilon * (1 - 1e-6))
+    assert total.epsilon < 0.9 * math.fsum(g.epsilon for g in parts) or min(mus) < 0.01  # more than adding up
+    assert compose(parts, 1e-9).epsilon == pytest.approx(normal(mu, 1e-9).epsilon, rel=1e-9)
+    with pytest.raises(ValueError, match="delta"):
+        compose(parts, 1.0)
+
+
+def test_gaussian_noise_beside_others_counts_once():
+    parts = [normal(0.5), pure(0.7, 1e-6), normal(0.5), pure(0.2)]
+    total, together = compose(parts), compose([parts[0], parts[2]])
+    assert total.epsilon == pytest.approx(together.epsilon + 0.9, rel=1e-14) and total.mu is None
+    assert total.delta == pytest.approx(1.2e-6, rel=1e-12) and not total.exact
+
+
+@pytest.mark.parametrize("delta", [1e-8, 1e-3])
+@pytest.mark.parametrize(("each", "mu", "times"), [(0.5, 0.6, 1), (0.1, 0.2, 20), (2.0, 0.05, 3), (0.01, 3.0, 4)])
+def test_guarantee_mixtures_keep_delta_and_waste_little(each, mu, times, delta):
+    likely = 1 / (1 + math.exp(-each))
+
+    def truth(epsilon):  # randomized responses lose (2 j - times) each
+        return math.fsum(
+            math.comb(times, j) * likely**j * (1 - likely) ** (times - j)
+            * float(gaussian_delta(mu, epsilon - (2 * j - times) * each))
+            for j in range(times + 1)
+        )  # fmt: skip
+
+    epsilon = compose([normal(mu), *[pure(each)] * times], delta).epsilon
+    assert truth(epsilon) <= delta < truth(0.99 * epsilon)
+    assert epsilon <= compose([normal(mu, delta), *[pure(each)] * times]).epsilon
+
+
+def worst_pair(epsilon, delta):
+    p = np.array([delta, (1 - delta) * math.exp(epsilon), 1 - delta, 0.0])
+    p[1:3] /= 1 + math.exp(epsilon)
+    return p, p[::-1]
+
+
+@pytest.mark.parametrize("kinds", [[(0.3, 1e-3)] * 5, [(1.0, 1e-4), (0.2, 1e-3), (0.5, 0.0), (0.5, 0.0)]])
+def test_guarantee_worst_pairs_written_out(kinds):
+    pairs = [worst_pair(*kind) for kind in kinds]
+    p, q = (np.array([math.prod(x) for x in itertools.product(*side)]) for side in zip(*pairs, strict=True))
+
+    def truth(epsilon):
+        return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+    total = compose([pure(*kind) for kind in kinds], 0.02)
+    assert truth(total.epsilon) <= 0.02 < truth(0.97 * total.epsilon) and total.delta == 0.02
+    with pytest.raises(ValueError, match="no epsilon"):
+        compose([pure(*kind) for kind in kinds], math.fsum(delta for _, delta in kinds) / 2)
+
+
+def test_ends():
+    assert compose([pure(0.5)] * 3, 1e-15).epsilon == 1.5  # below what transforms resolve: added up
+    assert compose([pure(math.inf), pure(1.0)], 1e-6).epsilon == math.inf
+    assert compose([pure(800.0), pure(1.0)], 1e-6).epsilon == 801.0
+    assert compose([pure(0.0)] * 2, 1e-6).epsilon == 0
+    assert compose([normal(999.0), normal(50.0)]).epsilon > 5e5  # too large for a curve of both: added up
+    assert compose([normal(1e-9, 0.1)] * 4, 0.3).epsilon == 0
+
+
+@pytest.mark.parametrize("neighbours", list(Neighbours))
+def test_guarantee_event_means_the_same_to_dp_accounting(neighbours):
+    from dp_accounting import NeighboringRelation, dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    relation = {
+        Neighbours.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
+        Neighbours.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
+    }[neighbours]
+    parts = [normal(0.4, neighbours=neighbours), normal(0.3, neighbours=neighbours), pure(0.0, 0.0, neighbours)]
+    if neighbours is Neighbours.REPLACE_ONE:
+        parts += [pure(0.2), pure(0.5)]
+
+    def epsilon(events):
+        accountant = PLDAccountant(relation)
+        accountant.compose(dp_event.ComposedDpEvent(events))
+        return accountant.get_epsilon(1e-5)
+
+    mine = compose(parts, 1e-5).epsilon
+    assert epsilon([g.event() for g in parts]) == pytest.approx(mine, rel=2e-3)
+    twice = [normal(0.8, neighbours=neighbours), *parts[1:]]
+    assert epsilon([g.event() for g in twice]) > 1.2 * mine  # a factor of 2 is seen
+
+
+def test_events_at_the_ends():
+    from dp_accounting import dp_event
+
+    assert pure(0.0).event() == dp_event.NoOpDpEvent()
+    for none in (math.inf, 701.0):
+        assert pure(none).event() == dp_event.NonPrivateDpEvent()
+    for unknown in (pure(1.0, 1e-6), pure(1.0, 0.0, Neighbours.ADD_REMOVE)):
+        with pytest.raises(ValueError, match="compose"):
+            unknown.event()
+
+
+def carriers():
+    W = workloads.prefix(4)
+    factored = queries.FactoredQueries.of(W, factorization.factorize(W))
+    yield queries.CentralFactorization(factored, 0.7, 1e-5)
+    yield SharedGaussian(5, 3.0, 0.7, 1e-5, corrupt=1)
+    yield regression.LocalRows(2, 1.5, 0.7, 1e-5)
+    yield regression.ModSulq.calibrated(2, 1.5, 0.7, 1e-5)
+    yield regression.AdaSSP(2, 1.5, 1.0, 0.7, 1e-5)
+    yield regression.SufficientStatistics(2, 1.5, 1.0, 0.7, 1e-5)
+
+
+@pytest.mark.parametrize("protocol", list(carriers()), ids=lambda each: type(each).__name__)
+def test_guarantee_a_stated_mu_has_the_stated_epsilon(protocol):
+    promised = protocol.guarantee
+    assert promised.epsilon == pytest.approx(0.7, rel=1e-9) and promised.delta == 1e-5
+    if isinstance(protocol, regression.SufficientStatistics):  # split in two halves, which together spend less
+        assert promised.mu == pytest.approx(math.sqrt(2) / gaussian_sigma(0.35, 5e-6), rel=1e-9)
+        assert gaussian_delta(promised.mu, 0.56) < 1e-5
+    else:
+        assert gaussian_delta(promised.mu, 0.7) == pytest.approx(1e-5, rel=1e-6)

@@ -1,0 +1,103 @@
+"""A limit on what may be promised away, for mechanisms that are chosen as the answers come in."""
+
+import math
+import threading
+from fractions import Fraction
+from typing import NoReturn
+
+from scipy.special import ndtri_exp
+
+from torchdp import checks
+from torchdp.privacy.gaussian import gaussian_guarantee
+from torchdp.privacy.guarantee import Guarantee, alike, weaker
+
+_WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
+
+
+class Budget:
+    """What may still be spent of ``limit``, a Guarantee. Spend before a release; release nothing where it refuses.
+
+    A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus: of Gaussian noise,
+    at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2 Phi^{-1}(e^epsilon/(1 + e^epsilon)).
+    Such a limit for (epsilon, delta) is ``gaussian_guarantee(gaussian_sigma(epsilon, delta), delta, 1.0, ...)``.
+    One rule holds throughout: it never turns to a better one as answers come in.
+
+    It holds no data, and any number of threads may spend. It belongs to one process: copies and pickles raise
+    TypeError, and a forked child needs a budget of its own. Raises TypeError, ValueError.
+
+    Guarantees: what it let pass keeps ``limit``, to 1e-9 of epsilon, delta or mu^2, also where mechanisms *and their
+    guarantees* are chosen after seeing earlier outputs.
+    Source: Rogers, Roth, Ullman, Vadhan (2016), Theorem 3.6, for sums; Smith, Thakurta (2022), for mu; Dong, Roth, Su
+    (2022), Proposition 2.4 and Theorem 2.1, for delta = 0.
+    """
+
+    def __init__(self, limit: Guarantee) -> None:
+        self.limit = checks.instance("limit", limit, Guarantee)
+        if limit.epsilon == math.inf:
+            raise ValueError("limit must have a finite epsilon: an infinite one refuses nothing")
+        if limit.mu is not None and _curve(limit, limit.mu).epsilon > limit.epsilon * (1 + 1e-9):
+            raise ValueError(f"limit must follow from its mu = {limit.mu:g}, whose epsilon is larger: {limit}")
+        self._lock = threading.Lock()
+        self._spent = [Fraction(0)] * len(self._costs(limit))
+
+    def spend(self, guarantee: Guarantee) -> Guarantee:
+        """Takes ``guarantee`` off, and returns what is left.
+
+        Raises ValueError, and takes nothing, where less is left, or where model, neighbours or arithmetic are not the
+        limit's; TypeError.
+        """
+        alike([self.limit, guarantee])
+        if weaker([self.limit, guarantee]) is not self.limit.arithmetic:
+            raise ValueError(
+                f"guarantee must speak of what the limit speaks of, {self.limit.arithmetic}: {guarantee}"
+            )
+        costs, limits = self._costs(guarantee), self._costs(self.limit)
+        with self._lock:
+            spent = [before + cost for before, cost in zip(self._spent, costs, strict=True)]
+            if any(total > most * _WHOLE for total, most in zip(spent, limits, strict=True)):
+                raise ValueError(
+                    f"guarantee spends more than the budget has left: {guarantee}, left: {self._left()}"
+                )
+            self._spent = spent
+            return self._left()
+
+    @property
+    def left(self) -> Guarantee:
+        """The most that may still be promised."""
+        with self._lock:
+            return self._left()
+
+    def _costs(self, guarantee: Guarantee) -> list[Fraction]:
+        """What is added up, exactly: the square of mu, or epsilon and delta."""
+        if guarantee.epsilon == math.inf:
+            raise ValueError("guarantee must have a finite epsilon to be spent")
+        if self.limit.mu is None:
+            return [Fraction(guarantee.epsilon), Fraction(guarantee.delta)]
+        if guarantee.mu is None and guarantee.delta > 0:
+            raise ValueError(
+                f"guarantee must have a mu, or delta = 0, to be spent of a limit with mu: {guarantee}"
+            )
+        pure = -2 * float(ndtri_exp(-math.log1p(math.exp(-guarantee.epsilon)) - guarantee.epsilon))
+        return [Fraction(pure if guarantee.mu is None else guarantee.mu) ** 2]
+
+    def _left(self) -> Guarantee:
+        limit, source = self.limit, f"what is left of: {self.limit.source}"
+        left = [
+            max(most - spent, Fraction(0)) for most, spent in zip(self._costs(limit), self._spent, strict=True)
+        ]
+        kind = (limit.model, limit.neighbours, False, source, limit.arithmetic)
+        if limit.mu is None:
+            return Guarantee(float(left[0]), float(left[1]), *kind)
+        mu = math.sqrt(left[0])
+        return Guarantee(_curve(limit, mu).epsilon, limit.delta, *kind, mu)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a Budget can not be copied or pickled: the copy could be spent again; hand on what is left"
+        )
+
+
+def _curve(limit: Guarantee, mu: float) -> Guarantee:
+    """The guarantee of this mu at the limit's delta."""
+    tiny = max(mu, 1e-100)
+    return gaussian_guarantee(1.0, limit.delta, tiny, limit.model, limit.neighbours)
