@@ -1,7 +1,7 @@
 """Patterns of small variance for a given workload: the search behind ``ShiftStrategy.tuned``.
 
 Under uniform types on a circle of K >= k the variance is tr(G M^{-1}) less a constant, G the workload's Gram matrix and
-M the corner of the circulant matrix with spectrum S_f = K sum_b share_b |F p_b|_f^2/|p_b|_1^2, p_b in [e^-epsilon, 1]^K.
+M the corner of the circulant matrix with spectrum S = K sum_b share_b |F p_b|^2/|p_b|_1^2, p_b in [e^-epsilon, 1]^K.
 Any p_b and shares are private, so Adam descends on their logits without a constraint. It begins where neighbouring
 types are merged to at most 64, from arcs and from noise with a falling spectrum; then each logit is repeated twice,
 with noise, and descends again. On up to 256 types M is factored, beyond tr(G M^{-1}) is estimated from random signs and

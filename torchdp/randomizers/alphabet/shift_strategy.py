@@ -45,9 +45,7 @@ class ShiftStrategy(StrategyOracle):
     shares: Tensor
     k: int
     epsilon: float
-    table: Tensor = field(
-        init=False, repr=False
-    )  # (2B,), int64: of (b, x - s in the pattern), then of (b, not in it)
+    table: Tensor = field(init=False, repr=False)  # (2B,), int64: of (b, in the pattern), then of (b, outside)
 
     def __post_init__(self) -> None:
         patterns = checks.instance("patterns", self.patterns, Tensor)
