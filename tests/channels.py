@@ -9,7 +9,14 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from torchdp.randomizers import HadamardResponse, PrivUnitG, RandomizedResponse, StrategyMatrix, SubsetSelection
+from torchdp.randomizers import (
+    HadamardResponse,
+    PrivUnitG,
+    RandomizedResponse,
+    ShiftStrategy,
+    StrategyMatrix,
+    SubsetSelection,
+)
 
 EXACT = Context(prec=60)
 
@@ -33,6 +40,17 @@ def channel(oracle):
         return [[1 - (k - 1) * other if y == x else other for y in range(k)] for x in range(k)]
     if isinstance(oracle, StrategyMatrix):
         return [[Fraction(n, 2**63) for n in column] for column in oracle.table.mT.tolist()]
+    if isinstance(oracle, ShiftStrategy):
+        inside, outside = (part.tolist() for part in oracle.table.view(2, -1))
+        found = []
+        for x in range(k):
+            law = []
+            for pattern, *numbers in zip(oracle.patterns.tolist(), inside, outside, strict=True):
+                many = [sum(pattern), len(pattern) - sum(pattern)]
+                each = [Fraction(number, 2**63 * size) for number, size in zip(numbers, many, strict=True)]
+                law += [each[not pattern[(x - s) % len(pattern)]] for s in range(len(pattern))]
+            found.append(law)
+        return found
     if isinstance(oracle, HadamardResponse):
         size, low = oracle.outputs, Fraction(oracle._unlikely)
         odd = [[bin((x + 1) & y).count("1") % 2 for y in range(size)] for x in range(k)]

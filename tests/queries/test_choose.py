@@ -77,14 +77,19 @@ def test_a_prior_moves_the_choice(average_query):
     assert choice.candidates[0].error <= average_query.candidates[0].error
 
 
-def test_many_types_get_a_hasty_strategy_and_very_many_none(average_query, monkeypatch):
+def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypatch):
     room = importlib.import_module("torchdp.queries.choose")
     monkeypatch.setattr(room, "CAREFUL_STRATEGY", 7)
-    found = {c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN).candidates}
-    assert found["optimised strategy"] < 1.05 * average_query.candidates[0].error
-    monkeypatch.setattr(room, "LARGEST_STRATEGY", 7)
-    names = [c.name for c in choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN).candidates]
-    assert "optimised strategy" not in names
+
+    def found():
+        return {c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN).candidates}
+
+    named = found()
+    assert named["optimised strategy"] < 1.05 * average_query.candidates[0].error
+    monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
+    assert "optimised strategy" not in found() and found()["shift strategy"] == named["shift strategy"]
+    monkeypatch.setattr(room, "SHIFTED_STRATEGY", 7)
+    assert "shift strategy" not in found()
 
 
 def test_central_choices():

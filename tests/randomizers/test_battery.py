@@ -21,6 +21,7 @@ from torchdp.randomizers import (
     PrivUnitG,
     ProjUnit,
     RandomizedResponse,
+    ShiftStrategy,
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
@@ -82,6 +83,12 @@ class TestStrategyMatrix(OracleContract):
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
         assert self.loss(StrategyMatrix(uneven(2.2))) > self.protocol.guarantee.epsilon * (1 + 1e-9)
+
+
+class TestShiftStrategy(OracleContract):
+    protocol = ShiftStrategy(
+        torch.tensor([[1, 1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0, 0]]).bool(), torch.tensor([2.0, 1.0]), 5, 1.0
+    )
 
 
 class BallContract(UnbiasedContract):

@@ -24,6 +24,7 @@ from torchdp.randomizers import (
     PrivUnitG,
     ProjUnit,
     RandomizedResponse,
+    ShiftStrategy,
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
@@ -32,6 +33,7 @@ from torchdp.randomness import keyed_generator
 
 LARGEST = 1 + 1e-9
 EPSILONS = [1e-6, 0.01, 1.0, 6.0, 20.0, 36.0, 50.0]
+PATTERNS = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]).bool()
 UNARY = [OptimizedUnaryEncoding, SymmetricUnaryEncoding]
 
 
@@ -47,6 +49,8 @@ def finite():
     kinds = [RandomizedResponse, HadamardResponse, SubsetSelection, *UNARY]
     for kind, k, epsilon in itertools.product(kinds, (2, 3, 5), EPSILONS):
         yield kind(k, epsilon)
+    for epsilon in EPSILONS[1:]:
+        yield ShiftStrategy(PATTERNS, torch.tensor([0.3, 0.6, 1e-4]), 4, epsilon)
     yield from matrices()
 
 
@@ -70,7 +74,7 @@ def test_guarantee_no_channel_spends_more_than_it_says():
     for name, ratios in found.items():
         print(f"{name}: {len(ratios)} channels, truth over claim at most {max(ratios)!r}")
         assert max(ratios) <= LARGEST and max(ratios) > 0.999  # and what is claimed is spent
-    assert len(found) == 11
+    assert len(found) == 12
 
 
 def test_a_channel_that_spends_more_is_seen():

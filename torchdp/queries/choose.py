@@ -21,6 +21,7 @@ from torchdp.randomizers import (
     PrivUnit,
     PrivUnitG,
     RandomizedResponse,
+    ShiftStrategy,
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
@@ -40,7 +41,8 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
 )
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 LARGEST_LOSSY = 512  # m + n up to which it is tried
-LARGEST_STRATEGY, CAREFUL_STRATEGY = 128, 64  # types up to which a strategy is optimised, and at leisure (seconds)
+CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
+SHARP = 2.5  # epsilon from which on shifts are not the only good start
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds
 
 
@@ -57,14 +59,15 @@ def choose(
 
     Candidates: factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within the alpha of least error where
     that may pay, the identity and the plain answers, each with PrivUnit and PrivUnitG; randomized response, subset
-    selection, OUE, SUE and Hadamard response; up to 128 types a strategy matrix optimised for the workload.
+    selection, OUE, SUE and Hadamard response; a strategy optimised for the workload: up to 64 types a matrix, up to
+    4,096 types a few patterns of ordered types and their shifts, up to 256 also a matrix that starts from them.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
     factorizations.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for the mean over types.
-    They take seconds from 64 types on.
+    They take seconds, 20 at 4,096 types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -85,16 +88,12 @@ def choose(
     k = W.shape[1]
     if k > 1:
         protocols += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
-    if 1 < k <= LARGEST_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
-        strategy = _strategy(W, epsilon, None)
-        protocols.append(("optimised strategy", LocalOracle(W, strategy)))
-        if objective is Objective.WORST and prior is None and len(W) > 1 and k <= CAREFUL_STRATEGY:
-            steps = max(60, min(500, LEISURE // (len(W) * k**2)))
-            sharper = strategy.sharpened(W - W.mean(1, keepdim=True), None, steps)
-            protocols.append(("optimised strategy, worst query", LocalOracle(W, sharper)))
-        if prior is not None:
-            average = LocalOracle(W, _strategy(W, epsilon, W.new_ones(k)))
-            protocols.append(("optimised strategy, average type", average))
+    if 1 < k <= SHIFTED_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
+        worst = objective is Objective.WORST and prior is None
+        protocols += [(name, LocalOracle(W, oracle)) for name, oracle in _strategies(W, epsilon, worst)]
+        if prior is not None and k <= POLISHED_STRATEGY:
+            average = _strategies(W, epsilon, False, W.new_ones(k))[-1][1]
+            protocols.append(("optimised strategy, average type", LocalOracle(W, average)))
     return _ranked(protocols, n, objective, prior)
 
 
@@ -145,11 +144,30 @@ def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, Fa
     return (("gamma_2 within alpha", FactoredQueries.of(W, found, shift)),)
 
 
-def _strategy(W: Tensor, epsilon: float, prior: Tensor | None) -> StrategyMatrix:
-    centred = W - W.mean(1, keepdim=True)
-    generator = keyed_generator(b"choose", W.device)
-    steps, exchanges = (500, 50) if W.shape[1] <= CAREFUL_STRATEGY else (150, 10)
-    return StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps, exchanges=exchanges)
+def _strategies(
+    W: Tensor, epsilon: float, worst: bool, prior: Tensor | None = None
+) -> list[tuple[str, FrequencyOracle]]:
+    """Optimised for the mean over queries and the worst type, or one drawn from prior; then for the worst query."""
+    k, centred, generator = W.shape[1], W - W.mean(1, keepdim=True), keyed_generator(b"choose", W.device)
+    if k <= CAREFUL_STRATEGY:
+        best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator)
+        if not worst or len(W) == 1:
+            return [("optimised strategy", best)]
+        sharper = best.sharpened(centred, None, max(60, min(500, LEISURE // (len(W) * k**2))))
+        return [("optimised strategy", best), ("optimised strategy, worst query", sharper)]
+    shifts = ShiftStrategy.tuned(centred, epsilon, generator=generator)
+    found: list[tuple[str, FrequencyOracle]] = [("shift strategy", shifts)]
+    if k <= POLISHED_STRATEGY:
+        starts = [shifts.rows] if epsilon <= SHARP else [shifts.rows, None]
+        polished = [
+            StrategyMatrix.tuned(
+                centred, epsilon, prior, generator=generator, steps=300, exchanges=10, start=start
+            )
+            for start in starts
+        ]
+        best = min(polished, key=lambda each: each.judged(centred, prior, Objective.MEAN))
+        found.append(("optimised strategy", best))
+    return found
 
 
 def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ sums at once, in law, without messages:
 | d | ``dim`` | dimension of the ball of radius ``radius`` |
 | Y | ``totals``, ``tally`` | a decoded message: E Y = e_x, or x |
 | Cov(Y given x) | ``covariance``, ``workload_variance``, ``moments`` | exact, squared |
-| Q | ``StrategyMatrix.matrix`` | (outputs, types), its columns the laws of the outputs |
+| Q | ``StrategyMatrix.matrix``, ``laws`` | (outputs, types), its columns the laws of the outputs |
 | c0, c1 | ``low_density``, ``high_density`` | densities off the cap and on it, c1 = e^epsilon c0 |
 
 Theorems: Warner (1965); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019); McKenna, Maity,
@@ -30,6 +30,7 @@ from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
 from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
 from torchdp.randomizers.alphabet.randomized_response import RandomizedResponse
+from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_bound import strategy_lower_bound
 from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
@@ -53,6 +54,7 @@ __all__ = [
     "PrivUnitG",
     "ProjUnit",
     "RandomizedResponse",
+    "ShiftStrategy",
     "StrategyMatrix",
     "SubsetSelection",
     "SymmetricUnaryEncoding",

@@ -1,14 +1,17 @@
 """Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator vector."""
 
 from abc import abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
+from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Layout, Objective, Tally, TypeProtocol
 from torchdp.randomizers.base import user_counts
+from torchdp.randomizers.draws import multinomial
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
@@ -136,6 +139,55 @@ class SymmetricOracle(FrequencyOracle):
         worst = checks.instance("objective", objective, Objective) is Objective.WORST
         each = max(own, other) if worst else other + (own - other) / self.k
         return torch.tensor(each / n, dtype=torch.float64)
+
+
+class StrategyOracle(FrequencyOracle):
+    """One that is read through a decoder V with V Q = W, Q the laws of its outputs (outputs, k)."""
+
+    @abstractmethod
+    def decoder(self, W: Tensor) -> Tensor:
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, outputs). Raises ValueError where there is none."""
+
+    @abstractmethod
+    def laws(self, types: Tensor) -> Tensor:
+        """Columns of Q: (t,) types -> (t, outputs), float64."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where Q lies."""
+
+    @property
+    def identity(self) -> Tensor:
+        """(k, k), the workload of all types."""
+        return torch.eye(self.k, dtype=torch.float64, device=self.device)
+
+    def covariance(self, x: int) -> Tensor:
+        law, V = self.laws(torch.tensor([self._type(x)], device=self.device))[0], self.decoder(self.identity)
+        centred = V - (V @ law)[:, None]
+        return (centred * law) @ centred.mT
+
+    @cached_property
+    def variances(self) -> Tensor:
+        """Var(Y_i | x), (k, k)."""
+        return self.workload_variance(self.identity)
+
+    def report_variance(self, shares: Tensor) -> Tensor:
+        """sum_x shares_x Var(Y_i | x): (*batch, k) -> (*batch, k), float64. Unchecked."""
+        return shares @ self.variances.mT
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        worst = checks.instance("objective", objective, Objective) is Objective.WORST
+        of_types = self.variances.amax(0) if worst else self.variances.mean(0)
+        return of_types.amax() / checks.integer("n", n, 1)
+
+    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
+        counts = counts.expand(*shape, self.k)
+        result = torch.zeros(*shape, self.outputs, dtype=torch.int64, device=counts.device)
+        for types in torch.arange(self.k, device=self.device).split(rows_at_once(self.outputs)):
+            result += multinomial(counts[..., types], self.laws(types), draws)
+        return result
 
 
 def alphabet(k: int) -> int:

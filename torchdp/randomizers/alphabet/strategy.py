@@ -12,11 +12,10 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Objective, Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomizers.alphabet.frequency import StrategyOracle
 from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
-from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON, Effort, search
+from torchdp.randomizers.alphabet.strategy_search import Effort, search, strategy_problem
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import multinomial
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
@@ -26,7 +25,7 @@ ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyon
 
 
 @dataclass(frozen=True)
-class StrategyMatrix(FrequencyOracle):
+class StrategyMatrix(StrategyOracle):
     """A user of type x reports output y with probability Q[y, x]; epsilon = log max_y (max_x Q[y, x]/min_x Q[y, x]).
 
     For a workload W the decoder V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased, V Q = W, and has
@@ -86,6 +85,7 @@ class StrategyMatrix(FrequencyOracle):
         steps: int = 500,
         exchanges: int = 50,
         restarts: int = 1,
+        start: Tensor | None = None,
     ) -> "StrategyMatrix":
         """A strategy of small variance for W among all epsilon-LDP ones.
 
@@ -100,16 +100,20 @@ class StrategyMatrix(FrequencyOracle):
             objective: over the queries.
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
             steps, exchanges: how many; restarts: repetitions of the two starts.
+            start: (rows, k), bool, at least 2k rows: which of their entries are large at the start, such as
+                ``ShiftStrategy.tuned(W, epsilon).rows``; the first ``outputs`` are used. None: two random starts.
 
         Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
         Source: McKenna, Maity, Mazumdar, Miklau (2020); the search: see ``strategy_search``.
         """
-        W, epsilon, prior = _problem(W, epsilon, prior)
+        W, epsilon, prior = strategy_problem(W, epsilon, prior)
         effort = _effort(W.shape[1], outputs, steps, exchanges, restarts)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
-        found = [cls(Q, law) for Q, law in search(W, epsilon, prior, effort, generator)]
+        if start is not None:
+            start = _first_rows(start, W)
+        found = [cls(Q, law) for Q, law in search(W, epsilon, prior, effort, generator, start)]
         fitting = [each for each in found if each.epsilon <= epsilon]
         best = min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
         if objective is Objective.MEAN or len(W) == 1:
@@ -155,6 +159,13 @@ class StrategyMatrix(FrequencyOracle):
         return exact_local(self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row")
 
     @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    def laws(self, types: Tensor) -> Tensor:
+        return self.matrix.mT[types]
+
+    @property
     def outputs(self) -> int:
         """m."""
         return self.matrix.shape[0]
@@ -197,11 +208,6 @@ class StrategyMatrix(FrequencyOracle):
         V = self.decoder(W)
         return V.square() @ self.matrix - (V @ self.matrix).square()
 
-    def covariance(self, x: int) -> Tensor:
-        law, V = self.matrix[:, self._type(x)], self._full_decoder()
-        centred = V - (V @ law)[:, None]
-        return (centred * law) @ centred.mT
-
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, m) for each user: int64, the shape of ``x``."""
         x, number = x.long(), draws.integers(tuple(x.shape))
@@ -215,41 +221,17 @@ class StrategyMatrix(FrequencyOracle):
 
     def totals(self, tally: Tally) -> Tensor:
         """Raises ValueError for rank below k."""
-        return tally["reports"].double() @ self._full_decoder().mT
-
-    @cached_property
-    def variances(self) -> Tensor:
-        """Var(Y_i | x), (k, k)."""
-        return self.workload_variance(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))
-
-    def report_variance(self, shares: Tensor) -> Tensor:
-        return shares @ self.variances.mT
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        of_types = self.variances.amax(0) if worst else self.variances.mean(0)
-        return of_types.amax() / checks.integer("n", n, 1)
-
-    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """One multinomial for each type that is held: O(m k) binomials for each repetition, whatever the users."""
-        return multinomial(counts.expand(*shape, self.k), self.matrix.mT, draws)
-
-    def _full_decoder(self) -> Tensor:
-        return self.decoder(torch.eye(self.k, dtype=torch.float64, device=self.matrix.device))
+        return tally["reports"].double() @ self.decoder(self.identity).mT
 
 
-def _problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, float, Tensor | None]:
-    W = checks.matrix("W", W).detach().double()
-    if W.ndim != 2 or W.shape[1] < 2:
-        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
-    if not W.any():
-        raise ValueError("W must not be zero: every strategy answers it without error")
-    epsilon = checks.positive("epsilon", epsilon)
-    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        raise ValueError(f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
-    if prior is None:
-        return W, epsilon, None
-    return W, epsilon, checks.shares("prior", prior, W.shape[1], positive=True).detach().to(W.device)
+def _first_rows(start: Tensor, W: Tensor) -> Tensor:
+    start = checks.instance("start", start, Tensor).to(W.device)
+    if start.dtype != torch.bool or start.ndim != 2 or start.shape[1] != W.shape[1] or len(start) < 2 * W.shape[1]:
+        raise ValueError(
+            f"start must be of type bool and shape (rows, {W.shape[1]}) with rows >= {2 * W.shape[1]}, "
+            f"not {start.dtype} {tuple(start.shape)}"
+        )
+    return start
 
 
 def _effort(k: int, outputs: int | None, steps: int, exchanges: int, restarts: int) -> Effort:

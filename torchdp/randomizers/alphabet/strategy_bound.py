@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdp import checks
 
 LARGEST_EPSILON = 30.0
-INTERIOR_POINT = 24  # types up to which Clarabel solves the program; beyond, SCS
+INTERIOR_POINT, LARGEST_PROGRAM = 24, 64  # types up to which Clarabel solves the program; up to which SCS does
 ROUNDING = 1e-14  # of the largest entry, for each dimension: what eigvalsh may be off by
 
 
@@ -38,13 +38,36 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None)
 
     W: (m, k), real, not zero; epsilon in (0, 30]; prior: (k,), positive (None: uniform). A semidefinite program solved
     by cvxpy on the CPU, in about a second at k = 16 and a minute at k = 64; its solution is only a proposal, which
-    :func:`certify_variance` turns into a bound. From epsilon = 6 on its rounding makes the bound weak.
-    Raises TypeError, ValueError, ImportError without cvxpy, RuntimeError where the solver finds nothing.
+    :func:`certify_variance` turns into a bound. From epsilon = 6 on its rounding makes the bound weak. For uniform
+    types the singular values of W, rows centred, give another: (4 (sum of them)^2 e^epsilon/(e^epsilon - 1)^2 -
+    ||W||_F^2)/(k m). It is the only one beyond 64 types; for prefix sums far too low at epsilon = 4.
+    Raises TypeError, ValueError, also for a prior on more than 64 types, ImportError without cvxpy where the program is
+    solved, RuntimeError where the solver finds nothing.
 
     Guarantees: at most the least variance.
     Source: weak duality for the problem of McKenna, Maity, Mazumdar, Miklau (2020) over its extreme rows (Kairouz, Oh,
-    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990).
+    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990). For the singular values
+    tr(G A^+) >= (tr G^{1/2})^2/tr A, and var v <= (mean v - low)(1 - mean v) for numbers in [low, 1] (Bhatia, Davis
+    2000).
     """
+    simple = 0.0 if prior is not None else _by_singular_values(W, epsilon)
+    if W.shape[1] > LARGEST_PROGRAM:
+        if prior is not None:
+            raise ValueError(f"prior is for up to {LARGEST_PROGRAM} types, not {W.shape[1]}; leave it out")
+        return simple
+    return max(simple, _by_program(W, epsilon, prior))
+
+
+def _by_singular_values(W: Tensor, epsilon: float) -> float:
+    """For uniform types. With M as in ``strategy_design``, tr M <= k (e^epsilon - 1)^2/(4 e^epsilon) on sums of 0."""
+    W, low, _ = _problem(W, epsilon, None)
+    W = W - W.mean(1, keepdim=True)
+    total = float(torch.linalg.svdvals(W).sum()) * (1 - ROUNDING * W.shape[1])
+    least = total**2 * 4 * low / (1 - low) ** 2 - float(W.square().sum())
+    return max(0.0, least) / W.numel()
+
+
+def _by_program(W: Tensor, epsilon: float, prior: Tensor | None) -> float:
     try:
         import cvxpy as cp
     except ImportError as error:

@@ -29,6 +29,10 @@ class Design:
     prior: Tensor
     residual: Tensor
 
+    def double(self) -> "Design":
+        """In float64."""
+        return Design(*(getattr(self, name).double() for name in self.__dataclass_fields__))
+
     def pick(self, index: Tensor) -> "Design":
         """The problems of the batch at index."""
         return Design(*(getattr(self, name)[index] for name in self.__dataclass_fields__))

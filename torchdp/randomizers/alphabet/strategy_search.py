@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.randomizers.alphabet.strategy_design import Design, Worth, even_design, reweigh, worsen, worth
 from torchdp.randomizers.draws import popcount
 
@@ -39,21 +40,45 @@ class Effort:
 
 
 def search(
-    W: Tensor, epsilon: float, prior: Tensor | None, effort: Effort, generator: torch.Generator
+    W: Tensor,
+    epsilon: float,
+    prior: Tensor | None,
+    effort: Effort,
+    generator: torch.Generator,
+    start: Tensor | None = None,
 ) -> list[tuple[Tensor, Tensor | None]]:
     """Candidates (Q, prior of the best decoder), some a little above epsilon, some not the best: the caller judges.
 
-    W: (m, k), float64, not zero. prior: (k,), adds up to 1; None: the worst type. Unchecked. O(outputs k^2) for each
-    step and start.
+    W: (m, k), float64, not zero. prior: (k,), adds up to 1; None: the worst type. start: (rows, k), bool, extreme rows
+    to begin with, in float32, in the place of the two starts. Unchecked. O(outputs k^2) for each step and start.
     """
     gram = _gram(W)
     low = torch.tensor(math.exp(-(1 - SLACK) * epsilon), dtype=torch.float64, device=W.device)
-    logits = _starts(W.shape[1], effort.outputs, epsilon, effort.restarts, W.device, generator)
+    if start is None:
+        logits = _starts(W.shape[1], effort.outputs, epsilon, effort.restarts, W.device, generator)
+    else:
+        noise = torch.randn(start[: effort.outputs].shape, device=W.device, generator=generator)
+        logits = (torch.where(start[: effort.outputs], 2.5, -2.5) + 0.2 * noise).float()[None]
     design, cost = _descend(gram, logits, low, prior, effort.steps)
     best = cost.argmin()[None]
     design = _exchange(gram, design.pick(best), cost[best], low, prior is None, effort.exchanges, generator)
     known = [(matrix, prior) for matrix in _known(W.shape[1], effort.outputs, low)]
     return [*_finish(design), *known]
+
+
+def strategy_problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, float, Tensor | None]:
+    """What a search is given, checked: float64, prior scaled to 1. Raises TypeError, ValueError."""
+    W = checks.matrix("W", W).detach().double()
+    if W.ndim != 2 or W.shape[1] < 2:
+        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
+    if not W.any():
+        raise ValueError("W must not be zero: every strategy answers it without error")
+    epsilon = checks.positive("epsilon", epsilon)
+    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        raise ValueError(f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
+    if prior is None:
+        return W, epsilon, None
+    return W, epsilon, checks.shares("prior", prior, W.shape[1], positive=True).detach().to(W.device)
 
 
 def _gram(W: Tensor) -> Tensor:
@@ -81,11 +106,12 @@ def _starts(
 def _descend(gram: Tensor, logits: Tensor, low: Tensor, prior: Tensor | None, steps: int) -> tuple[Design, Tensor]:
     """Adam on the logits of the rows against their price, the weights following; then extreme rows, and their cost."""
     first, second, worst = torch.zeros_like(logits), torch.zeros_like(logits), prior is None
-    design = even_design(low + (1 - low) * logits.sigmoid(), prior)
+    rough, least = gram.to(logits), low.to(logits)
+    design = even_design(least + (1 - least) * logits.sigmoid(), None if prior is None else prior.to(logits))
     for step in range(1, steps + 1):
         share = logits.sigmoid()
-        design = design.with_rows(low + (1 - low) * share, design.weights)
-        value = worth(gram, design)
+        design = design.with_rows(least + (1 - least) * share, design.weights)
+        value = worth(rough, design)
         design = _move(design, value, worst, 20 if step == 1 else 3, NEARLY)
         gain = 2 * value.image / value.mean[..., None] - design.prices[..., None, :]
         gain -= (value.score / value.mean.square())[..., None] * design.prior[..., None, :]
@@ -94,8 +120,8 @@ def _descend(gram: Tensor, logits: Tensor, low: Tensor, prior: Tensor | None, st
         second = 0.99 * second + 0.01 * slope.square()
         rate = LEARNING_RATE / (1 - 0.9**step) * math.sqrt(1 - 0.99**step)
         logits = (logits + rate * first / (second.sqrt() + 1e-12)).clamp(-10, 10)
-    rows = torch.where(logits > 0, 1.0, low)
-    design, cost = _settle(gram, design.with_rows(rows, design.weights), worst, 20)
+    design = design.with_rows(torch.where(logits > 0, 1.0, low), design.weights).double()
+    design, cost = _settle(gram, design, worst, 20)
     if bool(cost.isfinite().all()):
         return design, cost
     # No weights balance these rows; with randomized response among them some always do.

@@ -1,0 +1,119 @@
+"""Shift strategies: closed forms against the matrix written out, the search against bounds, messages against law."""
+
+import pytest
+import torch
+from channels import channel
+from laws import generator
+from scipy import stats
+
+from torchdp import workloads
+from torchdp.noise import SeededNoise
+from torchdp.protocol import Objective
+from torchdp.queries import choose
+from torchdp.randomizers import ShiftStrategy, StrategyMatrix, SubsetSelection, strategy_lower_bound
+
+PATTERNS = torch.tensor(
+    [[1, 1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1, 0, 0, 0], [1, 0, 0, 1, 0, 0, 0, 0, 1]]
+).bool()
+SHARES = torch.tensor([3.0, 1.0, 2.0])
+STRATEGY = ShiftStrategy(PATTERNS, SHARES, 7, 1.2)
+
+
+def centred(workload):
+    W = workload.dense()
+    return W - W.mean(1, keepdim=True)
+
+
+def worst(oracle, W):
+    return float(oracle.workload_variance(W).mean(0).amax())
+
+
+def test_closed_forms_are_those_of_the_matrix_written_out():
+    Q = torch.tensor([[float(chance) for chance in law] for law in channel(STRATEGY)], dtype=torch.float64).mT
+    torch.testing.assert_close(STRATEGY.laws(torch.arange(7)).mT, Q, rtol=1e-14, atol=0)
+    W = torch.randn(2, 3, 7, dtype=torch.float64, generator=generator())
+    V = STRATEGY.decoder(W)
+    torch.testing.assert_close(V @ Q, W, rtol=0, atol=1e-11)
+    torch.testing.assert_close(STRATEGY.workload_variance(W), V.square() @ Q - W.square(), rtol=1e-10, atol=1e-10)
+    reports = torch.randint(0, 90, (4, 27), generator=generator())
+    torch.testing.assert_close(
+        STRATEGY.totals({"reports": reports}),
+        reports.double() @ STRATEGY.decoder(torch.eye(7)).mT,
+        rtol=0,
+        atol=1e-9,
+    )
+    # On the whole circle the decoder is the best of all for uniform types: that of the matrix.
+    circle = ShiftStrategy(PATTERNS, SHARES, 9, 1.2)
+    matrix = StrategyMatrix(circle.laws(torch.arange(9)).mT)
+    torch.testing.assert_close(circle.variances, matrix.variances, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("x", [0, 6])
+def test_messages_follow_the_law(x):
+    n = 300_000
+    counts = torch.bincount(STRATEGY.speak(torch.full((n,), x), SeededNoise(2)), minlength=27).numpy()
+    law = STRATEGY.laws(torch.tensor([x, 3])).numpy()
+    assert stats.chisquare(counts, n * law[0]).pvalue > 1e-6 > stats.chisquare(counts, n * law[1]).pvalue
+
+
+@pytest.mark.parametrize("k", [40, 96])
+def test_tuned_for_thresholds_is_near_the_lower_bound_and_far_below_the_oracles(k):
+    W = centred(workloads.prefix(k))
+    found = ShiftStrategy.tuned(W, 1.0, generator=generator(), steps=120, starts=4)
+    bound = strategy_lower_bound(W, 1.0) if k > 64 else 0.0
+    assert found.epsilon <= 1.0
+    assert bound < worst(found, W) < 0.4 * worst(SubsetSelection(k, 1.0), W)
+    assert k == 40 or worst(found, W) < 1.25 * bound
+
+
+def test_rows_start_a_better_matrix():
+    W = centred(workloads.prefix(24))
+    shifts = ShiftStrategy.tuned(W, 1.0, generator=generator(), steps=80, starts=3)
+    options = {"generator": generator(), "steps": 40, "exchanges": 2}
+    polished = StrategyMatrix.tuned(W, 1.0, start=shifts.rows, **options)
+    assert polished.epsilon <= 1.0
+    assert worst(polished, W) < min(worst(shifts, W), worst(StrategyMatrix.tuned(W, 1.0, **options), W))
+    with pytest.raises(ValueError, match="start must be of type bool and shape"):
+        StrategyMatrix.tuned(W, 1.0, start=shifts.rows[:30], **options)
+
+
+def test_the_bound_by_singular_values_is_below_the_best_and_near_it_for_the_histogram():
+    for k in (70, 90):
+        W = torch.eye(k) - 1 / k
+        for epsilon in (0.5, 3.0):
+            bound = strategy_lower_bound(W, epsilon)
+            least = float(SubsetSelection(k, epsilon).workload_variance(W).mean())
+            assert 0.97 * least < bound <= least
+    with pytest.raises(ValueError, match="prior is for up to 64 types"):
+        strategy_lower_bound(W, 1.0, torch.ones(90))
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_few_queries_still_tell_all_types_apart(queries):
+    W = torch.randn(queries, 40, dtype=torch.float64, generator=generator())
+    assert ShiftStrategy.tuned(W, 2.0, generator=generator(), steps=20, starts=2).variances.isfinite().all()
+
+
+def test_many_types_get_a_strategy():
+    choice = choose(workloads.prefix(80), 10_000, 4.0, Objective.MEAN)
+    named = {each.name: each.error for each in choice.candidates}
+    assert choice.candidates[0].name == "optimised strategy"
+    assert named["optimised strategy"] < named["shift strategy"] < 0.7 * named["SubsetSelection"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "shares", "k", "message"),
+    [
+        (PATTERNS.double(), SHARES, 7, "patterns must be of type bool"),
+        (PATTERNS[:, :6], SHARES, 7, "do not fit on a circle of 6"),
+        (torch.ones(1, 8).bool(), torch.ones(1), 7, "neither empty nor full"),
+        (torch.tensor([[True, False, True, False]]), torch.ones(1), 4, "tell all types apart"),
+        (PATTERNS, SHARES[:2], 7, "shares must"),
+        (PATTERNS, torch.tensor([1.0, 1e-30, 1.0]), 7, "chance that integers of 63 bits"),
+    ],
+)
+def test_bad_input_is_named(patterns, shares, k, message):
+    with pytest.raises(ValueError, match=message):
+        ShiftStrategy(patterns, shares, k, 1.0)
+    with pytest.raises(ValueError, match=r"epsilon must be at least 0.0001"):
+        ShiftStrategy(PATTERNS, SHARES, 7, 1e-5)

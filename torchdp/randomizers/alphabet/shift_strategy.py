@@ -1,0 +1,222 @@
+"""Shift strategies: a few patterns of types and all their shifts, for workloads on ordered types."""
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.memory import rows_at_once
+from torchdp.privacy import Guarantee
+from torchdp.protocol import Tally
+from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.alphabet.frequency import StrategyOracle, alphabet, budget
+from torchdp.randomizers.alphabet.shift_search import search
+from torchdp.randomizers.alphabet.strategy_search import strategy_problem
+from torchdp.randomizers.base import exact_local
+
+LEAST_EPSILON = 1e-4
+SINGULAR = 1e-12  # least pivot of M, of the largest, at which it counts as of full rank
+
+
+@dataclass(frozen=True)
+class ShiftStrategy(StrategyOracle):
+    """A user of type x draws a pattern b by its share, then a shift s in Z_K, likelier where b's pattern holds x - s.
+
+    Types are 0, ..., k - 1 on a circle of K >= k. P(b, s | x) = share_b high_b/size_b where pattern_b[(x - s) mod K],
+    and share_b (1 - high_b)/(K - size_b) elsewhere: e^epsilon between the two. M = Q^T D^{-1} Q, D_(b,s) = share_b/K,
+    is a Toeplitz matrix. For a workload W the decoder W M^{-1} Q^T D^{-1} is unbiased and, under uniform types on the
+    circle, of least variance. The message (b, s) is the number b K + s.
+
+    patterns: (B, K), bool, each neither empty nor full; shares: (B,), positive, scaled to 1, drawn as integers over
+    2^63; k: in 2..K; epsilon in [1e-4, 700]. Raises TypeError, ValueError, also where the reports can not tell all
+    types apart. Memory: O(B K + k^2), never the matrix Q of B K outputs.
+
+    Guarantees: exactly epsilon-LDP: all draws are integers, and ``guarantee`` states the log ratio drawn.
+    Source: strategy matrices of McKenna, Maity, Mazumdar, Miklau (2020), that the shifts of a circle leave as
+        they are.
+    """
+
+    patterns: Tensor
+    shares: Tensor
+    k: int
+    epsilon: float
+    table: Tensor = field(init=False, repr=False)  # (2B,), int64: of (b, in the pattern), then of (b, outside)
+
+    def __post_init__(self) -> None:
+        patterns = checks.instance("patterns", self.patterns, Tensor)
+        if patterns.dtype != torch.bool or patterns.ndim != 2:
+            raise ValueError("patterns must be of type bool and shape (patterns, circle)")
+        sizes, circle = patterns.sum(1), patterns.shape[1]
+        if not bool(((sizes > 0) & (sizes < circle)).all()) or not len(patterns):
+            raise ValueError("patterns must be neither empty nor full: such a one says nothing")
+        k, epsilon = alphabet(self.k), budget(self.epsilon)
+        if epsilon < LEAST_EPSILON:
+            raise ValueError(
+                f"epsilon must be at least {LEAST_EPSILON:g}, not {epsilon!r}: M is singular to rounding"
+            )
+        if k > circle:
+            raise ValueError(f"k = {k} types do not fit on a circle of {circle}; give patterns of {k} or more")
+        shares = checks.shares("shares", self.shares, len(patterns), positive=True).detach().double()
+        numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
+        table = torch.tensor(numbers, device=patterns.device)
+        shares = (table.view(2, -1).double() / TOTAL).sum(0)
+        values = {"k": k, "epsilon": epsilon, "table": table, "shares": shares}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        _ = self._triangle  # refuses what can not be decoded
+
+    @classmethod
+    def tuned(
+        cls, W: Tensor, epsilon: float, *, generator: torch.Generator, steps: int = 250, starts: int = 8
+    ) -> "ShiftStrategy":
+        """One of small variance for W among all: of one user's part in the answers, worst type, mean over queries.
+
+        For workloads on ordered types (prefix sums, ranges, differences); for others any frequency oracle may be
+        better. O(log k) rounds of Fourier transforms: seconds up to thousands of types.
+
+        W: (m, k), real, no two columns alike, k >= 2. A constant may be taken off each row: it changes no variance.
+        epsilon: in [0.001, 30]. steps: of the descent on merged types; starts: of it. Raises TypeError, ValueError.
+        Guarantees: at most epsilon-LDP. No gap is promised; ``strategy_lower_bound`` says how far it is from the best.
+        Source: see ``shift_search``.
+        """
+        W, epsilon, _ = strategy_problem(W, epsilon, None)
+        steps, starts = checks.integer("steps", steps, 1), checks.integer("starts", starts, 1)
+        W = W - W.mean(1, keepdim=True)
+        found = search(W / W.abs().max(), epsilon, steps, starts, checks.random_source(generator, W.device))
+        best, least = None, math.inf
+        for patterns, shares in found:
+            try:
+                tried = cls(patterns, shares, W.shape[1], epsilon)
+            except ValueError:  # these reports can not tell all types apart
+                continue
+            variance = float(tried.workload_variance(W).mean(0).amax())
+            if variance < least:
+                best, least = tried, variance
+        if best is None:
+            raise ValueError("W needs no shifts that tell all types apart; use StrategyMatrix.tuned")
+        return best
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return exact_local(
+            self.epsilon, "log ratio of the two chances of a shift, as integers; McKenna et al. (2020)"
+        )
+
+    @property
+    def rows(self) -> Tensor:
+        """Which types make each output likelier: (B K, k), bool, of the heaviest pattern first."""
+        place = torch.arange(self.circle, device=self.device)
+        held = (torch.arange(self.k, device=self.device) - place[:, None]) % self.circle
+        return self.patterns[self.shares.argsort(descending=True)][:, held].flatten(0, 1)
+
+    @property
+    def circle(self) -> int:
+        """K."""
+        return self.patterns.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        """B K."""
+        return self.patterns.numel()
+
+    @cached_property
+    def chances(self) -> Tensor:
+        """P(b, s | x) at x - s = j, (B, K), float64."""
+        inside, outside = self.table.double().view(2, -1) / TOTAL
+        sizes = self.patterns.sum(1)
+        return torch.where(self.patterns, (inside / sizes)[:, None], (outside / (self.circle - sizes))[:, None])
+
+    @cached_property
+    def _transform(self) -> Tensor:
+        return torch.fft.rfft(self.chances)
+
+    @cached_property
+    def _triangle(self) -> Tensor:
+        """The Cholesky factor of M, (k, k)."""
+        power = (self._transform.abs().square() * (self.circle / self.shares)[:, None]).sum(0)
+        column = torch.fft.irfft(power, n=self.circle)
+        types = torch.arange(self.k, device=column.device)
+        triangle, failed = torch.linalg.cholesky_ex(column[(types[:, None] - types).abs()])
+        pivots = triangle.diagonal().square()
+        if bool(failed) or bool(pivots.min() <= SINGULAR * pivots.max()):
+            raise ValueError("patterns must tell all types apart; take more of them, or less regular ones")
+        return triangle
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        """One output in [0, B K) for each user: int64, the shape of ``x``.
+
+        One number settles the pattern and whether x - s is in it, a second one which of these shifts: neither depends
+        on x.
+        """
+        number = draws.integers(tuple(x.shape))
+        cell = torch.searchsorted(self.table.cumsum(0)[:-1], number, right=True)  # of 2 B
+        place, count = torch.empty_like(number), len(self.patterns)
+        for each, held in enumerate(torch.cat([self.patterns, ~self.patterns])):
+            members, users = held.nonzero()[:, 0], cell == each
+            place[users] = members[draws.below(len(members), (int(users.sum()),))]
+        return cell % count * self.circle + (x.long() - place) % self.circle
+
+    def _correlated(self, values: Tensor) -> Tensor:
+        """sum_x values_x P(b, s | x) K/share_b: (*batch, k) -> (*batch, B, K)."""
+        spectrum = torch.fft.rfft(values, n=self.circle)[..., None, :] * self._transform.conj()
+        return torch.fft.irfft(spectrum, n=self.circle) * (self.circle / self.shares)[:, None]
+
+    def decoder(self, W: Tensor) -> Tensor:
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, B K)."""
+        return self._correlated(self._inverse(self._workload(W))).flatten(-2)
+
+    def _inverse(self, W: Tensor) -> Tensor:
+        return torch.cholesky_solve(W.mT, self._triangle).mT
+
+    def totals(self, tally: Tally) -> Tensor:
+        """M^{-1} Q^T D^{-1} reports. O(k^2 + B K log K) for each."""
+        reports = tally["reports"].double().unflatten(-1, (-1, self.circle))
+        spectrum = torch.fft.rfft(reports) * self._transform / self.shares[:, None]
+        seen = torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k] * self.circle
+        return self._inverse(seen if seen.ndim > 1 else seen[None]).view(seen.shape)
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """sum_y V_iy^2 P(y | x) - W_ix^2, by Fourier transforms. O(q (k^2 + B K log K))."""
+        W = self._workload(W)
+        flat = W.reshape(-1, self.k)
+        second = torch.empty_like(flat)
+        step = rows_at_once(4 * self.outputs)
+        for some, rows in zip(second.split(step), self._inverse(flat).split(step), strict=True):
+            spectrum = torch.fft.rfft(self._correlated(rows).square()) * self._transform
+            some.copy_(torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k])
+        return (second - flat.square()).view(W.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
+    def laws(self, types: Tensor) -> Tensor:
+        j = (types[:, None] - torch.arange(self.circle, device=types.device)) % self.circle
+        return self.chances[:, j].transpose(0, 1).flatten(1)
+
+
+def _whole(shares: list[float], sizes: list[int], circle: int, epsilon: float) -> tuple[list[int], float]:
+    """Integers over 2^63 of (pattern, inside) and (pattern, outside), and the epsilon that they spend."""
+    growth = exponential(epsilon)
+    each = [math.floor(share * TOTAL) for share in shares]
+    each[max(range(len(each)), key=each.__getitem__)] += TOTAL - sum(each)
+    outside = [
+        math.ceil(total * (circle - size) / (growth * size + circle - size))
+        for total, size in zip(each, sizes, strict=True)
+    ]
+    inside = [total - rest for total, rest in zip(each, outside, strict=True)]
+    if min(inside) < 1 or min(outside) < 1:
+        raise ValueError(
+            "shares must leave each pattern a chance that integers of 63 bits can hold; drop the least"
+        )
+    ratios = []
+    for a, b, total, size in zip(inside, outside, each, sizes, strict=True):
+        high, low = Fraction(a, size), Fraction(b, circle - size)
+        told_apart(epsilon, high - low, total * (growth - 1) / (growth * size + circle - size))
+        ratios.append(high / low)
+    return inside + outside, stated(epsilon, logarithm(max(ratios)))
