@@ -83,7 +83,7 @@ def gaussian_guarantee(
     Where that is 0 and a smaller delta holds too, the guarantee is not exact. Raises ValueError.
 
     Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma.
-    Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), Theorem 2.7.
+    Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), for mu.
     """
     delta = checks.fraction("delta", delta)
     if checks.positive("sensitivity", sensitivity) > 1e3 * checks.positive("sigma", sigma):
