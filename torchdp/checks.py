@@ -201,7 +201,7 @@ def indices(name: str, value: Tensor, k: int) -> Tensor:
 
 def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
-    value = _whole(name, value)
+    value = integers(name, value)
     if value.numel():
         least, most = torch.stack(value.aminmax()).cpu().tolist()
         if least < 0 or most >= k:
@@ -209,7 +209,8 @@ def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     return value
 
 
-def _whole(name: str, value: Tensor) -> Tensor:
+def integers(name: str, value: Tensor) -> Tensor:
+    """``value``, if it is a dense tensor of integers. Raises TypeError."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
     if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them

@@ -10,30 +10,48 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.kernels.inversion import Table, rounded_normal
+from torchdp.kernels.inversion.tables import WIDEST
+
+__all__ = ["WIDEST", "RoundedNormal"]
 
 AT_ONCE = 2**15  # draws whose words and cells stay in a nearby cache
 AT_ONCE_THERE = 2**24  # on a GPU, where each part costs launches and a wait
 SHORT, LONG = (16, 16), (32, 20)  # bits of a draw's first part, and those of them that choose a cell of the guide
 MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is open at most
+FINE = 256  # steps of sigma where the step is free
 OPEN = -(2**15)  # a cell of the guide that holds a threshold
 LOWEST = -(2**63)
 
 
 @dataclass(frozen=True)
 class RoundedNormal:
-    """R = round(sigma g), g standard normal: P(R >= j) = P(g >= (j - 1/2)/sigma).
+    """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2) step/sigma).
 
-    X + R = round(X + sigma g) for integers X: a function of the Gaussian mechanism, whatever the dimension. sigma: from
-    1/16 to 2048. Raises ValueError.
+    X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism, in any dimension.
+    step: a power of two; sigma: from 1/16 to 2048 steps. Raises ValueError.
 
     Guarantees: independent draws, each within ``variation`` of this law in total variation, for uniform words.
     """
 
     sigma: float
+    step: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sigma", checks.positive("sigma", self.sigma))
+        sigma, step = checks.positive("sigma", self.sigma), checks.positive("step", self.step)
+        if math.frexp(step)[0] != 0.5:
+            raise ValueError(f"step must be a power of two, not {step:g}: multiples of it are exact in float64")
+        object.__setattr__(self, "sigma", sigma)
+        object.__setattr__(self, "step", step)
         _ = self._guide("cpu")
+
+    @staticmethod
+    def fine(sigma: float) -> "RoundedNormal":
+        """For integers, in steps of 1 or of a fraction below sigma/128: rounding costs 5e-6 of the variance.
+
+        sigma: up to 2048. Raises ValueError.
+        """
+        sigma = checks.positive("sigma", sigma)
+        return RoundedNormal(sigma, 2.0 ** min(0, math.ceil(math.log2(sigma / FINE))))
 
     @property
     def variation(self) -> float:
@@ -42,11 +60,11 @@ class RoundedNormal:
 
     @property
     def variance(self) -> float:
-        """Of the law: sigma^2 + 1/12, up to 4 (sigma^2 + 1) e^(-2 pi^2 sigma^2)."""
-        return self._guide("cpu").variance
+        """Of the law: sigma^2 + step^2/12, where sigma is a step or more to 1e-7 of it."""
+        return self.step**2 * self._guide("cpu").variance
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """int64, on the device of ``draws``: 16 or 32 bits each, and 112 or 96 more where these do not decide.
+        """R/step, int64, on the device of ``draws``: 16 or 32 bits each, and 112 or 96 more where these do not decide.
 
         Equal words give equal integers: however many are drawn at once, first come the first bits of all of them.
         """
@@ -54,8 +72,15 @@ class RoundedNormal:
         self._guide(str(draws.device)).fill(out, draws)
         return out.view(shape)
 
+    def added(self, total: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
+        """total + R, (*shape, *total.shape): int64 for int64 and whole steps, else float64, exact up to 2^53 steps."""
+        noise = self.draw((*shape, *total.shape), draws)
+        if self.step == 1 and total.dtype == torch.int64:
+            return noise.add_(total)
+        return noise.double().mul_(self.step).add_(total)
+
     def _guide(self, device: str) -> "Guide":
-        return _guide(self.sigma, device)
+        return _guide(self.sigma / self.step, device)
 
 
 @dataclass(frozen=True, eq=False)

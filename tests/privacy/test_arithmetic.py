@@ -30,10 +30,14 @@ EITHER = {
     "LocalOracle", "LocalFactorization", "PrivateLearner", "OneMessage", "OneMessagePairs", "TwoMessage", "TwoRound",
     "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn", "StrategyReports", "SubsetPairs",
 }  # fmt: skip
+# integers leave, of normals that are rounded
+ROUNDED = {"IntegerSums"}
+# rounded where what is encoded is whole
+MAY_ROUND = {"CentralFactorization"}
 # floats leave, or floats decide which integers do
 REAL = {
     "PrivUnit", "PrivUnitG", "ProjUnit", "GaussianVector",
-    "BitSums", "CuratorSums", "ShuffledKDE", "CentralKDE", "ShuffledForm", "CentralFactorization",
+    "BitSums", "CuratorSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
     "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
@@ -50,7 +54,9 @@ def concrete(kind):
 def test_every_protocol_says_what_it_speaks_of():
     for room in ROOMS:
         importlib.import_module("torchdp." + room)
-    assert set(concrete(Protocol)) == {type(each).__name__ for each in INTEGER} | EITHER | REAL
+    assert (
+        set(concrete(Protocol)) == {type(each).__name__ for each in INTEGER} | EITHER | REAL | ROUNDED | MAY_ROUND
+    )
 
 
 @pytest.mark.parametrize("protocol", INTEGER, ids=lambda each: type(each).__name__)

@@ -1,16 +1,22 @@
 """The battery for linear queries, answered by users and by a curator, and for the losses of concepts."""
 
+import math
 from typing import ClassVar
 
+import pytest
 import torch
 from contract import Contract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize
+from torchdp.noise import SeededNoise
+from torchdp.privacy import Arithmetic
+from torchdp.protocol import Crowd
 from torchdp.queries import (
     CentralFactorization,
     FactoredQueries,
+    IntegerSums,
     LocalFactorization,
     LocalOracle,
     PrivateLearner,
@@ -85,6 +91,107 @@ class TestCentralFactorization(Queries, Unbiased, Contract):
 
 class TestOfTheGramNorm(TestCentralFactorization):
     protocol = CentralFactorization(FactoredQueries.of(W, factorize(W, 2.0, shift=True)), 0.5, 1e-9)
+
+
+def shifted(protocol, data_sets):
+    """How far apart two of these data sets' releases are under equal words, in deviations of the normals."""
+    parts = torch.stack([collected(protocol)(x, SeededNoise(1)).double() for x in data_sets])
+    return float(torch.cdist(parts, parts, compute_mode="donot_use_mm_for_euclid_dist").max()) / protocol.sigma
+
+
+class Rounded:
+    """Of whole numbers: the real mechanism's loss is the most that its integers' can be."""
+
+    def test_what_leaves_are_multiples_of_the_step(self):
+        normal = self.protocol.rounded if hasattr(self.protocol, "rounded") else self.protocol.noise
+        one, two = (collected(self.protocol)(self.x, SeededNoise(seed)).double() for seed in (1, 2))
+        steps = (one - two) / normal.step
+        assert bool((steps == steps.round()).all()) and bool((steps != 0).any())
+        assert self.protocol.guarantee.arithmetic is Arithmetic.ROUNDED and not self.protocol.guarantee.exact
+        assert self.protocol.guarantee.mu * self.protocol.sigma > 0
+
+
+class TestCentralHistogram(Rounded, TestCentralFactorization):
+    protocol = CentralFactorization(FactoredQueries.identity(W), 1.0, 1e-6)
+
+    def loss(self, protocol):
+        return true_epsilon(shifted(protocol, neighbours(torch.arange(4))), protocol.delta)
+
+
+class TestCentralTree(TestCentralHistogram):
+    protocol = CentralFactorization(FactoredQueries.tree(W), 3.0, 1e-6)
+
+
+class TestCentralAnswers(TestCentralHistogram):
+    protocol = CentralFactorization(FactoredQueries.plain(W), 0.02, 1e-6)
+
+
+class TestIntegerSums(Rounded, Unbiased, Contract):
+    protocol = IntegerSums.calibrated(2, 5.0, epsilon=1.0, delta=1e-6)
+    x = torch.tensor([[5, 0], [3, -4], [-3, 4], [0, 0], [1, 2]]).repeat(6, 1)
+    extremes = torch.tensor([[5, 0], [-5, 0], [0, 5], [3, 4], [-3, -4], [0, 0]])
+    bad: ClassVar = [
+        torch.tensor([[6, 0]]),
+        torch.tensor([[4, 4]]),
+        torch.tensor([[1, 2, 3]]),
+        torch.tensor([1, 2]),
+        torch.tensor([[0.5, 1.0]]),
+        torch.tensor([[2**62, 2**62]]),
+    ]
+    weaker: ClassVar = {"sigma": 0.95}
+
+    def truth(self):
+        return torch.tensor([sum(row[j] for row in self.x.tolist()) for j in range(2)], dtype=torch.float64)
+
+    def loss(self, protocol):
+        return true_epsilon(shifted(protocol, neighbours(self.extremes)), protocol.delta)
+
+
+class TestIntegerHistogram(TestIntegerSums):
+    protocol = IntegerSums.calibrated(4, 1, epsilon=0.5, delta=1e-9, signed=False, step=0.25)
+    x = torch.eye(4, dtype=torch.int64)[TYPES]
+    extremes = torch.eye(4, dtype=torch.int64)
+    bad: ClassVar = [torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, -1, 0, 0]]), torch.tensor([[2, 0, 0, 0]])]
+
+    def truth(self):
+        return torch.stack([(TYPES == j).sum() for j in range(4)]).double()
+
+
+class TestOneCount(TestIntegerSums):
+    protocol = IntegerSums.calibrated(1, 3, epsilon=2.0, delta=1e-6, signed=False)
+    x = torch.tensor([[0], [3], [2], [1]]).repeat(8, 1)
+    extremes = torch.tensor([[0], [3]])
+    bad: ClassVar = [torch.tensor([[4]]), torch.tensor([[-1]])]
+
+    def truth(self):
+        return torch.tensor([48.0], dtype=torch.float64)
+
+
+def test_integer_sums_say_their_error_and_what_they_refuse():
+    assert TestIntegerSums.protocol.noise.variance == pytest.approx(TestIntegerSums.protocol.sigma**2 + 1 / 12)
+    assert TestIntegerSums.protocol.collect(TestIntegerSums.x)["sum"].dtype == torch.int64
+    assert TestIntegerHistogram.protocol.sensitivity == math.sqrt(2)
+    wrong = {
+        "bound must be": lambda: IntegerSums(2, 0.5, 4.0, 1e-6),
+        "step must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=0.3),
+        "step must be at most": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=2.0),
+        "sigma must be": lambda: IntegerSums.calibrated(2, 2**15, epsilon=1.0, delta=1e-6),
+        "signed must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, signed=1),
+        "tables' distance": lambda: IntegerSums(2**30, 1.0, 0.1, 1e-9, signed=False).guarantee,
+    }
+    for message, make in wrong.items():
+        with pytest.raises((TypeError, ValueError), match=message):
+            make()
+    many = Crowd(torch.tensor([[5, 0]]), torch.tensor([2**52]))
+    with pytest.raises(ValueError, match="summary must count"):
+        TestIntegerSums.protocol.exact(many)
+
+
+def test_wide_noise_stays_real():
+    """Beyond the tables' largest sigma the guarantee is the theorem's, and says so."""
+    wide = CentralFactorization(FactoredQueries.identity(W), 1e-3, 1e-9)
+    assert wide.rounded is None and wide.guarantee.arithmetic is Arithmetic.REAL
+    assert CentralFactorization(GAMMA, 1.0, 1e-6).rounded is None  # an optimised encoder is not whole
 
 
 class TestPrivateLearner(Unbiased, RelayContract):

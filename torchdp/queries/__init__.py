@@ -8,6 +8,8 @@
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
+``IntegerSums`` adds up vectors of whole numbers, and whole numbers leave.
+
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
 | workload | W, m x k | one row for each query, one column for each type | |
@@ -24,6 +26,7 @@ from torchdp.queries.choose import choose, choose_central
 from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
 from torchdp.queries.consistent import consistent
 from torchdp.queries.factored import FactoredQueries
+from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
@@ -32,6 +35,7 @@ __all__ = [
     "CentralFactorization",
     "ConceptClass",
     "FactoredQueries",
+    "IntegerSums",
     "LocalFactorization",
     "LocalOracle",
     "PrivateLearner",
