@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness"}
+FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
+    "rounded": {"checks", "draws", "kernels"},
     "descent": set(),
     "memory": set(),
     "randomness": set(),

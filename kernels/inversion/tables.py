@@ -3,6 +3,7 @@
 import decimal
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -15,6 +16,7 @@ LONGEST = 1 << 16  # thresholds of one table
 DIGITS = 60  # of the sums; what they lose in 2^18 terms is far below 2^-128
 MOST_TRIALS = 1 << 53
 CUT = Decimal(2) ** -140  # a tail below this share of the law is left out
+NARROWEST, WIDEST = 1 / 16, 2048.0  # deviations of a rounded normal that is drawn from a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +84,58 @@ def _table(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> Table:
 
     step falls with y, or rises to ``limit`` from a mode of 0.
     """
-    with decimal.localcontext(decimal.Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)):
+    with _digits(DIGITS):
         above, below = _masses(step, mode, limit), _masses_below(step, mode)
-        masses = [*below[::-1], Decimal(1), *above]
-        total, tail, thresholds = sum(masses), Decimal(0), []
-        for mass in masses[:0:-1]:  # from the far end on, so that rare events keep all their digits
-            tail += mass
-            thresholds.append(int((tail / total * 2**128).to_integral_value()))
+        return _of_masses(mode - len(below), [*below[::-1], Decimal(1), *above])
+
+
+def rounded_normal(sigma: float) -> Table:
+    """round(sigma g), g standard normal: P(X >= j) = P(g >= (j - 1/2)/sigma), sigma from 1/16 to 2048.
+
+    P(X = j) = phi(c) 2 h sum over even m of a_m/(m + 1), c = j/sigma, h = 1/(2 sigma), a_m = He_m(c) h^m/m!: the Taylor
+    series of phi over one cell, with a_(m+1) = (c h a_m - h^2 a_(m-1))/(m + 1). Raises ValueError.
+    """
+    sigma = checks.positive("sigma", sigma)
+    if not NARROWEST <= sigma <= WIDEST:
+        raise ValueError(
+            f"sigma must be from {NARROWEST:g} to {WIDEST:g} steps, not {sigma:g}: less shows the data, "
+            "more needs too long a table; count in finer or in coarser steps"
+        )
+    h = 0.5 / sigma
+    with _digits(DIGITS + math.ceil((13.5 * h + 1.5 * h * h) / math.log(10))):  # the series alternate
+        q = 1 / (4 * Decimal(sigma) ** 2)  # h^2; c h = 2 j q
+        density, ratio, fall = Decimal(1), (-2 * q).exp(), (-4 * q).exp()
+        masses = [_cell(0, q)]
+        while True:
+            density, ratio = density * ratio, ratio * fall
+            masses.append(density * _cell(len(masses), q))
+            share = masses[-1] / masses[-2]  # falls with j
+            if masses[-1] * share < CUT * (1 - share):
+                break
+        return _of_masses(1 - len(masses), [*masses[:0:-1], *masses])
+
+
+def _cell(j: int, q: Decimal) -> Decimal:
+    """The sum over even m of a_m/(m + 1), until all that follows is below the digits: each term halves by then."""
+    ch, least = 2 * j * q, Decimal(10) ** -decimal.getcontext().prec
+    before, a, total, m = Decimal(0), Decimal(1), Decimal(1), 0
+    while m < 2 * (ch + q) or max(abs(a), abs(before)) > least:
+        before, a, m = a, (ch * a - q * before) / (m + 1), m + 1
+        if m % 2 == 0:
+            total += a / (m + 1)
+    return total
+
+
+def _digits(digits: int) -> AbstractContextManager[decimal.Context]:
+    return decimal.localcontext(decimal.Context(prec=digits, Emin=-(10**9), Emax=10**9))
+
+
+def _of_masses(first: int, masses: list[Decimal]) -> Table:
+    """The table of the law on first, first + 1, ... that is proportional to ``masses``."""
+    total, tail, thresholds = sum(masses), Decimal(0), []
+    for mass in masses[:0:-1]:  # from the far end on, so that rare events keep all their digits
+        tail += mass
+        thresholds.append(int((tail / total * 2**128).to_integral_value()))
     thresholds.reverse()
     certain = sum(threshold >= 2**128 for threshold in thresholds)
     kept = [threshold for threshold in thresholds[certain:] if threshold]
@@ -96,7 +143,7 @@ def _table(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> Table:
         raise _too_long()
     filled = kept + [0] * ((1 << len(kept).bit_length()) - len(kept))
     words = [[part >> shift & 0xFFFFFFFF for part in filled] for shift in (96, 64, 32, 0)]
-    return Table(mode - len(below) + certain, torch.tensor(words, dtype=torch.int64), len(kept))
+    return Table(first + certain, torch.tensor(words, dtype=torch.int64), len(kept))
 
 
 def _masses(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> list[Decimal]:

@@ -75,10 +75,14 @@ def test_together_they_speak_of_what_the_weakest_speaks_of():
     whole, real = of(Arithmetic.INTEGER), of(Arithmetic.REAL)
     assert compose([whole, whole]).arithmetic is Arithmetic.INTEGER
     assert compose([whole, real]).arithmetic is compose([real, whole]).arithmetic is Arithmetic.REAL
+    rounded = of(Arithmetic.ROUNDED)
+    assert compose([whole, rounded]).arithmetic is compose([rounded, rounded]).arithmetic is Arithmetic.ROUNDED
+    assert compose([rounded, real, whole]).arithmetic is Arithmetic.REAL
 
 
 def test_exactly_is_said_of_integers_alone():
     assert str(of(Arithmetic.INTEGER)) == "local differential privacy, exactly epsilon = 1"
     assert str(of(Arithmetic.REAL)) == "local differential privacy, epsilon = 1, over real numbers"
+    assert str(of(Arithmetic.ROUNDED)) == "local differential privacy, at most epsilon = 1"
     with pytest.raises(TypeError, match="arithmetic"):
         of("integer")

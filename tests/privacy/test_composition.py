@@ -6,8 +6,9 @@ import math
 import mpmath
 import numpy as np
 import pytest
+import torch
 
-from torchdp import factorization, queries, regression, workloads
+from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
 from torchdp.privacy import Guarantee, Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
 from torchdp.secure.shared_noise import SharedGaussian
 
@@ -120,6 +121,12 @@ def test_guarantee_event_means_the_same_to_dp_accounting(neighbours):
     assert epsilon([g.event() for g in twice]) > 1.2 * mine  # a factor of 2 is seen
 
 
+def test_no_mu_is_stated_where_delta_pays_for_a_coalition():
+    sketch = sketching.balanced_osnap(40, 8, 2, generator=torch.Generator().manual_seed(1))
+    static = secure.SecureSketch(sketch, 2, 1.0, 1.0, 1e-3, coalition=sketching.StaticCoalition(3))
+    assert static.coalition.slack(1e-3) > 0 and static.guarantee.mu is None
+
+
 def test_events_at_the_ends():
     from dp_accounting import dp_event
 
@@ -135,6 +142,8 @@ def carriers():
     W = workloads.prefix(4)
     factored = queries.FactoredQueries.of(W, factorization.factorize(W))
     yield queries.CentralFactorization(factored, 0.7, 1e-5)
+    yield randomizers.GaussianVector(3, 0.7, 2.5, delta=1e-5)
+    yield secure.SecureSketch(sketching.ones(5), 2, 1.5, 0.7, 1e-5)
     yield SharedGaussian(5, 3.0, 0.7, 1e-5, corrupt=1)
     yield regression.LocalRows(2, 1.5, 0.7, 1e-5)
     yield regression.ModSulq.calibrated(2, 1.5, 0.7, 1e-5)

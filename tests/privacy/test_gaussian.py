@@ -8,7 +8,15 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy import (
+    Arithmetic,
+    Model,
+    Neighbours,
+    gaussian_guarantee,
+    gaussian_log_delta,
+    gaussian_sigma,
+    rounded_guarantee,
+)
 
 LOCAL = (Model.LOCAL, Neighbours.REPLACE_ONE)
 EPSILONS = [1e-9, 1e-6, 1e-3, 0.01, 0.1, 0.5, 1, 2, 4, 8, 15, 30]
@@ -119,3 +127,21 @@ def test_bad_arguments_are_named(name, bad):
 def test_delta_of_1_is_refused():
     with pytest.raises(ValueError, match="delta"):
         gaussian_sigma(1.0, 1.0)
+
+
+def test_rounded_guarantee_pays_for_its_tables():
+    """delta holds the real mechanism's and (1 + e^epsilon) times the tables' distance; refused where it can not."""
+    kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
+    real, whole = gaussian_guarantee(4.0, 1e-6, 1.0, *kind), rounded_guarantee(4.0, 1e-6, 1.0, 1e-30, *kind)
+    assert (
+        whole.arithmetic is Arithmetic.ROUNDED and not whole.exact and whole.delta == 1e-6 and whole.mu == real.mu
+    )
+    assert real.epsilon < whole.epsilon < real.epsilon * (1 + 1e-11)
+    room = 1e-6 - math.exp(gaussian_log_delta(4.0, whole.epsilon))
+    assert (1 + math.exp(whole.epsilon)) * 1e-30 < room < 1e-6 * 1.1e-10
+    for variation in (1e-18, 1.0, math.inf):
+        with pytest.raises(ValueError, match=r"tables' distance|variation"):
+            rounded_guarantee(4.0, 1e-6, 1.0, variation, *kind)
+    with pytest.raises(ValueError, match="tables' distance"):
+        real.rounded(1e-30, 1e-6)  # all of delta is spent
+    assert real.rounded(1e-30, 2e-6).delta == 2e-6

@@ -20,7 +20,7 @@ the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
 from torchdp.privacy.budget import Budget
 from torchdp.privacy.composition import compose
-from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma, rounded_guarantee
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, Model, Neighbours
 
 __all__ = [
@@ -36,4 +36,5 @@ __all__ = [
     "gaussian_guarantee",
     "gaussian_log_delta",
     "gaussian_sigma",
+    "rounded_guarantee",
 ]

@@ -1,4 +1,16 @@
-"""A limit on what may be promised away, for mechanisms that are chosen as the answers come in."""
+"""A limit on what may be promised away, for mechanisms that are chosen as the answers come in.
+
+Sums: let (e, d) remain of the limit, the next promise be (e1, d1), and let what follows each output y keep the rest,
+f(y) <= min(1, e^(e - e1) g(y)) + d - d1, f and g the chances of an event on the two data sets. The first term lies in
+[0, 1], so its mean is at most e^e1 times the other data's mean of it, plus d1: E f <= e^e E g + d. By induction
+from the last release on, whatever was chosen in between.
+
+Squares: a mechanism of mu_i is a function of a normal variable of mean 0 or mu_i (Blackwell 1951), hence of a
+Brownian motion, whose drift is 0 or 1, during a time of mu_i^2. The next mu is chosen from what was seen, and all
+times together are at most mu^2: all outputs are a function of the motion up to there, N(0, mu^2) against
+N(mu^2, mu^2) at its end, which is mu. The trade-off curve of a response at epsilon is two straight lines that meet at
+alpha = beta = 1/(1 + e^epsilon); the convex curve of mu lies below both where it passes below that corner.
+"""
 
 import math
 import threading
@@ -27,8 +39,7 @@ class Budget:
 
     Guarantees: what it let pass keeps ``limit``, to 1e-9 of epsilon, delta or mu^2, also where mechanisms *and their
     guarantees* are chosen after seeing earlier outputs.
-    Source: Rogers, Roth, Ullman, Vadhan (2016), Theorem 3.6, for sums; Smith, Thakurta (2022), for mu; Dong, Roth, Su
-    (2022), Proposition 2.4 and Theorem 2.1, for delta = 0.
+    Source: Rogers, Roth, Ullman, Vadhan (2016), for sums; Smith, Thakurta (2022), for mu; the proofs above.
     """
 
     def __init__(self, limit: Guarantee) -> None:

@@ -12,6 +12,7 @@ from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
 ROUNDING = 1e-10
+ROUNDED = 1 - 2.0**-40  # the share of delta that the real mechanism may spend whose integers are released
 LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
@@ -83,7 +84,7 @@ def gaussian_guarantee(
     Where that is 0 and a smaller delta holds too, the guarantee is not exact. Raises ValueError.
 
     Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma.
-    Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), Theorem 2.7.
+    Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), for mu.
     """
     delta = checks.fraction("delta", delta)
     if checks.positive("sensitivity", sensitivity) > 1e3 * checks.positive("sigma", sigma):
@@ -105,3 +106,19 @@ def gaussian_guarantee(
     while excess(root) > 0:
         root += 1e-13
     return Guarantee(math.exp(root), delta, model, neighbours, True, SOURCE, mu=mu)
+
+
+def rounded_guarantee(
+    sigma: float, delta: float, sensitivity: float, variation: float, model: Model, neighbours: Neighbours
+) -> Guarantee:
+    """The guarantee of adding round(sigma g), g standard normals, to integers, for the integers that leave.
+
+    X + round(sigma g) = round(X + sigma g): a function of the Gaussian mechanism, in any dimension. variation: total
+    variation distance of all the noise of a release from its law, for which delta keeps 2^-40 of itself. mu is that
+    of the Gaussian mechanism. Raises ValueError.
+
+    Guarantees: (epsilon, delta)-DP of integers drawn within ``variation``; at most what Gaussian noise spends.
+    Source: Balle, Wang (2018), Theorem 8, of which rounding is a function; ``Guarantee.rounded``.
+    """
+    real = gaussian_guarantee(sigma, checks.fraction("delta", delta) * ROUNDED, sensitivity, model, neighbours)
+    return real.rounded(variation, delta)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ class Arithmetic(Enum):
     """What is private: the numbers that leave, or those of the theorem."""
 
     INTEGER = "integer"  # what is drawn and sent: its chances are integers over a power of two, from uniform words
+    ROUNDED = "rounded"  # what is drawn and sent: a real mechanism's integers; delta has their law's error in it
     REAL = (
         "real"  # the theorem's real numbers: nothing is promised of each bit of floats, or of what floats decided
     )
@@ -73,9 +74,26 @@ class Guarantee:
     def __str__(self) -> str:
         delta = f", delta = {self.delta:g}" if self.delta else ""
         real = self.arithmetic is Arithmetic.REAL
-        kind = ("" if real else "exactly ") if self.exact else "at most "
+        attained = {Arithmetic.INTEGER: "exactly ", Arithmetic.REAL: ""}
+        kind = attained.get(self.arithmetic, "at most ") if self.exact else "at most "
         over = ", over real numbers" if real else ""
         return f"{self.model.value} differential privacy, {kind}epsilon = {self.epsilon:g}{delta}{over}"
+
+    def rounded(self, variation: float, delta: float) -> "Guarantee":
+        """What integers promise at ``delta``, whose law is within total variation of a function of this mechanism's.
+
+        variation: of all that is released at once; delta: of this guarantee, and (1 + e^epsilon) variation. Raises
+        ValueError where it is less.
+
+        Guarantees: P(A) <= P*(A) + v <= e^epsilon P*'(A) + self.delta + v, and P*'(A) <= P'(A) + v.
+        """
+        added = (1 + math.exp(min(self.epsilon, 700.0))) * checks.non_negative("variation", variation)
+        if not added * (1 + 1e-9) <= checks.fraction("delta", delta) - self.delta:
+            raise ValueError(
+                f"delta = {delta:g} leaves {delta - self.delta:g} for the tables' distance from their law, which needs "
+                f"{added:g}; take a larger delta, less epsilon or fewer numbers"
+            )
+        return replace(self, delta=delta, exact=False, arithmetic=Arithmetic.ROUNDED)
 
     def event(self) -> "DpEvent":
         """The event for accountants of the package dp_accounting whose relation is this one's ``neighbours``.
@@ -102,9 +120,9 @@ class Guarantee:
 
 
 def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:
-    """Of what all of them together speak: INTEGER where each one does."""
-    kinds = {each.arithmetic for each in guarantees}
-    return Arithmetic.INTEGER if kinds == {Arithmetic.INTEGER} else Arithmetic.REAL
+    """Of what all of them together speak: REAL where one does, else ROUNDED where one does."""
+    kinds, order = {each.arithmetic for each in guarantees}, list(Arithmetic)
+    return max(kinds, key=order.index, default=Arithmetic.REAL)
 
 
 def alike(guarantees: Sequence[Guarantee]) -> Guarantee:

@@ -96,11 +96,14 @@ class Settings:
 
     @property
     def guarantee(self) -> Guarantee:
-        """(epsilon, delta), an upper bound because the grid costs a little."""
+        """(epsilon, delta), an upper bound because the grid costs a little; mu where delta pays for no coalition."""
+        mu = None if self.coalition.slack(self.delta) else self._mu
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
         if self.sensitivity is not None:
             source += f"; for rows of a client at most {self.sensitivity:g} apart"
-        return Guarantee(self.epsilon, self.delta, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source)
+        return Guarantee(
+            self.epsilon, self.delta, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source, mu=mu
+        )
 
     @cached_property
     def row_variance(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Gaussian noise for a vector: the (epsilon, delta) reference."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -47,7 +47,8 @@ class GaussianVector(BallRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return real_local(self.epsilon, "Balle, Wang (2018), Theorem 8, at sensitivity 2 radius", self.delta)
+        source = "Balle, Wang (2018), Theorem 8, at sensitivity 2 radius"
+        return replace(real_local(self.epsilon, source, self.delta), mu=2 * self.radius / self.sigma)
 
     @property
     def missed(self) -> float:

@@ -1,0 +1,237 @@
+"""Rounded normals: thresholds against 60 digits, draws against Python's integers, delta against the Gaussian's."""
+
+import functools
+import math
+from itertools import pairwise
+
+import mpmath
+import pytest
+import torch
+from scipy import stats
+
+from torchdp import rounded
+from torchdp.draws import Draws, Simulated
+from torchdp.kernels.inversion import rounded_normal
+from torchdp.noise import Noise, SeededNoise
+from torchdp.privacy import gaussian_log_delta
+from torchdp.rounded import RoundedNormal
+
+WHOLE, MASK = 2**128, 2**64 - 1
+SIGMAS = (1 / 16, 0.3, 1.0, 4.0, 16.3)
+
+
+class Given(Draws):
+    """Words put in by hand, one after the other."""
+
+    def __init__(self, words):
+        self.device, self.left = torch.device("cpu"), [word - (word >> 63 << 64) for word in words]
+
+    def fill(self, words):
+        words.copy_(torch.tensor(self.left[: len(words)], dtype=torch.int64))
+        del self.left[: len(words)]
+
+    def kernel_key(self):
+        return None
+
+
+@functools.cache
+def thresholds(sigma):
+    """T_1, T_2, ... as integers, and what is drawn above the first of them."""
+    table = rounded_normal(sigma)
+    return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][: table.length], table.first
+
+
+def drawn(sigma, numbers):
+    """What these 128-bit numbers W make: their first bits, packed into words, then the others, two words for each."""
+    normal, bits = RoundedNormal(sigma), 16 if len(thresholds(sigma)[0]) <= rounded.MANY else 32
+    firsts = [number >> (128 - bits) for number in numbers]
+    per = 64 // bits
+    firsts += [0] * (-len(firsts) % per)
+    packed = [
+        sum(first << bits * j for j, first in enumerate(firsts[i : i + per])) for i in range(0, len(firsts), per)
+    ]
+    cells = normal._guide("cpu").cells
+    shift = bits - (len(cells).bit_length() - 1)
+    late = [n for n, first in zip(numbers, firsts, strict=False) if cells[first >> shift] == rounded.OPEN]
+    rest = [
+        (n >> 64 - bits & MASK << bits) & MASK | 5 for n in late
+    ]  # the lowest bits of the first word are not used
+    given = Given(packed + rest + [n & MASK for n in late])
+    return normal.draw((len(numbers),), given).tolist(), given.left
+
+
+def by_hand(sigma, number):
+    every, first = thresholds(sigma)
+    return first + sum(number < threshold for threshold in every)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_every_threshold_is_the_tail_to_the_nearest_unit(sigma):
+    every, first = thresholds(sigma)
+    with mpmath.workdps(60):
+        root = mpmath.sqrt(2) * mpmath.mpf(sigma)
+        tails = [mpmath.erfc((first + j - mpmath.mpf("0.5")) / root) / 2 * WHOLE for j in range(len(every) + 2)]
+    assert all(abs(tail - threshold) < 0.501 for tail, threshold in zip(tails[1:], every, strict=False))
+    assert WHOLE - tails[0] < 0.501 and tails[-1] < 0.501  # what is left out at both ends
+    wrong = thresholds(math.nextafter(sigma, 1e3))[0]  # the next float is seen
+    assert max(abs(tail - threshold) for tail, threshold in zip(tails[1:], wrong, strict=False)) > 1e6
+
+
+@pytest.mark.parametrize("sigma", [*SIGMAS, 200.0])
+def test_words_put_in_by_hand(sigma):
+    """The least and the largest words, and each threshold, whose first bits are equal, from below and above."""
+    every = thresholds(sigma)[0]
+    numbers = [0, 1, WHOLE - 1, WHOLE - 2, WHOLE // 2, 2**64 - 1, 2**64]
+    numbers += [
+        t + step for t in every[:: max(1, len(every) // 60)] for step in (-1, 0, 1) if 0 <= t + step < WHOLE
+    ]
+    found, left = drawn(sigma, numbers)
+    assert found == [by_hand(sigma, number) for number in numbers] and not left
+
+
+@pytest.mark.parametrize("sigma", [0.3, 4.0, 200.0])
+def test_cells_of_the_guide_hold_no_threshold_unless_open(sigma):
+    every, first = thresholds(sigma)
+    cells = RoundedNormal(sigma)._guide("cpu").cells.tolist()
+    width = WHOLE // len(cells)
+    at = sorted(-(-t // width) for t in every)  # the first cell that lies wholly at or above the threshold
+    passed = torch.searchsorted(torch.tensor(at), torch.arange(len(cells)), right=True).tolist()
+    within = {t // width for t in every}
+    for c, (cell, below) in enumerate(zip(cells, passed, strict=True)):
+        assert (cell == rounded.OPEN) == (c in within)
+        assert cell == rounded.OPEN or cell == first + len(every) - below
+
+
+def test_variance_and_variation_are_those_of_the_table():
+    for sigma in (*SIGMAS, 300.0):
+        every, first = thresholds(sigma)
+        falling = [WHOLE, *every, 0]
+        exact = sum((first + j) ** 2 * (high - low) for j, (high, low) in enumerate(pairwise(falling))) / WHOLE
+        normal = RoundedNormal(sigma)
+        assert normal.variance == pytest.approx(exact, rel=1e-13)
+        close = 4 * (sigma**2 + 1) * math.exp(-2 * (math.pi * sigma) ** 2)
+        assert abs(normal.variance - sigma**2 - 1 / 12) <= close + 1e-12 * exact
+        assert normal.variation == (len(every) + 3) * 2.0**-129
+
+
+def masses(sigma, largest):
+    """P(R = j), j = -largest, ..., largest, by code of its own."""
+    edges = (torch.arange(-largest, largest + 2, dtype=torch.float64) - 0.5) / sigma
+    upper, lower = torch.special.ndtr(edges), torch.special.ndtr(-edges)
+    return torch.where(edges[1:] < 0, upper[1:] - upper[:-1], lower[:-1] - lower[1:])
+
+
+def squared(found, sigma):
+    """The chi-squared test of draws: its p value."""
+    largest = math.ceil(4.5 * sigma) + 1
+    expected = masses(sigma, largest)
+    counts = torch.bincount(found.clamp(-largest, largest) + largest, minlength=2 * largest + 1).double()
+    kept = expected * len(found) > 10
+    counts, expected = (
+        torch.cat([part[kept], part[~kept].sum()[None]])
+        for part in (counts, expected / expected.sum() * len(found))
+    )
+    return float(stats.chisquare(counts.numpy(), expected.numpy()).pvalue)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 4.0, 64.0, 100.0])
+def test_a_million_draws_have_the_law(sigma):
+    found = RoundedNormal(sigma).draw((1000, 1000), SeededNoise(1)).flatten()
+    assert squared(found, sigma) > 1e-4
+    assert squared(found, 1.02 * sigma) < 1e-6  # 2 % more is seen
+
+
+@pytest.mark.parametrize("sigma", [4.0, 200.0])
+def test_equal_words_give_equal_integers(sigma, monkeypatch):
+    """For other blocks, numbers of threads, and shapes."""
+    normal, threads = RoundedNormal(sigma), torch.get_num_threads()
+    whole = normal.draw((100_001,), SeededNoise(2))
+    try:
+        for parts, count in ((64, 1), (4096, 2), (2**20, 3)):
+            monkeypatch.setattr(rounded, "AT_ONCE", parts)
+            torch.set_num_threads(count)
+            assert torch.equal(normal.draw((1, 100_001), SeededNoise(2))[0], whole)
+    finally:
+        torch.set_num_threads(threads)
+    assert normal.draw((0, 3), Noise()).shape == (0, 3) and normal.draw((), Noise()).shape == ()
+    simulated = normal.draw((5,), Simulated(torch.Generator().manual_seed(3)))
+    assert simulated.dtype == torch.int64 and simulated.shape == (5,)
+
+
+def test_bits_that_are_drawn_are_counted():
+    """16 bits a number, and two words for each whose cell is open: few of 65,536 at sigma = 4."""
+
+    class Counted(SeededNoise):
+        used = 0
+
+        def fill(self, words):
+            self.used += words.numel()
+            super().fill(words)
+
+    noise = Counted(4)
+    RoundedNormal(4.0).draw((2**18,), noise)
+    late, cells = (noise.used - 2**16) / 2, len({threshold >> 112 for threshold in thresholds(4.0)[0]})
+    assert cells < 40 and abs(late - 4 * cells) < 6 * math.sqrt(4 * cells)
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, 1e-3, 2049.0, math.nan, math.inf])
+def test_what_no_table_holds_is_refused(sigma):
+    with pytest.raises(ValueError, match="sigma must be"):
+        RoundedNormal(sigma)
+
+
+def spent(law, shift, epsilon):
+    """sum_j (P(j) - e^epsilon P(j - shift))_+ for a law on integers, in one or two dimensions."""
+    moved = torch.zeros_like(law)
+    target = tuple(slice(s, None) if s >= 0 else slice(None, s) for s in shift)
+    origin = tuple(slice(None, -s or None) if s >= 0 else slice(-s, None) for s in shift)
+    moved[target] = law[origin]
+    return float((law - math.exp(epsilon) * moved).clamp_min(0).sum())
+
+
+def table_law(sigma, largest):
+    """What is drawn, from the thresholds: (2 largest + 1,)."""
+    every, first = thresholds(sigma)
+    falling = [WHOLE, *every, 0]
+    law = {first + j: (high - low) / WHOLE for j, (high, low) in enumerate(pairwise(falling))}
+    return torch.tensor([law.get(j, 0.0) for j in range(-largest, largest + 1)], dtype=torch.float64)
+
+
+def discrete(s, largest):
+    law = (-(torch.arange(-largest, largest + 1, dtype=torch.float64) ** 2) / (2 * s * s)).exp()
+    return law / law.sum()
+
+
+def worst(law, sigma, shifts):
+    """Largest delta over the analytic Gaussian's, where that is 1e-12 or more."""
+    ratios = []
+    for shift in shifts:
+        distance = math.hypot(*shift)
+        for epsilon in torch.linspace(0.0, 8.0, 41).tolist():
+            log_delta = gaussian_log_delta(sigma, epsilon, distance)
+            if log_delta > math.log(1e-12):
+                ratios.append(spent(law, shift, epsilon) / math.exp(log_delta))
+    return max(ratios)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+def test_rounded_spends_no_more_than_the_gaussian(sigma):
+    """Delta at every epsilon, integer shifts along a line and in a plane; what is drawn, not what is wanted."""
+    line = table_law(sigma, math.ceil(9 * sigma) + 8)
+    assert worst(line, sigma, [(1,), (2,), (3,), (4,), (8,)]) < 1 + 1e-9
+    one = table_law(sigma, math.ceil(8 * sigma) + 5)
+    assert worst(one[:, None] * one, sigma, [(1, 1), (3, 4), (2, -1)]) < 1 + 1e-9
+    assert worst(table_law(0.98 * sigma, math.ceil(9 * sigma) + 8), sigma, [(1,), (2,)]) > 1  # too little noise
+
+
+def test_the_discrete_gaussian_would_spend_more():
+    """What rounding is for: at s = 4 a curve calibrated by the Gaussian's is exceeded by a seventh."""
+    epsilons = torch.linspace(0.0, 3.0, 601).tolist()
+    law = discrete(4.0, 60)
+    ratios = [
+        spent(law, (shift,), epsilon) / math.exp(gaussian_log_delta(4.0, epsilon, shift))
+        for shift in range(1, 6)
+        for epsilon in epsilons
+        if gaussian_log_delta(4.0, epsilon, shift) > math.log(1e-12)
+    ]
+    assert 1.10 < max(ratios) < 1.2

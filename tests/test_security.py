@@ -1,0 +1,51 @@
+"""The page on security: each test that it names exists, and what it says is not covered is indeed not covered."""
+
+import ast
+import math
+import re
+from pathlib import Path
+
+import torch
+
+from torchdp.noise import SeededNoise
+from torchdp.randomizers import GaussianVector
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs/security.md").read_text()
+
+
+def missing(text):
+    """Tests that a page names and that are not there."""
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", text)
+    held = {path: ast.walk(ast.parse((ROOT / path).read_text())) for path, _ in named}
+    there = {
+        path: {node.name for node in nodes if isinstance(node, ast.FunctionDef)} for path, nodes in held.items()
+    }
+    return [f"{path}::{name}" for path, name in named if name not in there[path]], len(named)
+
+
+def test_every_threat_has_a_test_that_exists():
+    assert missing(PAGE)[0] == [] and missing(PAGE)[1] > 30
+    rows = PAGE.split("## Threats")[1].split("## ")[0].strip().splitlines()[2:]
+    assert (
+        all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) or missing(row)[1] for row in rows) and len(rows) > 15
+    )
+    assert missing("tests/test_security.py::test_of_nothing")[0]
+
+
+def coarse(messages):
+    """How many messages lie near 0, and how many of them are multiples of 2^-54."""
+    near = messages[messages.abs() < 2**-8]
+    return len(near), int((near * 2**54 == (near * 2**54).round()).sum())
+
+
+def test_outside_the_promise_low_order_bits_of_floats_tell():
+    """x + noise near 0 keeps to the grid of x = 1; noise alone is finer (Mironov 2012)."""
+    n, kind, chance = 600_000, GaussianVector(1, 1.0, delta=1e-9), {}
+    assert "over real numbers" in str(kind.guarantee)
+    for x in (0.0, 1.0):
+        points = torch.full((n, 1), x, dtype=torch.float64)
+        near, grid = coarse(kind.randomize(points, noise=SeededNoise(1)))
+        assert near > 100
+        chance[x] = grid / n
+    assert chance[1.0] > 10 * (math.exp(1.0) * chance[0.0] + 1e-9)  # ten times what (1, 1e-9) allows
