@@ -224,9 +224,12 @@ def test_bad_arguments():
     few = torch.tensor([[0.3, 0.4, 0.5, 0.5], [0.7, 0.6, 0.5, 0.5]], dtype=torch.float64)
     with pytest.raises(ValueError, match="outside the row space"):
         StrategyReports(statistic, 1.0, StrategyMatrix(few))
-    with pytest.raises(ValueError, match="statistic must be a mean"):
-        StrategyReports.tuned(pairwise.auc(2), 10, 1.0, generator=generator)
-    for prior in (torch.ones(3), torch.zeros(4), -torch.ones(4)):
+    ratio = pairwise.auc(2)
+    with pytest.raises(ValueError, match="prior must be given for a ratio"):
+        StrategyReports.tuned(ratio, 10, 1.0, generator=generator)
+    with pytest.raises(ValueError, match="no class empty"):
+        StrategyReports.tuned(ratio, 10, 1.0, prior=torch.tensor([1.0, 1, 0, 0]), generator=generator)
+    for prior in (torch.ones(3), torch.zeros(4), -torch.ones(4), torch.ones(2, 2, 4), torch.ones(0, 4)):
         with pytest.raises(ValueError, match="prior must be"):
             StrategyReports.tuned(statistic, 10, 1.0, prior=prior, generator=generator)
     with pytest.raises(ValueError, match="n must be"):

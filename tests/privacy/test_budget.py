@@ -9,7 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy import (
+    Arithmetic,
+    Budget,
+    Guarantee,
+    Model,
+    Neighbours,
+    gaussian_guarantee,
+    gaussian_sigma,
+    rounded_guarantee,
+)
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
 
@@ -64,6 +73,22 @@ def test_gaussian_noise_is_spent_by_the_square():
         summed.spend(normal(mu / 4, 1e-8))
     with pytest.raises(ValueError, match="more"):
         summed.spend(normal(mu / 4, 1e-8))
+
+
+def test_rounded_integers_spend_their_variation_too():
+    def integers(mu, variation):
+        return rounded_guarantee(1.0, 1e-6, mu, variation, *MODEL)
+
+    budget = Budget(integers(1.0, 1e-25))
+    left = budget.spend(integers(0.5, 0.75e-25))
+    assert left.arithmetic is Arithmetic.ROUNDED and left.variation == pytest.approx(0.25e-25)
+    for more in (integers(0.5, 0.3e-25), integers(0.9, 0.2e-25)):
+        with pytest.raises(ValueError, match=r"more than the budget has left.*variation = 2.5e-26"):
+            budget.spend(more)
+    with pytest.raises(ValueError, match="speak"):
+        budget.spend(normal(0.5))
+    real = Budget(normal(1.0))  # of real numbers: their theorem alone
+    assert real.spend(integers(0.5, 0.75e-25)).variation == 0
 
 
 def worst(costs, limit, epsilon, steps):

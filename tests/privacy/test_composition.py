@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
-from torchdp.privacy import Guarantee, Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy import (
+    Arithmetic,
+    Guarantee,
+    Model,
+    Neighbours,
+    compose,
+    gaussian_guarantee,
+    gaussian_sigma,
+    rounded_guarantee,
+)
+from torchdp.privacy.gaussian import gaussian_epsilon
 from torchdp.secure.shared_noise import SharedGaussian
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
@@ -93,8 +103,42 @@ def test_ends():
     assert compose([pure(math.inf), pure(1.0)], 1e-6).epsilon == math.inf
     assert compose([pure(800.0), pure(1.0)], 1e-6).epsilon == 801.0
     assert compose([pure(0.0)] * 2, 1e-6).epsilon == 0
-    assert compose([normal(999.0), normal(50.0)]).epsilon > 5e5  # too large for a curve of both: added up
+    large = normal(999.0), normal(50.0)  # too large for a curve of both: added up
+    assert compose(large).epsilon == large[0].epsilon + large[1].epsilon > 5e5
     assert compose([normal(1e-9, 0.1)] * 4, 0.3).epsilon == 0
+
+
+def rounded(mu, variation, delta=1e-6):
+    return rounded_guarantee(1.0, delta, mu, variation, *MODEL)
+
+
+@pytest.mark.parametrize("variation", [1e-30, 1e-21])
+def test_guarantee_composed_integers_pay_for_all_their_tables(variation):
+    parts, likely = [rounded(0.2, variation)] * 12, 1 / (1 + math.exp(-0.3))
+    for total, each in (
+        (compose(parts), 0.0),
+        (compose(parts, 3e-6), 0.0),
+        (compose([*parts, pure(0.3)], 3e-6), 0.3),
+    ):
+        with mpmath.workdps(60):
+            up, down = (gaussian_delta(0.2 * math.sqrt(12), mpmath.mpf(total.epsilon) + e) for e in (-each, each))
+            paid = 12 * variation * (1 + mpmath.exp(mpmath.mpf(total.epsilon)))
+            spent = likely * up + (1 - likely) * down + paid
+        assert 0.99 * total.delta < spent <= total.delta
+    assert compose(parts).arithmetic is Arithmetic.ROUNDED and compose(parts).variation == 12 * variation
+    assert gaussian_epsilon(0.2, 1e-6, 1e-18) == math.inf
+
+
+def test_tables_that_cost_more_than_delta_keeps_for_them_are_added_up():
+    parts = [rounded(0.2, 1e-19)] * 12
+    assert compose(parts).epsilon == pytest.approx(12 * parts[0].epsilon)  # 1 + e^epsilon has grown too much
+    assert compose(parts[:2]).epsilon < 2 * parts[0].epsilon
+    with pytest.raises(ValueError, match="no epsilon"):
+        compose(parts, 1e-8)
+    mixed = compose([*parts, pure(0.3)], 1e-4)
+    assert mixed.epsilon < 3 and compose([*parts, pure(0.3)], 1.2e-5).epsilon == pytest.approx(
+        12 * parts[0].epsilon + 0.3
+    )
 
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))

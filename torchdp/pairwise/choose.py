@@ -1,6 +1,7 @@
 """Which protocol answers a pairwise statistic best: every candidate's predicted error, and the table of them."""
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.reports import StrategyReports, SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
-from torchdp.pairwise.statistic import PairwiseStatistic, histogram_of
+from torchdp.pairwise.statistic import PairwiseStatistic, histograms_of
 from torchdp.protocol import Candidate, Choice
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,
@@ -43,13 +44,13 @@ def choose(
 
     Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
     allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);
-    randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (means, up to
-    64 types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, with bias.
+    randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (up to 64
+    types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
-    like; None: the largest error over the few :func:`histograms` tried, not over all. rounds: 1, or 2 where users can
-    be asked once more after the first round's sums are published. search: False leaves out the candidates that take
-    seconds, the trained kernels and the strategy. Raises TypeError, ValueError.
+    like, or a few, (j, k); None: the few :func:`histograms`. The error is the largest over them, not over all. rounds:
+    1, or 2 where users can be asked once more after the first round's sums are published. search: False leaves out the
+    candidates that take seconds, the trained kernels and the strategy. Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
@@ -59,16 +60,25 @@ def choose(
     n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
     if checks.integer("rounds", rounds, 1) > 2:
         raise ValueError(f"rounds must be 1 or 2, not {rounds}; a third gains nothing over two")
-    h = histogram_of(prior, statistic)
-    judged = histograms(statistic) if h is None else h[None]
+    family = histograms_of(prior, statistic.points)
+    judged = histograms(statistic) if family is None else family
     protocols = _one_round(statistic, epsilon)
     if statistic.denominator is None:
-        protocols += _tuned(statistic, n, epsilon, h, rounds, search)
-    candidates = [
-        Candidate(name, protocol, math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in judged)))
-        for name, protocol in protocols
-        if _converts(protocol)
-    ]
+        protocols += _tuned(statistic, n, epsilon, None if family is None else family.mean(0), rounds, search)
+    small = search and statistic.types <= LARGEST_STRATEGY and _varies(statistic)
+    if small and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        like = family if statistic.denominator is None else judged
+        generator = keyed_generator(b"choose", statistic.points.device)
+        reports = StrategyReports.tuned(statistic, n, epsilon, prior=like, generator=generator)
+        protocols.append(("optimised strategy", reports))
+    with warnings.catch_warnings():
+        if prior is None:
+            warnings.simplefilter("ignore")  # of classes that are rare in a histogram that nobody named
+        candidates = [
+            Candidate(name, protocol, math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in judged)))
+            for name, protocol in protocols
+            if _converts(protocol)
+        ]
     return Choice(tuple(candidates))
 
 
@@ -85,17 +95,12 @@ def _one_round(statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, 
 def _tuned(
     statistic: PairwiseStatistic, n: int, epsilon: float, h: Tensor | None, rounds: int, search: bool
 ) -> list[tuple[str, PairwiseProtocol]]:
-    """For means: kernels of lower rank, a strategy, two rounds."""
+    """For means: kernels of lower rank, two rounds."""
     k, found = statistic.types, list[tuple[str, PairwiseProtocol]]()
     if search and k <= LARGEST_TRAINED and statistic.approximates is None:
         trained = fewer_dimensions(statistic, n, epsilon, prior=h)
         if trained is not statistic:
             found += _messages(f"rank {trained.dim}, ", trained, epsilon)
-    small = search and k <= LARGEST_STRATEGY and _varies(statistic)
-    if small and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        generator = keyed_generator(b"choose", statistic.points.device)
-        reports = StrategyReports.tuned(statistic, n, epsilon, prior=h, generator=generator)
-        found.append(("optimised strategy", reports))
     if rounds == 2 and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
         found.append(("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)))
         found.append(("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)))
@@ -103,13 +108,15 @@ def _tuned(
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:
-    """The histograms that a choice without a prior tries: (6, k), or (3, k) for a ratio.
+    """The histograms that a choice without a prior tries: the statistic's own, or (6, k), or (3, k) for a ratio.
 
     The largest error over them may be well below that of the worst histogram, twice on a kernel with heavy tails.
     Uniform, Zipf (1/(x + 1)), Zipf from the other end, and, unless a ratio may lose its denominator, all users of the
     first, the middle and the last type.
     """
     k, device = checks.instance("statistic", statistic, PairwiseStatistic).types, statistic.points.device
+    if statistic.likely is not None:
+        return statistic.likely
     zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64, device=device)
     spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
     if statistic.denominator is not None:

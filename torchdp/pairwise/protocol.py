@@ -159,8 +159,9 @@ class PairwiseProtocol(Protocol[Tensor]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """Mean squared error for counts (k,) of users, real numbers allowed, 2 at least: shares times n; ().
 
-        Exact for a mean; for a ratio (AUC) to first order in 1/n (the delta method), too low where the denominator is
-        small against its own error: it warns below four standard errors. The bias of a statistic that ``approximates``
+        Exact for a mean. For a ratio a/b (AUC) it is the delta method's V times 1 + 3 d^2 (1 + 2 c^2), d the relative
+        deviation of b and c its correlation with a - r b, as if both were normal: E e^2 (1 - d z + d^2 z^2)^2 to order
+        d^2. It warns where b is less than four standard errors from 0. The bias of a statistic that ``approximates``
         another counts. Not private. Raises TypeError, ValueError.
         """
         counts = self.statistic.users(summary, 2)
@@ -174,8 +175,12 @@ class PairwiseProtocol(Protocol[Tensor]):
             raise ValueError("summary makes the statistic's denominator 0 (one class is empty)")
         ratio = self.statistic.mean(counts, form) / below
         scale = (self._slope(n) / below) ** 2
-        _warn_of_small(self.mean_variance(counts, Form(denominator.weights)) * scale)
-        return self.mean_variance(counts, _difference(form, ratio, denominator)) * scale
+        apart, g = _difference(form, ratio, denominator), Form(denominator.weights)
+        variance, small = (self.mean_variance(counts, each) * scale for each in (apart, g))
+        _warn_of_small(small)
+        both = self.mean_variance(counts, Form(apart.weights + g.weights * below)) * scale
+        shared = (both - variance - small * below**2) / (2 * below)  # the covariance, over below^2
+        return variance * (1 + 3 * small) + 6 * shared.square()
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose classes may be empty."""

@@ -1,6 +1,7 @@
 """Reports about the type itself: subsets, bit vectors and strategy matrices, the kernel averaged over pairs of them."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -11,7 +12,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.protocol import ROUNDING, LocalPairs
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
+from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, histograms_of
 from torchdp.pairwise.variance import pairs_variance, symmetric_variance, worst_symmetric, worst_variance
 from torchdp.protocol import Layout, Relay, Tally
 from torchdp.randomizers import (
@@ -24,6 +25,7 @@ from torchdp.randomizers import (
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
 from torchdp.randomizers.draws import unpack
 
+UNKNOWN = 0.2  # of the range of a ratio: how little it is known when the strategy is made
 ROUNDS = 2  # of strategy optimisation: the second knows the noise that the first leaves
 O = TypeVar("O", bound=FrequencyOracle)
 
@@ -195,25 +197,24 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         C of Z, linear in C up to its own size: 4/n^2 of the variance of (J C J)^{1/2} Z. Both are workloads, optimised
         together; C is that of random subsets in the first round and that of the strategy found in the second. The
         better round is returned, decoded for the prior; without one the second round takes a third of the steps.
-        prior: (k,), non-negative, public. statistic: without a denominator. Raises ValueError.
+
+        A ratio mean f/mean g is f - r g over mean g to first order, r the ratio at the prior. What r is not known to,
+        the denominator must be: the query 2 g h/mean g joins, times the deviation of r, a fifth of its range.
+
+        prior: (k,) or a few of them, (j, k), non-negative, public; the best for all of them together. For a ratio one
+        at least, whose denominator is not 0. Raises TypeError, ValueError.
 
         Guarantees: epsilon-LDP for each user.
         Source: McKenna, Maity, Mazumdar, Miklau (2020), the optimisation; the linearisation is made here.
         """
         n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
-        if checks.instance("statistic", statistic, PairwiseStatistic).denominator is not None:
-            raise ValueError("statistic must be a mean, not a ratio: the strategy is optimised for one form")
-        k, points, weights = statistic.types, statistic.points, statistic.form.weights
+        k, points = checks.instance("statistic", statistic, PairwiseStatistic).types, statistic.points
+        family = histograms_of(prior, points)
         flat_prior = torch.ones(k, dtype=torch.float64, device=points.device)
-        h = checks.shares("prior", flat_prior if prior is None else prior, k).to(points.device)
+        h = flat_prior / k if family is None else family.mean(0)
         centred = points - points.mean(0)
-        if prior is None:  # the query is not known: all directions of the users' mean vector alike
-            queries, law = weights[:, None] * centred.mT / math.sqrt(len(weights)), None
-            queries = queries * points.norm(dim=1).max()
-            judged = torch.eye(k, dtype=torch.float64, device=points.device) * n
-        else:
-            queries, law = (centred @ (weights * (h @ points)))[None], flat_prior
-            judged = h[None] * n
+        weights, queries = _linear(statistic, family, centred)
+        law = None if family is None else (flat_prior if len(family) == 1 else 0.98 * h + 0.02 / k)
         flat, own = SubsetPairs(statistic, epsilon).spread
         covariance = flat * centred.mT @ centred + own * (centred * h[:, None]).mT @ centred
         found = []
@@ -228,7 +229,17 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             strategy = best if prior is None else StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
             found.append(cls(statistic, epsilon, strategy))
             covariance = torch.einsum("x,xst->st", h, found[-1].covariances)
-        return min(found, key=lambda protocol: float(protocol.mean_variance(judged, statistic.form).max()))
+        return min(found, key=lambda protocol: protocol._judged(n, family))
+
+    def _judged(self, n: int, family: Tensor | None) -> float:
+        """The largest predicted error over the family, or over all users of one type."""
+        if family is None:
+            family = torch.eye(self.statistic.types, dtype=torch.float64, device=self.statistic.points.device)
+        if self.statistic.denominator is None:
+            return float(self.mean_variance(family * n, self.statistic.form).max())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a denominator that is not known well: told of what is chosen
+            return max(float(self.predicted_mse(each * n)) for each in family)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         reports, vectors, n = tally["reports"].double(), self._vectors, float(tally.n)
@@ -268,6 +279,29 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             centred = self._vectors - point
             parts.append((centred * law[:, None]).mT @ centred)
         return torch.stack(parts)
+
+
+def _linear(statistic: PairwiseStatistic, family: Tensor | None, centred: Tensor) -> tuple[Tensor, Tensor]:
+    """(weights of J, (r,); the queries J mean u of one user, (q, k)): a ratio's at its value for each histogram."""
+    form, below = statistic.form, statistic.denominator
+    if family is None:  # the query is not known: all directions of the users' mean vector alike
+        if below is not None:
+            raise ValueError(
+                "prior must be given for a ratio: a histogram, or a few such as class_histograms gives"
+            )
+        queries = form.weights[:, None] * centred.mT / math.sqrt(len(form.weights))
+        return form.weights, queries * statistic.points.norm(dim=1).max()
+    means = family @ statistic.points
+    if below is None:
+        return form.weights, (form.weights * means) @ centred.mT / math.sqrt(len(family))
+    above, size = (means.square() @ each.weights + each.constant for each in (form, below))
+    if bool((size.abs() <= 1e-9 * statistic.size(below)).any()):
+        raise ValueError("prior must hold histograms whose denominator is not 0: no class empty")
+    low, high = statistic.limits or (-0.5, 0.5)
+    weights = (form.weights - (above / size)[:, None] * below.weights) / size[:, None]
+    doubt = below.weights / size[:, None] * UNKNOWN * (high - low)
+    queries = torch.cat([weights * means, doubt * means]) @ centred.mT / math.sqrt(len(family))
+    return weights.mean(0), queries
 
 
 def plausible(decoded: Tensor, n: int) -> Tensor:

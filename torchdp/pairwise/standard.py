@@ -1,9 +1,11 @@
 """The statistics of the field, and those of any kernel."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from scipy.special import betainc
 from torch import Tensor
 
 from torchdp import checks, workloads
@@ -105,9 +107,27 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     denominator = torch.zeros_like(numerator)
     denominator[-1] = -1 / (4 * square)
     points = torch.cat([base.points, label[:, None]], 1)
-    return PairwiseStatistic(
-        "auc", points, Form(numerator), Form(denominator, 0.25), offset=0.5, limits=(0.0, 1.0)
+    likely = class_histograms(k, (0.1, 0.5, 0.9))
+    below = Form(denominator, 0.25)
+    return PairwiseStatistic("auc", points, Form(numerator), below, offset=0.5, limits=(0.0, 1.0), likely=likely)
+
+
+def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
+    """Public histograms of k scores under labels 0 and 1, for ``prior``: (5 or 5 for each share, 2k); see :func:`auc`.
+
+    Scores of the two classes even; Beta(2, 3) and (3, 2), (4, 6) and (6, 4), (1, 3) and (1, 2), (3, 1) and (2, 1) in k
+    bins: broad and narrow, in the middle and at either end. positives: the share of label 1, or a few, in (0, 1).
+    """
+    shares = torch.as_tensor(positives, dtype=torch.float64).reshape(-1)
+    if not len(shares) or not bool(((shares > 0) & (shares < 1)).all()):
+        raise ValueError("positives must lie in (0, 1)")
+    edges = torch.linspace(0, 1, checks.integer("k", k, 2) + 1, dtype=torch.float64).numpy()
+    pairs = ((1, 1, 1, 1), (2, 3, 3, 2), (4, 6, 6, 4), (1, 3, 1, 2), (3, 1, 2, 1))
+    scores = torch.stack(
+        [torch.from_numpy(betainc(*each, edges)).diff() for a in pairs for each in (a[:2], a[2:])]
     )
+    labels = torch.stack([1 - shares, shares], 1)  # (shares, 2)
+    return (labels[:, None, :, None] * scores.unflatten(0, (-1, 2))).flatten(2).flatten(0, 1)
 
 
 def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -> PairwiseStatistic:

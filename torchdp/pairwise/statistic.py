@@ -52,6 +52,7 @@ class PairwiseStatistic:
     limits: what the statistic can be, where that is narrower than all numbers: intervals stay inside.
     approximates: where the form only comes near another statistic's, that one. ``exact`` and ``common_diagonal`` are
     then its own, and what an estimate misses on average counts as bias in every predicted error.
+    likely: (j, k), public histograms, or None: what users may hold where nobody knows better, for choices.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PairwiseStatistic:
     pairs: Pairs = Pairs.DISTINCT
     approximates: "PairwiseStatistic | None" = None
     limits: tuple[float, float] | None = None
+    likely: Tensor | None = None
 
     def __post_init__(self) -> None:
         if checks.matrix("points", self.points).ndim != 2:
@@ -82,6 +84,7 @@ class PairwiseStatistic:
         for form in self.forms:
             if form.weights.shape != (self.points.shape[1],):
                 raise ValueError(f"form weights must have shape ({self.points.shape[1]},)")
+        object.__setattr__(self, "likely", histograms_of(self.likely, self.points, "likely"))
         near = self.approximates
         if near is not None and (
             self.denominator is not None
@@ -132,12 +135,14 @@ class PairwiseStatistic:
         """The same statistic with its tensors on ``device``."""
         denominator = None if self.denominator is None else self.denominator.to(device)
         near = None if self.approximates is None else self.approximates.to(device)
+        likely = None if self.likely is None else self.likely.to(device)
         return replace(
             self,
             points=self.points.to(device),
             form=self.form.to(device),
             denominator=denominator,
             approximates=near,
+            likely=likely,
         )
 
     def kernel(self, form: Form) -> Tensor:
@@ -221,6 +226,17 @@ class PairwiseStatistic:
         if bool((below.abs() <= 1e-13 * self.size(self.denominator)).any()):
             raise ValueError("summary makes the statistic's denominator 0 (one class is empty)")
         return self.offset + value / below
+
+
+def histograms_of(prior: Tensor | None, points: Tensor, name: str = "prior") -> Tensor | None:
+    """The prior, (k,), or the few of them, each normalised: (j, k). Raises TypeError, ValueError."""
+    if prior is None:
+        return None
+    rows = checks.instance(name, prior, Tensor)
+    rows = rows if rows.ndim > 1 else rows[None]
+    if rows.ndim != 2 or not len(rows):
+        raise ValueError(f"{name} must be ({len(points)},) or a few such rows, not of shape {tuple(rows.shape)}")
+    return torch.stack([checks.shares(name, each, len(points)) for each in rows]).detach().to(points.device)
 
 
 def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:

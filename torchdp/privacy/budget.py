@@ -20,8 +20,8 @@ from typing import NoReturn
 from scipy.special import ndtri_exp
 
 from torchdp import checks
-from torchdp.privacy.gaussian import gaussian_guarantee
-from torchdp.privacy.guarantee import Guarantee, alike, weaker
+from torchdp.privacy.gaussian import gaussian_epsilon
+from torchdp.privacy.guarantee import Arithmetic, Guarantee, alike, weaker
 
 _WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
 
@@ -32,6 +32,7 @@ class Budget:
     A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus: of Gaussian noise,
     at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2 Phi^{-1}(e^epsilon/(1 + e^epsilon)).
     Such a limit for (epsilon, delta) is ``gaussian_guarantee(gaussian_sigma(epsilon, delta), delta, 1.0, ...)``.
+    Integers that are rounded spend their variation too, where the limit is of rounded ones.
     One rule holds throughout: it never turns to a better one as answers come in.
 
     It holds no data, and any number of threads may spend. It belongs to one process: copies and pickles raise
@@ -46,7 +47,7 @@ class Budget:
         self.limit = checks.instance("limit", limit, Guarantee)
         if limit.epsilon == math.inf:
             raise ValueError("limit must have a finite epsilon: an infinite one refuses nothing")
-        if limit.mu is not None and _curve(limit, limit.mu).epsilon > limit.epsilon * (1 + 1e-9):
+        if limit.mu is not None and self._curve(limit.mu, limit.variation) > limit.epsilon * (1 + 1e-9):
             raise ValueError(f"limit must follow from its mu = {limit.mu:g}, whose epsilon is larger: {limit}")
         self._lock = threading.Lock()
         self._spent = [Fraction(0)] * len(self._costs(limit))
@@ -66,9 +67,9 @@ class Budget:
         with self._lock:
             spent = [before + cost for before, cost in zip(self._spent, costs, strict=True)]
             if any(total > most * _WHOLE for total, most in zip(spent, limits, strict=True)):
-                raise ValueError(
-                    f"guarantee spends more than the budget has left: {guarantee}, left: {self._left()}"
-                )
+                left = self._left()
+                said = f"{left}, variation = {left.variation:g}" if self.limit.variation else f"{left}"
+                raise ValueError(f"guarantee spends more than the budget has left: {guarantee}, left: {said}")
             self._spent = spent
             return self._left()
 
@@ -79,7 +80,7 @@ class Budget:
             return self._left()
 
     def _costs(self, guarantee: Guarantee) -> list[Fraction]:
-        """What is added up, exactly: the square of mu, or epsilon and delta."""
+        """What is added up, exactly: the square of mu and the variation, or epsilon and delta."""
         if guarantee.epsilon == math.inf:
             raise ValueError("guarantee must have a finite epsilon to be spent")
         if self.limit.mu is None:
@@ -89,7 +90,9 @@ class Budget:
                 f"guarantee must have a mu, or delta = 0, to be spent of a limit with mu: {guarantee}"
             )
         pure = -2 * float(ndtri_exp(-math.log1p(math.exp(-guarantee.epsilon)) - guarantee.epsilon))
-        return [Fraction(pure if guarantee.mu is None else guarantee.mu) ** 2]
+        square = Fraction(pure if guarantee.mu is None else guarantee.mu) ** 2
+        real = self.limit.arithmetic is Arithmetic.REAL
+        return [square, Fraction(0 if real else guarantee.variation)]
 
     def _left(self) -> Guarantee:
         limit, source = self.limit, f"what is left of: {self.limit.source}"
@@ -99,16 +102,14 @@ class Budget:
         kind = (limit.model, limit.neighbours, False, source, limit.arithmetic)
         if limit.mu is None:
             return Guarantee(float(left[0]), float(left[1]), *kind)
-        mu = math.sqrt(left[0])
-        return Guarantee(_curve(limit, mu).epsilon, limit.delta, *kind, mu)
+        mu, variation = math.sqrt(left[0]), float(left[1])
+        return Guarantee(self._curve(mu, variation), limit.delta, *kind, mu, variation)
+
+    def _curve(self, mu: float, variation: float) -> float:
+        """Epsilon at the limit's delta."""
+        return gaussian_epsilon(mu, checks.fraction("delta", self.limit.delta), variation)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "a Budget can not be copied or pickled: the copy could be spent again; hand on what is left"
         )
-
-
-def _curve(limit: Guarantee, mu: float) -> Guarantee:
-    """The guarantee of this mu at the limit's delta."""
-    tiny = max(mu, 1e-100)
-    return gaussian_guarantee(1.0, limit.delta, tiny, limit.model, limit.neighbours)

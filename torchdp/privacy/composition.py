@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 from torchdp import checks
 from torchdp.privacy.accounting import Profile, mixed_epsilon
-from torchdp.privacy.gaussian import gaussian_guarantee
+from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
 from torchdp.privacy.guarantee import Guarantee, alike, weaker
 from torchdp.privacy.profiles import gaussian_profile, pure_profile
-
-_LARGEST_MU = 1e3  # beyond, Gaussian noise protects nobody, and its curve is out of reach
 
 
 def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guarantee:
@@ -38,15 +36,20 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
     first = alike(guarantees)
     if len(guarantees) == 1 and delta is None:
         return first
-    mu = math.hypot(*(g.mu for g in guarantees if g.mu is not None))
-    whole = _added(guarantees, mu)
+    normal, others = [[g for g in guarantees if (g.mu is None) is none] for none in (False, True)]
+    mu, variation = math.hypot(*(g.mu or 0.0 for g in normal)), math.fsum(g.variation for g in normal)
+    added = _added(normal, others, mu, variation)
     if delta is None:
-        epsilon, delta = whole[0], checks.below_one("delta", whole[1])
+        epsilon, delta = added[0], checks.below_one("delta", added[1])
         how = "basic composition, Dwork et al. (2006), of: "
         if mu:
             how = "Gaussian noise as one, Dong, Roth, Su (2022), Corollary 3.3; " + how
     else:
-        epsilon, delta = _certified(guarantees, mu, checks.fraction("delta", delta), whole), float(delta)
+        delta = checks.fraction("delta", delta)
+        epsilon = added[0] if added[1] <= delta else math.inf
+        epsilon = min(epsilon, _certified(others, mu, variation, delta))
+        if epsilon == math.inf and all(g.epsilon < math.inf for g in guarantees):
+            raise ValueError(f"no epsilon holds at delta = {delta:g}, the guarantees' own add up to {added[1]:g}")
         how = "privacy loss distributions, Doroshenko et al. (2022), of: "
     return Guarantee(
         epsilon=epsilon,
@@ -56,37 +59,32 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
         exact=False,
         source=how + "; ".join(g.source for g in guarantees),
         arithmetic=weaker(guarantees),
-        mu=mu if all(g.mu is not None for g in guarantees) else None,
+        mu=None if others else mu,
+        variation=0.0 if others else variation,
     )
 
 
-def _added(guarantees: list[Guarantee], mu: float) -> tuple[float, float]:
-    """Epsilon and delta of basic composition, the Gaussian parts taken as one."""
-    delta, epsilon = math.fsum(g.delta for g in guarantees), math.fsum(g.epsilon for g in guarantees)
-    normal = [g for g in guarantees if g.mu is not None]
-    kept = math.fsum(g.delta for g in normal)
-    if len(normal) > 1 and 0 < mu <= _LARGEST_MU and 0 < kept < 1:
-        together = gaussian_guarantee(1.0, kept, mu, normal[0].model, normal[0].neighbours).epsilon
-        epsilon = min(epsilon, math.fsum([together, *(g.epsilon for g in guarantees if g.mu is None)]))
-    return epsilon, delta
+def _added(normal: list[Guarantee], others: list[Guarantee], mu: float, variation: float) -> tuple[float, float]:
+    """Epsilon and delta of basic composition, the Gaussian parts taken as one where that is less."""
+    delta, plain = math.fsum(g.delta for g in normal + others), math.fsum(g.epsilon for g in others)
+    kept, each = math.fsum(g.delta for g in normal), math.fsum(g.epsilon for g in normal)
+    if len(normal) > 1 and 0 < kept < 1:
+        each = min(each, gaussian_epsilon(mu, kept, variation))
+    return plain + each, delta
 
 
-def _certified(guarantees: list[Guarantee], mu: float, delta: float, added: tuple[float, float]) -> float:
-    """The least epsilon at ``delta``: added up, with the curve of all Gaussian noise, or by loss distributions."""
-    first, others = guarantees[0], [g for g in guarantees if g.mu is None]
+def _certified(others: list[Guarantee], mu: float, variation: float, delta: float) -> float:
+    """The least epsilon at ``delta``: the others' added to the curve of Gaussian noise, or by loss distributions."""
     plain, left = math.fsum(g.epsilon for g in others), delta - math.fsum(g.delta for g in others)
-    known = [added[0]] if added[1] <= delta else []
-    if mu <= _LARGEST_MU and left > 0:
-        known.append(
-            plain + (gaussian_guarantee(1.0, left, mu, first.model, first.neighbours).epsilon if mu else 0)
-        )
-    if mu <= _LARGEST_MU and others and all(g.epsilon <= 700.0 for g in others):
+    found = plain + gaussian_epsilon(mu, left, variation) if left > 0 else math.inf
+    if others and mu <= 1e3 and all(g.epsilon <= 700.0 for g in others):
         counted = Counter((g.epsilon, g.delta) for g in others)
         parts = [(_worst(*promise), times) for promise, times in counted.items()]
-        known.append(mixed_epsilon([*parts, (gaussian_profile(1 / mu), 1)] if mu else parts, delta))
-    if min(known, default=math.inf) == math.inf and all(g.epsilon < math.inf for g in guarantees):
-        raise ValueError(f"no epsilon holds at delta = {delta:g}, the guarantees' own add up to {added[1]:g}")
-    return min(known, default=math.inf)
+        parts += [(gaussian_profile(1 / mu), 1)] if mu else []
+        epsilon = mixed_epsilon(parts, delta * ROUNDED if variation else delta)
+        if (1 + math.exp(min(epsilon, 700.0))) * variation <= delta * (1 - ROUNDED):
+            found = min(found, epsilon)
+    return found
 
 
 def _worst(epsilon: float, delta: float) -> Profile:

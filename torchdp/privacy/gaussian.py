@@ -89,23 +89,40 @@ def gaussian_guarantee(
     delta = checks.fraction("delta", delta)
     if checks.positive("sensitivity", sensitivity) > 1e3 * checks.positive("sigma", sigma):
         raise ValueError(f"sigma must be at least a thousandth of sensitivity = {sensitivity:g}, not {sigma:g}")
-    target = math.log(delta) - ROUNDING * min(1.0, -math.log(delta))
+    mu = sensitivity / sigma
+    epsilon = gaussian_epsilon(mu, delta)
+    return Guarantee(epsilon, delta, model, neighbours, epsilon > 0, SOURCE, mu=mu)
+
+
+def gaussian_epsilon(mu: float, delta: float, variation: float = 0.0) -> float:
+    """The least epsilon at ``delta`` of what is within total variation ``variation`` of a mu-Gaussian mechanism's law.
+
+    mu >= 0; math.inf beyond 1000, and where the variation takes more than 2^-40 of delta.
+
+    Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
+    Source: Balle, Wang (2018), Theorem 8.
+    """
+    target = math.log(delta * ROUNDED if variation else delta)
+    target -= ROUNDING * min(1.0, -target)
 
     def excess(log_epsilon: float) -> float:
-        return gaussian_log_delta(sigma, math.exp(log_epsilon), sensitivity) - target
+        return gaussian_log_delta(1.0, math.exp(log_epsilon), mu) - target
 
-    mu = sensitivity / sigma
-    if gaussian_log_delta(sigma, 0.0, sensitivity) <= target:
-        return Guarantee(0.0, delta, model, neighbours, False, SOURCE, mu=mu)
-    low, high = -50.0, 1.0
-    while excess(low) < 0:
-        low *= 2
-    while excess(high) > 0:
-        high += 1
-    root = float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
-    while excess(root) > 0:
-        root += 1e-13
-    return Guarantee(math.exp(root), delta, model, neighbours, True, SOURCE, mu=mu)
+    if mu > 1e3:
+        return math.inf
+    epsilon = 0.0
+    if mu > 0 and gaussian_log_delta(1.0, 0.0, mu) > target:
+        low, high = -50.0, 1.0
+        while excess(low) < 0:
+            low *= 2
+        while excess(high) > 0:
+            high += 1
+        root = float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
+        while excess(root) > 0:
+            root += 1e-13
+        epsilon = math.exp(root)
+    paid = (1 + math.exp(min(epsilon, 700.0))) * variation <= delta * (1 - ROUNDED)
+    return epsilon if paid else math.inf
 
 
 def rounded_guarantee(

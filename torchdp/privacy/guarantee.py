@@ -47,6 +47,7 @@ class Guarantee:
     math.inf for a reference that protects nobody, 0 for what shows nothing, up to delta. arithmetic: of what it speaks;
     REAL does not protect against attacks on the low-order bits of floats (Mironov 2012). mu: where it is known,
     neighbours are no easier to tell apart than N(0, 1) from N(mu, 1): mu-Gaussian privacy, and mu^2/2-zCDP.
+    variation: total variation distance of the law of what leaves from such a mechanism's; 0 but where ROUNDED.
     """
 
     epsilon: float
@@ -57,6 +58,7 @@ class Guarantee:
     source: str
     arithmetic: Arithmetic = Arithmetic.REAL
     mu: float | None = None
+    variation: float = 0.0
 
     def __post_init__(self) -> None:
         if not (isinstance(self.epsilon, float) and self.epsilon == math.inf):
@@ -70,6 +72,7 @@ class Guarantee:
             raise TypeError("arithmetic must be an Arithmetic")
         if self.mu is not None:
             checks.non_negative("mu", self.mu)
+        checks.below_one("variation", self.variation)
 
     def __str__(self) -> str:
         delta = f", delta = {self.delta:g}" if self.delta else ""
@@ -93,7 +96,8 @@ class Guarantee:
                 f"delta = {delta:g} leaves {delta - self.delta:g} for the tables' distance from their law, which needs "
                 f"{added:g}; take a larger delta, less epsilon or fewer numbers"
             )
-        return replace(self, delta=delta, exact=False, arithmetic=Arithmetic.ROUNDED)
+        variation += self.variation
+        return replace(self, delta=delta, exact=False, arithmetic=Arithmetic.ROUNDED, variation=variation)
 
     def event(self) -> "DpEvent":
         """The event for accountants of the package dp_accounting whose relation is this one's ``neighbours``.
@@ -102,7 +106,7 @@ class Guarantee:
         user moves by twice the bound. Randomized response where delta = 0, the worst such mechanism. Raises ValueError
         where the package has no event, ImportError.
 
-        Guarantees: what the event promises, this does.
+        Guarantees: what the event promises, this does, up to ``variation``.
         Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3, for delta = 0.
         """
         from dp_accounting import dp_event
