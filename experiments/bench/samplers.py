@@ -1,18 +1,22 @@
-"""Samplers from a counter, a draw for each of n users and 768 columns, beside torch's, numpy's and the words alone."""
+"""Samplers, a draw for each of n users and 768 columns, beside torch's, numpy's, OpenDP's and the words alone."""
 
+import importlib
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
 from floors import DEVICE, words
-from harness import Case, Work
+from harness import Case, Part, Run, Work
 from torch import Tensor
 
 from torchdp.kernels import inversion, truncated_normal
+from torchdp.noise import Noise
 from torchdp.randomness import keyed_generator
+from torchdp.rounded import RoundedNormal
 
 COLUMNS = 768
+FEW = 1000  # integers of a slow peer
 
 
 def full(users: int, value: float) -> Tensor:
@@ -53,6 +57,31 @@ def half_line(users: int) -> Work:
     return Work(ours, count, {"a word a draw": words(count)}, {"torch": lambda: by_torch})
 
 
+def rounded(users: int, sigma: float) -> Work:
+    """Integers round(sigma g) from the system's cipher; torch's and numpy's normals are floats, and not private."""
+    normal, noise, size = RoundedNormal(sigma), Noise(DEVICE), (users, COLUMNS)
+    generator, rng = keyed_generator(b"samplers", DEVICE), np.random.default_rng(0)
+
+    def by_torch() -> Tensor:
+        return torch.randn(size, dtype=torch.float64, device=DEVICE, generator=generator)
+
+    def by_opendp() -> Run | Part:
+        dp = importlib.import_module("opendp.prelude")
+        dp.enable_features("contrib")
+        space = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
+        release, zeros = dp.m.make_gaussian(*space, scale=sigma), [0] * FEW
+        return Part(lambda: release(zeros), FEW)
+
+    peers = {
+        "torch.randn, float64": lambda: by_torch,
+        "numpy, float64": lambda: lambda: rng.normal(size=size),
+        "opendp, integers": by_opendp,
+        "normals of the cipher, float64": lambda: lambda: noise.normal(size),
+    }
+    count = users * COLUMNS
+    return Work(lambda: normal.draw(size, noise), count, {"a word in four draws": words(-(-count // 4))}, peers)
+
+
 def cases(small: bool) -> Iterator[Case]:
     users = 2 if small else 130
     for mean in (1e-6, 0.5, 100.0):
@@ -61,3 +90,5 @@ def cases(small: bool) -> Iterator[Case]:
         yield Case(f"NB({r:g}, {p:g})", partial(counts, users, False, r * p / (1 - p), r))
     yield Case("NB(0.001, 0.9), sums over users", partial(counts, users, True, 0.009, 1e-3))
     yield Case("normals of at least 2", partial(half_line, users))
+    for sigma in (4.0, 64.0, 1024.0):
+        yield Case(f"rounded normal, sigma = {sigma:g}", partial(rounded, users, sigma))

@@ -1,0 +1,93 @@
+"""Attacks on the bits of a curator's noise: they find events where floats leave, and none where integers do.
+
+An adversary sees one coordinate, whose data are 0 or 1 (``moved``), a million times. Source of the events: Mironov
+(2012), Haney, Desfontaines, Hartman, Shrestha, Hay (2022): low-order bits, holes of the support, tails.
+"""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import beta
+
+from torchdp.noise import SeededNoise
+from torchdp.privacy import Model, Neighbours, gaussian_guarantee
+from torchdp.protocol import Crowd
+from torchdp.queries import IntegerSums
+
+TIMES, SIGMA, DELTA = 2**20, 4.0, 1e-6
+ONE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)  # of one coordinate
+SURE = 1e-9  # chance that a bound of a probability is wrong
+FINE = 2.0**56  # the float mechanism's outputs as integers
+
+
+def planted(moved, seed):
+    """X + sigma g in float64: what must not be released."""
+    return ((moved + SIGMA * SeededNoise(seed).normal((TIMES,))) * FINE).long()
+
+
+def released(moved, seed, step=1.0):
+    protocol = IntegerSums(TIMES, 2**12, SIGMA, DELTA, signed=False, step=step)
+    x = torch.full((1, TIMES), moved, dtype=torch.int64)
+    tally = protocol.release(protocol.counted(Crowd.of(x)), SeededNoise(seed), ())
+    return (tally["sum"] / step).long()
+
+
+def certified(here, there):
+    """A lower bound of log((P(A) - delta)/P'(A)) from counts of A."""
+    low = beta.ppf(SURE, here, TIMES - here + 1) if here else 0.0
+    high = beta.ppf(1 - SURE, there + 1, TIMES - there)
+    return math.log(max(low - DELTA, 1e-300) / high)
+
+
+def low_bits(one, two):
+    """The most certain of all events |N| < 2^a and 2^b divides N, and their complements within |N| < 2^a."""
+    found = -math.inf
+    for a in range(1, int(max(one.abs().max(), two.abs().max())).bit_length() + 1):
+        within = [each[each.abs() < 1 << a] for each in (one, two)]
+        for b in range(9):
+            divided = [int((each & (1 << b) - 1 == 0).sum()) for each in within]
+            left = [len(each) - count for each, count in zip(within, divided, strict=True)]
+            found = max(found, *(certified(*each) for each in (divided, divided[::-1], left, left[::-1])))
+    return found
+
+
+def best_set(one, two):
+    """The best set of values on one half of the outputs, judged on the other: (delta it spends, its deviation)."""
+    shift = int(min(one.min(), two.min()))
+    size = int(max(one.max(), two.max())) - shift + 1
+    halves = [
+        [torch.bincount(each[part::2] - shift, minlength=size).double() * (2 / TIMES) for each in (one, two)]
+        for part in (0, 1)
+    ]
+    grown = math.exp(ONE.epsilon)
+    chosen = halves[0][0] > grown * halves[0][1]
+    p, q = (float(each[chosen].sum()) for each in halves[1])
+    return p - grown * q, math.sqrt((p + grown**2 * q) * 2 / TIMES)
+
+
+def test_low_order_bits_of_floats_tell_the_data():
+    assert low_bits(planted(0, 1), planted(1, 2)) > 3 * ONE.epsilon
+
+
+@pytest.mark.parametrize("step", [1.0, 2.0**-6])
+def test_low_order_bits_of_what_is_released_do_not(step):
+    one, two = released(0, 1, step), released(1, 2, step)
+    assert low_bits(one, two) <= ONE.epsilon
+    assert (
+        low_bits(released(0, 3, step), (released(0, 4, step) * 2)) > ONE.epsilon
+    )  # a hole of the support is seen
+
+
+def test_no_set_of_values_spends_more_than_delta():
+    spent, deviation = best_set(released(0, 5), released(1, 6))
+    assert spent < DELTA + 5 * deviation
+    spent, deviation = best_set(released(0, 7), released(4, 8))  # four times as far: the attack finds it
+    assert spent > DELTA + 5 * deviation
+
+
+def test_the_support_has_no_holes_within_reach():
+    """Every value from -4 to 5 deviations leaves from either data set."""
+    for moved in (0, 1):
+        values = torch.unique(released(moved, 9 + moved)).tolist()
+        assert set(range(-16, 18)) <= set(values)
