@@ -32,12 +32,12 @@ EITHER = {
 }  # fmt: skip
 # integers leave, of normals that are rounded
 ROUNDED = {"IntegerSums"}
-# rounded where what is encoded is whole
-MAY_ROUND = {"CentralFactorization"}
+# rounded where what is encoded is whole, or the law is
+MAY_ROUND = {"CentralFactorization", "CuratorSums"}
 # floats leave, or floats decide which integers do
 REAL = {
     "PrivUnit", "PrivUnitG", "ProjUnit", "GaussianVector",
-    "BitSums", "CuratorSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
+    "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
     "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",

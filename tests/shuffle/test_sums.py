@@ -23,6 +23,7 @@ from torchdp.shuffle import (
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
+    RoundedGaussianSum,
 )
 
 N, DELTA, SIZE = 30, 1e-3, 128
@@ -165,6 +166,11 @@ class TestCurator(SumsContract, Unbiased, Contract):
         """The two sums are (1, 1) apart: the likelihood ratio passes e^epsilon at one place between them."""
         m, epsilon = math.sqrt(2) / protocol.law.sigma, self.protocol.guarantee.epsilon
         return stats.norm.sf(epsilon / m - m / 2) - math.exp(epsilon) * stats.norm.sf(epsilon / m + m / 2)
+
+
+class TestRoundedCurator(TestCurator):
+    protocol = CuratorSums(RoundedGaussianSum(N, 3.0), 2, DELTA)
+    less = RoundedGaussianSum(N, 2.9)
 
 
 LAWS = [

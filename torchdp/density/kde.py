@@ -205,7 +205,8 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
-        checks.instance("law", self.law, CuratorSum)
+        if not checks.instance("law", self.law, CuratorSum).takes_numbers:
+            raise TypeError(f"law must add up numbers, such as CentralGaussianSum, not {type(self.law).__name__}")
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
 
     @staticmethod
@@ -218,7 +219,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     @cached_property
     def guarantee(self) -> Guarantee:
         _, change, flips = moved(self.features)
-        return self.law.promise(self.delta, min(change, flips) ** 0.5)
+        return self.law.promise(self.delta, min(change, flips) ** 0.5, self.features.instances)
 
     @property
     def layout(self) -> Layout:

@@ -16,6 +16,7 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 | :class:`PoissonSum`, :class:`NegativeBinomialSum` | 1 + E D/n | D of one kind of message |
 | :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, hidden by pairs that cancel |
 | :class:`PureSum` | more | the same at delta = 0 |
+| :class:`RoundedGaussianSum` | a curator's, in ``CuratorSums`` | N(0, sigma^2), rounded: private to the last bit |
 | :class:`CentralGaussianSum`, :class:`ExactSum` | references: a curator's, in ``CuratorSums`` | N(0, sigma^2); none |
 
 Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact dominating pairs (Ghazi
@@ -30,7 +31,7 @@ from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw
 from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.pure import PureSum
-from torchdp.shuffle.references import CentralGaussianSum, ExactSum
+from torchdp.shuffle.references import CentralGaussianSum, ExactSum, RoundedGaussianSum
 from torchdp.shuffle.response import RandomizedResponseSum
 from torchdp.shuffle.sums import BitSums, CuratorSums
 
@@ -46,6 +47,7 @@ __all__ = [
     "PoissonSum",
     "PureSum",
     "RandomizedResponseSum",
+    "RoundedGaussianSum",
     "delta_of",
     "epsilon_of",
     "paper",

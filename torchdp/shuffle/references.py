@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -17,9 +18,12 @@ from torchdp.privacy import (
     gaussian_guarantee,
     gaussian_log_delta,
     gaussian_sigma,
+    rounded_guarantee,
 )
 from torchdp.privacy.accounting import Profile
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.privacy.profiles import gaussian_profile
+from torchdp.rounded import RoundedNormal
 from torchdp.shuffle.laws import BitLaw
 from torchdp.shuffle.search import Target
 
@@ -38,31 +42,19 @@ class CuratorSum(BitLaw):
         return total.double()
 
     @abstractmethod
-    def promise(self, delta: float, distance: float) -> Guarantee:
-        """At delta, where the sums of all instances move by ``distance`` in l_2 norm. Raises ValueError."""
+    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
+        """At delta, where so many sums move by ``distance`` in l_2 norm. Raises ValueError."""
 
 
 @dataclass(frozen=True)
-class CentralGaussianSum(CuratorSum):
-    """S + N(0, sigma^2). Raises ValueError.
-
-    Guarantees: its exact dominating pair N(1, sigma^2), N(0, sigma^2), which is its own swap.
-    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.
-    """
+class GaussianSum(CuratorSum):
+    """S + N(0, sigma^2), or a function of it."""
 
     sigma: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "sigma", checks.positive("sigma", self.sigma))
-
-    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
-        """S + N(0, sigma^2)."""
-        return ones + self.sigma * draws.normal(tuple(ones.shape))
-
-    def variance(self, ones: Tensor) -> Tensor:
-        """sigma^2."""
-        return torch.full_like(ones, self.sigma**2, dtype=torch.float64)
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         self.present(absent)
@@ -74,7 +66,7 @@ class CentralGaussianSum(CuratorSum):
     def flipped_epsilon(self, delta: float, instances: int, absent: int = 0) -> float:
         if self.flipped_delta(0.0, instances, absent) <= delta:
             return 0.0
-        return self.promise(delta, math.sqrt(instances)).epsilon
+        return self.promise(delta, math.sqrt(instances), instances).epsilon
 
     def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
         """Exact: sums of numbers in [0, 1] move by sqrt(change) in l_2 norm."""
@@ -82,13 +74,75 @@ class CentralGaussianSum(CuratorSum):
             return math.erf(math.sqrt(change) / (2 * math.sqrt(2) * self.sigma))
         return math.exp(gaussian_log_delta(self.sigma, epsilon, math.sqrt(change)))
 
-    def promise(self, delta: float, distance: float) -> Guarantee:
+
+@dataclass(frozen=True)
+class CentralGaussianSum(GaussianSum):
+    """S + N(0, sigma^2). Raises ValueError.
+
+    Guarantees: its exact dominating pair N(1, sigma^2), N(0, sigma^2), which is its own swap.
+    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.
+    """
+
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
+        """S + N(0, sigma^2)."""
+        return ones + self.sigma * draws.normal(tuple(ones.shape))
+
+    def variance(self, ones: Tensor) -> Tensor:
+        """sigma^2."""
+        return torch.full_like(ones, self.sigma**2, dtype=torch.float64)
+
+    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
         return gaussian_guarantee(self.sigma, delta, distance, Model.CENTRAL, Neighbours.REPLACE_ONE)
 
     @classmethod
     def least(cls, target: Target) -> Self:
         target, move = target.positive_delta(cls), min(target.change, target.flips)
         return cls(target.users, gaussian_sigma(target.epsilon, target.delta, math.sqrt(move)))
+
+
+@dataclass(frozen=True)
+class RoundedGaussianSum(GaussianSum):
+    """S + N(0, sigma^2), rounded to steps of at most sigma/128: of bits, not of numbers. sigma: up to 2048.
+
+    Raises ValueError.
+
+    Guarantees: of what leaves, that of ``CentralGaussianSum``, of which it is a function, within ``noise.variation``
+        for each sum; delta pays for it.
+    Source: Balle, Wang (2018), Theorem 8.
+    """
+
+    takes_numbers: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.noise
+
+    @cached_property
+    def noise(self) -> RoundedNormal:
+        """Of each sum."""
+        return RoundedNormal.fine(self.sigma)
+
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
+        """S + R."""
+        return self.noise.added(ones.double(), draws)
+
+    def variance(self, ones: Tensor) -> Tensor:
+        """Of R: at most 1 + 6e-6 times sigma^2."""
+        return torch.full_like(ones, self.noise.variance, dtype=torch.float64)
+
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        """Of the real mechanism, and for the tables of all sums."""
+        real = super().moved_delta(epsilon, instances, change, absent)
+        return min(1.0, real + (1 + math.exp(min(epsilon, 700.0))) * instances * self.noise.variation)
+
+    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
+        kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
+        return rounded_guarantee(self.sigma, delta, distance, sums * self.noise.variation, *kind)
+
+    @classmethod
+    def least(cls, target: Target) -> Self:
+        target, move = target.positive_delta(cls), min(target.change, target.flips)
+        return cls(target.users, gaussian_sigma(target.epsilon, target.delta * ROUNDED, math.sqrt(move)))
 
 
 @dataclass(frozen=True)
@@ -106,5 +160,5 @@ class ExactSum(CuratorSum):
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         raise ValueError("ExactSum is not private; take it as a reference for the error only")
 
-    def promise(self, delta: float, distance: float) -> Guarantee:
+    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
         return Guarantee(math.inf, delta, Model.CENTRAL, Neighbours.REPLACE_ONE, True, "no noise, no promise")

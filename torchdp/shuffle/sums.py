@@ -217,8 +217,8 @@ class BitSums(OfBits, Shuffled[Tensor]):
 class CuratorSums(OfBits, CuratorProtocol[Tensor]):
     """The same question, answered by a trusted curator who sees every bit.
 
-    law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee is stated. Raises
-    TypeError, ValueError.
+    law: ``RoundedGaussianSum``, whose guarantee speaks of what leaves, ``CentralGaussianSum``, or ``ExactSum`` for no
+    privacy at all. delta: at which the guarantee is stated. Raises TypeError, ValueError.
 
     Guarantees: that of Gaussian noise at l_2 sensitivity sqrt(instances), exactly, for replacing one user's bits.
     Source: Balle, Wang (2018), Theorem 8.
@@ -235,7 +235,7 @@ class CuratorSums(OfBits, CuratorProtocol[Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        return self.law.promise(self.delta, math.sqrt(self.instances))
+        return self.law.promise(self.delta, math.sqrt(self.instances), self.instances)
 
     @property
     def layout(self) -> Layout:
