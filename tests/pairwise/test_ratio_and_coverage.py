@@ -43,12 +43,12 @@ def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so():
     protocol = StrategyReports.tuned(
         statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60
     )
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"auc"), sample_shape=(20_000,))
+    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"auc"), sample_shape=(6_000,))
     error = answer.value - statistic.exact(counts)
     predicted = mse(protocol, counts, n)
     assert predicted < 0.35 * mse(OneMessage(statistic, 1.0), counts, n)
     squared = Moments.of(error.square())
-    assert squared.mean == pytest.approx(predicted, rel=0.08) and squared.standard_error < 0.02 * predicted
+    assert squared.mean == pytest.approx(predicted, rel=0.1) and squared.standard_error < 0.03 * predicted
     low, high = answer.interval()
     inside = ((low <= statistic.exact(counts)) & (statistic.exact(counts) <= high)).double().mean()
     assert 0.92 < float(inside) < 0.975

@@ -1,5 +1,6 @@
 """Reports about the type in quadratic forms: exact variances, one law of two paths, guarantees."""
 
+import importlib
 import math
 from itertools import product
 
@@ -234,3 +235,31 @@ def test_bad_arguments():
             StrategyReports.tuned(statistic, 10, 1.0, prior=prior, generator=generator)
     with pytest.raises(ValueError, match="n must be"):
         StrategyReports.tuned(statistic, 1, 1.0, generator=generator)
+
+
+def test_merged_bins_are_unbiased_but_for_the_bias_they_state():
+    """Eight types in three bins: what is missed on average is what merging does to the kernel, no more and no less."""
+    statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
+    found = StrategyReports.merged(statistic, 2_000, 1.0, 3, prior=h, generator=keyed_generator(b"bins"))
+    counts = (h * 100).long()
+    answer = found.sample_estimate(counts, generator=keyed_generator(b"merged"), sample_shape=(20_000,))
+    error = Moments.of(answer.value - statistic.exact(counts))
+    assert abs(error.z_score(found.bias(counts.double()))) < 5 and abs(error.z_score(0.0)) > 5
+    squared = Moments.of((answer.value - statistic.exact(counts)).square())
+    assert abs(squared.z_score(mse(found, counts, 2_000))) < 5
+    assert found.client.epsilon <= 1.0
+    decoded = found.decoded(found.tally(found.client.randomize(torch.arange(8))))
+    assert int((decoded.diff().abs() > 1e-9).sum()) == 2  # evenly over the types of a bin
+    for bins in (1, 9):
+        with pytest.raises(ValueError, match="bins must be"):
+            StrategyReports.merged(statistic, 2_000, 1.0, bins, generator=keyed_generator(b"bins"))
+
+
+def test_many_types_are_merged_by_choose(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("torchdp.pairwise.choose"), "BINS", (24,))
+    statistic = pairwise.absolute_difference(66, spacing=1 / 65)
+    prior = torch.exp(-((torch.linspace(0, 1, 66) - 0.3) / 0.1).square())
+    choice = pairwise.choose(statistic, 10_000, 1.0, prior=prior)
+    assert "bins" in choice.candidates[0].name
+    others = [each.error for each in choice.candidates if "bins" not in each.name]
+    assert choice.candidates[0].error < 0.6 * min(others)

@@ -84,10 +84,11 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
     def found():
         return {c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN).candidates}
 
-    named = found()
-    assert named["optimised strategy"] < 1.05 * average_query.candidates[0].error
+    assert found()["optimised strategy"] == average_query.candidates[0].error
     monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
-    assert "optimised strategy" not in found() and found()["shift strategy"] == named["shift strategy"]
+    assert (
+        found()["shift strategy"] < 1.4 * average_query.candidates[0].error and "optimised strategy" not in found()
+    )
     monkeypatch.setattr(room, "SHIFTED_STRATEGY", 7)
     assert "shift strategy" not in found()
 

@@ -28,7 +28,8 @@ from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
-LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
+LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained, and neighbouring types merged
+BINS = (16, 32, 64)
 
 
 def choose(
@@ -44,8 +45,9 @@ def choose(
 
     Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
     allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);
-    randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (up to 64
-    types); with rounds = 2, two rounds, with projection and without (means). ``predicted_mse`` decides, with bias.
+    randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types,
+    for means of up to 256 on 16, 32 and 64 bins of them); with rounds = 2, two rounds, with projection and without
+    (means). ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
     like, or a few, (j, k); None: the few :func:`histograms`. The error is the largest over them, not over all. rounds:
@@ -65,12 +67,8 @@ def choose(
     protocols = _one_round(statistic, epsilon)
     if statistic.denominator is None:
         protocols += _tuned(statistic, n, epsilon, None if family is None else family.mean(0), rounds, search)
-    small = search and statistic.types <= LARGEST_STRATEGY and _varies(statistic)
-    if small and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        like = family if statistic.denominator is None else judged
-        generator = keyed_generator(b"choose", statistic.points.device)
-        reports = StrategyReports.tuned(statistic, n, epsilon, prior=like, generator=generator)
-        protocols.append(("optimised strategy", reports))
+    if search and _varies(statistic) and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        protocols += _strategies(statistic, n, epsilon, judged)
     with warnings.catch_warnings():
         if prior is None:
             warnings.simplefilter("ignore")  # of classes that are rare in a histogram that nobody named
@@ -105,6 +103,29 @@ def _tuned(
         found.append(("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)))
         found.append(("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)))
     return found
+
+
+def _strategies(
+    statistic: PairwiseStatistic, n: int, epsilon: float, judged: Tensor
+) -> list[tuple[str, PairwiseProtocol]]:
+    """Optimised for the histograms by which all are judged: on the types, or on bins of very many."""
+    generator = keyed_generator(b"choose", judged.device)
+    if statistic.types <= LARGEST_STRATEGY:
+        found = StrategyReports.tuned(statistic, n, epsilon, prior=judged, generator=generator)
+        return [("optimised strategy", found)]
+    if (
+        statistic.types > LARGEST_TRAINED
+        or statistic.denominator is not None
+        or statistic.approximates is not None
+    ):
+        return []
+    return [
+        (
+            f"optimised strategy, {b} bins",
+            StrategyReports.merged(statistic, n, epsilon, b, prior=judged, generator=generator),
+        )
+        for b in BINS
+    ]
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.protocol import ROUNDING, LocalPairs
+from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, histograms_of
 from torchdp.pairwise.variance import pairs_variance, symmetric_variance, worst_symmetric, worst_variance
 from torchdp.protocol import Layout, Relay, Tally
@@ -158,7 +159,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     [(sum_o c_o Z_o)^T J (sum_o c_o Z_o) - sum_o c_o Z_o^T J Z_o] / (n (n-1)), unbiased for distinct pairs and a
     function of the tally alone. The variance is ``pairs_variance`` with Cov Z = sum_o Q[o, x] Z_o Z_o^T - u_x u_x^T,
     exactly. A tally is drawn from the histogram in O(m k), m outputs.
-    client: of as many types as the statistic has, of full rank, at most epsilon-LDP.
+    client: of as many types as the statistic has, telling those of different vectors apart, at most epsilon-LDP.
 
     Guarantees: epsilon-LDP for each user (the strategy's own epsilon, if that is smaller).
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for the reports; Bell, Bellet, Gascon, Kulkarni (2020),
@@ -177,7 +178,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             raise ValueError(
                 f"epsilon must be at least the strategy's {self.client.epsilon:.9g}, not {self.epsilon!r}"
             )
-        _ = self._reports  # refuses a strategy that cannot tell all types apart
+        _ = self._vectors  # refuses a strategy that can not tell types of different vectors apart
 
     @classmethod
     def tuned(
@@ -231,6 +232,37 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             covariance = torch.einsum("x,xst->st", h, found[-1].covariances)
         return min(found, key=lambda protocol: protocol._judged(n, family))
 
+    @classmethod
+    def merged(
+        cls,
+        statistic: PairwiseStatistic,
+        n: int,
+        epsilon: float,
+        bins: int,
+        *,
+        prior: Tensor | None = None,
+        generator: torch.Generator,
+    ) -> "StrategyReports":
+        """``tuned`` on so many bins of neighbouring types, with the kernel's means over them: less noise, but a bias.
+
+        The bias counts in every predicted error. statistic: a mean that approximates no other; bins: from 2 to types.
+        Raises TypeError, ValueError.
+        """
+        k = checks.instance("statistic", statistic, PairwiseStatistic).types
+        if not 2 <= checks.integer("bins", bins, 2) <= k or statistic.denominator is not None:
+            raise ValueError(f"bins must be in 2..{k} and statistic a mean, not a ratio")
+        place = torch.arange(k, device=statistic.points.device) * bins // k
+        held = (torch.arange(bins, device=place.device)[:, None] == place).double()
+        even = held / held.sum(1, keepdim=True)
+        small = from_kernel(even @ statistic.kernel(statistic.form) @ even.mT)
+        family = histograms_of(prior, statistic.points)
+        law = None if family is None else family @ held.mT
+        found = cls.tuned(small, n, epsilon, prior=law, generator=generator)
+        near = replace(small, name=statistic.name, points=small.points[place], pairs=statistic.pairs)
+        near = replace(near, approximates=statistic, limits=statistic.limits, likely=statistic.likely)
+        types = None if found.client.prior is None else found.client.prior @ even
+        return cls(near, epsilon, StrategyMatrix(found.client.matrix[:, place], types))
+
     def _judged(self, n: int, family: Tensor | None) -> float:
         """The largest predicted error over the family, or over all users of one type."""
         if family is None:
@@ -257,19 +289,16 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""
-        decoded = tally["reports"].double() @ self._reports
-        return self.mean_variance(plausible(decoded, tally.n), form).clamp_min(0)
+        return self.mean_variance(plausible(self.decoded(tally), tally.n), form).clamp_min(0)
 
-    @cached_property
-    def _reports(self) -> Tensor:
-        """Each output as a report about the type, (m, k); its entries add up to 1."""
-        single = torch.eye(self.client.outputs, dtype=torch.float64, device=self.client.matrix.device)
-        return self.client.totals(Tally(1, {"reports": single}))
+    def decoded(self, tally: Tally) -> Tensor:
+        """Unbiased counts of the types, (*batch, k), evenly over types that reports can not tell apart."""
+        return tally["reports"].double() @ self.client.inverse.mT
 
     @cached_property
     def _vectors(self) -> Tensor:
         """Z_o, (m, r)."""
-        return self._reports @ self.statistic.points
+        return self.client.decoder(self.statistic.points.mT).mT
 
     @cached_property
     def covariances(self) -> Tensor:

@@ -42,7 +42,6 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
-SHARP = 2.5  # epsilon from which on shifts are not the only good start
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds
 
 
@@ -59,8 +58,8 @@ def choose(
 
     Candidates: factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within the alpha of least error where
     that may pay, the identity and the plain answers, each with PrivUnit and PrivUnitG; randomized response, subset
-    selection, OUE, SUE and Hadamard response; a strategy optimised for the workload: up to 64 types a matrix, up to
-    4,096 types a few patterns of ordered types and their shifts, up to 256 also a matrix that starts from them.
+    selection, OUE, SUE and Hadamard response; a strategy optimised for the workload: up to 256 types a matrix, up to
+    4,096 types a few patterns of ordered types and their shifts.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
@@ -155,19 +154,9 @@ def _strategies(
             return [("optimised strategy", best)]
         sharper = best.sharpened(centred, None, max(60, min(500, LEISURE // (len(W) * k**2))))
         return [("optimised strategy", best), ("optimised strategy, worst query", sharper)]
-    shifts = ShiftStrategy.tuned(centred, epsilon, generator=generator)
-    found: list[tuple[str, FrequencyOracle]] = [("shift strategy", shifts)]
     if k <= POLISHED_STRATEGY:
-        starts = [shifts.rows] if epsilon <= SHARP else [shifts.rows, None]
-        polished = [
-            StrategyMatrix.tuned(
-                centred, epsilon, prior, generator=generator, steps=300, exchanges=10, start=start
-            )
-            for start in starts
-        ]
-        best = min(polished, key=lambda each: each.judged(centred, prior, Objective.MEAN))
-        found.append(("optimised strategy", best))
-    return found
+        return [("optimised strategy", StrategyMatrix.tuned(centred, epsilon, prior, generator=generator))]
+    return [("shift strategy", ShiftStrategy.tuned(centred, epsilon, generator=generator))]
 
 
 def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:

@@ -14,12 +14,14 @@ from torchdp.protocol import Objective, Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import StrategyOracle
 from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
+from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
 from torchdp.randomizers.alphabet.strategy_search import Effort, search, strategy_problem
 from torchdp.randomizers.base import exact_local
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
 LEARNING_RATE = 0.2
+SMALL, SHARP = 64, 2.5  # types up to which random starts do; epsilon above which they may do better than shifts
 SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
 ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
 
@@ -82,8 +84,8 @@ class StrategyMatrix(StrategyOracle):
         *,
         generator: torch.Generator,
         outputs: int | None = None,
-        steps: int = 500,
-        exchanges: int = 50,
+        steps: int | None = None,
+        exchanges: int | None = None,
         restarts: int = 1,
         start: Tensor | None = None,
     ) -> "StrategyMatrix":
@@ -99,9 +101,10 @@ class StrategyMatrix(StrategyOracle):
             prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior the result keeps.
             objective: over the queries.
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
-            steps, exchanges: how many; restarts: repetitions of the two starts.
-            start: (rows, k), bool, at least 2k rows: which of their entries are large at the start, such as
-                ``ShiftStrategy.tuned(W, epsilon).rows``; the first ``outputs`` are used. None: two random starts.
+            steps, exchanges: how many, None: 500 and 50, beyond 64 types 300 and 10; restarts: of the random starts.
+            start: (rows, k), bool, at least 2k rows: which of their entries are large at the start; the first
+                ``outputs`` are used. None: two random starts, beyond 64 types the rows of ``ShiftStrategy.tuned`` and
+                above epsilon = 2.5 the better of both.
 
         Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
@@ -111,14 +114,16 @@ class StrategyMatrix(StrategyOracle):
         effort = _effort(W.shape[1], outputs, steps, exchanges, restarts)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
-        if start is not None:
-            start = _first_rows(start, W)
-        found = [cls(Q, law) for Q, law in search(W, epsilon, prior, effort, generator, start)]
+        starts: list[Tensor | None] = [None if start is None else _first_rows(start, W)]
+        if start is None and W.shape[1] > SMALL:
+            shifts = ShiftStrategy.tuned(W, epsilon, generator=generator)
+            starts = [shifts.rows, None] if epsilon > SHARP else [shifts.rows]
+        found = [cls(Q, law) for each in starts for Q, law in search(W, epsilon, prior, effort, generator, each)]
         fitting = [each for each in found if each.epsilon <= epsilon]
         best = min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
         if objective is Objective.MEAN or len(W) == 1:
             return best
-        return best.sharpened(W, prior, steps)
+        return best.sharpened(W, prior, effort.steps)
 
     def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:
         """The variance that ``tuned`` makes small: over the queries as ``objective`` says, over the types by prior."""
@@ -176,7 +181,7 @@ class StrategyMatrix(StrategyOracle):
         return self.matrix.new_full((self.k,), 1 / self.k) if self.prior is None else self.prior
 
     @cached_property
-    def _inverse(self) -> Tensor:
+    def inverse(self) -> Tensor:
         """(Q^T D^{-1} Q)^+ Q^T D^{-1}, (k, m), by the singular values of D^{-1/2} Q."""
         root = self.law.sqrt()
         return torch.linalg.pinv(self.matrix / root[:, None]) / root
@@ -191,7 +196,7 @@ class StrategyMatrix(StrategyOracle):
     def decoder(self, W: Tensor) -> Tensor:
         """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the row space of Q."""
         W = self._workload(W)
-        V = W @ self._inverse
+        V = W @ self.inverse
         missed = (V @ self.matrix - W).detach().abs().amax()
         if bool(missed > ROW_SPACE_TOLERANCE * W.detach().abs().amax()):
             raise ValueError(
@@ -234,7 +239,11 @@ def _first_rows(start: Tensor, W: Tensor) -> Tensor:
     return start
 
 
-def _effort(k: int, outputs: int | None, steps: int, exchanges: int, restarts: int) -> Effort:
+def _effort(k: int, outputs: int | None, steps: int | None, exchanges: int | None, restarts: int) -> Effort:
+    usual = (500, 50) if k <= SMALL else (300, 10)
+    steps, exchanges = (
+        given if own is None else own for own, given in zip((steps, exchanges), usual, strict=True)
+    )
     return Effort(
         checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k),
         checks.integer("steps", steps, 0),
