@@ -42,7 +42,7 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
-LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds
+LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
 
 
 def choose(
@@ -152,7 +152,7 @@ def _strategies(
         best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator)
         if not worst or len(W) == 1:
             return [("optimised strategy", best)]
-        sharper = best.sharpened(centred, None, max(60, min(500, LEISURE // (len(W) * k**2))))
+        sharper = best.sharpened(centred, None, max(240, min(500, LEISURE // (len(W) * k**2))))
         return [("optimised strategy", best), ("optimised strategy, worst query", sharper)]
     if k <= POLISHED_STRATEGY:
         return [("optimised strategy", StrategyMatrix.tuned(centred, epsilon, prior, generator=generator))]
