@@ -88,7 +88,7 @@ def test_bad_arguments():
             fewer_dimensions(BASE, 10, 1.0, prior=prior)
     with pytest.raises(ValueError, match="rank must be"):
         low_rank(BASE, 0, 10, 1.0)
-    with pytest.raises(ValueError, match="approximates must be a mean over the same pairs"):
+    with pytest.raises(ValueError, match="approximates must be over the same pairs"):
         PairwiseStatistic("x", BASE.points, BASE.form, pairs=Pairs.ALL, approximates=BASE)
     with pytest.raises(ValueError, match="approximates must be a mean"):
         PairwiseStatistic("x", BASE.points, BASE.form, Form(BASE.form.weights), approximates=BASE)

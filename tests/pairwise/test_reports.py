@@ -248,6 +248,9 @@ def test_merged_bins_are_unbiased_but_for_the_bias_they_state():
     squared = Moments.of((answer.value - statistic.exact(counts)).square())
     assert abs(squared.z_score(mse(found, counts, 2_000))) < 5
     assert found.client.epsilon <= 1.0
+    low, high = answer.interval()  # its width allows for the bias
+    assert float(((low <= statistic.exact(counts)) & (statistic.exact(counts) <= high)).double().mean()) > 0.97
+    assert abs(found.bias(counts.double())) < float(answer.bias.mean()) < 0.7 * found.distortion
     decoded = found.decoded(found.tally(found.client.randomize(torch.arange(8))))
     assert int((decoded.diff().abs() > 1e-9).sum()) == 2  # evenly over the types of a bin
     for bins in (1, 9):
@@ -263,3 +266,19 @@ def test_many_types_are_merged_by_choose(monkeypatch):
     assert "bins" in choice.candidates[0].name
     others = [each.error for each in choice.candidates if "bins" not in each.name]
     assert choice.candidates[0].error < 0.6 * min(others)
+
+
+def test_the_auc_of_many_scores_on_bins():
+    """A ratio: the form comes near, the classes' sizes stay as they are; bins across classes are refused."""
+    k, counts = 12, torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6, 4, 3]) * 3_000
+    statistic, n = pairwise.auc(k), int(counts.sum())
+    prior = pairwise.class_histograms(k, 0.4)
+    found = StrategyReports.merged(statistic, n, 2.0, 6, prior=prior, generator=keyed_generator(b"auc bins"))
+    answer = found.sample_estimate(counts, generator=keyed_generator(b"merged auc"), sample_shape=(4_000,))
+    error = answer.value - statistic.exact(counts)
+    assert abs(Moments.of(error).z_score(found.bias(counts.double()))) < 5
+    assert Moments.of(error.square()).mean == pytest.approx(mse(found, counts, n), rel=0.1)
+    low, high = answer.interval()
+    assert bool((low <= statistic.exact(counts)).all()) and float((high - low).mean()) < 0.5
+    with pytest.raises(ValueError, match="approximates must have the same denominator"):
+        StrategyReports.merged(statistic, n, 2.0, 5, prior=prior, generator=keyed_generator(b"auc bins"))

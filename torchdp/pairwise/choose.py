@@ -28,7 +28,8 @@ from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
-LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained, and neighbouring types merged
+LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
+LARGEST_MERGED = 1024  # types up to which neighbours are merged
 BINS = (16, 32, 64)
 
 
@@ -46,8 +47,8 @@ def choose(
     Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
     allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);
     randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types,
-    for means of up to 256 on 16, 32 and 64 bins of them); with rounds = 2, two rounds, with projection and without
-    (means). ``predicted_mse`` decides, with bias.
+    on 16, 32 and 64 bins of up to 1,024); with rounds = 2, two rounds, with projection and without (means).
+    ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
     like, or a few, (j, k); None: the few :func:`histograms`. The error is the largest over them, not over all. rounds:
@@ -113,19 +114,13 @@ def _strategies(
     if statistic.types <= LARGEST_STRATEGY:
         found = StrategyReports.tuned(statistic, n, epsilon, prior=judged, generator=generator)
         return [("optimised strategy", found)]
-    if (
-        statistic.types > LARGEST_TRAINED
-        or statistic.denominator is not None
-        or statistic.approximates is not None
-    ):
+    if statistic.types > LARGEST_MERGED or statistic.approximates is not None:
         return []
-    return [
-        (
-            f"optimised strategy, {b} bins",
-            StrategyReports.merged(statistic, n, epsilon, b, prior=judged, generator=generator),
-        )
-        for b in BINS
-    ]
+
+    def on(bins: int) -> StrategyReports:
+        return StrategyReports.merged(statistic, n, epsilon, bins, prior=judged, generator=generator)
+
+    return [(f"optimised strategy, {bins} bins", on(bins)) for bins in BINS if bins < statistic.types]
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:

@@ -118,16 +118,21 @@ class PairwiseProtocol(Protocol[Tensor]):
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
             parts = self.mean_error(tally, statistic.form).scaled(slope)
-            bias = slope * (self.distortion + self.clipping_bias(tally))
+            bias = slope * (self.missed(tally) + self.clipping_bias(tally))
             return Estimate(value, error, tally.n, bias, parts, limits)
         below = self.pairs_mean(tally, statistic.denominator)
         below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
         ratio = value / below
         parts = self.ratio_error(tally, ratio, below)
         _warn_of_small(parts.curvature)
+        bias = self.missed(tally) / below.abs()
         return Estimate(
-            statistic.offset + ratio, parts.variance[..., 0].sqrt(), tally.n, error=parts, limits=limits
+            statistic.offset + ratio, parts.variance[..., 0].sqrt(), tally.n, bias, error=parts, limits=limits
         )
+
+    def missed(self, tally: Tally) -> Tensor | float:
+        """The most by which ``mean`` of an approximate form misses that of the statistic's own."""
+        return self.distortion
 
     def clipping_bias(self, tally: Tally) -> Tensor | float:
         """The most that answers cut off to a range can add to ``mean`` on average: a public number."""
@@ -180,7 +185,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         _warn_of_small(small)
         both = self.mean_variance(counts, Form(apart.weights + g.weights * below)) * scale
         shared = (both - variance - small * below**2) / (2 * below)  # the covariance, over below^2
-        return variance * (1 + 3 * small) + 6 * shared.square()
+        return variance * (1 + 3 * small) + 6 * shared.square() + self.bias(counts) ** 2
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose classes may be empty."""
@@ -196,6 +201,8 @@ class PairwiseProtocol(Protocol[Tensor]):
         """What the estimate misses on average for counts (k,), real numbers allowed; 0 unless the form approximates."""
         if self.statistic.approximates is None:
             return 0.0
+        if self.statistic.denominator is not None:
+            return float(replace(self.statistic, approximates=None).exact(counts) - self.statistic.exact(counts))
         form, n = self.statistic.form, float(counts.sum())
         expected = replace(self.statistic, pairs=self.native_pairs, approximates=None).mean(counts, form)
         return float(self._convert(expected, n, form) - self.statistic.exact(counts))

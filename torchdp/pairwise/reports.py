@@ -245,21 +245,20 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     ) -> "StrategyReports":
         """``tuned`` on so many bins of neighbouring types, with the kernel's means over them: less noise, but a bias.
 
-        The bias counts in every predicted error. statistic: a mean that approximates no other; bins: from 2 to types.
-        Raises TypeError, ValueError.
+        The bias counts in every predicted error. statistic: approximates no other; a ratio's denominator must be the
+        same for all types of a bin. bins: from 2 to types. Raises TypeError, ValueError.
         """
         k = checks.instance("statistic", statistic, PairwiseStatistic).types
-        if not 2 <= checks.integer("bins", bins, 2) <= k or statistic.denominator is not None:
-            raise ValueError(f"bins must be in 2..{k} and statistic a mean, not a ratio")
+        if not 2 <= checks.integer("bins", bins, 2) <= k:
+            raise ValueError(f"bins must be in 2..{k}, not {bins}")
         place = torch.arange(k, device=statistic.points.device) * bins // k
         held = (torch.arange(bins, device=place.device)[:, None] == place).double()
         even = held / held.sum(1, keepdim=True)
-        small = from_kernel(even @ statistic.kernel(statistic.form) @ even.mT)
+        small = _fewer(statistic, even)
+        near = replace(small, points=small.points[place], approximates=statistic)
         family = histograms_of(prior, statistic.points)
         law = None if family is None else family @ held.mT
         found = cls.tuned(small, n, epsilon, prior=law, generator=generator)
-        near = replace(small, name=statistic.name, points=small.points[place], pairs=statistic.pairs)
-        near = replace(near, approximates=statistic, limits=statistic.limits, likely=statistic.likely)
         types = None if found.client.prior is None else found.client.prior @ even
         return cls(near, epsilon, StrategyMatrix(found.client.matrix[:, place], types))
 
@@ -291,6 +290,21 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         """The variance at the decoded histogram, cut off at 0 and scaled to n."""
         return self.mean_variance(plausible(self.decoded(tally), tally.n), form).clamp_min(0)
 
+    def missed(self, tally: Tally) -> Tensor | float:
+        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h their decoded shares, plausible."""
+        near, points = self.statistic.approximates, self.statistic.points
+        if near is None:
+            return 0.0
+        bins, place = torch.unique(points, dim=0, return_inverse=True)
+        apart = (near.kernel(near.form) - self.statistic.kernel(self.statistic.form)).abs()
+        rows = apart.new_zeros(len(bins), len(points)).scatter_reduce_(
+            0, place[:, None].expand_as(apart), apart, "amax"
+        )
+        most = rows.new_zeros(len(bins), len(bins)).scatter_reduce_(1, place.expand_as(rows), rows, "amax")
+        each = plausible(self.decoded(tally), tally.n) / tally.n
+        shares = each.new_zeros(*each.shape[:-1], len(bins)).index_add_(-1, place, each)
+        return ((shares @ most) * shares).sum(-1)
+
     def decoded(self, tally: Tally) -> Tensor:
         """Unbiased counts of the types, (*batch, k), evenly over types that reports can not tell apart."""
         return tally["reports"].double() @ self.client.inverse.mT
@@ -308,6 +322,25 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             centred = self._vectors - point
             parts.append((centred * law[:, None]).mT @ centred)
         return torch.stack(parts)
+
+
+def _fewer(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
+    """The statistic on bins, even (bins, types): the kernels' means over them, in as many coordinates as it takes."""
+    points, form, below = even @ statistic.points, statistic.form, statistic.denominator
+    own = (
+        torch.ones_like(form.weights, dtype=torch.bool) if below is None else below.weights == 0
+    )  # the form's alone
+    small = from_kernel((points[:, own] * form.weights[own]) @ points[:, own].mT)
+    weights = torch.cat([small.form.weights, form.weights[~own]])
+    if below is not None:
+        below = Form(torch.cat([torch.zeros_like(small.form.weights), below.weights[~own]]), below.constant)
+    return replace(
+        statistic,
+        points=torch.cat([small.points, points[:, ~own]], 1),
+        form=Form(weights, small.form.constant + form.constant),
+        denominator=below,
+        likely=None,
+    )
 
 
 def _linear(statistic: PairwiseStatistic, family: Tensor | None, centred: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,12 +86,16 @@ class PairwiseStatistic:
                 raise ValueError(f"form weights must have shape ({self.points.shape[1]},)")
         object.__setattr__(self, "likely", histograms_of(self.likely, self.points, "likely"))
         near = self.approximates
-        if near is not None and (
-            self.denominator is not None
-            or near.denominator is not None
-            or (near.types, near.pairs) != (self.types, self.pairs)
-        ):
-            raise ValueError("approximates must be a mean over the same pairs of the same types, as this one must")
+        if near is None:
+            return
+        if (near.types, near.pairs) != (self.types, self.pairs):
+            raise ValueError("approximates must be over the same pairs of the same types, as this one must")
+        if (near.denominator is None) is not (self.denominator is None):
+            raise ValueError("approximates must be a mean for a mean, and a ratio for a ratio")
+        if near.denominator is not None and self.denominator is not None:
+            apart = near.kernel(near.denominator) - self.kernel(self.denominator)
+            if float(apart.abs().max()) > 1e-9 * near.size(near.denominator):
+                raise ValueError("approximates must have the same denominator: only the form may come near")
 
     @property
     def types(self) -> int:
