@@ -34,9 +34,9 @@ class RoundedNormal:
     step: a power of two; sigma: from 1/16 to 2^20 steps. Raises ValueError.
 
     Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to e^(-k^2/(2 t^2)), and
-    s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R = round(X + s g + z K). The density of s g + z K over that
-    of sigma g is proportional to the sum over k of e^(-(k - c)^2/(2 v^2)), 1/v^2 = 1/t^2 + z^2/s^2, which is the same for
-    all c but for a share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation.
+    s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R = round(X + s g + z K). The density of s g + z K over
+    that of sigma g is proportional to the sum over k of e^(-(k - c)^2/(2 v^2)), 1/v^2 = 1/t^2 + z^2/s^2, which is the
+    same for all c but for a share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation.
 
     Guarantees: independent draws, each within ``variation`` of this law in total variation, for uniform words.
     """
