@@ -2,6 +2,7 @@
 
 import functools
 import math
+from fractions import Fraction
 from itertools import pairwise
 
 import mpmath
@@ -11,7 +12,7 @@ from scipy import stats
 
 from torchdp import rounded
 from torchdp.draws import Draws, Simulated
-from torchdp.kernels.inversion import rounded_normal
+from torchdp.kernels.inversion import discrete_normal, rounded_normal
 from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import gaussian_log_delta
 from torchdp.rounded import RoundedNormal
@@ -35,9 +36,9 @@ class Given(Draws):
 
 
 @functools.cache
-def thresholds(sigma):
+def thresholds(sigma, kind=rounded_normal):
     """T_1, T_2, ... as integers, and what is drawn above the first of them."""
-    table = rounded_normal(sigma)
+    table = kind(sigma)
     return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][: table.length], table.first
 
 
@@ -50,7 +51,7 @@ def drawn(sigma, numbers):
     packed = [
         sum(first << bits * j for j, first in enumerate(firsts[i : i + per])) for i in range(0, len(firsts), per)
     ]
-    cells = normal._guide("cpu").cells
+    cells = normal._pieces("cpu")[0][1].cells
     shift = bits - (len(cells).bit_length() - 1)
     late = [n for n, first in zip(numbers, firsts, strict=False) if cells[first >> shift] == rounded.OPEN]
     rest = [
@@ -92,7 +93,7 @@ def test_words_put_in_by_hand(sigma):
 @pytest.mark.parametrize("sigma", [0.3, 4.0, 200.0])
 def test_cells_of_the_guide_hold_no_threshold_unless_open(sigma):
     every, first = thresholds(sigma)
-    cells = RoundedNormal(sigma)._guide("cpu").cells.tolist()
+    cells = RoundedNormal(sigma)._pieces("cpu")[0][1].cells.tolist()
     width = WHOLE // len(cells)
     at = sorted(-(-t // width) for t in every)  # the first cell that lies wholly at or above the threshold
     passed = torch.searchsorted(torch.tensor(at), torch.arange(len(cells)), right=True).tolist()
@@ -174,10 +175,76 @@ def test_bits_that_are_drawn_are_counted():
     assert cells < 40 and abs(late - 4 * cells) < 6 * math.sqrt(4 * cells)
 
 
-@pytest.mark.parametrize("sigma", [0.0, -1.0, 1e-3, 2049.0, math.nan, math.inf])
+@pytest.mark.parametrize("sigma", [0.0, -1.0, 1e-3, 2.0**20 + 1, math.nan, math.inf])
 def test_what_no_table_holds_is_refused(sigma):
     with pytest.raises(ValueError, match="sigma must be"):
         RoundedNormal(sigma)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 11.0])
+def test_thresholds_of_discrete_normals(sigma):
+    every, first = thresholds(sigma, discrete_normal)
+    with mpmath.workdps(60):
+        law = [mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for j in range(-200, 201)]
+        tails = [mpmath.fsum(law[200 + first + j :]) / mpmath.fsum(law) * WHOLE for j in range(1, len(every) + 1)]
+        assert all(abs(tail - threshold) < 0.501 for tail, threshold in zip(tails, every, strict=True))
+
+
+def integers(sigma, kind):
+    """2^128 P(X = j), from what is drawn, by j."""
+    every, first = thresholds(sigma, kind)
+    return {first + j: high - low for j, (high, low) in enumerate(pairwise([WHOLE, *every, 0]))}
+
+
+def apart(fine, coarse, z):
+    """Total variation distance of round(s g) + z K from the rounded normal of their variances' sum."""
+    found = {}
+    for k, many in integers(coarse, discrete_normal).items():
+        for j, some in integers(fine, rounded_normal).items():
+            found[j + z * k] = found.get(j + z * k, 0) + many * some
+    with mpmath.workdps(60):
+        root = mpmath.sqrt(2 * (mpmath.mpf(fine) ** 2 + z * z * mpmath.mpf(coarse) ** 2))
+        ends = range(min(found), max(found) + 2)
+        # the smaller of both tails: neither loses digits; what is cut off counts
+        tails = [mpmath.erfc(abs(j - mpmath.mpf("0.5")) / root) / 2 for j in ends]
+        masses = [
+            abs(a - b) if (j - 0.5) * (j + 0.5) > 0 else 1 - a - b
+            for j, (a, b) in zip(ends, pairwise(tails), strict=False)
+        ]
+        off = mpmath.fsum(
+            abs(mass - mpmath.mpf(found.get(j, 0)) / WHOLE**2) for j, mass in zip(ends, masses, strict=False)
+        )
+        return float((off + tails[0] + tails[-1]) / 2)
+
+
+def test_two_pieces_make_one_wide_normal():
+    """Against 60 digits at every value; and with a fine piece that is too narrow the bumps are seen."""
+    length = sum(len(integers(sigma, kind)) for sigma, kind in ((6.75, rounded_normal), (11.0, discrete_normal)))
+    assert apart(6.75, 11.0, 3) < (length + 6) * 2.0**-129 + rounded.BUMPS
+    assert apart(3.0, 11.0, 3) > 1e-12
+
+
+@pytest.mark.parametrize("sigma", [2048.5, 3000.0, 57_599.9, 1e6 / 3, 2.0**20])
+def test_wide_normals_are_split(sigma):
+    z, fine, coarse = rounded.split(sigma)
+    square = Fraction(fine) ** 2 + z**2 * Fraction(coarse) ** 2
+    assert Fraction(sigma) ** 2 <= square < Fraction(sigma) ** 2 * (1 + Fraction(1e-14))
+    least = 1 / math.sqrt(1 / coarse**2 + (z / fine) ** 2)
+    assert 2.0001 * math.exp(-2 * (math.pi * least) ** 2) < rounded.BUMPS / 2
+    assert max(fine, coarse) <= 2048 and rounded.SMOOTH * z == fine
+
+
+def test_wide_draws_have_the_law(monkeypatch):
+    normal = RoundedNormal(3000.0)
+    found = normal.draw((10**6,), SeededNoise(1))
+    assert normal.variance == pytest.approx(3000.0**2 + 1 / 12, rel=1e-13)
+    assert stats.kstest((found.double() / 3000).numpy(), "norm").pvalue > 1e-4
+    assert stats.kstest((found.double() / 3060).numpy(), "norm").pvalue < 1e-4
+    last = torch.bincount(found % normal._pieces("cpu")[1][0])  # no lattice of the coarse piece is left
+    assert stats.chisquare(last.numpy()).pvalue > 1e-4
+    monkeypatch.setattr(rounded, "AT_ONCE", 4096)
+    assert torch.equal(normal.draw((1000, 1000), SeededNoise(1)).flatten(), found)
+    assert normal.variation < 2.0**-115
 
 
 def spent(law, shift, epsilon):

@@ -3,16 +3,15 @@
 import functools
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.kernels.inversion import Table, rounded_normal
-from torchdp.kernels.inversion.tables import WIDEST
-
-__all__ = ["WIDEST", "RoundedNormal"]
+from torchdp.kernels.inversion import Table, discrete_normal, rounded_normal
+from torchdp.kernels.inversion.tables import WIDEST as ONE_TABLE
 
 AT_ONCE = 2**15  # draws whose words and cells stay in a nearby cache
 AT_ONCE_THERE = 2**24  # on a GPU, where each part costs launches and a wait
@@ -21,6 +20,10 @@ MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is 
 FINE = 256  # steps of sigma where the step is free
 OPEN = -(2**15)  # a cell of the guide that holds a threshold
 LOWEST = -(2**63)
+WIDEST = 2.0**20  # steps of sigma, in two pieces
+PIECE, MOST_APART = 64, 900  # about the coarse piece's sigma, and the most that its values may lie apart
+SMOOTH = 2.25  # sigma of the fine piece over the distance of the coarse one's values
+BUMPS = 2.0**-135  # total variation distance of their sum from a normal
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,12 @@ class RoundedNormal:
     """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2) step/sigma).
 
     X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism, in any dimension.
-    step: a power of two; sigma: from 1/16 to 2048 steps. Raises ValueError.
+    step: a power of two; sigma: from 1/16 to 2^20 steps. Raises ValueError.
+
+    Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to e^(-k^2/(2 t^2)), and
+    s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R = round(X + s g + z K). The density of s g + z K over
+    that of sigma g is proportional to the sum over k of e^(-(k - c)^2/(2 v^2)), 1/v^2 = 1/t^2 + z^2/s^2, which is the
+    same for all c but for a share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation.
 
     Guarantees: independent draws, each within ``variation`` of this law in total variation, for uniform words.
     """
@@ -42,26 +50,29 @@ class RoundedNormal:
             raise ValueError(f"step must be a power of two, not {step:g}: multiples of it are exact in float64")
         object.__setattr__(self, "sigma", sigma)
         object.__setattr__(self, "step", step)
-        _ = self._guide("cpu")
+        if sigma / step > WIDEST:
+            raise ValueError(f"sigma must be at most 2^20 steps, not {sigma / step:g}; count in coarser steps")
+        _ = self._pieces("cpu")
 
     @staticmethod
     def fine(sigma: float) -> "RoundedNormal":
         """For integers, in steps of 1 or of a fraction below sigma/128: rounding costs 5e-6 of the variance.
 
-        sigma: up to 2048. Raises ValueError.
+        sigma: up to 2^20. Raises ValueError.
         """
         sigma = checks.positive("sigma", sigma)
         return RoundedNormal(sigma, 2.0 ** min(0, math.ceil(math.log2(sigma / FINE))))
 
     @property
     def variation(self) -> float:
-        """Largest total variation distance of one draw from the law: (thresholds + 3) 2^-129."""
-        return self._guide("cpu").variation
+        """Largest total variation distance of one draw from the law: (thresholds + 3) 2^-129, of both pieces."""
+        pieces = self._pieces("cpu")
+        return sum(guide.variation for _, guide in pieces) + BUMPS * (len(pieces) - 1)
 
     @property
     def variance(self) -> float:
         """Of the law: sigma^2 + step^2/12, where sigma is a step or more to 1e-7 of it."""
-        return self.step**2 * self._guide("cpu").variance
+        return self.step**2 * sum(apart**2 * guide.variance for apart, guide in self._pieces("cpu"))
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """R/step, int64, on the device of ``draws``: 16 or 32 bits each, and 112 or 96 more where these do not decide.
@@ -69,7 +80,8 @@ class RoundedNormal:
         Equal words give equal integers: however many are drawn at once, first come the first bits of all of them.
         """
         out = torch.empty(math.prod(shape), dtype=torch.int64, device=draws.device)
-        self._guide(str(draws.device)).fill(out, draws)
+        for place, (apart, guide) in enumerate(self._pieces(str(draws.device))):
+            guide.fill(out, draws, apart if place else 0)
         return out.view(shape)
 
     def added(self, total: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
@@ -79,8 +91,8 @@ class RoundedNormal:
             return noise.add_(total)
         return noise.double().mul_(self.step).add_(total)
 
-    def _guide(self, device: str) -> "Guide":
-        return _guide(self.sigma / self.step, device)
+    def _pieces(self, device: str) -> "tuple[tuple[int, Guide], ...]":
+        return _pieces(self.sigma / self.step, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +110,10 @@ class Guide:
     variation: float
     variance: float
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.high, self.low, self.cells
+
     @staticmethod
     def of(table: Table) -> "Guide":
         """On the table's device."""
@@ -109,8 +125,11 @@ class Guide:
         high, low = ((one << 32 | two) ^ LOWEST for one, two in ((first, second), (third, fourth)))
         return Guide(last, high, low, cells, bits, table.variation, _variance(table))
 
-    def fill(self, out: Tensor, draws: Draws) -> None:
-        """Draws into a contiguous int64 tensor of one dimension, part by part; what is open waits for the end."""
+    def fill(self, out: Tensor, draws: Draws, times: int = 0) -> None:
+        """Draws into a contiguous int64 tensor of one dimension, part by part; what is open waits for the end.
+
+        times: so many times the draws are added to what is there; 0: they are put in its place.
+        """
         step = AT_ONCE if out.device.type == "cpu" else AT_ONCE_THERE
         size = min(step, len(out) + -len(out) % 64)
         words = torch.empty(size * self.bits // 64, dtype=torch.int64, device=out.device)
@@ -127,12 +146,13 @@ class Guide:
                 0, (cell.bitwise_right_shift_(shift) if shift else cell).bitwise_and_(mask)
             )
             where = (found == OPEN).nonzero()[:, 0]
-            some.copy_(found)
+            some.add_(found, alpha=times) if times else some.copy_(found)
             places.append(where + start)
             begun.append(parts[where])
         if len(out):
             where, first = torch.cat(places), torch.cat(begun).long()
-            out[where] = self.decided(first, draws.words((2, len(where))))
+            late = self.decided(first, draws.words((2, len(where))))
+            out[where] = out[where] + times * (late - OPEN) if times else late
 
     def decided(self, first: Tensor, rest: Tensor) -> Tensor:
         """W's first bits, (n,), signed, and two words for the others, (2, n) -> last - #{thresholds <= W}, 128 bits."""
@@ -155,8 +175,24 @@ def _variance(table: Table) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _guide(sigma: float, device: str) -> Guide:
-    if device == "cpu":
-        return Guide.of(rounded_normal(sigma))
-    near = _guide(sigma, "cpu")
-    return replace(near, high=near.high.to(device), low=near.low.to(device), cells=near.cells.to(device))
+def _pieces(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
+    """How far the values of each independent piece lie apart, and its guide."""
+    if device != "cpu":
+        moved = (
+            (apart, near, [each.to(device) for each in near.tensors]) for apart, near in _pieces(sigma, "cpu")
+        )
+        return tuple((apart, replace(near, high=a, low=b, cells=c)) for apart, near, (a, b, c) in moved)
+    if sigma <= ONE_TABLE:
+        return ((1, Guide.of(rounded_normal(sigma))),)
+    apart, fine, coarse = split(sigma)
+    return (1, Guide.of(rounded_normal(fine))), (apart, Guide.of(discrete_normal(coarse)))
+
+
+def split(sigma: float) -> tuple[int, float, float]:
+    """z, s, t with s = 2.25 z and s^2 + z^2 t^2 >= sigma^2, and hardly more."""
+    apart = min(math.ceil(sigma / PIECE), MOST_APART)
+    fine = SMOOTH * apart
+    coarse = math.sqrt((sigma - fine) * (sigma + fine)) / apart
+    while Fraction(fine) ** 2 + apart**2 * Fraction(coarse) ** 2 < Fraction(sigma) ** 2:
+        coarse = math.nextafter(coarse, math.inf)
+    return apart, fine, coarse

@@ -90,5 +90,5 @@ def cases(small: bool) -> Iterator[Case]:
         yield Case(f"NB({r:g}, {p:g})", partial(counts, users, False, r * p / (1 - p), r))
     yield Case("NB(0.001, 0.9), sums over users", partial(counts, users, True, 0.009, 1e-3))
     yield Case("normals of at least 2", partial(half_line, users))
-    for sigma in (4.0, 64.0, 1024.0):
+    for sigma in (4.0, 64.0, 1024.0, 1e5):
         yield Case(f"rounded normal, sigma = {sigma:g}", partial(rounded, users, sigma))

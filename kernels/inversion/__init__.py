@@ -5,9 +5,25 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.inversion import reference
-from torchdp.kernels.inversion.tables import Table, binomial, negative_binomial, poisson, rounded_normal
+from torchdp.kernels.inversion.tables import (
+    Table,
+    binomial,
+    discrete_normal,
+    negative_binomial,
+    poisson,
+    rounded_normal,
+)
 
-__all__ = ["Table", "binomial", "column_sums", "draws", "negative_binomial", "poisson", "rounded_normal"]
+__all__ = [
+    "Table",
+    "binomial",
+    "column_sums",
+    "discrete_normal",
+    "draws",
+    "negative_binomial",
+    "poisson",
+    "rounded_normal",
+]
 
 DRAWS = Kernel(__name__, "draws", reference.draws, cases.INVERSION)
 COLUMN_SUMS = Kernel(__name__, "column_sums", reference.column_sums, cases.INVERSION_SUMS)

@@ -95,20 +95,27 @@ def rounded_normal(sigma: float) -> Table:
     P(X = j) = phi(c) 2 h sum over even m of a_m/(m + 1), c = j/sigma, h = 1/(2 sigma), a_m = He_m(c) h^m/m!: the Taylor
     series of phi over one cell, with a_(m+1) = (c h a_m - h^2 a_(m-1))/(m + 1). Raises ValueError.
     """
+    return _symmetric(sigma, _cell)
+
+
+def discrete_normal(sigma: float) -> Table:
+    """P(X = j) in proportion to e^(-j^2/(2 sigma^2)), sigma from 1/16 to 2048. Raises ValueError."""
+    return _symmetric(sigma, lambda j, q: Decimal(1))
+
+
+def _symmetric(sigma: float, cell: Callable[[int, Decimal], Decimal]) -> Table:
+    """P(X = j) in proportion to e^(-2 q j^2) cell(|j|, q), q = 1/(4 sigma^2), log-concave."""
     sigma = checks.positive("sigma", sigma)
     if not NARROWEST <= sigma <= WIDEST:
-        raise ValueError(
-            f"sigma must be from {NARROWEST:g} to {WIDEST:g} steps, not {sigma:g}: less shows the data, "
-            "more needs too long a table; count in finer or in coarser steps"
-        )
+        raise ValueError(f"sigma must be from {NARROWEST:g} to {WIDEST:g} steps in one table, not {sigma:g}")
     h = 0.5 / sigma
     with _digits(DIGITS + math.ceil((13.5 * h + 1.5 * h * h) / math.log(10))):  # the series alternate
-        q = 1 / (4 * Decimal(sigma) ** 2)  # h^2; c h = 2 j q
+        q = 1 / (4 * Decimal(sigma) ** 2)
         density, ratio, fall = Decimal(1), (-2 * q).exp(), (-4 * q).exp()
-        masses = [_cell(0, q)]
+        masses = [cell(0, q)]
         while True:
             density, ratio = density * ratio, ratio * fall
-            masses.append(density * _cell(len(masses), q))
+            masses.append(density * cell(len(masses), q))
             share = masses[-1] / masses[-2]  # falls with j
             if masses[-1] * share < CUT * (1 - share):
                 break

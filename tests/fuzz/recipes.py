@@ -426,7 +426,7 @@ shuffle.BitSums(shuffle.PoissonSum(5, 30.0), 2, 1e-3)
 shuffle.BitSums.calibrated(shuffle.PoissonSum, 100, 1.0, 1e-5, 2, 0)
 shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)
 shuffle.RoundedGaussianSum(5, 1.0)
-shuffle.CuratorSums(shuffle.RoundedGaussianSum(5, 1.0), 2, 1e-3).guarantee
+shuffle.CuratorSums(shuffle.RoundedGaussianSum(5, 1.0), 2, 1e-3).estimate(bits, noise=noise)
 shuffle.paper.composition(1.0, 1e-5, 10, 1e-5)
 shuffle.paper.correlated(100, 1.0, 1e-5)
 shuffle.paper.poisson(100, 1.0, 1e-5)

@@ -167,6 +167,12 @@ class TestOneCount(TestIntegerSums):
         return torch.tensor([48.0], dtype=torch.float64)
 
 
+class TestWideSums(TestIntegerSums):  # of two pieces
+    protocol = IntegerSums.calibrated(2, 2000.0, epsilon=1.0, delta=1e-6)
+    extremes = torch.tensor([[2000, 0], [-2000, 0], [0, 2000], [1200, 1600], [-1200, -1600], [0, 0]])
+    bad: ClassVar = [torch.tensor([[2001, 0]])]
+
+
 def test_integer_sums_say_their_error_and_what_they_refuse():
     assert TestIntegerSums.protocol.noise.variance == pytest.approx(TestIntegerSums.protocol.sigma**2 + 1 / 12)
     assert TestIntegerSums.protocol.collect(TestIntegerSums.x)["sum"].dtype == torch.int64
@@ -175,7 +181,7 @@ def test_integer_sums_say_their_error_and_what_they_refuse():
         "bound must be": lambda: IntegerSums(2, 0.5, 4.0, 1e-6),
         "step must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=0.3),
         "step must be at most": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=2.0),
-        "sigma must be": lambda: IntegerSums.calibrated(2, 2**15, epsilon=1.0, delta=1e-6),
+        "sigma must be": lambda: IntegerSums.calibrated(2, 2**20, epsilon=1.0, delta=1e-6),
         "signed must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, signed=1),
         "tables' distance": lambda: IntegerSums(2**30, 1.0, 0.1, 1e-9, signed=False).guarantee,
     }
@@ -189,7 +195,7 @@ def test_integer_sums_say_their_error_and_what_they_refuse():
 
 def test_wide_noise_stays_real():
     """Beyond the tables' largest sigma the guarantee is the theorem's, and says so."""
-    wide = CentralFactorization(FactoredQueries.identity(W), 1e-3, 1e-9)
+    wide = CentralFactorization(FactoredQueries.identity(W), 1e-6, 1e-9)
     assert wide.rounded is None and wide.guarantee.arithmetic is Arithmetic.REAL
     assert CentralFactorization(GAMMA, 1.0, 1e-6).rounded is None  # an optimised encoder is not whole
 
