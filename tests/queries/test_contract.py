@@ -1,5 +1,6 @@
 """The battery for linear queries, answered by users and by a curator, and for the losses of concepts."""
 
+import contextlib
 import math
 from typing import ClassVar
 
@@ -108,6 +109,7 @@ class Rounded:
         steps = (one - two) / normal.step
         assert bool((steps == steps.round()).all()) and bool((steps != 0).any())
         assert self.protocol.guarantee.arithmetic is Arithmetic.ROUNDED and not self.protocol.guarantee.exact
+        assert self.protocol.guarantee.variation == steps.numel() * normal.variation > 0
         assert self.protocol.guarantee.mu * self.protocol.sigma > 0
 
 
@@ -198,6 +200,11 @@ def test_wide_noise_stays_real():
     wide = CentralFactorization(FactoredQueries.identity(W), 1e-6, 1e-9)
     assert wide.rounded is None and wide.guarantee.arithmetic is Arithmetic.REAL
     assert CentralFactorization(GAMMA, 1.0, 1e-6).rounded is None  # an optimised encoder is not whole
+    large = CentralFactorization(FactoredQueries.plain(1024 * W), 1.0, 1e-6)
+    for n in (2**43, 2**44):
+        summary, done = torch.tensor([n - 3, 1, 1, 1]), n * 1024 <= 2**53
+        with contextlib.nullcontext() if done else pytest.raises(ValueError, match="not be exact"):
+            large.sample_tally(summary, generator=torch.Generator().manual_seed(1))
 
 
 class TestPrivateLearner(Unbiased, RelayContract):

@@ -16,8 +16,6 @@ from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.rounded import WIDEST, RoundedNormal
 
-MOST_WHOLE = 2**12  # in size, of the numbers of an encoder: sums of 2^41 users are exact
-
 
 @dataclass(frozen=True, eq=False)
 class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
@@ -62,7 +60,12 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
         apart = self.queries.right - self.queries.right[:, :1]
         whole = apart.round()
         close = (apart - whole).abs().max() <= 1e-14 * self.queries.right.abs().max()
-        return whole if bool(close & (whole.abs().max() <= MOST_WHOLE) & (whole != 0).any()) else None
+        return whole if bool(close & (whole != 0).any()) else None
+
+    @cached_property
+    def _largest(self) -> float:
+        """In size, of the whole numbers."""
+        return 0.0 if self.whole is None else float(self.whole.abs().max())
 
     @cached_property
     def rounded(self) -> RoundedNormal | None:
@@ -112,6 +115,8 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
         counts, n = self.counts(summary)
         if self.whole is not None and self.rounded:
+            if n * self._largest > checks.MOST:
+                raise ValueError(f"summary must count fewer users than {n}: their sums would not be exact")
             total = self.rounded.added(self.whole @ counts.double(), draws, shape)
             return Tally(n, {"sum": total + n * self.queries.right[:, 0]})
         total = self.queries.right @ counts.double()
