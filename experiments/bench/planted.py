@@ -223,8 +223,8 @@ MISTAKES = (
     ),
     Mistake(
         'shuffle/sums.py', 'a curator counts one instance for all',
-        'return self.law.promise(self.delta, math.sqrt(self.instances))',
-        'return self.law.promise(self.delta, 1.0)',
+        'return self.law.promise(self.delta, math.sqrt(self.instances), self.instances)',
+        'return self.law.promise(self.delta, 1.0, self.instances)',
         'shuffle/test_sums.py', 'TestCurator',
     ),
     Mistake(
