@@ -39,6 +39,13 @@ def test_every_verb_of_every_protocol(name):
     assert not found, "\n".join(found)
 
 
+@slow
+@pytest.mark.parametrize("recipe", verbs.OTHERS)
+def test_calls_of_parts(recipe):
+    found, made = harness.faults(recipe, verbs.names)
+    assert made and not found, "\n".join(found)
+
+
 def test_no_protocol_is_left_out():
     """Every class whose users or curators draw; classes that relay others' reports and messages are among them."""
     kinds, left = set(), [Protocol]
@@ -47,7 +54,7 @@ def test_no_protocol_is_left_out():
         left += kind.__subclasses__()
         if kind.__module__.startswith("torchdp") and not inspect.isabstract(kind):
             kinds.add(kind)
-    assert kinds <= {type(each.protocol) for each in verbs.kept()["at"].values()}
+    assert kinds <= {type(verbs.known()["at"][name].protocol) for name in verbs.PROTOCOLS}
 
 
 def test_raw_errors_and_silent_nans_are_seen():

@@ -92,21 +92,43 @@ OF_MESSAGES = (
 )  # fmt: skip
 
 
+class Users(dict):
+    """Each protocol by its name, with what its verbs take and give; made when it is asked for."""
+
+    def __missing__(self, name):
+        made, data = PROTOCOLS[name]
+        protocol, x = eval(made, known()), known()[data]
+        tally = protocol.collect(x, noise=SeededNoise(1))
+        found = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.admit(x)), "tally": tally}
+        if isinstance(protocol, MessageProtocol):
+            sent = protocol.randomize(x, noise=SeededNoise(1))
+            found |= {"messages": sent, "data": protocol.encode(sent)}
+        self[name] = SimpleNamespace(**found, estimate=protocol.analyse(tally))
+        return self[name]
+
+
 @cache
-def kept():
+def known():
     found = dict(recipes.kept())
     ball = found["domains"].lp_ball(2, 2.0, 1.0)
-    found |= {"ball": ball, "round": found["domains"].round_shape(ball, 2.0)}
-    at = {}
-    for name, (made, data) in PROTOCOLS.items():
-        protocol, x = eval(made, found), found[data]
-        kinds = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.admit(x))}
-        kinds["tally"] = protocol.collect(x, noise=SeededNoise(1))
-        if isinstance(protocol, MessageProtocol):
-            kinds["messages"] = protocol.randomize(x, noise=SeededNoise(1))
-            kinds["data"] = protocol.encode(kinds["messages"])
-        at[name] = SimpleNamespace(**kinds)
-    return found | {"at": at}
+    return found | {"ball": ball, "round": found["domains"].round_shape(ball, 2.0), "at": Users()}
+
+
+@cache
+def kept():
+    found = known()
+    classes = found["density"].ShuffledClasses((found["at"]["CentralKDE"].protocol,) * 2)
+    reported = (found["rows"].repeat(2, 1), torch.arange(10) // 5)
+    rooms = ("rounded", "wire")
+    return found | {
+        **{room: importlib.import_module(f"torchdp.{room}") for room in rooms},
+        "profiles": [importlib.import_module("torchdp.privacy.profiles").gaussian_profile(1.0)],
+        "Q": (torch.ones(3, 3) + torch.eye(3)).double() / 4,
+        "running": found["workloads"].RunningSums(4),
+        "densities": classes.estimate(reported, noise=SeededNoise(1)),
+        "net": torch.nn.Linear(2, 1, dtype=torch.float64),
+        "payload": importlib.import_module("torchdp.wire").frame(b"12345678", b"name"),
+    }
 
 
 def names():
@@ -116,9 +138,95 @@ def names():
 
 def verbs(name):
     """The recipes of one protocol."""
-    protocol = kept()["at"][name].protocol
+    protocol = known()["at"][name].protocol
     some = OF_ALL + OF_MESSAGES * isinstance(protocol, MessageProtocol)
     if isinstance(protocol, InteractiveProtocol):
         some = (*some, "round(())")
     user = f"at['{name}']"
     return [f"{user}.protocol.{verb.replace('USER', user)}" for verb in some]
+
+
+OTHERS = """
+promise.rounded(1e-30, 1e-4)
+privacy.composed_delta(profiles, 3, 1.0)
+privacy.composed_epsilon(profiles, 3, 1e-3)
+privacy.rounded_guarantee(2.0, 1e-5, 1.0, 1e-30, privacy.Model.CENTRAL, privacy.Neighbours.REPLACE_ONE)
+rounded.RoundedNormal(4.0, 1.0)
+rounded.RoundedNormal.fine(4.0)
+rounded.rounded_normal(4.0)
+rounded.discrete_normal(4.0)
+wire.unframe(payload, b'name')
+wire.frame(b'12', b'name')
+wire.unpack(b'12345678', 8)
+wire.unpack_vectors(b'12345678', 1)
+wire.pack_vectors(points, 2)
+workloads.Workload('name', (W,))
+workloads.RunningSums(4, 0.9)
+factorization.factorize_buffered(running, 2, tol=0.1)
+factorization.factorize(running, tol=0.1)
+factorization.BufferedStrategy(prior[:1] / 2, prior[:1] / 3, torch.ones(4).double(), torch.ones(4).double())
+randomizers.LearnedStrategy(Q, 1.0)
+randomizers.answer_variances(Q, W, prior)
+randomizers.strategy_lower_bound(W, 1.0, prior)
+randomizers.StrategyMatrix.tuned(W, 1.0, prior, generator=generator, outputs=6, steps=2, exchanges=1, restarts=1)
+randomizers.ShiftStrategy.tuned(W, 1.0, generator=generator, steps=2, starts=1)
+randomizers.ShiftStrategy(torch.eye(3).bool(), torch.ones(3), 3, 1.0)
+randomizers.PointRelease.published(2, 1.0, 1.0)
+at['StrategyMatrix'].protocol.decoder(W)
+at['StrategyMatrix'].protocol.workload_variance(W)
+at['ShiftStrategy'].protocol.decoder(W)
+at['ShiftStrategy'].protocol.workload_variance(W)
+at['SubsetSelection'].protocol.packed(at['SubsetSelection'].messages)
+at['PrivUnit'].protocol.moments.covariance(points)
+queries.ConceptClass(('a', 'b'), (torch.sign(W[:2] + 0.1),))
+queries.FactoredQueries.tree(W)
+at['PrivateLearner'].protocol.samples(0.5, 0.05)
+at['LocalFactorization'].protocol.samples(9.0, 0.05)
+pairwise.class_histograms(3, 0.3)
+pairwise.StrategyReports.merged(pairwise.unequal(3), 100, 9.0, 2, generator=generator)
+at['OneMessage'].estimate.interval(0.9)
+domains.Box(-prior, prior).contains(prior)
+domains.Box(-prior, prior).project(prior)
+domains.Box(-prior, prior).admit(prior)
+polytope.contains(points)
+polytope.project(points)
+shape.coordinates(points)
+shape.points(points)
+at['GaussianMean'].protocol.noise_root(5)
+at['GaussianMean'].protocol.error(5, 2.0)
+at['LocalMean'].protocol.error_bound(5)
+at['GaussianMoments'].protocol.deviations(5)
+at['GaussianMoments'].protocol.root_mean_power(5, 2.0)
+mean.GaussianMoments.calibrated(ball, round, 2, epsilon=1.0, delta=1e-5)
+sketch.sums(numbers.long())
+regression.adaptive_ridge(at['SufficientStatistics'].estimate, 1.0)
+regression.predicted_phi_of_sketch(second, 1.0, 4, 0.1)
+regression.predicted_psi(second, 1, 0.1)
+regression.predicted_psi_of_sketch(second, 1, 4, 0.1)
+regression.psi(second, eye[:2, :1])
+regression.top_directions(W @ W.T, 1)
+at['AdaSSP'].protocol.solve(at['AdaSSP'].estimate, 1.0)
+at['SecureSketch'].protocol.within(rows)
+secure.Server(sum_of_five, bytes(16), 0, secure.Links.derived(bytes(32), "server 0", 2)).roll_call(1)
+shuffle.Bag(5, at['Poisson'].messages.instance, at['Poisson'].messages.content)
+shuffle.PureSum.calibrated(100, 1.0, 0.0, 2, 0)
+shuffle.RandomizedResponseSum.calibrated(100, 1.0, 1e-3, 2, 0)
+shuffle.CentralGaussianSum.calibrated(100, 1.0, 1e-3, 2, 0)
+density.InnerProduct(2)
+density.Projected(2, density.GaussianFourier(1, 1.0))
+densities.evaluate(points)
+densities.standard_error_at(points)
+density.classify(densities, points)
+density.nearest_words(densities, points, 1)
+density.class_counts(types, 3)
+at['ShuffledKDE'].protocol.density_mse(at['ShuffledKDE'].summary, points)
+training.Attendance(once, 5)
+training.Attendance(once, 5).check(types[:2])
+training.Batches(training.Epochs(2), 4, 2, 4, generator=generator)
+training.FeatureLayer(features)
+training.FeatureLayer(features)(points)
+training.SketchLayer(sketch)
+training.set_gradients(net, prior)
+training.CorrelatedNoise(torch.eye(3).double(), 2, 1.0)(prior[:2])
+"""
+OTHERS = [line for line in OTHERS.split("\n") if line]
