@@ -12,7 +12,7 @@ from torchdp.pairwise.low_rank import fewer_dimensions
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.reports import StrategyReports, SubsetPairs
+from torchdp.pairwise.reports import StrategyReports, SubsetPairs, merges
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import PairwiseStatistic, histograms_of
@@ -119,11 +119,12 @@ def _strategies(
         return [("optimised strategy", found)]
     if statistic.types > LARGEST_MERGED or statistic.approximates is not None:
         return []
+    bins = [bins for bins in BINS if bins < statistic.types and merges(statistic, bins)]
 
     def on(bins: int) -> StrategyReports:
         return StrategyReports.merged(statistic, n, epsilon, bins, prior=judged, generator=generator)
 
-    return [(f"optimised strategy, {bins} bins", on(bins)) for bins in BINS if bins < statistic.types]
+    return [(f"optimised strategy, {bins} bins", on(bins)) for bins in bins]
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:
