@@ -11,6 +11,7 @@ from scipy.stats import beta
 
 SURE = 1e-9  # chance that a bound of a probability is wrong
 TAILS, VALUES = 40, 4096
+LEVELS, BITS = 14, 8  # powers of two below which a number may lie; low-order bits
 
 
 def certified(here, there, times, delta):
@@ -21,31 +22,43 @@ def certified(here, there, times, delta):
 
 
 def events(one, two):
-    """How often each event came: pairs (in one, in two). one, two: (times,), whole numbers or floats of one dtype."""
-    bits = [each.view(torch.int64) if each.is_floating_point() else each for each in (one, two)]
-    sizes = [each.double().abs() for each in (one, two)]
-    middle = float(torch.cat(sizes).quantile(0.5)) or 1.0
-    for a in range(-10, 4):  # |N| below some size, and a power of two divides its integer, or does not
-        inside = [size < middle * 2.0**a for size in sizes]
-        for b in range(9):
-            even = [each & (1 << b) - 1 == 0 for each in bits]
-            yield [int((i & e).sum()) for i, e in zip(inside, even, strict=True)]
-            yield [int((i & ~e).sum()) for i, e in zip(inside, even, strict=True)]
+    """How often each event came, (events, 2). one, two: (times,), whole numbers or floats of one dtype."""
     both = torch.cat([one, two]).double()
-    for end in torch.unique(both[torch.linspace(0, len(both) - 1, TAILS).long()]):
-        yield [int((each >= end).sum()) for each in (one, two)]
-        yield [int((each < end).sum()) for each in (one, two)]
-    values, which = torch.unique(torch.cat([one, two]), return_inverse=True)
+    ends = torch.unique(
+        torch.cat([both[:: max(1, len(both) // TAILS)], one.max()[None], two.max()[None], both.min()[None]])
+    )
+    middle, found = float(both.abs().median()) or 1.0, []
+    for each in (one, two):
+        low = low_bits(each, middle)
+        tails = torch.bincount(torch.bucketize(each.double(), ends, right=True), minlength=len(ends) + 1).cumsum(0)
+        found.append(torch.cat([low, tails, len(each) - tails]))
+    values = torch.unique(both[: 4 * VALUES])
     if len(values) <= VALUES:
-        counts = [torch.bincount(part, minlength=len(values)).tolist() for part in which.split(len(one))]
-        yield from (list(pair) for pair in zip(*counts, strict=True))
+        values, which = torch.unique(both, return_inverse=True)
+        single = [torch.bincount(part, minlength=len(values)) for part in which.split(len(one))]
+        found = [torch.cat(parts) for parts in zip(found, single, strict=True)]
+    return torch.stack(found, 1)
+
+
+def low_bits(numbers, middle):
+    """How many lie below each power of two times ``middle`` and are, or are not, divisible by each power of two."""
+    whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(numbers.dtype)
+    bits = (numbers if whole is None else numbers.view(whole).long()) | 1 << BITS
+    zeros = (bits & -bits).double().log2().long()
+    size = (torch.frexp(numbers.double().abs() / middle).exponent + LEVELS - 4).clamp(0, LEVELS).long()
+    table = torch.bincount(size * (BITS + 1) + zeros, minlength=(LEVELS + 1) * (BITS + 1)).view(
+        LEVELS + 1, BITS + 1
+    )
+    inside = table.cumsum(0)
+    divided = inside.flip(1).cumsum(1).flip(1)
+    return torch.cat([divided.flatten(), (inside.sum(1, keepdim=True) - divided).flatten()])
 
 
 def strongest(one, two, delta=0.0):
     """The most certain log ratio of all events, either way round, in any column of (times,) or (times, columns)."""
     found, times = -math.inf, len(one)
-    for first, second in zip(one.reshape(times, -1).mT, two.reshape(times, -1).mT, strict=True):
-        pairs = {tuple(pair) for pair in events(first.contiguous(), second.contiguous())}
+    for columns in zip(one.reshape(times, -1).mT, two.reshape(times, -1).mT, strict=True):
+        pairs = {tuple(pair) for pair in events(*(column.contiguous() for column in columns)).tolist()}
         likely = [pair for pair in pairs if max(pair) > 1]
         found = max([found, *(certified(*each, times, delta) for a, b in likely for each in ((a, b), (b, a)))])
     return found

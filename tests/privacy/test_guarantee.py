@@ -114,6 +114,6 @@ def test_guarantee_rounding_is_paid_on_both_data_sets():
     real, v = guarantee(3.0, 1e-6, exact=False), 1e-8
     least = 1e-6 + (1 + math.exp(3.0)) * v
     assert real.rounded(v, least * (1 + 1e-6)).variation == v
-    with pytest.raises(ValueError, match="leaves .* which needs"):
+    with pytest.raises(ValueError, match=r"leaves .* which needs"):
         real.rounded(v, least * (1 - 1e-6))
     assert real.rounded(v, 1e-5).rounded(2 * v, 1e-4).variation == 3 * v

@@ -122,7 +122,11 @@ def test_guarantee_each_cell_of_the_table_has_its_integers(planted):
     patterns = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]).bool()
     strategy = ShiftStrategy(patterns, torch.tensor([0.3, 0.6, 0.1]), 4, 1.0)
     ends = strategy.table.cumsum(0)[:-1].tolist()
-    for number, cell in [(0, 0), *((e - 1, j) for j, e in enumerate(ends)), *((e, j + 1) for j, e in enumerate(ends))]:
+    for number, cell in [
+        (0, 0),
+        *((e - 1, j) for j, e in enumerate(ends)),
+        *((e, j + 1) for j, e in enumerate(ends)),
+    ]:
         for x in range(4):
             y = int(strategy.speak(torch.tensor([x]), planted(integers=torch.tensor(number)))[0])
             inside = bool(patterns[y // 6, (x - y % 6) % 6])
