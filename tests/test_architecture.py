@@ -40,7 +40,17 @@ MAY_IMPORT = {
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR
-    | {"kernels", "privacy", "workloads", "factorization", "randomizers", "pairwise", "protocol", "simulate"},
+    | {
+        "kernels",
+        "privacy",
+        "workloads",
+        "factorization",
+        "randomizers",
+        "queries",
+        "pairwise",
+        "protocol",
+        "simulate",
+    },
     "__main__": {"cli"},
 }
 

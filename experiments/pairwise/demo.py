@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from torchdp import cli, simulate
-from torchdp.cli.estimate import PROTOCOLS, Question, ask
+from torchdp.cli.estimate import PROTOCOLS, ask
+from torchdp.pairwise import PairwiseStatistic
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, Trial
 
@@ -39,6 +40,7 @@ class Config:
     block_size: int = 500
 
 
+Asked = tuple[PairwiseStatistic, Tensor]  # and the users' counts of types
 FULL = Config()
 SMOKE = Config(users=5_000, sizes=(10**4, 10**6), trials=100, block_size=50)
 QUESTIONS = {
@@ -100,13 +102,15 @@ def measure(config: Config, report: Report) -> None:
     report.say(
         f"Tables from scikit-learn, resampled with replacement to {config.users} users; local DP of one user.\n"
     )
-    answers, questions = {}, {}
+    answers: dict[str, dict[str, Any]] = {}
+    questions: dict[str, Asked] = {}
     for name, words in QUESTIONS.items():
         table = folder / ("breast_cancer.csv" if name == "auc" else "diabetes.csv")
         arguments = ["estimate", "--csv", str(table), *words.split(), "--epsilon", f"{config.epsilon:g}"]
         arguments += ["--protocol", "one-message"]  # its error is measured below, at the cost of its sums
         report.say("$ torchdp " + shlex.join(arguments))
-        questions[name] = ask(cli.parser().parse_args(arguments))
+        question, [(_, types)], _ = ask(cli.parser().parse_args(arguments))
+        questions[name] = question.statistic, torch.bincount(types, minlength=question.statistic.types)
         answers[name] = run(arguments)
     report.say()
     rows = errors(questions, config, report)
@@ -131,19 +135,19 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"Guarantee: {answer['guarantee']}.\n")
 
 
-def truth(question: Question) -> float:
-    return float(question.statistic.exact(torch.bincount(question.types, minlength=question.statistic.types)))
+def truth(question: Asked) -> float:
+    statistic, counts = question
+    return float(statistic.exact(counts))
 
 
-def errors(questions: dict[str, Question], config: Config, report: Report) -> list[simulate.Row]:
+def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[simulate.Row]:
     """Measured errors against n, as a store, a table and a figure."""
 
     def make_trial(settings: dict[str, Any]) -> Trial:
-        question = questions[settings["statistic"]]
-        protocol = PROTOCOLS[settings["protocol"]](question.statistic, settings["epsilon"])
-        counts = torch.bincount(question.types, minlength=question.statistic.types)
-        counts = (counts.double() / counts.sum() * settings["n"]).round().long()  # the same shares of n users
-        exact = question.statistic.exact(counts)
+        statistic, users = questions[settings["statistic"]]
+        protocol = PROTOCOLS[settings["protocol"]](statistic, settings["epsilon"])
+        counts = (users.double() / users.sum() * settings["n"]).round().long()  # the same shares of n users
+        exact = statistic.exact(counts)
 
         def squared_error(generator: torch.Generator, size: int) -> Tensor:
             drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,))

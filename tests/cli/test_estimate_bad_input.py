@@ -57,8 +57,9 @@ def test_tables(name, tmp_path, capsys):
     [
         ("empty", "is empty"), ("header only", "0 rows"), ("one row", "1 rows"), ("binary", "not a UTF-8"),
         ("no header", "'height' is missing"), ("twice", "more than once"), ("short row", "line 3: 1 cells"),
-        ("long row", "line 3: 3 cells"), ("cell 'nan'", "row 2: not a finite number"), ("latin", "not a UTF-8"),
-        ("semicolons", "the delimiter must be a comma, not ';'"),
+        ("long row", "line 3: 3 cells"), ("cell 'nan'", "row 2: the cell is missing (1 such rows); --missing drop"),
+        ("cell 'inf'", "row 2: not a finite number"), ("latin", "not a UTF-8"),
+        ("semicolons", "its delimiter may be ';', not ',': see --delimiter"),
     ],
 )  # fmt: skip
 def test_tables_say_what_is_wrong(name, words, tmp_path, capsys):

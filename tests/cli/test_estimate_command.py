@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from torchdp import cli, pairwise
+from torchdp.cli.table import Bins
 from torchdp.randomness import keyed_generator
 
 USERS = 3_000
@@ -228,11 +229,16 @@ def test_quoted_cells_with_newlines_blank_lines_and_a_byte_order_mark(tmp_path, 
     assert got["users"] == 150 and abs(got["estimate"] - 100 / 149) < 5 * got["predicted_rmse"]
 
 
-def test_values_on_the_bounds_and_at_the_edges_of_bins(tmp_path):
-    from torchdp.cli.table import Bins, to_bins
-
+def test_values_on_the_bounds_and_at_the_edges_of_bins():
     values = torch.tensor([0.0, 0.9999, 1.0, 2.5, 3.9999, 4.0], dtype=torch.float64)
-    assert to_bins("x", values, Bins(0.0, 4.0, 4)).tolist() == [0, 0, 1, 2, 3, 3]
+    assert Bins(0.0, 4.0, 4).place(values).tolist() == [0, 0, 1, 2, 3, 3]
+    for uniform, wanted in (
+        (0.0, [0, 1, 1, 3, 4, 4]),
+        (0.5, [0, 1, 1, 2, 4, 4]),
+        (1 - 2**-53, [0, 0, 1, 2, 3, 4]),
+    ):
+        drawn = torch.full_like(values, uniform)
+        assert Bins(0.0, 4.0, 4).rounded(values, drawn).tolist() == wanted
 
 
 def test_as_a_module():

@@ -98,7 +98,7 @@ def test_what_is_read_in_parts_is_what_is_read_cell_by_cell(way, tmp_path, monke
 def test_a_large_table_is_read_once_and_in_parts(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     path.write_text("height,label\n" + "1.25,0\n2.5,1\n" * 20_000)
-    monkeypatch.setattr("torchdp.cli.estimate.read_columns", None)  # would fail
+    monkeypatch.setattr("torchdp.cli.users.read_columns", None)  # would fail
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     options = "--statistic auc --columns height label --bounds height=0:5 --epsilon 1 --seed 1".split()
     assert cli.main(["estimate", "--csv", str(path), *options]) == 0

@@ -14,6 +14,7 @@ from torchdp.pairwise import (
     OneMessagePairs,
     Pairs,
     PairwiseStatistic,
+    StrategyReports,
     TwoMessage,
     choose,
     lipschitz,
@@ -88,6 +89,19 @@ def test_guarantee_choice_is_the_least_of_its_table_and_prints_it():
         assert candidate.protocol.guarantee.epsilon <= 1 + 1e-12
     assert choice.best is choice.candidates[0].protocol
     assert "optimised strategy" in [candidate.name for candidate in choice.candidates]
+
+
+def test_choice_without_a_prior_holds_for_data_near_any_single_type():
+    """A strategy made for some of the types alone errs several times more on the others than it is judged to."""
+    k, n = 6, 100_000
+    statistic = pairwise.unequal(k)
+    near = 0.98 * torch.eye(k, dtype=torch.float64) + 0.02 / k
+    choice, family = choose(statistic, n, 2.0), pairwise.histograms(statistic)
+    assert max(mse(choice.best, h, n) for h in near) < choice.candidates[0].error ** 2
+    assert len(pairwise.histograms(pairwise.unequal(70))) == 3 + 64
+    some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
+    fitted = StrategyReports.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
+    assert max(mse(fitted, h, n) for h in near) > 4 * max(mse(fitted, h, n) for h in some)
 
 
 @pytest.mark.filterwarnings("ignore:the denominator")  # of the rarest class

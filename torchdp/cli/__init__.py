@@ -4,7 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-STATISTICS = ("auc", "gini-diversity", "gini-mean-difference", "kendall")
+STATISTICS = {
+    "auc": "SCORE LABEL",
+    "gini-diversity": "one category",
+    "gini-mean-difference": "one number",
+    "histogram": "one number, or one category with --categories",
+    "kendall": "two numbers",
+    "mean": "one number",
+    "quantiles": "one number",
+}
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
 
@@ -24,15 +32,16 @@ def parser() -> argparse.ArgumentParser:
 def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     estimate = commands.add_parser(
         "estimate",
-        help="a pairwise statistic of your own table under local differential privacy",
-        description="Randomizes every row as its user would; prints what the analyst can say from the messages.",
+        help="a statistic of your own table under local differential privacy",
+        description="Randomizes every row as its user would; prints what the analyst can say from the messages. "
+        "Or, with --plan, how many users it takes.",
     )
-    estimate.add_argument("--csv", required=True, metavar="FILE", help="a table with a header; a row is a user")
-    estimate.add_argument("--statistic", required=True, choices=STATISTICS)
+    estimate.add_argument("--csv", metavar="FILE", help="a table with a header; a row is a user")
     estimate.add_argument(
-        "--columns", required=True, nargs="+", metavar="NAME",
-        help="auc: SCORE LABEL; kendall: 2 numbers; gini-mean-difference: 1 number; gini-diversity: 1 category",
-    )  # fmt: skip
+        "--statistic", required=True, choices=STATISTICS, metavar="NAME", help=", ".join(STATISTICS)
+    )
+    columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
+    estimate.add_argument("--columns", required=True, nargs="+", metavar="NAME", help=columns)
     estimate.add_argument("--epsilon", required=True, type=float, help="privacy budget of one user, > 0")
     estimate.add_argument(
         "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
@@ -42,18 +51,56 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--bounds-from-data", action="store_true",
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
-    estimate.add_argument("--bins", type=int, help="equal bins for each numeric column (default: 32; kendall: 16)")
-    estimate.add_argument("--categories", metavar="A,B,...", help="gini-diversity: the public list of categories")
-    estimate.add_argument("--positive", metavar="VALUE", default="1", help="auc: the label that counts as 1")
-    estimate.add_argument("--negative", metavar="VALUE", default="0", help="auc: the label that counts as 0")
+    estimate.add_argument(
+        "--bins", type=int, help="equal bins for each numeric column (default: 32; two columns: 16)"
+    )
+    estimate.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
+    estimate.add_argument(
+        "--quantiles",
+        nargs="+",
+        type=float,
+        metavar="SHARE",
+        help="quantiles: of these shares, such as .25 .5 .75",
+    )
+    estimate.add_argument(
+        "--positive", metavar="VALUE", default="1", help="the label that counts as 1 (default: 1)"
+    )
+    estimate.add_argument(
+        "--negative", metavar="VALUE", default="0", help="the label that counts as 0 (default: 0)"
+    )
+    estimate.add_argument(
+        "--group", metavar="COLUMN", help="answers for each value of this column, which is public"
+    )
+    _estimate_table(estimate)
     estimate.add_argument(
         "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
-        help="auto: the least predicted error when all types are equally frequent (blind to the data); best: the same "
-        "with protocols that are optimised for the statistic, up to half a minute",
+        help="auto: the least predicted error, blind to the data (of pairs: when all types are equally frequent); "
+        "best: of pairs also protocols that are optimised for the statistic, up to half a minute",
+    )  # fmt: skip
+    estimate.add_argument(
+        "--plan", type=float, metavar="ERROR",
+        help="no table: how many users make the predicted standard error at most this (quantiles, histogram: in "
+        "shares of users)",
     )  # fmt: skip
     estimate.add_argument("--level", type=float, default=0.95, help="of the confidence interval (default: 0.95)")
     estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")
     estimate.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _estimate_table(estimate: argparse.ArgumentParser) -> None:
+    """How the table is read."""
+    estimate.add_argument(
+        "--delimiter", metavar="C", default=",", help="between cells, such as ';' or tab (default: ,)"
+    )
+    estimate.add_argument("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
+    estimate.add_argument(
+        "--missing", choices=("refuse", "drop"), default="refuse",
+        help="a cell that is empty or NA, NaN, null, none, -, ., ?: refuse the table (default), or leave out the row",
+    )  # fmt: skip
+    estimate.add_argument(
+        "--out-of-bounds", choices=("refuse", "clip", "drop"), default="refuse",
+        help="a number beyond its bounds: refuse the table (default), move it to the bound, or leave out the row",
+    )  # fmt: skip
 
 
 def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,89 +1,31 @@
-"""``torchdp estimate``: one pairwise statistic of a table."""
+"""``torchdp estimate``: a statistic of a table, of each of its groups, or the number of users that it takes."""
 
 import argparse
 import json
-import math
 import sys
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
-from typing import cast
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from torchdp import checks, pairwise
-from torchdp.cli.quick_table import quick_columns
-from torchdp.cli.table import MOST_TYPES, Bins, numbers, parse_bounds, read_columns, to_bins, to_categories
-from torchdp.noise import SeededNoise
-from torchdp.pairwise import PairwiseStatistic
-from torchdp.pairwise.protocol import LocalPairs
-from torchdp.protocol import MessageProtocol
+from torchdp import checks
+from torchdp.cli.plan import plan
+from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question
+from torchdp.cli.statistics import asking
+from torchdp.cli.users import Users, read_users
+from torchdp.noise import Noise, SeededNoise
 
-Asked = MessageProtocol[Tensor, Tensor]
-PROTOCOLS: dict[str, type[LocalPairs]] = {
-    "one-message": pairwise.OneMessage,
-    "randomized-response": pairwise.RandomizedResponsePlugIn,
-    "two-message": pairwise.TwoMessage,
-}
+__all__ = ["PROTOCOLS", "estimate"]
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of the table: the statistic, each user's type, and words about the discretisation."""
+class Heard:
+    """What was said of one group: its name, the users, the answers."""
 
-    title: str
-    statistic: PairwiseStatistic
-    types: Tensor
-    discretisation: str
-
-
-@dataclass(frozen=True)
-class _Table:
-    options: argparse.Namespace
-    columns: list[str]
-    labels: dict[str, list[str]]
-
-    @cached_property
-    def quick(self) -> dict[str, Tensor]:
-        """The columns as tensors; empty where something in the table is unusual."""
-        numeric = [name for name in self.columns if name not in self.labels]
-        if len({*numeric, *self.labels}) < len(self.columns):
-            return {}
-        return quick_columns(self.options.csv, numeric, self.labels) or {}
-
-    def numbers(self, name: str) -> Tensor:
-        return self.quick[name] if self.quick else numbers(name, self.cells[name])
-
-    def categories(self, name: str) -> Tensor:
-        return self.quick[name] if self.quick else to_categories(name, self.cells[name], self.labels[name])
-
-    @cached_property
-    def cells(self) -> dict[str, list[str]]:
-        return read_columns(self.options.csv, self.columns)
-
-    @cached_property
-    def bounds(self) -> dict[str, tuple[float, float]]:
-        numeric = self.columns[:1] if self.options.statistic == "auc" else self.columns
-        return parse_bounds(self.options.bounds, numeric)
-
-    def binned(self, name: str) -> tuple[Tensor, Bins]:
-        usual = 16 if self.options.statistic == "kendall" else 32  # kendall's types are pairs of bins
-        count = usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
-        most = {"kendall": math.isqrt(MOST_TYPES), "auc": MOST_TYPES // 2}.get(self.options.statistic, MOST_TYPES)
-        if count > most:
-            raise ValueError(f"--bins must be at most {most}, not {count}")
-        if name not in self.bounds and not self.options.bounds_from_data:
-            raise ValueError(
-                f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH; bounds read from the data "
-                "are not private (--bounds-from-data does it all the same)"
-            )
-        values = self.numbers(name)
-        low, high = self.bounds.get(name) or (float(values.min()), float(values.max()))
-        if not low < high:
-            raise ValueError(f"column {name!r} is constant: it gives no bounds")
-        bins = Bins(low, high, count)
-        return to_bins(name, values, bins), bins
+    group: str
+    users: int
+    answers: list[Answer]
 
 
 def estimate(options: argparse.Namespace) -> int:
@@ -94,101 +36,118 @@ def estimate(options: argparse.Namespace) -> int:
     """
     epsilon = checks.positive("--epsilon", options.epsilon)
     checks.fraction("--level", options.level)
-    question = ask(options)
-    name, protocol = choose(options.protocol, question.statistic, epsilon, len(question.types))
+    if options.plan is not None:
+        return plan(options, epsilon)
+    if options.csv is None:
+        raise ValueError(
+            "--csv FILE is needed: the table to estimate from (or --plan ERROR, for a plan without one)"
+        )
     noise = None if options.seed is None else SeededNoise(checks.integer("--seed", options.seed, 0))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        answer = protocol.estimate(question.types, noise=noise)
-    for each in caught:
-        print(f"torchdp estimate: {each.message}", file=sys.stderr)
-    if not (math.isfinite(answer.value) and math.isfinite(answer.standard_error)):
-        raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
-    low, high = answer.interval(options.level)
+    question, parts, notes = ask(options, noise)
+    name, protocol = question.choose(
+        options.protocol, sum(len(types) for _, types in parts) // len(parts), epsilon
+    )
+    heard = [
+        Heard(group, len(types), _hear(question, protocol, types, noise, options.level)) for group, types in parts
+    ]
+    for note in notes:
+        print(f"torchdp estimate: {note}", file=sys.stderr)
     if options.bounds_from_data:
         print("torchdp estimate: the bounds were read from the data: this run is NOT PRIVATE", file=sys.stderr)
     if options.seed is not None:
         print("torchdp estimate: noise from a stated seed can be removed: for trying out only", file=sys.stderr)
     result = {
         "statistic": question.title,
-        "users": answer.n,
-        "estimate": float(answer.value),
-        "predicted_rmse": float(answer.standard_error),
+        "discretisation": question.words,
         "level": options.level,
-        "interval": [float(low), float(high)],
         "protocol": name,
         "bits_per_user": protocol.bits_per_user,
         "epsilon": protocol.guarantee.epsilon,
         "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
         "source": protocol.guarantee.source,
-        "discretisation": question.discretisation,
     }
-    print(json.dumps(result) if options.json else _table(result))
+    print(json.dumps(_record(result, heard)) if options.json else _table(result, heard, question.unit))
     return 0
 
 
-def ask(options: argparse.Namespace) -> Question:
-    """The statistic and the users' types. Raises ValueError, OSError."""
-    wanted = 2 if options.statistic in ("auc", "kendall") else 1
-    if len(options.columns) != wanted:
-        raise ValueError(f"--statistic {options.statistic} takes {wanted} --columns, not {len(options.columns)}")
-    if (options.categories is not None) != (options.statistic == "gini-diversity"):
-        need = "needs" if options.categories is None else "takes no"
-        raise ValueError(f"--statistic {options.statistic} {need} --categories")
-    if options.statistic == "gini-diversity" and (options.bounds or options.bounds_from_data or options.bins):
-        raise ValueError("--statistic gini-diversity takes no --bounds and no --bins: its column is a category")
-    if options.statistic == "auc" and options.positive == options.negative:
-        raise ValueError(f"--positive and --negative must differ, not both be {options.positive!r}")
-    first, labels = options.columns[0], {}
-    if options.statistic == "auc":
-        labels[options.columns[1]] = [options.negative, options.positive]
-    if options.statistic == "gini-diversity":
-        categories = [category.strip() for category in options.categories.split(",")]
-        if len(set(categories)) != len(categories) or len(categories) < 2:
-            raise ValueError("--categories must list at least two different values")
-        types = _Table(options, options.columns, {first: categories}).categories(first)
-        title = f"Gini's diversity index of {first}"
-        return Question(title, pairwise.unequal(len(categories)), types, f"{len(categories)} stated categories")
-    table = _Table(options, options.columns, labels)
-    if options.statistic == "gini-mean-difference":
-        types, bins = table.binned(first)
-        title = f"Gini's mean difference of {first}"
-        words = f"{bins.count} bins of width {bins.width:g}: each pair's difference is off by at most that width"
-        return Question(title, pairwise.absolute_difference(bins.count, spacing=bins.width), types, words)
-    second = options.columns[1]
-    if options.statistic == "kendall":
-        (y, rows), (z, columns) = table.binned(first), table.binned(second)
-        title = f"Kendall's tau-a of {first} and {second}"
-        words = f"{rows.count} x {columns.count} bins: a pair within one bin counts as a tie (0)"
-        return Question(title, pairwise.kendall(rows.count, columns.count), y * columns.count + z, words)
-    scores, bins = table.binned(first)
-    classes = table.categories(second)
-    title = f"AUC of {first} for {second} = {options.positive}"
-    words = f"{bins.count} bins: a pair within one bin counts one half"
-    return Question(title, pairwise.auc(bins.count), classes * bins.count + scores, words)
+def ask(
+    options: argparse.Namespace, noise: Noise | None = None
+) -> tuple[Question, list[tuple[str, Tensor]], list[str]]:
+    """The question, each group's name with its users' types, and words about who was left out.
+
+    Raises ValueError, OSError.
+    """
+    asked = asking(options)
+    if not options.bounds_from_data:
+        asked.axes()  # refuses what lacks bounds, before the table is read
+    users = read_users(options, asked.labels)
+    axes = asked.axes(users)
+    question = asked.question(axes)
+    users, types = asked.coded(users, axes, noise)
+    return question, *_groups(users, types, question.least)
 
 
-def choose(name: str, statistic: PairwiseStatistic, epsilon: float, n: int) -> tuple[str, Asked]:
-    """The protocol of that name; for 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram; its name."""
-    if name in PROTOCOLS:
-        return name, PROTOCOLS[name](statistic, epsilon)
-    flat = torch.ones(statistic.types, dtype=torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a rare class: the estimate warns of its own
-        first = pairwise.choose(statistic, n, epsilon, prior=flat, search=name == "best").candidates[0]
-    return first.name, cast(Asked, first.protocol)
+def _groups(users: Users, types: Tensor, least: int) -> tuple[list[tuple[str, Tensor]], list[str]]:
+    """Each group's types; those of too few users are left out, in words. Raises ValueError where none is left."""
+    notes, found = list(users.notes), []
+    for name, part in users.split(types):
+        if len(part) >= least:
+            found.append((name, part))
+        elif users.group is not None:
+            notes.append(f"group {name!r} is left out: it has {len(part)} users, {least} are needed")
+    if not found:
+        raise ValueError(f"--csv holds {users.n} rows to ask; this statistic needs at least {least} users")
+    return found, notes
 
 
-def _table(result: dict) -> str:
-    low, high = result["interval"]
-    lines = {
-        result["statistic"]: f"{result['users']} users, {result['discretisation']}",
-        "estimate": f"{result['estimate']:.6g}",
-        "predicted RMSE": f"{result['predicted_rmse']:.3g} (privacy noise, computed from the messages)",
-        f"{100 * result['level']:g} % interval": f"[{low:.6g}, {high:.6g}]",
-        "protocol": f"{result['protocol']}, {result['bits_per_user']} bits for each user",
-        "guarantee": result["guarantee"],
-        "source": result["source"],
-    }
-    width = max(len(name) for name in lines)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+def _hear(question: Question, protocol: Asked, types: Tensor, noise: Noise | None, level: float) -> list[Answer]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answers = question.answers(protocol.estimate(types, noise=noise), level)
+    for each in caught:
+        print(f"torchdp estimate: {each.message}", file=sys.stderr)
+    if not all(each.finite for each in answers):
+        raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
+    return answers
+
+
+def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:
+    """One answer lies flat in the record; several are a list."""
+    rows: list[dict[str, Any]] = [
+        ({"group": each.group} if each.group else {})
+        | {"users": each.users}
+        | ({"answer": one.name} if len(each.answers) > 1 else {})
+        | {"estimate": one.value, "predicted_rmse": one.error, "interval": list(one.interval)}
+        for each in heard
+        for one in each.answers
+    ]
+    return result | (rows[0] if len(rows) == 1 and not heard[0].group else {"answers": rows})
+
+
+def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
+    level, users = f"{100 * result['level']:g} % interval", sum(each.users for each in heard)
+    lines = [(result["statistic"], f"{users} users, {result['discretisation']}")]
+    if len(heard) == len(heard[0].answers) == 1 and not heard[0].group:
+        one = heard[0].answers[0]
+        lines += [
+            ("estimate", f"{one.value:.6g}"),
+            ("predicted RMSE", f"{one.error:.3g} (privacy noise, computed from the messages)"),
+            (level, f"[{one.interval[0]:.6g}, {one.interval[1]:.6g}]"),
+        ]
+    else:
+        lines += [("answer", f"estimate, {level}, +- predicted RMSE {unit}".strip() + " (of the privacy noise)")]
+        for each in heard:
+            lines += [(f"{each.group}: {each.users} users", "")] if each.group else []
+            lines += [("  " + one.name, _line(one)) for one in each.answers]
+    lines += [
+        ("protocol", f"{result['protocol']}, {result['bits_per_user']} bits for each user"),
+        ("guarantee", result["guarantee"]),
+        ("source", result["source"]),
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in lines)
+
+
+def _line(one: Answer) -> str:
+    low, high = one.interval
+    return f"{one.value:<10.6g}  [{low:.6g}, {high:.6g}]  +- {one.error:.3g}"

@@ -31,7 +31,7 @@ def quick_columns(path: str, numeric: Sequence[str], labels: Labels) -> Found | 
         except (ImportError, OSError, ValueError, KeyError, NotImplementedError, csv.Error):
             continue
         usual = all(bool(torch.isfinite(found[name]).all()) for name in numeric)
-        return found if usual and all(len(column) >= 2 for column in found.values()) else None
+        return found if usual and all(len(column) for column in found.values()) else None
     return None
 
 

@@ -1,5 +1,6 @@
 """Reading a user's table: columns by name, numbers into bins on public bounds. Errors never show a value."""
 
+import codecs
 import csv
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_TYPES = 4096
+MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small letters
 WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
 
 
@@ -24,14 +26,37 @@ class Bins:
     def width(self) -> float:
         return (self.high - self.low) / self.count
 
+    @property
+    def edges(self) -> list[float]:
+        return [self.low + i * self.width for i in range(self.count)] + [self.high]
 
-def read_columns(path: str, names: Sequence[str]) -> dict[str, list[str]]:
+    def place(self, values: Tensor) -> Tensor:
+        """The bin of each value between the bounds, int64."""
+        return ((values - self.low) / self.width).long().clamp(0, self.count - 1)
+
+    def rounded(self, values: Tensor, uniform: Tensor) -> Tensor:
+        """One of the two edges beside each value, 0, ..., count, at random: in the mean the value itself."""
+        position = ((values - self.low) / self.width).clamp(0, self.count)
+        below = position.floor()
+        return below.long() + (uniform < position - below)
+
+
+def read_columns(
+    path: str, names: Sequence[str], delimiter: str = ",", encoding: str = "utf-8-sig"
+) -> dict[str, list[str]]:
     """The cells of these columns, as text. Raises ValueError (empty file, missing column, short row), OSError."""
+    delimiter = "\t" if delimiter == "tab" else delimiter
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise ValueError(f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}")
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
+        codecs.lookup(encoding)
+    except LookupError as error:
+        raise ValueError(f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16") from error
+    try:
+        with open(path, newline="", encoding=encoding) as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = next(reader, None)
-            where, width = places(path, header, names)
+            where, width = places(path, header, names, delimiter)
             cells: dict[str, list[str]] = {name: [] for name in names}
             for row in reader:
                 if not row:
@@ -41,17 +66,21 @@ def read_columns(path: str, names: Sequence[str]) -> dict[str, list[str]]:
                     raise ValueError(f"{path}, line {reader.line_num}: {found}")
                 for name, index in zip(names, where, strict=True):
                     cells[name].append(row[index].strip())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a UTF-8 text file") from error
+    except UnicodeError as error:
+        kind = "UTF-8" if encoding == "utf-8-sig" else encoding
+        raise ValueError(
+            f"{path} is not a {kind} text file; --encoding names another (such as latin-1)"
+        ) from error
     except csv.Error as error:
         raise ValueError(f"{path} is not a readable CSV file: {error}") from error
-    users = len(cells[names[0]])
-    if users < 2:
-        raise ValueError(f"{path} holds {users} rows; a pairwise statistic needs at least 2 users")
+    if not cells[names[0]]:
+        raise ValueError(f"{path} holds 0 rows below its header; it needs one row for each user")
     return cells
 
 
-def places(path: str, header: Sequence[str] | None, names: Sequence[str]) -> tuple[list[int], int]:
+def places(
+    path: str, header: Sequence[str] | None, names: Sequence[str], delimiter: str = ","
+) -> tuple[list[int], int]:
     """Where these columns stand in the header, and its width. Raises ValueError."""
     if len(set(names)) != len(names):
         raise ValueError("--columns names a column twice")
@@ -62,45 +91,39 @@ def places(path: str, header: Sequence[str] | None, names: Sequence[str]) -> tup
         if header.count(name) != 1:
             found = "is missing" if name not in header else "occurs more than once"
             # Without a header line the first row would be a user's: its cells are not shown.
-            other = next((each for each in ";\t|" if len(header) == 1 and each in header[0]), None)
-            hint = "" if other is None else f"; the delimiter must be a comma, not {other!r}"
+            other = next((each for each in ",;\t|" if len(header) == 1 and each in header[0]), None)
+            hint = "" if other is None else f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
             raise ValueError(f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}")
     return [header.index(name) for name in names], len(header)
 
 
+def is_missing(cell: str) -> bool:
+    """Whether a cell holds nothing, or one of the usual words for nothing."""
+    return cell.lower() in MISSING
+
+
 def numbers(name: str, cells: Sequence[str]) -> Tensor:
-    """The cells as float64. Raises ValueError that names the row of a cell that is not a finite number."""
+    """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any other text."""
     values = []
     for row, cell in enumerate(cells, start=1):
         try:
-            value = float(cell)
+            value = math.nan if is_missing(cell) else float(cell)
         except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
+            value = math.inf
+        if math.isinf(value):
             raise ValueError(f"column {name!r}, row {row}: not a finite number; correct or leave out the row")
         values.append(value)
     return torch.tensor(values, dtype=torch.float64)
 
 
-def to_bins(name: str, values: Tensor, bins: Bins) -> Tensor:
-    """The bin of each value, int64. Raises ValueError that names the first row outside the bounds."""
-    outside = (values < bins.low) | (values > bins.high)
-    if outside.any():
-        row = int(outside.nonzero()[0]) + 1
-        raise ValueError(
-            f"column {name!r}, row {row}: outside the stated bounds {bins.low:g}:{bins.high:g} "
-            f"({int(outside.sum())} such rows); widen the bounds or clip the column"
-        )
-    return ((values - bins.low) / bins.width).long().clamp(0, bins.count - 1)
-
-
 def to_categories(name: str, cells: Sequence[str], categories: Sequence[str]) -> Tensor:
-    """The index of each cell in ``categories``. Raises ValueError that names the first row with none of them."""
+    """The index of each cell in ``categories``, -1 where it is missing. Raises ValueError that names another's row."""
     index = {category: i for i, category in enumerate(categories)}
-    for row, cell in enumerate(cells, start=1):
-        if cell not in index:
-            raise ValueError(f"column {name!r}, row {row}: none of the stated values {', '.join(categories)}")
-    return torch.tensor([index[cell] for cell in cells])
+    found = [index.get(cell, -1 if is_missing(cell) else -2) for cell in cells]
+    if -2 in found:
+        row = found.index(-2) + 1
+        raise ValueError(f"column {name!r}, row {row}: none of the stated values {', '.join(categories)}")
+    return torch.tensor(found)
 
 
 def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[float, float]]:

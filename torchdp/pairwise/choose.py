@@ -31,6 +31,7 @@ LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
 LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
 LARGEST_MERGED = 1024  # types up to which neighbours are merged
 BINS = (16, 32, 64)
+MOST_SINGLE = 64  # histograms of a single type that a choice is judged by
 
 
 def choose(
@@ -124,11 +125,11 @@ def _strategies(
 
 
 def histograms(statistic: PairwiseStatistic) -> Tensor:
-    """The histograms that a choice without a prior tries: the statistic's own, or (6, k), or (3, k) for a ratio.
+    """The histograms that a choice without a prior tries: the statistic's own, or (3 + j, k), or (3, k) for a ratio.
 
-    The largest error over them may be well below that of the worst histogram, twice on a kernel with heavy tails.
-    Uniform, Zipf (1/(x + 1)), Zipf from the other end, and, unless a ratio may lose its denominator, all users of the
-    first, the middle and the last type.
+    Uniform, Zipf (1/(x + 1)), Zipf from the other end and, unless a ratio may lose its denominator, all users of one
+    type, for each of them, or for j = 64 evenly spaced ones of more. The largest error over them may still be below
+    that of the worst histogram.
     """
     k, device = checks.instance("statistic", statistic, PairwiseStatistic).types, statistic.points.device
     if statistic.likely is not None:
@@ -137,7 +138,8 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
     spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
     if statistic.denominator is not None:
         return spread
-    return torch.cat([spread, torch.eye(k, dtype=torch.float64, device=device)[[0, k // 2, k - 1]]])
+    some = torch.linspace(0, k - 1, min(k, MOST_SINGLE), device=device).round().long()
+    return torch.cat([spread, torch.eye(k, dtype=torch.float64, device=device)[some]])
 
 
 def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:

@@ -1,0 +1,126 @@
+"""Methods that answer the same question on the same data, measured side by side."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Squares = dict[str, Tensor]  # by what is done afterwards ("": nothing): squared error, one for each trial
+CLOSE, CLEAR, AGAIN = (
+    1.5,
+    5.0,
+    4,
+)  # standard errors between which a rival is looked at again, in so many times the trials
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One question: n users of k types at epsilon, their histogram as ``data`` says."""
+
+    task: str
+    k: int
+    n: int
+    epsilon: float
+    data: str
+
+    @property
+    def key(self) -> dict[str, object]:
+        return {"task": self.task, "k": self.k, "n": self.n, "epsilon": self.epsilon, "data": self.data}
+
+    @property
+    def seed(self) -> bytes:
+        return "/".join(map(str, self.key.values())).encode()
+
+    @property
+    def counts(self) -> Tensor:
+        """Whole users of each type, (k,) int64."""
+        h = shares(self.data, self.k)
+        counts = (h * self.n).floor().long()
+        counts[h.argmax()] += self.n - counts.sum()
+        return counts
+
+
+@dataclass(frozen=True)
+class Method:
+    """Draws the squared errors of so many trials.
+
+    side: chosen, own, outside, or hindsight: outside, with a number of bins that fits these data. predicted: RMSE of
+    what is drawn, None where nobody says.
+    """
+
+    name: str
+    side: str
+    draw: Callable[[int], Squares]
+    predicted: float | None = None
+
+
+def shares(data: str, k: int) -> Tensor:
+    """A histogram of k types, (k,), positive, of sum 1; for a grid or labelled scores k is a square, or even."""
+    if data in ("independent", "related"):
+        x = torch.linspace(-2, 2, math.isqrt(k), dtype=torch.float64)
+        r = 0.6 if data == "related" else 0.0
+        h = torch.exp(-(x[:, None].square() + x.square() - 2 * r * x[:, None] * x) / (2 - 2 * r * r)).flatten()
+    elif data in ("30 % positive", "5 % positive"):
+        positive = float(data.split()[0]) / 100
+        x = (torch.arange(k // 2, dtype=torch.float64) + 0.5) / (k // 2)
+        negatives, positives = x * (1 - x).pow(2), x.pow(2) * (1 - x)  # Beta(2, 3) and (3, 2)
+        h = torch.cat([(1 - positive) * negatives / negatives.sum(), positive * positives / positives.sum()])
+    else:
+        x = (torch.arange(k, dtype=torch.float64) + 0.5) / k
+        one, two = (torch.exp(-((x - at) / 0.06).square() / 2) for at in (0.25, 0.7))
+        h = {
+            "uniform": torch.ones_like(x),
+            "two peaks": one + 2 * two + 1e-3,
+            "skewed": 1 / (k * x + 0.5),
+            "one frequent": torch.where(
+                torch.arange(k) == k // 3, 49.0 * (k - 1), 1.0
+            ).double(),  # 98 % of all users
+        }[data]
+    return h / h.sum()
+
+
+def apart(ours: Tensor, other: Tensor) -> float:
+    """How many standard errors the other's mean square lies below ours."""
+    spread = (ours.var() / len(ours) + other.var() / len(other)).sqrt()
+    return float((ours.mean() - other.mean()) / spread)
+
+
+def rmse(squares: Tensor) -> tuple[float, float]:
+    """Root of the mean, and its standard error."""
+    root = math.sqrt(float(squares.mean()))
+    return root, float(squares.std()) / math.sqrt(len(squares)) / (2 * root)
+
+
+def contest(methods: list[Method], trials: int, ours_best: str) -> list[dict]:
+    """A row for each method and what is done afterwards; the first method is the chosen one.
+
+    z: standard errors by which it lies below the chosen one left as it is, or, done something afterwards, below the
+    chosen one with ``ours_best`` done. same: below the chosen one with the same done. Who comes near is measured again
+    in four times the trials, and so is the chosen one.
+    """
+    first, *others = methods
+    few = first.draw(trials)
+    many: Squares = {}
+    rows = [_row(first, name, squares, 0.0, 0.0) for name, squares in few.items()]
+    for other in others:
+        theirs, ours = other.draw(trials), few
+        if any(CLOSE < _lead(few, name, squares, ours_best) < CLEAR for name, squares in theirs.items()):
+            many = many or first.draw(AGAIN * trials)
+            theirs, ours = other.draw(AGAIN * trials), many
+        for name, squares in theirs.items():
+            same = apart(ours[name], squares) if name in ours else None
+            rows.append(_row(other, name, squares, _lead(ours, name, squares, ours_best), same))
+    return rows
+
+
+def _lead(ours: Squares, name: str, theirs: Tensor, best: str) -> float:
+    return apart(ours[best if name else ""], theirs)
+
+
+def _row(method: Method, name: str, squares: Tensor, z: float, same: float | None) -> dict:
+    root, error = rmse(squares)
+    predicted = None if name else method.predicted
+    words = {"side": method.side, "method": method.name, "afterwards": name}
+    return {**words, "rmse": root, "standard_error": error, "predicted": predicted, "z": z, "same": same}

@@ -1,0 +1,182 @@
+"""Who errs least? What ``choose`` returns beside our other candidates, published methods and lower bounds.
+
+Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019);
+    Cormode, Kulkarni, Srivastava (2018, 2019); McKenna, Maity, Mazumdar, Miklau (2020); Wang et al. (2020); Bell,
+    Bellet, Gascon, Kulkarni (2020); Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023).
+Command:  python experiments/league/local_accuracy.py
+Expected: a row for each cell: a workload or statistic, its types, users, epsilon and data. What is chosen with every
+    setting as it comes and no prior; predicted and measured error; the least of our other candidates and of the
+    published methods; by how many standard errors another one measures better (z); the same with plausible answers in
+    the place of unbiased ones (mended: ``queries.consistent``, clipping; theirs also Norm-Sub); and a lower bound.
+Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md and .png.
+Artifact: own | least error of local protocols
+Status: new
+Time: minutes on one core; --smoke in seconds.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pairwise_methods
+import query_methods
+import torch
+from contest import Cell, contest
+
+from torchdp.simulate import Experiment, Report, subplots
+from torchdp.simulate.report import read_table
+
+QUERIES = (
+    "histogram/16/1e3/0.5/uniform,skewed",
+    "histogram/64/1e5/2/two peaks,one frequent",
+    "prefix/16/1e4/1/uniform,skewed",
+    "prefix/64/1e5/1/two peaks,one frequent",
+    "ranges/32/1e4/1/uniform,skewed",
+    "parities/64/1e5/1/uniform,skewed",
+)
+PAIRS = (
+    "Gini difference/16/1e4/1/uniform,two peaks",
+    "Gini diversity/16/1e5/2/skewed,one frequent",
+    "Kendall/16/1e5/1/independent,related",
+    "AUC/32/1e5/1/30 % positive,5 % positive",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Each question: workload or statistic/types/users/epsilon/data,data."""
+
+    questions: tuple[str, ...] = QUERIES + PAIRS
+    trials: int = 200  # of all queries of a workload; five times as many of a statistic
+
+
+FULL = Config()
+SMOKE = Config(("prefix/4/1e3/1/skewed", "Gini diversity/4/1e3/1/skewed"), 60)
+
+
+def cells(config: Config) -> Iterator[Cell]:
+    for question in config.questions:
+        task, k, n, epsilon, shapes = question.split("/")
+        for data in shapes.split(","):
+            yield Cell(task, int(k), int(float(n)), float(epsilon), data)
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    table = []
+    for cell in cells(config):
+        start, single = time.process_time(), cell.task in pairwise_methods.STATISTICS
+        room = pairwise_methods if single else query_methods
+        methods, choice = room.methods(cell)
+        trials = 5 * config.trials if single else config.trials if cell.k <= 256 else config.trials // 3
+        rows = contest(methods, trials, room.BEST)
+        table += [{**cell.key, **row} for row in rows]
+        found = summary(rows, room.BEST)
+        seconds = time.process_time() - start
+        report.row(
+            "cells",
+            **cell.key,
+            **found,
+            least=room.bound(cell),
+            worst=choice.candidates[0].error,
+            seconds=seconds,
+        )
+    report.write("methods", table)
+    rows = read_table(report.folder / "cells.csv")
+    (report.folder / "local_accuracy.md").write_text(page(rows), encoding="utf-8")
+    lead, mended = (max(row[name] for row in rows) for name in ("z", "z_mended"))
+    report.say(
+        f"{len(rows)} cells: another measures better by at most {lead:.1f} standard errors, mended {mended:.1f}"
+    )
+
+
+def summary(rows: list[dict], best: str) -> dict[str, object]:
+    """The chosen one, the least of ours and of the published, as they are and done something afterwards."""
+    plain, mended = ([row for row in rows if bool(row["afterwards"]) is after] for after in (False, True))
+    own, outside = (
+        min((row for row in plain if row["side"] == side), key=lambda row: row["rmse"])
+        for side in ("own", "outside")
+    )
+    after = min((row for row in mended if row["side"] == "outside"), key=lambda row: row["rmse"])
+    ours = next(row for row in mended if row["side"] == "chosen" and row["afterwards"] == best)
+    return {
+        "chosen": plain[0]["method"],
+        "predicted": plain[0]["predicted"],
+        "rmse": plain[0]["rmse"],
+        "standard_error": plain[0]["standard_error"],
+        "own": own["method"],
+        "own_rmse": own["rmse"],
+        "outside": outside["method"],
+        "outside_rmse": outside["rmse"],
+        "z": max(row["z"] for row in plain if row["side"] in ("own", "outside")),
+        "mended": ours["rmse"],
+        "outside_mended": f"{after['method']}, {after['afterwards']}",
+        "outside_mended_rmse": after["rmse"],
+        "z_mended": max(row["z"] for row in mended if row["side"] == "outside"),
+    }
+
+
+def label(row: dict) -> str:
+    return f"{row['task']} {row['k']}, n = {row['n']:.0e}, epsilon = {row['epsilon']:g}, {row['data']}".replace(
+        "e+0", "e"
+    )
+
+
+def page(rows: list[dict]) -> str:
+    """The table of the cells in Markdown: error, standard error in the last digits, who."""
+    head = [
+        "cell",
+        "chosen",
+        "predicted",
+        "RMSE",
+        "best other of ours",
+        "best published",
+        "z",
+        "mended",
+        "published",
+        "z",
+    ]
+    lines = ["| " + " | ".join([*head, "least"]) + " |", "|---" * (len(head) + 1) + "|"]
+    for row in rows:
+        error = f"{row['rmse']:.3g} +- {row['standard_error']:.1g}"
+        cells = [label(row), row["chosen"], f"{row['predicted']:.3g}", error]
+        cells += [
+            f"{row['own_rmse']:.3g} {row['own']}",
+            f"{row['outside_rmse']:.3g} {row['outside']}",
+            f"{row['z']:.1f}",
+        ]
+        cells += [f"{row['mended']:.3g}", f"{row['outside_mended_rmse']:.3g} {row['outside_mended']}"]
+        cells += [f"{row['z_mended']:.1f}", "" if row["least"] is None else f"{row['least']:.3g}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(tables: dict) -> dict:
+    """Errors of the others over that of the chosen one, and of the lower bound."""
+    rows = tables["cells"]
+    figure, (axes,) = subplots(size=(10, 1.2 + 0.19 * len(rows)))
+    place = range(len(rows), 0, -1)
+    shown = (
+        ("best published", "outside_rmse", "rmse", "o"),
+        ("best published, mended, over the chosen one's, mended", "outside_mended_rmse", "mended", "x"),
+        ("best other of ours", "own_rmse", "rmse", "."),
+        ("lower bound", "least", "rmse", "|"),
+    )
+    for name, above, below, mark in shown:
+        ratios = [math.nan if row[above] is None else row[above] / row[below] for row in rows]
+        axes.plot(ratios, place, mark, label=name)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set(
+        xscale="log", xlabel="root mean squared error over that of the chosen mechanism", ylim=(0, len(rows) + 1)
+    )
+    axes.set_yticks(list(place), [label(row) for row in rows], fontsize="xx-small")
+    axes.grid(True, linewidth=0.3, which="both")
+    axes.legend(fontsize="x-small")
+    return {"local_accuracy.png": figure}
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -1,0 +1,116 @@
+"""Published local protocols for means over pairs of users, as their authors state them.
+
+Each is ``peer(counts (k,), epsilon, trials, rng) -> (trials,)``, the mean of f over pairs i != j, or for a ratio the
+mean of f over that of g. f, g: symmetric (k, k), each of one value on its diagonal.
+"""
+
+import math
+from collections.abc import Callable
+
+import frequency_peers as frequency
+import numpy as np
+import torch
+
+from torchdp.factorization import factorize
+from torchdp.protocol import Crowd
+from torchdp.randomizers import PrivUnitG
+
+Peer = Callable[[np.ndarray, float, int, np.random.Generator], np.ndarray]
+
+
+def over(peers: list[Peer], offset: float) -> Peer:
+    """The one, or the first over the second; estimates of a denominator that is 0 count as one half."""
+
+    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+        above, below = (each(counts, epsilon / 2, trials, rng) for each in peers)
+        return offset + np.divide(above, below, out=np.full(trials, 0.5 - offset), where=below != 0)
+
+    return peer
+
+
+def all_pairs(shares: np.ndarray, f: np.ndarray) -> np.ndarray:
+    return ((shares @ f) * shares).sum(-1)
+
+
+def randomized_response(kernels: list[np.ndarray], offset: float, bins: np.ndarray) -> Peer:
+    """Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1: bins, k-RR, the kernel over pairs of decoded reports.
+
+    bins: (bins, k), which types a bin holds; the kernels' means over them stand for the types.
+    """
+    even = bins / bins.sum(1, keepdims=True)
+    small = [even @ f @ even.T for f in kernels]
+
+    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+        held, n, b = (bins @ counts).astype(np.int64), int(counts.sum()), len(bins)
+        q = 1 / (math.exp(epsilon) + b - 1)
+        gain = 1 - b * q
+        shares = frequency.direct(held, epsilon, trials, rng)
+        reports = (shares * gain + q) * n
+        found = []
+        for f in small:
+            own = (np.diag(f) - 2 * q * f.sum(1) + q * q * f.sum()) / gain**2  # of a report with itself
+            found.append((n * n * all_pairs(shares, f) - reports @ own) / (n * (n - 1)))
+        return found[0] if len(found) == 1 else offset + found[0] / found[1]
+
+    return peer
+
+
+def plug_in(kernels: list[np.ndarray], offset: float, histogram: frequency.Peer) -> Peer:
+    """The statistic of a histogram that a frequency oracle and Norm-Sub give: what one does with a package of them."""
+
+    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+        n, shares = int(counts.sum()), frequency.norm_sub(histogram(counts, epsilon, trials, rng))
+        found = [(n * all_pairs(shares, f) - f[0, 0]) / (n - 1) for f in kernels]
+        if len(found) == 1:
+            return found[0]
+        return offset + np.divide(found[0], found[1], out=np.zeros(trials), where=found[1] != 0)
+
+    return peer
+
+
+def two_messages(f: np.ndarray) -> Peer:
+    """Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11: W = L^T R, a noisy column of each at epsilon/2.
+
+    Their randomizer of vectors is any; this one has less variance than those that they cite.
+    """
+    factors = factorize(torch.from_numpy(f), math.inf, tol=1e-3)
+    sides = [factors.left.contiguous(), factors.right.mT.contiguous()]  # (k, r) each
+
+    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+        n, sums = int(counts.sum()), []
+        for points in sides:
+            radius = float(points.norm(dim=1).max()) * (1 + 1e-12)
+            client = PrivUnitG(points.shape[1], epsilon / 2, radius)
+            generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+            crowd = Crowd(points, torch.from_numpy(counts))
+            sums.append(client.sample_tally(crowd, generator=generator, sample_shape=(trials,))["sum"].numpy())
+        return ((sums[0] * sums[1]).sum(-1) / n - f[0, 0]) / (n - 1)
+
+    return peer
+
+
+def class_sizes(labels: np.ndarray) -> Peer:
+    """Share of pairs of unlike labels (times 1/2, as the AUC's denominator) by Warner's randomized response."""
+
+    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+        n = int(counts.sum())
+        held = np.array([counts[labels == 0].sum(), counts[labels == 1].sum()])
+        positive = frequency.direct(held, epsilon, trials, rng)[:, 1]
+        return n / (n - 1) * positive * (1 - positive)
+
+    return peer
+
+
+def neighbours(k: int, bins: int) -> np.ndarray:
+    """k types in so many bins of neighbours: (bins, k)."""
+    return (np.arange(bins)[:, None] == np.arange(k) * bins // k).astype(float)
+
+
+def peers(kernels: list[np.ndarray], offset: float, labels: np.ndarray) -> dict[str, Peer]:
+    """By name; labels: of the types, for a ratio."""
+    found = {"randomized response, pairs": randomized_response(kernels, offset, np.eye(len(labels)))}
+    for name, oracle in {"OUE": frequency.optimized_unary, "subset selection": frequency.subset_selection}.items():
+        found[f"{name}, Norm-Sub"] = plug_in(kernels, offset, oracle)
+    two = two_messages(kernels[0])
+    found["two messages"] = two if len(kernels) == 1 else over([two, class_sizes(labels)], offset)
+    return found

@@ -1,0 +1,110 @@
+"""Linear queries: the chosen mechanism, others of ours, and published protocols."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import frequency_peers as peers
+import numpy as np
+import torch
+from contest import Cell, Method, Squares, shares
+from torch import Tensor
+
+from torchdp import workloads
+from torchdp.protocol import Choice, Objective
+from torchdp.queries import LocalOracle, choose, consistent
+from torchdp.queries.protocol import QueryProtocol
+from torchdp.randomizers import StrategyMatrix, strategy_lower_bound
+from torchdp.randomness import keyed_generator
+
+WORKLOADS: dict[str, Callable[[int], workloads.Workload]] = {
+    "histogram": workloads.identity,
+    "prefix": workloads.prefix,
+    "ranges": workloads.all_ranges,
+    "parities": lambda k: workloads.parities(k.bit_length() - 1, 2),
+    "marginals": lambda k: workloads.marginal_tables(k.bit_length() - 1, 2),
+}
+BEST = "consistent"  # what this package does to answers afterwards
+BOUNDED = 32  # types up to which the program of the lower bound is solved
+OPTIMISED = 64  # types up to which all answers are made consistent and the optimiser of McKenna et al. is run
+LARGE = 256  # types beyond which the slowest peer is left out
+
+
+@functools.lru_cache(2)
+def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[Tensor, Choice]:
+    """The workload, and the choice with every setting as it comes."""
+    W = WORKLOADS[task](k).dense()
+    return W, choose(W, n, epsilon, Objective.MEAN)
+
+
+@functools.lru_cache(2)
+def mckenna(task: str, k: int, epsilon: float) -> StrategyMatrix:
+    """From random rows, 4k outputs, for the mean over queries and types; by our descent, which ends below theirs."""
+    generator, W = keyed_generator(b"random rows"), WORKLOADS[task](k).dense()
+    start = torch.rand(4 * k, k, generator=generator) < 0.5
+    return StrategyMatrix.tuned(W, epsilon, torch.ones(k), generator=generator, start=start, exchanges=0)
+
+
+def published(cell: Cell) -> dict[str, peers.Peer]:
+    found = dict(peers.HISTOGRAMS)
+    if cell.k <= LARGE:
+        found |= peers.SMALL_HISTOGRAMS
+    if cell.task in ("prefix", "ranges"):
+        found |= peers.RANGES
+    if cell.task in ("parities", "marginals"):
+        found["InpHT"] = peers.fourier(2)
+    return found
+
+
+def methods(cell: Cell) -> tuple[list[Method], Choice]:
+    """The chosen mechanism, ours of least predicted error beside it on these data, and the published ones."""
+    W, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
+    counts = cell.counts
+    truth, generator = counts.double() @ W.mT / cell.n, keyed_generator(cell.seed)
+    rng = np.random.default_rng(list(cell.seed))
+
+    def squares(answers: Tensor, histogram: Tensor | None, ours: bool) -> Squares:
+        found = {"": answers}
+        if histogram is not None:
+            for name, mend in peers.AFTERWARDS.items():
+                found[name] = torch.from_numpy(mend(histogram.numpy())) @ W.mT
+        if ours or cell.k <= OPTIMISED:
+            found[BEST] = consistent(W, answers, tol=1e-7, max_iterations=500).value
+        return {name: (each - truth).square().mean(-1) for name, each in found.items()}
+
+    def ours(name: str, side: str, protocol: QueryProtocol) -> Method:
+        def draw(trials: int) -> Squares:
+            tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
+            decoded = protocol.client.totals(tally) / cell.n if isinstance(protocol, LocalOracle) else None
+            return squares(protocol.analyse(tally).value, decoded, side == "chosen")
+
+        return Method(name, side, draw, error(protocol))
+
+    def theirs(name: str, peer: peers.Peer) -> Method:
+        def draw(trials: int) -> Squares:
+            histogram = torch.from_numpy(peer(counts.numpy(), cell.epsilon, trials, rng))
+            return squares(histogram @ W.mT, histogram, False)
+
+        return Method(name, "outside", draw)
+
+    def error(protocol: QueryProtocol) -> float:
+        return math.sqrt(float(protocol.predicted_mse(counts).mean()))
+
+    first, *rest = choice.candidates
+    second = min(rest, key=lambda one: error(one.protocol))
+    found = [ours(first.name, "chosen", first.protocol), ours(second.name, "own", second.protocol)]
+    found += [theirs(name, peer) for name, peer in published(cell).items()]
+    if cell.k <= OPTIMISED:
+        optimised = LocalOracle(W, mckenna(cell.task, cell.k, cell.epsilon))
+        found.append(ours("McKenna et al. 2020", "outside", optimised))
+    return found, choice
+
+
+def bound(cell: Cell) -> float | None:
+    """Least RMSE of all unbiased local protocols on such data: :func:`strategy_lower_bound`, where it is at hand."""
+    W, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
+    if cell.k <= BOUNDED:
+        return math.sqrt(strategy_lower_bound(W, cell.epsilon, shares(cell.data, cell.k)) / cell.n)
+    if cell.data == "uniform" and cell.k > 64:
+        return math.sqrt(strategy_lower_bound(W, cell.epsilon) / cell.n)
+    return None

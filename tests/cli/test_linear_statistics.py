@@ -1,0 +1,243 @@
+"""``torchdp estimate`` of means, shares and quantiles; groups, plans, missing cells and numbers beyond their bounds."""
+
+import json
+import math
+import statistics
+from itertools import pairwise
+
+import pytest
+import torch
+
+from torchdp import cli, queries, workloads
+from torchdp.cli.questions import quantiles_of
+from torchdp.cli.statistics import KINDS, asking
+from torchdp.cli.table import Bins
+from torchdp.cli.users import Users
+from torchdp.noise import SeededNoise
+from torchdp.protocol import Candidate, Choice, Tally
+from torchdp.randomizers import RandomizedResponse
+from torchdp.randomness import keyed_generator
+
+USERS = 2_000
+MEAN = "--statistic mean --columns dose --bounds dose=0:8 --bins 4"
+SHARES = "--statistic histogram --columns dose --bounds dose=0:8 --bins 4"
+TOWNS = "--statistic histogram --columns town --categories Aachen,Bern,Como"
+QUANTILES = "--statistic quantiles --columns dose --bounds dose=0:8 --bins 8 --quantiles .25 .5 .75"
+
+
+def people():
+    generator = keyed_generator(b"people")
+    dose = (8 * torch.rand(USERS, generator=generator).double().square()).tolist()
+    town = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), USERS, replacement=True, generator=generator)
+    return dose, [["Aachen", "Bern", "Como"][i] for i in town.tolist()]
+
+
+DOSE, TOWN = people()
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("people") / "people.csv"
+    rows = "".join(f"{dose!r},{town}\n" for dose, town in zip(DOSE, TOWN, strict=True))
+    path.write_text("dose,town\n" + rows)
+    return str(path)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The choice takes a second, and is tested by itself."""
+
+    def choose(W, n, epsilon, objective):
+        protocol = queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon))
+        return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
+
+    monkeypatch.setattr(queries, "choose", choose)
+
+
+def run(capsys, *arguments, code=0):
+    assert cli.main(["estimate", *map(str, arguments)]) == code
+    captured = capsys.readouterr()
+    return captured.err if code else captured
+
+
+def ask(capsys, table, words, *more):
+    return json.loads(
+        run(capsys, "--csv", table, *words.split(), "--epsilon", 8, "--seed", 1, *more, "--json").out
+    )
+
+
+def near(row, truth):
+    assert abs(row["estimate"] - truth) < 5 * row["predicted_rmse"]
+    assert row["interval"][0] <= row["estimate"] <= row["interval"][1]
+
+
+def test_the_table_of_statistics_is_the_command_line():
+    assert set(KINDS) == set(cli.STATISTICS)
+
+
+def test_mean_and_shares_are_near_the_truth(table, capsys):
+    got = ask(capsys, table, MEAN)
+    near(got, statistics.mean(DOSE))
+    assert got["users"] == USERS and got["predicted_rmse"] < 0.2
+    shares = ask(capsys, table, SHARES)["answers"]
+    assert [row["answer"] for row in shares] == ["0 to 2", "2 to 4", "4 to 6", "6 to 8"]
+    for row, low in zip(shares, (0, 2, 4, 6), strict=True):
+        near(row, sum(low <= dose < low + 2 for dose in DOSE) / USERS)
+    for row in ask(capsys, table, TOWNS)["answers"]:
+        near(row, TOWN.count(row["answer"]) / USERS)
+
+
+def test_quantiles_and_their_order(table, capsys, quick):
+    rows = ask(capsys, table, QUANTILES)["answers"]
+    truth = statistics.quantiles(DOSE, n=4)
+    assert [row["answer"] for row in rows] == ["quantile 0.25", "quantile 0.5", "quantile 0.75"]
+    for row, quantile in zip(rows, truth, strict=True):
+        low, high = row["interval"]
+        assert low <= quantile <= high and high - low <= 3 and abs(row["estimate"] - quantile) < 0.7
+        assert low <= row["estimate"] <= high and 0 < row["predicted_rmse"] < 0.05
+    assert all(one["estimate"] < two["estimate"] for one, two in pairwise(rows))
+
+
+def test_groups_have_answers_of_their_own(table, capsys, quick):
+    rows = ask(capsys, table, MEAN, "--group", "town")["answers"]
+    assert [row["group"] for row in rows] == ["Aachen", "Bern", "Como"]
+    for row in rows:
+        doses = [dose for dose, town in zip(DOSE, TOWN, strict=True) if town == row["group"]]
+        assert row["users"] == len(doses)
+        near(row, statistics.mean(doses))
+    text = run(capsys, "--csv", table, *MEAN.split(), "--epsilon", 8, "--group", "town").out
+    assert f"Como: {TOWN.count('Como')} users\n  mean" in text and text.count("guarantee") == 1
+
+
+def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
+    options = cli.parser().parse_args(["estimate", *MEAN.split(), "--epsilon", "8"])
+    dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(
+        100
+    )  # the middle: most is added there
+    asked, users = asking(options), Users.of({"dose": dose})
+    axes = asked.axes()
+    question = asked.question(axes)
+    _, protocol = question.choose("auto", 500, 8.0)
+    errors, predicted = [], []
+    for seed in range(400):
+        _, types = asked.coded(users, axes, SeededNoise(seed))
+        (answer,) = question.answers(protocol.estimate(types, noise=SeededNoise(1000 + seed)), 0.95)
+        errors.append(answer.value - 3.4)
+        predicted.append(answer.error**2)
+    mse = statistics.mean(error**2 for error in errors)
+    assert abs(statistics.mean(errors)) < 4 * math.sqrt(mse / 400)
+    assert 0.75 * statistics.mean(predicted) < mse < 1.25 * statistics.mean(predicted)
+    exact = float(protocol.predicted_mse(torch.bincount(types, minlength=5)))
+    assert exact < 0.75 * statistics.mean(predicted)  # without what rounding adds it would be too low
+
+
+def test_intervals_of_quantiles_cover():
+    """At shares that are those of whole bins, where intervals are short of luck: at a low level they do miss."""
+    counts, shares = torch.tensor([300, 20, 10, 170, 5, 5, 400, 90]), [0.3, 0.5, 0.91]
+    W, read = workloads.prefix(8).dense(), quantiles_of(Bins(0.0, 8.0, 8), shares)
+    protocol = queries.LocalOracle(W[:-1], RandomizedResponse(8, 2.0))
+    sample = protocol.sample_tally(counts, generator=keyed_generator(b"quantiles"), sample_shape=(150,))
+    covered = {0.95: 0.0, 0.3: 0.0}
+    for reports in sample["reports"]:
+        estimate = protocol.analyse(Tally(1000, {"reports": reports}))
+        for level in covered:
+            for place, answer in zip((0, 3, 6), read(estimate, level), strict=True):
+                low, high = answer.interval
+                assert low <= answer.value <= high
+                covered[level] += (low <= place and place + 1 <= high) / 450
+    assert covered[0.95] > 0.94 and covered[0.3] < 0.8
+
+
+def test_a_plan_is_the_least_number_of_users(capsys, quick):
+    for words, error in ((MEAN, 0.1), (SHARES, 0.02), (QUANTILES, 0.02)):
+        got = json.loads(run(capsys, *words.split(), "--epsilon", 1, "--plan", error, "--json").out)
+        options = cli.parser().parse_args(["estimate", *words.split(), "--epsilon", "1"])
+        asked = asking(options)
+        question = asked.question(asked.axes())
+        _, protocol = question.choose("auto", got["users"], 1.0)
+        assert question.error(protocol, got["users"]) <= error < question.error(protocol, got["users"] - 1)
+        assert got["predicted_rmse"] <= error
+    words = "--statistic gini-diversity --columns town --categories a,b,c --epsilon 1"
+    few, many = (
+        json.loads(run(capsys, *words.split(), "--plan", error, "--json").out)["users"] for error in (0.1, 0.01)
+    )
+    assert 50 * few < many < 150 * few
+    assert "users" in run(capsys, *words.split(), "--plan", 0.1).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "--csv FILE is needed"),
+        ("--plan 0", "--plan must be a finite number > 0"),
+        ("--plan 1e-30", "takes more than 2^50 users; take a larger error"),
+        ("--plan 1 --csv x.csv", "--plan takes no --csv"),
+        ("--plan 1 --group town", "--plan takes no --group"),
+        ("--plan 1 --seed 1", "--plan takes no --seed"),
+        ("--plan 1 --bounds-from-data", "--plan takes no --bounds-from-data"),
+        ("--plan 1 --protocol one-message", "--protocol one-message is for statistics of pairs"),
+        ("--plan 1 --quantiles .5", "--statistic mean takes no --quantiles"),
+        ("--plan 1 --bins 4096", "--bins must be at most 4095"),
+        ("--csv x.csv --group dose", "--group dose is one of --columns"),
+        ("--csv x.csv --delimiter ;;", "--delimiter must be one character"),
+        ("--csv x.csv --encoding klingon", "--encoding 'klingon' is not known"),
+    ],
+)
+def test_options_are_refused(arguments, words, capsys, quick):
+    error = run(capsys, *MEAN.split(), "--epsilon", 1, *arguments.split(), code=2)
+    assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--statistic quantiles --columns dose --bounds dose=0:8", "--statistic quantiles needs --quantiles"),
+        (f"{QUANTILES} 1.5", "--quantiles must lie strictly between 0 and 1"),
+        ("--statistic mean --columns dose --bounds dose=0:8 --categories a,b", "takes no --categories"),
+        (f"{TOWNS} --bounds town=0:1", "takes no --bounds"),
+    ],
+)
+def test_words_that_have_no_meaning_are_refused(words, message, table, capsys):
+    assert message in run(capsys, "--csv", table, *words.split(), "--epsilon", 1, code=2)
+
+
+def test_policies_say_who_was_left_out(tmp_path, capsys, quick):
+    path = tmp_path / "odd.csv"
+    path.write_text("dose,town\n" + "1,A\n3,B\n" * 50 + "NA,A\n9,B\n,B\n2,\n-1,A\n")
+    words = ["--csv", path, *MEAN.split(), "--epsilon", 8, "--seed", 1]
+    assert "row 101: the cell is missing (2 such rows); --missing drop" in run(capsys, *words, code=2)
+    drop = [*words, "--missing", "drop"]
+    error = run(capsys, *drop, code=2)
+    assert (
+        "row 102: outside the stated bounds 0:8 (2 such rows)" in error and "--out-of-bounds clip or drop" in error
+    )
+    left = run(capsys, *drop, "--out-of-bounds", "drop")
+    assert "2 of 105 users are left out, a cell is missing: that they send nothing is seen" in left.err
+    assert (
+        "2 of 103 users are left out, dose is beyond the stated bounds 0:8" in left.err and "101 users" in left.out
+    )
+    clipped = run(capsys, *drop, "--out-of-bounds", "clip")
+    assert "is moved to the nearer bound" in clipped.err and "2 of 103" not in clipped.err  # that would be told
+    assert "103 users" in clipped.out
+    grouped = run(capsys, *drop, "--out-of-bounds", "clip", "--group", "town", "--json")
+    assert "3 of 105 users" in grouped.err
+    assert [row["users"] for row in json.loads(grouped.out)["answers"]] == [51, 51]
+
+
+def test_nobody_left(tmp_path, capsys):
+    path = tmp_path / "none.csv"
+    for cells, policy, message in (
+        ("NA\n-\n", "--missing", "leaves nobody"),
+        ("9\n10\n", "--out-of-bounds", "nobody"),
+    ):
+        path.write_text("dose\n" + cells)
+        assert message in run(capsys, "--csv", path, *MEAN.split(), "--epsilon", 1, policy, "drop", code=2)
+
+
+def test_a_group_of_too_few_users_is_left_out(tmp_path, capsys):
+    path = tmp_path / "few.csv"
+    path.write_text("town,kind\n" + "a,x\nb,x\n" * 40 + "a,y\n")
+    words = "--statistic gini-diversity --columns town --categories a,b --group kind --epsilon 4"
+    captured = run(capsys, "--csv", path, *words.split(), "--json")
+    assert "group 'y' is left out: it has 1 users, 2 are needed" in captured.err
+    assert [row["group"] for row in json.loads(captured.out)["answers"]] == ["x"]

@@ -1,0 +1,67 @@
+"""``torchdp estimate --plan``: how many users a standard error takes, before there is any data."""
+
+import argparse
+import json
+
+from torchdp import checks
+from torchdp.cli.questions import Asked, Question
+from torchdp.cli.statistics import asking
+
+FIRST, ROUNDS, MOST = 10_000, 4, 2**50
+
+
+def plan(options: argparse.Namespace, epsilon: float) -> int:
+    """Prints the least number of users whose predicted error is at most --plan."""
+    error = checks.positive("--plan", options.plan)
+    for name in ("csv", "group", "seed"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--plan takes no --{name}: it is made without any data; leave one of them out")
+    if options.bounds_from_data:
+        raise ValueError("--plan takes no --bounds-from-data: it is made without any data; state --bounds")
+    asked = asking(options)
+    question = asked.question(asked.axes())
+    n = FIRST
+    for _ in range(ROUNDS):  # the best protocol depends on n
+        name, protocol = question.choose(options.protocol, n, epsilon)
+        last, n = n, least_users(question, protocol, error)
+        if 0.8 < n / last < 1.25:
+            break
+    result = {
+        "statistic": question.title,
+        "users": n,
+        "predicted_rmse": question.error(protocol, n),
+        "protocol": name,
+        "bits_per_user": protocol.bits_per_user,
+        "epsilon": protocol.guarantee.epsilon,
+        "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
+        "assumes": question.assumes,
+        "discretisation": question.words,
+    }
+    print(json.dumps(result) if options.json else _table(result, question.unit))
+    return 0
+
+
+def least_users(question: Question, protocol: Asked, error: float) -> int:
+    """By bisection: errors fall with n. Raises ValueError where no number of users is enough."""
+    low, high = question.least - 1, question.least
+    while question.error(protocol, high) > error:
+        low, high = high, 2 * high
+        if high > MOST:
+            raise ValueError(f"--plan {error:g} takes more than 2^50 users; take a larger error or --epsilon")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if question.error(protocol, middle) > error else (low, middle)
+    return high
+
+
+def _table(result: dict, unit: str) -> str:
+    error = f"{result['predicted_rmse']:.3g} {unit}".strip()
+    lines = {
+        result["statistic"]: result["discretisation"],
+        "users": f"{result['users']}",
+        "predicted RMSE": f"{error} (privacy noise, {result['assumes']})",
+        "protocol": f"{result['protocol']}, {result['bits_per_user']} bits for each user",
+        "guarantee": result["guarantee"],
+    }
+    width = max(len(name) for name in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())

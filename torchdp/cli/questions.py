@@ -1,0 +1,190 @@
+"""What ``torchdp estimate`` can be asked: a table of statistics, each with its columns, its types and its answers."""
+
+import itertools
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchdp import pairwise, queries, workloads
+from torchdp.cli.table import Bins
+from torchdp.pairwise import PairwiseStatistic
+from torchdp.pairwise.protocol import LocalPairs
+from torchdp.protocol import Choice, Estimate, MessageProtocol, Objective
+
+Asked = MessageProtocol[Tensor, Any]
+PROTOCOLS: dict[str, type[LocalPairs]] = {
+    "one-message": pairwise.OneMessage,
+    "randomized-response": pairwise.RandomizedResponsePlugIn,
+    "two-message": pairwise.TwoMessage,
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A column as it is asked about: numbers in bins, or the stated labels."""
+
+    name: str
+    bins: Bins | None
+    labels: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.labels) if self.bins is None else self.bins.count
+
+    @property
+    def cells(self) -> list[str]:
+        """What its types are called."""
+        if self.bins is None:
+            return list(self.labels)
+        edges = self.bins.edges
+        return [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One number: its name, the estimate, its standard error, the interval's ends."""
+
+    name: str
+    value: float
+    error: float
+    interval: tuple[float, float]
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.value) and math.isfinite(self.error)
+
+
+class Question(ABC):
+    """One statistic of users of finitely many types. unit: of a standard error; assumes: what ``error`` assumes."""
+
+    title: str
+    words: str
+    least = 1  # users
+    unit = ""
+    assumes = "on the worst data"
+
+    @abstractmethod
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        """The protocol of that name for n users, and its own name. Raises ValueError."""
+
+    @abstractmethod
+    def answers(self, estimate: Estimate, level: float) -> list[Answer]:
+        """What is printed of an estimate."""
+
+    @abstractmethod
+    def error(self, protocol: Asked, n: float) -> float:
+        """The largest standard error of an answer of n users: over all data, or the histograms a choice tries."""
+
+
+@dataclass(frozen=True)
+class OfPairs(Question):
+    """A mean over pairs of users, or a ratio of two."""
+
+    title: str
+    words: str
+    statistic: PairwiseStatistic
+    least = 2
+    assumes = "the largest over a few broad and narrow histograms"
+
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        """For 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram."""
+        if name in PROTOCOLS:
+            return name, PROTOCOLS[name](self.statistic, epsilon)
+        flat = torch.ones(self.statistic.types, dtype=torch.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a rare class: the estimate warns of its own
+            choice = pairwise.choose(self.statistic, n, epsilon, prior=flat, search=name == "best")
+        return _first(choice)
+
+    def answers(self, estimate: Estimate, level: float) -> list[Answer]:
+        low, high = estimate.interval(level)
+        ends = float(low), float(high)
+        return [Answer("estimate", float(estimate.value), float(estimate.standard_error), ends)]
+
+    def error(self, protocol: Asked, n: float) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            family = pairwise.histograms(self.statistic)
+            return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in family))
+
+
+@dataclass(frozen=True)
+class OfShares(Question):
+    """Linear queries of the shares of types, and what is read off their answers.
+
+    read: from the estimate, the level and z, the answers; spread: squared, what users add who round at random.
+    """
+
+    title: str
+    words: str
+    workload: Tensor
+    read: Callable[[Estimate, float], list[Answer]]
+    objective: Objective = Objective.MEAN
+    spread: float = 0.0
+    unit: str = ""
+
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        if name in PROTOCOLS:
+            raise ValueError(f"--protocol {name} is for statistics of pairs of users; leave out --protocol")
+        return _first(queries.choose(self.workload, n, epsilon, self.objective))
+
+    def answers(self, estimate: Estimate, level: float) -> list[Answer]:
+        error = (estimate.standard_error.square() + self.spread / estimate.n).sqrt()
+        return self.read(Estimate(estimate.value, error, estimate.n, estimate.bias), level)
+
+    def error(self, protocol: Asked, n: float) -> float:
+        worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
+        return math.sqrt(float(worst) + self.spread / n)
+
+
+def _first(choice: Choice) -> tuple[str, Asked]:
+    return choice.candidates[0].name, cast(Asked, choice.best)
+
+
+def each_answer(names: list[str], limits: tuple[float, float]) -> Callable[[Estimate, float], list[Answer]]:
+    """One answer for each entry of the estimate, its interval inside ``limits``."""
+
+    def read(estimate: Estimate, level: float) -> list[Answer]:
+        lows, highs = (end.clamp(*limits).tolist() for end in estimate.interval(level))
+        values, errors = estimate.value.tolist(), estimate.standard_error.tolist()
+        return [Answer(*each[:3], each[3:]) for each in zip(names, values, errors, lows, highs, strict=True)]
+
+    return read
+
+
+def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float], list[Answer]]:
+    """Quantiles from the shares of users up to each bin's upper end.
+
+    The interval holds every bin that the answers do not exclude: those whose upper end has at least the share, up to z
+    errors, and whose lower end has at most it. It holds the quantile at least as often as ``level`` says, for both
+    ends are of the bin in which it is. The value is read off the nearest distribution function, straight in each bin;
+    its error is that of the share of users up to there.
+    Source: Woodruff (1952).
+    """
+
+    def read(estimate: Estimate, level: float) -> list[Answer]:
+        low, high = estimate.interval(level)
+        zero, one = torch.zeros(1).double(), torch.ones(1).double()
+        error = torch.cat([zero, estimate.standard_error, zero])
+        before, high = torch.cat([zero, low]), torch.cat([high, one])  # of each bin's lower and upper end
+        edges = torch.tensor(bins.edges, dtype=torch.float64)
+        fit = queries.consistent(workloads.prefix(bins.count).dense()[:-1], estimate.value).value
+        fit = torch.cat([zero, fit, one]).cummax(0).values
+        found = []
+        for share in shares:
+            held = ((high >= share) & (before <= share)).nonzero()[:, 0]
+            place = int((fit[1:] >= share - 1e-12).nonzero()[0])
+            first, last = (int(held[0]), int(held[-1])) if len(held) else (place, place)
+            inside = (share - float(fit[place])) / max(float(fit[place + 1] - fit[place]), 1e-12)
+            value = float(edges[place]) + min(1.0, max(0.0, inside)) * bins.width
+            ends = float(edges[min(first, place)]), float(edges[max(last, place) + 1])
+            found.append(Answer(f"quantile {share:g}", value, float(error[place : place + 2].max()), ends))
+        return found
+
+    return read

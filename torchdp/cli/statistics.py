@@ -1,0 +1,198 @@
+"""The table of statistics: what each asks of its columns, and the question that it makes of them."""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from torchdp import checks, pairwise, workloads
+from torchdp.cli.questions import Axis, OfPairs, OfShares, Question, each_answer, quantiles_of
+from torchdp.cli.table import MOST_TYPES, Bins, parse_bounds
+from torchdp.cli.users import Users, bounded, range_of
+from torchdp.noise import Noise, source
+from torchdp.protocol import Objective
+
+SHARP = 2.0  # epsilon above which a mean takes finer steps
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
+
+    make: the question of the axes, those of labels last. rounded: a number becomes an edge beside it, at random.
+    """
+
+    roles: tuple[str, ...]
+    make: Callable[[list[Axis], argparse.Namespace], Question]
+    bins: int = 32
+    rounded: bool = False
+
+
+def _mean(axes: list[Axis], options: argparse.Namespace) -> Question:
+    bins = _bins(axes[0])
+    words = (
+        f"each user rounds at random to one of {bins.count + 1} numbers {bins.width:g} apart: this adds no bias"
+    )
+    W = torch.tensor([bins.edges], dtype=torch.float64)
+    read = each_answer(["mean"], (bins.low, bins.high))
+    return OfShares(f"mean of {axes[0].name}", words, W, read, Objective.WORST, bins.width**2 / 4)
+
+
+def _histogram(axes: list[Axis], options: argparse.Namespace) -> Question:
+    axis = axes[0]
+    words = (
+        f"{axis.count} stated categories"
+        if axis.bins is None
+        else f"{axis.count} bins of width {axis.bins.width:g}"
+    )
+    W = workloads.identity(axis.count).dense()
+    return OfShares(f"shares of {axis.name}", words, W, each_answer(axis.cells, (0.0, 1.0)), unit="of users")
+
+
+def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
+    bins, shares = _bins(axes[0]), [checks.fraction("--quantiles", share) for share in options.quantiles]
+    words = f"{bins.count} bins of width {bins.width:g}: an interval ends where bins do"
+    W = workloads.prefix(bins.count).dense()[:-1]
+    return OfShares(f"quantiles of {axes[0].name}", words, W, quantiles_of(bins, shares), unit="of users")
+
+
+def _gini_mean_difference(axes: list[Axis], options: argparse.Namespace) -> Question:
+    bins = _bins(axes[0])
+    words = f"{bins.count} bins of width {bins.width:g}: each pair's difference is off by at most that width"
+    statistic = pairwise.absolute_difference(bins.count, spacing=bins.width)
+    return OfPairs(f"Gini's mean difference of {axes[0].name}", words, statistic)
+
+
+def _gini_diversity(axes: list[Axis], options: argparse.Namespace) -> Question:
+    axis = axes[0]
+    words = f"{axis.count} stated categories"
+    return OfPairs(f"Gini's diversity index of {axis.name}", words, pairwise.unequal(axis.count))
+
+
+def _kendall(axes: list[Axis], options: argparse.Namespace) -> Question:
+    y, z = axes
+    words = f"{y.count} x {z.count} bins: a pair within one bin counts as a tie (0)"
+    return OfPairs(f"Kendall's tau-a of {y.name} and {z.name}", words, pairwise.kendall(y.count, z.count))
+
+
+def _auc(axes: list[Axis], options: argparse.Namespace) -> Question:
+    score, label = axes
+    words = f"{score.count} bins: a pair within one bin counts one half"
+    title = f"AUC of {score.name} for {label.name} = {label.labels[1]}"
+    return OfPairs(title, words, pairwise.auc(score.count))
+
+
+KINDS = {
+    "auc": Kind(("number", "label"), _auc),
+    "gini-diversity": Kind(("category",), _gini_diversity),
+    "gini-mean-difference": Kind(("number",), _gini_mean_difference),
+    "histogram": Kind(("number",), _histogram),
+    "kendall": Kind(("number", "number"), _kendall, bins=16),
+    "mean": Kind(("number",), _mean, bins=8, rounded=True),
+    "quantiles": Kind(("number",), _quantiles),
+}
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What the options ask, before any user is seen: the kind, the stated labels and bounds of its columns."""
+
+    options: argparse.Namespace
+    kind: Kind
+    labels: dict[str, tuple[str, ...]]
+    bounds: dict[str, tuple[float, float]]
+
+    def axes(self, users: Users | None = None) -> list[Axis]:
+        """The columns' axes; bounds that are not stated are read from the users, where that is asked for."""
+        return [
+            Axis(name, None, self.labels[name]) if name in self.labels else Axis(name, self._bins(name, users))
+            for name in self.options.columns
+        ]
+
+    def _bins(self, name: str, users: Users | None) -> Bins:
+        if name in self.bounds:
+            return Bins(*self.bounds[name], self.bins)
+        if users is None or not self.options.bounds_from_data:
+            raise ValueError(
+                f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH; bounds read from the data "
+                "are not private (--bounds-from-data does it all the same)"
+            )
+        return Bins(*range_of(users, name), self.bins)
+
+    @property
+    def bins(self) -> int:
+        """Of each number. Raises ValueError."""
+        usual = 32 if self.kind.rounded and self.options.epsilon > SHARP else self.kind.bins
+        count = usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
+        labels = math.prod(len(each) for each in self.labels.values())
+        numbers = len(self.options.columns) - len(self.labels)
+        most = int((MOST_TYPES // labels + 0.5) ** (1 / numbers)) - self.kind.rounded
+        if count > most:
+            raise ValueError(f"--bins must be at most {most}, not {count}")
+        return count
+
+    def question(self, axes: list[Axis]) -> Question:
+        """Of these axes."""
+        return self.kind.make(axes, self.options)
+
+    def coded(self, users: Users, axes: list[Axis], noise: Noise | None) -> tuple[Users, torch.Tensor]:
+        """The users who take part, and the type of each: labels count most, then the columns in their order."""
+        for axis in axes:
+            if axis.bins is not None:
+                users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds)
+        types = torch.zeros(users.n, dtype=torch.int64)
+        for axis in sorted(axes, key=lambda each: each.bins is not None):
+            column = users.columns[axis.name]
+            if axis.bins is None:
+                types = types * axis.count + column
+            elif self.kind.rounded:
+                uniform = source(noise, column.device).uniform((users.n,))
+                types = types * (axis.count + 1) + axis.bins.rounded(column, uniform)
+            else:
+                types = types * axis.count + axis.bins.place(column)
+        return users, types
+
+
+def asking(options: argparse.Namespace) -> Asking:
+    """What the options ask. Raises ValueError that names an option which is missing, or has no meaning here."""
+    name, columns = options.statistic, options.columns
+    kind = KINDS[name]
+    roles = list(kind.roles)
+    if name == "histogram" and options.categories is not None:
+        roles = ["category"]
+    if len(columns) != len(roles):
+        raise ValueError(f"--statistic {name} takes {len(roles)} --columns, not {len(columns)}")
+    if len(set(columns)) < len(columns):
+        raise ValueError("--columns names a column twice")
+    if (options.categories is not None) != ("category" in roles):
+        need = "needs" if options.categories is None else "takes no"
+        raise ValueError(f"--statistic {name} {need} --categories")
+    if "number" not in roles and (options.bounds or options.bounds_from_data or options.bins is not None):
+        raise ValueError(f"--statistic {name} takes no --bounds and no --bins: its column is a category")
+    if (options.quantiles is not None) != (name == "quantiles"):
+        need = "needs" if options.quantiles is None else "takes no"
+        raise ValueError(f"--statistic {name} {need} --quantiles")
+    labels = {
+        column: _labels(role, options) for column, role in zip(columns, roles, strict=True) if role != "number"
+    }
+    numbers = [column for column in columns if column not in labels]
+    return Asking(options, kind, labels, parse_bounds(options.bounds, numbers))
+
+
+def _labels(role: str, options: argparse.Namespace) -> tuple[str, ...]:
+    if role == "label":
+        if options.positive == options.negative:
+            raise ValueError(f"--positive and --negative must differ, not both be {options.positive!r}")
+        return options.negative, options.positive
+    categories = tuple(category.strip() for category in options.categories.split(","))
+    if len(set(categories)) != len(categories) or len(categories) < 2:
+        raise ValueError("--categories must list at least two different values")
+    return categories
+
+
+def _bins(axis: Axis) -> Bins:
+    if axis.bins is None:
+        raise ValueError(f"{axis.name} must be a column of numbers")
+    return axis.bins
