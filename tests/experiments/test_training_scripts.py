@@ -41,3 +41,10 @@ def test_separated(smoke):
         least, ours, *others = rows[case : case + 5]
         assert least["error"] <= ours["error"] < 1.005 * least["error"] or least["gap"] < 3
         assert ours["error"] == min(row["error"] for row in (ours, *others)) < 1.031 * least["error"]
+
+
+def test_choose(smoke):
+    tables = smoke("training/choose.py").tables
+    errors = {row["plan"]: row["error"] for row in tables["errors"]}
+    assert min(errors.values()) < errors["Poisson, independent noise"]
+    assert all(row["accuracy"] > 0.8 for row in tables["accuracy"]) and len(tables["accuracy"]) in (2, 3)
