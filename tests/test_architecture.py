@@ -49,6 +49,7 @@ MAY_IMPORT = {
         "queries",
         "pairwise",
         "protocol",
+        "collection",
         "simulate",
     },
     "__main__": {"cli"},

@@ -121,7 +121,7 @@ def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
     errors, predicted = [], []
     for seed in range(400):
         _, types = asked.coded(users, axes, SeededNoise(seed))
-        (answer,) = question.answers(protocol.estimate(types, noise=SeededNoise(1000 + seed)), 0.95)
+        (answer,) = question.answers(protocol, protocol.collect(types, noise=SeededNoise(seed + 1000)), 0.95)
         errors.append(answer.value - 3.4)
         predicted.append(answer.error**2)
     mse = statistics.mean(error**2 for error in errors)

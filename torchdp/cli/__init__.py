@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 STATISTICS = {
     "auc": "SCORE LABEL",
+    "concordance": "TIME EVENT SCORE",
+    "gamma": "two numbers",
+    "gini": "one number",
     "gini-diversity": "one category",
     "gini-mean-difference": "one number",
     "histogram": "one number, or one category with --categories",
     "kendall": "two numbers",
+    "mann-whitney": "SCORE LABEL",
     "mean": "one number",
     "quantiles": "one number",
 }
@@ -52,7 +56,7 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
     estimate.add_argument(
-        "--bins", type=int, help="equal bins for each numeric column (default: 32; two columns: 16)"
+        "--bins", type=int, help="equal bins for each numeric column (default: 32; fewer of several)"
     )
     estimate.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
     estimate.add_argument(
@@ -74,8 +78,8 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     _estimate_table(estimate)
     estimate.add_argument(
         "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
-        help="auto: the least predicted error, blind to the data (of pairs: when all types are equally frequent); "
-        "best: of pairs also protocols that are optimised for the statistic, up to half a minute",
+        help="auto: the least predicted error, blind to the data, in a few seconds; best: of pairs with more than 64 "
+        "types also protocols that are optimised for the statistic, up to half a minute",
     )  # fmt: skip
     estimate.add_argument(
         "--plan", type=float, metavar="ERROR",

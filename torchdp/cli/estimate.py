@@ -103,7 +103,7 @@ def _groups(users: Users, types: Tensor, least: int) -> tuple[list[tuple[str, Te
 def _hear(question: Question, protocol: Asked, types: Tensor, noise: Noise | None, level: float) -> list[Answer]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        answers = question.answers(protocol.estimate(types, noise=noise), level)
+        answers = question.answers(protocol, protocol.collect(types, noise=noise), level)
     for each in caught:
         print(f"torchdp estimate: {each.message}", file=sys.stderr)
     if not all(each.finite for each in answers):
@@ -118,6 +118,7 @@ def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:
         | {"users": each.users}
         | ({"answer": one.name} if len(each.answers) > 1 else {})
         | {"estimate": one.value, "predicted_rmse": one.error, "interval": list(one.interval)}
+        | ({} if one.p_value is None else {"p_value": one.p_value})
         for each in heard
         for one in each.answers
     ]
@@ -150,4 +151,5 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
 
 def _line(one: Answer) -> str:
     low, high = one.interval
-    return f"{one.value:<10.6g}  [{low:.6g}, {high:.6g}]  +- {one.error:.3g}"
+    test = "" if one.p_value is None else f"  p = {one.p_value:.3g} {one.words}"
+    return f"{one.value:<10.6g}  [{low:.6g}, {high:.6g}]  +- {one.error:.3g}{test}"

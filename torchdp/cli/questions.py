@@ -5,7 +5,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -13,11 +13,13 @@ from torch import Tensor
 
 from torchdp import pairwise, queries, workloads
 from torchdp.cli.table import Bins
+from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
+from torchdp.pairwise.choose import LARGEST_STRATEGY
 from torchdp.pairwise.protocol import LocalPairs
-from torchdp.protocol import Choice, Estimate, MessageProtocol, Objective
+from torchdp.protocol import Choice, Estimate, LocalProtocol, Objective, Tally
 
-Asked = MessageProtocol[Tensor, Any]
+Asked = LocalProtocol[Tensor, Any]
 PROTOCOLS: dict[str, type[LocalPairs]] = {
     "one-message": pairwise.OneMessage,
     "randomized-response": pairwise.RandomizedResponsePlugIn,
@@ -48,12 +50,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Answer:
-    """One number: its name, the estimate, its standard error, the interval's ends."""
+    """One number: its name, the estimate, its standard error, the interval's ends; p_value: of a test, if there is one.
+
+    words: what is tested.
+    """
 
     name: str
     value: float
     error: float
     interval: tuple[float, float]
+    p_value: float | None = None
+    words: str = ""
 
     @property
     def finite(self) -> bool:
@@ -74,8 +81,8 @@ class Question(ABC):
         """The protocol of that name for n users, and its own name. Raises ValueError."""
 
     @abstractmethod
-    def answers(self, estimate: Estimate, level: float) -> list[Answer]:
-        """What is printed of an estimate."""
+    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+        """What is printed of what was heard."""
 
     @abstractmethod
     def error(self, protocol: Asked, n: float) -> float:
@@ -84,28 +91,28 @@ class Question(ABC):
 
 @dataclass(frozen=True)
 class OfPairs(Question):
-    """A mean over pairs of users, or a ratio of two."""
+    """A mean over pairs of users, or a ratio of two. tested: with Mann and Whitney's test."""
 
     title: str
     words: str
     statistic: PairwiseStatistic
+    tested: bool = False
     least = 2
     assumes = "the largest over a few broad and narrow histograms"
 
     def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        """For 'auto' and 'best' that of ``pairwise.choose`` at a flat histogram."""
+        """For 'auto' and 'best' that of ``pairwise.choose``; 'auto' searches where that takes a few seconds."""
         if name in PROTOCOLS:
             return name, PROTOCOLS[name](self.statistic, epsilon)
-        flat = torch.ones(self.statistic.types, dtype=torch.float64)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a rare class: the estimate warns of its own
-            choice = pairwise.choose(self.statistic, n, epsilon, prior=flat, search=name == "best")
-        return _first(choice)
+        search = name == "best" or self.statistic.types <= LARGEST_STRATEGY
+        return _first(pairwise.choose(self.statistic, n, epsilon, search=search))
 
-    def answers(self, estimate: Estimate, level: float) -> list[Answer]:
-        low, high = estimate.interval(level)
-        ends = float(low), float(high)
-        return [Answer("estimate", float(estimate.value), float(estimate.standard_error), ends)]
+    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+        if not self.tested:
+            return [_answer("estimate", protocol.analyse(tally), level)]
+        test = pairwise.mann_whitney(Collection.of(protocol).add("all", tally))
+        both = _answer("AUC", test.auc, level), _answer("U", test.u, level)
+        return [replace(each, p_value=float(test.p_value), words="of one law for both labels") for each in both]
 
     def error(self, protocol: Asked, n: float) -> float:
         with warnings.catch_warnings():
@@ -134,13 +141,19 @@ class OfShares(Question):
             raise ValueError(f"--protocol {name} is for statistics of pairs of users; leave out --protocol")
         return _first(queries.choose(self.workload, n, epsilon, self.objective))
 
-    def answers(self, estimate: Estimate, level: float) -> list[Answer]:
+    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+        estimate = protocol.analyse(tally)
         error = (estimate.standard_error.square() + self.spread / estimate.n).sqrt()
         return self.read(Estimate(estimate.value, error, estimate.n, estimate.bias), level)
 
     def error(self, protocol: Asked, n: float) -> float:
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
         return math.sqrt(float(worst) + self.spread / n)
+
+
+def _answer(name: str, estimate: Estimate, level: float) -> Answer:
+    low, high = estimate.interval(level)
+    return Answer(name, float(estimate.value), float(estimate.standard_error), (float(low), float(high)))
 
 
 def _first(choice: Choice) -> tuple[str, Asked]:

@@ -84,12 +84,50 @@ def _auc(axes: list[Axis], options: argparse.Namespace) -> Question:
     return OfPairs(title, words, pairwise.auc(score.count))
 
 
+def _mann_whitney(axes: list[Axis], options: argparse.Namespace) -> Question:
+    score, label = axes
+    words = f"{score.count} bins: a pair within one bin counts one half"
+    title = f"Mann-Whitney U of {score.name}: {label.name} = {label.labels[1]} against {label.labels[0]}"
+    return OfPairs(title, words, pairwise.auc(score.count), tested=True)
+
+
+def _gini(axes: list[Axis], options: argparse.Namespace) -> Question:
+    bins = _bins(axes[0])
+    if bins.low < 0:
+        raise ValueError(
+            f"--statistic gini needs --bounds {axes[0].name}=LOW:HIGH of at least 0, not {bins.low:g}"
+        )
+    words = f"{bins.count} bins of width {bins.width:g}: each number counts as its bin's middle"
+    low, high = bins.low + bins.width / 2, bins.high - bins.width / 2
+    return OfPairs(f"Gini coefficient of {axes[0].name}", words, pairwise.gini(bins.count, low=low, high=high))
+
+
+def _gamma(axes: list[Axis], options: argparse.Namespace) -> Question:
+    y, z = axes
+    words = f"{y.count} x {z.count} bins: a pair within one bin is left out as a tie"
+    title = f"Goodman and Kruskal's gamma of {y.name} and {z.name}"
+    return OfPairs(title, words, pairwise.gamma(y.count, z.count))
+
+
+def _concordance(axes: list[Axis], options: argparse.Namespace) -> Question:
+    time, event, score = axes
+    words = (
+        f"{time.count} x {score.count} bins: scores within one bin count one half, events within one are left out"
+    )
+    title = f"concordance index of {score.name} for {time.name}, seen where {event.name} = {event.labels[1]}"
+    return OfPairs(title, words, pairwise.concordance(time.count, score.count))
+
+
 KINDS = {
     "auc": Kind(("number", "label"), _auc),
+    "concordance": Kind(("number", "label", "number"), _concordance, bins=5),
+    "gamma": Kind(("number", "number"), _gamma, bins=8),
+    "gini": Kind(("number",), _gini),
     "gini-diversity": Kind(("category",), _gini_diversity),
     "gini-mean-difference": Kind(("number",), _gini_mean_difference),
     "histogram": Kind(("number",), _histogram),
     "kendall": Kind(("number", "number"), _kendall, bins=16),
+    "mann-whitney": Kind(("number", "label"), _mann_whitney),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
     "quantiles": Kind(("number",), _quantiles),
 }

@@ -22,7 +22,7 @@ send about their vector and what the analyst makes of it; ``choose`` finds the o
 | ProjectedTwoRound | 2 vectors, 1 answer | three sums | here |
 | ShuffledForm | shuffled bits, (epsilon, delta) | r + 1 sums | Ghazi et al. (2023), Remark |
 
-``of_population`` says what a collection's users tell of the population they come from.
+``of_population`` says what a collection's users tell of the population they come from; ``mann_whitney`` tests it.
 """
 
 from torchdp.pairwise.choose import choose, histograms
@@ -30,8 +30,9 @@ from torchdp.pairwise.lipschitz import Discretised, lipschitz
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
-from torchdp.pairwise.population import of_population
+from torchdp.pairwise.population import MannWhitney, mann_whitney, of_population
 from torchdp.pairwise.protocol import PairwiseProtocol
+from torchdp.pairwise.ratios import concordance, gamma, gini, ratio
 from torchdp.pairwise.reports import StrategyReports, SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.shuffled import ShuffledForm
@@ -50,6 +51,7 @@ from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 __all__ = [
     "Discretised",
     "Form",
+    "MannWhitney",
     "OneMessage",
     "OneMessagePairs",
     "Pairs",
@@ -68,13 +70,18 @@ __all__ = [
     "auc_of_sizes",
     "choose",
     "class_histograms",
+    "concordance",
     "fewer_dimensions",
     "from_factors",
     "from_kernel",
+    "gamma",
+    "gini",
     "histograms",
     "kendall",
     "lipschitz",
     "low_rank",
+    "mann_whitney",
     "of_population",
+    "ratio",
     "unequal",
 ]

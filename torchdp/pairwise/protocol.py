@@ -114,7 +114,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         """
         tally, statistic = self.check(tally, 2), self.statistic
         limits = statistic.limits or (-math.inf, math.inf)
-        value, slope = self.pairs_mean(tally, statistic.form), self._slope(tally.n)
+        value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.n)
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
             parts = self.mean_error(tally, statistic.form).scaled(slope)
@@ -158,7 +158,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         both = self.plug_in_variance(tally, Form(apart.weights + balance[..., None] * g.weights))
         most = (variance * own).sqrt()
         covariance = ((both - variance) / balance - balance * own).div(2).clamp(-most, most)
-        scale = (self._slope(tally.n) / below).square()
+        scale = (self.slope(tally.n) / below).square()
         return ErrorParts(*((scale * each)[..., None] for each in (variance, -2 * covariance, own)))
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
@@ -174,12 +174,12 @@ class PairwiseProtocol(Protocol[Tensor]):
         for each in self.statistic.forms:
             self._convert(counts.new_zeros(()), n, each)  # refuses what `analyse` refuses
         if denominator is None:
-            return self.mean_variance(counts, form) * self._slope(n) ** 2 + self.bias(counts) ** 2
+            return self.mean_variance(counts, form) * self.slope(n) ** 2 + self.bias(counts) ** 2
         below = float(self.statistic.mean(counts, denominator))
         if abs(below) <= self._rounding(denominator):
             raise ValueError("summary makes the statistic's denominator 0 (one class is empty)")
         ratio = self.statistic.mean(counts, form) / below
-        scale = (self._slope(n) / below) ** 2
+        scale = (self.slope(n) / below) ** 2
         apart, g = _difference(form, ratio, denominator), Form(denominator.weights)
         variance, small = (self.mean_variance(counts, each) * scale for each in (apart, g))
         _warn_of_small(small)
@@ -195,7 +195,7 @@ class PairwiseProtocol(Protocol[Tensor]):
             return torch.tensor(torch.inf, dtype=torch.float64)
         self._convert(torch.zeros(()), n, form)
         worst = self.worst_variance(float(n), form) + self.distortion**2
-        return torch.as_tensor(worst * self._slope(n) ** 2, dtype=torch.float64)
+        return torch.as_tensor(worst * self.slope(n) ** 2, dtype=torch.float64)
 
     def bias(self, counts: Tensor) -> float:
         """What the estimate misses on average for counts (k,), real numbers allowed; 0 unless the form approximates."""
@@ -211,7 +211,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         """What rounding may leave of a mean that is 0."""
         return 1e-13 * self.statistic.size(form)
 
-    def _slope(self, n: float) -> float:
+    def slope(self, n: float) -> float:
         """Factor of the mean in the conversion between the two kinds of pairs."""
         if self.statistic.pairs is self.native_pairs:
             return 1.0

@@ -324,6 +324,16 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         return torch.stack(parts)
 
 
+def merges(statistic: PairwiseStatistic, bins: int) -> bool:
+    """Whether the denominator, where there is one, is the same for all types of each of so many bins."""
+    if statistic.denominator is None:
+        return True
+    place = torch.arange(statistic.types, device=statistic.points.device) * bins // statistic.types
+    first = torch.searchsorted(place, place)  # of its bin
+    kernel = statistic.kernel(statistic.denominator)
+    return bool((kernel - kernel[first]).abs().max() <= 1e-9 * statistic.size(statistic.denominator))
+
+
 def _fewer(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
     """The statistic on bins, even (bins, types): the kernels' means over them, in as many coordinates as it takes."""
     points, form, below = even @ statistic.points, statistic.form, statistic.denominator

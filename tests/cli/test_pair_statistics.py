@@ -1,0 +1,94 @@
+"""``torchdp estimate`` of ratios over pairs, and of tests: near the truth of the binned columns."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from scipy.stats import mannwhitneyu
+
+from torchdp import cli, pairwise
+from torchdp.randomness import keyed_generator
+
+USERS = 600
+CHOOSE = pairwise.choose
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Without searches, which take seconds."""
+    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A score that goes against time, and an income that goes with it; the event of every third user is not seen."""
+    generator = keyed_generator(b"pairs")
+    time = 8 * torch.rand(USERS, generator=generator).double()
+    income, score = (
+        (sign * (time - 4) / 2 + 4 + torch.randn(USERS, generator=generator)).clamp(0, 7.99) for sign in (1, -1)
+    )
+    seen = (torch.rand(USERS, generator=generator) < 0.66).long()
+    path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
+    columns = income.tolist(), time.tolist(), score.tolist(), seen.tolist()
+    rows = list(zip(*columns, strict=True))
+    path.write_text("income,time,score,seen\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    return str(path), rows
+
+
+def ask(capsys, path, statistic, columns, bins):
+    bounds = [f"{name}=0:8" for name in columns.split() if name != "seen"]
+    words = ["--csv", path, "--statistic", statistic, "--columns", *columns.split(), "--bounds", *bounds]
+    code = cli.main(["estimate", *words, "--bins", str(bins), "--epsilon", "8", "--seed", "1", "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out)
+
+
+def sign(x):
+    return (x > 0) - (x < 0)
+
+
+def near(found, truth, most):
+    assert abs(found["estimate"] - truth) < 5 * found["predicted_rmse"] < most, (found, truth)
+
+
+def test_gini(table, capsys):
+    path, rows = table
+    x = sorted(int(row[0]) + 0.5 for row in rows)
+    area = sum((2 * i + 1 - USERS) * value for i, value in enumerate(x)) / (USERS * math.fsum(x))
+    near(ask(capsys, path, "gini", "income", 8), area * USERS / (USERS - 1), 0.2)
+
+
+def test_gamma(table, capsys):
+    path, rows = table
+    cells = [(int(row[0] / 2), int(row[1] / 2)) for row in rows]
+    signs = [sign(y - b) * sign(z - c) for (y, z), (b, c) in itertools.combinations(cells, 2)]
+    near(ask(capsys, path, "gamma", "income time", 4), sum(signs) / sum(map(abs, signs)), 0.5)
+
+
+def test_concordance(table, capsys):
+    path, rows = table
+    cells = [(int(time / 2), int(score / 2), seen) for _, time, score, seen in rows]
+    good, comparable = 0.0, 0
+    for (t, s, d), (u, r, e) in itertools.permutations(cells, 2):
+        if d and (t < u or (t == u and not e)):
+            comparable, good = comparable + 1, good + (sign(s - r) + 1) / 2
+    near(ask(capsys, path, "concordance", "time seen score", 4), good / comparable, 0.4)
+
+
+def test_mann_whitney(table, capsys):
+    path, rows = table
+    groups = [[int(row[2]) for row in rows if row[3] == label] for label in (1, 0)]
+    auc, u = ask(capsys, path, "mann-whitney", "score seen", 8)["answers"]
+    wanted, p = mannwhitneyu(*groups, method="asymptotic")
+    near(u, wanted, 60_000)
+    near(auc, wanted / len(groups[0]) / len(groups[1]), 0.5)
+    assert auc["p_value"] == u["p_value"] > 0.05 and p > 0.05  # the event does not depend on the score
+
+
+def test_gini_of_numbers_below_zero_has_no_meaning(table, capsys):
+    words = "--statistic gini --columns income --bounds income=-1:8 --epsilon 1".split()
+    assert cli.main(["estimate", "--csv", table[0], *words]) == 2
+    assert "--bounds income=LOW:HIGH of at least 0" in capsys.readouterr().err

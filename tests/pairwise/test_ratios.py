@@ -1,0 +1,180 @@
+"""Ratios of two means over pairs: exact values by loops and by scipy, errors, intervals and tests by sampling."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from pairwise.common import mse
+from scipy.stats import mannwhitneyu
+
+from torchdp import pairwise
+from torchdp.collection import Collection
+from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
+from torchdp.pairwise.reports import merges
+from torchdp.randomness import keyed_generator
+from torchdp.simulate import Moments
+
+
+def users(k, n, key):
+    return torch.randint(k, (n,), generator=keyed_generator(key.encode()))
+
+
+def counted(types, k):
+    return torch.bincount(types, minlength=k)
+
+
+def sign(x):
+    return (x > 0) - (x < 0)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.5, 10.0), (0.0, 1e6)])
+def test_gini_is_the_mean_difference_over_twice_the_mean(low, high):
+    types = users(7, 40, "gini")
+    x = [low + (high - low) * i / 6 for i in types.tolist()]
+    pairs = [abs(a - b) for a, b in itertools.permutations(x, 2)]
+    want = math.fsum(pairs) / len(pairs) / (2 * math.fsum(x) / len(x))
+    statistic = pairwise.gini(7, low=low, high=high)
+    assert float(statistic.exact(counted(types, 7))) == pytest.approx(want, rel=1e-10)
+    ordered = sorted(x)  # the Lorenz curve's area, of all pairs
+    area = sum((2 * i + 1 - 40) * value for i, value in enumerate(ordered)) / (40 * sum(ordered))
+    assert want * 39 / 40 == pytest.approx(area, rel=1e-12)
+
+
+def test_gamma_counts_concordant_and_discordant_pairs():
+    types = users(12, 50, "gamma")
+    cells = [divmod(each, 4) for each in types.tolist()]
+    signs = [sign(y - b) * sign(z - c) for (y, z), (b, c) in itertools.combinations(cells, 2)]
+    want = sum(signs) / sum(map(abs, signs))
+    assert float(pairwise.gamma(3, 4).exact(counted(types, 12))) == pytest.approx(want, rel=1e-9)
+
+
+def test_concordance_of_censored_times():
+    """Harrell's counting: of two, the earlier event; where times tie, the event before who was only last seen."""
+    types, good, comparable = users(2 * 4 * 3, 60, "concordance"), 0.0, 0
+    rows = [(each // 12, each // 3 % 4, each % 3) for each in types.tolist()]
+    for (d, t, s), (e, u, r) in itertools.permutations(rows, 2):
+        if d == 1 and (t < u or (t == u and e == 0)):
+            comparable += 1
+            good += 1.0 if s > r else 0.5 if s == r else 0.0
+    got = float(pairwise.concordance(4, 3).exact(counted(types, 24)))
+    assert got == pytest.approx(good / comparable, rel=1e-9)
+
+
+def test_concordance_without_censoring_is_kendall_with_ties_one_half():
+    types = 24 + users(24, 40, "seen")  # all events are seen
+    cells = [divmod(each - 24, 4) for each in types.tolist()]
+    apart = [(t - u, s - r) for (t, s), (u, r) in itertools.combinations(cells, 2) if t != u]
+    want = sum(1 if t * s < 0 else 0.5 if s == 0 else 0 for t, s in apart) / len(apart)
+    assert float(pairwise.concordance(6, 4).exact(counted(types, 48))) == pytest.approx(want, rel=1e-9)
+
+
+STATISTICS = {
+    "gini": (pairwise.gini(6, low=1.0, high=9.0), [5, 3, 1, 1, 2, 6]),
+    "gamma": (pairwise.gamma(3, 3), [6, 2, 1, 2, 4, 2, 1, 3, 5]),
+    "concordance": (pairwise.concordance(3, 2), [1, 2, 1, 1, 3, 2, 1, 5, 2, 2, 4, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", [RandomizedResponsePlugIn, SubsetPairs, StrategyReports])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
+    if kind is RandomizedResponsePlugIn and name == "gini":
+        pytest.skip("a denominator whose diagonal depends on the type")
+    statistic, shares = STATISTICS[name]
+    counts = torch.tensor(shares).double()
+    counts = (counts / counts.sum() * (8_000 if kind is SubsetPairs else 40_000)).round().long()
+    n, runs = int(counts.sum()), 80 if kind is SubsetPairs else 4_000
+    if kind is StrategyReports:
+        prior = counts / counts.sum()
+        protocol = kind.tuned(statistic, n, 2.0, prior=prior, generator=keyed_generator(b"s"), steps=20)
+    else:
+        protocol = kind(statistic, 2.0 if kind is RandomizedResponsePlugIn else 4.0)
+    answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(runs,))
+    truth, predicted = statistic.exact(counts), mse(protocol, counts, n)
+    error = answer.value - truth
+    squared = Moments.of(error.square())
+    assert abs(squared.mean / predicted - 1) < 0.05 + 4 * squared.standard_error / predicted
+    assert abs(Moments.of(error).mean) < 0.1 * predicted**0.5 + 4 * (predicted / runs) ** 0.5
+    low, high = answer.interval()
+    covered = float(((low <= truth) & (truth <= high)).double().mean())
+    assert abs(covered - 0.95) < 0.012 + 4 * (0.05 / runs) ** 0.5
+    limits = statistic.limits
+    assert float(low.min()) >= limits[0] and float(high.max()) <= limits[1]
+
+
+def test_ratio_is_checked():
+    gini, auc = pairwise.absolute_difference(4), pairwise.auc(2)
+    for above, below, message in (
+        (auc, gini, "above must be a mean"),
+        (gini, auc, "below must be a mean"),
+        (gini, pairwise.absolute_difference(5), "the same types"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pairwise.ratio(above, below)
+    with pytest.raises(TypeError, match="above must be a PairwiseStatistic"):
+        pairwise.ratio(3, gini)
+    for bad in ({"low": -1.0}, {"low": 2.0, "high": 1.0}):
+        with pytest.raises(ValueError, match=r"low|high"):
+            pairwise.gini(4, **bad)
+    with pytest.raises(ValueError, match="times"):
+        pairwise.concordance(1, 4)
+
+
+def test_types_are_not_merged_where_the_denominator_would_change():
+    assert merges(pairwise.auc(80), 32) and merges(pairwise.absolute_difference(80), 32)
+    assert not merges(pairwise.gini(80), 32) and merges(pairwise.gini(80), 80)
+    choice = pairwise.choose(pairwise.gini(80), 1_000, 1.0)
+    assert not any("bins" in each.name for each in choice.candidates)
+
+
+def collected(protocol, counts, key):
+    tally = protocol.sample_tally(counts, generator=keyed_generator(key))
+    return Collection.of(protocol).add("all", tally)
+
+
+def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise():
+    labels, scores = users(2, 60, "labels"), torch.randperm(64, generator=keyed_generator(b"scores"))[:60]
+    protocol = RandomizedResponsePlugIn(pairwise.auc(64), 30.0)
+    found = pairwise.mann_whitney(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
+    u, p = mannwhitneyu(scores[labels == 1], scores[labels == 0], method="asymptotic", use_continuity=False)
+    assert float(found.u.value) == pytest.approx(u, rel=1e-3) and float(found.p_value) == pytest.approx(
+        p, rel=1e-3
+    )
+    assert float(found.auc.value) == pytest.approx(u / int(labels.sum()) / (60 - int(labels.sum())), rel=1e-3)
+    with pytest.raises(ValueError, match="whose statistic is auc"):
+        gini = RandomizedResponsePlugIn(pairwise.unequal(4), 1.0)
+        pairwise.mann_whitney(collected(gini, torch.tensor([5, 5, 5, 5]), b"none"))
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_mann_whitney_keeps_its_level_and_sees_a_difference(epsilon):
+    """Users drawn anew each time, from one law or from two."""
+    protocol = RandomizedResponsePlugIn(pairwise.auc(4), epsilon)
+    generator, p_values = keyed_generator(b"level"), {}
+    for name, runs, shift in (("one law", 160, [1, 1, 1, 1]), ("two laws", 30, [1, 2, 3, 4])):
+        law = torch.tensor([2.0, 2, 2, 2, *shift])
+        p_values[name] = []
+        for _ in range(runs):
+            counts = torch.multinomial(law, 12_000, replacement=True, generator=generator).bincount(minlength=8)
+            tally = protocol.sample_tally(counts, generator=generator)
+            found = pairwise.mann_whitney(Collection.of(protocol).add("all", tally))
+            p_values[name].append(float(found.p_value))
+    level = torch.tensor(p_values["one law"]).double()
+    assert 0.005 < float((level < 0.05).double().mean()) < 0.1 and 0.4 < float(level.median()) < 0.62
+    power = float((torch.tensor(p_values["two laws"]) < 0.05).double().mean())
+    assert power > 0.9
+
+
+def test_the_sum_of_ranks_has_its_predicted_error():
+    statistic, counts = pairwise.auc(3), torch.tensor([900, 500, 200, 200, 300, 500])
+    protocol, generator = RandomizedResponsePlugIn(statistic, 3.0), keyed_generator(b"u")
+    tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(150)]
+    found = [pairwise.mann_whitney(Collection.of(protocol).add("all", tally)).u for tally in tallies]
+    negatives, positives = counts[:3].tolist(), counts[3:].tolist()
+    truth = sum(
+        a * b * (1.0 if j > i else 0.5 if i == j else 0.0)
+        for (i, a), (j, b) in itertools.product(enumerate(negatives), enumerate(positives))
+    )
+    z = torch.tensor([(float(each.value) - truth) / float(each.standard_error) for each in found]).double()
+    assert abs(float(z.mean())) < 0.25 and 0.85 < float(z.std()) < 1.15
