@@ -77,7 +77,7 @@ class Run:
         if isinstance(plan.sampling, CyclicPoisson):
             self.batches = PoissonBatches(plan.sampling, plan.users, steps, noise=draws)
         else:
-            order = keyed_generator(draws.words((4,)).cpu().numpy().tobytes())
+            order = _public(draws.words((4,)))
             self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order)
         strategy, size = plan.strategy.to(parameters[0].device), sum(p.numel() for p in parameters)
         self.noise = CorrelatedNoise(strategy, size, plan.sigma, noise=draws, dtype=dtype)
@@ -119,3 +119,8 @@ class Run:
         private = self.noise(total)
         self._waiting = None
         set_gradients(self.module, private / self.plan.batch)
+
+
+def _public(words: Tensor) -> torch.Generator:
+    """A generator for a public order: it may become known, and tells of no other word of the source."""
+    return keyed_generator(words.cpu().numpy().tobytes())
