@@ -7,15 +7,20 @@ from collections.abc import Sequence
 STATISTICS = {
     "auc": "SCORE LABEL",
     "concordance": "TIME EVENT SCORE",
+    "correlation": "two numbers",
+    "energy-distance": "NUMBER LABEL",
     "gamma": "two numbers",
     "gini": "one number",
     "gini-diversity": "one category",
     "gini-mean-difference": "one number",
     "histogram": "one number, or one category with --categories",
     "kendall": "two numbers",
+    "kendall-b": "two numbers",
     "mann-whitney": "SCORE LABEL",
     "mean": "one number",
+    "mmd": "NUMBER LABEL",
     "quantiles": "one number",
+    "spearman": "two numbers",
 }
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 

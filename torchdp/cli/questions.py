@@ -137,8 +137,7 @@ class OfShares(Question):
     unit: str = ""
 
     def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        if name in PROTOCOLS:
-            raise ValueError(f"--protocol {name} is for statistics of pairs of users; leave out --protocol")
+        _refuse_named(name)
         return _first(queries.choose(self.workload, n, epsilon, self.objective))
 
     def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
@@ -149,6 +148,31 @@ class OfShares(Question):
     def error(self, protocol: Asked, n: float) -> float:
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
         return math.sqrt(float(worst) + self.spread / n)
+
+
+@dataclass(frozen=True)
+class OfFunction(Question):
+    """A smooth function of the shares of types."""
+
+    title: str
+    words: str
+    function: queries.ShareFunction
+    assumes = "the largest over a few histograms"
+
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        _refuse_named(name)
+        return _first(queries.choose_function(self.function, n, epsilon))
+
+    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+        return [_answer("estimate", protocol.analyse(tally), level)]
+
+    def error(self, protocol: Asked, n: float) -> float:
+        return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in self.function.likely))
+
+
+def _refuse_named(protocol: str) -> None:
+    if protocol in PROTOCOLS:
+        raise ValueError(f"--protocol {protocol} is for means over pairs of users; leave out --protocol")
 
 
 def _answer(name: str, estimate: Estimate, level: float) -> Answer:

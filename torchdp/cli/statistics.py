@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from torchdp import checks, pairwise, workloads
-from torchdp.cli.questions import Axis, OfPairs, OfShares, Question, each_answer, quantiles_of
+from torchdp import checks, pairwise, queries, workloads
+from torchdp.cli.questions import Axis, OfFunction, OfPairs, OfShares, Question, each_answer, quantiles_of
 from torchdp.cli.table import MOST_TYPES, Bins, parse_bounds
 from torchdp.cli.users import Users, bounded, range_of
 from torchdp.noise import Noise, source
 from torchdp.protocol import Objective
 
+BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
 SHARP = 2.0  # epsilon above which a mean takes finer steps
 
 
@@ -118,18 +119,51 @@ def _concordance(axes: list[Axis], options: argparse.Namespace) -> Question:
     return OfPairs(title, words, pairwise.concordance(time.count, score.count))
 
 
+def _of_ranks(axes: list[Axis], options: argparse.Namespace) -> Question:
+    y, z = axes
+    name, function = RANKS[options.statistic]
+    words = f"{y.count} x {z.count} bins: users of one bin are tied"
+    return OfFunction(f"{name} of {y.name} and {z.name}", words, function(y.count, z.count))
+
+
+def _of_groups(axes: list[Axis], options: argparse.Namespace) -> Question:
+    number, label = axes
+    bins, between = (
+        _bins(number),
+        f"of {number.name} between {label.name} = {label.labels[1]} and {label.labels[0]}",
+    )
+    words = f"{bins.count} bins of width {bins.width:g}"
+    if options.statistic == "energy-distance":
+        function: queries.ShareFunction = queries.EnergyDistance(bins.count, spacing=bins.width)
+        return OfFunction(f"squared energy distance {between}", words, function)
+    width = bins.count * BANDWIDTH
+    words += f", a Gaussian kernel of standard deviation {width * bins.width:g}"
+    function = queries.MeanDiscrepancy(bins.count, width=width)
+    return OfFunction(f"squared maximum mean discrepancy {between}", words, function)
+
+
+RANKS: dict[str, tuple[str, Callable[[int, int], queries.ShareFunction]]] = {
+    "correlation": ("correlation", queries.Correlation),
+    "kendall-b": ("Kendall's tau-b", queries.KendallB),
+    "spearman": ("Spearman's rho", queries.Spearman),
+}
 KINDS = {
     "auc": Kind(("number", "label"), _auc),
     "concordance": Kind(("number", "label", "number"), _concordance, bins=5),
+    "correlation": Kind(("number", "number"), _of_ranks, bins=8),
+    "energy-distance": Kind(("number", "label"), _of_groups),
     "gamma": Kind(("number", "number"), _gamma, bins=8),
     "gini": Kind(("number",), _gini),
     "gini-diversity": Kind(("category",), _gini_diversity),
     "gini-mean-difference": Kind(("number",), _gini_mean_difference),
     "histogram": Kind(("number",), _histogram),
     "kendall": Kind(("number", "number"), _kendall, bins=16),
+    "kendall-b": Kind(("number", "number"), _of_ranks, bins=8),
     "mann-whitney": Kind(("number", "label"), _mann_whitney),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
+    "mmd": Kind(("number", "label"), _of_groups),
     "quantiles": Kind(("number",), _quantiles),
+    "spearman": Kind(("number", "number"), _of_ranks, bins=8),
 }
 
 
