@@ -93,15 +93,16 @@ def rmse(squares: Tensor) -> tuple[float, float]:
     return root, float(squares.std()) / math.sqrt(len(squares)) / (2 * root)
 
 
-def contest(methods: list[Method], trials: int, ours_best: str) -> list[dict]:
+def contest(methods: list[Method], trials: int, preferred: tuple[str, ...]) -> list[dict]:
     """A row for each method and what is done afterwards; the first method is the chosen one.
 
     z: standard errors by which it lies below the chosen one left as it is, or, done something afterwards, below the
-    chosen one with ``ours_best`` done. same: below the chosen one with the same done. Who comes near is measured again
-    in four times the trials, and so is the chosen one.
+    chosen one with the first of ``preferred`` done that can be. same: below the chosen one with the same done. Who
+    comes near is measured again in four times the trials, and so is the chosen one.
     """
     first, *others = methods
     few = first.draw(trials)
+    ours_best = next(name for name in preferred if name in few)
     many: Squares = {}
     rows = [_row(first, name, squares, 0.0, 0.0) for name, squares in few.items()]
     for other in others:
@@ -112,6 +113,8 @@ def contest(methods: list[Method], trials: int, ours_best: str) -> list[dict]:
         for name, squares in theirs.items():
             same = apart(ours[name], squares) if name in ours else None
             rows.append(_row(other, name, squares, _lead(ours, name, squares, ours_best), same))
+    for row in rows:
+        row["main"] = row["method"] == first.name and row["side"] == first.side and row["afterwards"] == ours_best
     return rows
 
 

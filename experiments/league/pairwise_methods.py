@@ -24,7 +24,7 @@ STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
     "Kendall": lambda k: pairwise.kendall(math.isqrt(k), math.isqrt(k)),
     "AUC": lambda k: pairwise.auc(k // 2),
 }
-BEST = "clipped"
+AFTERWARDS = ("Norm-Sub", "clipped")  # to a decoded histogram, where there is one
 EACH_MESSAGE = (OneMessagePairs, SubsetPairs)  # their law is drawn from the messages of all users
 MESSAGES = 2**28  # numbers in all their messages: fewer trials
 BOUNDED = 32  # types up to which the program of the lower bound is solved
@@ -48,23 +48,26 @@ def binned(task: str, k: int, most: int) -> tuple[str, np.ndarray]:
     return f"{b} bins", np.kron(np.eye(2), one) if task == "AUC" else one
 
 
-def published(cell: Cell) -> list[tuple[str, str, peers.Peer]]:
-    """(name, side, peer). As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2)."""
+def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
+    """(name, side, what is done that biases it, peer).
+
+    As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2), and others in hindsight.
+    """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     kernels, offset = [statistic.kernel(form).numpy() for form in statistic.forms], statistic.offset
-    found = [
-        (name, "outside", peer)
-        for name, peer in peers.peers(kernels, offset, np.arange(cell.k) // (cell.k // 2)).items()
-    ]
+    every = peers.unbiased(kernels, offset, np.arange(cell.k) // (cell.k // 2))
+    found = [(name, "outside", "", peer) for name, peer in every.items()]
+    for name, peer in peers.plug_ins(kernels, offset).items():
+        found.append((name, "outside", "Norm-Sub", peer))
     if cell.task == "Gini diversity":
         return found
-    rule = round(cell.n**0.25 * cell.epsilon**0.5)
-    tried = {}
+    rule, tried = round(cell.n**0.25 * cell.epsilon**0.5), set()
     for most in (rule, *BINS):
         name, bins = binned(cell.task, cell.k, most)
         if len(bins) < cell.k and name not in tried:
-            tried[name] = peers.randomized_response(kernels, offset, bins)
-            found.append((f"randomized response, {name}", "outside" if most == rule else "hindsight", tried[name]))
+            tried.add(name)
+            side = "outside" if most == rule else "hindsight"
+            found.append(("randomized response", side, name, peers.randomized_response(kernels, offset, bins)))
     return found
 
 
@@ -78,7 +81,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def squares(value: torch.Tensor) -> Squares:
         value = value.nan_to_num(statistic.offset)
-        return {"": (value - truth).square(), BEST: (value.clamp(*limits) - truth).square()}
+        return {"": (value - truth).square(), "clipped": (value.clamp(*limits) - truth).square()}
 
     def ours(name: str, side: str, protocol: PairwiseProtocol) -> Method:
         def draw(trials: int) -> Squares:
@@ -90,14 +93,15 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
                 shares = torch.from_numpy(norm_sub(protocol.decoded(tally).numpy() / cell.n))
                 parts = [statistic.mean(shares * cell.n, form) for form in statistic.forms]
                 value = parts[0] if len(parts) == 1 else statistic.offset + parts[0] / parts[1]
-                found["Norm-Sub"] = squares(value)[BEST]
+                found["Norm-Sub"] = squares(value)["clipped"]
             return found
 
         return Method(name, side, quietly(draw), error(protocol))
 
-    def theirs(name: str, side: str, peer: peers.Peer) -> Method:
+    def theirs(name: str, side: str, afterwards: str, peer: peers.Peer) -> Method:
         def draw(trials: int) -> Squares:
-            return squares(torch.from_numpy(peer(counts.numpy(), cell.epsilon, trials, rng)))
+            found = squares(torch.from_numpy(peer(counts.numpy(), cell.epsilon, trials, rng)))
+            return {afterwards: found["clipped"]} if afterwards else found
 
         return Method(name, side, draw)
 

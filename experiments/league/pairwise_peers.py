@@ -106,11 +106,16 @@ def neighbours(k: int, bins: int) -> np.ndarray:
     return (np.arange(bins)[:, None] == np.arange(k) * bins // k).astype(float)
 
 
-def peers(kernels: list[np.ndarray], offset: float, labels: np.ndarray) -> dict[str, Peer]:
-    """By name; labels: of the types, for a ratio."""
-    found = {"randomized response, pairs": randomized_response(kernels, offset, np.eye(len(labels)))}
-    for name, oracle in {"OUE": frequency.optimized_unary, "subset selection": frequency.subset_selection}.items():
-        found[f"{name}, Norm-Sub"] = plug_in(kernels, offset, oracle)
+def unbiased(kernels: list[np.ndarray], offset: float, labels: np.ndarray) -> dict[str, Peer]:
+    """By name; unbiased for a mean. labels: of the types, for a ratio."""
     two = two_messages(kernels[0])
-    found["two messages"] = two if len(kernels) == 1 else over([two, class_sizes(labels)], offset)
-    return found
+    return {
+        "randomized response": randomized_response(kernels, offset, np.eye(len(labels))),
+        "two messages": two if len(kernels) == 1 else over([two, class_sizes(labels)], offset),
+    }
+
+
+def plug_ins(kernels: list[np.ndarray], offset: float) -> dict[str, Peer]:
+    """By the name of the frequency oracle."""
+    oracles = {"OUE": frequency.optimized_unary, "subset selection": frequency.subset_selection}
+    return {name: plug_in(kernels, offset, oracle) for name, oracle in oracles.items()}

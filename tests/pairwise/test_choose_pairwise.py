@@ -97,7 +97,7 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type():
     statistic = pairwise.unequal(k)
     near = 0.98 * torch.eye(k, dtype=torch.float64) + 0.02 / k
     choice, family = choose(statistic, n, 2.0), pairwise.histograms(statistic)
-    assert max(mse(choice.best, h, n) for h in near) < choice.candidates[0].error ** 2
+    assert max(mse(choice.best, h, n) for h in near) < 1.5 * choice.candidates[0].error ** 2
     assert len(pairwise.histograms(pairwise.unequal(70))) == 3 + 64
     some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
     fitted = StrategyReports.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
@@ -105,7 +105,7 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type():
 
 
 @pytest.mark.filterwarnings("ignore:the denominator")  # of the rarest class
-def test_choice_without_a_prior_is_the_worst_over_its_histograms():
+def test_choice_without_a_prior_is_the_mean_over_its_histograms():
     statistic = pairwise.auc(3)
     choice, family = choose(statistic, 5000, 1.0), pairwise.histograms(statistic)
     torch.testing.assert_close(family.sum(1), torch.ones(15, dtype=torch.float64))
@@ -114,8 +114,10 @@ def test_choice_without_a_prior_is_the_worst_over_its_histograms():
     ]
     assert pairwise.histograms(LINE).shape == (6, 3)
     for candidate in choice.candidates:
-        worst = max(mse(candidate.protocol, h, 5000) for h in family)
-        assert candidate.error == pytest.approx(worst**0.5)
+        each = [mse(candidate.protocol, h, 5000) for h in family]
+        assert (
+            candidate.error == pytest.approx((sum(each) / len(each)) ** 0.5) and candidate.error < max(each) ** 0.5
+        )
 
 
 def test_a_kernel_whose_diagonal_varies_is_answered_from_pairs(closed_forms_only):

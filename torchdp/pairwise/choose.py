@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -52,9 +53,10 @@ def choose(
     ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
-    like, or a few, (j, k); None: the few :func:`histograms`. The error is the largest over them, not over all. rounds:
-    1, or 2 where users can be asked once more after the first round's sums are published. search: False leaves out the
-    candidates that take seconds, the trained kernels and the strategy. Raises TypeError, ValueError.
+    like, or a few, (j, k); None: the :func:`histograms`. The error is the root of the mean over them of the squared
+    error: on some data it is larger. rounds: 1, or 2 where users can be asked once more after the first round's sums
+    are published. search: False leaves out the candidates that take seconds, the trained kernels and the strategy.
+    Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
@@ -75,7 +77,7 @@ def choose(
         if prior is None:
             warnings.simplefilter("ignore")  # of classes that are rare in a histogram that nobody named
         candidates = [
-            Candidate(name, protocol, math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in judged)))
+            Candidate(name, protocol, math.sqrt(fmean(float(protocol.predicted_mse(each * n)) for each in judged)))
             for name, protocol in protocols
             if _converts(protocol)
         ]
@@ -129,8 +131,7 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
     """The histograms that a choice without a prior tries: the statistic's own, or (3 + j, k), or (3, k) for a ratio.
 
     Uniform, Zipf (1/(x + 1)), Zipf from the other end and, unless a ratio may lose its denominator, all users of one
-    type, for each of them, or for j = 64 evenly spaced ones of more. The largest error over them may still be below
-    that of the worst histogram.
+    type, for each of them, or for j = 64 evenly spaced ones of more.
     """
     k, device = checks.instance("statistic", statistic, PairwiseStatistic).types, statistic.points.device
     if statistic.likely is not None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -26,6 +27,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomness import keyed_generator
@@ -42,6 +44,8 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
+MOST_PARITIES = 256  # that one parity a user is tried for
+MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
 
 
@@ -64,13 +68,15 @@ def choose(
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
     factorizations.
+    Where the queries are sums of few parities of the types' bits, one randomized parity a user is a candidate too.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for the mean over types.
     They take seconds, 20 at 4,096 types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
-    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance; Cormode, Kulkarni, Srivastava
+    (2018), InpHT, for parities.
     """
     W, epsilon, objective = (
         dense(workload),
@@ -86,7 +92,8 @@ def choose(
         ]
     k = W.shape[1]
     if k > 1:
-        protocols += [(kind.__name__, LocalOracle(W, kind(k, epsilon))) for kind in ORACLES]
+        oracles = [(kind.__name__, kind(k, epsilon)) for kind in ORACLES]
+        protocols += [(name, LocalOracle(W, oracle)) for name, oracle in (*oracles, *_parities(W, epsilon))]
     if 1 < k <= SHIFTED_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
         worst = objective is Objective.WORST and prior is None
         protocols += [(name, LocalOracle(W, oracle)) for name, oracle in _strategies(W, epsilon, worst)]
@@ -157,6 +164,25 @@ def _strategies(
     if k <= POLISHED_STRATEGY:
         return [("optimised strategy", StrategyMatrix.tuned(centred, epsilon, prior, generator=generator))]
     return [("shift strategy", ShiftStrategy.tuned(centred, epsilon, generator=generator))]
+
+
+def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
+    """Each user sends one parity of its bits by randomized response, for queries that are sums of few parities.
+
+    W = A H, rows of H parities: variances add up to sum_s |a_s|^2 c^2/share_s less the squared answers, c =
+    coth(epsilon/2), least for shares like |a_s|.
+    """
+    k = W.shape[1]
+    if k & (k - 1) or not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
+        return []
+    norms = walsh_hadamard(W).norm(dim=0)[1:]
+    needed = 1 + (norms > 1e-9 * norms.max()).nonzero()[:, 0]
+    if not 0 < len(needed) < min(k - 1, MOST_PARITIES):
+        return []
+    signs = walsh_hadamard(torch.eye(k, dtype=W.dtype, device=W.device)[needed])
+    shares, growth = norms[needed - 1, None] / norms[needed - 1].sum(), math.exp(epsilon * MARGIN)
+    said = (growth ** (signs > 0).to(W), growth ** (signs < 0).to(W))
+    return [("one parity a user", StrategyMatrix(shares.repeat(2, 1) * torch.cat(said) / (1 + growth)))]
 
 
 def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
