@@ -89,6 +89,22 @@ def test_mean_and_shares_are_near_the_truth(table, capsys):
         near(row, TOWN.count(row["answer"]) / USERS)
 
 
+def test_covariances_are_near_the_truth(tmp_path, capsys):
+    path, rows = tmp_path / "two.csv", [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)]
+    path.write_text("x,y,z\n" + "".join(f"{x},{y},{z}\n" for x, y, z in rows))
+    words = "--statistic covariance --columns x y z --bounds x=0:8 y=0:6 z=-1:3"
+    answers = ask(capsys, path, words)["answers"]
+    assert [each["answer"] for each in answers] == ["x, x", "x, y", "x, z", "y, y", "y, z", "z, z"]
+    truth = torch.tensor(rows, dtype=torch.float64).mT.cov(correction=0)
+    for each, (i, j) in zip(answers, itertools.combinations_with_replacement(range(3), 2), strict=True):
+        near(each, float(truth[i, j]))
+        assert each["predicted_rmse"] < 0.8
+    error = run(capsys, "--csv", path, *words.split(), "--epsilon", 8, "--bins", 4, code=2)
+    assert "takes no --bins" in error
+    lone = "--statistic covariance --columns x --bounds x=0:8 --epsilon 1"
+    assert "takes 2 --columns, not 1" in run(capsys, "--csv", path, *lone.split(), code=2)
+
+
 def test_quantiles_and_their_order(table, capsys, quick):
     rows = ask(capsys, table, QUANTILES)["answers"]
     truth = statistics.quantiles(DOSE, n=4)

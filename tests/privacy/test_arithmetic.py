@@ -39,7 +39,7 @@ MAY_ROUND = {"CentralFactorization", "CuratorSums"}
 REAL = {
     "PrivUnit", "PrivUnitG", "ProjUnit", "GaussianVector",
     "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalMean",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalCovariance", "LocalMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
 }  # fmt: skip

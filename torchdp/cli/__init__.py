@@ -8,6 +8,7 @@ STATISTICS = {
     "auc": "SCORE LABEL",
     "concordance": "TIME EVENT SCORE",
     "correlation": "two numbers",
+    "covariance": "two numbers or more",
     "energy-distance": "NUMBER LABEL",
     "gamma": "two numbers",
     "gini": "one number",

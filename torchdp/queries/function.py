@@ -214,8 +214,8 @@ def choose_function(
 
 def _family(function: ShareFunction, prior: Tensor | None) -> Tensor:
     """The prior's histograms, each normalised, (j, k)."""
-    rows = checks.instance("function", function, ShareFunction).likely if prior is None else prior
-    rows = checks.instance("prior", rows, Tensor)
+    checks.instance("function", function, ShareFunction)
+    rows = checks.instance("prior", function.likely if prior is None else prior, Tensor)
     rows = rows if rows.ndim > 1 else rows[None]
     return torch.stack([checks.shares("prior", each, function.types) for each in rows])
 
