@@ -102,6 +102,9 @@ def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     estimate.add_argument(
         "--delimiter", metavar="C", default=",", help="between cells, such as ';' or tab (default: ,)"
     )
+    estimate.add_argument(
+        "--decimal", choices=(".", ","), default=".", help="mark of the table's numbers (default: .)"
+    )
     estimate.add_argument("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
     estimate.add_argument(
         "--missing", choices=("refuse", "drop"), default="refuse",
