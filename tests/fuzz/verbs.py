@@ -119,6 +119,9 @@ def kept():
     found = known()
     classes = found["density"].ShuffledClasses((found["at"]["CentralKDE"].protocol,) * 2)
     reported = (found["rows"].repeat(2, 1), torch.arange(10) // 5)
+    density, law = found["density"], found["shuffle"].CentralGaussianSum(5, 1.0)
+    inner = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))
+    products = density.ShuffledClasses((density.CentralKDE(inner, law, 1e-5),) * 2)
     rooms = ("rounded", "wire")
     return found | {
         **{room: importlib.import_module(f"torchdp.{room}") for room in rooms},
@@ -126,6 +129,7 @@ def kept():
         "Q": (torch.ones(3, 3) + torch.eye(3)).double() / 4,
         "running": found["workloads"].RunningSums(4),
         "densities": classes.estimate(reported, noise=SeededNoise(1)),
+        "densities_of_products": products.estimate(reported, noise=SeededNoise(1)),
         "net": torch.nn.Linear(2, 1, dtype=torch.float64),
         "payload": importlib.import_module("torchdp.wire").frame(b"12345678", b"name"),
     }
@@ -223,6 +227,19 @@ at['ShuffledKDE'].protocol.density_mse(at['ShuffledKDE'].summary, points)
 training.Attendance(once, 5)
 training.Attendance(once, 5).check(types[:2])
 training.Batches(training.Epochs(2), 4, 2, 4, generator=generator)
+training.CyclicPoisson(2, 0.3)
+training.CyclicPoisson(2, 0.3).guarantee(eye, 1.0, 1.0, 1e-3)
+training.CyclicPoisson(2, 0.3).sigma(eye, 1.0, 1.0, 1e-3)
+training.PoissonBatches(training.CyclicPoisson(2, 0.3), 10, 4, noise=noise)
+training.choose(workloads.prefix(4), 40, 10, epsilon=1.0, delta=1e-5)
+privacy.sampled_guarantee(1.0, 0.3, 3, 1e-3)
+privacy.sampled_multiplier(1.0, 1e-3, 0.3, 3)
+factorization.factorize_separated(W, 2, 2, tol=0.1, max_iterations=9)
+pairwise.concordance(2, 3, tol=0.1)
+pairwise.gamma(2, 3, tol=0.1)
+pairwise.gini(3)
+pairwise.ratio(pairwise.unequal(3), pairwise.unequal(3))
+density.nearest_centre(densities_of_products, points)
 training.FeatureLayer(features)
 training.FeatureLayer(features)(points)
 training.SketchLayer(sketch)
