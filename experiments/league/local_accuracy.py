@@ -98,6 +98,7 @@ def measure(config: Config, report: Report) -> None:
         trials = 5 * config.trials if single else config.trials if cell.k <= 256 else config.trials // 3
         rows = contest(methods, trials, room.AFTERWARDS)
         table += [{**cell.key, **row} for row in rows]
+        report.write("methods", table)
         found = summary(rows)
         seconds = time.process_time() - start
         report.row(
@@ -108,7 +109,6 @@ def measure(config: Config, report: Report) -> None:
             worst=choice.candidates[0].error,
             seconds=seconds,
         )
-    report.write("methods", table)
     rows = read_table(report.folder / "cells.csv")
     (report.folder / "local_accuracy.md").write_text(page(rows), encoding="utf-8")
     lead, mended = (max(row[name] for row in rows) for name in ("z", "z_mended"))
