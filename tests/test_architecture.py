@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
-    "training": FLOOR | {"privacy", "workloads", "factorization", "density", "sketching"},
+    "training": FLOOR | {"privacy", "protocol", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR
     | {
         "kernels",
@@ -47,6 +47,8 @@ MAY_IMPORT = {
         "factorization",
         "randomizers",
         "queries",
+        "domains",
+        "mean",
         "pairwise",
         "protocol",
         "collection",

@@ -17,16 +17,18 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("README.md", 0): r".*at most epsilon = 1, over real numbers\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3384",
     ("guide.md", 0): r"local differential privacy, at most epsilon = 1",
     ("guide.md", 1): r"[\s\S]*one message",
-    ("guide.md", 2): r"optimised strategy[\s\S]*local differential privacy, exactly",
-    ("guide.md", 3): r"tensor\(2\.1114, dtype=torch\.float64\)",
-    ("guide.md", 4): r"tensor\(3\.89\d+, .*torch\.Size\(\[20000, 1\]\)\ntensor\(0\.00",
-    ("guide.md", 5): r"shuffle differential privacy, at most epsilon = 1, delta = 1e-06",
-    ("guide.md", 6): r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06",
+    ("guide.md", 2): r"tensor\(0\.[56]\d+, dtype=torch\.float64\) \(tensor",
+    ("guide.md", 3): r"optimised strategy[\s\S]*local differential privacy, exactly",
+    ("guide.md", 4): r"(Poisson|cyclic|fixed)[\s\S]*central differential privacy, at most epsilon = ",
+    ("guide.md", 5): r"tensor\(2\.1114, dtype=torch\.float64\)",
+    ("guide.md", 6): r"tensor\(3\.89\d+, .*torch\.Size\(\[20000, 1\]\)\ntensor\(0\.00",
+    ("guide.md", 7): r"shuffle differential privacy, at most epsilon = 1, delta = 1e-06",
+    ("guide.md", 8): r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06",
+    ("guide.md", 9): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
     (
         "guide.md",
-        8,
+        10,
     ): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*0\.9\d+\n.*Event",
-    ("guide.md", 7): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
 }
 
 

@@ -1,14 +1,14 @@
 """``torchdp estimate`` of means, shares and quantiles; groups, plans, missing cells and numbers beyond their bounds."""
 
+import itertools
 import json
 import math
 import statistics
-from itertools import pairwise
 
 import pytest
 import torch
 
-from torchdp import cli, queries, workloads
+from torchdp import cli, pairwise, queries, workloads
 from torchdp.cli.questions import quantiles_of
 from torchdp.cli.statistics import KINDS, asking
 from torchdp.cli.table import Bins
@@ -52,6 +52,8 @@ def quick(monkeypatch):
         return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
 
     monkeypatch.setattr(queries, "choose", choose)
+    pairs = pairwise.choose
+    monkeypatch.setattr(pairwise, "choose", lambda *one, search: pairs(*one, search=False))
 
 
 def run(capsys, *arguments, code=0):
@@ -87,6 +89,22 @@ def test_mean_and_shares_are_near_the_truth(table, capsys):
         near(row, TOWN.count(row["answer"]) / USERS)
 
 
+def test_covariances_are_near_the_truth(tmp_path, capsys):
+    path, rows = tmp_path / "two.csv", [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)]
+    path.write_text("x,y,z\n" + "".join(f"{x},{y},{z}\n" for x, y, z in rows))
+    words = "--statistic covariance --columns x y z --bounds x=0:8 y=0:6 z=-1:3"
+    answers = ask(capsys, path, words)["answers"]
+    assert [each["answer"] for each in answers] == ["x, x", "x, y", "x, z", "y, y", "y, z", "z, z"]
+    truth = torch.tensor(rows, dtype=torch.float64).mT.cov(correction=0)
+    for each, (i, j) in zip(answers, itertools.combinations_with_replacement(range(3), 2), strict=True):
+        near(each, float(truth[i, j]))
+        assert each["predicted_rmse"] < 0.8
+    error = run(capsys, "--csv", path, *words.split(), "--epsilon", 8, "--bins", 4, code=2)
+    assert "takes no --bins" in error
+    lone = "--statistic covariance --columns x --bounds x=0:8 --epsilon 1"
+    assert "takes 2 --columns, not 1" in run(capsys, "--csv", path, *lone.split(), code=2)
+
+
 def test_quantiles_and_their_order(table, capsys, quick):
     rows = ask(capsys, table, QUANTILES)["answers"]
     truth = statistics.quantiles(DOSE, n=4)
@@ -95,7 +113,7 @@ def test_quantiles_and_their_order(table, capsys, quick):
         low, high = row["interval"]
         assert low <= quantile <= high and high - low <= 3 and abs(row["estimate"] - quantile) < 0.7
         assert low <= row["estimate"] <= high and 0 < row["predicted_rmse"] < 0.05
-    assert all(one["estimate"] < two["estimate"] for one, two in pairwise(rows))
+    assert all(one["estimate"] < two["estimate"] for one, two in itertools.pairwise(rows))
 
 
 def test_groups_have_answers_of_their_own(table, capsys, quick):
@@ -175,7 +193,7 @@ def test_a_plan_is_the_least_number_of_users(capsys, quick):
         ("--plan 1 --group town", "--plan takes no --group"),
         ("--plan 1 --seed 1", "--plan takes no --seed"),
         ("--plan 1 --bounds-from-data", "--plan takes no --bounds-from-data"),
-        ("--plan 1 --protocol one-message", "--protocol one-message is for statistics of pairs"),
+        ("--plan 1 --protocol one-message", "--protocol one-message is for means over pairs of users"),
         ("--plan 1 --quantiles .5", "--statistic mean takes no --quantiles"),
         ("--plan 1 --bins 4096", "--bins must be at most 4095"),
         ("--csv x.csv --group dose", "--group dose is one of --columns"),

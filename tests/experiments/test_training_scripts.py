@@ -32,3 +32,19 @@ def test_quickstart(smoke):
     found = smoke("training/quickstart.py")
     assert "central differential privacy" in found.printed and "epsilon = 2, delta = 1e-05" in found.printed
     assert found.tables["quickstart"][0]["accuracy"] > 0.6
+
+
+def test_separated(smoke):
+    rows = smoke("training/separated.py").tables["separated"]
+    assert len(rows) == 20
+    for case in range(0, 20, 5):
+        least, ours, *others = rows[case : case + 5]
+        assert least["error"] <= ours["error"] < 1.005 * least["error"] or least["gap"] < 3
+        assert ours["error"] == min(row["error"] for row in (ours, *others)) < 1.031 * least["error"]
+
+
+def test_choose(smoke):
+    tables = smoke("training/choose.py").tables
+    errors = {row["plan"]: row["error"] for row in tables["errors"]}
+    assert min(errors.values()) < errors["Poisson, independent noise"]
+    assert all(row["accuracy"] > 0.8 for row in tables["accuracy"]) and len(tables["accuracy"]) in (2, 3)

@@ -3,6 +3,7 @@
 import math
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from contract import Contract, RelayContract, Unbiased
@@ -10,7 +11,7 @@ from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import generator
 
 from torchdp.domains import Box, lp_ball, noise_shape
-from torchdp.mean import GaussianCovariance, GaussianMean, GaussianMoments, LocalMean
+from torchdp.mean import GaussianCovariance, GaussianMean, GaussianMoments, LocalCovariance, LocalMean
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG
 
@@ -83,3 +84,20 @@ def test_a_crowd_outside_the_domain_is_refused(protocol):
     ):
         with pytest.raises(ValueError, match="summary must hold values that users may have"):
             verb(crowd)
+
+
+class TestLocalCovariance(Unbiased, RelayContract):
+    protocol = LocalCovariance.calibrated(BOX, epsilon=4.0)
+    x, bad = LOW.repeat(5, 1), BAD
+    repeats = 2_500
+
+    def truth(self):
+        return torch.from_numpy(np.cov(self.x.numpy().T, bias=True))
+
+
+class TestLocalVariance(TestLocalCovariance):
+    protocol = LocalCovariance.calibrated(Box(torch.tensor([-3.0]), torch.tensor([5.0])), epsilon=1.0)
+    x = torch.linspace(-3, 5, 50).double()[:, None] ** 2 / 5
+
+    def truth(self):
+        return torch.from_numpy(np.cov(self.x.numpy().T, bias=True)).reshape(1, 1)

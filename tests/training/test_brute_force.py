@@ -9,8 +9,9 @@ import pytest
 import torch
 from rules import permits
 
+from torchdp.factorization.certificates import worst_sets
 from torchdp.randomness import keyed_generator
-from torchdp.training import Epochs, Once, Sensitivity, Separated, sensitivity, separated
+from torchdp.training import Epochs, Once, Sensitivity, Separated, sensitivity
 
 KINDS = ["positive", "mixed", "banded", "twice banded", "sparse", "spiked", "equal columns", "tall"]
 
@@ -114,6 +115,6 @@ def test_planted_faults_are_caught(fault):
 
 
 def test_a_search_that_is_cut_short_is_a_bound_and_says_so(monkeypatch):
-    monkeypatch.setattr(separated, "NODES", 0)
+    monkeypatch.setattr(worst_sets, "NODES", 0)
     seen = compare(150, sensitivity)
     assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 STATISTICS = {
     "auc": "SCORE LABEL",
     "concordance": "TIME EVENT SCORE",
+    "correlation": "two numbers",
+    "covariance": "two numbers or more",
+    "energy-distance": "NUMBER LABEL",
     "gamma": "two numbers",
     "gini": "one number",
     "gini-diversity": "one category",
     "gini-mean-difference": "one number",
     "histogram": "one number, or one category with --categories",
     "kendall": "two numbers",
+    "kendall-b": "two numbers",
     "mann-whitney": "SCORE LABEL",
     "mean": "one number",
+    "mmd": "NUMBER LABEL",
     "quantiles": "one number",
+    "spearman": "two numbers",
 }
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
@@ -95,6 +101,9 @@ def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     """How the table is read."""
     estimate.add_argument(
         "--delimiter", metavar="C", default=",", help="between cells, such as ';' or tab (default: ,)"
+    )
+    estimate.add_argument(
+        "--decimal", choices=(".", ","), default=".", help="mark of the table's numbers (default: .)"
     )
     estimate.add_argument("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
     estimate.add_argument(

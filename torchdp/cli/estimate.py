@@ -105,7 +105,8 @@ def _hear(question: Question, protocol: Asked, types: Tensor, noise: Noise | Non
         warnings.simplefilter("always")
         answers = question.answers(protocol, protocol.collect(types, noise=noise), level)
     for each in caught:
-        print(f"torchdp estimate: {each.message}", file=sys.stderr)
+        if issubclass(each.category, UserWarning):  # torchdp's own
+            print(f"torchdp estimate: {each.message}", file=sys.stderr)
     if not all(each.finite for each in answers):
         raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
     return answers

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdp import pairwise, queries, workloads
+from torchdp import domains, mean, pairwise, queries, workloads
 from torchdp.cli.table import Bins
 from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
@@ -137,8 +137,7 @@ class OfShares(Question):
     unit: str = ""
 
     def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        if name in PROTOCOLS:
-            raise ValueError(f"--protocol {name} is for statistics of pairs of users; leave out --protocol")
+        _refuse_named(name)
         return _first(queries.choose(self.workload, n, epsilon, self.objective))
 
     def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
@@ -149,6 +148,65 @@ class OfShares(Question):
     def error(self, protocol: Asked, n: float) -> float:
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
         return math.sqrt(float(worst) + self.spread / n)
+
+
+@dataclass(frozen=True)
+class OfFunction(Question):
+    """A smooth function of the shares of types."""
+
+    title: str
+    words: str
+    function: queries.ShareFunction
+    assumes = "the largest over a few histograms"
+
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        _refuse_named(name)
+        return _first(queries.choose_function(self.function, n, epsilon))
+
+    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+        return [_answer("estimate", protocol.analyse(tally), level)]
+
+    def error(self, protocol: Asked, n: float) -> float:
+        return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in self.function.likely))
+
+
+@dataclass(frozen=True)
+class OfCovariance(Question):
+    """Covariances of several numbers: those of the users, divisor n."""
+
+    title: str
+    words: str
+    axes: tuple[Axis, ...]
+
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        _refuse_named(name)
+        ends = [(axis.bins.low, axis.bins.high) for axis in self.axes if axis.bins is not None]
+        low, high = torch.tensor(ends, dtype=torch.float64).mT
+        protocol = mean.LocalCovariance.calibrated(domains.Box(low, high), epsilon=epsilon)
+        return "numbers and products, PrivUnitG", cast(Asked, protocol)
+
+    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+        found = protocol.analyse(tally)
+        low, high = found.interval(level)
+        return [
+            Answer(
+                f"{one.name}, {two.name}",
+                float(found.value[i, j]),
+                float(found.standard_error[i, j]),
+                (max(0.0, float(low[i, j])) if i == j else float(low[i, j]), float(high[i, j])),
+            )
+            for i, one in enumerate(self.axes)
+            for j, two in enumerate(self.axes)
+            if i <= j
+        ]
+
+    def error(self, protocol: Asked, n: float) -> float:
+        return math.sqrt(float(protocol.worst_mse(math.floor(n))))
+
+
+def _refuse_named(protocol: str) -> None:
+    if protocol in PROTOCOLS:
+        raise ValueError(f"--protocol {protocol} is for means over pairs of users; leave out --protocol")
 
 
 def _answer(name: str, estimate: Estimate, level: float) -> Answer:

@@ -14,7 +14,7 @@
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
 | running sums of millions of steps, never formed | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few numbers of memory | :func:`factorize_buffered` |
-| users who come back in every epoch | :func:`factorize_epochs` |
+| users who come back in every epoch; in steps that keep apart | :func:`factorize_epochs`; :func:`factorize_separated` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |
@@ -59,6 +59,7 @@ from torchdp.factorization.norm import gamma, gamma2, gamma_F
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
+from torchdp.factorization.separated import SeparatedFactorization, factorize_separated
 from torchdp.factorization.structure.blocks import factorize_blocks
 from torchdp.factorization.structure.buffered import BufferedFactorization, BufferedStrategy, factorize_buffered
 from torchdp.factorization.structure.closed_forms import (
@@ -88,6 +89,7 @@ __all__ = [
     "Factorization",
     "Relaxation",
     "RunningFactorization",
+    "SeparatedFactorization",
     "SignatureRelaxation",
     "additive_noise_bound",
     "approximate",
@@ -99,6 +101,7 @@ __all__ = [
     "factorize_buffered",
     "factorize_epochs",
     "factorize_product",
+    "factorize_separated",
     "free_constant",
     "gamma",
     "gamma2",

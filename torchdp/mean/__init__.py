@@ -28,6 +28,7 @@ from torchdp.mean.covariance import (
     project_second_moment,
 )
 from torchdp.mean.local import LocalMean
+from torchdp.mean.local_covariance import LocalCovariance
 from torchdp.mean.lower_bounds import (
     approximate_lower_bound,
     concentrated_lower_bound,
@@ -44,6 +45,7 @@ __all__ = [
     "GaussianCovariance",
     "GaussianMean",
     "GaussianMoments",
+    "LocalCovariance",
     "LocalMean",
     "MeanProtocol",
     "approximate_lower_bound",

@@ -11,6 +11,8 @@ A :class:`Guarantee` describes; who is trusted is its :class:`Model`, what must 
 :class:`Neighbours`, whether it speaks of the integers that are drawn or of a theorem's real numbers its
 :class:`Arithmetic`. ``composed_delta`` and ``composed_epsilon`` compose curves of one mechanism over many instances.
 
+``sampled_guarantee`` counts what sampling users at random is worth.
+
 A :class:`Budget` refuses what its limit no longer holds.
 
 Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); compositions of curves are never below
@@ -22,6 +24,7 @@ from torchdp.privacy.budget import Budget
 from torchdp.privacy.composition import compose
 from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma, rounded_guarantee
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, Model, Neighbours
+from torchdp.privacy.sampling import sampled_guarantee, sampled_multiplier
 
 __all__ = [
     "Arithmetic",
@@ -37,4 +40,6 @@ __all__ = [
     "gaussian_log_delta",
     "gaussian_sigma",
     "rounded_guarantee",
+    "sampled_guarantee",
+    "sampled_multiplier",
 ]

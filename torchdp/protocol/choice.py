@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from torchdp.protocol.protocol import Protocol
-
 EQUAL = 1e-3  # relative difference of errors that does not count
 
 
@@ -14,7 +12,7 @@ class Candidate:
     """A protocol, the root of its predicted mean squared error, and what else there is to say of it."""
 
     name: str
-    protocol: Protocol[Any]
+    protocol: Any  # a Protocol; in training, a plan
     error: float
     note: str = ""
 
@@ -34,7 +32,7 @@ class Choice:
         object.__setattr__(self, "candidates", tuple(sorted(self.candidates, key=lambda one: _rank(one.error))))
 
     @property
-    def best(self) -> Protocol[Any]:
+    def best(self) -> Any:
         return self.candidates[0].protocol
 
     def __str__(self) -> str:

@@ -1,24 +1,29 @@
-"""Mechanisms in a training loop: correlated noise for the sums of clipped gradients, public features as layers.
+"""Mechanisms in a training loop: plans of least error, correlated noise, public features as layers.
 
     >>> import torch
-    >>> from torchdp import factorization, training
-    >>> W = training.iterates(8)  # what four epochs of two batches publish: the parameters after each step
-    >>> C = training.causal_strategy(W, factorization.factorize_epochs(W, 2))
-    >>> user = training.Epochs(2)  # is in one batch of each epoch
-    >>> noise = training.calibrated_noise(C, 3, bound=1.0, epsilon=2.0, delta=1e-5, participation=user)
-    >>> private = noise(torch.zeros(3))  # the first step's sum of clipped gradients, from clip_and_sum
-    >>> noise.step, noise.guarantee(1.0, 1e-5, user).epsilon <= 2
-    (1, True)
+    >>> from torchdp import training
+    >>> x, model = torch.linspace(-1, 1, 60)[:, None], torch.nn.Linear(1, 1)
+    >>> W = training.iterates(12)  # what is released: the parameters after each of twelve steps
+    >>> choice = training.choose(W, users=60, batch=20, epsilon=2.0, delta=1e-5)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> run = choice.best.start(model, torch.nn.functional.mse_loss)
+    >>> for users in run:
+    ...     run.backward(x[users], 2 * x[users])  # clipped, summed, noise added, in ``.grad``
+    ...     optimizer.step()
+    >>> run.step, run.guarantee.epsilon <= 2
+    (12, True)
 
-:func:`clip_and_sum` makes the sums, :class:`Batches` and :class:`Attendance` keep users to the participation that the
-noise is calibrated for, :class:`CorrelatedNoise` spends each number once.
+:func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
+:class:`Plan` holds what belongs together, a :class:`Run` spends it once. Underneath: :func:`clip_and_sum` makes the
+sums, :class:`Batches`, :class:`PoissonBatches` and :class:`Attendance` keep users to the participation that the noise
+is calibrated for, :class:`CorrelatedNoise` spends each number once.
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
-outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8).
+outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled: Choquette-Choo et al. 2023, Theorem 4).
 
 Notation: G (steps x size) holds the sums of clipped gradients, one row for each step; W G is what training uses of
 them (prefix sums: the iterates of gradient descent); the outputs are W (G + C^{-1} Z), Z of N(0, sigma^2) entries.
-A strategy of least error is one without amplification: nothing here counts on batches being sampled at random.
+A user is in steps by a :class:`Participation`, or is sampled: only :class:`CyclicPoisson` counts on chance.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -29,25 +34,33 @@ A strategy of least error is one without amplification: nothing here counts on b
 """
 
 from torchdp.training.batches import Attendance, Batches
+from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum, set_gradients
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
+from torchdp.training.plan import Plan, Run
+from torchdp.training.sampled import CyclicPoisson, PoissonBatches
 from torchdp.training.strategy import causal_strategy, iterates, standard_errors
 
 __all__ = [
     "Attendance",
     "Batches",
     "CorrelatedNoise",
+    "CyclicPoisson",
     "Epochs",
     "FeatureLayer",
     "Once",
     "Participation",
+    "Plan",
+    "PoissonBatches",
+    "Run",
     "Sensitivity",
     "Separated",
     "SketchLayer",
     "calibrated_noise",
     "causal_strategy",
+    "choose",
     "clip_and_sum",
     "iterates",
     "sensitivity",

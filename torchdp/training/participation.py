@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import BufferedStrategy
-from torchdp.training.separated import worst_separated
+from torchdp.factorization.certificates.worst_sets import worst_separated
 
 ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
 

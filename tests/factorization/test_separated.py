@@ -1,0 +1,193 @@
+"""Factorizations for users whose steps keep apart: against a semidefinite program, every set, and bad certificates."""
+
+import itertools
+import math
+from dataclasses import replace
+from functools import partial
+
+import laws
+import numpy as np
+import pytest
+import torch
+from rules import permitted
+
+from torchdp import workloads
+from torchdp.factorization import factorize, factorize_epochs, factorize_separated
+from torchdp.factorization.certificates.separated_certificate import SeparatedDual, certify_separated
+from torchdp.factorization.solvers.banded_solver import banded_strategy
+from torchdp.factorization.solvers.sets_solver import chains, exchanged, separated_bound, systematic
+from torchdp.training import Separated, iterates, sensitivity, standard_errors
+
+normal = partial(laws.normal, name=b"separated")
+
+
+def program(W, gap, times, p, bands=None):
+    """The least value over all strategies, or of so many bands, by a semidefinite program over all sets."""
+    cp = pytest.importorskip("cvxpy")
+    n = len(W)
+    sets = permitted(Separated(gap, times), n)
+    sets = [s for s in sets if not any(set(s) < set(t) for t in sets)]
+    X = cp.Variable((n, n), PSD=True)
+    constraints = []
+    for s in sets:
+        y = cp.Variable(len(s))
+        constraints += [cp.diag(y) - X[np.ix_(s, s)] >> 0, cp.sum(y) <= 1]
+    if bands:
+        constraints += [X[i, j] == 0 for i in range(n) for j in range(n) if abs(i - j) >= bands]
+    errors = [cp.matrix_frac(row, X) for row in W.numpy()]
+    problem = cp.Problem(cp.Minimize(cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)), constraints)
+    problem.solve(solver=cp.CLARABEL)
+    return math.sqrt(problem.value)
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize(("n", "gap", "times"), [(7, 3, 2), (6, 2, 2), (6, 1, 3)])
+def test_the_semidefinite_program_agrees(n, gap, times, p):
+    W = workloads.prefix(n).dense()
+    found = factorize_separated(W, gap, times, p, tol=1e-6).certificate
+    expected = program(W, gap, times, p)
+    assert found.lower <= expected * (1 + 1e-5) and found.upper >= expected * (1 - 1e-5)
+    assert found.lower >= expected * (1 - 1e-3) and found.gap < 5e-3
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize(("n", "gap", "times"), [(7, 2, 4), (7, 3, 2), (6, 1, 6)])
+def test_the_banded_strategy_is_the_best_of_so_many_bands(n, gap, times, p):
+    W = workloads.prefix(n).dense()
+    C, _ = banded_strategy(W, gap, times, p, 2000)
+    assert not C.tril(-gap).any()
+    assert math.isclose(sensitivity(C, Separated(gap, times)).value, 1.0, rel_tol=1e-8)
+    value = float(torch.linalg.vector_norm(standard_errors(W, C), ord=p))
+    assert math.isclose(value, program(W, gap, times, p, gap), rel_tol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "upper", "lower"),
+    [
+        (40, 2.0, 4.212, 4.198),
+        (40, math.inf, 4.771, 4.760),
+        pytest.param(128, 2.0, 4.904, 4.885, marks=pytest.mark.slow),
+        pytest.param(128, math.inf, 5.347, 5.332, marks=pytest.mark.slow),
+    ],
+)
+def test_known_values_of_four_epochs(n, p, upper, lower):
+    """Equal column norms cost 1.9 % at 128 (rms); a bound of fixed epochs is 2 % lower."""
+    W, gap = workloads.prefix(n).dense(), n // 4
+    found, unit = factorize_separated(W, gap, 4, p), math.sqrt(n) if p == 2 else 1.0
+    assert found.certificate.upper / unit <= upper and found.certificate.lower / unit >= lower
+    fixed = factorize_epochs(W, gap, p).certificate
+    assert found.certificate.lower >= fixed.lower
+    torch.testing.assert_close(found.row_norms, standard_errors(W, found.strategy))
+    assert sensitivity(found.strategy, Separated(gap, 4)).exact
+
+
+def test_where_fewer_steps_than_the_gap_permits_no_band_is_best():
+    W = workloads.prefix(32).dense()
+    found = factorize_separated(W, 4, 2, 2.0)
+    assert found.certificate.gap < 0.01 and found.strategy.tril(-4).any()
+    C, _ = banded_strategy(W, 4, 2, 2.0, 1000)
+    assert standard_errors(W, C).norm() > 1.03 * found.certificate.upper
+
+
+@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+@pytest.mark.parametrize(("gap", "times"), [(9, 1), (9, 5), (3, 1)])
+def test_one_participation_is_the_ordinary_norm(gap, times, p):
+    W = iterates(9, momentum=0.5)
+    ours, plain = factorize_separated(W, gap, times, p).certificate, factorize(W, p, tol=1e-7).certificate
+    assert ours.lower <= plain.upper * (1 + 1e-12) and plain.lower <= ours.upper * (1 + 1e-12)
+    assert ours.gap < 2e-3
+
+
+def test_scale_device_and_dtype_do_not_matter():
+    W = workloads.prefix(6).dense()
+    one, other = factorize_separated(W, 2, 3), factorize_separated(W.float() * 1e-20, 2, 3)
+    assert other.certificate.upper == pytest.approx(float(one.certificate.upper) * 1e-20, rel=1e-6)
+    torch.testing.assert_close(other.strategy, one.strategy, rtol=1e-4, atol=1e-5)
+    assert other.strategy.dtype == torch.float64
+
+
+def random_dual(n, gap, times, seed):
+    sets = permitted(Separated(gap, times), n)
+    steps = torch.full((len(sets), times), n)
+    for row, chosen in zip(steps, sets, strict=True):
+        row[: len(chosen)] = torch.tensor(chosen)
+    directions = normal(len(sets), times, 2, name=bytes([seed]))
+    weights = normal(len(sets), name=b"w" + bytes([seed])).abs()
+    return SeparatedDual(normal(n, name=b"c" + bytes([seed])).abs(), steps, directions, weights)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+@pytest.mark.parametrize(("n", "gap", "times"), [(6, 2, 3), (7, 3, 2), (5, 1, 3)])
+def test_guarantee_no_dual_whatever_is_above_any_strategy(n, gap, times, p):
+    best = float(factorize_separated(iterates(n), gap, times, p).certificate.upper)
+    for seed in range(6):
+        left, right = normal(n, n, name=b"l" + bytes([seed])), normal(n, n, name=b"r" + bytes([seed]))
+        found = certify_separated(iterates(n), left, right, random_dual(n, gap, times, seed), gap, times, p=p)
+        assert found.lower <= best * (1 + 1e-12) and found.upper >= best * (1 - 1e-2)
+        assert found.lower > 0.1 * best
+
+
+def test_sets_that_no_user_owns_are_refused():
+    found = factorize_separated(workloads.prefix(6), 2, 3)
+    W = workloads.prefix(6).dense()
+    left = torch.linalg.solve_triangular(found.strategy, W, upper=False, left=False)
+
+    def certified(**changes):
+        return certify_separated(W, left, found.strategy, replace(found.dual, **changes), 2, 3)
+
+    assert certified().closed(0.1)
+    close, long, holes = (torch.tensor(x) for x in ([[0, 1, 6]], [[0, 2, 4, 6]], [[0, 6, 4]]))
+    ones = {"directions": torch.ones(1, 3, 1).double(), "weights": torch.ones(1).double()}
+    for steps in (close, holes):
+        with pytest.raises(ValueError, match="increasing steps, 2 apart"):
+            certified(steps=steps, **ones)
+    with pytest.raises(ValueError, match="steps, directions and weights"):
+        certified(steps=long, **ones)
+    with pytest.raises(ValueError, match="weights must hold no negative"):
+        certified(weights=-found.dual.weights)
+    larger = certified(directions=3 * found.dual.directions)  # of any scale: it changes nothing
+    assert larger.lower == pytest.approx(float(certified().lower), rel=1e-9)
+
+
+def test_chains_and_exchanges_are_sets_with_their_sums_and_find_the_worst():
+    Z = normal(9, 9).abs()
+    Z = (Z + Z.mT).numpy()
+    steps, sums = exchanged(Z, chains(Z, 2, 3), 2)
+    for row, value in zip(steps, sums, strict=True):
+        chosen = [int(s) for s in row if s < 9]
+        assert all(b - a >= 2 for a, b in itertools.pairwise(chosen))
+        assert math.isclose(Z[np.ix_(chosen, chosen)].sum(), value, rel_tol=1e-12)
+    assert sums.max() == pytest.approx(max(Z[np.ix_(s, s)].sum() for s in permitted(Separated(2, 3), 9)))
+
+
+def test_any_point_of_the_polytope_is_an_average_of_sets():
+    mu = normal(10).abs().numpy()
+    mu = mu / max(np.convolve(mu, np.ones(3), "valid").max(), mu.sum() / 4)
+    steps, weights = systematic(mu, 4)
+    indicators = np.zeros((len(steps), 11))
+    np.put_along_axis(indicators, steps, 1.0, 1)
+    np.testing.assert_allclose(weights @ indicators[:, :10], mu, atol=1e-12)
+    assert all(np.diff(row[row < 10]).min(initial=3) >= 3 for row in steps)
+
+
+def test_more_iterations_do_not_lower_the_bound():
+    W = iterates(24, momentum=0.9)
+    C, rows = banded_strategy(W, 6, 4, 2.0, 500)
+    traces = []
+    for count in (5, 50, 200):
+        sets, _ = separated_bound(W, C, rows, 6, 4, 2.0, math.inf, 1e-3, count)
+        left = torch.linalg.solve_triangular(C, W, upper=False, left=False)
+        traces.append(float(certify_separated(W, left, C, sets, 6, 4, p=2.0).lower))
+    assert traces[0] < traces[1] <= traces[2] * (1 + 1e-9)
+
+
+def test_bad_input_is_named():
+    W = workloads.prefix(4).dense()
+    for arguments, name in [((W.mT, 2, 2), "W"), ((W, 0, 2), "gap"), ((W, 2, 0), "times"), ((W, 2, 2, 1.0), "p")]:
+        with pytest.raises(ValueError, match=name):
+            factorize_separated(*arguments)
+    with pytest.raises(ValueError, match="0 on its diagonal"):
+        factorize_separated(torch.zeros(3, 3), 2, 2)
+    with pytest.raises(ArithmeticError, match="lower bound exceeds"):
+        found = factorize_separated(W, 2, 2).certificate
+        replace(found, upper=found.lower / 2)

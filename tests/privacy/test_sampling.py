@@ -1,0 +1,95 @@
+"""Sampled sums: against the curve of one, an attack on many, the package's Renyi accountant, and all users in each."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from torchdp.privacy import gaussian_sigma, sampled_guarantee, sampled_multiplier
+
+CASES = [(0.05, 1, 1.0), (0.3, 1, 0.5), (0.02, 40, 0.8), (0.5, 6, 2.0)]
+
+
+def curve(chance, multiplier, epsilon):
+    """delta of one sum: the larger of the two directions, each a set of outcomes beyond one threshold."""
+    s, q = multiplier, chance
+
+    def beyond(ratio):  # y at which the density with the user is ``ratio`` times that without
+        return s * s * math.log((ratio - 1 + q) / q) + 0.5 if ratio > 1 - q else -math.inf
+
+    y = beyond(math.exp(epsilon))
+    removed = (1 - q - math.exp(epsilon)) * norm.sf(y / s) + q * norm.sf((y - 1) / s)
+    y = beyond(math.exp(-epsilon))
+    added = (
+        0.0
+        if y == -math.inf
+        else norm.cdf(y / s) - math.exp(epsilon) * ((1 - q) * norm.cdf(y / s) + q * norm.cdf((y - 1) / s))
+    )
+    return max(removed, added)
+
+
+@pytest.mark.parametrize(("chance", "delta"), [(0.05, 1e-3), (0.3, 1e-6), (0.9, 1e-5), (1e-3, 1e-5)])
+def test_guarantee_one_sum_has_its_curve(chance, delta):
+    found = sampled_guarantee(0.7, chance, 1, delta)
+    assert curve(chance, 0.7, found.epsilon) <= delta * (1 + 1e-9)
+    assert curve(chance, 0.7, found.epsilon * 0.995) > delta
+    assert not found.exact and found.neighbours.name == "ADD_REMOVE"
+
+
+def losses(chance, times, multiplier, user, seed):
+    """The logarithms of the likelihood ratio (user there over not) of drawn outcomes."""
+    rng = np.random.default_rng(seed)
+    y = multiplier * rng.standard_normal((200_000, times))
+    if user:
+        y += rng.random(y.shape) < chance
+    return np.log1p(chance * np.expm1((y - 0.5) / multiplier**2)).sum(1)
+
+
+@pytest.mark.parametrize(("chance", "times", "multiplier"), CASES)
+def test_guarantee_an_attack_attains_what_is_promised_and_no_more(chance, times, multiplier):
+    delta = 0.005
+    epsilon = sampled_guarantee(multiplier, chance, times, delta).epsilon
+    with_user, without = (losses(chance, times, multiplier, user, 1) for user in (True, False))
+    removed, added = -np.expm1(np.minimum(epsilon - with_user, 0)), -np.expm1(np.minimum(epsilon + without, 0))
+    found = max((x.mean(), x.std() / len(x) ** 0.5) for x in (removed, added))
+    assert found[0] <= delta + 4 * found[1]
+    assert found[0] >= 0.98 * delta - 4 * found[1]
+    control = sampled_guarantee(1.2 * multiplier, chance, times, delta).epsilon  # noise that is not there
+    assert -np.expm1(np.minimum(control - with_user, 0)).mean() > 1.1 * delta
+
+
+@pytest.mark.parametrize(("chance", "times", "multiplier"), CASES)
+def test_no_larger_than_by_renyi_divergences_nor_than_sums_over_all(chance, times, multiplier):
+    epsilon = sampled_guarantee(multiplier, chance, times, 1e-5).epsilon
+    renyi = dp_accounting.rdp.RdpAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(chance, dp_accounting.GaussianDpEvent(multiplier))
+    assert epsilon <= renyi.compose(event, times).get_epsilon(1e-5)
+    assert epsilon <= sampled_guarantee(multiplier, 1, times, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 2.0, 20.0])
+@pytest.mark.parametrize(("chance", "times"), [(1e-3, 500), (0.2, 7), (0.999999, 3), (1.0, 4)])
+def test_the_least_multiplier(epsilon, chance, times):
+    found = sampled_multiplier(epsilon, 1e-6, chance, times)
+    assert sampled_guarantee(found, chance, times, 1e-6).epsilon <= epsilon
+    assert sampled_guarantee(found * (1 - 3e-4), chance, times, 1e-6).epsilon > epsilon
+    assert found <= gaussian_sigma(epsilon, 1e-6, math.sqrt(times)) * (1 + 1e-8)
+
+
+def test_known_values():
+    """Noise for 120 steps of 50 of 1,500 users at epsilon = 2, delta = 1e-5, in 1 to 16 groups."""
+    found = [sampled_multiplier(2.0, 1e-5, 50 * g / 1500, -(-120 // g)) for g in (1, 4, 16)]
+    assert found == pytest.approx([1.1155, 1.8282, 3.2964], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((0.0, 0.1, 1, 1e-5), "multiplier"), ((1.0, 1.5, 1, 1e-5), "chance"), ((1.0, 0.1, 0, 1e-5), "times")],
+)
+def test_bad_input_is_named(arguments, name):
+    with pytest.raises(ValueError, match=name):
+        sampled_guarantee(*arguments)
+    with pytest.raises(ValueError, match="delta"):
+        sampled_multiplier(1.0, 0.0, 0.1, 1)

@@ -1,0 +1,76 @@
+"""The banded strategy of least error for users whose steps keep apart: a smooth problem without constraints."""
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+SHARP = (
+    30.0,
+    100.0,
+    300.0,
+    1_000.0,
+    3_000.0,
+    10_000.0,
+)  # powers of squared row norms that stand for their maximum
+FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
+
+
+def banded_strategy(
+    W: Tensor, gap: int, times: int, p: float, max_iterations: int, bands: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """C with ``bands`` bands and sensitivity 1, of least l_p norm of the row norms of W C^{-1}; rows' dual weights.
+
+    bands: at most ``gap``, for None as many. Columns that are ``gap`` apart do not meet, so the squared sensitivity is
+    the largest sum of x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart. The convex hull of such sets
+    is {0 <= mu, every ``gap`` consecutive entries add up to at most 1, all to at most ``times``}, so by linear
+    programming's duality the sum is at most 1 where x_i <= z + sum_{windows w with i} y_w for some y, z >= 0,
+    times z + sum y = 1. Here C = (columns of norm 1) diag(x)^{1/2} with that bound attained, y and z squares: L-BFGS.
+
+    W: (n, n), float64; gap <= n; times <= ceil(n / gap). In X = C^T C the problem is convex.
+    Source: here; banded strategies: Choquette-Choo et al. (2023), section 4.
+    """
+    n, device, W, bands = len(W), W.device, W.cpu(), bands or gap
+    free = times < -(-n // gap)  # else the number of steps is no limit
+    age = torch.arange(bands, dtype=torch.float64)
+    first = torch.cumprod(torch.cat([torch.ones(1, dtype=torch.float64), (2 * age[1:] - 1) / (2 * age[1:])]), 0)
+    x = np.concatenate([first[:, None].expand(bands, n).flatten().numpy(), np.ones(n - gap + 1 + free)])
+    for power in [p / 2] if p < math.inf else SHARP:
+        x = minimize(
+            _objective, x, (W, bands, gap, times, power), jac=True, method="L-BFGS-B",
+            options={"maxiter": max_iterations, "maxfun": 2 * max_iterations, "maxcor": 30, "ftol": 1e-10},
+        ).x  # fmt: skip
+    C = _strategy(torch.from_numpy(x), n, bands, gap, times)
+    squares = _squares(W, C)
+    c = ((power - 1) * (squares / squares.max()).log()).exp()
+    return C.to(device), c.to(device)
+
+
+def _objective(
+    x: np.ndarray, W: Tensor, bands: int, gap: int, times: int, power: float
+) -> tuple[float, np.ndarray]:
+    """log of the l_power norm of the squared row norms, and its gradient."""
+    point = torch.from_numpy(x.copy()).requires_grad_()
+    squares = _squares(W, _strategy(point, len(W), bands, gap, times))
+    value = (power * squares.log()).logsumexp(0) / power
+    (slope,) = torch.autograd.grad(value, point)
+    return float(value.detach()), slope.numpy()
+
+
+def _squares(W: Tensor, C: Tensor) -> Tensor:
+    return torch.linalg.solve_triangular(C, W, upper=False, left=False).square().sum(1)
+
+
+def _strategy(x: Tensor, n: int, bands: int, gap: int, times: int) -> Tensor:
+    """C from its bands, entry [i, j] that of C[j + i, j], and the roots of y and, where it counts, z."""
+    entries, roots = x[: bands * n].view(bands, n), x[bands * n :].square()
+    column = torch.arange(n).expand(bands, n)
+    row = column + torch.arange(bands)[:, None]
+    inside = row < n
+    C = torch.zeros(n, n, dtype=x.dtype).index_put((row[inside], column[inside]), entries[inside])
+    y, z = roots[: n - gap + 1], roots[n - gap + 1 :].sum()
+    windows = torch.nn.functional.pad(y, (gap - 1, gap - 1)).unfold(0, gap, 1).sum(1)
+    sizes = (z + windows) / (times * z + y.sum()) + FLOOR / n
+    return C * (sizes.sqrt() / C.norm(dim=0))

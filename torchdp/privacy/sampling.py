@@ -1,0 +1,76 @@
+"""Gaussian noise on sums over users that were sampled: privacy loss distributions of the package dp_accounting."""
+
+import math
+from functools import lru_cache
+
+from scipy.optimize import brentq
+
+from torchdp import checks
+from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_sigma
+from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
+
+STEP = 1e-3  # of the privacy loss: epsilon comes out at most some 1e-4 of itself too large
+TOLERANCE = 1e-4  # relative: noise is at most so much more than what the target needs
+SOURCE = "privacy loss distribution of the Poisson-subsampled Gaussian, Doroshenko et al. (2022); dp_accounting"
+
+
+def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float) -> Guarantee:
+    """What ``times`` sums promise, each over users who are in it with chance ``chance``, independently of all else.
+
+    multiplier: standard deviation of each sum's noise, in bounds of one user's part. Who is in a sum is secret. A sum
+    may depend on those before. Raises ValueError, ImportError.
+
+    Guarantees: (epsilon, delta)-DP for adding or removing one user; an upper bound, by some 1e-4 of epsilon.
+    Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), connecting dots; Koskela, Jaelkoe, Honkela (2020).
+    """
+    epsilon = _epsilon(*_checked(chance, times, delta), checks.positive("multiplier", multiplier))
+    if epsilon == math.inf:
+        raise ValueError(f"multiplier is too small: no epsilon holds at delta = {delta:g}")
+    return Guarantee(epsilon, delta, Model.CENTRAL, Neighbours.ADD_REMOVE, False, SOURCE)
+
+
+@lru_cache(256)
+def sampled_multiplier(epsilon: float, delta: float, chance: float, times: int) -> float:
+    """The least ``multiplier``, within 1e-4 of itself, for which :func:`sampled_guarantee` is at most ``epsilon``.
+
+    Raises ValueError, ImportError.
+    Guarantees: ``sampled_guarantee(multiplier, chance, times, delta).epsilon`` <= epsilon.
+    Source: as there; the epsilon falls with the multiplier.
+    """
+    chance, times, delta = _checked(chance, times, delta)
+    every = math.log(gaussian_sigma(epsilon, delta, math.sqrt(times)) * (1 + 1e-9))  # where all are in each sum
+    if chance == 1:
+        return math.exp(every)
+
+    def excess(log_multiplier: float) -> float:
+        return math.log(_epsilon(chance, times, delta, math.exp(log_multiplier)) or 1e-300) - math.log(epsilon)
+
+    low, width = every - 0.5, 0.5
+    while excess(low) <= 0:
+        low, width = low - width, min(2 * width, 2.0)
+    root = float(brentq(excess, low, every, xtol=TOLERANCE / 4, rtol=1e-12))
+    while excess(root) > 0:
+        root += TOLERANCE / 4
+    return math.exp(min(root, every))
+
+
+def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:
+    chance = checks.positive("chance", chance)
+    if chance > 1:
+        raise ValueError(f"chance must be in (0, 1], not {chance:g}")
+    return chance, checks.integer("times", times, 1), checks.fraction("delta", delta)
+
+
+def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> float:
+    """The epsilon of ``times`` sums; at most that of sums over all, whose mixture each is; math.inf for none."""
+    every = gaussian_epsilon(math.sqrt(times) / multiplier, delta)
+    if chance == 1:
+        return every
+    try:
+        from dp_accounting.pld import privacy_loss_distribution as pld
+    except ImportError as error:
+        raise ImportError(
+            "amplification by sampling needs the package dp-accounting: pip install torchdp"
+        ) from error
+    one = pld.from_gaussian_mechanism(multiplier, sampling_prob=chance, value_discretization_interval=STEP)
+    return min(every, float(one.self_compose(times).get_epsilon_for_delta(delta)))

@@ -1,0 +1,105 @@
+"""Users who are sampled at random: which of them are in a step, and what their chance is worth."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from torchdp import checks
+from torchdp.noise import Noise, source
+from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
+
+SOURCE = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4"
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Users are in ``groups`` groups, made without the data; step t takes each of group t mod groups with ``chance``.
+
+    One group: Poisson sampling. A strategy of at most ``groups`` bands answers one user's steps by rows that no two of
+    them share, so that all steps together are as private as steps / groups sums of a user with this chance.
+
+    groups: at least 1; chance: in (0, 1]. Raises ValueError.
+    Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4.
+    """
+
+    groups: int
+    chance: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", checks.integer("groups", self.groups, 1))
+        object.__setattr__(self, "chance", checks.positive("chance", self.chance))
+        if self.chance > 1:
+            raise ValueError(
+                f"chance must be at most 1, not {self.chance:g}: take fewer groups or smaller batches"
+            )
+
+    def guarantee(self, strategy: Tensor, sigma: float, bound: float, delta: float) -> Guarantee:
+        """What the outputs W (G + C^{-1} Z) of all steps promise: C is ``strategy``, Z of N(0, sigma^2) entries.
+
+        bound: largest norm of a user's part of one sum. Raises ValueError, also where C has more than ``groups`` bands.
+
+        Guarantees: (epsilon, delta)-DP for adding or removing one user, each sum's gradients depending on all earlier
+        outputs: given these, the rows of one step of a user are N(0, sigma^2 I), shifted by g c_t with this chance,
+        ||g c_t|| <= bound * largest column norm of C.
+        Source: as the class; Denisov et al. (2022), Theorem 2.1, for what depends on earlier outputs.
+        """
+        multiplier = checks.positive("sigma", sigma) / (checks.positive("bound", bound) * self._longest(strategy))
+        found = sampled_guarantee(multiplier, self.chance, self.times(len(strategy)), delta)
+        return replace(found, source=f"{found.source}; {SOURCE}")
+
+    def sigma(self, strategy: Tensor, bound: float, epsilon: float, delta: float) -> float:
+        """The least sigma, within 1e-4 of itself, for which ``guarantee`` is at most ``epsilon``. Raises ValueError."""
+        multiplier = sampled_multiplier(epsilon, delta, self.chance, self.times(len(strategy)))
+        return multiplier * checks.positive("bound", bound) * self._longest(strategy) * (1 + 1e-12)
+
+    def times(self, steps: int) -> int:
+        """How many of ``steps`` steps take one user's group, at most."""
+        return -(-steps // self.groups)
+
+    def _longest(self, strategy: Tensor) -> float:
+        """The largest column norm, rounded up, of a strategy of few enough bands."""
+        C = checks.matrix("strategy", strategy)
+        if C.ndim != 2 or C.shape[0] != C.shape[1] or C.triu(1).any() or C.tril(-self.groups).any():
+            raise ValueError(
+                f"strategy must be one square lower triangular matrix of at most {self.groups} bands, as many as there "
+                "are groups; more would let two steps of a user share an output"
+            )
+        return float(C.double().norm(dim=0).max()) * (1 + len(C) * torch.finfo(torch.float64).eps)
+
+
+class PoissonBatches(Sampler[list[int]]):
+    """The batches of :class:`CyclicPoisson` for all steps: users' numbers, of any size, none too.
+
+    A user's group is drawn once; each step draws its group's members by one word of the source for each, so that the
+    chance is at most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are handed out; after the last
+    one iteration raises RuntimeError. The draws are secret: who knows them knows who was in a batch.
+
+    users: how many. steps: at least 1. noise: source of the draws, None for the system's. Raises TypeError, ValueError.
+
+    Guarantees: users are in a step independently of each other, of the data and of all other steps.
+    """
+
+    def __init__(self, sampling: CyclicPoisson, users: int, steps: int, *, noise: Noise | None = None) -> None:
+        self.sampling = checks.instance("sampling", sampling, CyclicPoisson)
+        self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
+        checks.fits("users", self.users)
+        self.step, self._draws = 0, source(noise)
+        self._group = self._draws.permutation(self.users) % self.sampling.groups
+
+    def __len__(self) -> int:
+        return self.steps - self.step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.step == self.steps:
+            raise RuntimeError(f"all {self.steps} batches were handed out; make PoissonBatches for a new run")
+        while self.step < self.steps:
+            members = (self._group == self.step % self.sampling.groups).nonzero()[:, 0]
+            self.step += 1
+            taken = members
+            if self.sampling.chance < 1:
+                taken = members[self._draws.integers((len(members),)) < math.floor(self.sampling.chance * 2**63)]
+            yield taken.tolist()
