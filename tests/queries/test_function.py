@@ -97,9 +97,11 @@ def test_the_choice_is_the_least_predicted_error():
     assert choice.candidates[0].name == "optimised strategy"
     named = {each.name: each.error for each in choice.candidates}
     assert named["optimised strategy"] < 0.8 * min(error for name, error in named.items() if "opt" not in name)
-    flat = torch.full((9,), 5_000 / 9, dtype=torch.float64)
+    family = KendallB(3, 3).likely
+    assert family.shape == (11, 9) and torch.allclose(family.sum(1), torch.ones(11).double())
     for each in choice.candidates:
-        assert each.error == pytest.approx(float(each.protocol.predicted_mse(flat)) ** 0.5)
+        errors = [float(each.protocol.predicted_mse(5_000 * shares)) for shares in family]
+        assert each.error == pytest.approx((sum(errors) / 11) ** 0.5)
     assert len(queries.choose_function(KendallB(3, 3), 5_000, 1.0, search=False).candidates) == 5
 
 

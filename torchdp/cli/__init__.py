@@ -89,8 +89,8 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     estimate.add_argument(
         "--plan", type=float, metavar="ERROR",
-        help="no table: how many users make the predicted standard error at most this (quantiles, histogram: in "
-        "shares of users)",
+        help="no table: how many users make the predicted standard error at most this, in the statistic's unit "
+        "(quantiles, histogram: in shares of users)",
     )  # fmt: skip
     estimate.add_argument("--level", type=float, default=0.95, help="of the confidence interval (default: 0.95)")
     estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")

@@ -213,7 +213,7 @@ class Asking:
     @property
     def bins(self) -> int:
         """Of each number. Raises ValueError."""
-        usual = 32 if self.kind.rounded and self.options.epsilon > SHARP else self.kind.bins
+        usual = 16 if self.kind.rounded and self.options.epsilon > SHARP else self.kind.bins
         count = usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
         labels = math.prod(len(each) for each in self.labels.values())
         numbers = len(self.options.columns) - len(self.labels)

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -191,8 +192,8 @@ def choose_function(
     """The oracle of least predicted error for g of n users' shares.
 
     Candidates: randomized response, subset selection, OUE, SUE, Hadamard response, and, up to 64 types and where
-    ``search`` is, a strategy optimised for g. The error is the largest over the prior's histograms, (k,) or (j, k);
-    None: the function's own. Raises TypeError, ValueError.
+    ``search`` is, a strategy optimised for g. The error is the root of the mean over the prior's histograms, (k,) or
+    (j, k); None: the function's own. Raises TypeError, ValueError.
     Guarantees: the best's own; nothing is read from data.
     """
     n, epsilon = checks.integer("n", n, 1), checks.positive("epsilon", epsilon)
@@ -206,7 +207,7 @@ def choose_function(
         found.append(("optimised strategy", strategy))
     return Choice(
         tuple(
-            Candidate(name, each, math.sqrt(max(float(each.predicted_mse(h * n)) for h in family)))
+            Candidate(name, each, math.sqrt(fmean(float(each.predicted_mse(h * n)) for h in family)))
             for name, each in found
         )
     )

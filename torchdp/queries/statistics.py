@@ -29,6 +29,15 @@ class Grid(ShareFunction):
     def limits(self) -> tuple[float, float]:
         return -1.0, 1.0
 
+    @property
+    def likely(self) -> Tensor:
+        """Unrelated columns, each flat, rising or falling, and flat ones that go together or against each other."""
+        rows, columns = (_slopes(size) for size in (self.a, self.b))
+        y, z = (torch.linspace(0, 1, size, dtype=torch.float64) for size in (self.a, self.b))
+        together = (-4 * (y[:, None] - z).abs()).exp()
+        tables = [torch.outer(row, column) for row in rows for column in columns] + [together, together.flip(0)]
+        return torch.stack([table.flatten() / table.sum() for table in tables])
+
 
 @dataclass(frozen=True)
 class Correlation(Grid):
@@ -86,11 +95,14 @@ class TwoGroups(ShareFunction):
     @property
     def likely(self) -> Tensor:
         """Groups of 30, 50 and 70 %, both flat, or one rising and one falling."""
-        up = torch.arange(1, self.k + 1, dtype=torch.float64) / (self.k * (self.k + 1) / 2)
-        flat, rows = torch.full_like(up, 1 / self.k), []
-        for share in (0.3, 0.5, 0.7):
-            rows += [torch.cat([(1 - share) * one, share * two]) for one, two in ((flat, flat), (up.flip(0), up))]
-        return torch.stack(rows)
+        flat, up, down = _slopes(self.k)
+        return torch.stack(
+            [
+                torch.cat([(1 - share) * one, share * two])
+                for share in (0.3, 0.5, 0.7)
+                for one, two in ((flat, flat), (down, up))
+            ]
+        )
 
     @staticmethod
     def apart(h: Tensor) -> Tensor:
@@ -134,6 +146,12 @@ class MeanDiscrepancy(TwoGroups):
         x, apart = torch.arange(self.k).to(h), self.apart(h)
         kernel = (-(x[:, None] - x).square() / (2 * self.width**2)).exp()
         return apart @ kernel @ apart
+
+
+def _slopes(size: int) -> list[Tensor]:
+    """Flat, rising and falling shares."""
+    up = torch.arange(1, size + 1, dtype=torch.float64)
+    return [torch.full_like(up, 1 / size), up / up.sum(), up.flip(0) / up.sum()]
 
 
 def _signs(size: int, like: Tensor) -> Tensor:
