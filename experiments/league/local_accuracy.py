@@ -7,11 +7,11 @@ Command:  python experiments/league/local_accuracy.py
 Expected: 50 cells: a workload or statistic, its types, users, epsilon and data. Chosen with every setting as it comes,
     without a prior; predicted and measured error; the least of our other candidates and of the published methods; z, by
     how many standard errors another measures better; the same with plausible answers in the place of unbiased ones
-    (mended: ``consistent``; theirs Norm-Sub, clipping, fewer bins); a lower bound. Measured errors are within 2 standard
-    errors of those predicted. Another unbiased one is better by more than 2 in two cells: prefix sums of 16 types at
-    epsilon = 4 where 98 % hold one type (subset selection, 0.94 times the error), the AUC of 64 scores (ours with more
-    bins, 0.96). Mended, published ones are in three: those prefix sums (0.85), parities at epsilon = 0.5 (InpHT with
-    Norm-Sub, 0.77), Kendall's tau where it is 0 (3 x 3 bins, 0.60).
+    (mended: ``consistent``; theirs Norm-Sub, clipping, fewer bins); a lower bound. Measured errors are within 2
+    standard errors of those predicted. Another unbiased one is better by more than 2 in two cells: prefix sums of 16
+    types at epsilon = 4 where 98 % hold one type (subset selection, 0.94 times the error), the AUC of 64 scores (ours
+    with more bins, 0.96). Mended, published ones are in three: those prefix sums (0.85), parities at epsilon = 0.5
+    (InpHT with Norm-Sub, 0.77), Kendall's tau where it is 0 (3 x 3 bins, 0.60).
 Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md and .png (kept: experiments/league/).
 Artifact: own | least error of local protocols
 Status: agrees in 46 of 50 cells
