@@ -32,6 +32,11 @@ PROTOCOLS = {
     "PointRelease": ("randomizers.PointRelease(2, 1.0)", "points"),
     "GaussianVector": ("randomizers.GaussianVector(2, 1.0, delta=1e-3)", "points"),
     "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
+    "LocalFunction": (
+        "queries.LocalFunction(queries.EnergyDistance(2), randomizers.RandomizedResponse(4, 4.0))",
+        "types",
+    ),
+    "LocalCovariance": ("mean.LocalCovariance.calibrated(domains.Box(-ones, ones), epsilon=4.0)", "points"),
     "LocalFactorization": (
         "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
         "types",
@@ -111,7 +116,8 @@ class Users(dict):
 def known():
     found = dict(recipes.kept())
     ball = found["domains"].lp_ball(2, 2.0, 1.0)
-    return found | {"ball": ball, "round": found["domains"].round_shape(ball, 2.0), "at": Users()}
+    ones = torch.ones(2, dtype=torch.float64)
+    return found | {"ball": ball, "ones": ones, "round": found["domains"].round_shape(ball, 2.0), "at": Users()}
 
 
 @cache
