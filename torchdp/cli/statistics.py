@@ -260,6 +260,8 @@ def asking(options: argparse.Namespace) -> Asking:
         roles = ["number"] * max(len(roles), len(columns))
         if options.bins is not None:
             raise ValueError(f"--statistic {name} takes no --bins: its numbers are used as they are")
+        if options.population:
+            raise ValueError(f"--population is not for --statistic {name}, whose sampling error is not known")
     if len(columns) != len(roles):
         raise ValueError(f"--statistic {name} takes {len(roles)} --columns, not {len(columns)}")
     if len(set(columns)) < len(columns):
