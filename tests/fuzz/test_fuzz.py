@@ -1,10 +1,13 @@
 """Bad input gets a clear error: every public way in, each argument in turn."""
 
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 
 import pytest
+
+from torchdp.protocol import Protocol
 
 HERE = Path(__file__).parent
 
@@ -16,7 +19,8 @@ def load(name):
     return module
 
 
-harness, recipes = load("harness"), load("recipes")
+harness, recipes, verbs = load("harness"), load("recipes"), load("verbs")
+slow = pytest.mark.slow
 CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lines]
 
 
@@ -27,6 +31,30 @@ def test_bad_input_gets_a_clear_error(recipe):
     found, made = harness.faults(recipe, recipes.names)
     assert made or "()" in recipe
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in verbs.FAST else slow) for n in verbs.PROTOCOLS])
+def test_every_verb_of_every_protocol(name):
+    found = [fault for recipe in verbs.verbs(name) for fault in harness.faults(recipe, verbs.names)[0]]
+    assert not found, "\n".join(found)
+
+
+@slow
+@pytest.mark.parametrize("recipe", verbs.OTHERS)
+def test_calls_of_parts(recipe):
+    found, made = harness.faults(recipe, verbs.names)
+    assert made and not found, "\n".join(found)
+
+
+def test_no_protocol_is_left_out():
+    """Every class whose users or curators draw; classes that relay others' reports and messages are among them."""
+    kinds, left = set(), [Protocol]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__module__.startswith("torchdp") and not inspect.isabstract(kind):
+            kinds.add(kind)
+    assert kinds <= {type(verbs.known()["at"][name].protocol) for name in verbs.PROTOCOLS}
 
 
 def test_raw_errors_and_silent_nans_are_seen():
