@@ -13,6 +13,7 @@ Time: about three quarters of an hour on two cores; --smoke plants two.
 """
 
 import ast
+import json
 import os
 import queue
 import re
@@ -24,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,25 +99,42 @@ def planted(fault: Fault, copy: Path) -> Iterator[None]:
         os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
 
 
-def failed(copy: Path, tests: tuple[str, ...], seconds: float | None = None) -> str:
-    """The first test that fails over the copy, "" where none does. Raises RuntimeError where no test ran."""
-    options = ["-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
-    environment = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *(f"tests/{name}" for name in tests)],
-            cwd=copy, env=os.environ | environment, capture_output=True, text=True, timeout=seconds,
+class Copy:
+    """A copy of the repository, and the process whose children run tests over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.printed = folder / "copy", folder / "printed"
+        shutil.copytree(ROOT, self.root, symlinks=True, ignore=LEFT_OUT)
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("preloaded.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"no end in {seconds:g} s"
-    if done.returncode == 4 and "found no collectors" in done.stderr and " error" in done.stdout:
-        return f"{tests[0]} (does not load)"
-    if done.returncode not in (0, 1, 2):  # passed, failed, or a module that does not load
-        raise RuntimeError(f"{' '.join(tests)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    seen = re.search(r"(?m)^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", done.stdout)
-    if (seen is None) != (done.returncode == 0):
-        raise RuntimeError(f"{' '.join(tests)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return seen[1].partition("[")[0] if seen else ""
+
+    def failed(self, tests: tuple[str, ...], seconds: float = 1800.0) -> str:
+        """The first test that fails over the copy, "" where none does. Raises RuntimeError where no test ran."""
+        options = ["-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+        arguments = [*options, *(f"tests/{name}" for name in tests)]
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps([str(self.root), str(self.printed), seconds, arguments]) + "\n")
+        self.process.stdin.flush()
+        code = int(self.process.stdout.readline())
+        if code == -1:
+            return f"no end in {seconds:g} s"
+        printed = self.printed.read_text(errors="replace")
+        seen = re.search(r"(?m)^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", printed)
+        if code == 4 and "found no collectors" in printed and " error" in printed:
+            return f"{tests[0]} (does not load)"
+        if code not in (0, 1, 2) or (seen is None) != (
+            code == 0
+        ):  # passed, failed, or a module that does not load
+            raise RuntimeError(f"{' '.join(tests)}: exit {code}, {printed[-3000:]}")
+        return seen[1].partition("[")[0] if seen else ""
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def measure(config: Config, report: Report) -> None:
@@ -124,16 +142,17 @@ def measure(config: Config, report: Report) -> None:
     path = report.folder / "mutations.csv"
     known = {(row["file"], row["fault"]) for row in read_table(path)} if path.exists() else set()
     left = [fault for fault in faults if (fault.short, fault.what) not in known]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(config.at_once) as pool:
-        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(config.at_once):
-            copies.put(Path(shutil.copytree(ROOT, Path(folder, str(number)), symlinks=True, ignore=LEFT_OUT)))
+            copies.put(stack.enter_context(closing(Copy(Path(folder, str(number))))))
+        pool = stack.enter_context(ThreadPoolExecutor(config.at_once))
 
         def seen(tests: tuple[str, ...], fault: Fault | None = None) -> dict[str, object]:
             copy, start = copies.get(), time.perf_counter()
             try:
-                with planted(fault, copy) if fault else nullcontext():
-                    by = failed(copy, tests, SECONDS if fault else None)
+                with planted(fault, copy.root) if fault else nullcontext():
+                    by = copy.failed(tests, SECONDS) if fault else copy.failed(tests)
             finally:
                 copies.put(copy)
             return {"killed_by": by or "nobody", "seconds": round(time.perf_counter() - start, 1)}

@@ -78,6 +78,20 @@ def test_mutations(smoke, tmp_path):
 
 
 @slow
+def test_mechanisms(smoke):
+    """Each says of what it speaks; arithmetic costs integers nothing, and curators' whole numbers next to nothing."""
+    rows = smoke("bench/mechanisms.py").tables["mechanisms"]
+    kinds = {
+        kind: {row["mechanism"] for row in rows if row["arithmetic"] == kind} for kind in ("INTEGER", "ROUNDED")
+    }
+    assert {"HadamardResponse", "ShiftStrategy", "PointRelease"} <= kinds["INTEGER"]
+    assert kinds["ROUNDED"] == {"CentralFactorization", "IntegerSums", "CuratorSums of RoundedGaussianSum"}
+    costs = [row["bits_delta"] for row in rows if row["arithmetic"] != "REAL"]
+    assert all(float(cost) < 1e-30 for cost in costs)
+    assert len(rows) > 35 and all(row["users_a_second"] > 0 for row in rows)
+
+
+@slow
 def test_static_kernels(smoke):
     """What is held of the rows: tests/kernels/test_compiles.py."""
     pytest.importorskip("triton")

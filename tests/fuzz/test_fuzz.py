@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,6 +45,29 @@ def test_every_verb_of_every_protocol(name):
 def test_calls_of_parts(recipe):
     found, made = harness.faults(recipe, verbs.names)
     assert made and not found, "\n".join(found)
+
+
+OPTIMIZED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import harness, recipes
+found, calls = [], 0
+for lines in recipes.ALL.values():
+    some = 0
+    for line in lines:
+        more, made = harness.faults(line, recipes.names)
+        found, calls, some = found + more, calls + made, some + made
+        if some >= 30:
+            break
+print(__debug__, calls, *found, sep="\\n")
+"""
+
+
+@slow
+def test_two_hundred_calls_where_assertions_vanish():
+    command = [sys.executable, "-O", "-c", OPTIMIZED, str(HERE)]
+    debug, calls, *found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert debug == "False" and int(calls) >= 200 and not found
 
 
 def test_no_protocol_is_left_out():
