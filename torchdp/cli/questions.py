@@ -17,7 +17,7 @@ from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.choose import LARGEST_STRATEGY
 from torchdp.pairwise.protocol import LocalPairs
-from torchdp.protocol import Choice, Estimate, LocalProtocol, Objective, Tally
+from torchdp.protocol import Choice, Crowd, Estimate, LocalProtocol, Objective, Tally
 
 Asked = LocalProtocol[Tensor, Any]
 PROTOCOLS: dict[str, type[LocalPairs]] = {
@@ -183,13 +183,17 @@ class OfCovariance(Question):
     title: str
     words: str
     axes: tuple[Axis, ...]
+    assumes = "the largest of users evenly along the box's diagonal"
 
     def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
         _refuse_named(name)
+        return _first(mean.choose_covariance(self.box, n, epsilon))
+
+    @property
+    def box(self) -> domains.Box:
         ends = [(axis.bins.low, axis.bins.high) for axis in self.axes if axis.bins is not None]
         low, high = torch.tensor(ends, dtype=torch.float64).mT
-        protocol = mean.LocalCovariance.calibrated(domains.Box(low, high), epsilon=epsilon)
-        return "numbers and products, PrivUnitG", cast(Asked, protocol)
+        return domains.Box(low, high)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         found = protocol.analyse(tally)
@@ -207,7 +211,10 @@ class OfCovariance(Question):
         ]
 
     def error(self, protocol: Asked, n: float) -> float:
-        return math.sqrt(float(protocol.worst_mse(math.floor(n))))
+        places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
+        evenly = self.box.low + places * (self.box.high - self.box.low)
+        users = Crowd(evenly, torch.full((33,), max(1, round(n / 33))))
+        return math.sqrt(float(cast(LocalProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
 
 
 def _refuse_named(protocol: str) -> None:

@@ -155,7 +155,7 @@ def _of_groups(axes: list[Axis], options: argparse.Namespace) -> Question:
 
 def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
     names = ", ".join(axis.name for axis in axes)
-    return OfCovariance(f"covariances of {names}", "no bins; numbers and products in one message", tuple(axes))
+    return OfCovariance(f"covariances of {names}", "no bins: numbers and products without bias", tuple(axes))
 
 
 RANKS: dict[str, tuple[str, Callable[[int, int], queries.ShareFunction]]] = {
