@@ -37,6 +37,11 @@ PROTOCOLS = {
         "types",
     ),
     "LocalCovariance": ("mean.LocalCovariance.calibrated(domains.Box(-ones, ones), epsilon=4.0)", "points"),
+    "StrategyCovariance": (
+        "mean.StrategyCovariance(domains.Box(-ones, ones), 1, "
+        "randomizers.StrategyMatrix((torch.ones(9, 9) + 8 * torch.eye(9)).double() / 17))",
+        "points",
+    ),
     "LocalFactorization": (
         "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
         "types",
