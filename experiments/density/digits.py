@@ -8,7 +8,7 @@ Command:  python experiments/density/digits.py
 Expected: at epsilon = 4.5, delta = 1e-5 the Gaussian kernel of bandwidth 0.7 by square waves (2048 repetitions) is
     within 0.03 of its accuracy without any privacy, and randomized response calibrated as in the paper is at chance.
     More repetitions cost communication, not accuracy. The inner product by rotated coordinates in four
-    steps is within 0.02 of its own limit there, and at 0.78 at epsilon = 1; by bits it loses a tenth.
+    steps with bounded shares is within 0.02 of its own limit there, with half the messages of eight rotations in bits.
 Output: results/density/digits/digits.csv and digits.png: mean and standard error over 8 splits of the table.
 Artifact: Wagner (2025) | section 4.1
 Status: agrees, on digits
