@@ -20,11 +20,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from attacks import strongest
 from laws import generator, one_law, z_scores
 
 from torchdp.collection import Journal
 from torchdp.noise import Noise, SeededNoise
+from torchdp.privacy import Arithmetic
 from torchdp.protocol import Crowd, Objective, Tally
+
+COLUMNS = 3  # of what leaves, that attacks look at
 
 
 class Contract:
@@ -94,6 +98,28 @@ class Contract:
         assert self.honest[0] < ratio < self.honest[1]
         low, high = found.interval(0.9)
         assert float(((low <= truth) & (truth <= high)).double().mean()) > 0.85
+
+    def released(self, row, seed, times):
+        """What leaves where the first user holds this row, (times, columns), whole numbers or floats."""
+        x = torch.cat([row[None], self.x[1:]])
+        summary = self.protocol.counted(self.protocol.summary(self.protocol.admit(x)))
+        parts = self.protocol.release(summary, SeededNoise(seed), (times,)).parts.values()
+        return torch.cat([part.reshape(times, -1)[:, :COLUMNS] for part in parts], 1)
+
+    def attacked(self, times):
+        """The most certain log ratio of events of what leaves, over what delta leaves of it; its guarantee."""
+        rows, promise = torch.unique(self.x, dim=0), self.protocol.guarantee
+        one, two = (self.released(row, seed, times) for seed, row in enumerate((rows[0], rows[-1])))
+        return strongest(one, two, promise.delta), promise
+
+    def test_no_event_of_the_bits_that_leave_tells_more(self, times=2**13):
+        if self.protocol.guarantee.arithmetic is not Arithmetic.REAL:
+            found, promise = self.attacked(times)
+            assert found <= promise.epsilon
+
+    @pytest.mark.slow
+    def test_no_event_of_ten_million_tells_more(self):
+        self.test_no_event_of_the_bits_that_leave_tells_more(10**7)
 
     def test_batches(self, summary):
         one = self.protocol.sample_estimate(summary, generator=generator())
@@ -188,6 +214,11 @@ class Unbiased:
 
 class MessageContract(Contract):
     """A protocol with a client half."""
+
+    def released(self, row, seed, times):
+        """What users who hold this row send, each alone."""
+        sent = self.protocol.randomize(row.expand(times, *row.shape), noise=SeededNoise(seed))
+        return sent.reshape(times, -1)[:, :COLUMNS]
 
     def same(self, one, two):
         return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(two), strict=True))

@@ -47,6 +47,8 @@ MAY_IMPORT = {
         "factorization",
         "randomizers",
         "queries",
+        "domains",
+        "mean",
         "pairwise",
         "protocol",
         "collection",

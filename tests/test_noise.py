@@ -236,3 +236,18 @@ def test_source_tells_noise_from_what_is_public():
         SeededNoise(True)
     with pytest.raises(ValueError, match="noise is on cpu, the data on meta"):
         source(seeded, "meta")
+
+
+def test_each_thread_has_a_key_of_its_own(monkeypatch):
+    keys, noise = [], Noise()
+
+    def another(device):
+        keys.append(chacha.key_of(bytes([len(keys)] * 32)))
+        return keys[-1]
+
+    monkeypatch.setattr("torchdp.noise.system_key", another)
+    for _ in range(3):  # one after the other: no race is needed to see it
+        thread = threading.Thread(target=noise.words, args=((8,),))
+        thread.start()
+        thread.join()
+    assert len(keys) == 3

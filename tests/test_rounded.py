@@ -304,3 +304,12 @@ def test_the_discrete_gaussian_would_spend_more():
         if gaussian_log_delta(4.0, epsilon, shift) > math.log(1e-12)
     ]
     assert 1.10 < max(ratios) < 1.2
+
+
+@pytest.mark.parametrize("step", [1.0, 2.0**-3])
+def test_what_is_added_is_what_is_drawn(step):
+    normal, total = RoundedNormal(5 * step, step), torch.tensor([3, -2, 0], dtype=torch.int64)
+    drawn = normal.draw((4, 3), SeededNoise(1))
+    added = normal.added(total, SeededNoise(1), (4,))
+    assert torch.equal(added.double(), total + step * drawn)
+    assert added.dtype == (torch.int64 if step == 1 else torch.float64)

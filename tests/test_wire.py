@@ -38,6 +38,8 @@ def test_a_frame_tells_damage_from_a_foreign_batch():
     assert wire.unframe(whole, b"mine") == b"payload"
     with pytest.raises(ValueError, match="another"):
         wire.unframe(whole, b"yours")
+    with pytest.raises(ValueError, match="another"):
+        wire.unframe(whole, b"mind")
     for i in range(len(whole)):
         for broken in (whole[:i], whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :], whole + b"x"):
             with pytest.raises(ValueError, match="data must"):

@@ -180,7 +180,7 @@ def test_bad_sizes(make, k):
 
 
 def test_bad_workloads():
-    with pytest.raises(ValueError, match="at least one matrix"):
+    with pytest.raises(ValueError, match="factors must hold at least one"):
         Workload("none", ())
     with pytest.raises(ValueError, match="factors must be matrices"):
         Workload("batch", (torch.ones(2, 2, 2),))

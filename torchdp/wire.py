@@ -26,7 +26,7 @@ def pack(values: Tensor, bits: int) -> bytes:
 
 def unpack(data: bytes, bits: int) -> Tensor:
     """The numbers that ``pack`` was given, (n,) int64. Raises ValueError for another length, or more bits."""
-    size = max(1, -(-bits // 8))
+    size = max(1, -(-checks.integer("bits", bits, 0, 63) // 8))
     if len(checks.instance("data", data, bytes)) % size:
         raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
     wide = torch.zeros(len(data) // size, 8, dtype=torch.int64)
@@ -40,7 +40,7 @@ def unpack(data: bytes, bits: int) -> Tensor:
 
 def pack_vectors(values: Tensor, *dim: int) -> bytes:
     """(n, *dim) real numbers -> 8 bytes each, float64, the low byte first. Raises TypeError, ValueError."""
-    values = checks.floating("messages", values)
+    values, dim = checks.floating("messages", values), tuple(checks.integer("dim", size, 1) for size in dim)
     if values.ndim != 1 + len(dim) or values.shape[1:] != dim:
         raise ValueError(f"messages must have shape (n, {', '.join(map(str, dim))}), not {tuple(values.shape)}")
     return values.detach().double().cpu().contiguous().numpy().astype("<f8").tobytes()
@@ -48,7 +48,7 @@ def pack_vectors(values: Tensor, *dim: int) -> bytes:
 
 def unpack_vectors(data: bytes, dim: int) -> Tensor:
     """(n, dim) float64. Raises TypeError, and ValueError for another length or what is no number."""
-    if len(checks.instance("data", data, bytes)) % (8 * dim):
+    if len(checks.instance("data", data, bytes)) % (8 * checks.integer("dim", dim, 1)):
         raise ValueError(f"data must hold {8 * dim} bytes for each message, not {len(data)} bytes in all")
     words = unpack_words(data)
     return checks.floating("data", words.view(torch.float64).view(-1, dim))
@@ -66,7 +66,8 @@ def unpack_words(data: bytes) -> Tensor:
 
 def frame(payload: bytes, fingerprint: bytes) -> bytes:
     """A batch as it travels. fingerprint: at most 255 bytes that name the protocol and its parameters."""
-    if len(fingerprint) > 255:
+    checks.instance("payload", payload, bytes)
+    if len(checks.instance("fingerprint", fingerprint, bytes)) > 255:
         raise ValueError(f"fingerprint must have at most 255 bytes, not {len(fingerprint)}")
     head = MAGIC + bytes([VERSION, len(fingerprint)]) + fingerprint + len(payload).to_bytes(8, "little")
     return head + payload + _checksum(head + payload)
@@ -74,7 +75,7 @@ def frame(payload: bytes, fingerprint: bytes) -> bytes:
 
 def unframe(data: bytes, fingerprint: bytes) -> bytes:
     """The payload. Raises ValueError for damage, another version, or another protocol's messages."""
-    if data[:3] != MAGIC:
+    if checks.instance("data", data, bytes)[:3] != MAGIC:
         raise ValueError("data must be a frame of messages; this does not begin like one")
     if data[3:4] != bytes([VERSION]):
         raise ValueError(f"data must be a frame of version {VERSION}; read it with the release that wrote it")

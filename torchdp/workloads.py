@@ -30,9 +30,7 @@ class Workload:
     factors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
-        if not self.factors:
-            raise ValueError("factors must hold at least one matrix")
-        for factor in self.factors:
+        for factor in checks.several("factors", self.factors, Tensor):
             if checks.matrix("factors", factor).ndim != 2:
                 raise ValueError(f"factors must be matrices, not of shape {tuple(factor.shape)}")
         if len({(factor.dtype, factor.device) for factor in self.factors}) > 1:

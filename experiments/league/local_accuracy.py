@@ -4,14 +4,18 @@ Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2
     Cormode, Kulkarni, Srivastava (2018, 2019); McKenna, Maity, Mazumdar, Miklau (2020); Wang et al. (2020); Bell,
     Bellet, Gascon, Kulkarni (2020); Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023).
 Command:  python experiments/league/local_accuracy.py
-Expected: a row for each cell: a workload or statistic, its types, users, epsilon and data. What is chosen with every
-    setting as it comes and no prior; predicted and measured error; the least of our other candidates and of the
-    published methods; by how many standard errors another one measures better (z); the same with plausible answers in
-    the place of unbiased ones (mended: ``queries.consistent``, clipping; theirs also Norm-Sub); and a lower bound.
-Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md and .png.
+Expected: 50 cells: a workload or statistic, its types, users, epsilon and data. Chosen with every setting as it comes,
+    without a prior; predicted and measured error; the least of our other candidates and of the published methods; z, by
+    how many standard errors another measures better; the same with plausible answers in the place of unbiased ones
+    (mended: ``consistent``; theirs Norm-Sub, clipping, fewer bins); a lower bound. Measured errors are within 2
+    standard errors of those predicted. Another unbiased one is better by more than 2 in two cells: prefix sums of 16
+    types at epsilon = 4 where 98 % hold one type (subset selection, 0.94 times the error), the AUC of 64 scores (ours
+    with more bins, 0.96). Mended, published ones are in three: those prefix sums (0.85), parities at epsilon = 0.5
+    (InpHT with Norm-Sub, 0.77), Kendall's tau where it is 0 (3 x 3 bins, 0.60).
+Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md and .png (kept: experiments/league/).
 Artifact: own | least error of local protocols
-Status: new
-Time: minutes on one core; --smoke in seconds.
+Status: agrees in 46 of 50 cells
+Time: seven minutes of one core; --smoke in seconds.
 """
 
 import math
@@ -98,6 +102,7 @@ def measure(config: Config, report: Report) -> None:
         trials = 5 * config.trials if single else config.trials if cell.k <= 256 else config.trials // 3
         rows = contest(methods, trials, room.AFTERWARDS)
         table += [{**cell.key, **row} for row in rows]
+        report.write("methods", table)
         found = summary(rows)
         seconds = time.process_time() - start
         report.row(
@@ -108,7 +113,6 @@ def measure(config: Config, report: Report) -> None:
             worst=choice.candidates[0].error,
             seconds=seconds,
         )
-    report.write("methods", table)
     rows = read_table(report.folder / "cells.csv")
     (report.folder / "local_accuracy.md").write_text(page(rows), encoding="utf-8")
     lead, mended = (max(row[name] for row in rows) for name in ("z", "z_mended"))
@@ -197,6 +201,7 @@ def draw(tables: dict) -> dict:
     axes.set(
         xscale="log", xlabel="root mean squared error over that of the chosen mechanism", ylim=(0, len(rows) + 1)
     )
+    axes.set_xticks([0.5, 1, 2, 5], ["0.5", "1", "2", "5"])
     axes.set_yticks(list(place), [label(row) for row in rows], fontsize="xx-small")
     axes.grid(True, linewidth=0.3, which="both")
     axes.legend(fontsize="x-small")

@@ -9,11 +9,9 @@ import numpy as np
 import pairwise_peers as peers
 import torch
 from contest import Cell, Method, Squares, shares
-from frequency_peers import norm_sub
 
 from torchdp import pairwise
 from torchdp.pairwise import OneMessagePairs, PairwiseProtocol, PairwiseStatistic, SubsetPairs
-from torchdp.pairwise.reports import ReportPairs
 from torchdp.protocol import Choice
 from torchdp.randomizers import strategy_lower_bound
 from torchdp.randomness import keyed_generator
@@ -24,7 +22,7 @@ STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
     "Kendall": lambda k: pairwise.kendall(math.isqrt(k), math.isqrt(k)),
     "AUC": lambda k: pairwise.auc(k // 2),
 }
-AFTERWARDS = ("Norm-Sub", "clipped")  # to a decoded histogram, where there is one
+AFTERWARDS = ("consistent",)  # the mean vector that is nearest to the estimated one among those of histograms
 EACH_MESSAGE = (OneMessagePairs, SubsetPairs)  # their law is drawn from the messages of all users
 MESSAGES = 2**28  # numbers in all their messages: fewer trials
 BOUNDED = 32  # types up to which the program of the lower bound is solved
@@ -89,11 +87,10 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
                 trials = max(50, min(trials, MESSAGES // (cell.n * cell.k)))
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
             found = squares(protocol.analyse(tally).value)
-            if isinstance(protocol, ReportPairs):
-                shares = torch.from_numpy(norm_sub(protocol.decoded(tally).numpy() / cell.n))
-                parts = [statistic.mean(shares * cell.n, form) for form in statistic.forms]
-                value = parts[0] if len(parts) == 1 else statistic.offset + parts[0] / parts[1]
-                found["Norm-Sub"] = squares(value)["clipped"]
+            if side != "chosen":
+                return found
+            value = pairwise.consistent(protocol, tally, tol=1e-7, max_iterations=200).value
+            found["consistent"] = squares(value)["clipped"]
             return found
 
         return Method(name, side, quietly(draw), error(protocol))

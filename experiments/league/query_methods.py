@@ -11,7 +11,7 @@ from contest import Cell, Method, Squares, shares
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.protocol import Choice, Objective
+from torchdp.protocol import Choice, Objective, Tally
 from torchdp.queries import LocalOracle, choose, consistent
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import StrategyMatrix, strategy_lower_bound
@@ -75,8 +75,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
     def ours(name: str, side: str, protocol: QueryProtocol) -> Method:
         def draw(trials: int) -> Squares:
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
-            decoded = protocol.client.totals(tally) / cell.n if isinstance(protocol, LocalOracle) else None
-            return squares(protocol.analyse(tally).value, decoded, side == "chosen")
+            return squares(protocol.analyse(tally).value, decoded(protocol, tally), side == "chosen")
 
         return Method(name, side, draw, error(protocol))
 
@@ -98,6 +97,16 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         optimised = LocalOracle(W, mckenna(cell.task, cell.k, cell.epsilon))
         found.append(ours("McKenna et al. 2020", "outside", optimised))
     return found, choice
+
+
+def decoded(protocol: QueryProtocol, tally: Tally) -> Tensor | None:
+    """Shares of the types, unbiased where the reports tell all types apart, else the smallest that fit."""
+    if not isinstance(protocol, LocalOracle):
+        return None
+    client = protocol.client
+    if isinstance(client, StrategyMatrix):
+        return tally["reports"].double() @ client.inverse.mT / tally.n
+    return client.totals(tally) / tally.n
 
 
 def bound(cell: Cell) -> float | None:

@@ -1,14 +1,14 @@
 """``torchdp estimate`` of means, shares and quantiles; groups, plans, missing cells and numbers beyond their bounds."""
 
+import itertools
 import json
 import math
 import statistics
-from itertools import pairwise
 
 import pytest
 import torch
 
-from torchdp import cli, queries, workloads
+from torchdp import cli, pairwise, queries, workloads
 from torchdp.cli.questions import quantiles_of
 from torchdp.cli.statistics import KINDS, asking
 from torchdp.cli.table import Bins
@@ -52,6 +52,8 @@ def quick(monkeypatch):
         return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
 
     monkeypatch.setattr(queries, "choose", choose)
+    pairs = pairwise.choose
+    monkeypatch.setattr(pairwise, "choose", lambda *one, search: pairs(*one, search=False))
 
 
 def run(capsys, *arguments, code=0):
@@ -87,6 +89,22 @@ def test_mean_and_shares_are_near_the_truth(table, capsys):
         near(row, TOWN.count(row["answer"]) / USERS)
 
 
+def test_covariances_are_near_the_truth(tmp_path, capsys):
+    path, rows = tmp_path / "two.csv", [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)]
+    path.write_text("x,y,z\n" + "".join(f"{x},{y},{z}\n" for x, y, z in rows))
+    words = "--statistic covariance --columns x y z --bounds x=0:8 y=0:6 z=-1:3"
+    answers = ask(capsys, path, words)["answers"]
+    assert [each["answer"] for each in answers] == ["x, x", "x, y", "x, z", "y, y", "y, z", "z, z"]
+    truth = torch.tensor(rows, dtype=torch.float64).mT.cov(correction=0)
+    for each, (i, j) in zip(answers, itertools.combinations_with_replacement(range(3), 2), strict=True):
+        near(each, float(truth[i, j]))
+        assert each["predicted_rmse"] < 0.8
+    error = run(capsys, "--csv", path, *words.split(), "--epsilon", 8, "--bins", 4, code=2)
+    assert "takes no --bins" in error
+    lone = "--statistic covariance --columns x --bounds x=0:8 --epsilon 1"
+    assert "takes 2 --columns, not 1" in run(capsys, "--csv", path, *lone.split(), code=2)
+
+
 def test_quantiles_and_their_order(table, capsys, quick):
     rows = ask(capsys, table, QUANTILES)["answers"]
     truth = statistics.quantiles(DOSE, n=4)
@@ -95,7 +113,7 @@ def test_quantiles_and_their_order(table, capsys, quick):
         low, high = row["interval"]
         assert low <= quantile <= high and high - low <= 3 and abs(row["estimate"] - quantile) < 0.7
         assert low <= row["estimate"] <= high and 0 < row["predicted_rmse"] < 0.05
-    assert all(one["estimate"] < two["estimate"] for one, two in pairwise(rows))
+    assert all(one["estimate"] < two["estimate"] for one, two in itertools.pairwise(rows))
 
 
 def test_groups_have_answers_of_their_own(table, capsys, quick):
@@ -148,6 +166,23 @@ def test_intervals_of_quantiles_cover():
     assert covered[0.95] > 0.94 and covered[0.3] < 0.8
 
 
+def test_intervals_of_a_population_are_wider_by_its_sampling(table, capsys, quick):
+    words = (MEAN, TOWNS, QUANTILES, "--statistic gini-diversity --columns town --categories Aachen,Bern,Como")
+    for each in words:
+        own, wide = ask(capsys, table, each), ask(capsys, table, each, "--population")
+        assert own["error_of"] == "privacy noise" and "sampling from a population" in wide["error_of"]
+        rows = zip(own.get("answers", [own]), wide.get("answers", [wide]), strict=True)
+        for one, two in rows:
+            assert one["estimate"] == two["estimate"] and one["predicted_rmse"] < two["predicted_rmse"]
+            assert two["interval"][0] <= one["interval"][0] < one["interval"][1] <= two["interval"][1]
+    share, noise = ask(capsys, table, TOWNS, "--population")["answers"][0], ask(capsys, table, TOWNS)["answers"][0]
+    sampling = share["estimate"] * (1 - share["estimate"]) / USERS
+    assert share["predicted_rmse"] ** 2 == pytest.approx(noise["predicted_rmse"] ** 2 + sampling, rel=1e-9)
+    covariance = "--statistic covariance --columns dose dose2 --bounds dose=0:8 dose2=0:8 --epsilon 1"
+    error = run(capsys, "--csv", table, *covariance.split(), "--population", code=2)
+    assert "--population is not for --statistic covariance" in error
+
+
 def test_a_plan_is_the_least_number_of_users(capsys, quick):
     for words, error in ((MEAN, 0.1), (SHARES, 0.02), (QUANTILES, 0.02)):
         got = json.loads(run(capsys, *words.split(), "--epsilon", 1, "--plan", error, "--json").out)
@@ -174,8 +209,9 @@ def test_a_plan_is_the_least_number_of_users(capsys, quick):
         ("--plan 1 --csv x.csv", "--plan takes no --csv"),
         ("--plan 1 --group town", "--plan takes no --group"),
         ("--plan 1 --seed 1", "--plan takes no --seed"),
+        ("--plan 1 --population", "--plan takes no --population"),
         ("--plan 1 --bounds-from-data", "--plan takes no --bounds-from-data"),
-        ("--plan 1 --protocol one-message", "--protocol one-message is for statistics of pairs"),
+        ("--plan 1 --protocol one-message", "--protocol one-message is for means over pairs of users"),
         ("--plan 1 --quantiles .5", "--statistic mean takes no --quantiles"),
         ("--plan 1 --bins 4096", "--bins must be at most 4095"),
         ("--csv x.csv --group dose", "--group dose is one of --columns"),

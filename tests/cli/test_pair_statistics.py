@@ -6,19 +6,20 @@ import math
 
 import pytest
 import torch
-from scipy.stats import mannwhitneyu
+from scipy.stats import energy_distance, kendalltau, mannwhitneyu, pearsonr, spearmanr
 
-from torchdp import cli, pairwise
+from torchdp import cli, pairwise, queries
 from torchdp.randomness import keyed_generator
 
 USERS = 600
-CHOOSE = pairwise.choose
+CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Without searches, which take seconds."""
     monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))
+    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def ask(capsys, path, statistic, columns, bins):
     words = ["--csv", path, "--statistic", statistic, "--columns", *columns.split(), "--bounds", *bounds]
     code = cli.main(["estimate", *words, "--bins", str(bins), "--epsilon", "8", "--seed", "1", "--json"])
     captured = capsys.readouterr()
-    assert code == 0, captured.err
+    assert code == 0 and captured.err.count("\n") == 1, captured.err  # that there is a seed
     return json.loads(captured.out)
 
 
@@ -86,6 +87,28 @@ def test_mann_whitney(table, capsys):
     near(u, wanted, 60_000)
     near(auc, wanted / len(groups[0]) / len(groups[1]), 0.5)
     assert auc["p_value"] == u["p_value"] > 0.05 and p > 0.05  # the event does not depend on the score
+
+
+@pytest.mark.parametrize(
+    ("name", "truth"), [("spearman", spearmanr), ("kendall-b", kendalltau), ("correlation", pearsonr)]
+)
+def test_two_columns(name, truth, table, capsys):
+    path, rows = table
+    cells = [[int(row[column] / 2) for row in rows] for column in (0, 1)]
+    near(ask(capsys, path, name, "income time", 4), truth(*cells).statistic, 0.5)
+
+
+def test_two_groups(table, capsys):
+    path, rows = table
+    groups = [[2 * int(row[0] / 2) for row in rows if row[3] == label] for label in (1, 0)]
+    near(ask(capsys, path, "energy-distance", "income seen", 4), energy_distance(*groups) ** 2, 0.4)
+    found = ask(capsys, path, "mmd", "income seen", 4)
+    assert "standard deviation 1.6" in found["discretisation"]
+    kernel = [[math.exp(-((a - b) ** 2) / 2 / 1.6**2) for b in range(0, 8, 2)] for a in range(0, 8, 2)]
+    shares = [[group.count(value) / len(group) for value in range(0, 8, 2)] for group in groups]
+    apart = [a - b for a, b in zip(*shares, strict=True)]
+    want = sum(apart[i] * kernel[i][j] * apart[j] for i in range(4) for j in range(4))
+    near(found, want, 0.4)
 
 
 def test_gini_of_numbers_below_zero_has_no_meaning(table, capsys):

@@ -1,5 +1,8 @@
 """The benches report every row that their docstrings promise; no time is judged."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 from scripts import FOLDER, loaded
 
@@ -14,6 +17,10 @@ def test_sketching(smoke):
 
 
 slow = pytest.mark.slow
+ROOMS = (
+    "privacy protocol collection factorization domains randomizers queries pairwise mean shuffle density sketching "
+    "secure regression training simulate kernels"
+).split()
 
 
 @slow
@@ -39,19 +46,49 @@ def test_journal(command, tmp_path):
     assert (tmp_path / "journal.csv").read_text().splitlines()[1].split(",")[:2] == ["3", "40"]
 
 
-def test_battery_s_mistakes_are_about_the_code_as_it_is(tmp_path):
-    with loaded("bench/battery.py") as module:
-        for mistake in module.MISTAKES:
-            copy = tmp_path / "torchdp" / mistake.file
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text((FOLDER.parent / "torchdp" / mistake.file).read_text())
-            module.planted(mistake, tmp_path)
-    assert len(module.MISTAKES) >= 30
+def test_faults_are_of_the_code_as_it_is():
+    """Each text is in its file once, what stands in its place is Python, and its tests are there."""
+    with loaded("bench/mutations.py") as module:
+        faults = module.read(module.FAULTS.read_text())
+        for fault in faults:
+            assert fault.code(module.ROOT) != (module.ROOT / fault.file).read_text()
+            assert all((module.ROOT / "tests" / test.partition("::")[0]).is_file() for test in fault.tests)
+        with pytest.raises(ValueError, match="0 times, not once"):
+            replace(faults[0], right="no such text").code(module.ROOT)
+        with pytest.raises(ValueError, match="a fault must have"):
+            module.read("@ a file without tests\n- a\n+ b\n")
+    assert len(faults) >= 280 and len({(fault.file, fault.what) for fault in faults}) == len(faults)
+    assert {fault.room for fault in faults} >= set(ROOMS)
 
 
 @slow
-def test_battery(smoke):
-    assert all(row["seen"] == row["expected"] for row in smoke("bench/battery.py").tables["planted"])
+def test_mutations(smoke, tmp_path):
+    """Two faults are seen; what changes nothing is seen by nobody, and a copy is as it was afterwards."""
+    rooms = smoke("bench/mutations.py").tables["rooms"]
+    assert [(row["faults"], row["killed"]) for row in rooms] == [(2, 2)]
+    with loaded("bench/mutations.py") as module:
+        copy = tmp_path / "copy"
+        shutil.copytree(module.ROOT, copy, symlinks=True, ignore=module.LEFT_OUT)
+        fault = module.Fault("torchdp/wire.py", "none", ("test_wire.py",), "CHECKSUM = 8", "CHECKSUM = 2 * 4")
+        with module.planted(fault, copy):
+            assert module.failed(copy, fault.tests) == ""
+        assert (copy / fault.file).read_text() == (module.ROOT / fault.file).read_text()
+        with pytest.raises(RuntimeError, match="no_such_test"):
+            module.failed(copy, ("no_such_test.py",))
+
+
+@slow
+def test_mechanisms(smoke):
+    """Each says of what it speaks; arithmetic costs integers nothing, and curators' whole numbers next to nothing."""
+    rows = smoke("bench/mechanisms.py").tables["mechanisms"]
+    kinds = {
+        kind: {row["mechanism"] for row in rows if row["arithmetic"] == kind} for kind in ("INTEGER", "ROUNDED")
+    }
+    assert {"HadamardResponse", "ShiftStrategy", "PointRelease"} <= kinds["INTEGER"]
+    assert kinds["ROUNDED"] == {"CentralFactorization", "IntegerSums", "CuratorSums of RoundedGaussianSum"}
+    costs = [row["bits_delta"] for row in rows if row["arithmetic"] != "REAL"]
+    assert all(float(cost) < 1e-30 for cost in costs)
+    assert len(rows) > 35 and all(row["users_a_second"] > 0 for row in rows)
 
 
 @slow

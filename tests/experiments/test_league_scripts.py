@@ -101,5 +101,12 @@ def test_local_accuracy(smoke):
         assert row["rmse"] == pytest.approx(row["predicted"], rel=0.25) and row["z"] < 4.5
     assert prefix["least"] < 1.01 * prefix["predicted"]
     named = {row["method"] for row in found.tables["methods"]}
-    assert {"OLH", "HaarHRR", "McKenna et al. 2020", "two messages"} <= named
+    assert {"OLH", "HaarHRR", "McKenna et al. 2020", "two messages", "randomized response"} <= named
     assert (found.folder / "local_accuracy.md").read_text().count("\n") == 4
+
+
+def test_local_coverage(smoke):
+    found = smoke("league/local_coverage.py")
+    assert len(found.tables["coverage"]) == 6 and "of 6 cells in" in found.printed
+    assert all(0.92 < row["coverage"] < 0.98 for row in found.tables["coverage"])
+    assert {row["task"] for row in found.tables["ranges"]} == {"min(x, y)", "random queries"}

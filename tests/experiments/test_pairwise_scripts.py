@@ -70,6 +70,14 @@ def test_coverage(smoke):
     assert marked["least"] > 0.93 and marked["largest"] < 0.97
 
 
+def test_more_statistics(smoke):
+    found = smoke("pairwise/more_statistics.py")
+    (marked,) = found.tables["marked"]
+    assert len(found.tables["cells"]) == 20 and marked["cells"] == 18
+    assert 0.85 < marked["least_ratio"] <= marked["largest_ratio"] < 1.15  # 400 trials: 0.035 in standard errors
+    assert marked["least_coverage"] > 0.9 and marked["largest_bias_z"] < 4.5
+
+
 def test_groups(smoke):
     rows = smoke("pairwise/groups.py").tables["groups"]
     assert len(rows) == 5 * 3 and all(0.91 < row["covered"] < 0.985 for row in rows)

@@ -17,6 +17,10 @@ import torch
 
 import torchdp
 from torchdp.noise import Noise, SeededNoise
+from torchdp.protocol import Crowd, Tally
+from torchdp.regression import SecondMoments
+from torchdp.secure.protocol import Words
+from torchdp.shuffle import Bag
 
 LIBRARY = Path(torchdp.__file__).resolve().parent.parent  # torchdp/ and kernels/ lie here
 SECONDS = 10
@@ -24,6 +28,7 @@ SLOW = f"no answer in {SECONDS} s"
 NUMBERS = (math.nan, math.inf, -1.0, 0.0, 1e300, 1e-300, 1e30, "x", None, True, torch.ones(2), 2**40)
 COUNTS = (-1, 0, 1.5, math.nan, "x", None, True, torch.ones(2), 2**70, 2**40)
 OBJECTS = (None, 1, "x", torch.ones(2), object())
+RECORDS = (Tally, Crowd, Bag, Words, SecondMoments)  # what comes from elsewhere
 
 
 class TooSlow(BaseException):
@@ -56,9 +61,38 @@ def broken(value):
         yield "huge", torch.full_like(value, 2**62) if value.dtype == torch.int64 else value
 
 
+class Remade:
+    """A record with one part replaced, made when the call is: what its constructor says counts as the answer."""
+
+    def __init__(self, value, name, other):
+        self.value, self.name, self.other = value, name, other
+
+    def __call__(self):
+        return dataclasses.replace(self.value, **{self.name: self.other})
+
+
+def parts(value):
+    """A record of tensors with one of its parts at a time replaced: (name, record)."""
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        for what, other in of_a_dict(part) if isinstance(part, dict) else replacements(part):
+            yield f"{field.name} {what}", Remade(value, field.name, other)
+    yield from ((repr(other)[:30], other) for other in OBJECTS)
+
+
+def of_a_dict(held):
+    for name, part in held.items():
+        yield from ((f"{name} {what}", {**held, name: other}) for what, other in broken(part))
+    yield from (("without parts", {}), ("no dictionary", None))
+
+
 def replacements(value):
     if isinstance(value, torch.Tensor):
         return broken(value)
+    if isinstance(value, RECORDS):
+        return parts(value)
+    if isinstance(value, bytes):
+        return ((repr(b)[:30], b) for b in (b"", value[:-1], value + b"\xff", bytes(len(value)), *OBJECTS))
     if isinstance(value, bool) or value is None:
         return ()
     if isinstance(value, Noise):
@@ -151,9 +185,15 @@ def faults(recipe, names):
         function, *values = [eval(part, known) for part in parts]
         if place is not None:
             values[place] = other
-        return lambda: function(
-            *values[: len(call.args)], **dict(zip(titles[len(call.args) :], values[len(call.args) :], strict=True))
-        )
+
+        def called():
+            given = [value() if isinstance(value, Remade) else value for value in values]
+            return function(
+                *given[: len(call.args)],
+                **dict(zip(titles[len(call.args) :], given[len(call.args) :], strict=True)),
+            )
+
+        return called
 
     limited(made())
     found, calls = [], 0

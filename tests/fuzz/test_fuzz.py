@@ -1,10 +1,14 @@
 """Bad input gets a clear error: every public way in, each argument in turn."""
 
 import importlib.util
+import inspect
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from torchdp.protocol import Protocol
 
 HERE = Path(__file__).parent
 
@@ -16,7 +20,8 @@ def load(name):
     return module
 
 
-harness, recipes = load("harness"), load("recipes")
+harness, recipes, verbs = load("harness"), load("recipes"), load("verbs")
+slow = pytest.mark.slow
 CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lines]
 
 
@@ -27,6 +32,53 @@ def test_bad_input_gets_a_clear_error(recipe):
     found, made = harness.faults(recipe, recipes.names)
     assert made or "()" in recipe
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in verbs.FAST else slow) for n in verbs.PROTOCOLS])
+def test_every_verb_of_every_protocol(name):
+    found = [fault for recipe in verbs.verbs(name) for fault in harness.faults(recipe, verbs.names)[0]]
+    assert not found, "\n".join(found)
+
+
+@slow
+@pytest.mark.parametrize("recipe", verbs.OTHERS)
+def test_calls_of_parts(recipe):
+    found, made = harness.faults(recipe, verbs.names)
+    assert made and not found, "\n".join(found)
+
+
+OPTIMIZED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import harness, recipes
+found, calls = [], 0
+for lines in recipes.ALL.values():
+    some = 0
+    for line in lines:
+        more, made = harness.faults(line, recipes.names)
+        found, calls, some = found + more, calls + made, some + made
+        if some >= 30:
+            break
+print(__debug__, calls, *found, sep="\\n")
+"""
+
+
+@slow
+def test_two_hundred_calls_where_assertions_vanish():
+    command = [sys.executable, "-O", "-c", OPTIMIZED, str(HERE)]
+    debug, calls, *found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert debug == "False" and int(calls) >= 200 and not found
+
+
+def test_no_protocol_is_left_out():
+    """Every class whose users or curators draw; classes that relay others' reports and messages are among them."""
+    kinds, left = set(), [Protocol]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__module__.startswith("torchdp") and not inspect.isabstract(kind):
+            kinds.add(kind)
+    assert kinds <= {type(verbs.known()["at"][name].protocol) for name in verbs.PROTOCOLS}
 
 
 def test_raw_errors_and_silent_nans_are_seen():

@@ -207,3 +207,23 @@ def test_guarantee_the_shape_of_least_error_is_never_worse_than_the_norms():
     protocols = (GaussianMean.calibrated(DOMAINS[3], shape, rho=0.5, delta=1e-6) for shape in shapes)
     errors = [protocol.error(10, math.inf).root_mean_square for protocol in protocols]
     assert errors[0].value <= errors[1].value * (1 + 1e-9) + 4 * errors[1].standard_error
+
+
+def test_a_point_outside_among_points_inside_is_refused():
+    mechanism = GaussianMean.calibrated(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), epsilon=1.0, delta=1e-6)
+    x = torch.tensor([[0.5, 0.5, 0.5], [0.5, 4.5, 0.5]], dtype=torch.float64)
+    with pytest.raises(ValueError, match="x holds 1 points outside"):
+        mechanism.estimate(x)
+
+
+@pytest.mark.parametrize("make", [noise_shape, difference_shape, round_shape])
+def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_the_diameter(make):
+    """Vertices that are not symmetric, each moved outwards by as much as the membership test lets through."""
+    vertices = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.2, 0.7]], dtype=torch.float64)
+    domain = FiniteSet(vertices)
+    mechanism = GaussianMean.calibrated(domain, make(domain, 2.0), epsilon=1.0, delta=1e-6)
+    outwards = vertices - vertices.mean(0)
+    x = (vertices + 8e-7 * outwards / outwards.norm(dim=1, keepdim=True)).float()  # its rounding is let through
+    encoded = mechanism.encoding(domain.admit(x))
+    assert encoded.norm(dim=-1).max() <= mechanism.encoding.radius * (1 + 1e-12)
+    assert mechanism.encoding.widest < torch.cdist(encoded, encoded).max() <= mechanism.encoding.diameter

@@ -123,6 +123,7 @@ def test_ratio_is_checked():
 
 def test_types_are_not_merged_where_the_denominator_would_change():
     assert merges(pairwise.auc(80), 32) and merges(pairwise.absolute_difference(80), 32)
+    assert not merges(pairwise.kendall(9, 9), 32)  # neighbours of a grid's rows are not alike
     assert not merges(pairwise.gini(80), 32) and merges(pairwise.gini(80), 80)
     choice = pairwise.choose(pairwise.gini(80), 1_000, 1.0)
     assert not any("bins" in each.name for each in choice.candidates)

@@ -182,7 +182,7 @@ def test_monte_carlo_finds_the_predicted_error_of_subsets(kind):
     assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.02 * predicted
     assert abs(squared.z_score(1.1 * predicted)) > 5
     assert abs(Moments.of(error).z_score(0.0)) < 5
-    assert float(answers.standard_error.square().mean()) == pytest.approx(predicted, rel=0.5)
+    assert 0.5 < float(answers.standard_error.square().mean()) / predicted < 2  # of 22 users too much
 
 
 def test_an_optimised_strategy_beats_the_messages_on_abs_difference():
@@ -282,3 +282,20 @@ def test_the_auc_of_many_scores_on_bins():
     assert bool((low <= statistic.exact(counts)).all()) and float((high - low).mean()) < 0.5
     with pytest.raises(ValueError, match="approximates must have the same denominator"):
         StrategyReports.merged(statistic, n, 2.0, 5, prior=prior, generator=keyed_generator(b"auc bins"))
+
+
+def test_intervals_of_strategies_hold_their_level_for_few_users():
+    """The variance at decoded counts cut off at 0, as a histogram, is far too small here."""
+    n, counts = 1_000, (1_000 / torch.arange(1, 11) / 2.929).round().long()
+    counts[0] += n - counts.sum()
+    statistic = pairwise.absolute_difference(10)
+    protocol = StrategyReports.tuned(
+        statistic, n, 1.0, prior=pairwise.histograms(statistic), generator=keyed_generator(b"level"), steps=60
+    )
+    tally = protocol.sample_tally(counts, generator=keyed_generator(b"few"), sample_shape=(2_000,))
+    found, truth = protocol.analyse(tally), statistic.exact(counts)
+    low, high = found.interval()
+    assert 0.925 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.975
+    cut = protocol.decoded(tally).clamp_min(0)
+    naive = protocol.mean_variance(cut * n / cut.sum(-1, keepdim=True), statistic.form).sqrt()
+    assert float(((found.value - truth).abs() <= 1.96 * naive).double().mean()) < 0.92

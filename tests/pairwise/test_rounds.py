@@ -373,3 +373,11 @@ def test_the_square_of_the_noise_is_taken_off():
         found = protocol.sample_estimate(counts, generator=keyed_generator(b"square"), sample_shape=(40_000,))
         error = found.value - DIFFERENCE.exact(counts)
         assert abs(float(error.mean() / error.std())) * 200 < 4.5
+
+
+def test_rounds_of_other_users_are_not_joined():
+    protocol = pairwise.TwoRound(pairwise.unequal(3), 2.0, 1.0)
+    first = protocol.round(()).collect(torch.tensor([0, 1, 2]), noise=SeededNoise(1))
+    second = protocol.round((first,)).collect(torch.tensor([0, 1]), noise=SeededNoise(2))
+    with pytest.raises(ValueError, match="same users in every round"):
+        protocol.joined((first, second))

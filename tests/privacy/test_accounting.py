@@ -167,3 +167,8 @@ def test_next_to_no_noise_is_next_to_no_privacy():
     assert composed_epsilon([gaussian_profile(1e-3)] * 2, 3, 1e-3) == math.inf
     rare = pair_profile(np.array([1e-5, 1 - 1e-5]), np.array([600.0, -1e-5]), 0.0)  # the losses span many scales
     assert 1e-5 <= composed_delta([rare], 10, 1.0) <= 1.1e-4
+
+
+def test_rounding_of_the_transforms_is_in_every_composed_delta():
+    """Beyond the largest loss of four responses nothing is left of their curve, but for the allowance."""
+    assert composed_delta([pure_profile(0.1)], 4, 0.5) >= rounding(4)

@@ -27,8 +27,9 @@ INTEGER = (
 )
 # the client decides
 EITHER = {
-    "LocalOracle", "LocalFactorization", "PrivateLearner", "OneMessage", "OneMessagePairs", "TwoMessage", "TwoRound",
-    "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn", "StrategyReports", "SubsetPairs",
+    "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner", "OneMessage", "OneMessagePairs",
+    "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn",
+    "StrategyCovariance", "StrategyReports", "SubsetPairs",
 }  # fmt: skip
 # integers leave, of normals that are rounded
 ROUNDED = {"IntegerSums"}
@@ -38,7 +39,7 @@ MAY_ROUND = {"CentralFactorization", "CuratorSums"}
 REAL = {
     "PrivUnit", "PrivUnitG", "ProjUnit", "GaussianVector",
     "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalMean",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalCovariance", "LocalMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
 }  # fmt: skip
@@ -67,7 +68,8 @@ def test_guarantee_of_integers(protocol):
 def test_the_client_decides():
     oracle, W = randomizers.HadamardResponse(4, 1.0), workloads.prefix(4)
     statistic, factored = pairwise.unequal(4), queries.FactoredQueries.of(W, factorization.factorize(W))
-    integer = [queries.LocalOracle(W, oracle), pairwise.RandomizedResponsePlugIn(statistic, 1.0)]
+    function = queries.LocalFunction(queries.Spearman(2, 2), oracle)
+    integer = [queries.LocalOracle(W, oracle), function, pairwise.RandomizedResponsePlugIn(statistic, 1.0)]
     real = [queries.LocalFactorization.calibrated(factored, epsilon=1.0), pairwise.OneMessage(statistic, 1.0)]
     for protocols, arithmetic in ((integer, Arithmetic.INTEGER), (real, Arithmetic.REAL)):
         assert {each.guarantee.arithmetic for each in protocols} == {arithmetic}

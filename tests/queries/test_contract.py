@@ -8,6 +8,7 @@ import pytest
 import torch
 from contract import Contract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
+from scipy.stats import energy_distance, kendalltau
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize
@@ -16,9 +17,12 @@ from torchdp.privacy import Arithmetic
 from torchdp.protocol import Crowd
 from torchdp.queries import (
     CentralFactorization,
+    EnergyDistance,
     FactoredQueries,
     IntegerSums,
+    KendallB,
     LocalFactorization,
+    LocalFunction,
     LocalOracle,
     PrivateLearner,
     stumps,
@@ -81,6 +85,26 @@ class TestOfBits(Queries, RelayContract):  # reports that do not sum to 1
 
 class TestOfSigns(Queries, RelayContract):
     protocol = LocalOracle(W, HadamardResponse(4, 1.0))
+
+
+class TestLocalFunction(Queries, RelayContract):
+    protocol = LocalFunction(KendallB(2, 2), RandomizedResponse(4, 4.0))
+    x = torch.tensor([0, 0, 0, 1, 2, 3, 3]).repeat(100)
+    bad: ClassVar = [torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.5]), x[None]]
+    slack = 0.1  # to second order
+
+    def truth(self):
+        return torch.tensor(kendalltau(self.x.numpy() // 2, self.x.numpy() % 2).statistic, dtype=torch.float64)
+
+
+class TestOfTwoGroups(
+    TestLocalFunction
+):  # of squares, near their least value, through reports that do not sum to 1
+    protocol = LocalFunction(EnergyDistance(2, spacing=3.0), OptimizedUnaryEncoding(4, 3.0))
+
+    def truth(self):
+        groups = [self.x[self.x < 2] % 2 * 3.0, self.x[self.x >= 2] % 2 * 3.0]
+        return torch.tensor(energy_distance(*(each.numpy() for each in groups)) ** 2, dtype=torch.float64)
 
 
 class TestCentralFactorization(Queries, Unbiased, Contract):

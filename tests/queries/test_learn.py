@@ -117,3 +117,11 @@ def test_bad_input_is_named():
         ConceptClass(("a",), (torch.zeros(1, 3),))
     with pytest.raises(ValueError, match="names must hold 2 names"):
         ConceptClass(("a",), (torch.ones(2, 3),))
+
+
+@pytest.mark.parametrize("share", [0.6, 1 - 1e-9])
+def test_guarantee_a_client_whose_ball_does_not_hold_all_codes_is_refused(share):
+    concepts = thresholds(4)
+    with pytest.raises(ValueError, match="client must have dim"):
+        PrivateLearner(concepts, PrivUnit(concepts.dim, 1.0, share * concepts.radius))
+    PrivateLearner(concepts, PrivUnit(concepts.dim, 1.0, concepts.radius))

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from scipy.stats import beta
+from attacks import strongest
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
@@ -17,13 +17,11 @@ from torchdp.queries import IntegerSums
 
 TIMES, SIGMA, DELTA = 2**20, 4.0, 1e-6
 ONE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)  # of one coordinate
-SURE = 1e-9  # chance that a bound of a probability is wrong
-FINE = 2.0**56  # the float mechanism's outputs as integers
 
 
 def planted(moved, seed):
     """X + sigma g in float64: what must not be released."""
-    return ((moved + SIGMA * SeededNoise(seed).normal((TIMES,))) * FINE).long()
+    return moved + SIGMA * SeededNoise(seed).normal((TIMES,))
 
 
 def released(moved, seed, step=1.0):
@@ -31,25 +29,6 @@ def released(moved, seed, step=1.0):
     x = torch.full((1, TIMES), moved, dtype=torch.int64)
     tally = protocol.release(protocol.counted(Crowd.of(x)), SeededNoise(seed), ())
     return (tally["sum"] / step).long()
-
-
-def certified(here, there):
-    """A lower bound of log((P(A) - delta)/P'(A)) from counts of A."""
-    low = beta.ppf(SURE, here, TIMES - here + 1) if here else 0.0
-    high = beta.ppf(1 - SURE, there + 1, TIMES - there)
-    return math.log(max(low - DELTA, 1e-300) / high)
-
-
-def low_bits(one, two):
-    """The most certain of all events |N| < 2^a and 2^b divides N, and their complements within |N| < 2^a."""
-    found = -math.inf
-    for a in range(1, int(max(one.abs().max(), two.abs().max())).bit_length() + 1):
-        within = [each[each.abs() < 1 << a] for each in (one, two)]
-        for b in range(9):
-            divided = [int((each & (1 << b) - 1 == 0).sum()) for each in within]
-            left = [len(each) - count for each, count in zip(within, divided, strict=True)]
-            found = max(found, *(certified(*each) for each in (divided, divided[::-1], left, left[::-1])))
-    return found
 
 
 def best_set(one, two):
@@ -67,16 +46,14 @@ def best_set(one, two):
 
 
 def test_low_order_bits_of_floats_tell_the_data():
-    assert low_bits(planted(0, 1), planted(1, 2)) > 3 * ONE.epsilon
+    assert strongest(planted(0, 1), planted(1, 2), DELTA) > 3 * ONE.epsilon
 
 
 @pytest.mark.parametrize("step", [1.0, 2.0**-6])
 def test_low_order_bits_of_what_is_released_do_not(step):
     one, two = released(0, 1, step), released(1, 2, step)
-    assert low_bits(one, two) <= ONE.epsilon
-    assert (
-        low_bits(released(0, 3, step), (released(0, 4, step) * 2)) > ONE.epsilon
-    )  # a hole of the support is seen
+    assert strongest(one, two, DELTA) <= ONE.epsilon
+    assert strongest(released(0, 3, step), 2 * released(0, 4, step)) > ONE.epsilon  # a hole of the support is seen
 
 
 def test_no_set_of_values_spends_more_than_delta():

@@ -275,3 +275,15 @@ def test_laws_on_a_gpu(make):
     )["sum"]
     assert plausible(moment_scores(whitened((sums - 5 * x).cpu(), 5 * covariance)))
     assert not plausible(moment_scores(whitened((sums - 5 * x).cpu(), 5.3 * covariance)))
+
+
+@pytest.mark.parametrize("kind", [PrivUnit, DuchiJordanWainwright])
+def test_predicted_mse_is_the_mean_of_the_users_covariances(kind):
+    randomizer, points = (
+        kind(2, 1.0, 2.0),
+        torch.tensor([[2.0, 0.0], [0.6, -1.0], [0.0, 0.0]], dtype=torch.float64),
+    )
+    counts = torch.tensor([3, 1, 6])
+    each = torch.stack([randomizer.moments.covariance(point).diagonal() for point in points])
+    predicted = randomizer.predicted_mse(Crowd(points, counts))
+    torch.testing.assert_close(predicted, counts.double() @ each / 10**2, rtol=1e-12, atol=0)

@@ -66,3 +66,13 @@ def test_delta(bad):
 def test_epsilon_where_sigma_is_not_known_to_be_exact(bad):
     with pytest.raises(ValueError, match="epsilon"):
         GaussianVector(3, bad, delta=1e-6)
+
+
+def test_guarantee_a_message_is_the_point_and_sigma_times_the_normals(planted):
+    kind = GaussianVector(2, 1.0, 3.0, delta=1e-6)
+    points = torch.tensor([[1.0, -2.0], [0.0, 3.0]], dtype=torch.float64)
+    sent = kind.speak(points, planted(normal=torch.tensor([0.5, -2.0], dtype=torch.float64)))
+    torch.testing.assert_close(sent, points + kind.sigma * torch.tensor([0.5, -2.0]).double())
+    outside = torch.tensor([[0.0, 3.0 * (1 + 1e-9)]], dtype=torch.float64)  # by rounding
+    sent = kind.speak(outside, planted(normal=torch.tensor([0.0, 0.0], dtype=torch.float64)))
+    assert float(sent.norm()) <= 3.0 * (1 + 1e-15)

@@ -54,3 +54,11 @@ def test_integers_that_torch_can_not_compare_are_refused_with_a_remedy(oracle, d
     for call in (oracle.randomize, oracle.collect):
         with pytest.raises(TypeError, match=r"x must be .*call \.to\(torch\.int64\)"):
             call(x)
+
+
+def test_numbers_that_no_user_sends_are_refused():
+    oracle = RandomizedResponse(5, 1.0)
+    assert oracle.decode(bytes([4])).tolist() == [4]
+    for number in (5, 7, 8, 255):
+        with pytest.raises(ValueError, match="data"):
+            oracle.decode(bytes([number]))

@@ -115,3 +115,19 @@ def test_bad_input_is_named(patterns, shares, k, message):
         ShiftStrategy(patterns, shares, k, 1.0)
     with pytest.raises(ValueError, match=r"epsilon must be at least 0.0001"):
         ShiftStrategy(PATTERNS, SHARES, 7, 1e-5)
+
+
+def test_guarantee_each_cell_of_the_table_has_its_integers(planted):
+    """The first and the last integer of each (pattern, inside or outside), of 2^63."""
+    patterns = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]).bool()
+    strategy = ShiftStrategy(patterns, torch.tensor([0.3, 0.6, 0.1]), 4, 1.0)
+    ends = strategy.table.cumsum(0)[:-1].tolist()
+    for number, cell in [
+        (0, 0),
+        *((e - 1, j) for j, e in enumerate(ends)),
+        *((e, j + 1) for j, e in enumerate(ends)),
+    ]:
+        for x in range(4):
+            y = int(strategy.speak(torch.tensor([x]), planted(integers=torch.tensor(number)))[0])
+            inside = bool(patterns[y // 6, (x - y % 6) % 6])
+            assert (y // 6, inside) == (cell % 3, cell < 3)

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 STATISTICS = {
     "auc": "SCORE LABEL",
     "concordance": "TIME EVENT SCORE",
+    "correlation": "two numbers",
+    "covariance": "two numbers or more",
+    "energy-distance": "NUMBER LABEL",
     "gamma": "two numbers",
     "gini": "one number",
     "gini-diversity": "one category",
     "gini-mean-difference": "one number",
     "histogram": "one number, or one category with --categories",
     "kendall": "two numbers",
+    "kendall-b": "two numbers",
     "mann-whitney": "SCORE LABEL",
     "mean": "one number",
+    "mmd": "NUMBER LABEL",
     "quantiles": "one number",
+    "spearman": "two numbers",
 }
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
@@ -83,8 +89,17 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     estimate.add_argument(
         "--plan", type=float, metavar="ERROR",
-        help="no table: how many users make the predicted standard error at most this (quantiles, histogram: in "
-        "shares of users)",
+        help="no table: how many users make the predicted standard error at most this, in the statistic's unit "
+        "(quantiles, histogram: in shares of users)",
+    )  # fmt: skip
+    _estimate_output(estimate)
+
+
+def _estimate_output(estimate: argparse.ArgumentParser) -> None:
+    """What is printed."""
+    estimate.add_argument(
+        "--population", action="store_true",
+        help="intervals for the population that the users are a random sample from (default: for these users)",
     )  # fmt: skip
     estimate.add_argument("--level", type=float, default=0.95, help="of the confidence interval (default: 0.95)")
     estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")
@@ -95,6 +110,9 @@ def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     """How the table is read."""
     estimate.add_argument(
         "--delimiter", metavar="C", default=",", help="between cells, such as ';' or tab (default: ,)"
+    )
+    estimate.add_argument(
+        "--decimal", choices=(".", ","), default=".", help="mark of the table's numbers (default: .)"
     )
     estimate.add_argument("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
     estimate.add_argument(

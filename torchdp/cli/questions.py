@@ -11,13 +11,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdp import pairwise, queries, workloads
+from torchdp import domains, mean, pairwise, queries, workloads
 from torchdp.cli.table import Bins
 from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.choose import LARGEST_STRATEGY
 from torchdp.pairwise.protocol import LocalPairs
-from torchdp.protocol import Choice, Estimate, LocalProtocol, Objective, Tally
+from torchdp.protocol import Choice, Crowd, Estimate, LocalProtocol, Objective, Tally
 
 Asked = LocalProtocol[Tensor, Any]
 PROTOCOLS: dict[str, type[LocalPairs]] = {
@@ -81,8 +81,8 @@ class Question(ABC):
         """The protocol of that name for n users, and its own name. Raises ValueError."""
 
     @abstractmethod
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
-        """What is printed of what was heard."""
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+        """What is printed of what was heard: of these users, or of the population that they are a sample from."""
 
     @abstractmethod
     def error(self, protocol: Asked, n: float) -> float:
@@ -107,11 +107,13 @@ class OfPairs(Question):
         search = name == "best" or self.statistic.types <= LARGEST_STRATEGY
         return _first(pairwise.choose(self.statistic, n, epsilon, search=search))
 
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+        users = Collection.of(protocol).add("all", tally)
+        found = pairwise.of_population(users) if population else users.estimate()
         if not self.tested:
-            return [_answer("estimate", protocol.analyse(tally), level)]
-        test = pairwise.mann_whitney(Collection.of(protocol).add("all", tally))
-        both = _answer("AUC", test.auc, level), _answer("U", test.u, level)
+            return [_answer("estimate", found, level)]
+        test = pairwise.mann_whitney(users)
+        both = [_answer("AUC", found, level), *([] if population else [_answer("U", test.u, level)])]
         return [replace(each, p_value=float(test.p_value), words="of one law for both labels") for each in both]
 
     def error(self, protocol: Asked, n: float) -> float:
@@ -137,18 +139,87 @@ class OfShares(Question):
     unit: str = ""
 
     def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        if name in PROTOCOLS:
-            raise ValueError(f"--protocol {name} is for statistics of pairs of users; leave out --protocol")
+        _refuse_named(name)
         return _first(queries.choose(self.workload, n, epsilon, self.objective))
 
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         estimate = protocol.analyse(tally)
-        error = (estimate.standard_error.square() + self.spread / estimate.n).sqrt()
-        return self.read(Estimate(estimate.value, error, estimate.n, estimate.bias), level)
+        variance = estimate.standard_error.square() + self.spread / estimate.n
+        if population:  # the most that a user's answer varies between its ends, at this mean
+            low, high = self.workload.amin(1), self.workload.amax(1)
+            variance = variance + ((estimate.value - low) * (high - estimate.value)).clamp_min(0) / estimate.n
+        return self.read(Estimate(estimate.value, variance.sqrt(), estimate.n, estimate.bias), level)
 
     def error(self, protocol: Asked, n: float) -> float:
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
         return math.sqrt(float(worst) + self.spread / n)
+
+
+@dataclass(frozen=True)
+class OfFunction(Question):
+    """A smooth function of the shares of types."""
+
+    title: str
+    words: str
+    function: queries.ShareFunction
+    assumes = "the largest over a few histograms"
+
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        _refuse_named(name)
+        return _first(queries.choose_function(self.function, n, epsilon))
+
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+        own = cast(queries.LocalFunction, protocol)
+        return [_answer("estimate", own.of_population(tally) if population else own.analyse(tally), level)]
+
+    def error(self, protocol: Asked, n: float) -> float:
+        return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in self.function.likely))
+
+
+@dataclass(frozen=True)
+class OfCovariance(Question):
+    """Covariances of several numbers: those of the users, divisor n."""
+
+    title: str
+    words: str
+    axes: tuple[Axis, ...]
+    assumes = "the largest of users evenly along the box's diagonal"
+
+    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
+        _refuse_named(name)
+        return _first(mean.choose_covariance(self.box, n, epsilon))
+
+    @property
+    def box(self) -> domains.Box:
+        ends = [(axis.bins.low, axis.bins.high) for axis in self.axes if axis.bins is not None]
+        low, high = torch.tensor(ends, dtype=torch.float64).mT
+        return domains.Box(low, high)
+
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+        found = protocol.analyse(tally)
+        low, high = found.interval(level)
+        return [
+            Answer(
+                f"{one.name}, {two.name}",
+                float(found.value[i, j]),
+                float(found.standard_error[i, j]),
+                (max(0.0, float(low[i, j])) if i == j else float(low[i, j]), float(high[i, j])),
+            )
+            for i, one in enumerate(self.axes)
+            for j, two in enumerate(self.axes)
+            if i <= j
+        ]
+
+    def error(self, protocol: Asked, n: float) -> float:
+        places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
+        evenly = self.box.low + places * (self.box.high - self.box.low)
+        users = Crowd(evenly, torch.full((33,), max(1, round(n / 33))))
+        return math.sqrt(float(cast(LocalProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
+
+
+def _refuse_named(protocol: str) -> None:
+    if protocol in PROTOCOLS:
+        raise ValueError(f"--protocol {protocol} is for means over pairs of users; leave out --protocol")
 
 
 def _answer(name: str, estimate: Estimate, level: float) -> Answer:

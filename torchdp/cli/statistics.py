@@ -7,13 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
-from torchdp import checks, pairwise, workloads
-from torchdp.cli.questions import Axis, OfPairs, OfShares, Question, each_answer, quantiles_of
+from torchdp import checks, pairwise, queries, workloads
+from torchdp.cli.questions import (
+    Axis,
+    OfCovariance,
+    OfFunction,
+    OfPairs,
+    OfShares,
+    Question,
+    each_answer,
+    quantiles_of,
+)
 from torchdp.cli.table import MOST_TYPES, Bins, parse_bounds
 from torchdp.cli.users import Users, bounded, range_of
 from torchdp.noise import Noise, source
 from torchdp.protocol import Objective
 
+BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
 SHARP = 2.0  # epsilon above which a mean takes finer steps
 
 
@@ -21,13 +31,15 @@ SHARP = 2.0  # epsilon above which a mean takes finer steps
 class Kind:
     """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
 
-    make: the question of the axes, those of labels last. rounded: a number becomes an edge beside it, at random.
+    make: the question of the axes. rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
+    of as many columns as there are.
     """
 
     roles: tuple[str, ...]
     make: Callable[[list[Axis], argparse.Namespace], Question]
     bins: int = 32
     rounded: bool = False
+    whole: bool = False
 
 
 def _mean(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -118,18 +130,57 @@ def _concordance(axes: list[Axis], options: argparse.Namespace) -> Question:
     return OfPairs(title, words, pairwise.concordance(time.count, score.count))
 
 
+def _of_ranks(axes: list[Axis], options: argparse.Namespace) -> Question:
+    y, z = axes
+    name, function = RANKS[options.statistic]
+    words = f"{y.count} x {z.count} bins: users of one bin are tied"
+    return OfFunction(f"{name} of {y.name} and {z.name}", words, function(y.count, z.count))
+
+
+def _of_groups(axes: list[Axis], options: argparse.Namespace) -> Question:
+    number, label = axes
+    bins, between = (
+        _bins(number),
+        f"of {number.name} between {label.name} = {label.labels[1]} and {label.labels[0]}",
+    )
+    words = f"{bins.count} bins of width {bins.width:g}"
+    if options.statistic == "energy-distance":
+        function: queries.ShareFunction = queries.EnergyDistance(bins.count, spacing=bins.width)
+        return OfFunction(f"squared energy distance {between}", words, function)
+    width = bins.count * BANDWIDTH
+    words += f", a Gaussian kernel of standard deviation {width * bins.width:g}"
+    function = queries.MeanDiscrepancy(bins.count, width=width)
+    return OfFunction(f"squared maximum mean discrepancy {between}", words, function)
+
+
+def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
+    names = ", ".join(axis.name for axis in axes)
+    return OfCovariance(f"covariances of {names}", "no bins: numbers and products without bias", tuple(axes))
+
+
+RANKS: dict[str, tuple[str, Callable[[int, int], queries.ShareFunction]]] = {
+    "correlation": ("correlation", queries.Correlation),
+    "kendall-b": ("Kendall's tau-b", queries.KendallB),
+    "spearman": ("Spearman's rho", queries.Spearman),
+}
 KINDS = {
     "auc": Kind(("number", "label"), _auc),
     "concordance": Kind(("number", "label", "number"), _concordance, bins=5),
+    "correlation": Kind(("number", "number"), _of_ranks, bins=8),
+    "covariance": Kind(("number", "number"), _covariance, bins=1, whole=True),
+    "energy-distance": Kind(("number", "label"), _of_groups),
     "gamma": Kind(("number", "number"), _gamma, bins=8),
     "gini": Kind(("number",), _gini),
     "gini-diversity": Kind(("category",), _gini_diversity),
     "gini-mean-difference": Kind(("number",), _gini_mean_difference),
     "histogram": Kind(("number",), _histogram),
     "kendall": Kind(("number", "number"), _kendall, bins=16),
+    "kendall-b": Kind(("number", "number"), _of_ranks, bins=8),
     "mann-whitney": Kind(("number", "label"), _mann_whitney),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
+    "mmd": Kind(("number", "label"), _of_groups),
     "quantiles": Kind(("number",), _quantiles),
+    "spearman": Kind(("number", "number"), _of_ranks, bins=8),
 }
 
 
@@ -162,7 +213,7 @@ class Asking:
     @property
     def bins(self) -> int:
         """Of each number. Raises ValueError."""
-        usual = 32 if self.kind.rounded and self.options.epsilon > SHARP else self.kind.bins
+        usual = 16 if self.kind.rounded and self.options.epsilon > SHARP else self.kind.bins
         count = usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
         labels = math.prod(len(each) for each in self.labels.values())
         numbers = len(self.options.columns) - len(self.labels)
@@ -176,10 +227,15 @@ class Asking:
         return self.kind.make(axes, self.options)
 
     def coded(self, users: Users, axes: list[Axis], noise: Noise | None) -> tuple[Users, torch.Tensor]:
-        """The users who take part, and the type of each: labels count most, then the columns in their order."""
+        """The users who take part, and the type of each: labels count most, then the columns in their order.
+
+        For a kind of whole numbers these themselves, (n, d).
+        """
         for axis in axes:
             if axis.bins is not None:
                 users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds)
+        if self.kind.whole:
+            return users, torch.stack([users.columns[axis.name] for axis in axes], 1)
         types = torch.zeros(users.n, dtype=torch.int64)
         for axis in sorted(axes, key=lambda each: each.bins is not None):
             column = users.columns[axis.name]
@@ -200,6 +256,12 @@ def asking(options: argparse.Namespace) -> Asking:
     roles = list(kind.roles)
     if name == "histogram" and options.categories is not None:
         roles = ["category"]
+    if kind.whole:
+        roles = ["number"] * max(len(roles), len(columns))
+        if options.bins is not None:
+            raise ValueError(f"--statistic {name} takes no --bins: its numbers are used as they are")
+        if options.population:
+            raise ValueError(f"--population is not for --statistic {name}, whose sampling error is not known")
     if len(columns) != len(roles):
         raise ValueError(f"--statistic {name} takes {len(roles)} --columns, not {len(columns)}")
     if len(set(columns)) < len(columns):

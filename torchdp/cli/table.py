@@ -49,7 +49,7 @@ def read_columns(
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise ValueError(f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}")
     try:
-        codecs.lookup(encoding)
+        encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
     except LookupError as error:
         raise ValueError(f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16") from error
     try:
@@ -102,16 +102,19 @@ def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING
 
 
-def numbers(name: str, cells: Sequence[str]) -> Tensor:
+def numbers(name: str, cells: Sequence[str], decimal: str = ".") -> Tensor:
     """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any other text."""
     values = []
     for row, cell in enumerate(cells, start=1):
         try:
-            value = math.nan if is_missing(cell) else float(cell)
+            value = math.nan if is_missing(cell) else float(cell if decimal == "." else cell.replace(",", "."))
         except ValueError:
             value = math.inf
         if math.isinf(value):
-            raise ValueError(f"column {name!r}, row {row}: not a finite number; correct or leave out the row")
+            hint = ", or its mark is a comma: --decimal ," if decimal == "." and "," in cell else ""
+            raise ValueError(
+                f"column {name!r}, row {row}: not a finite number; correct or leave out the row{hint}"
+            )
         values.append(value)
     return torch.tensor(values, dtype=torch.float64)
 

@@ -60,7 +60,8 @@ class Users:
 def read_users(options: argparse.Namespace, labels: Labels) -> Users:
     """The users of a table who are asked, cells read and missing ones settled. Raises ValueError, OSError."""
     numeric = [name for name in options.columns if name not in labels]
-    plain = (options.delimiter, options.encoding, options.group) == (",", "utf-8-sig", None)
+    how = options.delimiter, options.encoding, options.decimal, options.group
+    plain = how == (",", "utf-8-sig", ".", None)
     if plain and len(set(options.columns)) == len(options.columns):
         found = quick_columns(options.csv, numeric, labels)
         if found:
@@ -70,7 +71,9 @@ def read_users(options: argparse.Namespace, labels: Labels) -> Users:
         raise ValueError(f"--group {options.group} is one of --columns: a group is public, and not asked about")
     cells = read_columns(options.csv, wanted, options.delimiter, options.encoding)
     columns = {
-        name: numbers(name, cells[name]) if name in numeric else to_categories(name, cells[name], labels[name])
+        name: numbers(name, cells[name], options.decimal)
+        if name in numeric
+        else to_categories(name, cells[name], labels[name])
         for name in options.columns
     }
     users = Users.of(columns)

@@ -41,11 +41,17 @@ class Density(Estimate):
         )
         if value.ndim < 1 or value.shape[-1] != self.features.instances:
             raise ValueError(f"value must have shape (..., {self.features.instances}), not {tuple(value.shape)}")
+        try:
+            error = error.to(value.device).expand(value.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"standard_error must expand to value's shape {tuple(value.shape)}, not be of {tuple(error.shape)}"
+            ) from None
         if not (error >= 0).all():
             raise ValueError("standard_error must hold numbers >= 0")
         checks.integer("n", self.n, 1)
         object.__setattr__(self, "value", value)
-        object.__setattr__(self, "standard_error", error.to(value.device).expand(value.shape))
+        object.__setattr__(self, "standard_error", error)
 
     def evaluate(self, y: Tensor) -> Tensor:
         """K~ at each query: (q, d) -> (*batch, q), float64. Raises TypeError, ValueError."""

@@ -59,7 +59,6 @@ class OfFeatures(Protocol[Crowd]):
         is exact and not private: it reads the users' vectors.
         """
         summary = self._users(summary)
-        summary = Crowd(summary.values.detach(), summary.counts)
         y = y.detach() if isinstance(y, Tensor) else y
         right = self.features.right(y).double() / self.features.repetitions
         truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)

@@ -63,7 +63,10 @@ class NoiseShape:
         return u / u.norm(dim=-1, keepdim=True).clamp_min(1.0)
 
     def points(self, u: Tensor) -> Tensor:
-        """v + A u, (..., d) for u (..., r)."""
+        """v + A u, (..., d) for u (..., r). Raises TypeError, ValueError."""
+        u, r = checks.floating("u", u).to(self.root), self.root.shape[1]
+        if u.ndim == 0 or u.shape[-1] != r:
+            raise ValueError(f"u must be of shape (..., {r}), not {tuple(u.shape)}")
         return self.centre + u @ self.root.mT
 
 

@@ -15,6 +15,7 @@ from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
 
 DRAWS = 1 << 18  # of the noise
+MOST_POWER = 300.0  # of a normal whose moment is a float
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Measured:
 
 
 def normal_moment(p: float) -> float:
-    """E |g|^p = 2^{p/2} Gamma((p + 1)/2) / sqrt(pi) for a standard normal g and finite p > 0."""
-    p = checks.positive("p", p)
+    """E |g|^p = 2^{p/2} Gamma((p + 1)/2) / sqrt(pi) for a standard normal g and p in (0, 300]. Raises ValueError."""
+    if checks.positive("p", p) > MOST_POWER:
+        raise ValueError(f"p must be at most {MOST_POWER:g}, or infinite, not {p!r}: the moment is no float")
     return math.exp(p / 2 * math.log(2) + float(gammaln((p + 1) / 2)) - math.log(math.pi) / 2)
 
 

@@ -28,6 +28,7 @@ from torchdp.mean.covariance import (
     project_second_moment,
 )
 from torchdp.mean.local import LocalMean
+from torchdp.mean.local_covariance import LocalCovariance
 from torchdp.mean.lower_bounds import (
     approximate_lower_bound,
     concentrated_lower_bound,
@@ -38,15 +39,19 @@ from torchdp.mean.lower_bounds import (
 from torchdp.mean.moment_bounds import moment_norm
 from torchdp.mean.moments import GaussianMoments
 from torchdp.mean.protocol import MeanProtocol
+from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [
     "Covariance",
     "GaussianCovariance",
     "GaussianMean",
     "GaussianMoments",
+    "LocalCovariance",
     "LocalMean",
     "MeanProtocol",
+    "StrategyCovariance",
     "approximate_lower_bound",
+    "choose_covariance",
     "concentrated_lower_bound",
     "distributional_lower_bound",
     "local_lower_bound",

@@ -22,10 +22,12 @@ send about their vector and what the analyst makes of it; ``choose`` finds the o
 | ProjectedTwoRound | 2 vectors, 1 answer | three sums | here |
 | ShuffledForm | shuffled bits, (epsilon, delta) | r + 1 sums | Ghazi et al. (2023), Remark |
 
+``consistent`` moves an estimate to the nearest that users can give: biased, often closer.
 ``of_population`` says what a collection's users tell of the population they come from; ``mann_whitney`` tests it.
 """
 
 from torchdp.pairwise.choose import choose, histograms
+from torchdp.pairwise.consistent import consistent
 from torchdp.pairwise.lipschitz import Discretised, lipschitz
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
@@ -71,6 +73,7 @@ __all__ = [
     "choose",
     "class_histograms",
     "concordance",
+    "consistent",
     "fewer_dimensions",
     "from_factors",
     "from_kernel",

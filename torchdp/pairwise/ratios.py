@@ -63,13 +63,13 @@ def gini(k: int, *, low: float = 0.0, high: float = 1.0) -> PairwiseStatistic:
     k, low = checks.integer("k", k, 2), checks.non_negative("low", low)
     if not checks.squarable("high", high) > low:
         raise ValueError(f"high must be above low = {low:g}, not {high!r}")
+    above = absolute_difference(k, spacing=(high - low) / (k - 1))
     numbers = torch.linspace(low, high, k, dtype=torch.float64)
     middle, half = (low + high) / 2, (high - low) / 2
     apart, scale = numbers - middle, math.sqrt(half)
     points = torch.stack([apart / scale + scale, apart / scale - scale], 1)
     weights = torch.tensor([0.5, -0.5], dtype=torch.float64)
     both = PairwiseStatistic("sum", points, Form(weights, 2 * middle))
-    above = absolute_difference(k, spacing=(high - low) / (k - 1))
     return ratio(above, both, limits=(0.0, 1.0), name="Gini coefficient")
 
 

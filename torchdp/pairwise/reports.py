@@ -11,10 +11,17 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
+from torchdp.pairwise.consistent import nearest
 from torchdp.pairwise.protocol import ROUNDING, LocalPairs
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, histograms_of
-from torchdp.pairwise.variance import pairs_variance, symmetric_variance, worst_symmetric, worst_variance
+from torchdp.pairwise.variance import (
+    pairs_variance,
+    plug_in_variance,
+    symmetric_variance,
+    worst_symmetric,
+    worst_variance,
+)
 from torchdp.protocol import Layout, Relay, Tally
 from torchdp.randomizers import (
     FrequencyOracle,
@@ -27,6 +34,10 @@ from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
 from torchdp.randomizers.draws import unpack
 
 UNKNOWN = 0.2  # of the range of a ratio: how little it is known when the strategy is made
+NEAR = (1e-6, 300)  # of the search of a histogram: relative gap, steps
+ROUGH = (
+    1 / 8
+)  # what a kernel's means over bins may miss of it, of its mean absolute deviation, both for even types
 ROUNDS = 2  # of strategy optimisation: the second knows the noise that the first leaves
 O = TypeVar("O", bound=FrequencyOracle)
 
@@ -51,6 +62,10 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
     def decoded(self, tally: Tally) -> Tensor:
         """Unbiased counts of the types, (*batch, k)."""
         return self.client.totals(tally)
+
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
+        """The variance at the histogram whose mean vector is nearest to the estimated one."""
+        return self.mean_variance(tally.n * nearest(self, tally, *NEAR), form).clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -131,10 +146,6 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
     def _total(self, tally: Tally) -> Tensor:
         centred, middle = self._centred
         return self.decoded(tally) @ centred + tally.n * middle
-
-    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """The variance at the decoded histogram, cut off at 0 and scaled to n."""
-        return self.mean_variance(plausible(self.decoded(tally), tally.n), form).clamp_min(0)
 
     @cached_property
     def _centred(self) -> tuple[Tensor, Tensor]:
@@ -287,8 +298,9 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         return tally["reports"].double() @ self._vectors / tally.n
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """The variance at the decoded histogram, cut off at 0 and scaled to n."""
-        return self.mean_variance(plausible(self.decoded(tally), tally.n), form).clamp_min(0)
+        """With the noise at the histogram whose mean vector is nearest to the estimated one."""
+        counts, total = tally.n * nearest(self, tally, *NEAR), tally.n * self.mean_point(tally)
+        return plug_in_variance(self.covariances, counts, total, form.weights)
 
     def missed(self, tally: Tally) -> Tensor | float:
         """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h their decoded shares, plausible."""
@@ -325,11 +337,16 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
 
 
 def merges(statistic: PairwiseStatistic, bins: int) -> bool:
-    """Whether the denominator, where there is one, is the same for all types of each of so many bins."""
+    """Whether neighbours are alike: the kernel's means over so many bins come near it, the denominator is theirs."""
+    place = torch.arange(statistic.types, device=statistic.points.device) * bins // statistic.types
+    first, sizes = torch.searchsorted(place, place), torch.bincount(place)  # of its bin
+    kernel = statistic.kernel(statistic.form)
+    sums = kernel.new_zeros(bins, bins).index_put_((place[:, None], place), kernel, accumulate=True)
+    missed = (kernel - (sums / sizes / sizes[:, None])[place[:, None], place]).abs().mean()
+    if bool(missed > ROUGH * (kernel - kernel.mean()).abs().mean()):
+        return False
     if statistic.denominator is None:
         return True
-    place = torch.arange(statistic.types, device=statistic.points.device) * bins // statistic.types
-    first = torch.searchsorted(place, place)  # of its bin
     kernel = statistic.kernel(statistic.denominator)
     return bool((kernel - kernel[first]).abs().max() <= 1e-9 * statistic.size(statistic.denominator))
 

@@ -118,10 +118,12 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
     Scores of the two classes even; Beta(2, 3) and (3, 2), (4, 6) and (6, 4), (1, 3) and (1, 2), (3, 1) and (2, 1) in k
     bins: broad and narrow, in the middle and at either end. positives: the share of label 1, or a few, in (0, 1).
     """
-    shares = torch.as_tensor(positives, dtype=torch.float64).reshape(-1)
-    if not len(shares) or not bool(((shares > 0) & (shares < 1)).all()):
-        raise ValueError("positives must lie in (0, 1)")
-    edges = torch.linspace(0, 1, checks.integer("k", k, 2) + 1, dtype=torch.float64).numpy()
+    given = positives if isinstance(positives, Sequence) and not isinstance(positives, str) else [positives]
+    shares = torch.tensor([checks.fraction("positives", each) for each in given], dtype=torch.float64)
+    checks.fits("histograms", 10 * len(shares), checks.integer("k", k, 2))
+    if not len(shares):
+        raise ValueError("positives must hold one share in (0, 1) at least")
+    edges = torch.linspace(0, 1, k + 1, dtype=torch.float64).numpy()
     pairs = ((1, 1, 1, 1), (2, 3, 3, 2), (4, 6, 6, 4), (1, 3, 1, 2), (3, 1, 2, 1))
     scores = torch.stack(
         [torch.from_numpy(betainc(*each, edges)).diff() for a in pairs for each in (a[:2], a[2:])]

@@ -155,6 +155,8 @@ def _worst(profiles: Sequence[Profile], instances: int, value: "Callable[[PLDPmf
 
 
 def _count(profiles: Sequence[Profile], instances: int) -> int:
+    for profile in checks.several("profiles", profiles, object):
+        checks.function("each of profiles", profile)
     if not 1 <= len(profiles) <= 2:
         raise ValueError(f"profiles must hold one curve, or one for each direction, not {len(profiles)}")
     return checks.integer("instances", instances, 1, 2**31)

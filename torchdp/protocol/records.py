@@ -23,7 +23,8 @@ class Crowd:
     counts: Tensor
 
     def __post_init__(self) -> None:
-        checks.dense("values", self.values)
+        if not checks.dense("values", self.values).ndim:
+            raise ValueError("values must have a row for each value that users hold, not shape ()")
         checks.counts("counts", self.counts, len(self.values))
 
     @cached_property
@@ -32,7 +33,7 @@ class Crowd:
 
     @staticmethod
     def checked(summary: object, admit: Callable[[Tensor], Tensor]) -> "Crowd":
-        """``summary``, a crowd of one user at least whose values are admitted. Raises TypeError, ValueError."""
+        """``summary``, a crowd of one user at least, its values admitted, no gradient. Raises TypeError, ValueError."""
         crowd = checks.instance("summary", summary, Crowd)
         try:
             admit(crowd.values)
@@ -40,7 +41,7 @@ class Crowd:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
         if crowd.n < 1:
             raise ValueError("summary must count at least one user")
-        return crowd
+        return Crowd(crowd.values.detach(), crowd.counts) if crowd.values.requires_grad else crowd
 
     @staticmethod
     def of(x: Tensor) -> "Crowd":
@@ -59,8 +60,8 @@ class Tally:
         return self.parts[name]
 
     def checked(self, layout: Layout, least: int = 1) -> "Tally":
-        """Itself, if it has this layout and at least so many users. Raises ValueError."""
-        if set(self.parts) != set(layout):
+        """Itself, if it has this layout and at least so many users. Raises TypeError, ValueError."""
+        if set(checks.instance("tally.parts", self.parts, Mapping)) != set(layout):
             raise ValueError(
                 f"tally must hold {sorted(layout)}, not {sorted(self.parts)}; make it by this protocol's own verbs"
             )

@@ -8,7 +8,8 @@
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
-``IntegerSums`` adds up vectors of whole numbers, and whole numbers leave.
+``IntegerSums`` adds up vectors of whole numbers, and whole numbers leave. ``LocalFunction`` answers any smooth function
+of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of two groups.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -26,21 +27,31 @@ from torchdp.queries.choose import choose, choose_central
 from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
 from torchdp.queries.consistent import consistent
 from torchdp.queries.factored import FactoredQueries
+from torchdp.queries.function import LocalFunction, ShareFunction, choose_function
 from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
+from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [
     "CentralFactorization",
     "ConceptClass",
+    "Correlation",
+    "EnergyDistance",
     "FactoredQueries",
     "IntegerSums",
+    "KendallB",
     "LocalFactorization",
+    "LocalFunction",
     "LocalOracle",
+    "MeanDiscrepancy",
     "PrivateLearner",
+    "ShareFunction",
+    "Spearman",
     "choose",
     "choose_central",
+    "choose_function",
     "conjunctions",
     "consistent",
     "parities",

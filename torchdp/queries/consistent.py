@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.solvers.acceleration import onto_simplex
+from torchdp.factorization.solvers.acceleration import nearest_histogram
 from torchdp.queries.factored import dense
 from torchdp.workloads import Workload
 
@@ -46,20 +45,6 @@ def consistent(
     centred = W - W.mean(1, keepdim=True)  # on the simplex a shift of a row is a constant
     gram = centred.mT @ centred
     pull = (answers - W.mean(1)) @ centred  # (*batch, k)
-    step = 1 / torch.linalg.matrix_norm(gram, 2).clamp_min(1e-300)
-    limit = tol * W.abs().max() ** 2 * W.shape[0]
-    k = W.shape[1]
-    h = torch.full_like(pull, 1 / k)
-    momentum, t = h, torch.ones_like(h[..., :1])
-    for iteration in range(max_iterations):
-        new = onto_simplex(momentum - step * (momentum @ gram - pull))
-        back = ((momentum - new) * (new - h)).sum(-1, keepdim=True) > 0  # uphill: forget the momentum
-        grown = (1 + (1 + 4 * t.square()).sqrt()) / 2
-        share, t = torch.where(back, 0.0, (t - 1) / grown), torch.where(back, 1.0, grown)
-        h, momentum = new, new + share * (new - h)
-        if iteration % 10 == 9:
-            slope = h @ gram - pull
-            if bool(((slope * h).sum(-1) - slope.amin(-1) <= limit).all()):
-                break
-    slope = h @ gram - pull
-    return Consistent(h @ W.mT, h, (slope * h).sum(-1) - slope.amin(-1))
+    limit = float(tol * W.abs().max() ** 2 * W.shape[0])
+    h, gap = nearest_histogram(gram, pull, limit, max_iterations)
+    return Consistent(h @ W.mT, h, gap)

@@ -167,7 +167,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         Guarantees: that many users are enough, by the sub-Gaussian bound, Hoeffding's, and the union over concepts.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 24, with its constants.
         """
-        alpha, failure = checks.positive("alpha", alpha), checks.fraction("failure", failure)
+        alpha, failure = checks.squarable("alpha", alpha), checks.fraction("failure", failure)
         width = (math.sqrt(2 * self.proxy) + math.sqrt(0.5)) * math.sqrt(
             math.log(4 * len(self.concepts) / failure)
         )

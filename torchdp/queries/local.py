@@ -103,7 +103,7 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         Guarantees: that many users are enough, whatever their data.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 10.
         """
-        alpha, bias = checks.positive("alpha", alpha), float(self.bias.abs().max())
+        alpha, bias = checks.squarable("alpha", alpha), float(self.bias.abs().max())
         if bias >= alpha:
             raise ValueError(f"alpha must be above the bias {bias:g} of these factors, not {alpha!r}")
         return math.ceil(((self.half_width(1, failure) - bias) / (alpha - bias)) ** 2)

@@ -19,7 +19,7 @@ def top_directions(gram: Tensor, rank: int) -> Tensor:
     gram = checks.matrix("gram", gram)
     if gram.shape[-1] != gram.shape[-2]:
         raise ValueError(f"gram must have shape (..., d, d), not {tuple(gram.shape)}; pass Y^T Y for a sketch Y")
-    rank = _rank(rank, gram.shape[-1])
+    rank, gram = _rank(rank, gram.shape[-1]), gram.to(torch.promote_types(gram.dtype, torch.float32))
     return torch.linalg.eigh((gram + gram.mT) / 2).eigenvectors[..., -rank:].flip(-1)
 
 

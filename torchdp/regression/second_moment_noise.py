@@ -20,6 +20,15 @@ class NoisyMoments(Estimate):
 
     columns: int = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        width = triangular(checks.integer("columns", self.columns, 1))
+        for name in ("value", "standard_error"):
+            part = checks.real(name, getattr(self, name))
+            if not part.ndim or part.shape[-1] < width:
+                raise ValueError(f"{name} must hold {width} numbers or more, not be of shape {tuple(part.shape)}")
+        if self.standard_error.shape != self.value.shape:
+            raise ValueError(f"standard_error must be of value's shape, {tuple(self.value.shape)}")
+
     @property
     def gram(self) -> Tensor:
         """A^T A: (*batch, d, d), symmetric, not always positive."""

@@ -79,6 +79,7 @@ class Batches(Sampler[list[int]]):
         self.size = checks.integer("size", size, 1, self.users)
         self.step = checks.integer("first", first, 0, self.steps)
         self.period = self.users // self.size
+        checks.fits("users and steps", self.users + self.steps)
         again = torch.arange(
             1, -(-self.steps // self.period)
         )  # passes after the first, for a user of its first batch

@@ -95,7 +95,7 @@ def set_gradients(module: nn.Module, gradient: Tensor) -> None:
     """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError."""
     parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
     size = sum(p.numel() for p in parameters)
-    if not isinstance(gradient, Tensor) or gradient.shape != (size,):
+    if checks.dense("gradient", gradient).shape != (size,):
         raise ValueError(f"gradient must be a flat tensor of shape ({size},)")
     for p, part in zip(parameters, gradient.detach().split([p.numel() for p in parameters]), strict=True):
         p.grad = part.view_as(p).to(p)

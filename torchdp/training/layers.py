@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from torchdp import checks
 from torchdp.density import Family, Features
 from torchdp.density.family import SignFeatures
 from torchdp.sketching import Sketch
@@ -83,7 +84,7 @@ class SketchLayer(nn.Module):
 
 
 def _check_rows(x: Tensor, width: int) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    if not checks.dense("x", x).is_floating_point():
         raise TypeError("x must be a floating tensor; call .float()")
     if not x.ndim or x.shape[-1] != width:
         raise ValueError(f"x must have shape (..., {width}), not {tuple(x.shape)}")

@@ -94,7 +94,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         return len(self.schedule)
 
     def round(self, heard: tuple[Tally, ...]) -> Round:
-        at, dim = len(heard), self.statistic.dim
+        at, dim = len(checks.instance("heard", heard, tuple)), self.statistic.dim
         if at >= self.rounds:
             raise ValueError(f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}")
         means: list[Tensor] = []

@@ -86,7 +86,7 @@ class BitVectorOracle(SymmetricOracle):
         """``messages``, if these are sets of types. Raises TypeError, ValueError."""
         if not isinstance(messages, Tensor) or messages.dtype != torch.int64:
             raise TypeError("messages must be an int64 tensor of packed bits, as randomize returns")
-        if messages.ndim != 2 or messages.shape[1] != self.words:
+        if checks.dense("messages", messages).ndim != 2 or messages.shape[1] != self.words:
             raise ValueError(f"messages must have shape (n, {self.words}), not {tuple(messages.shape)}")
         if self.k % WORD and (messages[:, -1] >> self.k % WORD).any():
             raise ValueError(f"messages must have no bit set beyond the {self.k}-th")

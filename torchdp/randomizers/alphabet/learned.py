@@ -105,6 +105,7 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
     Source: McKenna, Maity, Mazumdar, Miklau (2020), optimal reconstruction.
     """
     Q, W = checks.matrix("Q", Q), checks.matrix("W", W)
+    Q = Q.to(torch.promote_types(Q.dtype, torch.float32))
     if Q.ndim != 2 or W.ndim != 2 or W.shape[1] != Q.shape[1] or not bool((Q > 0).all()):
         raise ValueError(
             f"Q must be one positive matrix and W of shape (queries, {Q.shape[-1]}), not {tuple(W.shape)}"

@@ -48,7 +48,7 @@ class ShiftStrategy(StrategyOracle):
     table: Tensor = field(init=False, repr=False)  # (2B,), int64: of (b, in the pattern), then of (b, outside)
 
     def __post_init__(self) -> None:
-        patterns = checks.instance("patterns", self.patterns, Tensor)
+        patterns = checks.dense("patterns", self.patterns)
         if patterns.dtype != torch.bool or patterns.ndim != 2:
             raise ValueError("patterns must be of type bool and shape (patterns, circle)")
         sizes, circle = patterns.sum(1), patterns.shape[1]
@@ -183,13 +183,11 @@ class ShiftStrategy(StrategyOracle):
     def workload_variance(self, W: Tensor) -> Tensor:
         """sum_y V_iy^2 P(y | x) - W_ix^2, by Fourier transforms. O(q (k^2 + B K log K))."""
         W = self._workload(W)
-        flat = W.reshape(-1, self.k)
-        second = torch.empty_like(flat)
-        step = rows_at_once(4 * self.outputs)
-        for some, rows in zip(second.split(step), self._inverse(flat).split(step), strict=True):
+        flat, second = W.reshape(-1, self.k), []
+        for rows in self._inverse(flat).split(rows_at_once(4 * self.outputs)):
             spectrum = torch.fft.rfft(self._correlated(rows).square()) * self._transform
-            some.copy_(torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k])
-        return (second - flat.square()).view(W.shape)
+            second.append(torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k])
+        return (torch.cat(second) - flat.square()).view(W.shape)
 
     @property
     def device(self) -> torch.device:

@@ -244,9 +244,11 @@ def _effort(k: int, outputs: int | None, steps: int | None, exchanges: int | Non
     steps, exchanges = (
         given if own is None else own for own, given in zip((steps, exchanges), usual, strict=True)
     )
+    outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
+    checks.fits("restarts of outputs", checks.integer("restarts", restarts, 1), outputs, k)
     return Effort(
-        checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k),
+        outputs,
         checks.integer("steps", steps, 0),
         checks.integer("exchanges", exchanges, 0),
-        checks.integer("restarts", restarts, 1),
+        restarts,
     )

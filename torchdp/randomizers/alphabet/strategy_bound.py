@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 
-LARGEST_EPSILON = 30.0
+LEAST_EPSILON, LARGEST_EPSILON = 1e-6, 30.0
 INTERIOR_POINT, LARGEST_PROGRAM = 24, 64  # types up to which Clarabel solves the program; up to which SCS does
 ROUNDING = 1e-14  # of the largest entry, for each dimension: what eigvalsh may be off by
 
@@ -36,8 +36,8 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None)
     variance from above, so the two together say how far a strategy is from the best. The worst type's variance is
     no less than any mean over types: there, take the prior of the strategy.
 
-    W: (m, k), real, not zero; epsilon in (0, 30]; prior: (k,), positive (None: uniform). A semidefinite program solved
-    by cvxpy on the CPU, in about a second at k = 16 and a minute at k = 64; its solution is only a proposal, which
+    W: (m, k), real, not zero; epsilon in [1e-6, 30]; prior: (k,), positive (None: uniform). A semidefinite program,
+    solved by cvxpy on the CPU, in about a second at k = 16 and a minute at k = 64; its solution is a proposal, which
     :func:`certify_variance` turns into a bound. From epsilon = 6 on its rounding makes the bound weak. For uniform
     types the singular values of W, rows centred, give another: (4 (sum of them)^2 e^epsilon/(e^epsilon - 1)^2 -
     ||W||_F^2)/(k m). It is the only one beyond 64 types; for prefix sums far too low at epsilon = 4.
@@ -50,6 +50,7 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None)
     tr(G A^+) >= (tr G^{1/2})^2/tr A, and var v <= (mean v - low)(1 - mean v) for numbers in [low, 1] (Bhatia, Davis
     2000).
     """
+    W, _, _ = _problem(W, epsilon, prior)
     simple = 0.0 if prior is not None else _by_singular_values(W, epsilon)
     if W.shape[1] > LARGEST_PROGRAM:
         if prior is not None:
@@ -139,8 +140,8 @@ def _problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, f
     if W.ndim != 2 or W.shape[1] < 2:
         raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
     epsilon, k = checks.positive("epsilon", epsilon), W.shape[1]
-    if epsilon > LARGEST_EPSILON:
-        raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, not {epsilon!r}")
+    if not LEAST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        raise ValueError(f"epsilon must lie in [{LEAST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
     if prior is None:
         return W, math.exp(-epsilon), torch.full((k,), 1 / k, dtype=torch.float64)
     return W, math.exp(-epsilon), checks.shares("prior", prior, k, positive=True).detach().cpu()

@@ -37,6 +37,8 @@ class BallMoments:
     def covariance(self, x: Tensor) -> Tensor:
         """Cov(Y | x): (*batch, dim) -> (*batch, dim, dim), float64."""
         x = checks.floating("x", x).double()
+        if not x.ndim:
+            raise ValueError("x must have shape (*batch, dim), not ()")
         identity = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
         return self.variance * identity + self.outer * x[..., :, None] * x[..., None, :]
 

@@ -1,0 +1,179 @@
+"""The tests' power: faults planted one at a time in a copy of the repository, and the first test that sees each.
+
+Each fault is a line that privacy hangs on, as a mistaken author would have written it: a factor of 2, a sign, a missing
+clip, noise used twice, a part of a composition forgotten, a float table in place of integers. They stand in
+``mutations.txt``, each beside the few test files that should see it; the unmutated copy must pass these first.
+
+Command:  python experiments/bench/mutations.py | tee experiments/bench/mutations_cpu.txt
+Expected: every fault is seen.
+Output: results/bench/mutations/mutations.csv (what is in it is not measured again); printed: ``mutations_cpu.txt``.
+Artifact: - | what the tests are worth
+Status: agrees
+Time: about three quarters of an hour on two cores; --smoke plants two.
+"""
+
+import ast
+import json
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchdp.simulate import Experiment, Report
+from torchdp.simulate.report import read_table
+
+ROOT = Path(__file__).resolve().parents[2]
+FAULTS = Path(__file__).with_suffix(".txt")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "results")
+SECONDS = 300  # for the tests of one fault: code that does not end is seen too
+
+
+@dataclass(frozen=True)
+class Config:
+    match: str = ""  # a pattern of "file: what" that chooses; all where it is empty
+    at_once: int = 2
+    sound: bool = True  # the tests are run without any fault first
+
+
+FULL, SMOKE = Config(), Config(match=r"randomized_response\.py: (off by one type|half of epsilon)")
+
+
+@dataclass(frozen=True)
+class Fault:
+    file: str
+    what: str
+    tests: tuple[str, ...]  # below tests/
+    right: str
+    wrong: str
+
+    @property
+    def room(self) -> str:
+        return self.file.split("/")[1].removesuffix(".py")
+
+    @property
+    def short(self) -> str:
+        return self.file.partition("/")[2]
+
+    def code(self, root: Path) -> str:
+        """The file with the fault. Raises ValueError where the text is not there once, SyntaxError."""
+        code = (root / self.file).read_text()
+        if code.count(self.right) != 1:
+            raise ValueError(f"{self.file} holds {self.right!r} {code.count(self.right)} times, not once")
+        changed = code.replace(self.right, self.wrong)
+        ast.parse(changed)
+        return changed
+
+
+def read(text: str) -> list[Fault]:
+    """The faults of a text such as ``mutations.txt``. Raises ValueError for a paragraph that is none."""
+    found = []
+    for paragraph in re.split(r"\n{2,}", re.sub(r"(?m)^#.*\n", "", text).strip("\n")):
+        head, *lines = paragraph.split("\n")
+        named = re.fullmatch(r"@ (\S+): (.+) \| (.+)", head)
+        sides = ["\n".join(line[2:] for line in lines if line.startswith(mark)) for mark in ("- ", "+ ")]
+        if named is None or not sides[0] or any(line[:2] not in ("- ", "+ ") for line in lines):
+            raise ValueError(f"a fault must have a file, a name, tests and a text: {head!r}")
+        found.append(Fault(named[1], named[2], tuple(named[3].split()), *sides))
+    return found
+
+
+@contextmanager
+def planted(fault: Fault, copy: Path) -> Iterator[None]:
+    path = copy / fault.file
+    sound, at = path.read_bytes(), path.stat()
+    path.write_text(fault.code(copy))
+    try:
+        yield
+    finally:
+        path.write_bytes(sound)
+        os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+
+
+class Copy:
+    """A copy of the repository, and the process whose children run tests over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.printed = folder / "copy", folder / "printed"
+        shutil.copytree(ROOT, self.root, symlinks=True, ignore=LEFT_OUT)
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("preloaded.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    def failed(self, tests: tuple[str, ...], seconds: float = 1800.0) -> str:
+        """The first test that fails over the copy, "" where none does. Raises RuntimeError where no test ran."""
+        options = ["-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+        arguments = [*options, *(f"tests/{name}" for name in tests)]
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps([str(self.root), str(self.printed), seconds, arguments]) + "\n")
+        self.process.stdin.flush()
+        code = int(self.process.stdout.readline())
+        if code == -1:
+            return f"no end in {seconds:g} s"
+        printed = self.printed.read_text(errors="replace")
+        seen = re.search(r"(?m)^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", printed)
+        if code == 4 and "found no collectors" in printed and " error" in printed:
+            return f"{tests[0]} (does not load)"
+        if code not in (0, 1, 2) or (seen is None) != (
+            code == 0
+        ):  # passed, failed, or a module that does not load
+            raise RuntimeError(f"{' '.join(tests)}: exit {code}, {printed[-3000:]}")
+        return seen[1].partition("[")[0] if seen else ""
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(config: Config, report: Report) -> None:
+    faults = [each for each in read(FAULTS.read_text()) if re.search(config.match, f"{each.file}: {each.what}")]
+    path = report.folder / "mutations.csv"
+    known = {(row["file"], row["fault"]) for row in read_table(path)} if path.exists() else set()
+    left = [fault for fault in faults if (fault.short, fault.what) not in known]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for number in range(config.at_once):
+            copies.put(stack.enter_context(closing(Copy(Path(folder, str(number))))))
+        pool = stack.enter_context(ThreadPoolExecutor(config.at_once))
+
+        def seen(tests: tuple[str, ...], fault: Fault | None = None) -> dict[str, object]:
+            copy, start = copies.get(), time.perf_counter()
+            try:
+                with planted(fault, copy.root) if fault else nullcontext():
+                    by = copy.failed(tests, SECONDS) if fault else copy.failed(tests)
+            finally:
+                copies.put(copy)
+            return {"killed_by": by or "nobody", "seconds": round(time.perf_counter() - start, 1)}
+
+        tests = sorted({name for fault in left for name in fault.tests})
+        sound = pool.map(lambda name: seen((name,))["killed_by"], tests if config.sound else ())
+        if broken := [name for name in sound if name != "nobody"]:
+            raise RuntimeError(f"these tests fail without any fault: {' '.join(map(str, broken))}")
+        found = {fault: pool.submit(seen, fault.tests, fault) for fault in left}
+        killed: Counter[str] = Counter()
+        for fault in faults:
+            key = {"room": fault.room, "file": fault.short, "fault": fault.what}
+            row = report.once("mutations", key, lambda fault=fault: found[fault].result())
+            killed[fault.room] += row["killed_by"] != "nobody"
+    report.say()
+    for room, count in Counter(fault.room for fault in faults).items():
+        report.row("rooms", room=room, faults=count, killed=killed[room])
+    report.say(f"\n{killed.total()} of {len(faults)} faults were seen: {100 * killed.total() / len(faults):.1f} %")
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -1,0 +1,64 @@
+"""What an adversary who sees the bits looks for: events that came often on one user's data and seldom on another's.
+
+Low-order bits, holes of the support, tails, and single values. Source: Mironov (2012); Haney, Desfontaines, Hartman,
+Shrestha, Hay (2022).
+"""
+
+import math
+
+import torch
+from scipy.stats import beta
+
+SURE = 1e-9  # chance that a bound of a probability is wrong
+TAILS, VALUES = 40, 4096
+LEVELS, BITS = 14, 8  # powers of two below which a number may lie; low-order bits
+
+
+def certified(here, there, times, delta):
+    """A lower bound of log((P(A) - delta)/P'(A)) from how often A came in so many releases of each."""
+    low = beta.ppf(SURE, here, times - here + 1) if here else 0.0
+    high = beta.ppf(1 - SURE, there + 1, times - there) if there < times else 1.0
+    return math.log(max(low - delta, 1e-300) / high)
+
+
+def events(one, two):
+    """How often each event came, (events, 2). one, two: (times,), whole numbers or floats of one dtype."""
+    both = torch.cat([one, two]).double()
+    ends = torch.unique(
+        torch.cat([both[:: max(1, len(both) // TAILS)], one.max()[None], two.max()[None], both.min()[None]])
+    )
+    middle, found = float(both.abs().median()) or 1.0, []
+    for each in (one, two):
+        low = low_bits(each, middle)
+        tails = torch.bincount(torch.bucketize(each.double(), ends, right=True), minlength=len(ends) + 1).cumsum(0)
+        found.append(torch.cat([low, tails, len(each) - tails]))
+    values = torch.unique(both[: 4 * VALUES])
+    if len(values) <= VALUES:
+        values, which = torch.unique(both, return_inverse=True)
+        single = [torch.bincount(part, minlength=len(values)) for part in which.split(len(one))]
+        found = [torch.cat(parts) for parts in zip(found, single, strict=True)]
+    return torch.stack(found, 1)
+
+
+def low_bits(numbers, middle):
+    """How many lie below each power of two times ``middle`` and are, or are not, divisible by each power of two."""
+    whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(numbers.dtype)
+    bits = (numbers if whole is None else numbers.view(whole).long()) | 1 << BITS
+    zeros = (bits & -bits).double().log2().long()
+    size = (torch.frexp(numbers.double().abs() / middle).exponent + LEVELS - 4).clamp(0, LEVELS).long()
+    table = torch.bincount(size * (BITS + 1) + zeros, minlength=(LEVELS + 1) * (BITS + 1)).view(
+        LEVELS + 1, BITS + 1
+    )
+    inside = table.cumsum(0)
+    divided = inside.flip(1).cumsum(1).flip(1)
+    return torch.cat([divided.flatten(), (inside.sum(1, keepdim=True) - divided).flatten()])
+
+
+def strongest(one, two, delta=0.0):
+    """The most certain log ratio of all events, either way round, in any column of (times,) or (times, columns)."""
+    found, times = -math.inf, len(one)
+    for columns in zip(one.reshape(times, -1).mT, two.reshape(times, -1).mT, strict=True):
+        pairs = {tuple(pair) for pair in events(*(column.contiguous() for column in columns)).tolist()}
+        likely = [pair for pair in pairs if max(pair) > 1]
+        found = max([found, *(certified(*each, times, delta) for a, b in likely for each in ((a, b), (b, a)))])
+    return found

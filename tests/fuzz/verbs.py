@@ -1,0 +1,232 @@
+"""Every protocol's own verbs, and the public calls that ``recipes`` leaves out. Names: see :func:`names`."""
+
+import importlib
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from torchdp.noise import SeededNoise
+from torchdp.protocol import InteractiveProtocol, MessageProtocol
+
+spec = importlib.util.spec_from_file_location("fuzz_recipes_of_verbs", Path(__file__).parent / "recipes.py")
+sys.modules[spec.name] = recipes = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(recipes)
+
+# made of the names of ``recipes``, beside users' data that it takes
+PROTOCOLS = {
+    "RandomizedResponse": ("randomizers.RandomizedResponse(3, 1.0)", "types"),
+    "HadamardResponse": ("randomizers.HadamardResponse(3, 1.0)", "types"),
+    "OptimizedUnaryEncoding": ("randomizers.OptimizedUnaryEncoding(3, 1.0)", "types"),
+    "SymmetricUnaryEncoding": ("randomizers.SymmetricUnaryEncoding(3, 1.0)", "types"),
+    "SubsetSelection": ("randomizers.SubsetSelection(3, 1.0)", "types"),
+    "StrategyMatrix": ("randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)", "types"),
+    "ShiftStrategy": ("randomizers.ShiftStrategy(torch.eye(3).bool(), torch.ones(3), 3, 1.0)", "types"),
+    "PrivUnit": ("randomizers.PrivUnit(2, 1.0)", "points"),
+    "PrivUnitG": ("randomizers.PrivUnitG(2, 1.0)", "points"),
+    "ProjUnit": ("randomizers.ProjUnit(2, 1.0, k=2)", "points"),
+    "DuchiJordanWainwright": ("randomizers.DuchiJordanWainwright(2, 1.0)", "points"),
+    "PointRelease": ("randomizers.PointRelease(2, 1.0)", "points"),
+    "GaussianVector": ("randomizers.GaussianVector(2, 1.0, delta=1e-3)", "points"),
+    "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
+    "LocalFactorization": (
+        "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
+        "types",
+    ),
+    "CentralFactorization": ("queries.CentralFactorization(queries.FactoredQueries.plain(W), 1.0, 1e-5)", "types"),
+    "IntegerSums": ("queries.IntegerSums(2, 3.0, 4.0, 1e-5)", "labelled"),
+    "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
+    "TwoMessage": ("pairwise.TwoMessage(pairwise.unequal(3), 1.0)", "types"),
+    "OneMessage": ("pairwise.OneMessage(pairwise.unequal(3), 1.0)", "types"),
+    "OneMessagePairs": ("pairwise.OneMessagePairs(pairwise.unequal(3), 1.0)", "types"),
+    "SubsetPairs": ("pairwise.SubsetPairs(pairwise.unequal(3), 1.0)", "types"),
+    "RandomizedResponsePlugIn": ("pairwise.RandomizedResponsePlugIn(pairwise.unequal(3), 1.0)", "types"),
+    "StrategyReports": (
+        "pairwise.StrategyReports(pairwise.unequal(3), 1.2, "
+        "randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
+        "types",
+    ),
+    "TwoRound": ("pairwise.TwoRound(pairwise.unequal(3), 1.0, 0.5)", "types"),
+    "ThreeRound": ("pairwise.ThreeRound(pairwise.unequal(3), 4.0, (1.0, 1.0, 1.0, 1.0))", "types"),
+    "ProjectedTwoRound": ("pairwise.ProjectedTwoRound(pairwise.unequal(3), 3.0, (1.0, 1.0, 1.0))", "types"),
+    "ShuffledForm": ("pairwise.ShuffledForm(pairwise.unequal(3), 1.0, 5, 200.0, 1e-2)", "types"),
+    "Round": ("pairwise.rounds.Round(points, (1.0,))", "types"),
+    "GaussianMean": ("mean.GaussianMean(polytope, shape, 1.0, 1e-5)", "points"),
+    "GaussianCovariance": ("mean.GaussianCovariance(polytope, shape, 1.0, 1e-5)", "points"),
+    "GaussianMoments": ("mean.GaussianMoments(ball, round, 1.0, 1e-5, 2)", "points"),
+    "LocalMean": ("mean.LocalMean.calibrated(polytope, shape, epsilon=1.0)", "points"),
+    "Response": ("shuffle.BitSums(shuffle.RandomizedResponseSum(5, 0.2), 2, 1e-3)", "bits"),
+    "Poisson": ("shuffle.BitSums(shuffle.PoissonSum(5, 30.0), 2, 1e-3)", "bits"),
+    "NegativeBinomial": ("shuffle.BitSums(shuffle.NegativeBinomialSum(5, 20.0, 0.5), 2, 1e-3)", "bits"),
+    "Correlated": ("shuffle.BitSums(shuffle.CorrelatedSum(5, 0.5, 9.0, 0.5), 2, 1e-2)", "bits"),
+    "Pure": ("shuffle.BitSums(shuffle.PureSum(5, 1.0, 0.3, 0.1), 2, 0.0)", "bits"),
+    "Curator": ("shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
+    "RoundedCurator": ("shuffle.CuratorSums(shuffle.RoundedGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
+    "ShuffledKDE": ("kde", "rows"),
+    "CentralKDE": ("density.CentralKDE.calibrated(features, 5, 1.0, 1e-5)", "rows"),
+    "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
+    "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
+    "LocalRows": ("regression.LocalRows(2, 1.0, 1.0, 1e-5)", "rows"),
+    "ModSulq": ("regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)", "rows"),
+    "SufficientStatistics": ("regression.SufficientStatistics(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
+    "AdaSSP": ("regression.AdaSSP(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
+    "FrequencyMoments": ("regression.FrequencyMoments(5, 1.0, (1.0, 2.0), 1.0)", "labels"),
+    "SecureHistogram": ("regression.SecureHistogram(5, 3, 1.0)", "types"),
+}
+FAST = {
+    "SubsetSelection", "PrivUnit", "IntegerSums", "OneMessage", "TwoRound", "GaussianMean", "Poisson", "CentralKDE",
+    "SecureSketch", "GramRelease",
+}  # fmt: skip
+OF_ALL = (
+    "admit(USER.x)", "collect(USER.x, noise=noise)", "estimate(USER.x, noise=noise)", "check(USER.tally)",
+    "analyse(USER.tally)", "exact(USER.summary)", "predicted_mse(USER.summary)",
+    "worst_mse(5, protocol.Objective.MEAN)", "sample_tally(USER.summary, generator=generator, sample_shape=(2,))",
+    "sample_estimate(USER.summary, generator=generator, sample_shape=(2,))",
+)  # fmt: skip
+OF_MESSAGES = (
+    "randomize(USER.x, noise=noise)", "tally(USER.messages)", "add(USER.tally, USER.tally)", "encode(USER.messages)",
+    "decode(USER.data)",
+)  # fmt: skip
+
+
+class Users(dict):
+    """Each protocol by its name, with what its verbs take and give; made when it is asked for."""
+
+    def __missing__(self, name):
+        made, data = PROTOCOLS[name]
+        protocol, x = eval(made, known()), known()[data]
+        tally = protocol.collect(x, noise=SeededNoise(1))
+        found = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.admit(x)), "tally": tally}
+        if isinstance(protocol, MessageProtocol):
+            sent = protocol.randomize(x, noise=SeededNoise(1))
+            found |= {"messages": sent, "data": protocol.encode(sent)}
+        self[name] = SimpleNamespace(**found, estimate=protocol.analyse(tally))
+        return self[name]
+
+
+@cache
+def known():
+    found = dict(recipes.kept())
+    ball = found["domains"].lp_ball(2, 2.0, 1.0)
+    return found | {"ball": ball, "round": found["domains"].round_shape(ball, 2.0), "at": Users()}
+
+
+@cache
+def kept():
+    found = known()
+    classes = found["density"].ShuffledClasses((found["at"]["CentralKDE"].protocol,) * 2)
+    reported = (found["rows"].repeat(2, 1), torch.arange(10) // 5)
+    rooms = ("rounded", "wire")
+    return found | {
+        **{room: importlib.import_module(f"torchdp.{room}") for room in rooms},
+        "profiles": [importlib.import_module("torchdp.privacy.profiles").gaussian_profile(1.0)],
+        "Q": (torch.ones(3, 3) + torch.eye(3)).double() / 4,
+        "running": found["workloads"].RunningSums(4),
+        "densities": classes.estimate(reported, noise=SeededNoise(1)),
+        "net": torch.nn.Linear(2, 1, dtype=torch.float64),
+        "payload": importlib.import_module("torchdp.wire").frame(b"12345678", b"name"),
+    }
+
+
+def names():
+    """What a recipe may call; randomness is new each time."""
+    return kept() | {"generator": torch.Generator().manual_seed(1), "noise": SeededNoise(1)}
+
+
+def verbs(name):
+    """The recipes of one protocol."""
+    protocol = known()["at"][name].protocol
+    some = OF_ALL + OF_MESSAGES * isinstance(protocol, MessageProtocol)
+    if isinstance(protocol, InteractiveProtocol):
+        some = (*some, "round(())")
+    user = f"at['{name}']"
+    return [f"{user}.protocol.{verb.replace('USER', user)}" for verb in some]
+
+
+OTHERS = """
+promise.rounded(1e-30, 1e-4)
+privacy.composed_delta(profiles, 3, 1.0)
+privacy.composed_epsilon(profiles, 3, 1e-3)
+privacy.rounded_guarantee(2.0, 1e-5, 1.0, 1e-30, privacy.Model.CENTRAL, privacy.Neighbours.REPLACE_ONE)
+rounded.RoundedNormal(4.0, 1.0)
+rounded.RoundedNormal.fine(4.0)
+rounded.rounded_normal(4.0)
+rounded.discrete_normal(4.0)
+wire.unframe(payload, b'name')
+wire.frame(b'12', b'name')
+wire.unpack(b'12345678', 8)
+wire.unpack_vectors(b'12345678', 1)
+wire.pack_vectors(points, 2)
+workloads.Workload('name', (W,))
+workloads.RunningSums(4, 0.9)
+factorization.factorize_buffered(running, 2, tol=0.1)
+factorization.factorize(running, tol=0.1)
+factorization.BufferedStrategy(prior[:1] / 2, prior[:1] / 3, torch.ones(4).double(), torch.ones(4).double())
+randomizers.LearnedStrategy(Q, 1.0)
+randomizers.answer_variances(Q, W, prior)
+randomizers.strategy_lower_bound(W, 1.0, prior)
+randomizers.StrategyMatrix.tuned(W, 1.0, prior, generator=generator, outputs=6, steps=2, exchanges=1, restarts=1)
+randomizers.ShiftStrategy.tuned(W, 1.0, generator=generator, steps=2, starts=1)
+randomizers.ShiftStrategy(torch.eye(3).bool(), torch.ones(3), 3, 1.0)
+randomizers.PointRelease.published(2, 1.0, 1.0)
+at['StrategyMatrix'].protocol.decoder(W)
+at['StrategyMatrix'].protocol.workload_variance(W)
+at['ShiftStrategy'].protocol.decoder(W)
+at['ShiftStrategy'].protocol.workload_variance(W)
+at['SubsetSelection'].protocol.packed(at['SubsetSelection'].messages)
+at['PrivUnit'].protocol.moments.covariance(points)
+queries.ConceptClass(('a', 'b'), (torch.sign(W[:2] + 0.1),))
+queries.FactoredQueries.tree(W)
+at['PrivateLearner'].protocol.samples(0.5, 0.05)
+at['LocalFactorization'].protocol.samples(9.0, 0.05)
+pairwise.class_histograms(3, 0.3)
+pairwise.StrategyReports.merged(pairwise.unequal(3), 100, 9.0, 2, generator=generator)
+at['OneMessage'].estimate.interval(0.9)
+domains.Box(-prior, prior).contains(prior)
+domains.Box(-prior, prior).project(prior)
+domains.Box(-prior, prior).admit(prior)
+polytope.contains(points)
+polytope.project(points)
+shape.coordinates(points)
+shape.points(points)
+at['GaussianMean'].protocol.noise_root(5)
+at['GaussianMean'].protocol.error(5, 2.0)
+at['LocalMean'].protocol.error_bound(5)
+at['GaussianMoments'].protocol.deviations(5)
+at['GaussianMoments'].protocol.root_mean_power(5, 2.0)
+mean.GaussianMoments.calibrated(ball, round, 2, epsilon=1.0, delta=1e-5)
+sketch.sums(numbers.long())
+regression.adaptive_ridge(at['SufficientStatistics'].estimate, 1.0)
+regression.predicted_phi_of_sketch(second, 1.0, 4, 0.1)
+regression.predicted_psi(second, 1, 0.1)
+regression.predicted_psi_of_sketch(second, 1, 4, 0.1)
+regression.psi(second, eye[:2, :1])
+regression.top_directions(W @ W.T, 1)
+at['AdaSSP'].protocol.solve(at['AdaSSP'].estimate, 1.0)
+at['SecureSketch'].protocol.within(rows)
+secure.Server(sum_of_five, bytes(16), 0, secure.Links.derived(bytes(32), "server 0", 2)).roll_call(1)
+shuffle.Bag(5, at['Poisson'].messages.instance, at['Poisson'].messages.content)
+shuffle.PureSum.calibrated(100, 1.0, 0.0, 2, 0)
+shuffle.RandomizedResponseSum.calibrated(100, 1.0, 1e-3, 2, 0)
+shuffle.CentralGaussianSum.calibrated(100, 1.0, 1e-3, 2, 0)
+density.InnerProduct(2)
+density.Projected(2, density.GaussianFourier(1, 1.0))
+densities.evaluate(points)
+densities.standard_error_at(points)
+density.classify(densities, points)
+density.nearest_words(densities, points, 1)
+density.class_counts(types, 3)
+at['ShuffledKDE'].protocol.density_mse(at['ShuffledKDE'].summary, points)
+training.Attendance(once, 5)
+training.Attendance(once, 5).check(types[:2])
+training.Batches(training.Epochs(2), 4, 2, 4, generator=generator)
+training.FeatureLayer(features)
+training.FeatureLayer(features)(points)
+training.SketchLayer(sketch)
+training.set_gradients(net, prior)
+training.CorrelatedNoise(torch.eye(3).double(), 2, 1.0)(prior[:2])
+"""
+OTHERS = [line for line in OTHERS.split("\n") if line]

@@ -1,0 +1,67 @@
+"""Consistency of pairwise estimates: the nearest mean vector of a histogram, never farther from the truth."""
+
+import pytest
+import torch
+from pairwise.common import mse
+
+from torchdp import pairwise
+from torchdp.pairwise import OneMessage, StrategyReports
+from torchdp.protocol import Tally
+from torchdp.randomizers import StrategyMatrix
+from torchdp.randomness import keyed_generator
+
+GINI = pairwise.absolute_difference(5, spacing=1 / 4)
+COUNTS = torch.tensor([150, 10, 0, 40, 100])
+
+
+def drawn(protocol, counts=COUNTS, trials=200):
+    return protocol.sample_tally(counts, generator=keyed_generator(b"consistent"), sample_shape=(trials,))
+
+
+def test_guarantee_nearer_to_the_users_mean_vector():
+    protocol = OneMessage(GINI, 1.0)
+    tally = drawn(protocol)
+    found, z, truth = (
+        pairwise.consistent(protocol, tally),
+        protocol.mean_point(tally),
+        COUNTS.double() @ GINI.points / 300,
+    )
+    assert bool((found.histogram >= 0).all())
+    torch.testing.assert_close(found.histogram.sum(-1), torch.ones(200, dtype=torch.float64))
+    near = found.histogram @ GINI.points
+    before, after = ((each - truth).norm(dim=1) for each in (z, near))
+    assert bool((after <= before + 1e-4).all()) and float(before.mean()) > 1.2 * float(after.mean())
+    others = torch.rand(100, 5, dtype=torch.float64, generator=keyed_generator(b"others"))
+    others = others / others.sum(1, keepdim=True) @ GINI.points
+    slope = torch.einsum("ts,tos->to", near - z, others - near[:, None])  # a projection's: no histogram is nearer
+    assert float(slope.min()) > -1e-6
+    wrong = torch.einsum("ts,tos->to", 0.9 * near - z, others - 0.9 * near[:, None])
+    assert float(wrong.min()) < -1e-3
+    torch.testing.assert_close(found.value, GINI.exact(found.histogram * 300))
+
+
+def test_less_error_where_noise_is_large():
+    protocol, counts = OneMessage(GINI, 0.5), torch.tensor([60, 60, 60, 60, 60])
+    found = pairwise.consistent(protocol, drawn(protocol, counts)).value
+    assert float((found - GINI.exact(counts)).square().mean()) < 0.7 * mse(protocol, counts / 300, 300)
+
+
+def test_without_noise_it_is_the_statistic_itself():
+    """Reports that hide next to nothing, of a mean and of a ratio."""
+    for statistic in (GINI, pairwise.auc(3)):
+        k = statistic.types
+        Q = torch.full((k, k), 1e-9, dtype=torch.float64).fill_diagonal_(1 - 1e-9 * (k - 1))
+        protocol = StrategyReports(statistic, 30.0, StrategyMatrix(Q))
+        counts = torch.arange(1, k + 1) * 50
+        found = pairwise.consistent(protocol, drawn(protocol, counts, 3))
+        torch.testing.assert_close(found.value, statistic.exact(counts).expand(3), rtol=0, atol=1e-3)
+
+
+def test_bad_input_is_named():
+    protocol = OneMessage(GINI, 1.0)
+    with pytest.raises(TypeError, match="protocol must"):
+        pairwise.consistent(GINI, drawn(protocol))
+    with pytest.raises(ValueError, match="tol"):
+        pairwise.consistent(protocol, drawn(protocol), tol=0.0)
+    with pytest.raises(ValueError, match="sum"):
+        pairwise.consistent(protocol, Tally(300, {"sum": torch.zeros(3, dtype=torch.float64)}))

@@ -1,0 +1,67 @@
+"""The attacks of the battery see what they are for: mechanisms planted with a fault that they are asked about."""
+
+import pytest
+import torch
+from attacks import strongest
+
+from torchdp.noise import SeededNoise
+from torchdp.privacy import Model, Neighbours, gaussian_guarantee
+from torchdp.randomizers import PrivUnitG, RandomizedResponse
+
+TIMES, SIGMA, DELTA = 2**13, 4.0, 1e-6  # as many as the battery takes
+PROMISE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+
+
+def normals(seed):
+    return SIGMA * SeededNoise(seed).normal((TIMES,))
+
+
+def as_floats(moved, seed):
+    return moved + normals(seed)
+
+
+def of_single_precision(moved, seed):
+    return moved + normals(seed).float()
+
+
+def multiples(moved, seed):
+    """Data are whole, the noise has twos alone: a hole of the support."""
+    return (moved + 2 * (normals(seed) / 2).round()).long()
+
+
+def that_end(moved, seed):
+    """Noise is cut at a deviation and a half: a tail that one data set alone reaches."""
+    return (moved + normals(seed).clamp(-1.5 * SIGMA, 1.5 * SIGMA).round()).long()
+
+
+def of_few_levels(moved, seed):
+    """A float table: single values that one data set alone has."""
+    return (moved * 1.1 + normals(seed).round()).mul(16).long()
+
+
+@pytest.mark.parametrize("planted", [as_floats, of_single_precision, multiples, that_end, of_few_levels])
+def test_planted_mechanisms_are_told_apart(planted):
+    assert strongest(planted(0, 1), planted(1, 2), DELTA) > 1.5 * PROMISE.epsilon
+    assert strongest(planted(0, 3), planted(0, 4), DELTA) <= PROMISE.epsilon  # of the same data nothing is found
+
+
+def test_rounding_afterwards_hides_what_floats_tell():
+    """What is released by the rooms: a function of the sum and its noise together."""
+    one, two = ((moved + normals(seed)).round().long() for moved, seed in ((0, 1), (1, 2)))
+    assert strongest(one, two, DELTA) <= PROMISE.epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_a_response_louder_than_it_says_is_seen(epsilon):
+    louder = RandomizedResponse(4, 2 * epsilon)
+    one, two = (louder.randomize(torch.full((TIMES,), x), noise=SeededNoise(x)) for x in (0, 3))
+    assert epsilon < strongest(one, two) <= 2 * epsilon
+
+
+@pytest.mark.slow
+def test_vectors_of_floats_are_told_apart():
+    """PrivUnitG promises nothing of each bit, and keeps no more than it promises."""
+    kind, times = PrivUnitG(2, 0.1), 10**7
+    points = (torch.tensor(x, dtype=torch.float64).expand(times, 2) for x in ([0.0, 0.0], [1.0, 0.0]))
+    one, two = (kind.randomize(x, noise=SeededNoise(seed))[:, 0].contiguous() for seed, x in enumerate(points))
+    assert "over real numbers" in str(kind.guarantee) and strongest(one, two) > 2 * 0.1

@@ -1,0 +1,242 @@
+"""Any smooth function of the users' shares of types, from a frequency oracle's reports."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from torch.func import grad, hessian, vmap
+
+from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.protocol import Candidate, Choice, Estimate, Objective, Relay, Tally
+from torchdp.randomizers import (
+    FrequencyOracle,
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomness import keyed_generator
+
+ORACLES = (
+    RandomizedResponse,
+    SubsetSelection,
+    OptimizedUnaryEncoding,
+    SymmetricUnaryEncoding,
+    HadamardResponse,
+)
+MOST_TYPES = 256  # covariances of all types are kept, k^3 numbers
+LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
+AT_ONCE = 2**24  # numbers in the second derivatives that are made together
+
+
+class ShareFunction(ABC):
+    """A function g of shares h, (k,) -> (), of torch operations that have two derivatives. A frozen dataclass."""
+
+    @property
+    @abstractmethod
+    def types(self) -> int:
+        """k."""
+
+    @abstractmethod
+    def __call__(self, h: Tensor) -> Tensor:
+        """g(h), for shares that are only nearly those of users: entries may be below 0, the sum is 1."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """What g of users' shares can be."""
+        return -math.inf, math.inf
+
+    @property
+    def likely(self) -> Tensor:
+        """(j, k): public histograms for choices where nobody knows better; the flat one."""
+        return torch.full((1, self.types), 1 / self.types, dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
+    """g of the users' shares: each reports its type, the analyst corrects g at the decoded shares to second order.
+
+    With H the decoded shares, moved to the sum 1, C(h) = sum_x h_x Cov(Y | x)/n their covariance and d, D the first two
+    derivatives of g, the value is g(H) - tr(D C)/2 and its variance d^T C d + tr(D C D C)/2: exactly for a quadratic g
+    and normal errors, to second order for others. At H itself d^T C d is too large by tr(D C D C), which comes off.
+
+    function: g; client: an oracle on its types, at most 256. Raises TypeError, ValueError.
+
+    Guarantees: the client's own, for each user.
+    Source: the delta method, Oehlert (1992), with its second order.
+    """
+
+    function: ShareFunction
+    client: FrequencyOracle
+
+    def __post_init__(self) -> None:
+        k = checks.instance("function", self.function, ShareFunction).types
+        if checks.instance("client", self.client, FrequencyOracle).k != k:
+            raise ValueError(f"client must have the function's {k} types, not {self.client.k}")
+        checks.integer("function's types", k, 2, MOST_TYPES)
+
+    @classmethod
+    def tuned(
+        cls,
+        function: ShareFunction,
+        n: int,
+        epsilon: float,
+        *,
+        prior: Tensor | None = None,
+        generator: torch.Generator,
+        steps: int | None = None,
+    ) -> "LocalFunction":
+        """Reports by a strategy optimised for the derivatives of g at the prior.
+
+        d is one query; tr(D C D C)/2 is linear in C up to its own size: queries (D C D)^{1/2} for the C of subsets.
+        prior: (k,) or a few, (j, k); None: the function's own. Raises TypeError, ValueError.
+        """
+        n, epsilon = checks.integer("n", n, 1), checks.positive("epsilon", epsilon)
+        family = _family(function, prior)
+        usual = cls(function, SubsetSelection(function.types, epsilon))
+        first, second = _derivatives(function, family)
+        covariance = usual._covariance(family) / n
+        values, vectors = torch.linalg.eigh((second @ covariance @ second).mean(0))
+        root = (vectors * values.clamp_min(0).sqrt()).mT / math.sqrt(2)
+        workload = torch.cat([first / math.sqrt(len(family)), root])
+        law = 0.98 * family.mean(0) + 0.02 / function.types
+        centred = workload - workload.mean(1, keepdim=True)
+        if not bool((centred.abs() > 1e-12 * workload.abs().max()).any()):
+            raise ValueError("function must not be constant near the prior")
+        strategy = StrategyMatrix.tuned(centred, epsilon, law, generator=generator, steps=steps)
+        return cls(function, strategy)
+
+    def admit(self, x: Tensor) -> Tensor:
+        return self.client.admit(x)
+
+    def summary(self, x: Tensor) -> Tensor:
+        return self.client.summary(x)
+
+    def counted(self, summary: Tensor) -> Tensor:
+        return self.client.counted(summary)
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.hear(x, draws)
+
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.drawn(summary, draws, shape)
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """NaN where g is not defined at the decoded shares."""
+        return self._estimate(tally, sampling=False)
+
+    def of_population(self, tally: Tally) -> Estimate:
+        """g of the population from which the users are an independent sample: C gains (diag h - h h^T)/n.
+
+        As private as ``analyse``. Raises TypeError, ValueError.
+        """
+        return self._estimate(tally, sampling=True)
+
+    def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
+        n = self.check(tally).n
+        totals = self.client.totals(tally)
+        h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
+        batch = h.shape[:-1]
+        rows = h.reshape(-1, self.client.k)
+        value, linear, square, twice = (part.view(batch) for part in self._expanded(rows, n, sampling))
+        variance = torch.maximum(linear - square / 2, square / 2)
+        return Estimate(value - twice / 2, variance.sqrt(), n, limits=self.function.limits)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        return self.function(self._shares(summary)[0])
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        """d^T C d + tr(D C D C)/2, (), for counts (k,) of users, real numbers allowed."""
+        h, n = self._shares(summary)
+        _, linear, square, _ = self._expanded(h[None], n)
+        return (linear + square / 2)[0]
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """inf: no bound is known for all functions."""
+        checks.integer("n", n, 1)
+        checks.instance("objective", objective, Objective)
+        return torch.tensor(torch.inf, dtype=torch.float64)
+
+    def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
+        counts = checks.users("summary", summary, self.client.k).double()
+        return counts / counts.sum(), float(counts.sum())
+
+    def _expanded(self, h: Tensor, n: float, sampling: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(b, k) -> g, d^T C d, tr(D C D C), tr(D C), (b,) each; C at the nearest plausible shares.
+
+        sampling: C has that of a sample from a population too.
+        """
+        found = []
+        for part in h.split(max(1, AT_ONCE // self.client.k**2)):
+            first, second = _derivatives(self.function, part)
+            shares = part.clamp_min(0)
+            shares = shares / shares.sum(-1, keepdim=True)
+            C = self._covariance(shares)
+            if sampling:
+                C = C + shares.diag_embed() - shares[:, :, None] * shares[:, None]
+            C = C / n
+            both = second @ C
+            linear = (first[:, None] @ C @ first[:, :, None]).flatten()
+            trace = both.diagonal(dim1=-2, dim2=-1).sum(-1)
+            found.append((vmap(self.function)(part), linear, (both * both.mT).sum((-2, -1)), trace))
+        value, linear, square, trace = (torch.cat(each) for each in zip(*found, strict=True))
+        return value, linear, square, trace
+
+    def _covariance(self, shares: Tensor) -> Tensor:
+        """sum_x h_x Cov(Y | x) of reports moved to the sum 1: (b, k) -> (b, k, k)."""
+        return (shares @ self._covariances.flatten(1)).unflatten(-1, (self.client.k, self.client.k))
+
+    @cached_property
+    def _covariances(self) -> Tensor:
+        """(k, k, k)."""
+        C = torch.stack([self.client.covariance(x) for x in range(self.client.k)])
+        C = C - C.mean(-1, keepdim=True)
+        return C - C.mean(-2, keepdim=True)
+
+
+def choose_function(
+    function: ShareFunction, n: int, epsilon: float, *, prior: Tensor | None = None, search: bool = True
+) -> Choice:
+    """The oracle of least predicted error for g of n users' shares.
+
+    Candidates: randomized response, subset selection, OUE, SUE, Hadamard response, and, up to 64 types and where
+    ``search`` is, a strategy optimised for g. The error is the root of the mean over the prior's histograms, (k,) or
+    (j, k); None: the function's own. Raises TypeError, ValueError.
+    Guarantees: the best's own; nothing is read from data.
+    """
+    n, epsilon = checks.integer("n", n, 1), checks.positive("epsilon", epsilon)
+    family = _family(function, prior)
+    k = function.types
+    found = [(kind.__name__, LocalFunction(function, kind(k, epsilon))) for kind in ORACLES]
+    if search and k <= LARGEST_STRATEGY and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        strategy = LocalFunction.tuned(
+            function, n, epsilon, prior=family, generator=keyed_generator(b"choose", family.device)
+        )
+        found.append(("optimised strategy", strategy))
+    return Choice(
+        tuple(
+            Candidate(name, each, math.sqrt(fmean(float(each.predicted_mse(h * n)) for h in family)))
+            for name, each in found
+        )
+    )
+
+
+def _family(function: ShareFunction, prior: Tensor | None) -> Tensor:
+    """The prior's histograms, each normalised, (j, k)."""
+    checks.instance("function", function, ShareFunction)
+    rows = checks.instance("prior", function.likely if prior is None else prior, Tensor)
+    rows = rows if rows.ndim > 1 else rows[None]
+    return torch.stack([checks.shares("prior", each, function.types) for each in rows])
+
+
+def _derivatives(function: ShareFunction, h: Tensor) -> tuple[Tensor, Tensor]:
+    """(b, k) -> the first, (b, k), and the second, (b, k, k)."""
+    return vmap(grad(function))(h), vmap(hessian(function))(h)
