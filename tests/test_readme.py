@@ -25,9 +25,10 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("guide.md", 7): r"shuffle differential privacy, at most epsilon = 1, delta = 1e-06",
     ("guide.md", 8): r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06",
     ("guide.md", 9): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
+    ("guide.md", 10): r"optimised strategy[\s\S]*numbers and products[\s\S]*tensor",
     (
         "guide.md",
-        10,
+        11,
     ): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*0\.9\d+\n.*Event",
 }
 

@@ -166,6 +166,23 @@ def test_intervals_of_quantiles_cover():
     assert covered[0.95] > 0.94 and covered[0.3] < 0.8
 
 
+def test_intervals_of_a_population_are_wider_by_its_sampling(table, capsys, quick):
+    words = (MEAN, TOWNS, QUANTILES, "--statistic gini-diversity --columns town --categories Aachen,Bern,Como")
+    for each in words:
+        own, wide = ask(capsys, table, each), ask(capsys, table, each, "--population")
+        assert own["error_of"] == "privacy noise" and "sampling from a population" in wide["error_of"]
+        rows = zip(own.get("answers", [own]), wide.get("answers", [wide]), strict=True)
+        for one, two in rows:
+            assert one["estimate"] == two["estimate"] and one["predicted_rmse"] < two["predicted_rmse"]
+            assert two["interval"][0] <= one["interval"][0] < one["interval"][1] <= two["interval"][1]
+    share, noise = ask(capsys, table, TOWNS, "--population")["answers"][0], ask(capsys, table, TOWNS)["answers"][0]
+    sampling = share["estimate"] * (1 - share["estimate"]) / USERS
+    assert share["predicted_rmse"] ** 2 == pytest.approx(noise["predicted_rmse"] ** 2 + sampling, rel=1e-9)
+    covariance = "--statistic covariance --columns dose dose2 --bounds dose=0:8 dose2=0:8 --epsilon 1"
+    error = run(capsys, "--csv", table, *covariance.split(), "--population", code=2)
+    assert "--population is not for --statistic covariance" in error
+
+
 def test_a_plan_is_the_least_number_of_users(capsys, quick):
     for words, error in ((MEAN, 0.1), (SHARES, 0.02), (QUANTILES, 0.02)):
         got = json.loads(run(capsys, *words.split(), "--epsilon", 1, "--plan", error, "--json").out)
@@ -192,6 +209,7 @@ def test_a_plan_is_the_least_number_of_users(capsys, quick):
         ("--plan 1 --csv x.csv", "--plan takes no --csv"),
         ("--plan 1 --group town", "--plan takes no --group"),
         ("--plan 1 --seed 1", "--plan takes no --seed"),
+        ("--plan 1 --population", "--plan takes no --population"),
         ("--plan 1 --bounds-from-data", "--plan takes no --bounds-from-data"),
         ("--plan 1 --protocol one-message", "--protocol one-message is for means over pairs of users"),
         ("--plan 1 --quantiles .5", "--statistic mean takes no --quantiles"),

@@ -169,7 +169,7 @@ def test_what_a_statistician_reads(tmp_path, capsys):
     number = r"-?[\d.]+(e[-+]\d+)?"
     lines = [
         "quantiles of petal +150 users, 16 bins of width 0.5: an interval ends where bins do",
-        r"answer +estimate, 95 % interval, \+- predicted RMSE of users \(of the privacy noise\)",
+        r"answer +estimate, 95 % interval, \+- predicted RMSE of users \(privacy noise\)",
     ]
     for kind in KINDS:
         lines += [f"{kind}: 50 users"]

@@ -29,7 +29,7 @@ INTEGER = (
 EITHER = {
     "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner", "OneMessage", "OneMessagePairs",
     "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn",
-    "StrategyReports", "SubsetPairs",
+    "StrategyCovariance", "StrategyReports", "SubsetPairs",
 }  # fmt: skip
 # integers leave, of normals that are rounded
 ROUNDED = {"IntegerSums"}

@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from torchdp import queries
+from torchdp.protocol import Tally
 from torchdp.queries import Correlation, EnergyDistance, KendallB, LocalFunction, MeanDiscrepancy, Spearman
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
@@ -90,6 +91,25 @@ def test_the_second_order_is_needed():
     plain = torch.stack([function(each) for each in protocol.client.totals(tally) / 20_000])
     assert float(plain.mean()) > 20 * float(plain.std()) / 2_000**0.5
     assert abs(float(protocol.analyse(tally).value.mean())) < 4 * float(plain.std()) / 2_000**0.5
+
+
+@pytest.mark.parametrize("name", ["spearman", "energy"])
+def test_intervals_of_the_population_cover(name):
+    """Users drawn anew each time: those of these users alone are too short."""
+    function, shares = CASES[name]
+    shares, generator = (shares / shares.sum()).double(), keyed_generator(b"population")
+    protocol, truth = LocalFunction(function, RandomizedResponse(function.types, 6.0)), function(shares)
+    reports = []
+    for _ in range(600):
+        counts = torch.multinomial(shares, 1_500, replacement=True, generator=generator).bincount(
+            minlength=len(shares)
+        )
+        reports.append(protocol.sample_tally(counts, generator=generator)["reports"])
+    tally, covered = Tally(1_500, {"reports": torch.stack(reports)}), {}
+    for verb in ("analyse", "of_population"):
+        low, high = getattr(protocol, verb)(tally).interval()
+        covered[verb] = float(((low <= truth) & (truth <= high)).double().mean())
+    assert 0.91 < covered["of_population"] < 0.985 and covered["analyse"] < 0.85
 
 
 def test_the_choice_is_the_least_predicted_error():

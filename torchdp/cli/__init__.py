@@ -92,6 +92,15 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="no table: how many users make the predicted standard error at most this, in the statistic's unit "
         "(quantiles, histogram: in shares of users)",
     )  # fmt: skip
+    _estimate_output(estimate)
+
+
+def _estimate_output(estimate: argparse.ArgumentParser) -> None:
+    """What is printed."""
+    estimate.add_argument(
+        "--population", action="store_true",
+        help="intervals for the population that the users are a random sample from (default: for these users)",
+    )  # fmt: skip
     estimate.add_argument("--level", type=float, default=0.95, help="of the confidence interval (default: 0.95)")
     estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")
     estimate.add_argument("--json", action="store_true", help="print one JSON object")

@@ -47,9 +47,7 @@ def estimate(options: argparse.Namespace) -> int:
     name, protocol = question.choose(
         options.protocol, sum(len(types) for _, types in parts) // len(parts), epsilon
     )
-    heard = [
-        Heard(group, len(types), _hear(question, protocol, types, noise, options.level)) for group, types in parts
-    ]
+    heard = [Heard(group, len(types), _hear(question, protocol, types, noise, options)) for group, types in parts]
     for note in notes:
         print(f"torchdp estimate: {note}", file=sys.stderr)
     if options.bounds_from_data:
@@ -60,6 +58,7 @@ def estimate(options: argparse.Namespace) -> int:
         "statistic": question.title,
         "discretisation": question.words,
         "level": options.level,
+        "error_of": "privacy noise and sampling from a population" if options.population else "privacy noise",
         "protocol": name,
         "bits_per_user": protocol.bits_per_user,
         "epsilon": protocol.guarantee.epsilon,
@@ -100,10 +99,13 @@ def _groups(users: Users, types: Tensor, least: int) -> tuple[list[tuple[str, Te
     return found, notes
 
 
-def _hear(question: Question, protocol: Asked, types: Tensor, noise: Noise | None, level: float) -> list[Answer]:
+def _hear(
+    question: Question, protocol: Asked, types: Tensor, noise: Noise | None, options: argparse.Namespace
+) -> list[Answer]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        answers = question.answers(protocol, protocol.collect(types, noise=noise), level)
+        tally = protocol.collect(types, noise=noise)
+        answers = question.answers(protocol, tally, options.level, options.population)
     for each in caught:
         if issubclass(each.category, UserWarning):  # torchdp's own
             print(f"torchdp estimate: {each.message}", file=sys.stderr)
@@ -133,11 +135,11 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
         one = heard[0].answers[0]
         lines += [
             ("estimate", f"{one.value:.6g}"),
-            ("predicted RMSE", f"{one.error:.3g} (privacy noise, computed from the messages)"),
+            ("predicted RMSE", f"{one.error:.3g} ({result['error_of']}, computed from the messages)"),
             (level, f"[{one.interval[0]:.6g}, {one.interval[1]:.6g}]"),
         ]
     else:
-        lines += [("answer", f"estimate, {level}, +- predicted RMSE {unit}".strip() + " (of the privacy noise)")]
+        lines += [("answer", f"estimate, {level}, +- predicted RMSE {unit}".strip() + f" ({result['error_of']})")]
         for each in heard:
             lines += [(f"{each.group}: {each.users} users", "")] if each.group else []
             lines += [("  " + one.name, _line(one)) for one in each.answers]

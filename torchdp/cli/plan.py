@@ -16,6 +16,8 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
     for name in ("csv", "group", "seed"):
         if getattr(options, name) is not None:
             raise ValueError(f"--plan takes no --{name}: it is made without any data; leave one of them out")
+    if options.population:
+        raise ValueError("--plan takes no --population: its error is that of the privacy noise")
     if options.bounds_from_data:
         raise ValueError("--plan takes no --bounds-from-data: it is made without any data; state --bounds")
     asked = asking(options)

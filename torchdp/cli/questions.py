@@ -17,7 +17,7 @@ from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.choose import LARGEST_STRATEGY
 from torchdp.pairwise.protocol import LocalPairs
-from torchdp.protocol import Choice, Estimate, LocalProtocol, Objective, Tally
+from torchdp.protocol import Choice, Crowd, Estimate, LocalProtocol, Objective, Tally
 
 Asked = LocalProtocol[Tensor, Any]
 PROTOCOLS: dict[str, type[LocalPairs]] = {
@@ -81,8 +81,8 @@ class Question(ABC):
         """The protocol of that name for n users, and its own name. Raises ValueError."""
 
     @abstractmethod
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
-        """What is printed of what was heard."""
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+        """What is printed of what was heard: of these users, or of the population that they are a sample from."""
 
     @abstractmethod
     def error(self, protocol: Asked, n: float) -> float:
@@ -107,11 +107,13 @@ class OfPairs(Question):
         search = name == "best" or self.statistic.types <= LARGEST_STRATEGY
         return _first(pairwise.choose(self.statistic, n, epsilon, search=search))
 
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+        users = Collection.of(protocol).add("all", tally)
+        found = pairwise.of_population(users) if population else users.estimate()
         if not self.tested:
-            return [_answer("estimate", protocol.analyse(tally), level)]
-        test = pairwise.mann_whitney(Collection.of(protocol).add("all", tally))
-        both = _answer("AUC", test.auc, level), _answer("U", test.u, level)
+            return [_answer("estimate", found, level)]
+        test = pairwise.mann_whitney(users)
+        both = [_answer("AUC", found, level), *([] if population else [_answer("U", test.u, level)])]
         return [replace(each, p_value=float(test.p_value), words="of one law for both labels") for each in both]
 
     def error(self, protocol: Asked, n: float) -> float:
@@ -140,10 +142,13 @@ class OfShares(Question):
         _refuse_named(name)
         return _first(queries.choose(self.workload, n, epsilon, self.objective))
 
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         estimate = protocol.analyse(tally)
-        error = (estimate.standard_error.square() + self.spread / estimate.n).sqrt()
-        return self.read(Estimate(estimate.value, error, estimate.n, estimate.bias), level)
+        variance = estimate.standard_error.square() + self.spread / estimate.n
+        if population:  # the most that a user's answer varies between its ends, at this mean
+            low, high = self.workload.amin(1), self.workload.amax(1)
+            variance = variance + ((estimate.value - low) * (high - estimate.value)).clamp_min(0) / estimate.n
+        return self.read(Estimate(estimate.value, variance.sqrt(), estimate.n, estimate.bias), level)
 
     def error(self, protocol: Asked, n: float) -> float:
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
@@ -163,8 +168,9 @@ class OfFunction(Question):
         _refuse_named(name)
         return _first(queries.choose_function(self.function, n, epsilon))
 
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
-        return [_answer("estimate", protocol.analyse(tally), level)]
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+        own = cast(queries.LocalFunction, protocol)
+        return [_answer("estimate", own.of_population(tally) if population else own.analyse(tally), level)]
 
     def error(self, protocol: Asked, n: float) -> float:
         return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in self.function.likely))
@@ -177,15 +183,19 @@ class OfCovariance(Question):
     title: str
     words: str
     axes: tuple[Axis, ...]
+    assumes = "the largest of users evenly along the box's diagonal"
 
     def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
         _refuse_named(name)
+        return _first(mean.choose_covariance(self.box, n, epsilon))
+
+    @property
+    def box(self) -> domains.Box:
         ends = [(axis.bins.low, axis.bins.high) for axis in self.axes if axis.bins is not None]
         low, high = torch.tensor(ends, dtype=torch.float64).mT
-        protocol = mean.LocalCovariance.calibrated(domains.Box(low, high), epsilon=epsilon)
-        return "numbers and products, PrivUnitG", cast(Asked, protocol)
+        return domains.Box(low, high)
 
-    def answers(self, protocol: Asked, tally: Tally, level: float) -> list[Answer]:
+    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         found = protocol.analyse(tally)
         low, high = found.interval(level)
         return [
@@ -201,7 +211,10 @@ class OfCovariance(Question):
         ]
 
     def error(self, protocol: Asked, n: float) -> float:
-        return math.sqrt(float(protocol.worst_mse(math.floor(n))))
+        places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
+        evenly = self.box.low + places * (self.box.high - self.box.low)
+        users = Crowd(evenly, torch.full((33,), max(1, round(n / 33))))
+        return math.sqrt(float(cast(LocalProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
 
 
 def _refuse_named(protocol: str) -> None:

@@ -155,7 +155,7 @@ def _of_groups(axes: list[Axis], options: argparse.Namespace) -> Question:
 
 def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
     names = ", ".join(axis.name for axis in axes)
-    return OfCovariance(f"covariances of {names}", "no bins; numbers and products in one message", tuple(axes))
+    return OfCovariance(f"covariances of {names}", "no bins: numbers and products without bias", tuple(axes))
 
 
 RANKS: dict[str, tuple[str, Callable[[int, int], queries.ShareFunction]]] = {
@@ -260,6 +260,8 @@ def asking(options: argparse.Namespace) -> Asking:
         roles = ["number"] * max(len(roles), len(columns))
         if options.bins is not None:
             raise ValueError(f"--statistic {name} takes no --bins: its numbers are used as they are")
+        if options.population:
+            raise ValueError(f"--population is not for --statistic {name}, whose sampling error is not known")
     if len(columns) != len(roles):
         raise ValueError(f"--statistic {name} takes {len(roles)} --columns, not {len(columns)}")
     if len(set(columns)) < len(columns):

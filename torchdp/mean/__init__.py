@@ -39,6 +39,7 @@ from torchdp.mean.lower_bounds import (
 from torchdp.mean.moment_bounds import moment_norm
 from torchdp.mean.moments import GaussianMoments
 from torchdp.mean.protocol import MeanProtocol
+from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [
     "Covariance",
@@ -48,7 +49,9 @@ __all__ = [
     "LocalCovariance",
     "LocalMean",
     "MeanProtocol",
+    "StrategyCovariance",
     "approximate_lower_bound",
+    "choose_covariance",
     "concentrated_lower_bound",
     "distributional_lower_bound",
     "local_lower_bound",

@@ -131,13 +131,22 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """NaN where g is not defined at the decoded shares."""
+        return self._estimate(tally, sampling=False)
+
+    def of_population(self, tally: Tally) -> Estimate:
+        """g of the population from which the users are an independent sample: C gains (diag h - h h^T)/n.
+
+        As private as ``analyse``. Raises TypeError, ValueError.
+        """
+        return self._estimate(tally, sampling=True)
+
+    def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
         n = self.check(tally).n
         totals = self.client.totals(tally)
         h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
         batch = h.shape[:-1]
-        value, linear, square, twice = (
-            part.view(batch) for part in self._expanded(h.reshape(-1, self.client.k), n)
-        )
+        rows = h.reshape(-1, self.client.k)
+        value, linear, square, twice = (part.view(batch) for part in self._expanded(rows, n, sampling))
         variance = torch.maximum(linear - square / 2, square / 2)
         return Estimate(value - twice / 2, variance.sqrt(), n, limits=self.function.limits)
 
@@ -160,13 +169,20 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         counts = checks.users("summary", summary, self.client.k).double()
         return counts / counts.sum(), float(counts.sum())
 
-    def _expanded(self, h: Tensor, n: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(b, k) -> g, d^T C d, tr(D C D C), tr(D C), (b,) each; C at the nearest plausible shares."""
+    def _expanded(self, h: Tensor, n: float, sampling: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(b, k) -> g, d^T C d, tr(D C D C), tr(D C), (b,) each; C at the nearest plausible shares.
+
+        sampling: C has that of a sample from a population too.
+        """
         found = []
         for part in h.split(max(1, AT_ONCE // self.client.k**2)):
             first, second = _derivatives(self.function, part)
-            positive = part.clamp_min(0)
-            C = self._covariance(positive / positive.sum(-1, keepdim=True)) / n
+            shares = part.clamp_min(0)
+            shares = shares / shares.sum(-1, keepdim=True)
+            C = self._covariance(shares)
+            if sampling:
+                C = C + shares.diag_embed() - shares[:, :, None] * shares[:, None]
+            C = C / n
             both = second @ C
             linear = (first[:, None] @ C @ first[:, :, None]).flatten()
             trace = both.diagonal(dim1=-2, dim2=-1).sum(-1)

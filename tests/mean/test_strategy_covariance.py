@@ -1,0 +1,89 @@
+"""Covariance by a strategy: roundings that keep two moments, errors and intervals by sampling, the choice."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp.domains import Box
+from torchdp.mean import LocalCovariance, StrategyCovariance, choose_covariance
+from torchdp.noise import SeededNoise
+from torchdp.protocol import Crowd
+from torchdp.randomizers import RandomizedResponse, StrategyMatrix
+from torchdp.randomness import keyed_generator
+from torchdp.simulate import Moments
+
+BOX = Box(torch.tensor([0.0, -5.0]), torch.tensor([1.0, 15.0]))
+X = BOX.low + torch.rand(60, 2, dtype=torch.float64, generator=keyed_generator(b"x")) ** 2 * (BOX.high - BOX.low)
+
+
+def tuned(domain=BOX, epsilon=2.0, steps=2):
+    return StrategyCovariance.tuned(domain, epsilon, steps=steps, generator=keyed_generator(b"tuned"), effort=20)
+
+
+@pytest.mark.parametrize(("d", "steps"), [(1, 3), (2, 2), (3, 1)])
+def test_the_types_have_the_moments_of_the_numbers(d, steps):
+    """The laws that users draw types from, times what the types are decoded to."""
+    box = Box(torch.full((d,), -2.0), torch.full((d,), 4.0))
+    protocol = tuned(box, steps=steps)
+    x = -2 + 6 * torch.rand(50, d, dtype=torch.float64, generator=keyed_generator(b"moments"))
+    x[0], x[1], x[2] = -2.0, 4.0, 1.0
+    w = (x - 1) / 3
+    decoded = protocol._laws(x) @ protocol._decoder.mT
+    rows, columns = torch.triu_indices(d, d)
+    torch.testing.assert_close(decoded, torch.cat([w, w[:, rows] * w[:, columns]], 1), rtol=1e-8, atol=1e-8)
+
+
+def test_what_users_draw_has_the_law_that_is_stated():
+    protocol, x = tuned(), X[:1].expand(40_000, -1)
+    sent = protocol.randomize(x, noise=SeededNoise(3))
+    found = torch.bincount(sent, minlength=protocol.client.outputs) / 40_000
+    law = protocol._laws(X[:1])[0]
+    assert float(((found - law) / (law * (1 - law) / 40_000).sqrt()).abs().max()) < 5
+    assert float(protocol._laws(X).sum(1).sub(1).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_errors_are_the_predicted_ones_and_intervals_cover(epsilon):
+    protocol, crowd = tuned(epsilon=epsilon), Crowd(X, torch.full((60,), 200))
+    found = protocol.sample_estimate(crowd, generator=keyed_generator(b"draws"), sample_shape=(2_000,))
+    truth, predicted = protocol.exact(crowd), protocol.predicted_mse(crowd)
+    error = found.value - truth
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        squared = Moments.of(error[:, i, j].square())
+        assert (
+            abs(squared.z_score(float(predicted[i, j]))) < 4.5
+            and abs(Moments.of(error[:, i, j]).z_score(0.0)) < 4.5
+        )
+    low, high = found.interval()
+    covered = ((low <= truth) & (truth <= high)).double().mean(0)
+    assert bool(((covered > 0.93) & (covered < 0.995)).all())  # roundings count for the most that they can be
+    low, high = found.mean.interval()
+    covered = ((low <= X.mean(0)) & (X.mean(0) <= high)).double().mean(0)
+    assert bool(((covered > 0.93) & (covered < 0.97)).all())
+
+
+def test_the_choice_is_the_least_predicted_error():
+    choice = choose_covariance(BOX, 20_000, 2.0)
+    named = {each.name: each.error for each in choice.candidates}
+    assert next(iter(named)) == "optimised strategy, 3 steps" and named["numbers and products"] > 1.3 * min(
+        named.values()
+    )
+    many = Box(torch.zeros(4), torch.ones(4))  # 81 types at least: vectors alone
+    (only,) = choose_covariance(many, 1_000, 1.0).candidates
+    assert isinstance(only.protocol, LocalCovariance)
+    assert math.isinf(float(choice.best.worst_mse(100)))
+
+
+def test_bad_input_is_named():
+    strategy = StrategyMatrix(torch.full((9, 9), 0.05).fill_diagonal_(0.6))
+    with pytest.raises(ValueError, match="client must have 25 types"):
+        StrategyCovariance(BOX, 2, strategy)
+    with pytest.raises(TypeError, match="client must be"):
+        StrategyCovariance(BOX, 1, RandomizedResponse(9, 1.0))
+    with pytest.raises(ValueError, match="steps must be"):
+        tuned(steps=0)
+    with pytest.raises(ValueError, match="types"):
+        tuned(steps=2**40)
+    with pytest.raises(ValueError, match="domain must be wider than 0"):
+        StrategyCovariance(Box(torch.zeros(2), torch.tensor([0.0, 1.0])), 1, strategy)

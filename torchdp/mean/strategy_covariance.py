@@ -1,0 +1,260 @@
+"""Covariance of a few bounded numbers from a strategy matrix: rounding that keeps both moments, then one report."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains import Box
+from torchdp.draws import Draws, Simulated
+from torchdp.mean.covariance import Covariance
+from torchdp.mean.local_covariance import LocalCovariance
+from torchdp.protocol import Candidate, Choice, Crowd, Estimate, Objective, Relay, Tally
+from torchdp.randomizers import StrategyMatrix
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.draws import multinomial
+from torchdp.randomness import keyed_generator
+
+MOST_TYPES, MOST_STEPS = 64, 8  # that a choice tries (seconds)
+LARGEST = 1024  # types
+
+
+@dataclass(frozen=True, eq=False)
+class StrategyCovariance(Relay[Crowd, Tensor, StrategyMatrix]):
+    """Users round each number twice, at random to one of the two nearest steps, and report both by a strategy matrix.
+
+    From roundings r, s of w in [-1, 1], independent with mean w, (r + s)/2 and r s have the means w and w^2: so do
+    (2 steps + 1)^d types, and their decoded values Z, of w_i and w_i w_j. With m and S their means over n users and M
+    that of the products of the first d, S - m m^T + (M - S)/n has no bias.
+
+    domain: the box of the users' numbers, (n, d), wider than 0 in each; steps: of each number; client: a strategy of
+    (2 steps + 1)^d types, of full rank. ``tuned`` makes one. Raises TypeError, ValueError.
+
+    Guarantees: the client's own, for each user: the law of a message is a mixture of the client's.
+    Source: derived here; McKenna, Maity, Mazumdar, Miklau (2020) for the strategy.
+    """
+
+    domain: Box
+    steps: int
+    client: StrategyMatrix
+
+    def __post_init__(self) -> None:
+        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
+            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
+        types = (2 * checks.integer("steps", self.steps, 1) + 1) ** self.domain.dimension
+        if checks.instance("client", self.client, StrategyMatrix).k != types:
+            raise ValueError(f"client must have {types} types, not {self.client.k}")
+        _ = self._decoder  # refuses a strategy that does not tell what is asked
+
+    @classmethod
+    def tuned(
+        cls, domain: Box, epsilon: float, *, steps: int = 3, generator: torch.Generator, effort: int | None = None
+    ) -> "StrategyCovariance":
+        """By a strategy of small variance for the covariances at a few means. effort: steps of the search."""
+        d = checks.instance("domain", domain, Box).dimension
+        first, second, (rows, columns) = _moments(checks.integer("steps", steps, 1), d)
+        weight = torch.where(rows == columns, 1.0, 2.0).sqrt()
+        means = [torch.zeros(d), torch.full((d,), 0.5), torch.full((d,), 0.5) * (-1.0) ** torch.arange(d)]
+        asked = [(second - m[rows] * first[:, columns] - m[columns] * first[:, rows]) * weight for m in means]
+        W = torch.cat(asked, 1).mT.double()
+        flat = torch.ones(len(first), dtype=torch.float64)
+        centred = W - W.mean(1, keepdim=True)
+        strategy = StrategyMatrix.tuned(centred, epsilon, flat, generator=generator, steps=effort)
+        return cls(domain, steps, strategy)
+
+    @cached_property
+    def _tables(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        return _moments(self.steps, self.domain.dimension)
+
+    @cached_property
+    def _decoder(self) -> Tensor:
+        """What each output says of the numbers and their products: (d + d (d + 1)/2, outputs)."""
+        first, second, _ = self._tables
+        return self.client.decoder(torch.cat([first, second], 1).mT)
+
+    @property
+    def half(self) -> Tensor:
+        """Half the widths of the box, (d,)."""
+        return (self.domain.high - self.domain.low) / 2
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
+        x = checks.real("x", x)
+        if x.ndim != 2 or len(x) == 0:
+            raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
+        return self.domain.admit(x)
+
+    def summary(self, x: Tensor) -> Crowd:
+        return Crowd.of(x)
+
+    def counted(self, summary: Crowd) -> Crowd:
+        return Crowd.checked(summary, self.admit)
+
+    def shown(self, x: Tensor) -> Tensor:
+        """The nearest types, (n,); users draw one of those around them."""
+        return self._types((2 * self._position(x)).round().long())
+
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        position = self._position(x)
+        below, twice = position.floor(), torch.zeros_like(position, dtype=torch.int64)
+        for _ in range(2):
+            twice += below.long() + (draws.uniform(tuple(x.shape)) < position - below)
+        return self.client.speak(self._types(twice), draws)
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.add(*(self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)))
+
+    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        counts = summary.counts.expand(*shape, -1)
+        return Tally(summary.n, {"reports": multinomial(counts, self._laws(summary.values), draws)})
+
+    def analyse(self, tally: Tally) -> Covariance:
+        n, (first, second, (rows, columns)) = self.check(tally).n, self._tables
+        c, V, d = tally["reports"].double() / n, self._decoder, self.domain.dimension
+        mean = c @ V.mT
+        m, S = mean[..., :d], mean[..., d:]
+        products = c @ (V[rows] * V[columns]).mT  # M
+        kappa = (products - S) / n
+        value = S - m[..., rows] * m[..., columns] + kappa
+        h = (c @ self.client.inverse.mT).clamp_min(0)
+        h = h / h.sum(-1, keepdim=True)
+        told = (
+            V[d:] - m[..., rows, None] * V[columns] - m[..., columns, None] * V[rows]
+        )  # (*batch, pairs, outputs)
+        meant = second.mT - m[..., rows, None] * first.mT[columns] - m[..., columns, None] * first.mT[rows]
+        own = ((h @ self.client.matrix.mT)[..., None, :] * told.square()).sum(-1)
+        own = own - (h[..., None, :] * meant.square()).sum(-1)
+        linear = (own + self._rounding(value)) / n
+        square = _squares(kappa, rows, columns)
+        error = torch.maximum(linear - square, square.clamp_min(0)).clamp_min(0).sqrt()
+        width = self.half[rows] * self.half[columns]
+        spread = kappa[..., rows == columns].clamp_min(0).sqrt() * self.half
+        where = Estimate(self.domain.middle + m * self.half, spread, n)
+        return Covariance(self._matrix(value * width), self._matrix(error * width), n, mean=where)
+
+    def _rounding(self, value: Tensor) -> Tensor:
+        """The most that the roundings add for one user to an entry's variance, at these covariances: (*batch, pairs).
+
+        A rounding has a variance of D^2/4 at most, D = 2/steps, the mean of two D^2/8.
+        """
+        _, _, (rows, columns) = self._tables
+        step = (2 / self.steps) ** 2
+        own = value[..., rows == columns].clamp_min(0)
+        beside = (own[..., rows] + own[..., columns] + step / 8) * step / 8
+        return torch.where(rows == columns, step**2 / 16 + step / 2 * own[..., rows], beside)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        """The users' own covariance, divisor n: (d, d)."""
+        crowd = self.counted(summary)
+        counts, values = crowd.counts.double(), crowd.values.double()
+        off = values - counts @ values / crowd.n
+        return (counts[:, None] * off).mT @ off / crowd.n
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        """(d, d): of S - m m^T to first order, and of the square of m's error as if it were normal."""
+        crowd, (_, _, (rows, columns)) = self.counted(summary), self._tables
+        n, V, d = crowd.n, self._decoder, self.domain.dimension
+        h, laws, w = crowd.counts.double() / n, self._laws(crowd.values), self._scaled(crowd.values)
+        m = h @ w
+        told = V[d:] - m[rows, None] * V[columns] - m[columns, None] * V[rows]
+        meant = w[:, rows] * w[:, columns] - m[rows] * w[:, columns] - m[columns] * w[:, rows]
+        own = (h @ laws) @ told.square().mT - h @ meant.square()
+        kappa = ((h @ laws) @ (V[rows] * V[columns]).mT - h @ (w[:, rows] * w[:, columns])) / n
+        width = self.half[rows] * self.half[columns]
+        return self._matrix((own / n + _squares(kappa, rows, columns)) * width.square())
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        """inf: no bound is known."""
+        checks.integer("n", n, 1)
+        checks.instance("objective", objective, Objective)
+        return torch.tensor(torch.inf, dtype=torch.float64)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
+
+    def _position(self, x: Tensor) -> Tensor:
+        """In steps from the lower end."""
+        return (self._scaled(x) + 1) * (self.steps / 2)
+
+    def _types(self, twice: Tensor) -> Tensor:
+        """Of the sums of two roundings, (n, d)."""
+        places = (2 * self.steps + 1) ** torch.arange(self.domain.dimension - 1, -1, -1)
+        return (twice * places).sum(-1)
+
+    def _laws(self, x: Tensor) -> Tensor:
+        """Of the message of users with these numbers: (n, d) -> (n, outputs)."""
+        position, laws = self._position(x), x.new_ones(len(x), 1, dtype=torch.float64)
+        for each in position.mT:
+            below, share = each.floor().long(), each - each.floor()
+            one = laws.new_zeros(len(x), 2 * self.steps + 3)
+            chances = torch.stack([(1 - share) ** 2, 2 * share * (1 - share), share**2], 1)
+            one.scatter_(1, 2 * below[:, None] + torch.arange(3), chances)
+            laws = (laws[:, :, None] * one[:, None, : 2 * self.steps + 1]).flatten(1)
+        return laws @ self.client.matrix.mT
+
+    def _matrix(self, pairs: Tensor) -> Tensor:
+        """(*batch, pairs) -> (*batch, d, d), symmetric."""
+        _, _, (rows, columns) = self._tables
+        full = pairs.new_zeros(*pairs.shape[:-1], self.domain.dimension, self.domain.dimension)
+        full[..., rows, columns] = pairs
+        full[..., columns, rows] = pairs
+        return full
+
+
+def choose_covariance(domain: Box, n: int, epsilon: float) -> Choice:
+    """The protocol of least predicted error for the covariances of n users' numbers.
+
+    Candidates: ``LocalCovariance``, and ``StrategyCovariance`` of 1, 2, ... steps up to 64 types. The error is the root
+    of the mean over entries, in units of the half widths, for users spread evenly over the box, and on its diagonal.
+    Raises TypeError, ValueError. Guarantees: the best's own; nothing is read from data.
+    """
+    d, n = checks.instance("domain", domain, Box).dimension, checks.integer("n", n, 1)
+    found: list[tuple[str, LocalCovariance | StrategyCovariance]] = [
+        ("numbers and products", LocalCovariance.calibrated(domain, epsilon=epsilon))
+    ]
+    fitting = [s for s in range(1, MOST_STEPS + 1) if (2 * s + 1) ** d <= MOST_TYPES]
+    if SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        for steps in fitting[-2:]:
+            generator = keyed_generator(b"choose", domain.low.device)
+            made = StrategyCovariance.tuned(domain, epsilon, steps=steps, generator=generator)
+            found.append((f"optimised strategy, {steps} steps", made))
+    width = (domain.high - domain.low) / 2
+    size = (width * width[:, None]).square()
+    crowds = _crowds(domain, n)
+    return Choice(
+        tuple(
+            Candidate(name, each, math.sqrt(sum(float((each.predicted_mse(c) / size).mean()) for c in crowds) / 2))
+            for name, each in found
+        )
+    )
+
+
+def _crowds(domain: Box, n: int) -> tuple[Crowd, Crowd]:
+    """About n users spread evenly over the box, and along its diagonal."""
+    d, generator = domain.dimension, keyed_generator(b"torchdp.mean.covariance", domain.low.device)
+    places = torch.rand(256, d, dtype=torch.float64, generator=generator, device=domain.low.device)
+    both = (places, places[:, :1].expand(-1, d))
+    counts = torch.full((256,), max(1, round(n / 256)))
+    one, two = (Crowd(domain.low + each * (domain.high - domain.low), counts) for each in both)
+    return one, two
+
+
+def _squares(kappa: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """kappa_ii kappa_jj + kappa_ij^2 of each pair: (*batch, pairs) -> (*batch, pairs)."""
+    own = kappa[..., rows == columns]
+    return own[..., rows] * own[..., columns] + kappa.square()
+
+
+def _moments(steps: int, d: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Of each type the numbers, (k, d), and the products of pairs i <= j, (k, pairs); the pairs."""
+    checks.fits("types", (2 * steps + 1) ** d, most=LARGEST)
+    twice = torch.cartesian_prod(*[torch.arange(2 * steps + 1)] * d).view(-1, d)
+    ends = torch.linspace(-1, 1, steps + 1, dtype=torch.float64)
+    one, two = ends[twice // 2], ends[(twice + 1) // 2]
+    first = (one + two) / 2
+    rows, columns = torch.triu_indices(d, d)
+    second = torch.where(rows == columns, (one * two)[:, rows], first[:, rows] * first[:, columns])
+    return first, second, (rows, columns)
