@@ -9,6 +9,8 @@ import torch
 from scipy.stats import energy_distance, kendalltau, mannwhitneyu, pearsonr, spearmanr
 
 from torchdp import cli, pairwise, queries
+from torchdp.protocol import Candidate, Choice, Protocol
+from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 
 USERS = 600
@@ -115,3 +117,43 @@ def test_gini_of_numbers_below_zero_has_no_meaning(table, capsys):
     words = "--statistic gini --columns income --bounds income=-1:8 --epsilon 1".split()
     assert cli.main(["estimate", "--csv", table[0], *words]) == 2
     assert "--bounds income=LOW:HIGH of at least 0" in capsys.readouterr().err
+
+
+ASKED = {
+    "mean": "--columns income --bounds income=0:8",
+    "histogram": "--columns income --bounds income=0:8 --bins 4",
+    "quantiles": "--columns income --bounds income=0:8 --bins 4 --quantiles .5",
+    "gini": "--columns income --bounds income=0:8 --bins 4",
+    "mann-whitney": "--columns income seen --bounds income=0:8 --bins 4",
+    "spearman": "--columns income time --bounds income=0:8 time=0:8 --bins 3",
+    "energy-distance": "--columns income seen --bounds income=0:8 --bins 4",
+    "covariance": "--columns income time score --bounds income=0:8 time=0:8 score=0:8",
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_printed_depends_on_the_messages_alone(name, table, tmp_path, capsys, monkeypatch):
+    """Two tables of as many users: where the second's messages are replaced by the first's, the same is printed."""
+    path, rows = table
+    other = tmp_path / "other.csv"
+    other.write_text("income,time,score,seen\n" + "".join(f"{s},{i},{t},{1 - e}\n" for i, t, s, e in rows))
+    collect, heard = Protocol.collect, []
+
+    def first(self, x, *, noise=None):
+        heard.append(collect(self, x, noise=noise))
+        return heard[0]
+
+    monkeypatch.setattr(Protocol, "collect", first)
+    monkeypatch.setattr(queries, "choose", lambda W, n, epsilon, objective: Choice((oracle(W, epsilon),)))
+    printed = []
+    for each in (path, other):
+        words = ["--csv", str(each), "--statistic", name, *ASKED[name].split(), "--epsilon", "4", "--seed", "1"]
+        assert cli.main(["estimate", *words]) == 0
+        printed.append(capsys.readouterr())
+    assert printed[0] == printed[1]
+    apart = [not torch.equal(part, heard[1][key]) for key, part in heard[0].parts.items()]
+    assert any(apart)  # the users do differ
+
+
+def oracle(W, epsilon):
+    return Candidate("randomized", queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon)), 1.0)

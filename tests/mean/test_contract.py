@@ -113,8 +113,8 @@ class TestLocalVariance(TestLocalCovariance):
 
 class TestStrategyCovariance(Unbiased, LocalContract):
     protocol = StrategyCovariance.tuned(BOX, 2.0, steps=1, generator=generator(2), effort=20)
-    x, bad = LOW.repeat(12, 1), BAD
-    repeats, slack, honest = 4_000, 0.1, (0.7, 1.7)  # the roundings' part is the most it may be
+    x, bad = LOW.repeat(8, 1), BAD
+    repeats, slack, honest = 2_000, 0.1, (0.7, 1.7)  # the roundings' part is the most it may be
 
     def truth(self):
         return torch.from_numpy(np.cov(self.x.numpy().T, bias=True))

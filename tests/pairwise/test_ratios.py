@@ -148,10 +148,9 @@ def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise():
         pairwise.mann_whitney(collected(gini, torch.tensor([5, 5, 5, 5]), b"none"))
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
-def test_mann_whitney_keeps_its_level_and_sees_a_difference(epsilon):
+def test_mann_whitney_keeps_its_level_and_sees_a_difference():
     """Users drawn anew each time, from one law or from two."""
-    protocol = RandomizedResponsePlugIn(pairwise.auc(4), epsilon)
+    protocol = RandomizedResponsePlugIn(pairwise.auc(4), 2.0)
     generator, p_values = keyed_generator(b"level"), {}
     for name, runs, shift in (("one law", 160, [1, 1, 1, 1]), ("two laws", 30, [1, 2, 3, 4])):
         law = torch.tensor([2.0, 2, 2, 2, *shift])
@@ -170,7 +169,7 @@ def test_mann_whitney_keeps_its_level_and_sees_a_difference(epsilon):
 def test_the_sum_of_ranks_has_its_predicted_error():
     statistic, counts = pairwise.auc(3), torch.tensor([900, 500, 200, 200, 300, 500])
     protocol, generator = RandomizedResponsePlugIn(statistic, 3.0), keyed_generator(b"u")
-    tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(150)]
+    tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(100)]
     found = [pairwise.mann_whitney(Collection.of(protocol).add("all", tally)).u for tally in tallies]
     negatives, positives = counts[:3].tolist(), counts[3:].tolist()
     truth = sum(
