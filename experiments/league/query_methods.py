@@ -24,7 +24,8 @@ WORKLOADS: dict[str, Callable[[int], workloads.Workload]] = {
     "parities": lambda k: workloads.parities(k.bit_length() - 1, 2),
     "marginals": lambda k: workloads.marginal_tables(k.bit_length() - 1, 2),
 }
-AFTERWARDS = ("consistent",)  # what this package does to answers
+AFTERWARDS = ("consistent", "")  # what is done to our answers; nothing beyond ``CONSISTENT`` types
+CONSISTENT = 1024
 BOUNDED = 32  # types up to which the program of the lower bound is solved
 OPTIMISED = 64  # types up to which all answers are made consistent and the optimiser of McKenna et al. is run
 LARGE = 256  # types beyond which the slowest peer is left out
@@ -68,7 +69,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         if histogram is not None:
             for name, mend in peers.AFTERWARDS.items():
                 found[name] = torch.from_numpy(mend(histogram.numpy())) @ W.mT
-        if ours or cell.k <= OPTIMISED:
+        if cell.k <= (CONSISTENT if ours else OPTIMISED):
             found["consistent"] = consistent(W, answers, tol=1e-7, max_iterations=500).value
         return {name: (each - truth).square().mean(-1) for name, each in found.items()}
 

@@ -54,8 +54,8 @@ def test_bags_add():
         (
             torch.ones(1, dtype=torch.int32),
             torch.ones(1, dtype=torch.int8, device="meta"),
-            ValueError,
-            "one device",
+            TypeError,
+            "with data",
         ),
     ],
 )

@@ -11,9 +11,7 @@ from torchdp.privacy import Model, gaussian_sigma
 from torchdp.privacy.accounting import composed_delta
 from torchdp.shuffle import CentralGaussianSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum, delta_of
 from torchdp.shuffle.accounting import promise
-from torchdp.shuffle.count_laws import poisson_law
 from torchdp.shuffle.dominating import pair_profile
-from torchdp.shuffle.moments import _Base
 
 
 def laws(mean, width=400):
@@ -63,12 +61,12 @@ def calibrated(epsilon, change):
     ],
 )
 def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, change, epsilon):
-    """However the change is spread over the coordinates; six tenths of the noise variance are not enough."""
+    """However the change is spread over the coordinates; 85 % of the noise variance are not enough."""
     delta = 1e-5
     protocol = calibrated(epsilon, change)
     assert delta_of(protocol, epsilon, 256, change=change) <= delta
     assert worst_composition(protocol.mean, change, instances, epsilon) <= delta
-    assert worst_composition(0.6 * protocol.mean, change, instances, epsilon) > delta
+    assert worst_composition(0.85 * protocol.mean, change, 256 if epsilon > 2 else 4, epsilon) > delta
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -80,58 +78,6 @@ def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
     P = np.multiply.outer(*(rounded(mean, x)[:80] for x in q))
     Q = np.multiply.outer(*(rounded(mean, x)[:80] for x in other))
     assert hockey_stick(P, Q, epsilon) <= certified
-
-
-@pytest.mark.parametrize(
-    ("mean", "epsilon", "change"), [(400.0, 1.0, 48.0), (200.0, 2.0, 48.0), (3000.0, 0.5, 48.0)]
-)
-def test_delta_is_what_the_proof_says_and_a_tenth_less_noise_or_more_movement_is_noticed(mean, epsilon, change):
-    """The supremum over t and the least over alpha, written out on grids; what the chords lose is below 3 %."""
-    a, b = (law[1:] for law in laws(mean, int(mean + 50 * math.sqrt(mean))))
-    kept, t, least = (a > 1e-60) & (b > 1e-60), np.geomspace(5e-3, 1, 200)[:, None], math.inf
-    for alpha in np.geomspace(5, 50, 80):
-        rates = []
-        for base, other in ((a[kept], b[kept]), (b[kept], a[kept])):
-            w = np.log1p(t * np.maximum(other / base - 1, -1 + 1e-15))
-            rates += [np.log(np.exp(power * w) @ base) / t[:, 0] ** 2 for power in (alpha, 1 - alpha)]
-        moments = change * float(np.max(rates)) - (alpha - 1) * epsilon
-        least = min(least, moments + alpha * math.log1p(-1 / alpha) - math.log(alpha - 1))
-    found, noise, movement = (
-        math.log(PoissonSum(50, scale * mean).moved_delta(epsilon, 64, more * change))
-        for scale, more in ((1, 1), (0.9, 1), (1, 1.1))
-    )
-    assert least - 1e-3 <= found <= least + 0.03
-    assert min(noise, movement) > found + 0.3
-
-
-def test_moments_are_largest_where_one_of_the_laws_is_at_an_end():
-    rng, mean, alpha = np.random.default_rng(0), 6.0, 3.7
-
-    def moment(q, other):
-        P, Q = rounded(mean, q)[1:60], rounded(mean, other)[1:60]
-        return float((P**alpha * Q ** (1 - alpha)).sum())
-
-    inside = 0
-    for q, other in rng.random((200, 2)):
-        t = abs(q - other)
-        ends = [moment(*pair) for pair in [(0, t), (t, 0), (1, 1 - t), (1 - t, 1)]]
-        assert moment(q, other) <= max(ends) * (1 + 1e-12)
-        inside += moment(q, other) < min(ends)
-    assert inside > 3  # not even all ends
-
-
-@pytest.mark.parametrize("mean", [4.0, 30.0, 900.0])
-@pytest.mark.parametrize("power", [3.0, 12.0, -2.0, -11.0])
-def test_the_rate_is_nowhere_below_the_moments(mean, power):
-    law = poisson_law(mean)
-    for base, excess in ((law.mass[1:], np.expm1(-law.step)), (law.mass[:-1], np.expm1(law.step))):
-        rate = _Base(base, excess).rate(power, 0.0, 1e-3)
-        t = np.concatenate([np.geomspace(1e-3, 1, 3001)[:-1], 1 - np.geomspace(1e-6, 1e-2, 50)])
-        moments = np.exp(power * np.log1p(t[:, None] * excess)) @ base
-        slope = abs(power * float(base @ excess)) * t
-        assert (np.log(moments) <= rate * t**2 + slope + 1e-12).all()
-        if rate < 0.3:  # and not far above
-            assert (np.log(moments) / t**2).max() >= 0.998 * rate - 1e-9
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.5])

@@ -51,6 +51,8 @@ def expected_mse(family: OneTermFamily, repetitions: int, law: BitLaw, x: Tensor
     """
     repetitions = checks.integer("repetitions", repetitions, 1)
     family, law = checks.instance("family", family, OneTermFamily), checks.instance("law", law, BitLaw)
+    if law.levels > 1:
+        raise ValueError("law must round to bits, levels = 1; for others take density_mse of the features drawn")
     x, y = family.admit(x).detach().double(), family.queries(y).detach().double()
     n = len(x)
     pairs, own = torch.zeros((2, len(y)), dtype=torch.float64, device=x.device)

@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.density.density import Density
 from torchdp.density.errors import MeanSquaredError, kernel_means
 from torchdp.density.family import Features
+from torchdp.density.levels import class_steps, crowd_steps, rounding_variances, steps
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, CuratorProtocol, Layout, Objective, Protocol, Tally
@@ -47,7 +48,7 @@ class OfFeatures(Protocol[Crowd]):
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
         checks.integer("n", n, 1)
-        rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
+        rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding / self.law.levels**2
         noise = self.law.spread(torch.tensor([0, n]), n).max()
         return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
 
@@ -67,7 +68,10 @@ class OfFeatures(Protocol[Crowd]):
     def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
         """Of the means, by rounding and by privacy noise, (instances,) each."""
         n, bound, (total, squares) = summary.n, self.features.bound, self.features.sums(summary)
-        rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
+        if self.law.levels == 1:
+            rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
+        else:
+            rounding = rounding_variances(self.features, summary, self.law.levels)
         noise = self.law.spread((n + total / bound) / 2, n)
         return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
 
@@ -103,6 +107,9 @@ class OfFeatures(Protocol[Crowd]):
 @dataclass(frozen=True, eq=False)
 class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their shuffled sums are released.
+
+    With ``law.levels`` = m > 1 they send floor u or one more of m messages, u = m (1 + f_i(x)_j / R)/2: rounding then
+    adds at most 1/m^2 of a bit's variance, and noise is in steps of 1/m.
 
     ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly in law, from a
     crowd: O(distinct values). ``analyse`` gives a ``Density``.
@@ -140,11 +147,20 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     @staticmethod
     def calibrated(
-        features: Features, kind: type[MessageLaw], users: int, epsilon: float, delta: float, absent: int = 0
+        features: Features,
+        kind: type[MessageLaw],
+        users: int,
+        epsilon: float,
+        delta: float,
+        absent: int = 0,
+        *,
+        levels: int = 1,
     ) -> "ShuffledKDE":
         """With the least noise of this kind of law that is certified to make the release (epsilon, delta)-DP.
 
-        kind: such as ``shuffle.PoissonSum``. absent: as above. Raises as ``BitLaw.calibrated``.
+        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has the least noise, and sends more messages.
+        levels: 1 rounds to bits; for features that are not signs 4 is within 1 or 2 % of no rounding at all, at about
+        as many times the messages. absent: as above. Raises as ``BitLaw.calibrated``.
         """
         features = checks.instance("features", features, Features)
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
@@ -152,7 +168,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         own = absent > 0 or kind.own_number
-        law = _calibrated(kind, users if own else 1, epsilon, delta, absent, *moved(features))
+        law = _calibrated(kind, users if own else 1, epsilon, delta, absent, *moved(features), levels)
         return ShuffledKDE(features, law if own else replace(law, users=users), delta, epsilon, absent)
 
     @cached_property
@@ -168,6 +184,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         return x
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
+        if self.law.levels > 1:
+            return steps(self.features, x, self.law.levels, draws)
         return self.features.bits(x, draws)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
@@ -175,11 +193,15 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
+        if self.law.levels > 1:
+            return self.noised(crowd_steps(self.features, summary, self.law.levels, draws, shape), draws)
         return self.noised(self.features.crowd_ones(summary, draws, shape), draws)
 
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
+        if self.law.levels > 1:
+            return class_steps(self.features, x, labels, classes, self.law.levels, draws, shape)
         return self.features.class_ones(x, labels, classes, draws, shape)
 
     def analyse(self, tally: Tally) -> Density:
@@ -274,5 +296,7 @@ def _calibrated(
     instances: int,
     change: float,
     flips: int,
+    levels: int,
 ) -> MessageLaw:
-    return kind.calibrated(users, epsilon, delta, instances, absent, change=change, flips=flips)
+    own = {} if levels == 1 else {"levels": levels}
+    return kind.calibrated(users, epsilon, delta, instances, absent, change=change, flips=flips, **own)

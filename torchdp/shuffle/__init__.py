@@ -14,6 +14,7 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 |---|---|---|
 | :class:`RandomizedResponseSum` | 1 | its own bit, flipped |
 | :class:`PoissonSum`, :class:`NegativeBinomialSum` | 1 + E D/n | D of one kind of message |
+| :class:`BoundedSum` | the same, more | D symmetric, without a floor: a curator's error at large epsilon |
 | :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, hidden by pairs that cancel |
 | :class:`PureSum` | more | the same at delta = 0 |
 | :class:`RoundedGaussianSum` | a curator's, in ``CuratorSums`` | N(0, sigma^2), rounded: private to the last bit |
@@ -21,12 +22,13 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 
 Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact dominating pairs (Ghazi
 et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up (Doroshenko et al. 2022, Algorithm 1), or from how
-far a user's probabilities move (``shuffle.moments``, with proof). ``shuffle.paper`` has the literature's closed forms.
+far a user's numbers move (``shuffle.inversion``, with proof). ``shuffle.paper`` has the literature's closed forms.
 """
 
 from torchdp.shuffle import paper
 from torchdp.shuffle.accounting import delta_of, epsilon_of
 from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.bounded import BoundedSum
 from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw
 from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
@@ -39,6 +41,7 @@ __all__ = [
     "Bag",
     "BitLaw",
     "BitSums",
+    "BoundedSum",
     "CentralGaussianSum",
     "CorrelatedSum",
     "CuratorSums",

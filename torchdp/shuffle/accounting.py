@@ -3,7 +3,7 @@
 Two ways, and the better of both counts. Flips: the worst pair of one instance, composed as often as bits may flip.
 Movement: a user that holds a vector and rounds coordinate i to a one with probability q_i moves the probabilities by
 ``change`` = sum_i (q_i - q_i')^2 when the vector is replaced, which may be far less; ``BitLaw.moved_delta`` says what
-that costs: ``torchdp.shuffle.moments`` for one-type noise, exactly for a curator's Gaussian noise.
+that costs: ``torchdp.shuffle.inversion`` for one-type noise, exactly for a curator's Gaussian noise.
 """
 
 import math
@@ -40,7 +40,7 @@ def delta_of(
     Guarantees: (epsilon, delta)-DP under replacement of all bits, or of the vector, of one user, whatever the other
     users hold. Exact for central Gaussian noise and for one instance of correlated noise and of one-type noise that
     spreads over up to 8,192 counts; otherwise an upper bound.
-    Source: ``torchdp.privacy.accounting``; ``shuffle.moments``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
+    Source: ``torchdp.privacy.accounting``; ``shuffle.inversion``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
     """
     epsilon, (instances, change, flips) = (
         checks.non_negative("epsilon", epsilon),
@@ -71,7 +71,7 @@ def epsilon_of(
     if checks.below_one("delta", delta) == 0:
         return law.pure_epsilon(absent) * flips
     least = law.flipped_epsilon(delta, flips, absent)
-    if change >= flips:
+    if change >= flips and law.levels == 1:
         return least
     top = min(least, LARGEST)
     low, high = 0.0, min(1.0, top)
@@ -124,6 +124,6 @@ def _deltas(
     law: BitLaw, epsilon: float, instances: int, change: float, absent: int, flips: int
 ) -> Iterator[float]:
     """Unchecked, what costs less first."""
-    if change < flips:
+    if change < flips or law.levels > 1:
         yield law.moved_delta(epsilon, instances, change, absent)
     yield law.flipped_delta(epsilon, flips, absent)

@@ -31,6 +31,11 @@ class BitLaw(ABC):
 
     users: int
 
+    @property
+    def levels(self) -> int:
+        """Steps into which a one is divided: users send 0 to ``levels``."""
+        return 1
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "users", checks.integer("users", self.users, 1))
 

@@ -1,7 +1,8 @@
 """One kind of message: users add a share of integer noise to their bit and send as many identical messages."""
 
+import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -14,20 +15,31 @@ from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import one_type_profiles
 from torchdp.shuffle.draws import scattered_negative_binomial, scattered_poisson
+from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.moments import moments_delta
 from torchdp.shuffle.search import Target, least_noise_or_less
+
+MOST_LEVELS = 64
 
 
 @dataclass(frozen=True)
 class OneTypeSum(MessageLaw):
     """A user with bit x sends x + Z identical messages; the n independent Z add up to D. The estimate is count - E D.
 
+    levels: x is 0 to ``levels``, rounded from a number, and the estimate (count - E D)/levels; only how far users move
+    is accounted for then, not flips.
+
     What the analyst sees is the count S + D, as if a curator had added D. The other users' bits are a known shift,
     so (1 + D, D) and its swap are exact dominating pairs, whatever the others hold; with absent users D loses their
     shares.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
+
+    levels: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "levels", checks.integer("levels", self.levels, 1, MOST_LEVELS))
 
     @property
     @abstractmethod
@@ -46,8 +58,14 @@ class OneTypeSum(MessageLaw):
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return one_type_profiles(self.noise_law(absent))
 
+    def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float:
+        return super().flipped_delta(epsilon, instances, absent) if self.levels == 1 else 1.0
+
+    def flipped_epsilon(self, delta: float, instances: int, absent: int = 0) -> float:
+        return super().flipped_epsilon(delta, instances, absent) if self.levels == 1 else math.inf
+
     def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
-        return moments_delta(self.noise_law(absent), epsilon, instances, change)
+        return moved_delta(self.noise_law(absent), epsilon, instances, change, self.levels)
 
     @abstractmethod
     def noise(self, like: Tensor, draws: Draws) -> Tensor:
@@ -63,12 +81,16 @@ class OneTypeSum(MessageLaw):
 
     @property
     def messages_per_user(self) -> float:
-        """1 + E D / n."""
-        return 1 + self.noise_mean / self.users
+        """levels + E D / n."""
+        return self.levels + self.noise_mean / self.users
 
     def speak(self, bits: Tensor, draws: Draws) -> Bag:
         """x + Z messages of each user in each instance."""
-        true = bits.nonzero()[:, 1].to(torch.int32)
+        if self.levels == 1:
+            true = bits.nonzero()[:, 1].to(torch.int32)
+        else:
+            place = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
+            true = torch.repeat_interleave(place, bits.flatten())
         instance = torch.cat([true, self.scattered(len(bits), bits.shape[1], draws)])
         return Bag(len(bits), instance, torch.ones_like(instance, dtype=torch.int8))
 
@@ -77,12 +99,12 @@ class OneTypeSum(MessageLaw):
         return ones + self.noise(ones, draws)
 
     def decode(self, total: Tensor, n: int) -> Tensor:
-        """total - E D n/users."""
-        return total.double() - self.noise_mean * (n / self.users)
+        """(total - E D n/users)/levels."""
+        return (total.double() - self.noise_mean * (n / self.users)) / self.levels
 
     def variance(self, ones: Tensor) -> Tensor:
-        """Var D."""
-        return torch.full_like(ones, self.noise_variance, dtype=torch.float64)
+        """Var D/levels^2."""
+        return torch.full_like(ones, self.noise_variance / self.levels**2, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -117,8 +139,9 @@ class PoissonSum(OneTypeSum):
         return poisson_law(self.mean * self.present(absent) / self.users)
 
     @classmethod
-    def least(cls, target: Target) -> Self:
-        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2), target.composed(cls))
+    def least(cls, target: Target, levels: int = 1) -> Self:
+        target = target.composed(cls)
+        return least_noise_or_less(lambda rmse: cls(target.users, (levels * rmse) ** 2, levels=levels), target)
 
 
 @dataclass(frozen=True)
@@ -158,6 +181,6 @@ class NegativeBinomialSum(OneTypeSum):
         return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)
 
     @classmethod
-    def least(cls, target: Target, ratio: float = 0.5) -> Self:
-        target, scale = target.composed(cls), (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
-        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio), target)
+    def least(cls, target: Target, ratio: float = 0.5, levels: int = 1) -> Self:
+        target, scale = target.composed(cls), levels**2 * (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
+        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio, levels=levels), target)

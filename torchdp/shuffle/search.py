@@ -10,10 +10,10 @@ from scipy.optimize import brentq
 from torchdp import checks
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile, composed_delta, rounding
-from torchdp.shuffle.moments import least_moments_delta
 
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
+FAR_BELOW = 4.0  # ratio of flips to change from which flips are not tried: they ask for more
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,8 @@ class Accounted(Protocol):
 
     @property
     def rmse(self) -> float: ...
+    @property
+    def levels(self) -> int: ...
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]: ...
     def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float: ...
     def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float: ...
@@ -127,16 +129,19 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     Guarantees: the certified delta of what is returned is at most the target's: it is computed last.
     """
     epsilon, delta = target.epsilon, target.delta
-    flipping = least_noise(family, target.central, target)
-    if target.change >= target.flips or delta < least_moments_delta(epsilon):
-        return flipping
+    if target.change > target.flips / FAR_BELOW and family(target.central).levels == 1:
+        flipping = least_noise(family, target.central, target)
+        if target.change >= target.flips:
+            return flipping
+    else:
+        flipping = None
     present = target.users - target.absent
     start = gaussian_sigma(epsilon, delta, math.sqrt(target.change)) * math.sqrt(target.users / present)
 
     def moved(noise: float) -> float:
         return family(noise).moved_delta(epsilon, target.instances, target.change, target.absent)
 
-    if moved(flipping.rmse) > delta:  # movement asks for more noise than flips do
+    if flipping is not None and moved(flipping.rmse) > delta:  # movement asks for more noise than flips do
         return flipping
 
     def excess(log_noise: float) -> float:
@@ -145,7 +150,7 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     noise = math.exp(crossing(excess, math.log(1.08 * start)))
     while moved(noise) > delta:
         noise *= 1 + TOLERANCE / 4  # the root is found to a tolerance: end on its safe side
-    return min(flipping, family(noise), key=lambda law: law.rmse)
+    return family(noise) if flipping is None else min(flipping, family(noise), key=lambda law: law.rmse)
 
 
 def root(family: Family[Law], start: float, target: Target, tolerance: float = TOLERANCE) -> float:

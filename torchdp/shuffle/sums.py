@@ -180,6 +180,8 @@ class BitSums(OfBits, Shuffled[Tensor]):
         object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1))
         object.__setattr__(self, "delta", checks.below_one("delta", self.delta))
         self.law.present(self.absent)
+        if self.law.levels > 1:
+            raise ValueError("law must have levels = 1: bits are not rounded; density.ShuffledKDE rounds to more")
 
     @staticmethod
     def calibrated(

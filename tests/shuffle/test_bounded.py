@@ -1,0 +1,81 @@
+"""Bounded symmetric shares: their law by other means, two paths, absent users."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchdp.draws import Simulated
+from torchdp.noise import SeededNoise
+from torchdp.shuffle import BitSums, BoundedSum, PoissonSum, delta_of
+
+CASES = [(1, 0.4), (5, 0.9), (5, 4.0), (12, 8.0), (40, 7.5)]
+
+
+@pytest.mark.parametrize(("users", "deviation"), CASES)
+def test_the_law_of_the_noise(users, deviation):
+    law = BoundedSum(users, deviation)
+    values, chances = np.arange(len(law.chances)), law.chances
+    assert chances.sum() == pytest.approx(1) and (chances > 0).all()
+    assert values @ chances == pytest.approx(law.reach + 1)
+    assert users * (((values - law.reach - 1) ** 2) @ chances) == pytest.approx(deviation**2)
+    mass = law.noise_law().mass
+    angles = 2 * math.pi * np.arange(len(mass)) / len(mass)  # the characteristic function, at as many points
+    one = (np.exp(1j * np.outer(angles, values - law.reach - 1)) @ chances) ** users
+    centred = np.arange(len(mass)) - len(mass) // 2
+    again = (np.exp(-1j * np.outer(centred, angles)) @ one).real / len(mass)
+    np.testing.assert_allclose(mass, again, atol=1e-12)
+    assert (np.diff(mass[: len(mass) // 2 + 1]) > 0).all() and np.array_equal(mass, mass[::-1])
+
+
+@pytest.mark.parametrize(("users", "deviation"), CASES)
+def test_messages_and_sums_have_one_law(users, deviation):
+    sums = BitSums(BoundedSum(users, deviation), 3, 0.5, 50.0)
+    bits = torch.rand(users, 3, generator=torch.Generator().manual_seed(1)) < 0.4
+    sampled = sums.sample_tally(bits.sum(0), generator=torch.Generator().manual_seed(2), sample_shape=(4000,))[
+        "total"
+    ]
+    heard = torch.stack([sums.collect(bits, noise=SeededNoise(i))["total"] for i in range(400)])
+    for total, count in ((sampled, 4000), (heard, 400)):
+        value = sums.law.decode(total, users) - bits.sum(0)
+        assert float(value.mean()) == pytest.approx(0, abs=5 * deviation / math.sqrt(3 * count))
+        assert float(value.square().mean()) == pytest.approx(deviation**2, rel=6 * math.sqrt(2 / (3 * count)))
+    mass = sums.law.noise_law().mass
+    noise = (sampled - bits.sum(0)).flatten() - int(sums.law.noise_mean) + len(mass) // 2
+    seen = np.bincount(noise.numpy(), minlength=len(mass))
+    keep = mass * 12000 > 8
+    chi = ((seen[keep] - 12000 * mass[keep]) ** 2 / (12000 * mass[keep])).sum()
+    assert abs(chi - keep.sum()) < 6 * math.sqrt(2 * keep.sum()) + 6
+
+
+def test_absent_users_take_their_shares_along():
+    full = BoundedSum.calibrated(100, 1.0, 1e-5, 16, change=4.0)
+    fewer = BoundedSum.calibrated(100, 1.0, 1e-5, 16, absent=20, change=4.0)
+    assert fewer.noise_variance == pytest.approx(full.noise_variance / 0.8, rel=0.02)
+    assert delta_of(full, 1.0, 16, absent=20, change=4.0) > 1e-5
+    assert len(full.noise_law(50).mass) < len(full.noise_law().mass)
+
+
+def test_one_bit_needs_no_more_than_poisson_noise():
+    bounded, poisson = (kind.calibrated(50, 1.0, 1e-5, 1) for kind in (BoundedSum, PoissonSum))
+    assert bounded.rmse < poisson.rmse
+    assert 0.99e-5 < delta_of(bounded, 1.0, 1) <= 1e-5
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="deviation"):
+        BoundedSum(10, 0.0)
+    with pytest.raises(ValueError, match="levels"):
+        BoundedSum(10, 1.0, levels=0)
+    with pytest.raises(ValueError, match="take PoissonSum"):
+        BoundedSum(10**9, 1e4).noise_law()
+    with pytest.raises(ValueError, match="levels = 1"):
+        BitSums(BoundedSum(10, 3.0, levels=2), 3, 1e-5)
+
+
+def test_draws_of_many_users_cost_nothing():
+    law = BoundedSum(10**12, 1e3)
+    noise = law.noise(torch.zeros(5000, dtype=torch.int64), Simulated(torch.Generator().manual_seed(1)))
+    value = noise.double() - law.noise_mean
+    assert float(value.std()) == pytest.approx(1e3, rel=0.06) and abs(float(value.mean())) < 70

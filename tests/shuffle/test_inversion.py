@@ -1,0 +1,159 @@
+"""Accounting by summed inversion: known noise, enumeration, the worst patterns found, and limits."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mass_functions
+from scipy import stats
+
+from torchdp.privacy import gaussian_log_delta
+from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum
+from torchdp.shuffle.count_laws import poisson_law
+from torchdp.shuffle.inversion import _Cut, _Move, moved_delta
+
+KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": NegativeBinomialSum}
+
+
+@pytest.mark.parametrize(
+    ("kind", "users", "instances", "change", "epsilon", "levels", "variance"),
+    [
+        ("Poisson", 125, 64, 4, 4.5, 1, 14.29),
+        ("Poisson", 125, 64, 4, 4.5, 2, 5.87),
+        ("Poisson", 125, 64, 4, 4.5, 4, 4.65),
+        ("Poisson", 125, 64, 4, 1, 1, 67.0),
+        ("Poisson", 125, 64, 4, 1, 2, 61.1),
+        ("Poisson", 125, 768, 46, 1, 1, 652.3),
+        ("negative binomial", 125, 64, 4, 4.5, 1, 41.2),
+        ("bounded", 125, 64, 4, 4.5, 1, 4.615),
+        ("bounded", 125, 64, 4, 4.5, 4, 3.93),
+        ("bounded", 125, 64, 4, 1, 1, 59.45),
+        ("bounded", 20, 64, 4, 4.5, 1, 4.75),
+        pytest.param("Poisson", 125, 2048, 1024, 1, 1, 14292.0, marks=pytest.mark.slow),
+        pytest.param("bounded", 3000, 768, 46, 1, 1, 645.2, marks=pytest.mark.slow),
+        pytest.param("bounded", 10_000, 2048, 1024, 1, 1, 14284.0, marks=pytest.mark.slow),
+    ],
+)
+def test_known_noise(kind, users, instances, change, epsilon, levels, variance):
+    """Variance of one sum at delta = 1e-5; never below the curator's."""
+    law = KINDS[kind].calibrated(users, epsilon, 1e-5, instances, change=change, levels=levels)
+    found = float(law.variance(torch.zeros(())))
+    assert found == pytest.approx(variance, rel=5e-3)
+    assert gaussian_log_delta(math.sqrt(found / change), epsilon) <= math.log(1e-5)
+
+
+def shifted(mass, u):
+    """The law of floor u + Bernoulli(u - floor u) + D on one array for all u up to 4."""
+    whole, out = int(u), np.zeros(len(mass) + 6)
+    for k, chance in ((whole, 1 - (u - whole)), (whole + 1, u - whole)):
+        out[k : k + len(mass)] += chance * mass
+    return out
+
+
+def exact(pairs, epsilon):
+    P, Q = (np.array([1.0]), np.array([1.0]))
+    for p, q in pairs:
+        P, Q = np.multiply.outer(P, p).ravel(), np.multiply.outer(Q, q).ravel()
+    return float(np.maximum(P - math.exp(epsilon) * Q, 0).sum())
+
+
+MASSES = {
+    "Poisson": (PoissonSum(9, 4.0), stats.poisson.pmf(np.arange(40), 4.0)),
+    "bounded": (BoundedSum(4, 1.3), BoundedSum(4, 1.3).noise_law().mass),
+}
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("name", MASSES)
+def test_guarantee_no_pair_of_vectors_in_two_coordinates_is_told_apart_better(name, levels):
+    """Every pair on a grid, all outcomes; and the bound is not far above the worst of them."""
+    law, mass = MASSES[name]
+    values = np.linspace(0, levels, 3 * levels + 1)[:: 1 if levels < 3 else 2]
+    laws, worst = {u: shifted(mass, u) for u in values}, {}
+    for (a, b), (c, d) in itertools.product(itertools.combinations_with_replacement(values, 2), repeat=2):
+        change = round(((a - c) ** 2 + (b - d) ** 2) / levels**2, 9)
+        if 0 < change:
+            found = exact([(laws[a], laws[c]), (laws[b], laws[d])], 0.8)
+            worst[change] = max(worst.get(change, 0.0), found)
+    ratios = [
+        found / moved_delta(law.noise_law(), 0.8, 2, min(change, 2.0), levels) for change, found in worst.items()
+    ]
+    assert len(ratios) > 4 and max(ratios) <= 1 + 1e-9 and max(ratios) > 0.5
+
+
+def composed(P, Q, times, epsilon):
+    """A lower bound on delta of so many independent pairs, either way, by the package's optimistic grid."""
+    with np.errstate(divide="ignore"):
+        logs = [{i: float(x) for i, x in enumerate(np.log(law)) if x > -80} for law in (P, Q)]
+    one = from_two_probability_mass_functions(
+        *logs, pessimistic_estimate=False, value_discretization_interval=1e-3
+    )
+    return float(one.self_compose(times).get_delta_for_epsilon(epsilon))
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon", "change"), [("Poisson", 1.0, 4.0), ("bounded", 1.0, 4.0), ("bounded", 4.5, 4.0)]
+)
+def test_guarantee_the_worst_pattern_found_is_below_and_near(name, epsilon, change):
+    """Equal moves of every size and of all four types, in 64 coordinates; 5 % less noise is noticed."""
+    law = KINDS[name].calibrated(125, epsilon, 1e-5, 64, change=change)
+    smaller = PoissonSum(125, 0.95 * law.mean) if name == "Poisson" else BoundedSum(125, 0.975 * law.deviation)
+
+    def worst(law):
+        mass, found = law.noise_law().mass, 0.0
+        base, one = shifted(mass, 0.0), shifted(mass, 1.0)
+        for t in (0.25, 0.5, 0.75, 0.9, 1.0):
+            times = min(64, int(change / t**2))
+            up, down = shifted(mass, t), shifted(mass, 1 - t)
+            for P, Q in ((base, up), (one, down)):
+                found = max(found, composed(P, Q, times, epsilon))
+        return found
+
+    assert 0.75e-5 < worst(law) <= 1e-5 < worst(smaller)
+
+
+def test_more_noise_than_a_gaussian_and_nearly_none_more():
+    """Wide noise is Gaussian: 2,048 numbers that may all flip; told by blocks or one by one."""
+    found = moved_delta(poisson_law(20_000.0), 1.0, 2048, 1024.0)
+    curator = math.exp(gaussian_log_delta(math.sqrt(20_000.0 / 1024), 1.0))
+    assert curator <= found < 1.05 * curator
+
+
+def test_the_floor_of_poisson_noise():
+    """delta >= about sqrt(I change) Pr[D = 0], attained at 64 numbers that move by 4 in all."""
+    law = PoissonSum.calibrated(125, 4.5, 1e-5, 64, change=4.0)
+    assert law.mean == pytest.approx(math.log(math.sqrt(64 * 4.0) / 1e-5), rel=2e-3)
+    assert BoundedSum.calibrated(125, 4.5, 1e-5, 64, change=4.0).noise_variance < law.mean / 3
+
+
+@pytest.mark.parametrize("levels", [1, 2, 4])
+def test_more_movement_and_less_noise_cost_more(levels):
+    noise = PoissonSum(50, 30.0).noise_law()
+    delta = moved_delta(noise, 1.5, 64, 4.0, levels)
+    assert moved_delta(noise, 1.5, 64, 4.4, levels) > delta > moved_delta(noise, 1.7, 64, 4.0, levels)
+    assert moved_delta(PoissonSum(50, 27.0).noise_law(), 1.5, 64, 4.0, levels) > delta
+    assert moved_delta(noise, 1.5, 128, 4.0, levels) >= delta
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize("up", [True, False], ids=["base Q", "base P"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_moduli_are_those_of_the_pairs(turned, up, levels):
+    """|sum P^(1 + z) Q^(-z)|, outcome by outcome, less what is lost, and the tails' mass where nothing is lost."""
+    mass = stats.poisson.pmf(np.arange(25), 5.0)
+    cut, x, a, step = _Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
+    found = list(_Move(cut, x, levels, turned, up).moduli(a, step, 3))
+    base = np.concatenate([cut.mass[::-1] if turned else cut.mass, np.zeros(6)])
+    for i, distance in enumerate(x):
+        k, theta = int(distance), distance - int(distance)
+        moved = shifted(base[:-6], distance)
+        P, Q = (moved, base) if up else (base.copy(), moved.copy())
+        if not up:  # the part theta of the lowest outcome that Q reaches is lost
+            P[k] *= 1 - theta
+        both = (P > 0) & (Q > 0)
+        for j in range(3):
+            z = complex(a, step * j)
+            M = (P[both].astype(complex) ** (1 + z) * Q[both].astype(complex) ** -z).sum() + 0.01
+            assert found[j][i] == pytest.approx(abs(M), rel=1e-9)

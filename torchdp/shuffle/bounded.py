@@ -1,0 +1,124 @@
+"""Bounded symmetric shares: noise without a floor, from one kind of message and equal, independent users."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.shuffle.count_laws import FAR, CountLaw
+from torchdp.shuffle.one_type import OneTypeSum
+from torchdp.shuffle.search import Target, least_noise_or_less
+
+WIDEST = 1 << 14  # counts over which the noise is followed
+
+
+@dataclass(frozen=True)
+class BoundedSum(OneTypeSum):
+    """D is the sum of n shares on 0, ..., 2 (c + 1), symmetric about c + 1, of variance deviation^2/n each.
+
+    A share is c + 1 and a number that is uniform on -(c + 1), ..., c + 1 with probability q, else on -c, ..., c;
+    c is the largest whole number with c (c + 1)/3 <= variance/n, and q makes the variance right. E D = n (c + 1)
+    messages: those of every user that are not cancelled by a negative number hide it, and are subtracted. Equal shares
+    of an infinitely divisible law, as Poisson's, have Pr[D = 0] >= e^-Var D, which costs delta whatever the accounting;
+    these have (q/(2 c + 3))^n. D is unimodal: centred uniform laws are, and so are sums of them (Wintner).
+
+    deviation: that of D, > 0. Raises ValueError.
+
+    Guarantees: the exact dominating pairs (1 + D, D) and (D, 1 + D).
+    Source: here; the view of a count: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
+    """
+
+    own_number: ClassVar[bool] = True
+
+    deviation: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "deviation", checks.positive("deviation", self.deviation))
+        checks.fits("deviation", 64, self.reach)
+
+    @property
+    def noise_variance(self) -> float:
+        return self.deviation**2
+
+    @property
+    def reach(self) -> int:
+        """c: a share moves by at most c + 1 from its mean."""
+        own = self.noise_variance / self.users
+        c = max(0, math.floor((math.sqrt(1 + 12 * own) - 1) / 2))
+        while (c + 1) * (c + 2) / 3 <= own:
+            c += 1
+        return c if c * (c + 1) / 3 <= own else c - 1
+
+    @property
+    def share(self) -> float:
+        """q."""
+        c = self.reach
+        return min(1.0, (self.noise_variance / self.users - c * (c + 1) / 3) / (2 * (c + 1) / 3))
+
+    @property
+    def noise_mean(self) -> float:
+        return float(self.users * (self.reach + 1))
+
+    @cached_property
+    def chances(self) -> np.ndarray:
+        """Of the values 0, ..., 2 (c + 1) of one share."""
+        c, q = self.reach, self.share
+        chances = np.full(2 * c + 3, q / (2 * c + 3))
+        chances[1:-1] += (1 - q) / (2 * c + 1)
+        return chances
+
+    def noise(self, like: Tensor, draws: Draws) -> Tensor:
+        """How many users have each value, one value after another: O(c), whatever their number."""
+        total, left, rest = torch.zeros_like(like, dtype=torch.int64), torch.full_like(like, self.users), 1.0
+        left = left.to(torch.int64)
+        for value, chance in enumerate(self.chances):
+            last = value == len(self.chances) - 1
+            here = left if last else draws.binomial(left, min(1.0, float(chance) / rest))
+            total, left, rest = total + value * here, left - here, rest - float(chance)
+        return total
+
+    def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+        wide = draws.uniform((users, instances)) < self.share
+        reach = self.reach + wide.to(torch.int64)
+        shares = (
+            (draws.uniform((users, instances)) * (2 * reach + 1)).floor().to(torch.int64) + self.reach + 1 - reach
+        )
+        place = torch.arange(instances, dtype=torch.int32, device=draws.device).repeat(users)
+        return torch.repeat_interleave(place, shares.flatten())
+
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises ValueError."""
+        if self.deviation * 30 > WIDEST:
+            raise ValueError(
+                f"deviation must be at most {WIDEST / 30:.3g}, or take PoissonSum, whose floor is far then"
+            )
+        n = self.present(absent)
+        law, power, lost = np.ones(1), self.chances, 0.0
+        for bit in bin(n)[:1:-1]:
+            if bit == "1":
+                law, less = _trimmed(np.convolve(law, power))
+                lost += less
+            power, less = _trimmed(np.convolve(power, power))
+            lost += n * less
+        half = law[: len(law) // 2 + 1]
+        law = np.concatenate([half, half[:-1][::-1]])  # symmetric to the last digit
+        return CountLaw(0, law / law.sum(), np.diff(np.log(law)), lost + 2 * len(law) * math.exp(-FAR))
+
+    @classmethod
+    def least(cls, target: Target, levels: int = 1) -> Self:
+        target = target.composed(cls)
+        return least_noise_or_less(lambda rmse: cls(target.users, levels * rmse, levels=levels), target)
+
+
+def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:
+    """The law without tails below e^-100 of the largest, the same at both ends, and what was left out."""
+    kept = np.flatnonzero(law >= law.max() * math.exp(-FAR))
+    cut = min(int(kept[0]), len(law) - 1 - int(kept[-1]))
+    return law[cut : len(law) - cut], float(law[:cut].sum() + law[len(law) - cut :].sum())
