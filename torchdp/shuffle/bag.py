@@ -30,6 +30,7 @@ class Bag:
             if not isinstance(value, Tensor) or value.dtype != dtype:
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 raise TypeError(f"{name} must be a tensor of {dtype}, not {kind}")
+            checks.dense(name, value)
         if self.instance.ndim != 1 or self.instance.shape != self.content.shape:
             raise ValueError(
                 "instance and content must have one shape (m,), one row for each message, not "
@@ -39,8 +40,6 @@ class Bag:
             raise ValueError(
                 f"instance and content must be on one device, not {self.instance.device} and {self.content.device}"
             )
-        for name, value in (("instance", self.instance), ("content", self.content)):
-            checks.dense(name, value)
 
     def __len__(self) -> int:
         return len(self.instance)
