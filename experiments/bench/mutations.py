@@ -9,7 +9,7 @@ Expected: every fault is seen.
 Output: results/bench/mutations/mutations.csv (what is in it is not measured again); printed: ``mutations_cpu.txt``.
 Artifact: - | what the tests are worth
 Status: agrees
-Time: about three quarters of an hour on two cores; --smoke plants two.
+Time: half an hour on two busy cores, a third of it for the tests without any fault; --smoke plants two.
 """
 
 import ast
