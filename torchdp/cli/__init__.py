@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from torchdp import __version__
+
 STATISTICS = {
     "auc": "SCORE LABEL",
     "concordance": "TIME EVENT SCORE",
@@ -29,6 +31,7 @@ PROTOCOLS = ("one-message", "randomized-response", "two-message")
 def parser() -> argparse.ArgumentParser:
     """The arguments; imports nothing heavy, so that --help is instant."""
     top = argparse.ArgumentParser(prog="torchdp", description="Differentially private mechanisms in PyTorch.")
+    top.add_argument("--version", action="version", version=f"torchdp {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
