@@ -73,7 +73,7 @@ def test_coverage(smoke):
 def test_more_statistics(smoke):
     found = smoke("pairwise/more_statistics.py")
     (marked,) = found.tables["marked"]
-    assert len(found.tables["cells"]) == 20 and marked["cells"] == 18
+    assert len(found.tables["cells"]) == 24 and marked["cells"] == 22
     assert 0.85 < marked["least_ratio"] <= marked["largest_ratio"] < 1.15  # 400 trials: 0.035 in standard errors
     assert marked["least_coverage"] > 0.9 and marked["largest_bias_z"] < 4.5
 
