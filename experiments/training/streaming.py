@@ -1,6 +1,6 @@
 """Correlated noise for large models: state, memory and time of a step, beside normals alone.
 
-Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), noise of a few buffers, here with scaled rows and columns.
+Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), noise of a few buffers; here rows and columns are scaled.
 Command:  python experiments/training/streaming.py
 Expected: the step's time is a small multiple of ``torch.randn``'s; the state is buffers x size numbers, bands less one
     times size with bands, nothing for independent noise, whatever the number of steps.
