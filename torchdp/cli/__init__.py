@@ -4,8 +4,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torchdp import __version__
-
 STATISTICS = {
     "auc": "SCORE LABEL",
     "concordance": "TIME EVENT SCORE",
@@ -31,7 +29,8 @@ PROTOCOLS = ("one-message", "randomized-response", "two-message")
 def parser() -> argparse.ArgumentParser:
     """The arguments; imports nothing heavy, so that --help is instant."""
     top = argparse.ArgumentParser(prog="torchdp", description="Differentially private mechanisms in PyTorch.")
-    top.add_argument("--version", action="version", version=f"torchdp {__version__}")
+    version = sys.modules["torchdp"].__version__
+    top.add_argument("--version", action="version", version=f"torchdp {version}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
