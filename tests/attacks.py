@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 SURE = 1e-9  # chance that a bound of a probability is wrong
 TAILS, VALUES = 40, 4096
-LEVELS, BITS = 14, 8  # powers of two below which a number may lie; low-order bits
+LEVELS, BITS = 20, 12  # powers of two below which a number may lie; low-order bits
 
 
 def certified(here, there, times, delta):

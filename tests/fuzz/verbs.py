@@ -32,6 +32,16 @@ PROTOCOLS = {
     "PointRelease": ("randomizers.PointRelease(2, 1.0)", "points"),
     "GaussianVector": ("randomizers.GaussianVector(2, 1.0, delta=1e-3)", "points"),
     "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
+    "LocalFunction": (
+        "queries.LocalFunction(queries.EnergyDistance(2), randomizers.RandomizedResponse(4, 4.0))",
+        "types",
+    ),
+    "LocalCovariance": ("mean.LocalCovariance.calibrated(domains.Box(-ones, ones), epsilon=4.0)", "points"),
+    "StrategyCovariance": (
+        "mean.StrategyCovariance(domains.Box(-ones, ones), 1, "
+        "randomizers.StrategyMatrix((torch.ones(9, 9) + 8 * torch.eye(9)).double() / 17))",
+        "points",
+    ),
     "LocalFactorization": (
         "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
         "types",
@@ -111,7 +121,8 @@ class Users(dict):
 def known():
     found = dict(recipes.kept())
     ball = found["domains"].lp_ball(2, 2.0, 1.0)
-    return found | {"ball": ball, "round": found["domains"].round_shape(ball, 2.0), "at": Users()}
+    ones = torch.ones(2, dtype=torch.float64)
+    return found | {"ball": ball, "ones": ones, "round": found["domains"].round_shape(ball, 2.0), "at": Users()}
 
 
 @cache
@@ -119,6 +130,9 @@ def kept():
     found = known()
     classes = found["density"].ShuffledClasses((found["at"]["CentralKDE"].protocol,) * 2)
     reported = (found["rows"].repeat(2, 1), torch.arange(10) // 5)
+    density, law = found["density"], found["shuffle"].CentralGaussianSum(5, 1.0)
+    inner = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))
+    products = density.ShuffledClasses((density.CentralKDE(inner, law, 1e-5),) * 2)
     rooms = ("rounded", "wire")
     return found | {
         **{room: importlib.import_module(f"torchdp.{room}") for room in rooms},
@@ -126,6 +140,7 @@ def kept():
         "Q": (torch.ones(3, 3) + torch.eye(3)).double() / 4,
         "running": found["workloads"].RunningSums(4),
         "densities": classes.estimate(reported, noise=SeededNoise(1)),
+        "densities_of_products": products.estimate(reported, noise=SeededNoise(1)),
         "net": torch.nn.Linear(2, 1, dtype=torch.float64),
         "payload": importlib.import_module("torchdp.wire").frame(b"12345678", b"name"),
     }
@@ -223,6 +238,19 @@ at['ShuffledKDE'].protocol.density_mse(at['ShuffledKDE'].summary, points)
 training.Attendance(once, 5)
 training.Attendance(once, 5).check(types[:2])
 training.Batches(training.Epochs(2), 4, 2, 4, generator=generator)
+training.CyclicPoisson(2, 0.3)
+training.CyclicPoisson(2, 0.3).guarantee(eye, 1.0, 1.0, 1e-3)
+training.CyclicPoisson(2, 0.3).sigma(eye, 1.0, 1.0, 1e-3)
+training.PoissonBatches(training.CyclicPoisson(2, 0.3), 10, 4, noise=noise)
+training.choose(workloads.prefix(4), 40, 10, epsilon=1.0, delta=1e-5)
+privacy.sampled_guarantee(1.0, 0.3, 3, 1e-3)
+privacy.sampled_multiplier(1.0, 1e-3, 0.3, 3)
+factorization.factorize_separated(workloads.prefix(4), 2, 2, tol=0.1, max_iterations=9)
+pairwise.concordance(2, 3)
+pairwise.gamma(2, 3, tol=0.1)
+pairwise.gini(3)
+pairwise.ratio(pairwise.unequal(3), pairwise.unequal(3))
+density.nearest_centre(densities_of_products, points)
 training.FeatureLayer(features)
 training.FeatureLayer(features)(points)
 training.SketchLayer(sketch)

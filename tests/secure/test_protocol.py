@@ -303,6 +303,8 @@ def test_rows_further_apart_than_the_stated_sensitivity_are_refused():
     for verb in (p.randomize, p.collect):
         with pytest.raises(ValueError, match=r"more than sensitivity = 0\.25 apart"):
             verb(torch.cat([near[:2], -near[2:]]))
+        with pytest.raises(ValueError, match=r"more than sensitivity = 0\.25 apart"):
+            verb(torch.cat([near[:2], torch.tensor([[0.0, 0.9 - 0.26]], dtype=torch.float64)]))
 
 
 def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():

@@ -20,7 +20,7 @@ from torchdp.sketching import (
     ones,
     osnap,
 )
-from torchdp.sketching.losses import client_losses, convex_delta, copy_losses, gaussian_delta
+from torchdp.sketching.losses import client_losses, convex_delta, copy_losses, gaussian_delta, worst_loss
 
 
 def generator(seed=0):
@@ -130,3 +130,11 @@ def test_noise_that_is_private_at_every_epsilon_is_named():
     sketch = balanced_count_sketch(600, 20, generator=generator())
     with pytest.raises(ValueError, match="state a smaller delta"):
         GaussianNoise(1e9).guarantee(sketch, 1.0, delta=1e-3, coalition=StaticCoalition(3))
+
+
+def test_guarantee_the_chance_of_something_worse_is_taken_from_delta():
+    for slack in (1e-7, 5e-6):
+        found, plain = worst_loss(0.04, slack, True), worst_loss(0.04, 0.0, True)
+        assert found.guarantee(1e-5).epsilon == pytest.approx(plain.guarantee(1e-5 - slack).epsilon, rel=1e-9)
+        assert found.guarantee(1e-5).epsilon > plain.guarantee(1e-5).epsilon * (1 + slack)
+        assert found.factor(1.0, 1e-5) == pytest.approx(plain.factor(1.0, 1e-5 - slack), rel=1e-9)

@@ -410,3 +410,14 @@ def test_scales_that_the_dtype_cannot_hold_are_refused_and_others_change_nothing
         for factor in (1.0, 2.0**90)
     )
     torch.testing.assert_close(one, other)
+
+
+def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
+    """Three steps whose rows point away from each other: whatever the signs, two of them cancel a little."""
+    gram = torch.full((3, 3), -0.4, dtype=torch.float64).fill_diagonal_(1)
+    C = torch.linalg.cholesky(gram.flip(0, 1)).flip(0, 1).mT  # lower triangular, C^T C = gram
+    found = sensitivity(C, Epochs(1))
+    assert found.attained < 0.9 * found.value
+    noise = calibrated_noise(C, 2, bound=1.0, epsilon=1.0, delta=1e-6, participation=Epochs(1))
+    assert noise.guarantee(1.0, 1e-6, Epochs(1)).epsilon <= 1.0
+    assert noise.sigma == pytest.approx(gaussian_sigma(1.0, 1e-6, found.value), rel=1e-9)

@@ -1,5 +1,6 @@
 """Plans: sampled steps against an attack on all of them, batches, and runs that cannot be put together wrongly."""
 
+import contextlib
 import itertools
 import math
 
@@ -192,3 +193,14 @@ def test_bad_input_is_named(change, name):
     arguments = {"W": iterates(4), "users": 60, "batch": 20, "epsilon": 1.0, "delta": 1e-5} | change
     with pytest.raises(ValueError, match=name):
         choose(arguments.pop("W"), arguments.pop("users"), arguments.pop("batch"), **arguments)
+
+
+def test_guarantee_a_user_s_steps_are_rounded_up_and_one_band_too_many_is_refused():
+    sampling, eye = CyclicPoisson(2, 0.3), torch.eye(5, dtype=torch.float64)
+    assert [sampling.times(steps) for steps in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]  # of who is in the first group
+    found = sampling.guarantee(eye, 1.0, 1.0, 1e-3).epsilon
+    assert found == pytest.approx(CyclicPoisson(1, 0.3).guarantee(eye[:3, :3], 1.0, 1.0, 1e-3).epsilon, rel=1e-9)
+    for bands in (1, 2, 3, 4):
+        C = eye + 0.1 * torch.ones(5, 5).double().tril(1 - bands).triu(1 - bands) * (bands > 1)
+        with pytest.raises(ValueError, match="at most 2 bands") if bands > 2 else contextlib.nullcontext():
+            sampling.guarantee(C, 1.0, 1.0, 1e-3)

@@ -11,14 +11,15 @@ from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 
 STEP = 1e-3  # of the privacy loss: epsilon comes out at most some 1e-4 of itself too large
 TOLERANCE = 1e-4  # relative: noise is at most so much more than what the target needs
+LEAST_CHANCE, MOST_TIMES = 1e-9, 2**24  # what loss distributions follow
 SOURCE = "privacy loss distribution of the Poisson-subsampled Gaussian, Doroshenko et al. (2022); dp_accounting"
 
 
 def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float) -> Guarantee:
     """What ``times`` sums promise, each over users who are in it with chance ``chance``, independently of all else.
 
-    multiplier: standard deviation of each sum's noise, in bounds of one user's part. Who is in a sum is secret. A sum
-    may depend on those before. Raises ValueError, ImportError.
+    multiplier: standard deviation of each sum's noise, in bounds of one user's part. chance: in [1e-9, 1]; times: up to
+    2^24. Who is in a sum is secret. A sum may depend on those before. Raises ValueError, ImportError.
 
     Guarantees: (epsilon, delta)-DP for adding or removing one user; an upper bound, by some 1e-4 of epsilon.
     Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), connecting dots; Koskela, Jaelkoe, Honkela (2020).
@@ -55,16 +56,14 @@ def sampled_multiplier(epsilon: float, delta: float, chance: float, times: int) 
 
 
 def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:
-    chance = checks.positive("chance", chance)
-    if chance > 1:
-        raise ValueError(f"chance must be in (0, 1], not {chance:g}")
-    return chance, checks.integer("times", times, 1), checks.fraction("delta", delta)
+    chance = checks.within("chance", chance, LEAST_CHANCE, 1.0)
+    return chance, checks.integer("times", times, 1, MOST_TIMES), checks.fraction("delta", delta)
 
 
 def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> float:
     """The epsilon of ``times`` sums; at most that of sums over all, whose mixture each is; math.inf for none."""
     every = gaussian_epsilon(math.sqrt(times) / multiplier, delta)
-    if chance == 1:
+    if chance == 1 or every in (0.0, math.inf):
         return every
     try:
         from dp_accounting.pld import privacy_loss_distribution as pld

@@ -130,7 +130,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         return self.client.drawn(summary, draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
-        """NaN where g is not defined at the decoded shares."""
+        """NaN where g is not defined at the decoded shares. Raises TypeError, ValueError."""
         return self._estimate(tally, sampling=False)
 
     def of_population(self, tally: Tally) -> Estimate:
@@ -141,7 +141,11 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         return self._estimate(tally, sampling=True)
 
     def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
-        n = self.check(tally).n
+        n, reports = self.check(tally).n, tally["reports"]
+        if bool(((reports < 0) | (reports > n)).any()):
+            raise ValueError(
+                f"tally is not what {n} users can have sent: a count of reports is negative or above n"
+            )
         totals = self.client.totals(tally)
         h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
         batch = h.shape[:-1]

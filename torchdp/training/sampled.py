@@ -53,8 +53,9 @@ class CyclicPoisson:
 
     def sigma(self, strategy: Tensor, bound: float, epsilon: float, delta: float) -> float:
         """The least sigma, within 1e-4 of itself, for which ``guarantee`` is at most ``epsilon``. Raises ValueError."""
+        longest = checks.positive("bound", bound) * self._longest(strategy)
         multiplier = sampled_multiplier(epsilon, delta, self.chance, self.times(len(strategy)))
-        return multiplier * checks.positive("bound", bound) * self._longest(strategy) * (1 + 1e-12)
+        return multiplier * longest * (1 + 1e-12)
 
     def times(self, steps: int) -> int:
         """How many of ``steps`` steps take one user's group, at most."""
