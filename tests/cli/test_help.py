@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+import torchdp
+from torchdp import cli
+
 SCRIPT = """
 import contextlib, io, sys, time
 start = time.process_time()
@@ -27,3 +30,9 @@ def test_help_is_instant(arguments):
 def test_help_of_the_module():
     done = subprocess.run([sys.executable, "-m", "torchdp", "--help"], capture_output=True, text=True, check=True)
     assert "estimate" in done.stdout and "sweep" in done.stdout and done.stderr == ""
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"torchdp {torchdp.__version__}\n"

@@ -48,3 +48,9 @@ def test_choose(smoke):
     errors = {row["plan"]: row["error"] for row in tables["errors"]}
     assert min(errors.values()) < errors["Poisson, independent noise"]
     assert all(row["accuracy"] > 0.8 for row in tables["accuracy"]) and len(tables["accuracy"]) in (2, 3)
+
+
+def test_streaming(smoke):
+    rows = {row["noise"]: row for row in smoke("training/streaming.py").tables["streaming"]}
+    assert [rows[name]["state_bytes"] for name in ("independent", "4 bands", "4 buffers")] == [0, 12, 16]
+    assert all(row["ns"] > 0 for row in rows.values())

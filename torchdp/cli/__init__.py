@@ -29,6 +29,8 @@ PROTOCOLS = ("one-message", "randomized-response", "two-message")
 def parser() -> argparse.ArgumentParser:
     """The arguments; imports nothing heavy, so that --help is instant."""
     top = argparse.ArgumentParser(prog="torchdp", description="Differentially private mechanisms in PyTorch.")
+    version = sys.modules["torchdp"].__version__
+    top.add_argument("--version", action="version", version=f"torchdp {version}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)

@@ -1,0 +1,68 @@
+"""Correlated noise for large models: state, memory and time of a step, beside normals alone.
+
+Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), noise of a few buffers; here rows and columns are scaled.
+Command:  python experiments/training/streaming.py
+Expected: the step's time is a small multiple of ``torch.randn``'s; the state is buffers x size numbers, bands less one
+    times size with bands, nothing for independent noise, whatever the number of steps.
+Output: results/training/streaming/streaming.csv; peak: of the process, bytes for each parameter, with gradients.
+Artifact: - | what correlated noise costs
+Status: agrees
+Time: 5 minutes; --smoke in seconds.
+"""
+
+import resource
+import time
+from dataclasses import dataclass
+
+import torch
+
+from torchdp.factorization import factorize_buffered
+from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz
+from torchdp.simulate import Experiment, Report
+from torchdp.training import CorrelatedNoise
+from torchdp.workloads import RunningSums
+
+
+@dataclass(frozen=True)
+class Config:
+    size: int = 110_000_000
+    steps: int = 100
+    measured: int = 5
+
+
+FULL = Config()
+SMOKE = Config(10_000, 20, 3)
+
+
+def measure(config: Config, report: Report) -> None:
+    gradient = torch.zeros(config.size)
+    c = torch.from_numpy(banded_toeplitz(torch.ones(config.steps).numpy(), 4, 2.0))
+    age = torch.arange(config.steps)[:, None] - torch.arange(config.steps)
+    banded = torch.where((age >= 0) & (age < 4), c[age.clamp(0, 3)], 0.0)
+    strategies = {
+        "independent": torch.eye(config.steps, dtype=torch.float64),
+        "4 bands": banded,
+        "4 buffers": factorize_buffered(RunningSums(config.steps), 4, 2.0).strategy,
+    }
+    begun = time.perf_counter()
+    for _ in range(config.measured):
+        torch.randn(config.size, out=gradient)
+    normals = (time.perf_counter() - begun) / config.measured / config.size * 1e9
+    report.row("streaming", noise="torch.randn, float32", state_bytes=0, ns=normals, ratio=1.0, peak_bytes=None)
+    for name, strategy in strategies.items():
+        noise = CorrelatedNoise(strategy, config.size, 1.0)
+        noise(gradient)  # the first step has no past
+        begun = time.perf_counter()
+        for _ in range(config.measured):
+            noise(gradient)
+        spent = (time.perf_counter() - begun) / config.measured / config.size * 1e9
+        state = noise.secret_state()["past"].numel() * 4 / config.size
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / config.size
+        report.row("streaming", noise=name, state_bytes=state, ns=spent, ratio=spent / normals, peak_bytes=peak)
+        del noise
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()
