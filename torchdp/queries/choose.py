@@ -42,6 +42,7 @@ ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
     HadamardResponse,
 )
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
+FACTORED = 1024  # the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
 MOST_PARITIES = 256  # that one parity a user is tried for
@@ -60,10 +61,10 @@ def choose(
 ) -> Choice:
     """The local mechanism of least predicted error for n users, among all that this package has.
 
-    Candidates: factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within the alpha of least error where
-    that may pay, the identity and the plain answers, each with PrivUnit and PrivUnitG; randomized response, subset
-    selection, OUE, SUE and Hadamard response; a strategy optimised for the workload: up to 256 types a matrix, up to
-    4,096 types a few patterns of ordered types and their shifts.
+    Candidates: up to 1,024 types or queries factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within
+    the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit and PrivUnitG;
+    randomized response, subset selection, OUE, SUE and Hadamard response; a strategy optimised for the workload: up to
+    256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
@@ -71,7 +72,7 @@ def choose(
     Where the queries are sums of few parities of the types' bits, one randomized parity a user is a candidate too.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for the mean over types.
-    They take seconds, 20 at 4,096 types.
+    They take seconds, a minute at 4,096 types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -85,7 +86,8 @@ def choose(
     )
     n, prior = checks.integer("n", n, 1), _shares(prior, W)
     protocols: list[tuple[str, QueryProtocol]] = []
-    for name, queries in (*_factors(W, tol), *_lossy(W, n, epsilon, tol)):
+    factors = (*_factors(W, tol), *_lossy(W, n, epsilon, tol)) if min(W.shape) <= FACTORED else _given(W)
+    for name, queries in factors:
         protocols += [
             (f"{name}, {kind.__name__}", LocalFactorization.calibrated(queries, epsilon=epsilon, randomizer=kind))
             for kind in BALL
@@ -131,9 +133,12 @@ def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
     return (
         ("gamma_2", FactoredQueries.of(W, factorize(W, math.inf, shift=True, tol=tol))),
         ("gamma_F", FactoredQueries.of(W, factorize(W, 2.0, shift=True, tol=tol))),
-        ("identity", FactoredQueries.identity(W)),
-        ("plain", FactoredQueries.plain(W)),
+        *_given(W),
     )
+
+
+def _given(W: Tensor) -> tuple[tuple[str, FactoredQueries], ...]:
+    return (("identity", FactoredQueries.identity(W)), ("plain", FactoredQueries.plain(W)))
 
 
 def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
