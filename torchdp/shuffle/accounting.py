@@ -125,5 +125,5 @@ def _deltas(
 ) -> Iterator[float]:
     """Unchecked, what costs less first."""
     if change < flips or law.levels > 1:
-        yield law.moved_delta(epsilon, instances, change, absent)
+        yield law.moved_delta(min(epsilon, LARGEST), instances, change, absent)
     yield law.flipped_delta(epsilon, flips, absent)
