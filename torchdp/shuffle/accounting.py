@@ -124,6 +124,6 @@ def _deltas(
     law: BitLaw, epsilon: float, instances: int, change: float, absent: int, flips: int
 ) -> Iterator[float]:
     """Unchecked, what costs less first."""
-    if change < flips or law.levels > 1:
-        yield law.moved_delta(min(epsilon, LARGEST), instances, change, absent)
+    if (change < flips or law.levels > 1) and epsilon <= LARGEST:  # beyond, flips alone are counted
+        yield law.moved_delta(epsilon, instances, change, absent)
     yield law.flipped_delta(epsilon, flips, absent)
