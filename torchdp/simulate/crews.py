@@ -21,6 +21,15 @@ LATE = 124  # exit code of a worker whose job took longer than allowed
 _kept: dict[str, bytes] = {}  # in a worker of ours: the order it was started with
 
 
+def _exit_code(process: BaseProcess | None) -> int | None:
+    """Of a process that ends; where its pool waits for it too, whoever comes second is told a moment later."""
+    until = time.monotonic() + 10
+    while process is not None and process.exitcode is None and time.monotonic() < until:
+        process.join(0.1)
+        time.sleep(0.01)
+    return None if process is None else process.exitcode
+
+
 @dataclass(frozen=True)
 class Death:
     """Of a worker in a task. how: ``the worker process on cpu was killed by SIGKILL``; hint: what may mend it."""
@@ -148,9 +157,7 @@ class Own(Crew):
         return death
 
     def _death(self, place: _Place) -> Death:
-        if place.process is not None:
-            place.process.join(10)
-        code = None if place.process is None else place.process.exitcode
+        code = _exit_code(place.process)
         who = f"the worker process on {place.device}"
         if code == LATE:
             return Death(f"{who} was ended after time_limit", late=True)
