@@ -200,12 +200,13 @@ def _delta(
     moves = _moves(cut, _grid(_first(chi, start, farthest), farthest), levels)
 
     def exponents(a: float, step: float, count: int, grid: Array) -> Array:
-        found = np.zeros(count)
-        for each in moves:
+        rates, slopes = np.zeros((2, count))
+        for each in moves:  # the largest of each apart: a user's moves may be of several kinds
             for k, modulus in enumerate(each.moduli(a, step, count)):
                 near, slope = each.near(complex(a, step * k), float(grid[0]))
-                rate = max(near, _chords(grid, modulus), 0.0)
-                found[k] = max(found[k], gamma * rate + slope * wide)
+                rates[k] = max(rates[k], near, _chords(grid, modulus))
+                slopes[k] = max(slopes[k], slope)
+        found = gamma * rates + wide * slopes
         return np.minimum(found, found[0])
 
     def height(log_a: float, grid: Array) -> float:
