@@ -150,3 +150,19 @@ def test_units_do_not_overflow(scale):
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_packed_steps_are_the_worst_of_falling_strategies():
+    """C = D1 T D2 with numbers that are positive and do not rise: a user in steps 0, gap, 2 gap, ... moves furthest."""
+    for seed in range(500):
+        draw = partial(laws.normal, name=b"packed %d" % seed)
+        n, gap = 3 + seed % 9, 1 + seed % 4
+        before, first, after = draw(3, n).abs().cumsum(1).flip(1)
+        age = torch.arange(n)[:, None] - torch.arange(n)
+        C = before[:, None] * torch.where(age >= 0, first[age.clamp_min(0)], 0.0) * after
+        times = 1 + seed % 3
+        packed = torch.arange(0, n, gap)[:times]
+        found = sensitivity(C, Separated(gap, times))
+        assert found.exact and math.isclose(found.value, float(C[:, packed].sum(1).norm()), rel_tol=1e-11)
+    rising = torch.diag(torch.arange(1.0, 7.0)).double()  # where they rise it is not
+    assert sensitivity(rising, Separated(2, 2)).value > 1.5 * float(rising[:, [0, 2]].sum(1).norm())
