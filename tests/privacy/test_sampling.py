@@ -30,11 +30,15 @@ def curve(chance, multiplier, epsilon):
     return max(removed, added)
 
 
-@pytest.mark.parametrize(("chance", "delta"), [(0.05, 1e-3), (0.3, 1e-6), (0.9, 1e-5), (1e-3, 1e-5)])
-def test_guarantee_one_sum_has_its_curve(chance, delta):
-    found = sampled_guarantee(0.7, chance, 1, delta)
-    assert curve(chance, 0.7, found.epsilon) <= delta * (1 + 1e-9)
-    assert curve(chance, 0.7, found.epsilon * 0.995) > delta
+@pytest.mark.parametrize(
+    ("chance", "delta", "multiplier"),
+    [(0.05, 1e-3, 0.7), (0.3, 1e-6, 0.7), (0.9, 1e-5, 0.7), (1e-3, 1e-5, 0.7), (0.05, 1e-6, 400.0)],
+)
+def test_guarantee_one_sum_has_its_curve(chance, delta, multiplier):
+    """Also where the loss is far below a thousandth."""
+    found = sampled_guarantee(multiplier, chance, 1, delta)
+    assert curve(chance, multiplier, found.epsilon) <= delta * (1 + 1e-9)
+    assert curve(chance, multiplier, found.epsilon * 0.99) > delta
     assert not found.exact and found.neighbours.name == "ADD_REMOVE"
 
 
@@ -93,3 +97,7 @@ def test_bad_input_is_named(arguments, name):
         sampled_guarantee(*arguments)
     with pytest.raises(ValueError, match="delta"):
         sampled_multiplier(1.0, 0.0, 0.1, 1)
+
+
+def test_where_delta_allows_everything_the_search_ends():
+    assert 0 < sampled_multiplier(1.0, 0.9, 1 / 6, 6) < 0.05

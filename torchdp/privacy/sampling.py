@@ -9,7 +9,8 @@ from torchdp import checks
 from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_sigma
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 
-STEP = 1e-3  # of the privacy loss: epsilon comes out at most some 1e-4 of itself too large
+STEP, FINE, MOST = 1e-3, 0.25, 1e5  # of the privacy loss: at most; in chance / multiplier; steps of one sum's loss
+LEAST = 3.0  # powers of e below what one sum over all needs, where the search for less noise ends
 TOLERANCE = 1e-4  # relative: noise is at most so much more than what the target needs
 LEAST_CHANCE, MOST_TIMES = 1e-9, 2**24  # what loss distributions follow
 SOURCE = "privacy loss distribution of the Poisson-subsampled Gaussian, Doroshenko et al. (2022); dp_accounting"
@@ -46,8 +47,10 @@ def sampled_multiplier(epsilon: float, delta: float, chance: float, times: int) 
     def excess(log_multiplier: float) -> float:
         return math.log(_epsilon(chance, times, delta, math.exp(log_multiplier)) or 1e-300) - math.log(epsilon)
 
-    low, width = every - 0.5, 0.5
+    once, low, width = every - math.log(times) / 2, every - 0.5, 0.5
     while excess(low) <= 0:
+        if low < once - LEAST:  # delta alone allows that a user who was ever in a sum is seen
+            return math.exp(low)
         low, width = low - width, min(2 * width, 2.0)
     root = float(brentq(excess, low, every, xtol=TOLERANCE / 4, rtol=1e-12))
     while excess(root) > 0:
@@ -71,5 +74,13 @@ def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> floa
         raise ImportError(
             "amplification by sampling needs the package dp-accounting: pip install torchdp"
         ) from error
-    one = pld.from_gaussian_mechanism(multiplier, sampling_prob=chance, value_discretization_interval=STEP)
+    step = _step(chance, multiplier)
+    one = pld.from_gaussian_mechanism(multiplier, sampling_prob=chance, value_discretization_interval=step)
     return min(every, float(one.self_compose(times).get_epsilon_for_delta(delta)))
+
+
+def _step(chance: float, multiplier: float) -> float:
+    """The width of the grid: a small part of one sum's loss, and no more than MOST steps up to ten deviations."""
+    largest = (20 * multiplier + 1) / (2 * multiplier**2)
+    top = math.log1p(chance * math.expm1(largest)) if largest < 700 else largest
+    return max(min(STEP, FINE * chance / multiplier), top / MOST)
