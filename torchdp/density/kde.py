@@ -158,9 +158,9 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     ) -> "ShuffledKDE":
         """With the least noise of this kind of law that is certified to make the release (epsilon, delta)-DP.
 
-        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has the least noise, and sends more messages.
-        levels: 1 rounds to bits; for features that are not signs 4 is within 1 or 2 % of no rounding at all, at about
-        as many times the messages. absent: as above. Raises as ``BitLaw.calibrated``.
+        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends more messages. levels: 1
+        rounds to bits; 4 leaves at most a sixteenth of their rounding variance, for more messages. absent: as above.
+        Raises as ``BitLaw.calibrated``.
         """
         features = checks.instance("features", features, Features)
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):

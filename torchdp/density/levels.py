@@ -21,7 +21,7 @@ def crowd_steps(features: Features, crowd: Crowd, levels: int, draws: Simulated,
     times = torch.Size(shape).numel()
     for x, counts in zip(features.parts(crowd.values, times), features.parts(crowd.counts, times), strict=True):
         whole, rest = _parts(features, x, levels)
-        total += counts @ whole
+        total += (counts[:, None] * whole).sum(0)  # no product of integer matrices on a GPU
         if bool((counts == 1).all()):
             total += rounded(2 * rest - 1, shape, draws).sum(-2)
         else:

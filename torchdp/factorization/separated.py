@@ -44,7 +44,7 @@ def factorize_separated(
     Minimises (sum_t ||(W C^{-1})_t||^p)^{1/p} S(C), S as in ``training.Separated``. The best C of ``gap`` bands is the
     solution of a smooth convex problem (``banded_strategy``). Weights on sets of steps bound every strategy from below
     (``separated_bound``), and its last iterate is a strategy without bands; the better of the two is returned. What the
-    band costs stays in the gap: .1 to 2 % for prefix sums where ``times`` is all that ``gap`` permits.
+    band costs stays in the gap: .2 to 2 % for prefix sums where ``times`` is all that ``gap`` permits.
 
     W: (n, n), lower triangular, its diagonal not 0, or a Workload of such a matrix. p: in [2, inf]. tol: relative gap
     at which it stops; max_iterations: of the bound, O(n^3) each. Optimised on the CPU; the results, in float64, are on

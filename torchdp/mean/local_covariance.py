@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,18 +13,60 @@ from torchdp.domains import Box
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.covariance import Covariance
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
+from torchdp.protocol import Crowd, Estimate, LocalProtocol, Objective, Relay, Tally
 from torchdp.randomizers import BallRandomizer, PrivUnitG
+
+C = TypeVar("C", bound=LocalProtocol)
+
+
+class OfCovariance(Relay[Crowd, Tensor, C]):
+    """The covariance of the users' own numbers in a box, divisor n. x: (n, d); a summary is a ``Crowd``."""
+
+    domain: Box
+
+    def _refuse_flat(self) -> None:
+        """Raises TypeError, ValueError where the box has no width."""
+        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
+            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
+
+    @property
+    def half(self) -> Tensor:
+        """Half the widths of the box, (d,)."""
+        return (self.domain.high - self.domain.low) / 2
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
+        x = checks.real("x", x)
+        if x.ndim != 2 or len(x) == 0:
+            raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
+        return self.domain.admit(x)
+
+    def summary(self, x: Tensor) -> Crowd:
+        return Crowd.of(x)
+
+    def counted(self, summary: Crowd) -> Crowd:
+        return Crowd.checked(summary, self.admit)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        """The users' own covariance, divisor n: (d, d)."""
+        crowd = self.counted(summary)
+        counts, values = crowd.counts.double(), crowd.values.double()
+        off = values - counts @ values / crowd.n
+        return (counts[:, None] * off).mT @ off / crowd.n
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """w in [-1, 1], float64, (n, d)."""
+        return ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
+class LocalCovariance(OfCovariance[BallRandomizer]):
     """Users hide their numbers and products of these in one vector; the analyst takes off the square of the mean.
 
     With w in [-1, 1]^d the scaled numbers a user shows t w, e (w_i^2 - c) and 2^{1/2} w_i w_j, i < j. The squared norm
     is convex in each w_i^2, so it is largest at corners, and convex in how many of these are 1: all or none. With
-    q = t^2 + d - 1 and e^2 >= q, c = 1/2 + q/(2 e^2) makes both the same, e^2 d c^2, the least there is.
-    t^2 = (d + 1)^{1/2} (1/4 for d = 1) and e^2 = q (1 + d^{-3/2}) come within 1 % of the least mean squared error of an
+    q = t^2 + d - 1 and e^2 >= q, c = 1/2 + q/(2 e^2) makes both the same, e^2 d c^2.
+    t^2 = (d + 1)^{1/2} (1/4 for d = 1) and e^2 = q (1 + d^{-3/2}) come near the least mean squared error of an
     entry at means of 1/2. From messages with E Y = u, Cov Y = v I come the mean m, of errors of variance v/(t^2 n), and
     second moments S, v/(e^2 n) on the diagonal and v/(2 n) beside it. S - m m^T + v/(t^2 n) I has no bias.
 
@@ -38,8 +81,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
     client: BallRandomizer
 
     def __post_init__(self) -> None:
-        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
-            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
+        self._refuse_flat()
         client, d = checks.instance("client", self.client, BallRandomizer), self.domain.dimension
         if client.dim != d + d * (d + 1) // 2:
             raise ValueError(
@@ -70,11 +112,6 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         _, own, c = LocalCovariance.weights(d)
         return c * math.sqrt(own * d)
 
-    @property
-    def half(self) -> Tensor:
-        """Half the widths of the box, (d,)."""
-        return (self.domain.high - self.domain.low) / 2
-
     @cached_property
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and weights of the products, (d (d + 1)/2,) each."""
@@ -83,23 +120,10 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         weights[rows == columns] = math.sqrt(self.weights(self.domain.dimension)[1])
         return rows, columns, weights
 
-    def admit(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        x = checks.real("x", x)
-        if x.ndim != 2 or len(x) == 0:
-            raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
-        return self.domain.admit(x)
-
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.admit)
-
     def shown(self, x: Tensor) -> Tensor:
         """Numbers and products, (n, d + d (d + 1)/2)."""
         square, _, c = self.weights(self.domain.dimension)
-        w = ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
+        w = self.scaled(x)
         rows, columns, weight = self._pairs
         products = (w[:, rows] * w[:, columns] - c * (rows == columns).double()) * weight
         return torch.cat([math.sqrt(square) * w, products], 1)
@@ -126,13 +150,6 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         deviation = (math.sqrt(kappa) * self.half).expand_as(m)
         where = Estimate(self.domain.middle + m * self.half, deviation, n)
         return Covariance(value, error * self.half * self.half[:, None], n, mean=where)
-
-    def exact(self, summary: Crowd) -> Tensor:
-        """The users' own covariance, divisor n: (d, d)."""
-        crowd = self.counted(summary)
-        counts, values = crowd.counts.double(), crowd.values.double()
-        off = values - counts @ values / crowd.n
-        return (counts[:, None] * off).mT @ off / crowd.n
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(d, d): that of S, plus (1 + [i = j]) ((m_i^2 + m_j^2) kappa + kappa^2), kappa = v/(t^2 n).

@@ -11,8 +11,8 @@ from torchdp import checks
 from torchdp.domains import Box
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.covariance import Covariance
-from torchdp.mean.local_covariance import LocalCovariance
-from torchdp.protocol import Candidate, Choice, Crowd, Estimate, Objective, Relay, Tally
+from torchdp.mean.local_covariance import LocalCovariance, OfCovariance
+from torchdp.protocol import Candidate, Choice, Crowd, Estimate, Objective, Tally
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.draws import multinomial
@@ -23,7 +23,7 @@ LARGEST = 1024  # types
 
 
 @dataclass(frozen=True, eq=False)
-class StrategyCovariance(Relay[Crowd, Tensor, StrategyMatrix]):
+class StrategyCovariance(OfCovariance[StrategyMatrix]):
     """Users round each number twice, at random to one of the two nearest steps, and report both by a strategy matrix.
 
     From roundings r, s of w in [-1, 1], independent with mean w, (r + s)/2 and r s have the means w and w^2: so do
@@ -42,8 +42,7 @@ class StrategyCovariance(Relay[Crowd, Tensor, StrategyMatrix]):
     client: StrategyMatrix
 
     def __post_init__(self) -> None:
-        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
-            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
+        self._refuse_flat()
         types = (2 * checks.integer("steps", self.steps, 1) + 1) ** self.domain.dimension
         if checks.instance("client", self.client, StrategyMatrix).k != types:
             raise ValueError(f"client must have {types} types, not {self.client.k}")
@@ -74,24 +73,6 @@ class StrategyCovariance(Relay[Crowd, Tensor, StrategyMatrix]):
         """What each output says of the numbers and their products: (d + d (d + 1)/2, outputs)."""
         first, second, _ = self._tables
         return self.client.decoder(torch.cat([first, second], 1).mT)
-
-    @property
-    def half(self) -> Tensor:
-        """Half the widths of the box, (d,)."""
-        return (self.domain.high - self.domain.low) / 2
-
-    def admit(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        x = checks.real("x", x)
-        if x.ndim != 2 or len(x) == 0:
-            raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
-        return self.domain.admit(x)
-
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.admit)
 
     def shown(self, x: Tensor) -> Tensor:
         """The nearest types, (n,); users draw one of those around them."""
@@ -148,18 +129,11 @@ class StrategyCovariance(Relay[Crowd, Tensor, StrategyMatrix]):
         beside = (own[..., rows] + own[..., columns] + step / 8) * step / 8
         return torch.where(rows == columns, step**2 / 16 + step / 2 * own[..., rows], beside)
 
-    def exact(self, summary: Crowd) -> Tensor:
-        """The users' own covariance, divisor n: (d, d)."""
-        crowd = self.counted(summary)
-        counts, values = crowd.counts.double(), crowd.values.double()
-        off = values - counts @ values / crowd.n
-        return (counts[:, None] * off).mT @ off / crowd.n
-
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(d, d): of S - m m^T to first order, and of the square of m's error as if it were normal."""
         crowd, (_, _, (rows, columns)) = self.counted(summary), self._tables
         n, V, d = crowd.n, self._decoder, self.domain.dimension
-        h, laws, w = crowd.counts.double() / n, self._laws(crowd.values), self._scaled(crowd.values)
+        h, laws, w = crowd.counts.double() / n, self._laws(crowd.values), self.scaled(crowd.values)
         m = h @ w
         told = V[d:] - m[rows, None] * V[columns] - m[columns, None] * V[rows]
         meant = w[:, rows] * w[:, columns] - m[rows] * w[:, columns] - m[columns] * w[:, rows]
@@ -174,16 +148,13 @@ class StrategyCovariance(Relay[Crowd, Tensor, StrategyMatrix]):
         checks.instance("objective", objective, Objective)
         return torch.tensor(torch.inf, dtype=torch.float64)
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        return ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
-
     def _position(self, x: Tensor) -> Tensor:
         """In steps from the lower end."""
-        return (self._scaled(x) + 1) * (self.steps / 2)
+        return (self.scaled(x) + 1) * (self.steps / 2)
 
     def _types(self, twice: Tensor) -> Tensor:
         """Of the sums of two roundings, (n, d)."""
-        places = (2 * self.steps + 1) ** torch.arange(self.domain.dimension - 1, -1, -1)
+        places = (2 * self.steps + 1) ** torch.arange(self.domain.dimension - 1, -1, -1, device=twice.device)
         return (twice * places).sum(-1)
 
     def _laws(self, x: Tensor) -> Tensor:
@@ -193,7 +164,7 @@ class StrategyCovariance(Relay[Crowd, Tensor, StrategyMatrix]):
             below, share = each.floor().long(), each - each.floor()
             one = laws.new_zeros(len(x), 2 * self.steps + 3)
             chances = torch.stack([(1 - share) ** 2, 2 * share * (1 - share), share**2], 1)
-            one.scatter_(1, 2 * below[:, None] + torch.arange(3), chances)
+            one.scatter_(1, 2 * below[:, None] + torch.arange(3, device=x.device), chances)
             laws = (laws[:, :, None] * one[:, None, : 2 * self.steps + 1]).flatten(1)
         return laws @ self.client.matrix.mT
 

@@ -22,7 +22,7 @@ def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float
     multiplier: standard deviation of each sum's noise, in bounds of one user's part. chance: in [1e-9, 1]; times: up to
     2^24. Who is in a sum is secret. A sum may depend on those before. Raises ValueError, ImportError.
 
-    Guarantees: (epsilon, delta)-DP for adding or removing one user; an upper bound, by some 1e-4 of epsilon.
+    Guarantees: (epsilon, delta)-DP for adding or removing one user; an upper bound, by the width of the grid.
     Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), connecting dots; Koskela, Jaelkoe, Honkela (2020).
     """
     epsilon = _epsilon(*_checked(chance, times, delta), checks.positive("multiplier", multiplier))

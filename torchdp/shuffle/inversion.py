@@ -50,8 +50,7 @@ ROUNDING = 1e-9
 def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, levels: int = 1) -> float:
     """A delta at ``epsilon`` of ``instances`` sums with noise of this law, unimodal, where a user moves by ``change``.
 
-    Unchecked. Guarantees: as the module's proof says; an upper bound, by 0 to 2 % of the noise's variance where moves
-    may be many, 14 % where a single one is the worst.
+    Unchecked. Guarantees: an upper bound, as the module's proof says.
     """
     gamma = levels**2 * change
     farthest = min(float(levels), math.sqrt(gamma))
@@ -197,9 +196,8 @@ def _delta(
     chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())  # c_2 of one step
     wide = math.sqrt(instances * gamma)
     start = max(epsilon / (gamma * chi) - 0.5, 1e-2)
-    moves = _moves(cut, _grid(_first(chi, start, farthest), farthest), levels)
 
-    def exponents(a: float, step: float, count: int, grid: Array) -> Array:
+    def exponents(moves: list[_Move], a: float, step: float, count: int, grid: Array) -> Array:
         rates, slopes = np.zeros((2, count))
         for each in moves:  # the largest of each apart: a user's moves may be of several kinds
             for k, modulus in enumerate(each.moduli(a, step, count)):
@@ -209,23 +207,24 @@ def _delta(
         found = gamma * rates + wide * slopes
         return np.minimum(found, found[0])
 
-    def height(log_a: float, grid: Array) -> float:
+    rough = _grid(_first(chi, start, farthest), farthest)
+    real = _moves(cut, rough, levels)
+
+    def height(log_a: float) -> float:
         a = math.exp(log_a)
-        value = float(exponents(a, 0.0, 1, grid)[0])
+        value = float(exponents(real, a, 0.0, 1, rough)[0])
         return min(value - a * epsilon - math.log(a * (a + 1)), 1e30)
 
-    grid = _grid(_first(chi, start, farthest), farthest)
     places = math.log(start) + WALK
-    best = int(np.argmin([height(place, grid) for place in places]))
+    best = int(np.argmin([height(place) for place in places]))
     around = places[max(0, best - 1)], places[min(len(places) - 1, best + 1)]
-    found = minimize_scalar(height, bounds=around, args=(grid,), method="bounded", options={"xatol": 0.03})
+    found = minimize_scalar(height, bounds=around, method="bounded", options={"xatol": 0.03})
     a = math.exp(float(found.x))
     s = gaussian / a
     period = longest * math.sqrt(gamma * chi + s * s)
     count = math.ceil(REACH / (s * 2 * math.pi / period)) + 1
     grid = _grid(_first(chi, abs(complex(a, 2 * math.pi * (count - 1) / period)), farthest), farthest)
-    moves = _moves(cut, grid, levels)
-    E = exponents(a, 2 * math.pi / period, count, grid)
+    E = exponents(_moves(cut, grid, levels), a, 2 * math.pi / period, count, grid)
     w = 2 * math.pi / period * np.arange(count)
     logs = E + (a * a + a - w * w) * s * s / 2 - a * epsilon
     with np.errstate(over="ignore"):
