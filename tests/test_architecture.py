@@ -167,6 +167,30 @@ print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy"
     assert fresh(code).strip() == "[]"
 
 
+def test_windows_lacks_simulate_alone(tmp_path):
+    """docs/versions.md: what is of POSIX alone is taken away, once what belongs to others is loaded."""
+    code = f"""
+import importlib, os, sys
+import torch, numpy, scipy.optimize, concurrent.futures.process, sqlite3, cryptography.hazmat.primitives.ciphers
+POSIX = ("fcntl", "termios", "pwd", "grp", "resource")
+for name in POSIX: sys.modules.pop(name, None)
+for name in ("fork", "register_at_fork", "sysconf", "getuid", "uname", "sched_getaffinity"): vars(os).pop(name, None)
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in POSIX: raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+for room in {sorted(set(MAY_IMPORT) - {"__main__"})!r}:
+    try: importlib.import_module("torchdp." + room)
+    except ImportError: print(room)
+open({str(tmp_path / "u.csv")!r}, "w").write("height\\n" + "160\\n" * 300)
+from torchdp import cli
+ask = "estimate --csv {tmp_path}/u.csv --statistic mean --columns height --bounds height=140:210 --epsilon 2"
+cli.main(ask.split())
+"""
+    lines = fresh(code).splitlines()
+    assert lines[0] == "simulate" and lines[1].startswith("mean of height")
+
+
 def test_rooms_load_on_first_use():
     assert "True" in fresh("import torchdp; print(torchdp.privacy.Model.LOCAL.value == 'local')")
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
