@@ -1,13 +1,15 @@
 """The rooms: who may import whom, what importing costs, and that the kernels are the checkout's own."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded"}
@@ -213,3 +215,20 @@ def test_every_public_name_is_documented():
             if (inspect.isroutine(thing) or inspect.isclass(thing)) and not (thing.__doc__ or "").strip():
                 missing.append(f"torchdp.{name}.{public}")
     assert not missing
+
+
+def test_the_page_of_mechanisms_is_up_to_date():
+    """A protocol without an entry of the battery, or a promise without a test, has no row."""
+    spec = importlib.util.spec_from_file_location("mechanisms", ROOT / "docs/mechanisms.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == module.PAGE.read_text(), "python docs/mechanisms.py writes the page anew"
+    absent = {name for name in concrete(Protocol) if f"| `{name}`" not in module.PAGE.read_text()}
+    assert not absent and "??" not in module.PAGE.read_text()
+
+
+def concrete(kind):
+    for each in kind.__subclasses__():
+        if not inspect.isabstract(each) and each.__module__.startswith("torchdp"):
+            yield each.__name__
+        yield from concrete(each)
