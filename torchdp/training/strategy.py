@@ -145,6 +145,7 @@ def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
 
 def _formed(name: str, value: "Iterates | BandedStrategy | BufferedStrategy") -> Tensor:
     """The matrix of not too many steps."""
+    checks.instance(name, value, (Tensor, Iterates, BandedStrategy, BufferedStrategy))
     if value.steps > MOST_DENSE:
         raise ValueError(
             f"{name} has {value.steps} steps: above {MOST_DENSE} the errors are those of Iterates under a "
