@@ -1,10 +1,10 @@
 """Of what each protocol's guarantee speaks: a new protocol has to say so here."""
 
 import importlib
-import inspect
 
 import pytest
 import torch
+from test_architecture import concrete
 
 from torchdp import factorization, pairwise, queries, randomizers, workloads
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours, compose
@@ -44,13 +44,6 @@ REAL = {
     "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
 }  # fmt: skip
-
-
-def concrete(kind):
-    for each in kind.__subclasses__():
-        if not inspect.isabstract(each) and each.__module__.startswith("torchdp"):
-            yield each.__name__
-        yield from concrete(each)
 
 
 def test_every_protocol_says_what_it_speaks_of():

@@ -94,6 +94,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     @cached_property
     def client(self) -> BitVectorOracle:  # type: ignore[override]
+        """What a user runs."""
         return self.kind(self.statistic.types, self.epsilon)
 
     @property
@@ -102,6 +103,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     @property
     def users_at_once(self) -> int:  # type: ignore[override]
+        """Whose reports are held together: four million bits."""
         return max(1, 2**22 // self.statistic.types)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:

@@ -33,6 +33,7 @@ class Choice:
 
     @property
     def best(self) -> Any:
+        """The protocol of the first candidate."""
         return self.candidates[0].protocol
 
     def __str__(self) -> str:
