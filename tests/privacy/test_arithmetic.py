@@ -40,6 +40,7 @@ REAL = {
     "PrivUnit", "PrivUnitG", "ProjUnit", "GaussianVector",
     "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
     "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalCovariance", "LocalMean",
+    "PureMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
 }  # fmt: skip
