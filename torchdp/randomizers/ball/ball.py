@@ -144,13 +144,16 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
 
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n, dim), as ``randomize`` returns them. Raises TypeError, ValueError."""
-        messages = checks.real("messages", messages)
-        if messages.ndim != 2 or messages.shape[1] != self.dim:
-            raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
-        total = torch.zeros(self.dim, dtype=torch.float64, device=messages.device)
+        total = torch.zeros(self.dim, dtype=torch.float64, device=self._checked(messages).device)
         for some in messages.split(rows_at_once(messages, self.dim)):
             total += some.sum(0, dtype=torch.float64)
         return Tally(len(messages), {"sum": checks.floating("messages", total)})  # NaN and infinity come through
+
+    def _checked(self, messages: Tensor) -> Tensor:
+        messages = checks.real("messages", messages)
+        if messages.ndim != 2 or messages.shape[1] != self.dim:
+            raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
+        return messages
 
     def vectors(self, messages: Tensor) -> Tensor:
         """Y, the unbiased vector that each message stands for, (*batch, dim): here the message itself. Unchecked."""
@@ -274,12 +277,14 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
             yield torch.searchsorted(ends, some, right=True), first, last
 
 
-def gaussian_sums(axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-    """The sum over users of tau a + N(0, I - a a^T): sum_x along_x a_x + N(0, n I - sum_x counts_x a_x a_x^T).
+def gaussian_sums(
+    axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws, spread: float = 1.0
+) -> Tensor:
+    """The sum over users of tau a + N(0, spread I - a a^T): sum_x along_x a_x + N(0, n spread I - sum_x c_x a_x a_x^T).
 
-    along_x: the sum of tau over the counts_x users with axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); along:
-    (*shape, m). Cost: O(dim^3 + m dim^2) once, O(m dim) for each repetition.
+    along_x: the sum of tau over the c_x users of axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); counts: (m,);
+    along: (*shape, m). Cost: O(dim^3 + m dim^2) once, O(m dim) for each repetition.
     """
     eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
-    spread = (counts.sum() - eigenvalues).clamp_min(0).sqrt() * vectors
-    return along @ axes + draws.normal((*shape, axes.shape[-1])) @ spread.mT
+    root = (counts.sum().double() * spread - eigenvalues).clamp_min(0).sqrt() * vectors
+    return along @ axes + draws.normal((*shape, axes.shape[-1])) @ root.mT
