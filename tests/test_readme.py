@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 README = PAGES["README.md"]
 PRINTED = {  # a page and one of its blocks: what it prints
-    ("README.md", 0): r".*at most epsilon = 1, over real numbers\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3384",
+    (
+        "README.md",
+        0,
+    ): r".*at most epsilon = 1, delta = 8\.06179e-67\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3384",
     ("guide.md", 0): r"local differential privacy, at most epsilon = 1",
     ("guide.md", 1): r"[\s\S]*one message",
     ("guide.md", 2): r"tensor\(0\.[56]\d+, dtype=torch\.float64\) \(tensor",

@@ -18,7 +18,6 @@ from torchdp.randomizers.base import user_counts
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
 CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
 LARGEST_RADIUS = 1e140  # its square, and that of its inverse, times any moment is a float
-MOST_MISSED = 2.0**-50
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
     crowd of points. The standard error is the largest over all data where the noise depends on them.
 
-    dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError, also where ``missed``
-    is too large.
+    dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError.
     """
 
     dim: int
@@ -71,29 +69,6 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
             raise ValueError(
                 f"radius must lie in [{1 / LARGEST_RADIUS:g}, {LARGEST_RADIUS:g}], not {self.radius!r}; scale x"
             )
-
-    @property
-    def missed(self) -> float:
-        """A bound on the chance of a message, from any point, that another point can not give because the draws end.
-
-        Normals end at 13.2, uniform numbers at 2^-126: a message beyond would rule the other point out. Messages are
-        made in float64 whatever the dtype of the points, so it is the same for float32. 0: the ends are the same for
-        all points.
-        """
-        return 0.0
-
-    def _refuse_missed(self, most: float = MOST_MISSED) -> None:
-        if self.missed > most:
-            raise ValueError(
-                f"epsilon = {self.epsilon!r} at dim = {self.dim} can not be kept: with chance {self.missed:.1e}, "
-                f"more than {most:.1e}, a message lies where the normals that are drawn end; for float32 and "
-                f"float64 points alike {self._remedy}"
-            )
-
-    @property
-    def _remedy(self) -> str:
-        """What would do."""
-        return "take a smaller epsilon"
 
     @property
     @abstractmethod
