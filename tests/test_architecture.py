@@ -1,13 +1,15 @@
 """The rooms: who may import whom, what importing costs, and that the kernels are the checkout's own."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded"}
@@ -167,6 +169,30 @@ print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy"
     assert fresh(code).strip() == "[]"
 
 
+def test_windows_lacks_simulate_alone(tmp_path):
+    """docs/versions.md: what is of POSIX alone is taken away, once what belongs to others is loaded."""
+    code = f"""
+import importlib, os, sys
+import torch, numpy, scipy.optimize, concurrent.futures.process, sqlite3, cryptography.hazmat.primitives.ciphers
+POSIX = ("fcntl", "termios", "pwd", "grp", "resource")
+for name in POSIX: sys.modules.pop(name, None)
+for name in ("fork", "register_at_fork", "sysconf", "getuid", "uname", "sched_getaffinity"): vars(os).pop(name, None)
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in POSIX: raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+for room in {sorted(set(MAY_IMPORT) - {"__main__"})!r}:
+    try: importlib.import_module("torchdp." + room)
+    except ImportError: print(room)
+open({str(tmp_path / "u.csv")!r}, "w").write("height\\n" + "160\\n" * 300)
+from torchdp import cli
+ask = "estimate --csv {tmp_path}/u.csv --statistic mean --columns height --bounds height=140:210 --epsilon 2"
+cli.main(ask.split())
+"""
+    lines = fresh(code).splitlines()
+    assert lines[0] == "simulate" and lines[1].startswith("mean of height")
+
+
 def test_rooms_load_on_first_use():
     assert "True" in fresh("import torchdp; print(torchdp.privacy.Model.LOCAL.value == 'local')")
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
@@ -189,3 +215,20 @@ def test_every_public_name_is_documented():
             if (inspect.isroutine(thing) or inspect.isclass(thing)) and not (thing.__doc__ or "").strip():
                 missing.append(f"torchdp.{name}.{public}")
     assert not missing
+
+
+def test_the_page_of_mechanisms_is_up_to_date():
+    """A protocol without an entry of the battery, or a promise without a test, has no row."""
+    spec = importlib.util.spec_from_file_location("mechanisms", ROOT / "docs/mechanisms.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == module.PAGE.read_text(), "python docs/mechanisms.py writes the page anew"
+    absent = {name for name in concrete(Protocol) if f"| `{name}`" not in module.PAGE.read_text()}
+    assert not absent and "??" not in module.PAGE.read_text()
+
+
+def concrete(kind):
+    for each in kind.__subclasses__():
+        if not inspect.isabstract(each) and each.__module__.startswith("torchdp"):
+            yield each.__name__
+        yield from concrete(each)

@@ -1,10 +1,11 @@
-"""The page on security: each test that it names exists, and what it says is not covered is indeed not covered."""
+"""The page on security: each test that a page names exists, and what it says is not covered is indeed not covered."""
 
 import ast
 import math
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from torchdp.noise import SeededNoise
@@ -12,6 +13,7 @@ from torchdp.shuffle import CentralGaussianSum, CuratorSums
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/security.md").read_text()
+NAMING = [path for path in sorted((ROOT / "docs").glob("*.md")) if "tests/" in path.read_text()]
 
 
 def missing(text):
@@ -19,7 +21,8 @@ def missing(text):
     named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", text)
     held = {path: ast.walk(ast.parse((ROOT / path).read_text())) for path, _ in named}
     there = {
-        path: {node.name for node in nodes if isinstance(node, ast.FunctionDef)} for path, nodes in held.items()
+        path: {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for path, nodes in held.items()
     }
     return [f"{path}::{name}" for path, name in named if name not in there[path]], len(named)
 
@@ -31,6 +34,11 @@ def test_every_threat_has_a_test_that_exists():
         all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) or missing(row)[1] for row in rows) and len(rows) > 15
     )
     assert missing("tests/test_security.py::test_of_nothing")[0]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page):
+    assert not missing(page.read_text())[0]
 
 
 def coarse(numbers):

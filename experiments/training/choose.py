@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
-from torchdp.training import Plan, choose, iterates
+from torchdp.training import Iterates, Plan, choose
 
 DELTA = 1e-5
 
@@ -66,7 +66,7 @@ def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     for steps, users, batch in (map(int, cell.split(",")) for cell in config.cells):
         for epsilon in config.epsilons:
-            choice = choose(iterates(steps), users, batch, epsilon=epsilon, delta=DELTA)
+            choice = choose(Iterates(steps), users, batch, epsilon=epsilon, delta=DELTA)
             for one in choice.candidates:
                 cell = {"steps": steps, "users": users, "batch": batch, "epsilon": epsilon}
                 report.row("errors", **cell, plan=one.name, error=one.error)
@@ -75,7 +75,7 @@ def measure(config: Config, report: Report) -> None:
         users = len(x) * 4 // 5 // 50 * 50
         for epsilon in config.epsilons:
             for epochs in config.epochs:
-                choice = choose(iterates(epochs * users // 50), users, 50, epsilon=epsilon, delta=DELTA)
+                choice = choose(Iterates(epochs * users // 50), users, 50, epsilon=epsilon, delta=DELTA)
                 plans = {one.name: one for one in choice.candidates}
                 rows = {"chosen: " + choice.candidates[0].name: choice.candidates[0]}
                 rows |= {key: plans[key] for key in ("Poisson, independent noise", "fixed order")}

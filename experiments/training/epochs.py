@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchdp import factorization
 from torchdp.simulate import Experiment, Report
-from torchdp.training import Epochs, causal_strategy, iterates, sensitivity, standard_errors
+from torchdp.training import Epochs, Iterates, causal_strategy, sensitivity, standard_errors
 
 
 def ours(W: Tensor, period: int, tol: float) -> dict[str, Callable[[], Tensor]]:
@@ -86,7 +86,7 @@ def measure(config: Config, report: Report) -> None:
     if config.peers and not peers(4, 2):
         report.say("jax-privacy: missing")
     for steps, epochs in (map(int, cell.split(",")) for cell in config.cells):
-        W, period, cell = iterates(steps), steps // epochs, {"steps": steps, "epochs": epochs}
+        W, period, cell = Iterates(steps).dense(), steps // epochs, {"steps": steps, "epochs": epochs}
         bounds = [factorization.factorize_epochs(W, period, p, config.tol).certificate for p in (torch.inf, 2.0)]
         least, mean = float(bounds[0].lower), float(bounds[1].lower) / steps**0.5
         report.row("epochs", **cell, strategy="at least", largest=least, rms=mean, cpu_seconds=None)

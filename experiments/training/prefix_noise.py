@@ -25,11 +25,11 @@ from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 from torchdp.training import (
+    Iterates,
     Once,
     calibrated_noise,
     causal_strategy,
     clip_and_sum,
-    iterates,
     sensitivity,
     set_gradients,
     standard_errors,
@@ -120,7 +120,7 @@ SMOKE = Config(16, 1, 1e-3, peers=False)
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     steps, seeds = config.steps, config.seeds
-    data, W = digits(), iterates(steps)
+    data, W = digits(), Iterates(steps).dense()
     worst, mean = (factorization.factorize(W, p, tol=config.tol).certificate.lower for p in (torch.inf, 2.0))
     least = {"least_max": worst, "least_rms": mean / steps**0.5}
     report.say(f"{steps} steps, epsilon = {EPSILON}, delta = {DELTA}, sigma {gaussian_sigma(EPSILON, DELTA):.4f}")

@@ -19,7 +19,7 @@ from torch import nn
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
-from torchdp.training import choose, iterates
+from torchdp.training import Iterates, choose
 
 USERS, BATCH, RATE = 1500, 50, 1.0
 
@@ -36,7 +36,7 @@ def measure(config: Config, report: Report) -> None:
     x, y = images[order].float() / 16, labels[order]
 
     steps = config.epochs * USERS // BATCH
-    choice = choose(iterates(steps), USERS, BATCH, epsilon=2.0, delta=1e-5)
+    choice = choose(Iterates(steps), USERS, BATCH, epsilon=2.0, delta=1e-5)
     report.say(choice)
     report.say(choice.best)
     model = nn.Sequential(nn.Linear(64, 10))

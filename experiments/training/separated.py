@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchdp import factorization
 from torchdp.simulate import Experiment, Report
-from torchdp.training import Separated, causal_strategy, iterates, sensitivity, standard_errors
+from torchdp.training import Iterates, Separated, causal_strategy, sensitivity, standard_errors
 
 CELLS = "128,32,4 128,16,8 101,25,5 120,30,4 256,64,4 256,32,8 256,16,4"
 
@@ -83,7 +83,7 @@ def measure(config: Config, report: Report) -> None:
     if config.peers and not peers(4, 2, 2, 2.0):
         report.say("jax-privacy: missing")
     for n, gap, times in (map(int, cell.split(",")) for cell in config.cells):
-        W, user = iterates(n, momentum=config.momentum), Separated(gap, times)
+        W, user = Iterates(n, momentum=config.momentum).dense(), Separated(gap, times)
         for p, norm in ((2.0, "rms"), (torch.inf, "largest")):
             unit, cell = n**0.5 if p == 2 else 1.0, {"steps": n, "gap": gap, "times": times, "norm": norm}
             start = time.process_time()

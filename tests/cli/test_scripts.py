@@ -1,4 +1,4 @@
-"""``torchdp new`` and ``torchdp list``; the tutorial's commands, as docs/sweeps.md gives them."""
+"""``torchdp new`` and ``torchdp list``; the tutorial's commands, as docs/sweeps.md and docs/cluster.md give them."""
 
 import re
 import shlex
@@ -9,7 +9,8 @@ import pytest
 from torchdp import cli
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / "sweeps.md").read_text(), re.M)
+COMMANDS, SHARDS = (re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / name).read_text(), re.M)
+                    for name in ("sweeps.md", "cluster.md"))  # fmt: skip
 
 
 def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
@@ -25,6 +26,23 @@ def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert cli.main(shlex.split(COMMANDS[0])[1:]) == 2 and "coin.py" in capsys.readouterr().err  # it is there
     assert cli.main(["list", "."]) == 0
     assert "Coin: the error of a mean" in capsys.readouterr().out
+
+
+def test_shards_make_one_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert len(SHARDS) == 5
+    for command in SHARDS:
+        here = command.replace("coin.py --shard", "coin.py --trials 4000 --shard")
+        assert cli.main(shlex.split(here)[1:]) == 0, command
+    assert cli.main(["sweep", "coin.py", "--trials", "4000", "--out", "one"]) == 0
+    assert digest("all/report.md") == digest("one/report.md")
+    capsys.readouterr()
+    assert cli.main(["sweep", "coin.py", "--smoke", "--shard", "1/2", "--out", "idle"]) == 0  # one block alone
+    assert "shard 1/2 has no block" in capsys.readouterr().out
+
+
+def digest(page):
+    return re.search(r"[0-9a-f]{16,}", Path(page).read_text())[0]
 
 
 @pytest.mark.parametrize("name", ["3d", "my-error", "a b"])

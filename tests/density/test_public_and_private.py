@@ -16,7 +16,7 @@ from torchdp.noise import Noise, SeededNoise
 from torchdp.shuffle import PoissonSum
 
 N, SUMS = 500, 64
-GUIDE = Path(__file__).parents[2] / "docs/guide.md"
+GUIDE = Path(__file__).parents[2] / "docs/densities.md"
 
 
 def untempered(words):

@@ -13,7 +13,7 @@ from torchdp.factorization.certificates.epochs_certificate import certify_epochs
 from torchdp.factorization.certificates.epochs_certificate import sensitivity as class_sensitivity
 from torchdp.factorization.solvers.epochs_solver import classes_of, parts_of
 from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
-from torchdp.training import Epochs, causal_strategy, iterates, sensitivity, standard_errors
+from torchdp.training import Epochs, Iterates, causal_strategy, sensitivity, standard_errors
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -109,7 +109,7 @@ def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
 @pytest.mark.parametrize("steps", [12, 13])
 @pytest.mark.parametrize("p", [2.0, math.inf])
 def test_a_strategy_for_training_costs_what_the_certificate_says_and_one_user_attains_it(steps, p):
-    W, period = iterates(steps, momentum=0.5), 4
+    W, period = Iterates(steps, momentum=0.5).dense(), 4
     found = factorize_epochs(W, period, p)
     C = causal_strategy(W, found)
     change = sensitivity(C, Epochs(period))

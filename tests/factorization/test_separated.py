@@ -16,7 +16,7 @@ from torchdp.factorization import factorize, factorize_epochs, factorize_separat
 from torchdp.factorization.certificates.separated_certificate import SeparatedDual, certify_separated
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.sets_solver import chains, exchanged, separated_bound, systematic
-from torchdp.training import Separated, iterates, sensitivity, standard_errors
+from torchdp.training import Iterates, Separated, sensitivity, standard_errors
 
 normal = partial(laws.normal, name=b"separated")
 
@@ -92,7 +92,7 @@ def test_where_fewer_steps_than_the_gap_permits_no_band_is_best():
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 @pytest.mark.parametrize(("gap", "times"), [(9, 1), (9, 5), (3, 1)])
 def test_one_participation_is_the_ordinary_norm(gap, times, p):
-    W = iterates(9, momentum=0.5)
+    W = Iterates(9, momentum=0.5).dense()
     ours, plain = factorize_separated(W, gap, times, p).certificate, factorize(W, p, tol=1e-7).certificate
     assert ours.lower <= plain.upper * (1 + 1e-12) and plain.lower <= ours.upper * (1 + 1e-12)
     assert ours.gap < 2e-3
@@ -119,10 +119,12 @@ def random_dual(n, gap, times, seed):
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize(("n", "gap", "times"), [(6, 2, 3), (7, 3, 2), (5, 1, 3)])
 def test_guarantee_no_dual_whatever_is_above_any_strategy(n, gap, times, p):
-    best = float(factorize_separated(iterates(n), gap, times, p).certificate.upper)
+    best = float(factorize_separated(Iterates(n).dense(), gap, times, p).certificate.upper)
     for seed in range(6):
         left, right = normal(n, n, name=b"l" + bytes([seed])), normal(n, n, name=b"r" + bytes([seed]))
-        found = certify_separated(iterates(n), left, right, random_dual(n, gap, times, seed), gap, times, p=p)
+        found = certify_separated(
+            Iterates(n).dense(), left, right, random_dual(n, gap, times, seed), gap, times, p=p
+        )
         assert found.lower <= best * (1 + 1e-12) and found.upper >= best * (1 - 1e-2)
         assert found.lower > 0.1 * best
 
@@ -171,7 +173,7 @@ def test_any_point_of_the_polytope_is_an_average_of_sets():
 
 
 def test_more_iterations_do_not_lower_the_bound():
-    W = iterates(24, momentum=0.9)
+    W = Iterates(24, momentum=0.9).dense()
     C, rows = banded_strategy(W, 6, 4, 2.0, 500)
     traces = []
     for count in (5, 50, 200):

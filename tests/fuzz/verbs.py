@@ -65,6 +65,7 @@ PROTOCOLS = {
     "ShuffledForm": ("pairwise.ShuffledForm(pairwise.unequal(3), 1.0, 5, 200.0, 1e-2)", "types"),
     "Round": ("pairwise.rounds.Round(points, (1.0,))", "types"),
     "GaussianMean": ("mean.GaussianMean(polytope, shape, 1.0, 1e-5)", "points"),
+    "PureMean": ("mean.PureMean.tuned(polytope, epsilon=1.0)", "points"),
     "GaussianCovariance": ("mean.GaussianCovariance(polytope, shape, 1.0, 1e-5)", "points"),
     "GaussianMoments": ("mean.GaussianMoments(ball, round, 1.0, 1e-5, 2)", "points"),
     "LocalMean": ("mean.LocalMean.calibrated(polytope, shape, epsilon=1.0)", "points"),
@@ -209,6 +210,7 @@ shape.coordinates(points)
 shape.points(points)
 at['GaussianMean'].protocol.noise_root(5)
 at['GaussianMean'].protocol.error(5, 2.0)
+at['GaussianMean'].protocol.projected_error(5)
 at['LocalMean'].protocol.error_bound(5)
 at['GaussianMoments'].protocol.deviations(5)
 at['GaussianMoments'].protocol.root_mean_power(5, 2.0)

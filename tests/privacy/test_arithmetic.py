@@ -2,10 +2,10 @@
 
 import functools
 import importlib
-import inspect
 
 import pytest
 import torch
+from test_architecture import concrete
 
 from torchdp import factorization, pairwise, queries, randomizers, workloads
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours, compose
@@ -40,17 +40,10 @@ MAY_ROUND = {"CentralFactorization", "CuratorSums"}
 REAL = {
     "ProjUnit",
     "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "PureMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
 }  # fmt: skip
-
-
-def concrete(kind):
-    for each in kind.__subclasses__():
-        if not inspect.isabstract(each) and each.__module__.startswith("torchdp"):
-            yield each.__name__
-        yield from concrete(each)
 
 
 def test_every_protocol_says_what_it_speaks_of():

@@ -22,11 +22,11 @@ from torchdp.privacy import Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.training import (
     CorrelatedNoise,
     Epochs,
+    Iterates,
     Once,
     Separated,
     calibrated_noise,
     causal_strategy,
-    iterates,
     sensitivity,
     standard_errors,
     stream,
@@ -84,7 +84,7 @@ def test_guarantee_covariance_of_the_noise(strategy):
     steps = len(strategy)
     found, independent = run(make(strategy), steps), run(make(torch.eye(steps).double()), steps)
     torch.testing.assert_close(strategy @ found, independent, rtol=0, atol=1e-12)
-    torch.testing.assert_close(make(strategy).strategy, strategy, rtol=0, atol=0)
+    torch.testing.assert_close(make(strategy).strategy.dense(), strategy, rtol=0, atol=0)
     wrong = strategy + 0.01 * torch.eye(steps)
     assert (wrong @ found - independent).abs().max() > 1e-3
 
@@ -129,28 +129,12 @@ def test_guarantee_outputs_are_sums_plus_noise():
 
 def test_standard_errors_against_the_noise_itself():
     """Monte Carlo over 40 000 coordinates: each output's variance as a z-score."""
-    C, weights = BANDED, iterates(STEPS, momentum=0.9)
+    C, weights = BANDED, Iterates(STEPS, momentum=0.9).dense()
     outputs = weights @ run(make(C, 40_000))
     predicted = 2.0**2 * standard_errors(weights, C).square()
     z = (outputs.square().mean(1) - predicted) / (predicted * math.sqrt(2 / 40_000))
     assert z.abs().max() < 4
     assert ((outputs.square().mean(1) - 1.1 * predicted) / predicted).abs().min() > 0.05
-
-
-def test_iterates_are_the_parameters_of_gradient_descent():
-    rates, momentum = [0.5, 0.2, 0.1, 0.7], 0.8
-    x = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([x], lr=1.0, momentum=momentum)
-    gradients = torch.tensor([1.0, -2.0, 0.5, 3.0])
-    path = []
-    for rate, gradient in zip(rates, gradients, strict=True):
-        optimizer.param_groups[0]["lr"] = rate
-        x.grad = gradient[None].clone()
-        optimizer.step()
-        path.append(-float(x.detach()))
-    expected = iterates(4, momentum=momentum, learning_rates=rates).float() @ gradients
-    torch.testing.assert_close(torch.tensor(path), expected)
-    assert torch.equal(iterates(3), workloads.prefix(3).dense())
 
 
 @pytest.mark.parametrize(("strategy", "memory"), [(DENSE, STEPS - 1), (BANDED, 2), (torch.eye(STEPS), 0)])
@@ -303,7 +287,7 @@ def test_another_key_is_another_stream_and_steps_do_not_repeat():
 def test_casts_move_no_number():
     noise, parent = make(), torch.nn.ModuleList([make()])
     parent.half().float().bfloat16().to(torch.float16).to_empty(device="cpu")
-    assert torch.equal(noise.strategy, parent[0].strategy) and parent[0].sigma == noise.sigma
+    assert torch.equal(noise.strategy.dense(), parent[0].strategy.dense()) and parent[0].sigma == noise.sigma
     assert torch.equal(run(parent[0]), run(noise))
     single = make(dtype=torch.float32)
     assert single(torch.zeros(SIZE).half()).dtype == torch.float32
@@ -391,8 +375,7 @@ def test_after_the_last_step():
         (lambda: causal_strategy(W, W[:, :3]), ValueError, "left must be one"),
         (lambda: causal_strategy(W, torch.ones(STEPS, STEPS)), ValueError, "left must have full row rank"),
         (lambda: causal_strategy(W.mT, W), ValueError, "W must be one square lower"),
-        (lambda: iterates(3, learning_rates=[1.0]), ValueError, "learning_rates must hold 3"),
-        (lambda: iterates(2, learning_rates=[1.0, 0.0]), ValueError, "learning_rates must be"),
+        (lambda: make(shard=(1, STEPS - 3)), ValueError, "shard must be"),
     ],
 )
 def test_bad_arguments(call, error, message):

@@ -63,6 +63,11 @@ def sweep(options: argparse.Namespace) -> int:
                 on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
             )
     failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
+    if not rows:
+        print(
+            f"torchdp sweep: shard {options.shard} has no block of any configuration; the other shards have them all"
+        )
+        return 0
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"

@@ -88,6 +88,11 @@ class Domain(ABC):
         """Points (k, d) of K, k <= most, whose convex hull is that of K; None where so few are not known."""
         return None
 
+    @property
+    def hull(self) -> "Domain":
+        """The convex hull, where means of K's points lie: itself for a convex K."""
+        return self
+
     def contains(self, x: Tensor) -> Tensor:
         """Whether x (..., d) lies in K, up to 1e-9 of K's size where K has a formula and 1e-6 elsewhere; bool (...)."""
         x = self._vectors(x)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.domains.composite import differences
 from torchdp.domains.domain import Domain, Maximum
 from torchdp.domains.finite import Vertices
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.memory import rows_at_once
 
-MOST_VERTICES = 20_000  # whose distances are all looked at
+MOST_CORNERS = 20_000  # whose distances are all looked at
 LET_THROUGH = 1e-6  # what the membership tests of finite sets and hulls let through, relative to their size
 
 
@@ -65,11 +66,10 @@ class Encoding:
         """||A^+ (x - y)|| of the two points of the domain furthest apart that are known."""
         if not self.inverse.any():
             return 0.0
-        if self._listed:
-            points = self.domain.spanning()
-        elif self.domain.middle is not None:
+        points = self._listed
+        if points is None and self.domain.middle is not None:
             return 2 * math.sqrt(self._furthest.value)  # a point and its mirror image
-        else:
+        if points is None:
             points = self._furthest.points
         encoded = (points - self.centre) @ self.inverse.mT
         parts, mode = encoded.split(rows_at_once(len(encoded))), "donot_use_mm_for_euclid_dist"
@@ -77,20 +77,25 @@ class Encoding:
 
     @cached_property
     def diameter(self) -> float:
-        """A proved upper bound on ||A^+ (x - y)|| over two admitted points: 2 radius, or less for given vertices.
+        """A proved upper bound on ||A^+ (x - y)|| over two admitted points: 2 radius, or less without symmetry.
 
         Vectors are shortened to ``radius``, so that what a membership test lets through costs nothing; a diameter
-        below 2 radius, that of vertices (at most 20,000) which are not symmetric, is enlarged by it.
+        below 2 radius, that of corners (at most 20,000) or of the differences' own oracle, is enlarged by it.
         """
-        if not self._listed:
+        domain = self.domain
+        if not self.inverse.any() or (self._listed is None and domain.middle is not None):
             return 2 * self.radius
-        longest = float(self.domain.spanning().abs().max())
-        slack = 2 * LET_THROUGH * longest * float(torch.linalg.matrix_norm(self.inverse, 2))
-        return min(2 * self.radius, self.widest + slack)
+        most = self.widest
+        if self._listed is None:
+            most = math.sqrt(differences(domain).maximise(self.inverse, torch.zeros_like(self.centre)).upper)
+        room = 2 * membership_room(domain) * float(torch.linalg.matrix_norm(self.inverse, 2))
+        return min(2 * self.radius, most + room)
 
-    @property
-    def _listed(self) -> bool:
-        return isinstance(self.domain, Vertices) and len(self.domain.points) <= MOST_VERTICES
+    @cached_property
+    def _listed(self) -> Tensor | None:
+        """Corners whose hull is the domain's; None for other symmetric sets, and where they are too many."""
+        known = isinstance(self.domain, Vertices) or self.domain.middle is None
+        return self.domain.corners(MOST_CORNERS) if known else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""
@@ -101,6 +106,12 @@ class Encoding:
         """The encoded rows of x (k, d) beside their counts (k,), so many at a time."""
         rows = rows_at_once(x.shape[-1])
         return ((self(some), each) for some, each in zip(x.split(rows), counts.split(rows), strict=True))
+
+
+def membership_room(domain: Domain) -> float:
+    """How far from the domain a point may lie that its membership test lets through, in l_2."""
+    parts = 1.0 if isinstance(domain, Vertices) else math.sqrt(domain.dimension)  # each of a product has its own
+    return LET_THROUGH * parts * float(domain.spanning().abs().max())
 
 
 def admitted(name: str, x: Tensor, domain: Domain, shape: NoiseShape) -> Tensor:

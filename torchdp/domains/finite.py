@@ -67,6 +67,10 @@ class FiniteSet(Vertices):
     def __post_init__(self) -> None:
         object.__setattr__(self, "points", _points(self.points))
 
+    @property
+    def hull(self) -> Domain:
+        return Polytope(self.points)
+
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
         return (x - self.project(x)).norm(dim=-1) <= slack(x) * self.points.abs().max()

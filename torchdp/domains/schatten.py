@@ -45,6 +45,7 @@ class SchattenBall(Domain):
 
     @property
     def rank(self) -> int:
+        """The most singular values that a point has."""
         return min(self.rows, self.columns)
 
     @property

@@ -60,6 +60,7 @@ from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
 from torchdp.factorization.separated import SeparatedFactorization, factorize_separated
+from torchdp.factorization.structure.banded import BandedStrategy
 from torchdp.factorization.structure.blocks import factorize_blocks
 from torchdp.factorization.structure.buffered import BufferedFactorization, BufferedStrategy, factorize_buffered
 from torchdp.factorization.structure.closed_forms import (
@@ -82,6 +83,7 @@ from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
     "ApproximateFactorization",
+    "BandedStrategy",
     "BufferedFactorization",
     "BufferedStrategy",
     "Certificate",

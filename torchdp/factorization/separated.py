@@ -58,7 +58,7 @@ def factorize_separated(
     tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.triu(1).any() or (given.diagonal() == 0).any():
         raise ValueError(
-            "W must be one square lower triangular matrix without 0 on its diagonal, as iterates() makes"
+            "W must be one square lower triangular matrix without 0 on its diagonal, as Iterates(...).dense() makes"
         )
     n, size = len(given), float(given.abs().max())
     W = given.double().cpu() / size

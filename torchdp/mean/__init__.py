@@ -3,7 +3,7 @@
     >>> import torch
     >>> from torchdp import domains, mean
     >>> box = domains.Box(torch.zeros(3), torch.tensor([1.0, 1.0, 100.0]))
-    >>> protocol = mean.GaussianMean.calibrated(box, domains.noise_shape(box, 2.0), epsilon=1.0, delta=1e-6)
+    >>> protocol = mean.GaussianMean.tuned(box, epsilon=1.0, delta=1e-6)
     >>> protocol.estimate(torch.rand(10_000, 3) * box.high).value.shape
     torch.Size([3])
 
@@ -15,11 +15,13 @@
 | predicted_mse, worst_mse | | per coordinate, on these or on the worst data | yes |
 | ..._lower_bound(gamma, ...) | Gamma_p(K) | what any unbiased protocol must err, with constants | no |
 
-``domain.project(found.value)`` is biased, and closer to the mean where users are few.
+``tuned`` takes the shape of least error; ``projected(found)`` is biased, and closer to the mean where users are few.
+:class:`AdaptiveMean` needs no box that fits; :class:`PureMean` needs no delta.
 
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """
 
+from torchdp.mean.adaptive import AdaptiveEstimate, AdaptiveMean
 from torchdp.mean.central import GaussianMean
 from torchdp.mean.covariance import (
     Covariance,
@@ -39,9 +41,13 @@ from torchdp.mean.lower_bounds import (
 from torchdp.mean.moment_bounds import moment_norm
 from torchdp.mean.moments import GaussianMoments
 from torchdp.mean.protocol import MeanProtocol
+from torchdp.mean.pure import Block, PureMean
 from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [
+    "AdaptiveEstimate",
+    "AdaptiveMean",
+    "Block",
     "Covariance",
     "GaussianCovariance",
     "GaussianMean",
@@ -49,6 +55,7 @@ __all__ = [
     "LocalCovariance",
     "LocalMean",
     "MeanProtocol",
+    "PureMean",
     "StrategyCovariance",
     "approximate_lower_bound",
     "choose_covariance",

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.domains.domain import Domain
+from torchdp.domains.shapes import least_error_shape
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.protocol import MeanProtocol
@@ -21,6 +23,22 @@ class GaussianMean(MeanProtocol, GaussianRelease):
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public; rho-zCDP.
     Source: Nikolov, Tang (2023), Theorem 15.
     """
+
+    @classmethod
+    def tuned(
+        cls,
+        domain: Domain,
+        p: float = 2.0,
+        *,
+        delta: float,
+        epsilon: float | None = None,
+        rho: float | None = None,
+    ) -> "GaussianMean":
+        """Of the least (E ||error||_p^2)^{1/2} of our shapes, at every n and for all data.
+
+        ``calibrated`` with ``least_error_shape``. Raises ValueError, TypeError. Guarantees: as ``calibrated``.
+        """
+        return cls.calibrated(domain, least_error_shape(domain, p), delta=delta, epsilon=epsilon, rho=rho)
 
     @property
     def layout(self) -> Layout:

@@ -12,6 +12,7 @@ from torchdp.domains.domain import Domain
 from torchdp.domains.encoding import encoding
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import normal_moment
+from torchdp.domains.shapes import least_error_shape
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.memory import rows_at_once
@@ -68,6 +69,11 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
             raise ValueError("the domain is a single point: its mean is known, and nothing needs to be sent")
         make = checks.function("randomizer", randomizer)
         return cls(domain, shape, make(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))
+
+    @classmethod
+    def tuned(cls, domain: Domain, p: float = 2.0, *, epsilon: float) -> "LocalMean":
+        """Of our shapes that of the least (E ||error||_p^2)^{1/2}, as ``error`` sees it. Raises as ``calibrated``."""
+        return cls.calibrated(domain, least_error_shape(domain, p, local=True), epsilon=epsilon)
 
     def shown(self, x: Tensor) -> Tensor:
         """A^+ (x - c), (n, r): what the client hides."""

@@ -251,6 +251,7 @@ class OneMessagePairs(SingleMessage):
 
     @property
     def users_at_once(self) -> int:  # type: ignore[override]
+        """Whose messages are held together: 32 MiB of float64."""
         return max(1, 2**22 // self.statistic.dim)
 
     def tally(self, messages: Tensor) -> Tally:

@@ -31,6 +31,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
 
     @cached_property
     def client(self) -> RandomizedResponse:  # type: ignore[override]
+        """What a user runs."""
         return RandomizedResponse(self.statistic.types, self.epsilon)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:

@@ -141,6 +141,7 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     @cached_property
     def distortion(self) -> float:
+        """Of the statistic: how far the kernel is from the one that it stands for, at most."""
         return self.statistic.distortion
 
     def pairs_mean(self, tally: Tally, form: Form) -> Tensor:

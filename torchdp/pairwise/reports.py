@@ -94,6 +94,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     @cached_property
     def client(self) -> BitVectorOracle:  # type: ignore[override]
+        """What a user runs."""
         return self.kind(self.statistic.types, self.epsilon)
 
     @property
@@ -102,6 +103,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     @property
     def users_at_once(self) -> int:  # type: ignore[override]
+        """Whose reports are held together: four million bits."""
         return max(1, 2**22 // self.statistic.types)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
@@ -270,8 +272,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         family = histograms_of(prior, statistic.points)
         law = None if family is None else family @ held.mT
         found = cls.tuned(small, n, epsilon, prior=law, generator=generator)
-        types = None if found.client.prior is None else found.client.prior @ even
-        return cls(near, epsilon, StrategyMatrix(found.client.matrix[:, place], types))
+        return cls(near, epsilon, found.client.repeated(place))
 
     def _judged(self, n: int, family: Tensor | None) -> float:
         """The largest predicted error over the family, or over all users of one type."""

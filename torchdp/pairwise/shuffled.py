@@ -86,6 +86,7 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
 
     @property
     def instances(self) -> int:  # type: ignore[override]
+        """Sums of bits that a user takes part in."""
         return len(self.widths)
 
     @cached_property

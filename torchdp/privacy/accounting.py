@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
 
 Profile = Callable[[np.ndarray], np.ndarray]
+"""A privacy curve: delta at each epsilon, float64 arrays of one shape."""
 _CUT = 1e-13  # tails left out of a composition; counted as lost privacy
 _LARGEST = 700.0  # e^epsilon stays finite
 _STEPS = 16  # grid steps within the total variation of one instance: 40 in a deviation of its loss

@@ -12,7 +12,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.protocol.interval import ErrorParts, interval
 
-Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape, dtype of a tally's parts
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Name -> shape and dtype of each part of a tally."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class Crowd:
 
     @cached_property
     def n(self) -> int:
+        """Users."""
         return int(self.counts.sum())
 
     @staticmethod

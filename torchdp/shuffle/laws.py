@@ -101,10 +101,12 @@ class BitLaw(ABC):
 
         Args:
             users: n, public.
-            epsilon, delta: epsilon > 0, delta >= 0, for all instances together, where one user's bits may change in
-                each. delta = 0 is for ``PureSum`` and ``RandomizedResponseSum``.
+            epsilon: > 0, for all instances together, where one user's bits may change in each.
+            delta: >= 0, likewise; 0 is for ``PureSum`` and ``RandomizedResponseSum``.
+            instances: in which each user takes part.
             absent: users whose noise does not count.
-            change, flips: what is known of how far a user may move, see ``delta_of``; None: every bit may flip.
+            change: how far a user may move in all, see ``delta_of``; None: not known.
+            flips: how many of a user's bits may change, see ``delta_of``; None: all.
             own: what a law's noise leaves open: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
                 messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
                 of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.

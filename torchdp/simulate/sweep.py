@@ -70,8 +70,14 @@ def sweep(
         make_trial: ``make_trial(config)`` returns a :class:`Trial` or a plain sampler; called only for a
             configuration that still has blocks to run, once in each process that runs some of them.
         grid: configurations, no two alike; see ``streams.canonical`` for what they may hold.
-        trials, seed, block_size, target_relative_ci, device, progress: as in :func:`torchdp.simulate.run`.
-        devices, executor: as there; it is ``make_trial`` that is sent to the workers.
+        trials: of each configuration; this and the next are as in :func:`torchdp.simulate.run`.
+        seed: run seed, >= 0.
+        block_size: samples in a block.
+        target_relative_ci: where a configuration may stop.
+        device: where the generators live, in this process.
+        progress: show a bar; None shows one on a terminal only.
+        devices: a worker process for each; it is ``make_trial`` that is sent to the workers.
+        executor: instead of ``devices``, as in :func:`torchdp.simulate.run`.
         retries: how often a block whose worker died is done again, by itself.
         time_limit: seconds a block may take, None: any; a worker that takes longer is ended, and its configuration
             fails. Needs ``devices`` or an executor of processes.

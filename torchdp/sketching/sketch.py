@@ -55,6 +55,7 @@ class Sketch:
 
     @property
     def device(self) -> torch.device:
+        """Of its rows, and of what it is applied to."""
         return self.rows.device
 
     @cached_property

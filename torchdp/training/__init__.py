@@ -3,7 +3,7 @@
     >>> import torch
     >>> from torchdp import training
     >>> x, model = torch.linspace(-1, 1, 60)[:, None], torch.nn.Linear(1, 1)
-    >>> W = training.iterates(12)  # what is released: the parameters after each of twelve steps
+    >>> W = training.Iterates(12)  # what is released: the parameters after each of twelve steps
     >>> choice = training.choose(W, users=60, batch=20, epsilon=2.0, delta=1e-5)
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
     >>> run = choice.best.start(model, torch.nn.functional.mse_loss)
@@ -41,7 +41,7 @@ from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
 from torchdp.training.plan import Plan, Run
 from torchdp.training.sampled import CyclicPoisson, PoissonBatches
-from torchdp.training.strategy import causal_strategy, iterates, standard_errors
+from torchdp.training.strategy import Iterates, causal_strategy, standard_errors
 
 __all__ = [
     "Attendance",
@@ -50,6 +50,7 @@ __all__ = [
     "CyclicPoisson",
     "Epochs",
     "FeatureLayer",
+    "Iterates",
     "Once",
     "Participation",
     "Plan",
@@ -62,7 +63,6 @@ __all__ = [
     "causal_strategy",
     "choose",
     "clip_and_sum",
-    "iterates",
     "sensitivity",
     "set_gradients",
     "standard_errors",

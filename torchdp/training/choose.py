@@ -6,25 +6,27 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import factorize_epochs
+from torchdp.factorization import BandedStrategy, BufferedStrategy, factorize_buffered, factorize_epochs
 from torchdp.factorization.solvers.banded_solver import banded_strategy
-from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz
+from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import Candidate, Choice
 from torchdp.training.participation import Epochs, sensitivity
 from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
-from torchdp.training.strategy import causal_strategy, lower_triangular, standard_errors
-from torchdp.workloads import Workload
+from torchdp.training.strategy import MOST_DENSE, Iterates, causal_strategy, lower_triangular, standard_errors
+from torchdp.workloads import RunningSums, Workload
 
 DENSE = 512  # steps up to which strategies are optimised entry by entry
+SCALED = 2048  # steps up to which the columns of one row of coefficients are scaled one by one
+LONG = 2**14  # steps after which such a row's best coefficients hardly change
 MOST_BANDS = 64  # of a strategy with one row of coefficients
+BUFFERS = 4
 ITERATIONS = 500
-MOST_STEPS = 4096
 
 
 def choose(
-    W: Tensor | Workload,
+    W: Tensor | Workload | Iterates,
     users: int,
     batch: int,
     *,
@@ -40,21 +42,26 @@ def choose(
     certified best strategy for it. Independent noise is among them, so nothing chosen errs more than DP-SGD. Which is
     best changes with epsilon: sampling gains most where it is small, correlation where it is large.
 
-    W: (steps, steps), lower triangular, its diagonal not 0 (:func:`iterates`), at most 4,096 steps. users, batch: all
-    of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the l_p mean of the standard
-    errors of W's rows: 2 for the root mean square, inf for the largest. Above 512 steps strategies have one row of
-    coefficients, those of W's first column. Raises TypeError, ValueError.
+    W: :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal not 0, of up to
+    4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
+    l_p mean of the standard errors of W's rows: 2 for the root mean square, inf for the largest. Above 512 steps
+    strategies have one row of at most 64 coefficients, optimised for W's first column (``Iterates.first``); up to 2,048
+    and for p = 2 its columns are scaled for the fixed order. A single pass of more steps without momentum has a
+    strategy of four buffers. Raises TypeError, ValueError.
 
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
     """
-    W = lower_triangular("W", W.dense() if isinstance(W, Workload) else W)
-    if len(W) > MOST_STEPS:
-        raise ValueError(f"W must have at most {MOST_STEPS} steps, not {len(W)}; for more take factorize_buffered")
+    if not isinstance(W, Iterates) or W.steps <= DENSE:
+        W = lower_triangular("W", W.dense() if isinstance(W, Workload | Iterates) else W)
+        if len(W) > MOST_DENSE:
+            raise ValueError(f"W must be Iterates where it has more than {MOST_DENSE} steps, not {len(W)}")
+    steps = W.shape[0]
     users, p = checks.integer("users", users, 1), checks.order("p", p, 2)
     batch, bound = checks.integer("batch", batch, 1, users), checks.positive("bound", bound)
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
-    counts = [2**i for i in range(len(W).bit_length()) if 2**i <= min(users // batch, len(W))]
+    most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
+    counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
     plans = {_named(groups): _sampled(W, groups, users, batch, epsilon, delta, bound, p) for groups in counts}
     plans["fixed order"] = _ordered(W, users, batch, epsilon, delta, bound, p)
     return Choice(tuple(Candidate(name, plan, _error(plan, p), _note(plan)) for name, plan in plans.items()))
@@ -76,35 +83,60 @@ def _note(plan: Plan) -> str:
 
 
 def _sampled(
-    W: Tensor, groups: int, users: int, batch: int, epsilon: float, delta: float, bound: float, p: float
+    W: Tensor | Iterates, groups: int, users: int, batch: int, epsilon: float, delta: float, bound: float, p: float
 ) -> Plan:
     """Cyclic Poisson sampling with columns of one norm."""
-    sampling, n = CyclicPoisson(groups, batch * groups / users), len(W)
-    C = _banded(W, groups, p) if groups > 1 else torch.eye(n, dtype=W.dtype, device=W.device)
+    sampling = CyclicPoisson(groups, batch * groups / users)
+    C = _banded(W, groups, p)
     sigma = sampling.sigma(C, bound, epsilon, delta)
     guarantee = sampling.guarantee(C, sigma, bound, delta)
     return Plan(C, sampling, bound, sigma, users, batch, guarantee, sigma * standard_errors(W, C))
 
 
-def _ordered(W: Tensor, users: int, batch: int, epsilon: float, delta: float, bound: float, p: float) -> Plan:
+def _ordered(
+    W: Tensor | Iterates, users: int, batch: int, epsilon: float, delta: float, bound: float, p: float
+) -> Plan:
     """One fixed order, gone through again and again."""
     period = users // batch
-    order = Epochs(period)
-    if len(W) <= DENSE:
-        C = causal_strategy(W, factorize_epochs(W, period, p))
-    else:
-        C = _banded(W, min(period, MOST_BANDS), p)
+    order, C, errors = Epochs(period), *_correlated(W, period, p)
     longest = bound * sensitivity(C, order).value
     sigma = gaussian_sigma(epsilon, delta, longest) * (1 + 1e-11)
     guarantee = gaussian_guarantee(sigma, delta, longest, Model.CENTRAL, Neighbours.ADD_REMOVE)
-    return Plan(C, order, bound, sigma, users, batch, guarantee, sigma * standard_errors(W, C))
+    return Plan(C, order, bound, sigma, users, batch, guarantee, sigma * errors)
 
 
-def _banded(W: Tensor, bands: int, p: float) -> Tensor:
-    """Columns of norm 1 with so many bands."""
-    n = len(W)
-    if n <= DENSE:
-        return banded_strategy(W / W.abs().max(), n, 1, p, ITERATIONS, bands)[0]
-    c = torch.from_numpy(banded_toeplitz(W[:, 0].cpu().numpy(), bands, p)).to(W)
-    age = torch.arange(n, device=W.device)[:, None] - torch.arange(n, device=W.device)
-    return torch.where((age >= 0) & (age < bands), c[age.clamp(0, bands - 1)], 0.0)
+def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStrategy | BufferedStrategy, Tensor]:
+    """A strategy for a fixed order, and the row norms of W C^{-1}."""
+    steps, C = W.shape[0], None
+    if isinstance(W, Tensor) and steps <= DENSE:
+        C = BandedStrategy.of(causal_strategy(W, factorize_epochs(W, period, p)))
+        return C, standard_errors(W, C)
+    if isinstance(W, Iterates) and period >= steps and W.constant and W.momentum == 0:
+        rate = float(W.rates[0])
+        if 0 < 1 - rate * W.weight_decay:
+            found = factorize_buffered(RunningSums(steps, 1 - rate * W.weight_decay), BUFFERS, p)
+            return found.strategy, rate * found.row_norms
+    C = _banded(W, min(period, MOST_BANDS), p)
+    if p == 2 and steps <= SCALED:
+        V = W.dense() if isinstance(W, Iterates) else W
+        c = C.coefficients[0]
+        scales = torch.from_numpy(column_scales(V.cpu().numpy(), c.cpu().numpy(), period)).to(c)
+        place = torch.arange(steps, device=c.device)[:, None] - torch.arange(len(c), device=c.device)
+        C = BandedStrategy(c * scales[place.clamp_min(0)], steps)
+    return C, standard_errors(W, C)
+
+
+def _banded(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:
+    """Columns of norm 1, of shorter ones at the end, with so many bands."""
+    steps = W.shape[0]
+    if bands == 1:
+        return BandedStrategy(torch.ones(1, 1, dtype=torch.float64), steps).to(_device(W))
+    if isinstance(W, Tensor) and steps <= DENSE:
+        return BandedStrategy.of(banded_strategy(W / W.abs().max(), steps, 1, p, ITERATIONS, bands)[0].tril())
+    first = W.first(min(steps, LONG)) if isinstance(W, Iterates) else W[:, 0]
+    c = torch.from_numpy(banded_toeplitz(first.cpu().numpy(), min(bands, len(first)), p))
+    return BandedStrategy(c[None], steps).to(_device(W))
+
+
+def _device(W: Tensor | Iterates) -> torch.device:
+    return W.device if isinstance(W, Tensor) else torch.device("cpu")

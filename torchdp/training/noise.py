@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.factorization import BufferedStrategy
+from torchdp.factorization import BandedStrategy, BufferedStrategy
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
-from torchdp.training.strategy import lower_triangular
+from torchdp.training.strategy import Strategy, as_strategy
 from torchdp.training.stream import Stream
 
 
@@ -22,11 +22,13 @@ class CorrelatedNoise(nn.Module):
     w_t = (z_t - sum_{s<t} C_ts w_s) / C_tt, by forward substitution. A strategy with b bands keeps the last b - 1 noise
     vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I (independent noise) keeps none.
 
-    strategy: C, (steps, steps), lower triangular, its diagonal positive; or a :class:`BufferedStrategy`, of any number
-    of steps, which keeps buffers x size numbers (twice as many while it draws). size: numbers in a gradient. sigma:
-    standard deviation of Z's entries. noise: the 256 bits from which all of it is made come from here, for None from
-    the system. dtype: of the noise, float32 or float64; ``.half()`` and others move the module to a device and change
-    no number. alone: in a process group, this process alone draws noise. Raises TypeError, ValueError.
+    strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of steps a
+    :class:`BandedStrategy`, or a :class:`BufferedStrategy`, which keeps buffers x size numbers (twice as many while it
+    draws). size: numbers in a gradient. sigma: standard deviation of Z's entries. noise: the 256 bits from which all of
+    it is made come from here, for None from the system. dtype: of the noise, float32 or float64; ``.half()`` and others
+    move the module to a device and change no number. alone: in a process group, this process alone draws noise. shard:
+    (first, whole): of a gradient of ``whole`` numbers this is for those from ``first`` on; each number has the noise
+    that it has without shards. Raises TypeError, ValueError.
 
     The state dict holds the step, and nothing secret. ``secret_state`` holds the key and the past noise as well and
     resumes the stream on the same kind of device; it is as secret as the data, since with it the noise can be
@@ -35,7 +37,8 @@ class CorrelatedNoise(nn.Module):
     twice must release the outputs of one of the two only. An interrupted step is either spent or not begun.
 
     Several processes (a group of torch.distributed): all of them make the module, the key is process 0's, and each step
-    raises RuntimeError where steps, strategies or sums differ. Add up the sums over all processes first.
+    raises RuntimeError where steps, strategies or sums differ. Add up the sums over all processes first. With shards
+    the sums are not compared, and a process keeps and draws its own part.
     Threads take turns. ``torch.compile`` breaks its graph here and runs it as it is; vmap, tracing and CUDA graphs are
     refused, since one noise would serve several sums; autocast does not touch it.
 
@@ -45,20 +48,25 @@ class CorrelatedNoise(nn.Module):
 
     def __init__(
         self,
-        strategy: Tensor | BufferedStrategy,
+        strategy: Strategy,
         size: int,
         sigma: float,
         *,
         noise: Noise | None = None,
         dtype: torch.dtype = torch.float32,
         alone: bool = False,
+        shard: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         size, sigma = checks.integer("size", size, 1), checks.positive("sigma", sigma)
-        alone = checks.instance("alone", alone, bool)
+        alone, (first, whole) = checks.instance("alone", alone, bool), shard or (0, size)
+        first = checks.integer("shard", first, 0)
+        whole = checks.integer("shard", whole, first + size)
+        strategy = as_strategy(strategy)
         coefficients, buffers = _numbers(strategy)
         key = source(noise, coefficients.device).words((4,)).cpu().numpy().tobytes()
-        self._stream = Stream(coefficients, buffers, size, sigma, key, dtype, alone)
+        steps = strategy.steps
+        self._stream = Stream(coefficients, buffers, steps, size, first, whole, sigma, key, dtype, alone)
 
     @property
     def sigma(self) -> float:
@@ -73,21 +81,16 @@ class CorrelatedNoise(nn.Module):
     @property
     def steps(self) -> int:
         """How many sums the strategy serves."""
-        return len(self._stream.coefficients)
+        return self._stream.steps
 
     @property
-    def strategy(self) -> Tensor | BufferedStrategy:
-        """C, (steps, steps), or the strategy of a few buffers."""
+    def strategy(self) -> BandedStrategy | BufferedStrategy:
+        """C."""
         coefficients, buffers = self._stream.coefficients, self._stream.buffers
-        if buffers.numel():
-            return BufferedStrategy(
-                buffers[0], buffers[1], coefficients[:, 0] / coefficients[:, 1], coefficients[:, 1]
-            )
-        steps, bands = coefficients.shape
-        place = torch.arange(steps, device=coefficients.device)[:, None]
-        place = place - torch.arange(bands, device=coefficients.device)
-        C = coefficients.new_zeros(steps, steps)
-        return C.scatter_add_(1, place.clamp_min(0), coefficients)  # what lies before the start is 0
+        if not buffers.numel():
+            return BandedStrategy(coefficients, self.steps)
+        before = coefficients[:, 0] / coefficients[:, 1]
+        return BufferedStrategy(buffers[0], buffers[1], before, coefficients[:, 1])
 
     def guarantee(
         self,
@@ -119,6 +122,13 @@ class CorrelatedNoise(nn.Module):
         A state of this stream from an earlier step is refused: its noise would be drawn twice.
         """
         self._stream.load_secret_state(state)
+
+    def skip(self, step: int) -> None:
+        """Spends all steps before ``step`` on nothing: their noise is drawn, as later noise needs it, and unseen.
+
+        In the time of so many steps, or none where noise is independent. Raises ValueError.
+        """
+        self._stream.skip(step)
 
     def get_extra_state(self) -> dict[str, int]:
         """What the state dict holds: the step."""
@@ -168,19 +178,12 @@ class CorrelatedNoise(nn.Module):
         self._stream.__reduce_ex__(protocol)
 
 
-def _numbers(strategy: Tensor | BufferedStrategy) -> tuple[Tensor, Tensor]:
+def _numbers(strategy: BandedStrategy | BufferedStrategy) -> tuple[Tensor, Tensor]:
     """What a :class:`Stream` needs of C: coefficients and buffers."""
     if isinstance(strategy, BufferedStrategy):
         both = torch.stack([strategy.before * strategy.after, strategy.after], 1)
         return both, torch.stack([strategy.poles, strategy.zeros])
-    C = lower_triangular("strategy", strategy)
-    if not (C.diagonal() > 0).all():
-        raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
-    row, column = C.nonzero().unbind(1)
-    bands = int((row - column).max()) + 1
-    place = torch.arange(len(C), device=C.device)[:, None] - torch.arange(bands, device=C.device)
-    coefficients = torch.where(place >= 0, C.gather(1, place.clamp_min(0)), 0.0)  # [t, j] = C[t, t - j]
-    return coefficients, C.new_empty(2, 0)
+    return strategy.coefficients, strategy.coefficients.new_empty(2, 0)
 
 
 def _recorded(total: Tensor) -> bool:
@@ -195,7 +198,7 @@ def _recorded(total: Tensor) -> bool:
 
 
 def calibrated_noise(
-    strategy: Tensor | BufferedStrategy,
+    strategy: Strategy,
     size: int,
     *,
     bound: float,
@@ -222,9 +225,7 @@ def calibrated_noise(
     return CorrelatedNoise(strategy, size, sigma, noise=noise, dtype=dtype, alone=alone)
 
 
-def _scaled(
-    C: Tensor | BufferedStrategy, bound: float, participation: Participation, neighbours: Neighbours
-) -> Sensitivity:
+def _scaled(C: Strategy, bound: float, participation: Participation, neighbours: Neighbours) -> Sensitivity:
     """The sensitivity in the gradients' units: replacing a user moves a sum by twice the bound."""
     bound = checks.positive("bound", bound)
     checks.instance("neighbours", neighbours, Neighbours)

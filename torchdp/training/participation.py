@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BufferedStrategy
-from torchdp.factorization.certificates.worst_sets import worst_separated
+from torchdp.factorization import BandedStrategy, BufferedStrategy
+from torchdp.factorization.certificates.worst_sets import most_apart, worst_separated
 
 ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
 
@@ -42,6 +42,14 @@ class Participation(ABC):
         """Whether users may not enter ``step`` who entered ``times`` >= 1 steps, from ``first`` to ``last``: (n,)."""
 
     @abstractmethod
+    def apart(self, steps: int) -> int:
+        """How far any two of a user's steps are apart, at least; for one step alone ``steps``."""
+
+    @abstractmethod
+    def largest(self, squares: Tensor) -> float:
+        """The largest sum of ``squares`` >= 0, one for each step, over a permitted set."""
+
+    @abstractmethod
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         """A bound on the sum of ``sizes`` = abs(C^T C) over a permitted set squared, and sets that may attain it."""
 
@@ -55,6 +63,12 @@ class Once(Participation):
 
     def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
         return times > 0
+
+    def apart(self, steps: int) -> int:
+        return steps
+
+    def largest(self, squares: Tensor) -> float:
+        return float(squares.max())
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         largest = sizes.diagonal().max(0)
@@ -80,6 +94,14 @@ class Epochs(Participation):
 
     def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
         return (step - first) % self.period != 0
+
+    def apart(self, steps: int) -> int:
+        return self.period
+
+    def largest(self, squares: Tensor) -> float:
+        period = min(self.period, len(squares))
+        place = torch.arange(len(squares), device=squares.device) % period
+        return float(squares.new_zeros(period).index_add_(0, place, squares).max())
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         n, period = len(sizes), min(self.period, len(sizes))
@@ -111,33 +133,43 @@ class Separated(Participation):
     def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
         return (times >= self.times) | (step - last < self.gap)
 
+    def apart(self, steps: int) -> int:
+        return self.gap
+
+    def largest(self, squares: Tensor) -> float:
+        return most_apart(squares.cpu().numpy(), self.gap, self.most(len(squares)))
+
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         bound, chosen = worst_separated(sizes.cpu().numpy(), self.gap, self.times)
         return bound, [chosen]
 
 
-def sensitivity(strategy: Tensor | BufferedStrategy, participation: Participation) -> Sensitivity:
+def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participation: Participation) -> Sensitivity:
     """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps, others 0.
 
     ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with equality for rows of
     one direction where signs for the steps make every (C^T C)_st >= 0. Where no signs do, the sum is an upper bound.
 
-    strategy: C, (r, steps); of a :class:`BufferedStrategy` nothing is formed for ``Once``, and C for others. The gram
-    is computed in float64 and the result rounded up. Raises TypeError, ValueError.
+    strategy: C, (r, steps), whose gram is computed in float64 and the result rounded up. Of a
+    :class:`BandedStrategy` whose columns do not meet in a user's steps, and of a :class:`BufferedStrategy` for
+    ``Once``, column norms are enough, of any number of steps; of others C is formed. Raises TypeError, ValueError.
 
     Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
     """
-    if isinstance(strategy, BufferedStrategy) and isinstance(participation, Once):
-        longest = float(strategy.column_norms().max())
-        rounding = 3 * len(strategy.before) * torch.finfo(torch.float64).eps
-        return Sensitivity(longest * (1 + rounding), longest * (1 - rounding))
-    strategy = strategy.dense() if isinstance(strategy, BufferedStrategy) else strategy
+    if not isinstance(participation, Participation):
+        raise TypeError("participation must be Once(), Epochs(period) or Separated(gap, times)")
+    if not isinstance(strategy, Tensor):
+        checks.instance("strategy", strategy, (BandedStrategy, BufferedStrategy))
+        reach = strategy.bands if isinstance(strategy, BandedStrategy) else strategy.steps
+        if participation.apart(strategy.steps) >= reach:
+            found = math.sqrt(participation.largest(strategy.column_norms().square()))
+            rounding = (3 * strategy.steps + 16) * torch.finfo(torch.float64).eps
+            return Sensitivity(found * (1 + rounding), found * (1 - rounding))
+        strategy = strategy.dense()
     C = checks.matrix("strategy", strategy).detach().double()
     if C.ndim != 2:
         raise ValueError(f"strategy must be one (r, steps) matrix, not of shape {tuple(C.shape)}")
-    if not isinstance(participation, Participation):
-        raise TypeError("participation must be Once(), Epochs(period) or Separated(gap, times)")
     size = float(C.abs().max()) or 1.0
     gram = (C / size).mT @ (C / size)
     bound, sets = participation.worst(gram.abs())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
+from torchdp.factorization import BandedStrategy, BufferedStrategy
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.randomness import keyed_generator
@@ -21,13 +22,13 @@ from torchdp.training.sampled import CyclicPoisson, PoissonBatches
 class Plan:
     """Sampling, clipping, strategy and noise that belong together, and what they promise together.
 
-    strategy: C, (steps, steps); sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
+    strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
     a step (:class:`CyclicPoisson`: on average). guarantee: of all steps together. standard_errors: of each row of
     W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`.
     """
 
-    strategy: Tensor
+    strategy: BandedStrategy | BufferedStrategy
     sampling: Participation | CyclicPoisson
     bound: float
     sigma: float
@@ -43,10 +44,11 @@ class Plan:
         return Run(self, module, loss, source(noise))
 
     def __str__(self) -> str:
-        bands = int((self.strategy != 0).sum(0).max())
+        C = self.strategy
+        kind = f"{C.bands} bands" if isinstance(C, BandedStrategy) else f"{len(C.poles)} buffers"
         return (
-            f"{self.guarantee}\n{len(self.strategy)} steps of {self.batch} of {self.users} users, {self.sampling}, "
-            f"clipped to {self.bound:g}; noise of standard deviation {self.sigma:g} over a strategy of {bands} bands"
+            f"{self.guarantee}\n{C.steps} steps of {self.batch} of {self.users} users, {self.sampling}, "
+            f"clipped to {self.bound:g}; noise of standard deviation {self.sigma:g} over a strategy of {kind}"
         )
 
 
@@ -72,7 +74,7 @@ class Run:
         parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
-        steps, dtype = len(plan.strategy), torch.promote_types(parameters[0].dtype, torch.float32)
+        steps, dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
         self.batches: Batches | PoissonBatches
         if isinstance(plan.sampling, CyclicPoisson):
             self.batches = PoissonBatches(plan.sampling, plan.users, steps, noise=draws)

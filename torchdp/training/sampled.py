@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchdp import checks
-from torchdp.noise import Noise, source
+from torchdp.factorization import BandedStrategy, BufferedStrategy
+from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
+from torchdp.training.strategy import Strategy, as_strategy
 
 SOURCE = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4"
 
@@ -37,7 +38,7 @@ class CyclicPoisson:
                 f"chance must be at most 1, not {self.chance:g}: take fewer groups or smaller batches"
             )
 
-    def guarantee(self, strategy: Tensor, sigma: float, bound: float, delta: float) -> Guarantee:
+    def guarantee(self, strategy: Strategy, sigma: float, bound: float, delta: float) -> Guarantee:
         """What the outputs W (G + C^{-1} Z) of all steps promise: C is ``strategy``, Z of N(0, sigma^2) entries.
 
         bound: largest norm of a user's part of one sum. Raises ValueError, also where C has more than ``groups`` bands.
@@ -47,49 +48,54 @@ class CyclicPoisson:
         ||g c_t|| <= bound * largest column norm of C.
         Source: as the class; Denisov et al. (2022), Theorem 2.1, for what depends on earlier outputs.
         """
-        multiplier = checks.positive("sigma", sigma) / (checks.positive("bound", bound) * self._longest(strategy))
-        found = sampled_guarantee(multiplier, self.chance, self.times(len(strategy)), delta)
+        C = as_strategy(strategy)
+        multiplier = checks.positive("sigma", sigma) / (checks.positive("bound", bound) * self._longest(C))
+        found = sampled_guarantee(multiplier, self.chance, self.times(C.steps), delta)
         return replace(found, source=f"{found.source}; {SOURCE}")
 
-    def sigma(self, strategy: Tensor, bound: float, epsilon: float, delta: float) -> float:
+    def sigma(self, strategy: Strategy, bound: float, epsilon: float, delta: float) -> float:
         """The least sigma, within 1e-4 of itself, for which ``guarantee`` is at most ``epsilon``. Raises ValueError."""
-        longest = checks.positive("bound", bound) * self._longest(strategy)
-        multiplier = sampled_multiplier(epsilon, delta, self.chance, self.times(len(strategy)))
+        C = as_strategy(strategy)
+        longest = checks.positive("bound", bound) * self._longest(C)
+        multiplier = sampled_multiplier(epsilon, delta, self.chance, self.times(C.steps))
         return multiplier * longest * (1 + 1e-12)
 
     def times(self, steps: int) -> int:
         """How many of ``steps`` steps take one user's group, at most."""
         return -(-steps // self.groups)
 
-    def _longest(self, strategy: Tensor) -> float:
+    def _longest(self, C: BandedStrategy | BufferedStrategy) -> float:
         """The largest column norm, rounded up, of a strategy of few enough bands."""
-        C = checks.matrix("strategy", strategy)
-        if C.ndim != 2 or C.shape[0] != C.shape[1] or C.triu(1).any() or C.tril(-self.groups).any():
+        if not isinstance(C, BandedStrategy) or C.bands > self.groups:
             raise ValueError(
                 f"strategy must be one square lower triangular matrix of at most {self.groups} bands, as many as there "
                 "are groups; more would let two steps of a user share an output"
             )
-        return float(C.double().norm(dim=0).max()) * (1 + len(C) * torch.finfo(torch.float64).eps)
+        return float(C.column_norms().max()) * (1 + C.steps * torch.finfo(torch.float64).eps)
 
 
 class PoissonBatches(Sampler[list[int]]):
     """The batches of :class:`CyclicPoisson` for all steps: users' numbers, of any size, none too.
 
-    A user's group is drawn once; each step draws its group's members by one word of the source for each, so that the
-    chance is at most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are handed out; after the last
-    one iteration raises RuntimeError. The draws are secret: who knows them knows who was in a batch.
+    A user's group is drawn once; each step draws its group's members by one word for each, so that the chance is at
+    most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are handed out; after the last one iteration
+    raises RuntimeError. The draws are secret: who knows them knows who was in a batch.
 
-    users: how many. steps: at least 1. noise: source of the draws, None for the system's. Raises TypeError, ValueError.
+    users: how many. steps: at least 1. noise: source of the 256 bits of which all draws are a function, None for the
+    system's. first: the step to go on from, after a restart with the same bits. Raises TypeError, ValueError.
 
     Guarantees: users are in a step independently of each other, of the data and of all other steps.
     """
 
-    def __init__(self, sampling: CyclicPoisson, users: int, steps: int, *, noise: Noise | None = None) -> None:
+    def __init__(
+        self, sampling: CyclicPoisson, users: int, steps: int, *, noise: Noise | None = None, first: int = 0
+    ) -> None:
         self.sampling = checks.instance("sampling", sampling, CyclicPoisson)
         self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
         checks.fits("users", self.users)
-        self.step, self._draws = 0, source(noise)
-        self._group = self._draws.permutation(self.users) % self.sampling.groups
+        self.step = checks.integer("first", first, 0, self.steps)
+        self._key = source(noise).words((4,)).cpu().numpy().tobytes()
+        self._group = self._draws(self.steps).permutation(self.users) % self.sampling.groups
 
     def __len__(self) -> int:
         return self.steps - self.step
@@ -99,8 +105,13 @@ class PoissonBatches(Sampler[list[int]]):
             raise RuntimeError(f"all {self.steps} batches were handed out; make PoissonBatches for a new run")
         while self.step < self.steps:
             members = (self._group == self.step % self.sampling.groups).nonzero()[:, 0]
+            draws = self._draws(self.step)
             self.step += 1
             taken = members
             if self.sampling.chance < 1:
-                taken = members[self._draws.integers((len(members),)) < math.floor(self.sampling.chance * 2**63)]
+                taken = members[draws.integers((len(members),)) < math.floor(self.sampling.chance * 2**63)]
             yield taken.tolist()
+
+    def _draws(self, step: int) -> Noise:
+        """Of one step, ``steps`` for the groups: steps that are passed over need no draws."""
+        return SeededNoise(int.from_bytes(self._key + step.to_bytes(8, "little"), "little"))

@@ -1,34 +1,96 @@
 """Strategies of a matrix mechanism for training: a lower triangular C, one row for each step."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchdp import checks, workloads
-from torchdp.factorization import EpochFactorization, Factorization
+from torchdp import checks
+from torchdp.factorization import BandedStrategy, BufferedStrategy, EpochFactorization, Factorization
+
+Strategy = Tensor | BandedStrategy | BufferedStrategy  # C, or what it is made of
+MOST_DENSE = 4096  # steps of a matrix that is formed
+AT_ONCE = 2**12  # steps whose covariances are made together
 
 
-def iterates(steps: int, *, momentum: float = 0.0, learning_rates: Sequence[float] | None = None) -> Tensor:
+@dataclass(frozen=True)
+class Iterates:
     """What training by gradient descent asks for: row t of W G is how far the parameters are from their start.
 
-    x_t = x_0 - sum_{s <= t} eta_s m_s, m_s = momentum m_{s-1} + g_s, so W[t, j] = sum_{s=j}^t eta_s momentum^{s-j};
-    with momentum 0 and learning rates 1, prefix sums.
+    x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps. With
+    momentum and weight decay 0 and learning rates 1, prefix sums. Nothing of size steps x steps is held.
 
-    steps: at least 1; momentum: in [0, 1); learning_rates: positive, one for each step, or None for 1. (steps, steps),
-    lower triangular, float64. Raises ValueError.
+    steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one for each step, or
+    None for 1. Raises TypeError, ValueError.
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload.
     """
-    W = workloads.prefix(steps).dense()
-    momentum = checks.below_one("momentum", momentum)
-    if learning_rates is not None:
-        checks.instance("learning_rates", learning_rates, (Sequence, Tensor))
-        rates = [checks.positive("learning_rates", rate) for rate in learning_rates]
-        if len(rates) != steps:
-            raise ValueError(f"learning_rates must hold {steps} numbers, one for each step, not {len(rates)}")
-        W = W * torch.tensor(rates, dtype=torch.float64)
-    step = torch.arange(steps)
-    return W @ (momentum ** (step[:, None] - step).clamp_min(0).double()).tril()
+
+    steps: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    learning_rates: Tensor | Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
+        object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
+        object.__setattr__(self, "weight_decay", checks.non_negative("weight_decay", self.weight_decay))
+        given = self.learning_rates
+        if given is not None:
+            checks.instance("learning_rates", given, (Sequence, Tensor))
+            if len(given) != self.steps:
+                raise ValueError(
+                    f"learning_rates must hold {self.steps} numbers, one for each step, not {len(given)}"
+                )
+            rates = checks.floating("learning_rates", torch.as_tensor(given, dtype=torch.float64).detach().cpu())
+            if rates.ndim != 1 or not (rates > 0).all():
+                raise ValueError("learning_rates must be positive numbers, one for each step")
+            object.__setattr__(self, "learning_rates", rates)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(steps, steps)."""
+        return self.steps, self.steps
+
+    @property
+    def rates(self) -> Tensor:
+        """(steps,), float64."""
+        if self.learning_rates is None:
+            return torch.ones(self.steps, dtype=torch.float64)
+        return torch.as_tensor(self.learning_rates)
+
+    @property
+    def constant(self) -> bool:
+        """Whether all steps are treated alike: W[t, j] depends on t - j alone."""
+        rates = self.rates
+        return bool((rates == rates[0]).all())
+
+    def first(self, steps: int) -> Tensor:
+        """The first column of W for ``steps`` steps at the mean learning rate, (steps,): all of W where constant."""
+        from scipy.signal import lfilter
+
+        rate = float(self.rates.mean())
+        start = torch.eye(1, steps, dtype=torch.float64)[0].numpy()
+        below = [1.0, rate * self.weight_decay - 1 - self.momentum, self.momentum]
+        return torch.from_numpy(lfilter([rate], below, start))
+
+    def dense(self) -> Tensor:
+        """W itself, (steps, steps), lower triangular, float64."""
+        checks.fits("W", self.steps, self.steps)
+        W = torch.eye(self.steps, dtype=torch.float64)
+        x = m = torch.zeros(self.steps, dtype=torch.float64)
+        for row, rate in zip(W, self.rates.tolist(), strict=True):
+            m = self.momentum * m + row - self.weight_decay * x
+            x = x + rate * m
+            row.copy_(x)
+        return W
+
+
+def as_strategy(strategy: Strategy) -> BandedStrategy | BufferedStrategy:
+    """C as its coefficients. Raises TypeError, ValueError."""
+    if isinstance(strategy, BandedStrategy | BufferedStrategy):
+        return strategy
+    return BandedStrategy.of(lower_triangular("strategy", strategy))
 
 
 def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization | Tensor) -> Tensor:
@@ -60,17 +122,86 @@ def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization
     return C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one law
 
 
-def standard_errors(W: Tensor, strategy: Tensor) -> Tensor:
-    """Standard deviation of each number of row t of W (G + C^{-1} Z): the row norms of W C^{-1}, (steps,), float64.
+def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
+    """Standard deviation of each number of row t of W (G + C^{-1} Z): the row norms of W C^{-1}, float64.
 
-    For noise of one standard deviation in Z; multiply by ``CorrelatedNoise.sigma``. W: (queries, steps); strategy: C.
+    For noise of one standard deviation in Z; multiply by ``CorrelatedNoise.sigma``. W: (queries, steps), or
+    :class:`Iterates`, which for a strategy of one row of coefficients (Toeplitz) are never formed: O(steps bands), with
+    learning rates that change in a loop over the steps. Other strategies of more than 4,096 steps are refused.
     Raises TypeError, ValueError.
-    Guarantees: exact.
+    Guarantees: exact, up to rounding.
     """
-    C, W = lower_triangular("strategy", strategy), checks.matrix("W", W).detach().double()
+    if isinstance(W, Iterates) and isinstance(strategy, BandedStrategy) and strategy.toeplitz:
+        if W.steps != strategy.steps:
+            raise ValueError(f"strategy must be of {W.steps} steps, as W, not of {strategy.steps}")
+        return _filtered(W, strategy) if W.constant else _driven(W, strategy)
+    C = strategy if isinstance(strategy, Tensor) else _formed("strategy", strategy)
+    C = lower_triangular("strategy", C)
+    W = _formed("W", W).to(C.device) if isinstance(W, Iterates) else checks.matrix("W", W).detach().double()
     if W.ndim != 2 or W.shape[1] != len(C) or W.device != C.device:
         raise ValueError(f"W must be one (queries, {len(C)}) matrix on strategy's device, not {tuple(W.shape)}")
     return torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
+
+
+def _formed(name: str, value: "Iterates | BandedStrategy | BufferedStrategy") -> Tensor:
+    """The matrix of not too many steps."""
+    checks.instance(name, value, (Tensor, Iterates, BandedStrategy, BufferedStrategy))
+    if value.steps > MOST_DENSE:
+        raise ValueError(
+            f"{name} has {value.steps} steps: above {MOST_DENSE} the errors are those of Iterates under a "
+            "BandedStrategy of one row; of a BufferedStrategy, factorize_buffered(...).row_norms"
+        )
+    return value.dense()
+
+
+def _filtered(W: Iterates, strategy: BandedStrategy) -> Tensor:
+    """W C^{-1} depends on t - s alone, by one row: running sums of its squares."""
+    from scipy.signal import lfilter
+
+    c = strategy.coefficients[0]
+    row = torch.from_numpy(lfilter([1.0], c.cpu().numpy(), W.first(W.steps).numpy()))
+    return row.square().cumsum(0).sqrt().to(c.device)
+
+
+def _driven(W: Iterates, strategy: BandedStrategy) -> Tensor:
+    """By the covariance of (x, m)_t, and its covariances with the last noises n_s, C n = z, in a loop over the steps.
+
+    (x, m)_t = A (x, m)_{t-1} + (eta, 1) n_t, A = [[1 - eta decay, eta momentum], [-decay, momentum]].
+    """
+    import numpy as np
+    from scipy.signal import lfilter
+
+    steps, c = W.steps, strategy.coefficients[0].cpu().numpy()
+    bands, past = len(c), -c[:0:-1] / c[0]  # past: of n_{t - bands + 1}, ..., n_{t - 1} in n_t
+    one = lfilter([1.0], c, np.eye(1, steps)[0])  # n_t = sum_i one_i z_{t-i}
+    cross = np.zeros((2, steps + bands))  # [:, s + bands]: covariances of (x, m)_t with n_s
+    xx, xm, mm, squares, before = 0.0, 0.0, 0.0, np.empty(steps), np.zeros(bands)
+    A, b, decay, momentum = np.empty((2, 2)), np.ones((2, 1)), W.weight_decay, W.momentum
+    for start in range(0, steps, AT_ONCE):
+        stop = min(start + AT_ONCE, steps)
+        late = np.stack(
+            [np.pad(one[: max(stop - age, 0)], (min(age, stop), 0))[start:stop] for age in range(bands)], 1
+        )
+        own = before + np.cumsum(one[start:stop, None] * late, 0)  # [t, age]: sum_i one_i one_{i - age}
+        before = own[-1]
+        for t, (rate, kin, power) in enumerate(
+            zip(W.rates[start:stop].tolist(), own[:, :0:-1], own[:, 0].tolist(), strict=True), start
+        ):
+            left, kept = 1 - rate * decay, rate * momentum
+            A[:], b[0] = ((left, kept), (-decay, momentum)), rate
+            near = cross[:, t + 1 : t + bands]
+            px, pm = (near @ past).tolist()
+            near[:] = A @ near + b * kin
+            qx, qm = left * px + kept * pm, momentum * pm - decay * px
+            cross[:, t + bands] = qx + rate * power, qm + power
+            xx, xm, mm = (
+                left**2 * xx + 2 * left * kept * xm + kept**2 * mm + 2 * qx * rate + rate**2 * power,
+                left * momentum * xm - left * decay * xx - kept * decay * xm + kept * momentum * mm
+                + qx + qm * rate + rate * power,
+                decay**2 * xx - 2 * decay * momentum * xm + momentum**2 * mm + 2 * qm + power,
+            )  # fmt: skip
+            squares[t] = xx
+    return torch.from_numpy(squares).sqrt().to(strategy.coefficients.device)
 
 
 def lower_triangular(name: str, value: Tensor) -> Tensor:

@@ -15,23 +15,28 @@ from torchdp.training import replicas
 KEY = 32  # bytes; the whole stream of noise is a function of them
 AT_ONCE = 2**20  # normals drawn in float64 together
 COARSE = 2.0**-6  # of the noise: what rounding a sum may move it by
-SECRET = ("coefficients", "buffers", "sigma", "past", "step", "key")
+PLACE = ("steps", "first", "whole")  # of the strategy; of this part of a gradient
+SECRET = ("coefficients", "buffers", *PLACE, "sigma", "past", "step", "key")
 
 
 class Stream:
-    """w_t = (sigma z_t - sum_{s<t} C_ts w_s) / C_tt for t = 0, 1, ...; z_t from ChaCha20 under the key and t.
+    """w_t = (sigma z_t - sum_{s<t} C_ts w_s) / C_tt for t = 0, 1, ...; z_t from ChaCha20 under the key, t and a block.
 
-    coefficients: [t, j] = C[t, t - j], (steps, bands), float64; with ``buffers``, the poles and zeros of a
+    coefficients: [t, j] = C[t, t - j], (steps or 1, bands), float64; with ``buffers``, the poles and zeros of a
     :class:`BufferedStrategy`, (2, count): [t] = (C_tt, D2_t), and the past is the running numbers. For none: (2, 0).
-    key: 32 bytes. One thread at a time draws, the others
-    wait. Copies and pickles raise TypeError: they would repeat the noise.
+    size, first, whole: numbers ``first`` to ``first + size`` of a gradient of ``whole`` ones; a number's noise does not
+    depend on who draws it. key: 32 bytes. One thread at a time draws, the others wait. Copies and pickles raise
+    TypeError: they would repeat the noise.
     """
 
     def __init__(
         self,
         coefficients: Tensor,
         buffers: Tensor,
+        steps: int,
         size: int,
+        first: int,
+        whole: int,
         sigma: float,
         key: bytes,
         dtype: torch.dtype,
@@ -41,6 +46,7 @@ class Stream:
         memory = buffers.shape[1] or coefficients.shape[1] - 1
         checks.fits("size", memory + 1, size)
         self.coefficients, self.buffers, self.sigma = coefficients, buffers, sigma
+        self.steps, self.first, self.whole = steps, first, whole
         self._past = torch.zeros(memory, size, dtype=dtype, device=coefficients.device)
         self._lock, self._process = threading.RLock(), process()
         self._done: tuple[int, Tensor | None] = (0, None)  # steps that are spent; what is not yet in _past
@@ -85,11 +91,13 @@ class Stream:
                     f"the state dict is of a stream at step {self._awaited}, whose noise it does not hold; "
                     "load_secret_state first"
                 )
-            if t >= len(self.coefficients):
+            if t >= self.steps:
                 raise RuntimeError(f"all {t} steps of the strategy are spent; make one for more steps")
-            self._judge(total, self.sigma / self._diagonal[t])  # the noise's deviation, given all before
+            self._judge(
+                total, self.sigma / self._diagonal[min(t, len(self._diagonal) - 1)]
+            )  # the noise's deviation, given all before
             if not self._alone:
-                replicas.check_agree(t, self._digest, total)
+                replicas.check_agree(t, self._digest, total if len(total) == self.whole else total[:0])
             noise, kept = self._draw(t)
             if self.step != t:
                 raise RuntimeError(
@@ -98,6 +106,16 @@ class Stream:
             self._done = (t + 1, kept)  # the step is spent here, at once; before it nobody has seen the noise
             self._keep()
         return noise if self._refused is None else torch.where(self._refused, torch.nan, noise)
+
+    def skip(self, step: int) -> None:
+        """Spends all steps before ``step``, whose noise nobody sees. Raises ValueError."""
+        with self._lock:
+            self._keep()
+            checks.integer("step", step, self.step, self.steps)
+            while self.step < step:
+                self._done = (self.step + 1, self._draw(self.step)[1] if len(self._past) else None)
+                self._keep()
+            self._awaited = None
 
     def _judge(self, total: Tensor, least: float) -> None:
         """Refuses a sum whose rounding would swallow noise of this deviation: at once where it lies on the CPU.
@@ -149,7 +167,8 @@ class Stream:
             self._keep()
             key = torch.frombuffer(bytearray(self._key), dtype=torch.uint8)
             held = (self.coefficients.clone(), self.buffers.clone())
-            values = (*held, self.sigma, self._past.clone(), self.step, key)
+            place = (self.steps, self.first, self.whole)
+            values = (*held, *place, self.sigma, self._past.clone(), self.step, key)
         return dict(zip(SECRET, values, strict=True))
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
@@ -157,7 +176,8 @@ class Stream:
         if not isinstance(state, dict) or set(state) != set(SECRET):
             raise ValueError(f"state must be what secret_state returns, a dict of {', '.join(SECRET)}")
         coefficients = checks.matrix("coefficients", state["coefficients"]).double()
-        steps, bands = coefficients.shape
+        rows, bands = coefficients.shape
+        steps, place = checks.integer("steps", state["steps"], 1), (state["first"], state["whole"])
         buffers = checks.floating("buffers", state["buffers"]).double()
         memory = (buffers.shape[1] if buffers.ndim == 2 else 0) or bands - 1
         if buffers.ndim != 2 or len(buffers) != 2 or (buffers.numel() and bands != 2):
@@ -168,8 +188,10 @@ class Stream:
             raise ValueError(f"past must be a finite ({memory}, {self.size}) tensor, as in secret_state()")
         if not isinstance(key, Tensor) or key.dtype != torch.uint8 or key.shape != (KEY,):
             raise ValueError(f"key must be a uint8 tensor of shape ({KEY},), as in secret_state()")
-        if step > steps or not (coefficients[:, 0] > 0).all():
+        if step > steps or rows not in (1, steps) or not (coefficients[:, 0] > 0).all():
             raise ValueError(f"step must be at most {steps} and coefficients[:, 0] positive, as in secret_state()")
+        if place != (self.first, self.whole):
+            raise ValueError(f"the secret state is of another part of a gradient, first, whole = {place}")
         _has_digits(past.dtype, sigma, coefficients)
         with self._lock:
             if self._awaited not in (None, step):
@@ -177,6 +199,7 @@ class Stream:
             if bytes(key.tolist()) == self._key and step < self.step:
                 raise ValueError(f"state is at step {step}, this stream at {self.step}: its noise would repeat")
             self.coefficients, self.sigma = coefficients.to(self.device, copy=True), sigma
+            self.steps = steps
             self.buffers = buffers.to(self.device, copy=True)
             self._past, self._key = past.to(self.device, copy=True), bytes(key.tolist())
             self._done, self._awaited, self._process = (step, None), None, process()
@@ -194,11 +217,14 @@ class Stream:
 
     def _draw(self, t: int) -> tuple[Tensor, Tensor]:
         """The noise of step t, and what is to be kept of it."""
-        memory, row = len(self._past), self.coefficients[t]
-        draws = SeededNoise(int.from_bytes(self._key + t.to_bytes(8, "little"), "little"), self.device)
-        noise = torch.empty(self.size, dtype=self.dtype, device=self.device)
-        for part in noise.split(AT_ONCE):
-            part.copy_(draws.normal((len(part),)) * self.sigma)
+        memory, row = len(self._past), self.coefficients[min(t, len(self.coefficients) - 1)]
+        noise, last = torch.empty(self.size, dtype=self.dtype, device=self.device), self.first + self.size
+        for block in range(self.first // AT_ONCE, -(-last // AT_ONCE)):
+            start, stop = block * AT_ONCE, min((block + 1) * AT_ONCE, self.whole)
+            key = self._key + t.to_bytes(8, "little") + block.to_bytes(8, "little")
+            numbers = SeededNoise(int.from_bytes(key, "little"), self.device).normal((stop - start,)) * self.sigma
+            mine, end = max(start, self.first), min(stop, last)
+            noise[mine - self.first : end - self.first] = numbers[mine - start : end - start]
         if self.buffers.numel():
             return self._through_buffers(noise, row)
         seen = min(t, memory)
@@ -220,7 +246,7 @@ class Stream:
             return noise.add_(gains @ self._past).div_(row[1]), kept
 
     def _identify(self) -> bytes:
-        numbers, known = (self.sigma, self.size, str(self.dtype)), self.coefficients.cpu()
+        numbers, known = (self.sigma, self.steps, self.whole, str(self.dtype)), self.coefficients.cpu()
         self._diagonal = known[:, 0].tolist()
         return hashlib.sha256(
             self._key

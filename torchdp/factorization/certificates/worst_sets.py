@@ -30,6 +30,12 @@ def worst_separated(sizes: Array, gap: int, times: int) -> tuple[float, list[int
     return _search(sizes, gap, times)
 
 
+def most_apart(squares: Array, gap: int, times: int) -> float:
+    """The largest sum of ``squares`` >= 0, (n,), over at most ``times`` steps that are ``gap`` apart; O(n times)."""
+    gap = min(gap, len(squares))
+    return float(_most(squares, gap, min(times, -(-len(squares) // gap))))
+
+
 def _neighbours(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
     """By the last step j: F_m[j] = Z_jj + max(0, max_{i <= j - gap} F_{m-1}[i] + 2 Z_ij); O(n gap times)."""
     n, own = len(sizes), sizes.diagonal()

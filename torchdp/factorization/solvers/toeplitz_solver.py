@@ -1,4 +1,4 @@
-"""Banded strategies with one row of coefficients, for workloads that treat all steps alike: O(steps x bands)."""
+"""Banded strategies with one row of coefficients, O(steps x bands), and scales for their columns, O(steps^3)."""
 
 import math
 
@@ -21,6 +21,36 @@ def banded_toeplitz(first: np.ndarray, bands: int, p: float) -> np.ndarray:
         x = minimize(_objective, x, (first, p / 2), jac=True, method="L-BFGS-B", options={"maxcor": 30}).x
     c = np.cumprod(np.concatenate([[1.0], expit(x)]))
     return np.asarray(c / np.linalg.norm(c))
+
+
+def column_scales(W: np.ndarray, c: np.ndarray, period: int) -> np.ndarray:
+    """d, (n,): C[t, s] = c_{t-s} d_s of least ||W C^{-1}||_F, a user of one fixed order moving C G by 1 at most.
+
+    So the squared norms of columns i, i + period, ... add up to 1 for every i; len(c) <= period. With v = 1 / d the
+    error is v^T H v, H = (W^T W) * (T T^T), T the inverse of c's Toeplitz matrix: L-BFGS over log d, each class of
+    columns scaled to its sum.
+    """
+    from scipy.linalg import toeplitz
+    from scipy.signal import lfilter
+
+    n, start = len(W), np.eye(1, len(W))[0]
+    T = np.tril(toeplitz(lfilter([1.0], c, start)))
+    H, place = (W.T @ W) * (T @ T.T), np.arange(n) % period
+    squares = np.append(np.full(max(n - len(c), 0), c @ c), np.cumsum(c * c)[: min(n, len(c))][::-1])
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.bincount(place, x, period)[place])
+
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        sizes = np.exp(2 * x) * squares
+        whole = sums(sizes)
+        v = np.exp(-x) * np.sqrt(whole)
+        value = v @ H @ v
+        slope = 2 * v * (H @ v) / value
+        return math.log(value), sums(slope / whole) * sizes - slope
+
+    x = minimize(objective, np.zeros(n), jac=True, method="L-BFGS-B", options={"maxcor": 30}).x
+    return np.asarray(np.exp(x) / np.sqrt(sums(np.exp(2 * x) * squares)))
 
 
 def _objective(x: np.ndarray, first: np.ndarray, power: float) -> tuple[float, np.ndarray]:

@@ -53,6 +53,15 @@ class BufferedStrategy:
             raise ValueError("poles and zeros must lie below 1 and fall in turns: pole_1 > zero_1 > pole_2 > ...")
 
     @property
+    def steps(self) -> int:
+        """Rows of C."""
+        return len(self.before)
+
+    def to(self, device: torch.device) -> "BufferedStrategy":
+        """On another device."""
+        return BufferedStrategy(*(x.to(device) for x in (self.poles, self.zeros, self.before, self.after)))
+
+    @property
     def gains(self) -> Tensor:
         """nu, (buffers,): T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x; all negative."""
         return residues(self.zeros, self.poles)
@@ -122,7 +131,7 @@ def factorize_buffered(
     upper = torch.linalg.vector_norm(squares.sqrt(), ord=p)
     slack = torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
     certificate = Certificate(upper, lower.cpu(), torch.zeros_like(upper), rounding=slack + allowance(upper, 8))
-    strategy = BufferedStrategy(*(y.to(W.device) for y in (poles, zeros, before, after)))
+    strategy = BufferedStrategy(poles, zeros, before, after).to(torch.device(W.device))
     return BufferedFactorization(W, strategy, squares.sqrt().to(W.device), certificate)
 
 

@@ -27,6 +27,7 @@ ROUGH, COARSE_GAP = (
     1e-4,
 )  # loss of the rule while weights are looked for; gap of the smaller problems, at most
 END = 32  # steps at both ends whose weights are taken over one by one
+MOST_ORDER = 300.0  # p of the l_p norm: the dual weights of a larger one move too slowly
 LAST = 6  # certificates, each by a rule twice as fine, before an open gap is reported
 
 
@@ -69,6 +70,10 @@ class RunningFactorization:
 def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int) -> RunningFactorization:
     """The factorization of least gamma_(p) norm; see :func:`factorize`, which calls it and warns where it is open."""
     p, tol = check_exponent(p), checks.positive("tol", tol)
+    if MOST_ORDER < p < math.inf:
+        raise ValueError(
+            f"p must lie in [2, {MOST_ORDER:g}] or be inf for running sums, not {p!r}; inf is near it"
+        )
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
     sizes = [W.steps]
     while sizes[-1] > COARSEST:

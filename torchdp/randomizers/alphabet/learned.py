@@ -62,6 +62,7 @@ class LearnedStrategy(nn.Module):
         return z[:, None] * (1 + self._growth * (self.logits + shift).sigmoid())
 
     def extra_repr(self) -> str:
+        """What ``print`` shows of the module."""
         return f"outputs={len(self.logits)}, types={self.logits.shape[1]}, epsilon={self.epsilon:g}"
 
 

@@ -101,7 +101,9 @@ class StrategyMatrix(StrategyOracle):
             prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior the result keeps.
             objective: over the queries.
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
-            steps, exchanges: how many, None: 500 and 50, beyond 64 types 300 and 10; restarts: of the random starts.
+            steps: of descent; None: 500, beyond 64 types 300.
+            exchanges: None: 50, beyond 64 types 10.
+            restarts: how many, of the random starts.
             start: (rows, k), bool, at least 2k rows: which of their entries are large at the start; the first
                 ``outputs`` are used. None: two random starts, beyond 64 types the rows of ``ShiftStrategy.tuned`` and
                 above epsilon = 2.5 the better of both.
@@ -158,6 +160,11 @@ class StrategyMatrix(StrategyOracle):
             loss = torch.logsumexp(each / largest / sharpness, 0).mul(sharpness)
             adam.step(loss, LEARNING_RATE * max(0.02, 1 - share))
         return best
+
+    def repeated(self, place: Tensor) -> "StrategyMatrix":
+        """On other types, of which x reports as type place_x does here: (k',); the prior evenly over those alike."""
+        sizes = torch.bincount(place, minlength=self.k)
+        return StrategyMatrix(self.matrix[:, place], (self._prior / sizes)[place])
 
     @property
     def guarantee(self) -> Guarantee:

@@ -1,0 +1,266 @@
+"""The default routes to a mean: least error, projected answers, pure differential privacy, and a box that is found."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from gaussians import Probe
+from laws import generator
+
+from torchdp.domains import (
+    Box,
+    FiniteSet,
+    Polytope,
+    Product,
+    Zonotope,
+    difference_shape,
+    least_error_shape,
+    lp_ball,
+    minkowski_sum,
+    noise_shape,
+    round_shape,
+)
+from torchdp.domains.composite import differences
+from torchdp.domains.encoding import encoding
+from torchdp.mean import AdaptiveMean, Block, GaussianMean, LocalMean, PureMean, pure_lower_bound
+from torchdp.mean.adaptive import CELLS, LAST, LOOK, LOOKS, _histogram
+from torchdp.noise import SeededNoise
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+SIMPLEX = FiniteSet(torch.eye(4, dtype=torch.float64))
+BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
+PARTS = Product((FiniteSet(torch.eye(3, dtype=torch.float64)), BOX))
+BOTH = Product((FiniteSet(torch.eye(3, dtype=torch.float64)), lp_ball(2, 2.0, 3.0)))
+TRIANGLE = Polytope(torch.tensor([[0.0, 0, 0], [1.0, 0, 0], [0, 2.0, 0], [0, 0, 1.0]], dtype=torch.float64))
+SUM = minkowski_sum([TRIANGLE, Zonotope(uniform(3, 2, seed=1), torch.zeros(3))])
+ROUND = minkowski_sum([TRIANGLE, lp_ball(3, 2.0, 0.5)])
+DOMAINS = {
+    "simplex": SIMPLEX,
+    "box": BOX,
+    "simplex x box": PARTS,
+    "simplex x ball": BOTH,
+    "sum": SUM,
+    "with ball": ROUND,
+}
+
+
+def points_of(domain, count=400):
+    directions = torch.randn(count, domain.dimension, dtype=torch.float64, generator=generator(3))
+    return domain.extreme(directions)
+
+
+@pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
+def test_guarantee_no_two_points_are_further_apart_than_the_diameter_and_it_is_near(domain):
+    for make in (noise_shape, difference_shape):
+        own = encoding(domain, make(domain, 2.0))
+        u = own(points_of(domain))
+        apart = float(torch.cdist(u, u).max())
+        assert apart <= own.diameter * (1 + 1e-12)
+        assert apart >= 0.8 * own.diameter  # of a sum the oracle knows a bound
+        assert own.diameter <= 2 * own.radius
+
+
+@pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
+def test_differences_are_of_two_points(domain):
+    apart = differences(domain)
+    assert apart.symmetric
+    g = torch.randn(50, domain.dimension, dtype=torch.float64, generator=generator(4))
+    widths = ((domain.extreme(g) - domain.extreme(-g)) * g).sum(1)
+    torch.testing.assert_close((apart.extreme(g) * g).sum(1), widths)
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
+def test_the_default_route_errs_least_of_all_shapes(domain, p):
+    best = GaussianMean.tuned(domain, p, rho=0.5, delta=1e-6).error(10, p).root_mean_square
+    for make in (noise_shape, difference_shape, round_shape):
+        other = GaussianMean.calibrated(domain, make(domain, p), rho=0.5, delta=1e-6).error(10, p).root_mean_square
+        assert best.value <= other.value * (1 + 1e-3) + 3 * (best.standard_error + other.standard_error)
+
+
+def test_a_product_without_symmetry_is_charged_its_own_diameter():
+    ours = GaussianMean.tuned(PARTS, rho=0.5, delta=1e-6).error(1).floor
+    around = noise_shape(PARTS, 2.0)
+    charged = 2 * encoding(PARTS, around).radius * float(around.root.norm())
+    assert ours < 0.99 * charged
+
+
+def test_local_means_are_tuned_by_the_radius():
+    protocol = LocalMean.tuned(BOX, math.inf, epsilon=1.0)
+    shaped = LocalMean.calibrated(BOX, noise_shape(BOX, math.inf), epsilon=1.0)
+    assert protocol.error(10, math.inf).root_mean_square.value < shaped.error(10, math.inf).root_mean_square.value
+    assert (
+        least_error_shape(SIMPLEX, 2.0, local=True).certificate.upper
+        == noise_shape(SIMPLEX, 2.0).certificate.upper
+    )
+
+
+@pytest.mark.parametrize("name", ["simplex", "box", "simplex x ball"])
+@pytest.mark.parametrize("n", [3, 30, 3000])
+def test_guarantee_projected_answers_err_by_no_more_than_the_bound(name, n):
+    domain = DOMAINS[name]
+    protocol = GaussianMean.tuned(domain, rho=0.5, delta=1e-6)
+    x = domain.spanning()[torch.arange(n) % len(domain.spanning())]
+    found = protocol.sample_estimate(protocol.summary(x), generator=generator(5), sample_shape=(300,))
+    z, mean = protocol.projected(found), x.mean(0)
+    assert bool(domain.hull.contains(z).all())
+    errors = (z - mean).norm(dim=1)
+    assert bool((errors <= (found.value - mean).norm(dim=1) * (1 + 1e-6) + 1e-9).all())  # one by one
+    bound = protocol.projected_error(n)
+    squares = errors.square()
+    assert (
+        float(squares.mean() - 3 * squares.std() / len(squares) ** 0.5)
+        <= (bound.value + 3 * bound.standard_error) ** 2
+    )
+    assert bound.value <= protocol.error(n, 2.0).floor
+
+
+def test_projection_pays_on_a_simplex_of_few_users():
+    simplex = FiniteSet(torch.eye(50, dtype=torch.float64))
+    protocol = GaussianMean.tuned(simplex, rho=0.05, delta=1e-6)
+    assert protocol.projected_error(50).value < 0.75 * protocol.error(50, 2.0).floor
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, math.inf])
+def test_noise_of_each_ball_has_the_density_it_should(order):
+    """E ||z||_q = k and E ||z||_q^2 = k (k + 1) where the density falls like exp(-||z||_q), and no direction leads."""
+    block = Block(3, order, 1.0)
+    box = Box(torch.zeros(3), torch.ones(3))
+    protocol = PureMean(box, difference_shape(box, 2.0), 1.0, (block,))
+    zero = protocol.exact(protocol.summary(box.low[None]))
+    drawn = protocol.sample_estimate(
+        protocol.summary(box.low[None]), generator=generator(6), sample_shape=(40_000,)
+    )
+    z = (drawn.value - zero) @ torch.linalg.pinv(protocol.shape.root).mT / protocol.diameters[0]
+    norm = torch.linalg.vector_norm(z, ord=order, dim=1)
+    for power, truth in ((1, 3.0), (2, 12.0), (3, 60.0)):
+        moment = norm**power
+        assert abs(float(moment.mean()) - truth) < 5 * float(moment.std()) / 200
+    # uniform in direction: the share of the ball within half the radius along one axis, from its volume
+    inside = (z[:, 0].abs() < norm / 2).double()
+    share = {1.0: 1 - 0.25, 2.0: 0.5, math.inf: 1 / 3}[order]  # of the sphere's cone measure
+    assert abs(float(inside.mean()) - share) < 5 * 0.5 / 200
+
+
+def test_a_box_that_is_hidden_whole_errs_less_than_coordinates_apart():
+    d = 8
+    cube = Box(torch.zeros(d), torch.ones(d))
+    ours = PureMean.tuned(cube, epsilon=1.0)
+    assert [block.size for block in ours.blocks] == [d]
+    laplace = 2 * d**2  # of each coordinate, epsilon / d for each
+    whole = d * laplace * (d + 1) * (d + 2) / (6 * d**2)
+    assert float(ours.noise_root(1).square().sum()) == pytest.approx(whole, rel=1e-3)
+    skewed = PureMean.tuned(Box(torch.zeros(d), 4.0 ** torch.arange(d)), epsilon=1.0)
+    assert len(skewed.blocks) > 2
+
+
+def test_blocks_of_like_widths_are_the_best_of_all_splits():
+    box = Box(torch.zeros(4), torch.tensor([8.0, 1.0, 3.0, 2.5]))
+    ours = PureMean.tuned(box, epsilon=1.0)
+    w = sorted((8.0, 1.0, 3.0, 2.5), reverse=True)
+
+    def cost(ends):
+        parts = [w[a:b] for a, b in itertools.pairwise((0, *ends, 4))]
+        return sum(((len(p) + 1) * (len(p) + 2) / 3 * sum(x * x for x in p)) ** (1 / 3) for p in parts) ** 3
+
+    best = min(cost(ends) for k in range(4) for ends in itertools.combinations((1, 2, 3), k))
+    assert float(ours.noise_root(1).square().sum()) == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["simplex", "box", "simplex x box"])
+def test_pure_means_stay_above_the_lower_bound(name):
+    domain = DOMAINS[name]
+    shape = difference_shape(domain, 2.0)
+    between = float(shape.certificate.lower) * (1 if domain.middle is None else 2)
+    protocol = PureMean.tuned(domain, epsilon=1.0)
+    assert pure_lower_bound(between, 7, 1.0) < protocol.error(7, 2.0).floor
+    assert protocol.guarantee.delta == 0 and protocol.guarantee.epsilon == 1.0
+
+
+def test_pure_means_refuse_what_is_no_split():
+    shape = noise_shape(BOX, 2.0)
+    for blocks in (
+        (),
+        (Block(2, 2.0, 1.0),),
+        (Block(3, 3.0, 1.0),),
+        (Block(3, 2.0, 0.5),),
+        (Block(3, 2.0, -1.0),),
+    ):
+        with pytest.raises(ValueError, match="blocks"):
+            PureMean(BOX, shape, 1.0, blocks)
+    one = FiniteSet(torch.tensor([[3.0, 4.0]]))
+    assert PureMean.tuned(one, epsilon=1.0).estimate(one.points).value.tolist() == [3.0, 4.0]
+
+
+def crowd(n=20_000, d=5, seed=7):
+    return 3 + torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
+
+
+def wide(d=5, size=1000.0):
+    return Box(torch.full((d,), -size), torch.full((d,), size))
+
+
+@pytest.mark.parametrize("size", [30.0, 3e3, 3e6])
+def test_an_adaptive_mean_errs_at_most_twice_what_its_last_box_needs(size):
+    x, errors, needed = crowd(), [], []
+    for seed in range(5):
+        found = AdaptiveMean(wide(size=size), 0.05, 1e-6).estimate(x, noise=SeededNoise(seed))
+        errors.append(float((found.value - x.mean(0)).square().sum()))
+        needed.append(GaussianMean.tuned(found.box, rho=0.05, delta=1e-6).error(len(x)).floor ** 2)
+        assert float((found.box.high - found.box.low).max()) < 60
+    assert sum(errors) < 4 * sum(needed)
+
+
+def test_guarantee_an_adaptive_mean_spends_at_most_its_rho():
+    assert LOOKS * LOOK + LAST <= 0.5
+    protocol = AdaptiveMean(wide(), 0.05, 1e-6)
+    exact = GaussianMean.tuned(wide(), rho=0.05, delta=1e-6).guarantee
+    assert protocol.guarantee.epsilon == pytest.approx(exact.epsilon)
+    # a histogram: the two of neighbours' mean counts are sqrt(2 rho) deviations apart at most
+    x, d, rho = crowd(50), 5, 0.02
+    edges = torch.linspace(-10, 10, CELLS + 1, dtype=torch.float64).expand(d, -1)
+    y = x.clone()
+    y[3] = -8.0
+    one, deviation = _histogram(x, edges, rho, Probe())
+    other, _ = _histogram(y, edges, rho, Probe())
+    apart = float((one - other).norm()) / deviation
+    assert apart == pytest.approx(math.sqrt(2 * rho)) and apart / 0.9 > math.sqrt(2 * rho)
+
+
+def test_every_round_of_an_adaptive_mean_is_asked_within_what_is_left(monkeypatch):
+    from torchdp.mean import adaptive
+
+    asked, histogram, tuned = [], adaptive._histogram, GaussianMean.tuned
+
+    def listen(x, edges, rho, draws):
+        asked.append(rho)
+        return histogram(x, edges, rho, draws)
+
+    def last(*args, rho, **rest):
+        asked.append(rho)
+        return tuned(*args, rho=rho, **rest)
+
+    monkeypatch.setattr(adaptive, "_histogram", listen)
+    monkeypatch.setattr(adaptive.GaussianMean, "tuned", last)
+    for size in (10.0, 1e9):
+        asked.clear()
+        AdaptiveMean(wide(size=size), 0.05, 1e-6).estimate(crowd(), noise=SeededNoise(0))
+        assert sum(asked) == pytest.approx(0.05) and asked[-1] >= 0.025 and len(asked) >= 3
+
+
+def test_an_adaptive_mean_of_few_users_or_one_value_ends():
+    for x in (crowd(3), torch.zeros(500, 5, dtype=torch.float64), torch.full((5, 5), 1000.0, dtype=torch.float64)):
+        found = AdaptiveMean(wide(), 1.0, 1e-6).estimate(x, noise=SeededNoise(1))
+        assert bool(found.value.isfinite().all()) and bool((found.box.low <= found.box.high).all())
+    flat = Box(torch.zeros(2), torch.tensor([0.0, 1.0]))
+    assert AdaptiveMean(flat, 1.0, 1e-6).estimate(torch.zeros(9, 2), noise=SeededNoise(1)).value[0] == 0
+    with pytest.raises(ValueError, match="outside"):
+        AdaptiveMean(flat, 1.0, 1e-6).estimate(torch.ones(9, 2))
+    with pytest.raises(ValueError, match="rho"):
+        replace(AdaptiveMean(flat, 1.0, 1e-6), rho=0.0)

@@ -1,0 +1,134 @@
+"""Strategies and workloads as coefficients: the numbers of the matrices that are never formed, and a million steps."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization import BandedStrategy, factorize_buffered
+from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
+from torchdp.noise import SeededNoise
+from torchdp.randomness import keyed_generator
+from torchdp.training import (
+    CorrelatedNoise,
+    CyclicPoisson,
+    Epochs,
+    Iterates,
+    Once,
+    Separated,
+    choose,
+    sensitivity,
+    standard_errors,
+)
+
+
+def row(*c):
+    return torch.tensor([c], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.8, 0.0), (0.0, 0.3), (0.8, 0.3)])
+@pytest.mark.parametrize("rates", [None, [0.5, 0.2, 0.1, 0.7]])
+def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates):
+    x, gradients, path = torch.zeros(1, dtype=torch.float64, requires_grad=True), [1.0, -2.0, 0.5, 3.0], []
+    optimizer = torch.optim.SGD([x], lr=1.0, momentum=momentum, weight_decay=decay)
+    for rate, gradient in zip(rates or [1.0] * 4, gradients, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        x.grad = x.new_tensor([gradient])
+        optimizer.step()
+        path.append(-float(x.detach()))
+    W = Iterates(4, momentum, decay, rates)
+    torch.testing.assert_close(W.dense() @ torch.tensor(gradients).double(), torch.tensor(path).double())
+    if rates is None:
+        torch.testing.assert_close(W.first(4), W.dense()[:, 0])
+    if rates is None and not momentum + decay:
+        assert torch.equal(W.dense(), workloads.prefix(4).dense())
+
+
+@pytest.mark.parametrize(("steps", "bands"), [(1, 1), (7, 3), (5, 9), (40, 1), (60, 9)])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1)])
+def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, momentum, decay):
+    monkeypatch.setattr("torchdp.training.strategy.AT_ONCE", 16)
+    drawn = torch.rand(steps, generator=keyed_generator(b"rates"), dtype=torch.float64)
+    C = BandedStrategy(torch.linspace(1, 0.1, bands, dtype=torch.float64)[None], steps)
+    for rates in (None, 0.2 + drawn):
+        W = Iterates(steps, momentum, decay, rates)
+        expected = standard_errors(W.dense(), C.dense())
+        torch.testing.assert_close(standard_errors(W, C), expected, rtol=1e-10, atol=0)
+        torch.testing.assert_close(standard_errors(W, C.dense()), expected, rtol=1e-12, atol=0)
+    for one in (C, BandedStrategy.of(C.dense() * (1 + drawn))):
+        torch.testing.assert_close(one.column_norms(), one.dense().norm(dim=0))
+        torch.testing.assert_close(BandedStrategy.of(one.dense()).dense(), one.dense(), rtol=0, atol=0)
+        assert BandedStrategy.of(one.dense()).bands == min(bands, steps)
+
+
+@pytest.mark.parametrize("user", [Once(), Epochs(3), Epochs(5), Epochs(90), Separated(3, 4), Separated(4, 99)])
+def test_guarantee_a_user_moves_as_far_as_in_the_matrix(user):
+    drawn = torch.randn(20, 3, generator=keyed_generator(b"bands"), dtype=torch.float64)
+    for C in (BandedStrategy(row(2.0, -0.7, 0.4), 20), BandedStrategy(drawn.abs() + 0.1, 20)):
+        found, dense = sensitivity(C, user), sensitivity(C.dense(), user)
+        assert found.exact and math.isclose(found.value, dense.value, rel_tol=1e-12)
+    few = sensitivity(BandedStrategy(row(2.0, 1.0, 0.5, 0.4), 20), Separated(3, 4))  # columns meet
+    assert few.value > 1.01 * sensitivity(BandedStrategy(row(2.0, 1.0, 0.5, 0.4), 20), Separated(4, 4)).value
+
+
+def test_scaled_columns_err_less_where_users_come_back():
+    W, period = Iterates(90), 7
+    c = banded_toeplitz(np.ones(90), period, 2.0)
+    scales = torch.from_numpy(column_scales(W.dense().numpy(), c, period))
+    flat = BandedStrategy(torch.from_numpy(c)[None], 90).dense()
+    scaled = flat * scales
+    assert sensitivity(scaled, Epochs(period)).value == pytest.approx(1, rel=1e-9)
+    errors = [sensitivity(C, Epochs(period)).value * float(standard_errors(W, C).norm()) for C in (flat, scaled)]
+    assert errors[1] < 0.97 * errors[0]
+
+
+def test_noise_from_one_row_is_that_of_the_matrix_and_a_million_steps_hold_no_more():
+    C, zero = BandedStrategy(row(1.0, 0.5, 0.3), 9), torch.zeros(4, dtype=torch.float64)
+    short, dense = (
+        CorrelatedNoise(each, 4, 1.0, noise=SeededNoise(1), dtype=torch.float64) for each in (C, C.dense())
+    )
+    for _ in range(9):
+        torch.testing.assert_close(short(zero), dense(zero))
+    with pytest.raises(RuntimeError, match="all 9 steps"):
+        short(zero)
+    long = BandedStrategy(row(1.0, 0.5, 0.3), 10**6)
+    assert sensitivity(long, Epochs(1000)).value == pytest.approx(math.sqrt(1000 * 1.34))
+    noise = CorrelatedNoise(long, 4, 1.0)
+    assert noise.steps == 10**6 and noise.secret_state()["coefficients"].shape == (1, 3)
+    assert CyclicPoisson(3, 0.01).guarantee(long, 20.0, 1.0, 1e-6).epsilon > 0
+    with pytest.raises(ValueError, match="above 4096"):
+        standard_errors(Iterates(10**6), factorize_buffered(workloads.RunningSums(5000), 1, 2.0).strategy)
+
+
+@pytest.mark.slow
+def test_plans_of_very_many_steps():
+    choice = choose(Iterates(5000, 0.9), 20_000, 1000, epsilon=2.0, delta=1e-6)
+    errors = {one.name: one.error for one in choice.candidates}
+    assert min(errors.values()) < errors["Poisson, independent noise"]
+    assert all(one.protocol.guarantee.epsilon <= 2 for one in choice.candidates)
+    once = choose(Iterates(600), 6000, 10, epsilon=8.0, delta=1e-6).candidates[0]
+    assert once.name == "fixed order" and "4 buffers" in str(once.protocol)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Iterates(3, learning_rates=[1.0]), "learning_rates must hold 3"),
+        (lambda: Iterates(2, learning_rates=[1.0, 0.0]), "learning_rates must be"),
+        (lambda: Iterates(2, learning_rates=[1.0, math.nan]), "learning_rates"),
+        (lambda: Iterates(2, momentum=1.0), "momentum"),
+        (lambda: Iterates(2, weight_decay=-1.0), "weight_decay"),
+        (lambda: Iterates(10**9).dense(), "W would hold"),
+        (lambda: BandedStrategy(torch.ones(2, 2), 3), "coefficients must be of 1 or 3 rows"),
+        (lambda: BandedStrategy(row(0.0, 1.0), 3), "coefficients must be positive"),
+        (lambda: BandedStrategy.of(torch.ones(3, 3)), "strategy must be one square"),
+        (lambda: BandedStrategy.of(-torch.eye(3)), "strategy must have a positive"),
+        (lambda: standard_errors(Iterates(3), BandedStrategy(row(1.0), 4)), "strategy must be of 3 steps"),
+        (lambda: factorize_buffered(workloads.RunningSums(64), 1, 1e30), "p must lie in"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

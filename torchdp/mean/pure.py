@@ -1,0 +1,207 @@
+"""A curator's mean under pure differential privacy: noise whose density falls with a norm in which users are near."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.domains.domain import Domain
+from torchdp.domains.encoding import membership_room
+from torchdp.domains.noise_shape import NoiseShape
+from torchdp.domains.shapes import difference_shape
+from torchdp.draws import Draws
+from torchdp.mean.protocol import MeanProtocol
+from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Tally
+
+ORDERS = (1.0, 2.0, math.inf)
+MOST_CORNERS = 2000  # whose distances in l_1 are all looked at
+
+
+@dataclass(frozen=True)
+class Block:
+    """So many coordinates of u = A^+ x in a row, the l_q norm that their noise falls with, its share of epsilon."""
+
+    size: int
+    order: float
+    share: float
+
+
+@dataclass(frozen=True, eq=False)
+class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
+    """The curator releases the mean plus A z / n, z of density ~ exp(-sum_b epsilon_b ||z_b||_{q_b} / D_b).
+
+    D_b is the diameter of block b of u = A^+ x in l_{q_b}, epsilon_b = share_b epsilon. z_b is R times a uniform point
+    of the l_q ball of its k coordinates, R ~ Gamma(k + 1, D_b/epsilon_b): of covariance (D_b/epsilon_b)^2 times
+    2 (q = 1), k + 1 (q = 2), (k + 1)(k + 2)/3 (q = inf). One block whose ball holds K - K is the K-norm mechanism: for
+    a box of d equal sides 6 d^2/((d + 1)(d + 2)) times less variance than Laplace noise in each coordinate apart.
+    ``error(n, p)`` takes the noise for Gaussian but at p = 2. A tally is the noisy sum of u.
+
+    shape: A and the centre of u. blocks: sizes that add up to A's columns, q in {1, 2, inf}, shares of sum 1.
+    epsilon > 0. Raises TypeError, ValueError. ``tuned`` chooses.
+
+    Guarantees: epsilon-DP in the central model for replacing one user's point, n public.
+    Source: Hardt, Talwar (2010), "On the geometry of differential privacy", section 4; basic composition of blocks.
+    """
+
+    domain: Domain
+    shape: NoiseShape
+    epsilon: float
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        _ = self.encoding  # checks that they fit
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        rank = self.shape.root.shape[1]  # 0: a single point, without noise
+        blocks = tuple(checks.several("blocks", self.blocks, Block)) if rank or self.blocks else ()
+        object.__setattr__(self, "blocks", blocks)
+        for block in blocks:
+            checks.integer("blocks: size", block.size, 1)
+            checks.positive("blocks: share", block.share)
+            if block.order not in ORDERS:
+                raise ValueError(f"blocks must be of order 1, 2 or inf, not {block.order!r}")
+        if sum(block.size for block in blocks) != rank:
+            raise ValueError(f"blocks must have {rank} coordinates together, the rank of the shape")
+        if not math.isclose(sum(block.share for block in blocks), 1.0, rel_tol=1e-9) and blocks:
+            raise ValueError("blocks must have shares that add up to 1")
+        _ = self.diameters
+
+    @classmethod
+    def tuned(cls, domain: Domain, *, epsilon: float) -> "PureMean":
+        """The least (E ||error||_2^2)^{1/2} of: the ellipsoid of :func:`difference_shape`; the l_1 ball; coordinates
+        in blocks of like width, each a box, from Laplace noise in each one to a box around all.
+
+        Raises ValueError, TypeError. Guarantees: as the class.
+        """
+        shape = difference_shape(domain, 2.0)
+        r = shape.root.shape[1]
+        if r == 0:
+            return cls(domain, shape, epsilon, ())
+        axes = _axes(shape, _widths(domain))
+        k = axes.root.shape[1]
+        cross = replace(axes, root=(axes.root != 0).to(axes.root))
+        found = [
+            cls(domain, shape, epsilon, (Block(r, 2.0, 1.0),)),
+            cls(domain, cross, epsilon, (Block(k, 1.0, 1.0),)),
+            cls(domain, axes, epsilon, _like_widths(axes.root.norm(dim=0))),
+        ]
+        return min(found, key=lambda each: float(each.noise_root(1).square().sum()))
+
+    @cached_property
+    def diameters(self) -> list[float]:
+        """D_b of each block: proved upper bounds, with what membership tests let through."""
+        own, found, start = self.encoding, [], 0
+        room = (
+            4 * membership_room(self.domain) * float(torch.linalg.matrix_norm(own.inverse, 2))
+            if self.blocks
+            else 0
+        )
+        corners = self.domain.corners(MOST_CORNERS)
+        for block in self.blocks:
+            rows = own.inverse[start : start + block.size]
+            widths = ((self.domain.extreme(rows) - self.domain.extreme(-rows)) * rows).sum(1)
+            if block.order == 2:
+                whole = block.size == len(own.inverse)
+                most = own.diameter if whole else float(widths.norm())
+            elif block.order == 1:
+                apart = math.inf
+                if corners is not None:
+                    shown = corners @ rows.mT
+                    apart = float(torch.cdist(shown, shown, p=1).max())
+                most = min(apart, float(widths.sum()))
+            else:
+                most = float(widths.max())
+            found.append(most * (1 + 1e-12) + room * (math.sqrt(block.size) if block.order == 1 else 1.0))
+            start += block.size
+        return found
+
+    @cached_property
+    def deviations(self) -> Tensor:
+        """Of the noise of the sum of u, (r,)."""
+        factors = {1.0: lambda k: 2.0, 2.0: lambda k: k + 1.0, math.inf: lambda k: (k + 1) * (k + 2) / 3}
+        each = [
+            most / (block.share * self.epsilon) * math.sqrt(factors[block.order](block.size))
+            for block, most in zip(self.blocks, self.diameters, strict=True)
+        ]
+        sizes = torch.tensor([block.size for block in self.blocks], dtype=torch.int64)
+        return torch.tensor(each, dtype=torch.float64).repeat_interleave(sizes).to(self.shape.root)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        source = "Hardt, Talwar (2010), section 4"
+        return Guarantee(self.epsilon, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, False, source)
+
+    @property
+    def layout(self) -> Layout:
+        return {"sum": ((self.shape.root.shape[1],), torch.float64)}
+
+    def noise_root(self, n: int) -> Tensor:
+        """B = A diag(deviations) / n: Cov(estimate) = B B^T exactly."""
+        return self.shape.root * self.deviations / checks.integer("n", n, 1)
+
+    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        total = self.shape.root.new_zeros(self.shape.root.shape[1])
+        for u, counts in self.encoded(summary):
+            total = total + counts @ u
+        parts = [
+            most / (block.share * self.epsilon) * _noise(block, draws, shape)
+            for block, most in zip(self.blocks, self.diameters, strict=True)
+        ]
+        noise = torch.cat(parts, -1) if parts else total.expand(*shape, -1)
+        return Tally(summary.n, {"sum": total + noise})
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self.decoded(self.check(tally)["sum"], tally.n)
+
+
+def _noise(block: Block, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+    """Of density ~ exp(-||z||_q), (*shape, size)."""
+    k, whole = block.size, (*shape, block.size)
+    if block.order == 1:
+        signs = 1.0 - 2.0 * (draws.uniform(whole) < 0.5).double()
+        return signs * draws.exponential(whole)
+    ones = torch.ones((*shape, 1), dtype=torch.float64, device=draws.device)
+    if block.order == 2:  # the length of such noise is Gamma(k)
+        normal = draws.normal(whole)
+        return draws.gamma(k * ones) * normal / normal.norm(dim=-1, keepdim=True)
+    return draws.gamma((k + 1) * ones) * (2 * draws.uniform(whole) - 1)
+
+
+def _widths(domain: Domain) -> Tensor:
+    """max x_i - min x_i over the domain, (d,)."""
+    one = torch.eye(domain.dimension).to(domain.spanning())
+    return ((domain.extreme(one) - domain.extreme(-one)) * one).sum(1)
+
+
+def _axes(shape: NoiseShape, widths: Tensor) -> NoiseShape:
+    """``shape`` with the bounding box's axes, the widest first; coordinates without width have none."""
+    order = widths.argsort(descending=True)
+    order = order[widths[order] > 0]
+    return replace(shape, root=torch.diag(widths)[:, order])
+
+
+def _like_widths(widths: Tensor) -> tuple[Block, ...]:
+    """Consecutive coordinates, widest first, in boxes: the least sum of c_b^{1/3}, c_b = (k + 1)(k + 2)/3 times its
+    squared widths; with shares ~ c_b^{1/3} the noise has the variance (sum_b c_b^{1/3})^3 / epsilon^2.
+    """
+    squares = [0.0, *widths.square().cumsum(0).tolist()]
+    d = len(widths)
+
+    def root(i: int, j: int) -> float:
+        k = j - i
+        return ((k + 1) * (k + 2) / 3 * (squares[j] - squares[i])) ** (1 / 3)
+
+    best, back = [0.0], [0]
+    for j in range(1, d + 1):
+        value, i = min((best[i] + root(i, j), i) for i in range(j))
+        best.append(value)
+        back.append(i)
+    blocks, j = [], d
+    while j:
+        i = back[j]
+        blocks.append(Block(j - i, math.inf, root(i, j) / best[d]))
+        j = i
+    return tuple(reversed(blocks))
