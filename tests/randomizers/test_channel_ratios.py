@@ -127,8 +127,8 @@ def test_what_normals_that_end_would_tell():
     law = ProjUnit(300, 50.0, k=200)
     beyond = law.cap.chance / 2**63 * stats.norm.sf(13.2) / law.cap.survival
     assert beyond <= law.missed < 2**-50 < law.cap.chance / 2**63 * stats.norm.sf(8.572) / law.cap.survival
-    with pytest.raises(ValueError, match="delta = 1e-45 leaves"):
-        GaussianVector(1000, 1.0, delta=1e-45)
+    with pytest.raises(ValueError, match="delta = 1e-55 leaves"):
+        GaussianVector(1000, 1.0, delta=1e-55)
     assert PrivUnitG(10**6, 50.0).guarantee.delta < 2**-110
 
 
