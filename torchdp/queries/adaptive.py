@@ -71,8 +71,8 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
     def _decoded(self, h: Tensor, reports: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Answers from shares of reports (b, outputs), less W's means, and one user's variance under h (b, k).
 
-        The variance is W M^{-1} W^T - sum_x h_x W_x^2; of an h that reports do not tell the last counts as (W h)^2, which
-        is no more.
+        The variance is W M^{-1} W^T - sum_x h_x W_x^2; of an h that reports do not tell the last counts as (W h)^2,
+        which is no more.
         """
         Q, W, full = self._small
         law = h @ self.client.matrix.mT  # (b, outputs)
