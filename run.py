@@ -66,6 +66,7 @@ def main():
         except subprocess.CalledProcessError as error:
             sys.exit("run.py: set-up failed at: " + " ".join(map(str, error.cmd)))
         stamp.write_text(wanted)
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # an advertisement
     for command in COMMANDS[sys.argv[1]]:
         code = subprocess.call([python, *command, *sys.argv[2:]], cwd=ROOT)
         if code:
