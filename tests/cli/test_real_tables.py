@@ -176,6 +176,9 @@ def test_what_a_statistician_reads(tmp_path, capsys):
         lines += [
             rf"  quantile {share} +{number} +\[{number}, {number}\]  \+- {number}" for share in ("0.1", "0.5")
         ]
+        lines += [
+            rf"  lower bound +{number}: no unbiased protocol's error is smaller, root mean square, at the shares .*"
+        ]
     lines += [
         "protocol +randomized, 4 bits for each user",
         "guarantee +local differential privacy, exactly epsilon = 6.*",

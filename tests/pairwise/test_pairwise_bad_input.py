@@ -110,3 +110,10 @@ def test_errors_show_no_data():
         with pytest.raises(ValueError) as caught:
             use()
         assert str(secret) not in str(caught.value)
+
+
+@pytest.mark.parametrize("tol", [1e-300, 9e-7, 0.0, math.nan])
+def test_a_tolerance_that_would_take_for_ever_is_refused(tol):
+    for make in (pairwise.concordance, pairwise.gamma, pairwise.kendall):
+        with pytest.raises(ValueError, match="tol must be"):
+            make(3, 3, tol=tol)

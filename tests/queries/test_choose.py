@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import time
 
 import pytest
 import torch
@@ -134,3 +135,35 @@ def test_bad_input_is_named():
         choose_central(W, 10, 1.0, 0.0)
     with pytest.raises(ValueError, match="client has k = 5"):
         LocalOracle(W, RandomizedResponse(5, 1.0))
+
+
+def test_types_that_no_query_tells_apart_are_one():
+    """Twelve types in three groups: as for three, by every optimised strategy, beyond 256 types too."""
+    few = torch.tensor([[0.0, 1.0, 3.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    small = choose(few, 100, 1.0, Objective.MEAN)
+    for repeats in (4, 200):
+        large = choose(few.repeat_interleave(repeats, 1), 100, 1.0, Objective.MEAN)
+        assert large.candidates[0].error == pytest.approx(small.candidates[0].error, rel=1e-6)
+        assert large.bound == pytest.approx(small.bound, rel=1e-9)
+
+
+def test_a_prior_is_optimised_for():
+    """Most users of one type: a strategy for such data errs less on them than one for the worst type."""
+    prefix, prior = workloads.prefix(16).dense(), torch.full((16,), 0.02)
+    prior[5] = 1.0
+    choice = choose(prefix, 1_000, 4.0, Objective.MEAN, prior=prior)
+    by_name = {one.name: one.error for one in choice.candidates}
+    assert choice.candidates[0].name == "optimised strategy, prior"
+    assert choice.bound < choice.candidates[0].error < 0.92 * by_name["optimised strategy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1024, 4096])
+def test_many_types_take_seconds(k):
+    """Processor time: 4.4 s and 15 s of one core when written; factorizations alone took 10 s at 1,024 types."""
+    start = time.process_time()
+    choice = choose(workloads.prefix(k), 10**6, 1.0, Objective.MEAN)
+    assert time.process_time() - start < (15 if k == 1024 else 45)
+    assert choice.candidates[0].name == "shift strategy"
+    if k == 1024:
+        assert choice.bound < choice.candidates[0].error < 1.08 * choice.bound

@@ -82,8 +82,7 @@ def test_the_bound_by_singular_values_is_below_the_best_and_near_it_for_the_hist
             bound = strategy_lower_bound(W, epsilon)
             least = float(SubsetSelection(k, epsilon).workload_variance(W).mean())
             assert 0.97 * least < bound <= least
-    with pytest.raises(ValueError, match="prior is for up to 64 types"):
-        strategy_lower_bound(W, 1.0, torch.ones(90))
+            assert strategy_lower_bound(W, epsilon, torch.ones(k)) == pytest.approx(bound, rel=1e-9)
 
 
 @pytest.mark.parametrize("queries", [1, 2])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.cli.plan import plan
-from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question
+from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
 from torchdp.cli.users import Users, read_users
 from torchdp.noise import Noise, SeededNoise
@@ -21,11 +21,12 @@ __all__ = ["PROTOCOLS", "estimate"]
 
 @dataclass(frozen=True)
 class Heard:
-    """What was said of one group: its name, the users, the answers."""
+    """What was said of one group: its name, the users, the answers, what no unbiased protocol's error is below."""
 
     group: str
     users: int
     answers: list[Answer]
+    bound: float | None
 
 
 def estimate(options: argparse.Namespace) -> int:
@@ -47,7 +48,7 @@ def estimate(options: argparse.Namespace) -> int:
     name, protocol = question.choose(
         options.protocol, sum(len(types) for _, types in parts) // len(parts), epsilon
     )
-    heard = [Heard(group, len(types), _hear(question, protocol, types, noise, options)) for group, types in parts]
+    heard = [Heard(group, len(types), *_hear(question, protocol, types, noise, options)) for group, types in parts]
     for note in notes:
         print(f"torchdp estimate: {note}", file=sys.stderr)
     if options.bounds_from_data:
@@ -101,7 +102,7 @@ def _groups(users: Users, types: Tensor, least: int) -> tuple[list[tuple[str, Te
 
 def _hear(
     question: Question, protocol: Asked, types: Tensor, noise: Noise | None, options: argparse.Namespace
-) -> list[Answer]:
+) -> tuple[list[Answer], float | None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tally = protocol.collect(types, noise=noise)
@@ -111,7 +112,8 @@ def _hear(
             print(f"torchdp estimate: {each.message}", file=sys.stderr)
     if not all(each.finite for each in answers):
         raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
-    return answers
+    shares = question.shares(protocol, tally)
+    return answers, None if shares is None else question.bound(tally.n, options.epsilon, shares)
 
 
 def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:
         | {"users": each.users}
         | ({"answer": one.name} if len(each.answers) > 1 else {})
         | {"estimate": one.value, "predicted_rmse": one.error, "interval": list(one.interval)}
+        | {"lower_bound": each.bound}
         | ({} if one.p_value is None else {"p_value": one.p_value})
         for each in heard
         for one in each.answers
@@ -136,6 +139,7 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
         lines += [
             ("estimate", f"{one.value:.6g}"),
             ("predicted RMSE", f"{one.error:.3g} ({result['error_of']}, computed from the messages)"),
+            ("lower bound", _bound(heard[0], result)),
             (level, f"[{one.interval[0]:.6g}, {one.interval[1]:.6g}]"),
         ]
     else:
@@ -143,6 +147,7 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
         for each in heard:
             lines += [(f"{each.group}: {each.users} users", "")] if each.group else []
             lines += [("  " + one.name, _line(one)) for one in each.answers]
+            lines += [("  lower bound", _bound(each, result))]
     lines += [
         ("protocol", f"{result['protocol']}, {result['bits_per_user']} bits for each user"),
         ("guarantee", result["guarantee"]),
@@ -150,6 +155,15 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
     ]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in lines)
+
+
+def _bound(each: Heard, result: dict[str, Any]) -> str:
+    if each.bound is None:
+        return bounded_by(None)
+    several = len(each.answers) > 1
+    which = " of the AUC" if any(one.p_value is not None for one in each.answers) else ", root mean square"
+    noise = ", of the noise alone" if "population" in result["error_of"] else ""
+    return bounded_by(each.bound) + (which if several else "") + noise + ", at the shares that the messages show"
 
 
 def _line(one: Answer) -> str:

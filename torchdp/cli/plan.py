@@ -4,7 +4,7 @@ import argparse
 import json
 
 from torchdp import checks
-from torchdp.cli.questions import Asked, Question
+from torchdp.cli.questions import Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
 
 FIRST, ROUNDS, MOST = 10_000, 4, 2**50
@@ -32,6 +32,7 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
         "statistic": question.title,
         "users": n,
         "predicted_rmse": question.error(protocol, n),
+        "lower_bound": question.bound(n, epsilon, None),
         "protocol": name,
         "bits_per_user": protocol.bits_per_user,
         "epsilon": protocol.guarantee.epsilon,
@@ -62,6 +63,7 @@ def _table(result: dict, unit: str) -> str:
         result["statistic"]: result["discretisation"],
         "users": f"{result['users']}",
         "predicted RMSE": f"{error} (privacy noise, {result['assumes']})",
+        "lower bound": bounded_by(result["lower_bound"]),
         "protocol": f"{result['protocol']}, {result['bits_per_user']} bits for each user",
         "guarantee": result["guarantee"],
     }

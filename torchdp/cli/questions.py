@@ -88,6 +88,17 @@ class Question(ABC):
     def error(self, protocol: Asked, n: float) -> float:
         """The largest standard error of an answer of n users: over all data, or the histograms a choice tries."""
 
+    @abstractmethod
+    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
+        """What no unbiased protocol's error is below, on users of these shares; None: where ``error`` is; no bound.
+
+        Of several answers the root of their mean square.
+        """
+
+    @abstractmethod
+    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
+        """Plausible shares of the types, (k,), by what was heard; None where ``bound`` has no use for them."""
+
 
 @dataclass(frozen=True)
 class OfPairs(Question):
@@ -122,6 +133,14 @@ class OfPairs(Question):
             family = pairwise.histograms(self.statistic)
             return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in family))
 
+    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
+        family = pairwise.histograms(self.statistic) if shares is None else [shares]
+        return max(pairwise.lower_bound(self.statistic, n, epsilon, each) for each in family)
+
+    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
+        found = pairwise.consistent(cast(pairwise.PairwiseProtocol, protocol), tally)
+        return None if bool(found.value.isnan().any()) else found.histogram
+
 
 @dataclass(frozen=True)
 class OfShares(Question):
@@ -154,6 +173,13 @@ class OfShares(Question):
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
         return math.sqrt(float(worst) + self.spread / n)
 
+    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
+        objective = self.objective if shares is None else Objective.MEAN
+        return queries.lower_bound(self.workload, n, epsilon, objective, prior=shares)
+
+    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
+        return queries.consistent(self.workload, protocol.analyse(tally).value).histogram
+
 
 @dataclass(frozen=True)
 class OfFunction(Question):
@@ -174,6 +200,14 @@ class OfFunction(Question):
 
     def error(self, protocol: Asked, n: float) -> float:
         return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in self.function.likely))
+
+    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
+        family = self.function.likely if shares is None else [shares]
+        return max(queries.function_lower_bound(self.function, n, epsilon, each) for each in family)
+
+    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
+        own = cast(queries.LocalFunction, protocol)
+        return queries.consistent(workloads.identity(own.client.k), own.client.totals(tally) / tally.n).histogram
 
 
 @dataclass(frozen=True)
@@ -215,6 +249,17 @@ class OfCovariance(Question):
         evenly = self.box.low + places * (self.box.high - self.box.low)
         users = Crowd(evenly, torch.full((33,), max(1, round(n / 33))))
         return math.sqrt(float(cast(LocalProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
+
+    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
+        return None
+
+    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
+        return None
+
+
+def bounded_by(bound: float | None) -> str:
+    """A lower bound in words."""
+    return "none known" if bound is None else f"{bound:.3g}: no unbiased protocol's error is smaller"
 
 
 def _refuse_named(protocol: str) -> None:

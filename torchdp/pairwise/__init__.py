@@ -26,6 +26,7 @@ send about their vector and what the analyst makes of it; ``choose`` finds the o
 ``of_population`` says what a collection's users tell of the population they come from; ``mann_whitney`` tests it.
 """
 
+from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.choose import choose, histograms
 from torchdp.pairwise.consistent import consistent
 from torchdp.pairwise.lipschitz import Discretised, lipschitz
@@ -83,6 +84,7 @@ __all__ = [
     "kendall",
     "lipschitz",
     "low_rank",
+    "lower_bound",
     "mann_whitney",
     "of_population",
     "ratio",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.low_rank import fewer_dimensions
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
@@ -81,7 +82,8 @@ def choose(
             for name, protocol in protocols
             if _converts(protocol)
         ]
-    return Choice(tuple(candidates))
+    least = math.sqrt(fmean(lower_bound(statistic, n, epsilon, h) ** 2 for h in judged)) if rounds == 1 else None
+    return Choice(tuple(candidates), least)
 
 
 def _one_round(statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:

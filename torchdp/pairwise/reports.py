@@ -272,8 +272,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         family = histograms_of(prior, statistic.points)
         law = None if family is None else family @ held.mT
         found = cls.tuned(small, n, epsilon, prior=law, generator=generator)
-        types = None if found.client.prior is None else found.client.prior @ even
-        return cls(near, epsilon, StrategyMatrix(found.client.matrix[:, place], types))
+        return cls(near, epsilon, found.client.repeated(place))
 
     def _judged(self, n: int, family: Tensor | None) -> float:
         """The largest predicted error over the family, or over all users of one type."""

@@ -13,6 +13,7 @@ from torchdp.factorization import free_constant, signature_form
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.workloads import Workload
 
+FINEST = 1e-6  # tol
 MOST = 2**28  # numbers in the points of a statistic: 2 GiB
 
 
@@ -23,9 +24,13 @@ def from_kernel(
 
     The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes gamma_2 least, so
     radius^2 is at most that least value, up to ``tol``. Kronecker products are factored factor by factor, at c = 0
-    (the best constant of Kendall's tau).
+    (the best constant of Kendall's tau). tol: at least 1e-6. Raises TypeError, ValueError.
     Source: Ghazi et al. (2023), section 3, with the signature form in the place of two factors.
     """
+    if checks.positive("tol", tol) < FINEST:
+        raise ValueError(
+            f"tol must be at least {FINEST:g}, not {tol!r}: less takes long and saves no noise to speak of"
+        )
     if isinstance(kernel, Workload):
         name, kernel = kernel.name, replace(kernel, factors=tuple(factor.double() for factor in kernel.factors))
         kernel = kernel.factors[0] if len(kernel.factors) == 1 else kernel

@@ -22,9 +22,11 @@ class Choice:
     """Candidates, the least predicted error first; printing shows the table that the choice was made from.
 
     Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
+    bound: no unbiased protocol of this privacy errs less; None: no bound is known.
     """
 
     candidates: tuple[Candidate, ...]
+    bound: float | None = None
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -37,8 +39,10 @@ class Choice:
         return self.candidates[0].protocol
 
     def __str__(self) -> str:
-        width = max(len(one.name) for one in self.candidates)
-        return "\n".join(f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates)
+        width = max(len("lower bound"), *(len(one.name) for one in self.candidates))
+        lines = [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
+        least = "none known" if self.bound is None else f"{self.bound:<10.6g}  of what is unbiased"
+        return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 
 
 def _rank(error: float) -> float:

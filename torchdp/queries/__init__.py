@@ -22,12 +22,13 @@ of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of
 Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Mazumdar, Miklau (2020).
 """
 
+from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.choose import choose, choose_central
 from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
 from torchdp.queries.consistent import consistent
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.function import LocalFunction, ShareFunction, choose_function
+from torchdp.queries.function import LocalFunction, ShareFunction, choose_function, function_lower_bound
 from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
 from torchdp.queries.local import LocalFactorization
@@ -54,6 +55,8 @@ __all__ = [
     "choose_function",
     "conjunctions",
     "consistent",
+    "function_lower_bound",
+    "lower_bound",
     "parities",
     "stumps",
     "thresholds",

@@ -1,7 +1,7 @@
 """Which mechanism answers a workload best: every candidate's exact predicted error, and the table of them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import factorize, least_error
 from torchdp.protocol import Candidate, Choice, Objective
+from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.local import LocalFactorization
@@ -46,6 +47,7 @@ FACTORED = 1024  # the smaller side of W up to which it is factorized: an iterat
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
 MOST_PARITIES = 256  # that one parity a user is tried for
+BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
 
@@ -62,17 +64,18 @@ def choose(
     """The local mechanism of least predicted error for n users, among all that this package has.
 
     Candidates: up to 1,024 types or queries factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within
-    the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit and PrivUnitG;
-    randomized response, subset selection, OUE, SUE and Hadamard response; a strategy optimised for the workload: up to
-    256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts.
+    the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit and PrivUnitG,
+    beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
+    SUE and, up to 1,024 types, Hadamard response; a strategy optimised for the workload: up to 256 types a matrix, up
+    to 4,096 types a few patterns of ordered types and their shifts. Types that no query tells apart count as one.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
     factorizations.
     Where the queries are sums of few parities of the types' bits, one randomized parity a user is a candidate too.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
-    where that is the objective (in fewer steps where queries are many); with a prior also for the mean over types.
-    They take seconds, a minute at 4,096 types.
+    where that is the objective (in fewer steps where queries are many); with a prior also for that.
+    They take seconds. The choice's ``bound`` is :func:`lower_bound`, up to 1,024 types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -85,24 +88,25 @@ def choose(
         checks.instance("objective", objective, Objective),
     )
     n, prior = checks.integer("n", n, 1), _shares(prior, W)
+    k, oracles = W.shape[1], list[tuple[str, FrequencyOracle]]()
+    if k > 1:
+        kinds = ORACLES if k <= BOUNDED else ORACLES[:-1]
+        oracles = [*((kind.__name__, kind(k, epsilon)) for kind in kinds), *_parities(W, epsilon)]
+    if k > 1 and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
+        worst = objective is Objective.WORST and prior is None
+        oracles += _strategies(W, epsilon, worst)
+        if prior is not None:
+            oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
+    reported = _ranked([(name, LocalOracle(W, oracle)) for name, oracle in oracles], n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
-    factors = (*_factors(W, tol), *_lossy(W, n, epsilon, tol)) if min(W.shape) <= FACTORED else _given(W)
-    for name, queries in factors:
+    for name, queries in _factored(W, n, epsilon, tol, reported):
         protocols += [
             (f"{name}, {kind.__name__}", LocalFactorization.calibrated(queries, epsilon=epsilon, randomizer=kind))
             for kind in BALL
         ]
-    k = W.shape[1]
-    if k > 1:
-        oracles = [(kind.__name__, kind(k, epsilon)) for kind in ORACLES]
-        protocols += [(name, LocalOracle(W, oracle)) for name, oracle in (*oracles, *_parities(W, epsilon))]
-    if 1 < k <= SHIFTED_STRATEGY and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
-        worst = objective is Objective.WORST and prior is None
-        protocols += [(name, LocalOracle(W, oracle)) for name, oracle in _strategies(W, epsilon, worst)]
-        if prior is not None and k <= POLISHED_STRATEGY:
-            average = _strategies(W, epsilon, False, W.new_ones(k))[-1][1]
-            protocols.append(("optimised strategy, average type", LocalOracle(W, average)))
-    return _ranked(protocols, n, objective, prior)
+    found = _ranked(protocols, n, objective, prior)
+    least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
+    return Choice((*found, *reported), least)
 
 
 def choose_central(
@@ -126,7 +130,7 @@ def choose_central(
     factors = (*_factors(W, tol), ("binary tree", FactoredQueries.tree(W)))
     protocols: list[tuple[str, QueryProtocol]] = []
     protocols += [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
-    return _ranked(protocols, n, objective, prior)
+    return Choice(_ranked(protocols, n, objective, prior))
 
 
 def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
@@ -135,6 +139,26 @@ def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
         ("gamma_F", FactoredQueries.of(W, factorize(W, 2.0, shift=True, tol=tol))),
         *_given(W),
     )
+
+
+def _factored(
+    W: Tensor, n: int, epsilon: float, tol: float, others: Sequence[Candidate]
+) -> tuple[tuple[str, FactoredQueries], ...]:
+    """Factorizations that may win: beyond 256 types none that is sure to err more than one of the others.
+
+    Over all types and queries the mean square of L R is at least ||W - W 1 1^T/k||_*^2/(k m) times the variance of the
+    ball's randomizer in a direction, whatever the shift.
+    """
+    m, k = W.shape
+    if k > POLISHED_STRATEGY and others:
+        if min(m, k) > FACTORED:
+            return ()
+        total = torch.linalg.svdvals(W - W.mean(1, keepdim=True)).sum()
+        moments = PrivUnit(min(m, k), epsilon).moments
+        direction = max(0.0, moments.variance + min(0.0, moments.outer))
+        if float(total) * math.sqrt(direction / (n * m * k)) > min(one.error for one in others):
+            return ()
+    return (*_factors(W, tol), *_lossy(W, n, epsilon, tol)) if min(m, k) <= FACTORED else _given(W)
 
 
 def _given(W: Tensor) -> tuple[tuple[str, FactoredQueries], ...]:
@@ -159,16 +183,25 @@ def _strategies(
     W: Tensor, epsilon: float, worst: bool, prior: Tensor | None = None
 ) -> list[tuple[str, FrequencyOracle]]:
     """Optimised for the mean over queries and the worst type, or one drawn from prior; then for the worst query."""
+    distinct, place, sizes = torch.unique(W, dim=1, return_inverse=True, return_counts=True)
+    if len(sizes) < W.shape[1]:  # types that no query tells apart are one
+        law = None if prior is None else W.new_zeros(len(sizes)).index_add_(0, place, prior)
+        matrices = _strategies(distinct, epsilon, worst, law) if len(sizes) <= POLISHED_STRATEGY else []
+        return [(name, one.repeated(place)) for name, one in matrices if isinstance(one, StrategyMatrix)]
     k, centred, generator = W.shape[1], W - W.mean(1, keepdim=True), keyed_generator(b"choose", W.device)
-    if k <= CAREFUL_STRATEGY:
-        best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator)
-        if not worst or len(W) == 1:
-            return [("optimised strategy", best)]
-        sharper = best.sharpened(centred, None, max(240, min(500, LEISURE // (len(W) * k**2))))
-        return [("optimised strategy", best), ("optimised strategy, worst query", sharper)]
     if k <= POLISHED_STRATEGY:
-        return [("optimised strategy", StrategyMatrix.tuned(centred, epsilon, prior, generator=generator))]
-    return [("shift strategy", ShiftStrategy.tuned(centred, epsilon, generator=generator))]
+        name = "optimised strategy" if prior is None else "optimised strategy, prior"
+        best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator)
+        if not worst or len(W) == 1 or k > CAREFUL_STRATEGY:
+            return [(name, best)]
+        sharper = best.sharpened(centred, None, max(240, min(500, LEISURE // (len(W) * k**2))))
+        return [(name, best), (f"{name}, worst query", sharper)]
+    if k > SHIFTED_STRATEGY or prior is not None:
+        return []
+    try:
+        return [("shift strategy", ShiftStrategy.tuned(centred, epsilon, generator=generator))]
+    except ValueError:  # the patterns found do not tell all types apart
+        return []
 
 
 def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
@@ -195,12 +228,12 @@ def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
 
 
 def _ranked(
-    protocols: list[tuple[str, QueryProtocol]], n: int, objective: Objective, prior: Tensor | None
-) -> Choice:
+    protocols: Sequence[tuple[str, QueryProtocol]], n: int, objective: Objective, prior: Tensor | None
+) -> tuple[Candidate, ...]:
     def error(protocol: QueryProtocol) -> float:
         mse = (
             protocol.worst_mse(n, objective) if prior is None else objective.of(protocol.predicted_mse(prior * n))
         )
         return math.sqrt(float(mse))
 
-    return Choice(tuple(Candidate(name, protocol, error(protocol)) for name, protocol in protocols))
+    return tuple(Candidate(name, protocol, error(protocol)) for name, protocol in protocols)

@@ -13,6 +13,7 @@ from torch.func import grad, hessian, vmap
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Candidate, Choice, Estimate, Objective, Relay, Tally
+from torchdp.queries.bound import lower_bound
 from torchdp.randomizers import (
     FrequencyOracle,
     HadamardResponse,
@@ -102,7 +103,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         n, epsilon = checks.integer("n", n, 1), checks.positive("epsilon", epsilon)
         family = _family(function, prior)
         usual = cls(function, SubsetSelection(function.types, epsilon))
-        first, second = _derivatives(function, family)
+        first, second = derivatives(function, family)
         covariance = usual._covariance(family) / n
         values, vectors = torch.linalg.eigh((second @ covariance @ second).mean(0))
         root = (vectors * values.clamp_min(0).sqrt()).mT / math.sqrt(2)
@@ -180,7 +181,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         """
         found = []
         for part in h.split(max(1, AT_ONCE // self.client.k**2)):
-            first, second = _derivatives(self.function, part)
+            first, second = derivatives(self.function, part)
             shares = part.clamp_min(0)
             shares = shares / shares.sum(-1, keepdim=True)
             C = self._covariance(shares)
@@ -225,12 +226,24 @@ def choose_function(
             function, n, epsilon, prior=family, generator=keyed_generator(b"choose", family.device)
         )
         found.append(("optimised strategy", strategy))
+    least = fmean(function_lower_bound(function, n, epsilon, h) ** 2 for h in family)
     return Choice(
         tuple(
             Candidate(name, each, math.sqrt(fmean(float(each.predicted_mse(h * n)) for h in family)))
             for name, each in found
-        )
+        ),
+        math.sqrt(least),
     )
+
+
+def function_lower_bound(function: ShareFunction, n: int, epsilon: float, histogram: Tensor) -> float:
+    """No unbiased epsilon-LDP mechanism has a smaller error near ``histogram``, (k,), to first order in 1/n.
+
+    The function's slopes are one linear query: see ``lower_bound``. Raises TypeError, ValueError.
+    """
+    checks.instance("function", function, ShareFunction)
+    h = checks.shares("histogram", histogram, function.types)
+    return lower_bound(derivatives(function, h[None])[0], n, epsilon, prior=h)
 
 
 def _family(function: ShareFunction, prior: Tensor | None) -> Tensor:
@@ -241,6 +254,6 @@ def _family(function: ShareFunction, prior: Tensor | None) -> Tensor:
     return torch.stack([checks.shares("prior", each, function.types) for each in rows])
 
 
-def _derivatives(function: ShareFunction, h: Tensor) -> tuple[Tensor, Tensor]:
+def derivatives(function: ShareFunction, h: Tensor) -> tuple[Tensor, Tensor]:
     """(b, k) -> the first, (b, k), and the second, (b, k, k)."""
     return vmap(grad(function))(h), vmap(hessian(function))(h)

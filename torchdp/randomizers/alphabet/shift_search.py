@@ -5,12 +5,14 @@ M the corner of the circulant matrix with spectrum S = K sum_b share_b |F p_b|^2
 Any p_b and shares are private, so Adam descends on their logits without a constraint. It begins where neighbouring
 types are merged to at most 64, from arcs and from noise with a falling spectrum; then each logit is repeated twice,
 with noise, and descends again. On up to 256 types M is factored, beyond tr(G M^{-1}) is estimated from random signs and
-conjugate gradients with Fourier transforms. The room beyond the k types is tried at three sizes.
+conjugate gradients with Fourier transforms. The room beyond the k types is tried at three sizes,
+of which the best on at most 256 merged types goes on.
 Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kingma, Ba (2015) for Adam; Hutchinson (1990) for the
 estimate of a trace; T. Chan (1988) for circulant preconditioners of Toeplitz systems.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,32 +51,56 @@ class Shifts:
         return p.shape[-1] * (self.shares.softmax(-1)[..., None] * power).sum(-2)
 
 
+Judge = Callable[[Tensor, Tensor, Tensor], float]  # of patterns, shares and a workload: the worst type's variance
+
+
 def search(
-    W: Tensor, epsilon: float, steps: int, starts: int, generator: torch.Generator
-) -> list[tuple[Tensor, Tensor]]:
-    """(patterns, shares) of the best search on each size of the circle. W: (m, k), rows of mean 0. Unchecked."""
-    low, k, found = math.exp(-epsilon), W.shape[1], []
+    W: Tensor, epsilon: float, steps: int, starts: int, judge: Judge, generator: torch.Generator
+) -> tuple[Tensor, Tensor] | None:
+    """(patterns, shares) of the best search over the sizes of the circle, judged on at most 256 merged types.
+
+    W: (m, k), rows of mean 0. None: no patterns tell all types apart. Unchecked.
+    """
+    low, k = math.exp(-epsilon), W.shape[1]
     halvings = max(0, math.ceil(math.log2(k / COARSEST)))
+    judged = max(0, math.ceil(math.log2(k / FACTORED)))
+    best, least, circle = None, math.inf, 0
     for pad in PADS:
-        circle = k + max(1, round(pad * k))
-        shifts = _starts(-(-circle // 2**halvings), epsilon, starts, generator, W.device)
-        for level in range(halvings, -1, -1):
-            coarse = _merged(W, 2**level)
-            if level == halvings:
-                shifts, value = _descend(shifts, low, coarse, range(steps // 4), steps, generator)
-                shifts = shifts.pick(value.argsort()[: -(-starts // 3)])
-                shifts, value = _descend(shifts, low, coarse, range(steps // 4, steps), steps, generator)
-                shifts = shifts.pick(value.argmin()[None])
-            else:
-                shifts = _refined(shifts, -(-circle // 2**level), generator)
-                shifts, value = _descend(shifts, low, coarse, range(steps // 3), steps // 3, generator)
-        shifts = Shifts(torch.where(shifts.logits > 0, EXTREME, -EXTREME), shifts.shares)
-        shifts, _ = _descend(shifts, low, _merged(W, 1), range(SETTLING), SETTLING, generator, frozen=True)
-        patterns, shares = shifts.logits[0] > 0, shifts.shares[0].softmax(-1)
-        kept = (shares > LEAST) & patterns.any(1) & ~patterns.all(1)
-        if bool(kept.any()):
-            found.append((patterns[kept], shares[kept]))
-    return found
+        size = k + max(1, round(pad * k))
+        shifts = _starts(-(-size // 2**halvings), epsilon, starts, generator, W.device)
+        coarse = _merged(W, 2**halvings)
+        shifts, value = _descend(shifts, low, coarse, range(steps // 4), steps, generator)
+        shifts = shifts.pick(value.argsort()[: -(-starts // 3)])
+        shifts, value = _descend(shifts, low, coarse, range(steps // 4, steps), steps, generator)
+        shifts = shifts.pick(value.argmin()[None])
+        shifts = _finer(shifts, low, W, size, range(halvings - 1, judged - 1, -1), steps, generator)
+        coarse = _merged(W, 2**judged)
+        found = judge(*_rounded(shifts, low, coarse, generator), coarse)
+        if found < least:
+            best, least, circle = shifts, found, size
+    if best is None:
+        return None
+    best = _finer(best, low, W, circle, range(judged - 1, -1, -1), steps, generator)
+    return _rounded(best, low, _merged(W, 1), generator)
+
+
+def _finer(
+    shifts: Shifts, low: float, W: Tensor, circle: int, levels: range, steps: int, generator: torch.Generator
+) -> Shifts:
+    """Refined and descended from level to level, 2^level types merged."""
+    for level in levels:
+        shifts = _refined(shifts, -(-circle // 2**level), generator)
+        shifts, _ = _descend(shifts, low, _merged(W, 2**level), range(steps // 3), steps // 3, generator)
+    return shifts
+
+
+def _rounded(shifts: Shifts, low: float, W: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Patterns of zeros and ones, and their shares, those that say nothing left out."""
+    shifts = Shifts(torch.where(shifts.logits > 0, EXTREME, -EXTREME), shifts.shares)
+    shifts, _ = _descend(shifts, low, W, range(SETTLING), SETTLING, generator, frozen=True)
+    patterns, shares = shifts.logits[0] > 0, shifts.shares[0].softmax(-1)
+    kept = (shares > LEAST) & patterns.any(1) & ~patterns.all(1)
+    return patterns[kept], shares[kept]
 
 
 def _starts(circle: int, epsilon: float, starts: int, generator: torch.Generator, device: torch.device) -> Shifts:
@@ -138,7 +164,7 @@ def _descend(
     recent = W.new_zeros(len(shifts.logits))
     for step in steps:
         spectrum = shifts.spectrum(low)
-        probes = W if k <= FACTORED else _signs(W, generator)
+        probes = W if k <= FACTORED else signed_sums(W, PROBES, generator)
         y = _solved(spectrum.detach(), probes, circle)
         power = torch.fft.rfft(y, n=circle).abs().square().sum(-2)
         power[..., 1 : (circle + 1) // 2] *= 2  # each frequency but 0 and K/2 stands for two
@@ -150,10 +176,10 @@ def _descend(
     return Shifts(shifts.logits.detach(), shifts.shares.detach()), recent
 
 
-def _signs(W: Tensor, generator: torch.Generator) -> Tensor:
-    """Random combinations w of the queries, (PROBES, k), with E w w^T = W^T W / PROBES."""
-    signs = torch.randint(0, 2, (PROBES, len(W)), device=W.device, generator=generator).to(W) * 2 - 1
-    return signs @ W / math.sqrt(PROBES)
+def signed_sums(W: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Random combinations w of the queries, (count, k), with E w w^T = W^T W / count."""
+    signs = torch.randint(0, 2, (count, len(W)), device=W.device, generator=generator).to(W) * 2 - 1
+    return signs @ W / math.sqrt(count)
 
 
 def _solved(spectrum: Tensor, w: Tensor, circle: int) -> Tensor:

@@ -15,11 +15,12 @@ from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import StrategyOracle, alphabet, budget
-from torchdp.randomizers.alphabet.shift_search import search
+from torchdp.randomizers.alphabet.shift_search import search, signed_sums
 from torchdp.randomizers.alphabet.strategy_search import strategy_problem
 from torchdp.randomizers.base import exact_local
 
 LEAST_EPSILON = 1e-4
+MOST_QUERIES, SKETCHED = 1024, 512  # of more queries so many random sums stand for them in the search
 SINGULAR = 1e-12  # least pivot of M, of the largest, at which it counts as of full rank
 
 
@@ -86,20 +87,21 @@ class ShiftStrategy(StrategyOracle):
         """
         W, epsilon, _ = strategy_problem(W, epsilon, None)
         steps, starts = checks.integer("steps", steps, 1), checks.integer("starts", starts, 1)
-        W = W - W.mean(1, keepdim=True)
-        found = search(W / W.abs().max(), epsilon, steps, starts, checks.random_source(generator, W.device))
-        best, least = None, math.inf
-        for patterns, shares in found:
+        W, generator = W - W.mean(1, keepdim=True), checks.random_source(generator, W.device)
+        if len(W) > MOST_QUERIES:
+            W = signed_sums(W, SKETCHED, generator)
+
+        def judge(patterns: Tensor, shares: Tensor, queries: Tensor) -> float:
             try:
-                tried = cls(patterns, shares, W.shape[1], epsilon)
+                tried = cls(patterns, shares, queries.shape[1], epsilon)
             except ValueError:  # these reports can not tell all types apart
-                continue
-            variance = float(tried.workload_variance(W).mean(0).amax())
-            if variance < least:
-                best, least = tried, variance
-        if best is None:
+                return math.inf
+            return float(tried.workload_variance(queries).mean(0).amax())
+
+        found = search(W / W.abs().max(), epsilon, steps, starts, judge, generator)
+        if found is None:
             raise ValueError("W needs no shifts that tell all types apart; use StrategyMatrix.tuned")
-        return best
+        return cls(*found, W.shape[1], epsilon)
 
     @property
     def guarantee(self) -> Guarantee:

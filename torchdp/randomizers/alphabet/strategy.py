@@ -161,6 +161,11 @@ class StrategyMatrix(StrategyOracle):
             adam.step(loss, LEARNING_RATE * max(0.02, 1 - share))
         return best
 
+    def repeated(self, place: Tensor) -> "StrategyMatrix":
+        """On other types, of which x reports as type place_x does here: (k',); the prior evenly over those alike."""
+        sizes = torch.bincount(place, minlength=self.k)
+        return StrategyMatrix(self.matrix[:, place], (self._prior / sizes)[place])
+
     @property
     def guarantee(self) -> Guarantee:
         return exact_local(self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row")

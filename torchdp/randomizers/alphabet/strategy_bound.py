@@ -10,6 +10,7 @@ from torch import Tensor
 from torchdp import checks
 
 LEAST_EPSILON, LARGEST_EPSILON = 1e-6, 30.0
+MOST = 700.0  # epsilon without the program
 INTERIOR_POINT, LARGEST_PROGRAM = 24, 64  # types up to which Clarabel solves the program; up to which SCS does
 ROUNDING = 1e-14  # of the largest entry, for each dimension: what eigvalsh may be off by
 
@@ -28,7 +29,7 @@ class VarianceWitness:
     mixed: Tensor
 
 
-def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None) -> float:
+def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None, *, program: bool = True) -> float:
     """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and prior-weighted types.
 
     For every local randomizer, whatever its outputs, and every unbiased estimate V(y) of W e_x from one report y,
@@ -36,36 +37,50 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None)
     variance from above, so the two together say how far a strategy is from the best. The worst type's variance is
     no less than any mean over types: there, take the prior of the strategy.
 
-    W: (m, k), real, not zero; epsilon in [1e-6, 30]; prior: (k,), positive (None: uniform). A semidefinite program,
-    solved by cvxpy on the CPU, in about a second at k = 16 and a minute at k = 64; its solution is a proposal, which
-    :func:`certify_variance` turns into a bound. From epsilon = 6 on its rounding makes the bound weak. For uniform
-    types the singular values of W, rows centred, give another: (4 (sum of them)^2 e^epsilon/(e^epsilon - 1)^2 -
-    ||W||_F^2)/(k m). It is the only one beyond 64 types; for prefix sums far too low at epsilon = 4.
-    Raises TypeError, ValueError, also for a prior on more than 64 types, ImportError without cvxpy where the program is
+    The larger of two. With s the singular values of W diag(prior)^{1/2}, rows less their means under the prior, and t =
+    tanh(epsilon/2)^2: the least sum of s_i^2/v_i - s_i^2 over v_i <= t whose sum is at most sinh(epsilon/2)^2, over the
+    number of queries; tight for the histogram, far too low for prefix sums at epsilon = 4. And, where ``program`` is
+    and up to 64 types, a semidefinite program, solved by cvxpy on the CPU, in about a second at k = 16 and a minute at
+    k = 64; its solution is a proposal, which :func:`certify_variance` turns into a bound. From epsilon = 6 on its
+    rounding makes the bound weak.
+
+    W: (m, k), real, not zero. epsilon: in [1e-6, 30], without the program up to 700. prior: (k,), positive, without the
+    program non-negative (None: uniform). Raises TypeError, ValueError, ImportError without cvxpy where the program is
     solved, RuntimeError where the solver finds nothing.
 
     Guarantees: at most the least variance.
     Source: weak duality for the problem of McKenna, Maity, Mazumdar, Miklau (2020) over its extreme rows (Kairouz, Oh,
-    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990). For the singular values
-    tr(G A^+) >= (tr G^{1/2})^2/tr A, and var v <= (mean v - low)(1 - mean v) for numbers in [low, 1] (Bhatia, Davis
-    2000).
+    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990). For the singular values: the
+    v_i are those of the chi-square information of the report, at most t each (Zhang, Asoodeh 2023, Theorem 1); their
+    sum by var u <= (mean u - low)(1 - mean u) for numbers u in [low, 1] (Bhatia, Davis 2000).
     """
-    W, _, _ = _problem(W, epsilon, prior)
-    simple = 0.0 if prior is not None else _by_singular_values(W, epsilon)
-    if W.shape[1] > LARGEST_PROGRAM:
-        if prior is not None:
-            raise ValueError(f"prior is for up to {LARGEST_PROGRAM} types, not {W.shape[1]}; leave it out")
+    W, _, h = _problem(W, epsilon, prior, positive=program)
+    simple = _by_singular_values(W, epsilon, h)
+    if not program or W.shape[1] > LARGEST_PROGRAM:
         return simple
     return max(simple, _by_program(W, epsilon, prior))
 
 
-def _by_singular_values(W: Tensor, epsilon: float) -> float:
-    """For uniform types. With M as in ``strategy_design``, tr M <= k (e^epsilon - 1)^2/(4 e^epsilon) on sums of 0."""
-    W, low, _ = _problem(W, epsilon, None)
-    W = W - W.mean(1, keepdim=True)
-    total = float(torch.linalg.svdvals(W).sum()) * (1 - ROUNDING * W.shape[1])
-    least = total**2 * 4 * low / (1 - low) ** 2 - float(W.square().sum())
-    return max(0.0, least) / W.numel()
+def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
+    """With the v_i = min(t, c s_i): the least sum for the multiplier 1/c^2 of their sum, a bound for any c > 0.
+
+    For u = a row of a strategy over its largest entry, m = <prior, u>, weights w with sum_y w_y u_y = 1 and
+    A = sum_y w_y C u_y u_y^T C^T/m_y, C u = diag(prior)^{1/2} (u - m), unbiasedness leaves tr(B A^+), B of eigenvalues
+    s_i^2; tr A <= sum_y w_y m_y max over m of (m - low)(1 - m)/m^2 = sinh(epsilon/2)^2.
+    """
+    queries, k = W.shape
+    W = (W - (W @ prior)[:, None]) * prior.sqrt()
+    s = torch.linalg.svdvals(torch.linalg.qr(W, mode="r").R if queries > k else W)
+    s = (s - ROUNDING * k * s[0]).clamp_min(0)
+    total, most = math.sinh(epsilon / 2) ** 2, math.tanh(epsilon / 2) ** 2
+    left = total - most * torch.arange(len(s))  # for this v and those after it, where all before are at most
+    rest = s.flip(0).cumsum(0).flip(0)
+    free = ((left > 0) & (left * s < most * rest)).nonzero()[:, 0]
+    if not len(free):  # every v at most
+        return float(s.square().sum()) / total / queries
+    c = float(left[free[0]] / rest[free[0]])
+    each = torch.where(c * s > most, s.square() / total + most / c**2, 2 * s / c - s.square())
+    return max(0.0, float(each.sum()) - total / c**2 * (1 + ROUNDING * k)) / queries
 
 
 def _by_program(W: Tensor, epsilon: float, prior: Tensor | None) -> float:
@@ -135,16 +150,18 @@ def certify_variance(W: Tensor, epsilon: float, witness: VarianceWitness, prior:
     return max(0.0, least - float((W.square() @ prior).sum())) / len(W)
 
 
-def _problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, float, Tensor]:
+def _problem(
+    W: Tensor, epsilon: float, prior: Tensor | None, positive: bool = True
+) -> tuple[Tensor, float, Tensor]:
     W = checks.matrix("W", W).detach().double().cpu()
     if W.ndim != 2 or W.shape[1] < 2:
         raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
-    epsilon, k = checks.positive("epsilon", epsilon), W.shape[1]
-    if not LEAST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        raise ValueError(f"epsilon must lie in [{LEAST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
+    epsilon, k, most = checks.positive("epsilon", epsilon), W.shape[1], LARGEST_EPSILON if positive else MOST
+    if not LEAST_EPSILON <= epsilon <= most:
+        raise ValueError(f"epsilon must lie in [{LEAST_EPSILON:g}, {most:g}], not {epsilon!r}")
     if prior is None:
         return W, math.exp(-epsilon), torch.full((k,), 1 / k, dtype=torch.float64)
-    return W, math.exp(-epsilon), checks.shares("prior", prior, k, positive=True).detach().cpu()
+    return W, math.exp(-epsilon), checks.shares("prior", prior, k, positive=positive).detach().cpu()
 
 
 def _forms(k: int, low: float) -> tuple[Tensor, Tensor, Tensor]:

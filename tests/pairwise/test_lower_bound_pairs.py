@@ -1,0 +1,55 @@
+"""The lower bound of pairwise statistics, against exact errors averaged over users drawn from a histogram."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchdp import pairwise
+from torchdp.pairwise import Pairs
+
+
+@pytest.mark.parametrize("pairs", Pairs)
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
+    """All samples of n users from h, each with its chance; the exact error of unbiased protocols on each."""
+    statistic, h = replace(pairwise.unequal(3), pairs=pairs), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    for n in (2, 4):
+        least = pairwise.lower_bound(statistic, n, epsilon, h)
+        for protocol in (
+            pairwise.OneMessage(statistic, epsilon),
+            pairwise.RandomizedResponsePlugIn(statistic, epsilon),
+        ):
+            mean = 0.0
+            for users in itertools.combinations_with_replacement(range(3), n):
+                counts = torch.bincount(torch.tensor(users), minlength=3).double()
+                chance = math.factorial(n) * math.prod(
+                    h[x] ** c / math.factorial(int(c)) for x, c in enumerate(counts)
+                )
+                mean += float(chance * protocol.predicted_mse(counts))
+            assert least <= math.sqrt(mean)
+    assert least > 0
+
+
+def test_it_is_near_what_randomized_response_errs_on_two_types_of_many_users():
+    """f_1 is one query of two types, which randomized response answers best."""
+    statistic, h, n = pairwise.unequal(2), torch.tensor([0.9, 0.1], dtype=torch.float64), 10**8
+    for epsilon in (0.5, 2.0):
+        error = math.sqrt(float(pairwise.RandomizedResponsePlugIn(statistic, epsilon).predicted_mse(h * n)))
+        growth = math.tanh(epsilon / 2) ** 2  # under h reports tell less than under even shares
+        assert 0.4 * error < pairwise.lower_bound(statistic, n, epsilon, h) <= error
+        assert growth < 1
+    assert pairwise.lower_bound(statistic, n, 1.0, torch.ones(2)) == 0  # even shares: f_1 is constant
+    assert pairwise.lower_bound(statistic, n, 1e4, h) == 0
+
+
+def test_ratios_and_merged_bins_count_as_what_is_asked():
+    auc, n = pairwise.auc(8), 100_000
+    h = pairwise.class_histograms(8, 0.3)[1]
+    choice = pairwise.choose(auc, n, 1.0, prior=h)
+    assert pairwise.lower_bound(auc, n, 1.0, h) == choice.bound < choice.candidates[0].error < 4 * choice.bound
+    with pytest.raises(ValueError, match="denominator"):
+        pairwise.lower_bound(auc, n, 1.0, torch.eye(16)[0])
+    assert pairwise.choose(pairwise.unequal(4), n, 1.0, rounds=2, search=False).bound is None
