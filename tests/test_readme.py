@@ -36,6 +36,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("table.md", 1): r"[\s\S]*one message",
     ("table.md", 2): r"tensor\(0\.[56]\d+, dtype=torch\.float64\) \(tensor",
     ("training.md", 0): r"(Poisson|cyclic|fixed)[\s\S]*central differential privacy, at most epsilon = ",
+    ("training.md", 1): r"6 central differential privacy, at most epsilon = [12]",
 }
 
 

@@ -114,7 +114,7 @@ def _bound(bound: float) -> float:
 
 
 def _scales(rows: Sequence[Tensor], bound: float) -> Tensor:
-    """By which rows are at most ``bound`` long together, rounding included, 0 where they are not finite: (n,)."""
+    """By which factors rows are at most ``bound`` long together, rounding included: (n,); not positive where not finite."""
     eps, norms, slack = max(torch.finfo(part.dtype).eps for part in rows), torch.tensor(torch.inf), 0.0
     single = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
     if single and bound >= FAST:  # what squares below 1e-38 add up to is nothing beside FAST
@@ -124,8 +124,7 @@ def _scales(rows: Sequence[Tensor], bound: float) -> Tensor:
         norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows])
         norms, slack = torch.linalg.vector_norm(norms, dim=0), 0.0
     shorter = 1 - 2 * eps
-    scale = (bound / (norms * (1 + slack))).clamp_max(1 / shorter) * shorter
-    return torch.where(norms.isfinite(), scale, 0.0)
+    return (bound / (norms * (1 + slack))).clamp_max(1 / shorter) * shorter
 
 
 def _blocks(part: Tensor) -> Iterator[Tensor]:
