@@ -23,8 +23,10 @@ from torchdp.secure.protocol import one_key
 from torchdp.secure.servers import check_members
 from torchdp.sketching import (
     AdaptiveCoalition,
+    GaussianNoise,
     Sketch,
     StaticCoalition,
+    balanced_count_sketch,
     balanced_osnap,
     count_sketch,
     ones,
@@ -177,6 +179,10 @@ def test_guarantee_no_client_is_told_apart_better_than_mu():
         sketch = osnap(3000, 20, 3, generator=generator())
         for bits, f in ((64, 30), (32, 3), (32, 0)):
             p = SecureSketch(sketch, 4, 1.5, epsilon, delta, coalition=coalition, bits=bits, fraction_bits=f)
+            if p.variation:  # its delta is that of real numbers, but for 2^-40
+                real = GaussianNoise(p.sigma).guarantee(sketch, 1.5, delta=delta, coalition=coalition)
+                assert epsilon * (1 - 1e-3) < real.epsilon <= epsilon
+                continue
             rest = delta - coalition.slack(delta)
             worst = 0.0
             for i in range(0, 3000, 97):  # the proof's sum, client by client, with all honest pairs or fewer
@@ -285,9 +291,32 @@ def test_a_known_smaller_sensitivity_means_less_noise():
     assert float(less.sigma / full.sigma) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
 
 
+def test_thirty_two_bits_of_a_million_clients_cost_next_to_nothing():
+    for columns, sensitivity, entry in ((10, None, None), (1000, None, None), (65, math.sqrt(2), 1.0)):
+        p = SecureSketch(ones(10**6), columns, 1.0, 1.0, 1e-6, bits=32, sensitivity=sensitivity, entry=entry)
+        assert p.grid_factor < 1.05 and 0 < p.variation < 1e-6 * 2.0**-41
+        assert p.guarantee.mu is not None and p.guarantee.variation == p.variation
+        assert p.guarantee.epsilon == 1.0
+
+
+def test_guarantee_a_coalition_that_was_fixed_before_is_averaged_over():
+    """The noise of real numbers whose delta is averaged over the draw of the sketch, 2^-40 of delta apart."""
+    sketch = balanced_count_sketch(20_000, 200, generator=torch.Generator().manual_seed(1))
+    for bits in (32, 64):
+        p = SecureSketch(sketch, 5, 1.0, 1.0, 1e-6, bits=bits, coalition=StaticCoalition(1000))
+        real = GaussianNoise.calibrated(sketch, 1.0, epsilon=1.0, delta=1e-6, coalition=StaticCoalition(1000))
+        promised = GaussianNoise(p.sigma).guarantee(sketch, 1.0, delta=1e-6, coalition=StaticCoalition(1000))
+        assert promised.epsilon <= 1.0 and p.guarantee.mu is None
+        assert bool((p.sigma >= real.sigma).all()) and float((p.sigma / real.sigma).max()) < 1.001
+
+
 def test_a_grid_that_costs_noise_warns_with_its_factor():
-    with pytest.warns(UserWarning, match="772 times the least; take bits=64"):
-        p = SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6, bits=32)
+    with pytest.warns(UserWarning, match="times the least; take bits=64"):
+        p = SecureSketch(ones(10**6), 10, 1.0, 10.0, 1e-6, bits=32, fraction_bits=6)
+    least = gaussian_sigma(10.0, 1e-6, 2.0) ** 2
+    assert p.grid_factor == pytest.approx(float(p.row_variance[0]) / least, rel=1e-6) and p.variation == 0
+    with pytest.warns(UserWarning, match="times the least; take bits=64"):
+        p = SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6, bits=32, fraction_bits=6)
     least = gaussian_sigma(1.0, 1e-6, 2.0) ** 2
     assert p.grid_factor == pytest.approx(float(p.row_variance[0]) / least, rel=1e-6)
     with warnings.catch_warnings():

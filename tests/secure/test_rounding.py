@@ -10,7 +10,7 @@ from scipy.special import ndtr
 
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.secure.ring import Ring
-from torchdp.secure.rounding import grid_sensitivity, grid_sigma, row_cost
+from torchdp.secure.rounding import grid_sensitivity, grid_sigma, grid_variation, row_cost
 
 
 def rounded_normal(sigma):
@@ -114,6 +114,45 @@ def test_the_cost_is_the_least_over_how_many_clients_are_used():
 def test_a_fine_grid_costs_nothing():
     sigma = grid_sigma(torch.tensor([10_000]), 4, 10, Ring(64, 40), 2.0, 0.1)
     assert float(sigma) == pytest.approx(2 * 2 / 100 / 0.1, rel=1e-12)
+
+
+def with_uniforms(sigma, h, k):
+    """P(round(h^{1/2} sigma g + U) = k), U a sum of h - 1 uniforms, by its transform: to 1e-15."""
+    t = np.linspace(-14 / (sigma * math.sqrt(h)), 14 / (sigma * math.sqrt(h)), 4001)
+    transform = np.exp(-h * sigma**2 * t**2 / 2) * np.sinc(t / (2 * math.pi)) ** h
+    return (np.cos(np.outer(k, t)) @ transform) * (t[1] - t[0]) / (2 * math.pi)
+
+
+@pytest.mark.parametrize("sigma", [0.6, 0.8, 1.0, 1.2])
+@pytest.mark.parametrize("h", [2, 3, 5, 12, 40])
+def test_guarantee_sums_of_rounded_normals_are_within_their_variation(sigma, h):
+    law = sum_of(rounded_normal(sigma), h)
+    k = np.arange(len(law)) - len(law) // 2
+    apart = np.abs(law - with_uniforms(sigma, h, k)).sum() / 2
+    bound = float(grid_variation(torch.tensor([h]), torch.tensor([sigma], dtype=torch.float64)))
+    assert apart <= bound + 1e-13
+    if sigma < 1 and h < 12:
+        assert apart > 1e-6  # and something is there to be bounded
+
+
+def test_the_variation_vanishes_where_the_noise_of_a_client_is_three_units_wide():
+    h = torch.tensor([1, 2, 20, 10**4, 10**7])
+    found = grid_variation(h, torch.tensor(3.0, dtype=torch.float64))
+    assert float(found.max()) < 1e-20 and found[0] == 0
+    assert (grid_variation(h[1:], torch.tensor(0.4, dtype=torch.float64)) == 1).all()
+    assert (grid_variation(h[1:], torch.tensor(0.7, dtype=torch.float64)) > 1e-3).all()
+
+
+@pytest.mark.parametrize("h", [2, 5, 30])
+def test_guarantee_a_client_of_many_units_is_hidden_in_sums_on_a_grid_coarser_than_its_share(h):
+    """A move of few units, less than one for each honest client: delta that of real numbers, and the variation."""
+    sigma, epsilon = 1.6, 0.5
+    law = sum_of(rounded_normal(sigma), h)
+    for shift in (1, 2, 7):
+        real = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
+        extra = float(grid_variation(torch.tensor([h]), torch.tensor([sigma], dtype=torch.float64)))
+        assert hockey_stick(law, (shift,), epsilon) <= real + (1 + math.exp(epsilon)) * extra
+        assert hockey_stick(law, (shift,), epsilon) > 0.6 * real  # nothing is given away
 
 
 def test_truncation_and_the_sensitivity():

@@ -20,7 +20,7 @@ from typing import NoReturn
 from scipy.special import ndtri_exp
 
 from torchdp import checks
-from torchdp.privacy.gaussian import gaussian_epsilon
+from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, alike, weaker
 
 _WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
@@ -91,8 +91,16 @@ class Budget:
             )
         pure = -2 * float(ndtri_exp(-math.log1p(math.exp(-guarantee.epsilon)) - guarantee.epsilon))
         square = Fraction(pure if guarantee.mu is None else guarantee.mu) ** 2
-        real = self.limit.arithmetic is Arithmetic.REAL
-        return [square, Fraction(0 if real else guarantee.variation)]
+        return [square, Fraction(self._varies(guarantee))]
+
+    def _varies(self, guarantee: Guarantee) -> float:
+        """Its variation; of a limit of real numbers what 2^-40 of its delta pays for, and of theorems about them."""
+        limit = self.limit
+        if limit.arithmetic is not Arithmetic.REAL:
+            return guarantee.variation
+        if guarantee is limit:
+            return limit.delta * (1 - ROUNDED) / (1 + math.exp(min(limit.epsilon, 700.0)))
+        return guarantee.variation if guarantee.arithmetic is Arithmetic.REAL else 0.0
 
     def _left(self) -> Guarantee:
         limit, source = self.limit, f"what is left of: {self.limit.source}"
@@ -103,6 +111,8 @@ class Budget:
         if limit.mu is None:
             return Guarantee(float(left[0]), float(left[1]), *kind)
         mu, variation = math.sqrt(left[0]), float(left[1])
+        if limit.arithmetic is Arithmetic.REAL:
+            variation = 0.0  # 2^-40 of delta
         return Guarantee(self._curve(mu, variation), limit.delta, *kind, mu, variation)
 
     def _curve(self, mu: float, variation: float) -> float:

@@ -47,7 +47,8 @@ class Guarantee:
     math.inf for a reference that protects nobody, 0 for what shows nothing, up to delta. arithmetic: of what it speaks;
     REAL does not protect against attacks on the low-order bits of floats (Mironov 2012). mu: where it is known,
     neighbours are no easier to tell apart than N(0, 1) from N(mu, 1): mu-Gaussian privacy, and mu^2/2-zCDP.
-    variation: total variation distance of the law of what leaves from such a mechanism's; 0 but where ROUNDED.
+    variation: total variation distance of the law of what leaves from such a mechanism's; 0 but where ROUNDED, and
+    where many clients' rounded noise stands for normal noise.
     """
 
     epsilon: float

@@ -165,11 +165,11 @@ class SecureSketch(Settings, MessageProtocol[Tensor, Words]):
         """A row's noise as one number, whatever n.
 
         A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation (sigma in grid units), the rounded
-        normal of the same variance c sigma^2 + (c - 1)/12. Raises ValueError where sigma is below 64 units, which makes
-        that more than 6e-11.
+        normal of the same variance c sigma^2 + (c - 1)/12. Raises ValueError where that is more than 3e-11: two
+        clients below 64 units.
         """
         counts, units = self.sketch.counts(), self.sigma * self.ring.scale
-        if bool(((counts > 1) & (units < COARSEST)).any()):
+        if bool(((counts > 1) & (counts * units**4 < 2 * COARSEST**4)).any()):
             raise ValueError(
                 f"fraction_bits = {self.ring.fraction_bits} make the grid too coarse for sums drawn at once; take "
                 "more of them, or collect"

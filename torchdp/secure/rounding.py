@@ -21,6 +21,22 @@ There is no delta for rounding and no condition on the size of sigma. The price 
 With k = 2 D 2^f/sqrt(d), the best for a coarse grid, a row costs at most D sqrt(d) 2^-f / sigma^2, as if every single
 unit of w had found an honest client of its own; more honest clients than that are of no use, and the minimum below is
 taken.
+
+*Where the grid is fine for one client's noise it costs a variation alone.* Let s = sigma_j 2^f.
+
+*Claim.* The sum of h rounded normals is within v = ``grid_variation(h, s)`` in total variation of round(h^{1/2} s g +
+U), U a sum of h - 1 uniforms on [-1/2, 1/2]. That law, moved by an integer, is a function of the normal moved by it.
+So Y has at most (1 + e^epsilon) (copies columns v) more delta than Gaussian noise at mu^2 = sum_c D^2/(h_j sigma_j^2).
+
+*Proof.* f(x) = P(round(s g) = x), continued to all real x, is the density of s g + V, V uniform; its transform is
+q(t) = e^(-s^2 t^2/2) sin(t/2)/(t/2). By Poisson's formula the sum's law has the series (sum_m q(t + 2 pi m))^h, and the
+density of h such numbers, taken at the integers, sum_m q(t + 2 pi m)^h; the last uniform makes these values the law of
+round(.). Let |t| <= pi and R the sum over m != 0 of |q(t + 2 pi m)|: R <= 2.1 e^(-s^2 (2 pi - |t|)^2/2) for s >= 1/2.
+The series differ by at most h R (|q(t)| + R)^(h - 1) + 2.1 e^(-h s^2 pi^2/2). For |t| <= pi/2 the first is at most
+2.1 h exp(-2 pi^2 s^2 (h - 1)/h + 2.1 h e^(-pi^2 s^2)): the quadratic is least at t = 2 pi/h. Beyond, 2 pi - |t| >= pi
+and R <= 2.1 e^(-s^2 t^2/2), so it is at most 2.1 h e^(-s^2 pi^2/2) (3.1 e^(-s^2 pi^2/8))^(h - 1). No mass differs by
+more than the series do. Both laws have E e^(l X) <= e^(w l^2/2) (1 + 2.1 e^(-2 pi^2 s^2))^h, w = h (s^2 + 1/12), by
+Poisson's formula again, so that beyond N = (200 w)^{1/2} lies 2 e^-100 of either, times that last power. QED
 """
 
 import math
@@ -57,6 +73,25 @@ def row_cost(honest: Tensor, ring: Ring, columns: int, distance: float) -> Tenso
     best = max(1.0, float(math.floor(2 * distance * ring.scale / math.sqrt(columns))))
     k = honest.double().clamp(max=best)
     return torch.where(k > 0, distance**2 / k + columns * k / (4 * ring.scale**2), math.inf)
+
+
+def grid_variation(honest: Tensor, units: Tensor) -> Tensor:
+    """How far a sum of h rounded normals of deviation s is from a rounded normal and uniforms: (m,), (m,) -> (m,).
+
+    (N + 1/2) times what the series differ by, and 2 e^-100 (1 + 2.1 e^(-2 pi^2 s^2))^h; 0 for h = 1, where both are the
+    same, 1 where s < 1/2. honest: h >= 1; units: s, in grid units.
+
+    Guarantees: an upper bound on the total variation distance. Source: the proof above.
+    """
+    h, square = checks.floating("honest", honest).double(), checks.floating("units", units).double().square()
+    pi2 = math.pi**2
+    near = -2 * pi2 * square * (h - 1) / h + 2.1 * h * (-pi2 * square).exp()
+    far = -square * pi2 / 2 - (h - 1) * (square * pi2 / 8 - math.log(3.1))
+    series = 2.1 * (h * torch.maximum(near, far).exp() + (-h * square * pi2 / 2).exp())
+    reached = (200 * h * (square + 1 / 12)).sqrt() + 0.5
+    tails = 2 * (2.1 * h * (-2 * pi2 * square).exp() - 100).exp()
+    found = torch.where(h > 1, reached * series + tails, 0.0)
+    return torch.where(square < 0.25, 1.0, found.nan_to_num(1.0)).clamp(max=1.0)
 
 
 def grid_sigma(honest: Tensor, copies: int, columns: int, ring: Ring, distance: float, mu: float) -> Tensor:

@@ -1,6 +1,7 @@
 """What the parties of a secure sketch agree upon, and the noise that follows from it."""
 
 import hashlib
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, fields
@@ -11,15 +12,18 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.ring import Ring, largest_fraction_bits, reach
-from torchdp.secure.rounding import grid_sensitivity, grid_sigma
+from torchdp.secure.rounding import grid_sensitivity, grid_sigma, grid_variation
 from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.gaussian_noise import GaussianNoise
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
 
 WASTE = 1.1  # times the least variance: from here on a warning
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
+GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
 FINEST = 2.0**40  # deviation of noise in grid units: up to it normals drawn in float64 have digits below one unit
 
 
@@ -89,20 +93,33 @@ class Settings:
     def sigma(self) -> Tensor:
         """Standard deviation of one client's noise in each row, in units of the data, before rounding: (m,), float64.
 
-        sigma_j^2 = s cost_j / mu*^2, cost_j = D^2/h_j + d h_j 4^-f/4 (``row_cost``: the second term is what rounding
-        costs), D the sensitivity on the grid. 0 in rows that no client uses.
+        That of real numbers at D, the sensitivity on the grid, where the noise of a client is wide enough on the grid
+        (``grid_variation``); else sigma_j^2 = s cost_j / mu*^2, cost_j = D^2/h_j + d h_j 4^-f/4 (``row_cost``: the
+        second term is what rounding costs). 0 in rows that no client uses.
         """
         return self._sigma(self.ring).to(self.sketch.device)
+
+    @cached_property
+    def variation(self) -> float:
+        """Total variation distance of all noise that hides a client from a function of Gaussian noise; 0: none."""
+        return self._smooth(self.ring)[1]
 
     @property
     def guarantee(self) -> Guarantee:
         """(epsilon, delta), an upper bound because the grid costs a little; mu where delta pays for no coalition."""
-        mu = None if self.coalition.slack(self.delta) else self._mu
+        mu = None if self.coalition.slack(self.delta) else self._mu if self.variation == 0 else self._real_mu
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
         if self.sensitivity is not None:
             source += f"; for rows of a client at most {self.sensitivity:g} apart"
         return Guarantee(
-            self.epsilon, self.delta, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source, mu=mu
+            self.epsilon,
+            self.delta,
+            Model.LINEAR_TRANSFORM,
+            Neighbours.REPLACE_ONE,
+            False,
+            source,
+            mu=mu,
+            variation=self.variation if mu else 0.0,
         )
 
     @cached_property
@@ -116,10 +133,11 @@ class Settings:
 
     @cached_property
     def grid_factor(self) -> float:
-        """What the grid costs: the noise's variance over c_j D^2/(h_j mu*^2), that of real numbers; the worst row's."""
+        """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
         distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
-        used = self.honest > 0
-        least = self.sketch.counts()[used] / self.honest[used] * (distance / self._mu) ** 2
+        counts = self.sketch.counts()
+        used = counts > 0
+        least = counts[used] * (distance * self._real.to(counts.device)[used]) ** 2 / self.sketch.copies
         return float((self.row_variance[used] / least).max())
 
     @property
@@ -159,12 +177,53 @@ class Settings:
         return 1 / gaussian_sigma(self.epsilon, self.delta - self.coalition.slack(self.delta))
 
     @cached_property
+    def _real(self) -> Tensor:
+        """Of real numbers, for two rows at distance 1, 2^-40 of delta apart: (m,), on the CPU."""
+        delta = self.delta * ROUNDED
+        noise = GaussianNoise.calibrated(
+            self.sketch, 0.5, epsilon=self.epsilon, delta=delta, coalition=self.coalition
+        )
+        return torch.as_tensor(noise.sigma).cpu()
+
+    @property
+    def _real_mu(self) -> float:
+        return 1 / gaussian_sigma(self.epsilon, self.delta * ROUNDED)
+
+    @cached_property
+    def _surely(self) -> Tensor | None:
+        """Honest pairs of each row but with a chance that 2^-41 of delta pays for; None: there may be none."""
+        try:
+            return self.coalition.surely(self.sketch, self.delta).cpu()
+        except ValueError:
+            return None
+
+    def _smooth(self, ring: Ring) -> tuple[Tensor | None, float]:
+        """The sigma of real numbers on this grid and what it is off by, where that costs 2^-41 of delta at most and it
+        is less than ``grid_sigma``; else None and 0."""
+        honest, counts = self._surely, self._rows[1]
+        if honest is None:
+            return None, 0.0
+        distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
+        used, sigma = counts > 0, self._real * distance
+        pairs = self.sketch.copies * self.columns
+        variation = pairs * float(grid_variation(honest[used].double(), sigma[used] * ring.scale).max())
+        if (1 + math.exp(min(self.epsilon, 700.0))) * variation > self.delta * (1 - ROUNDED) / 2:
+            return None, 0.0
+        coarse = grid_sigma(self._rows[0], self.sketch.copies, self.columns, ring, distance, self._mu)
+        if bool((coarse[used] <= sigma[used] * (1 + GAINED)).all()):
+            return None, 0.0
+        return sigma, variation
+
+    @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
         """Pairs of each row, honest ones and all, on the CPU: many rings are tried on them."""
         return self.honest.cpu(), self.sketch.counts().cpu()
 
     def _sigma(self, ring: Ring) -> Tensor:
         honest, counts = self._rows
+        smooth = self._smooth(ring)[0]
+        if smooth is not None:
+            return torch.where(counts > 0, smooth, 0.0)
         distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
         sigma = grid_sigma(honest, self.sketch.copies, self.columns, ring, distance, self._mu)
         return torch.where(counts > 0, sigma, 0.0)

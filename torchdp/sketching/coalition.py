@@ -7,7 +7,7 @@ noise is calibrated to. S is public, so its counts c_j are read, not bounded: no
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.sketching.losses import Losses, client_losses, copy_losses, worst_loss
 from torchdp.sketching.sketch import Sketch
+
+CHANCE = 2.0**-41  # of delta: what is sure but with less
 
 
 def known(sketch: Sketch, coalition: "Coalition") -> Sketch:
@@ -47,6 +49,10 @@ class Coalition(ABC):
         delta: of the whole release, of which ``slack(delta)`` goes into this. Raises ValueError where a used row may
         have no honest client: such a sketch must not be released.
         """
+
+    def surely(self, sketch: Sketch, delta: float) -> Tensor:
+        """``honest``, but with a chance of at most 2^-41 of delta: (m,), int64. Raises ValueError."""
+        return self.honest(sketch, delta)
 
     def leverages(self, sketch: Sketch, delta: float) -> Tensor:
         """Upper bounds on S_i^T (S_h S_h^T)^-1 S_i, S_h the honest columns: (n,), float64. Raises ValueError.
@@ -151,6 +157,9 @@ class StaticCoalition(Coalition):
         level = self.slack(delta) / int((counts > 0).sum())
         held = [hypergeometric_quantile(sketch.clients, int(c), sketch.clients - members, level) for c in distinct]
         return _present(counts, torch.tensor(held, dtype=torch.int64, device=counts.device)[where])
+
+    def surely(self, sketch: Sketch, delta: float) -> Tensor:
+        return replace(self, share=CHANCE).honest(sketch, delta)
 
     def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
         """l_i/(1 - L): the coalition's part of S S^T is at most L S S^T but with probability share delta.
