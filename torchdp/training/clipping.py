@@ -114,7 +114,7 @@ def _bound(bound: float) -> float:
 
 
 def _scales(rows: Sequence[Tensor], bound: float) -> Tensor:
-    """By which factors rows are at most ``bound`` long together, rounding included: (n,); not positive where not finite."""
+    """By which rows are at most ``bound`` long together, rounding included: (n,); not > 0 where not finite."""
     eps, norms, slack = max(torch.finfo(part.dtype).eps for part in rows), torch.tensor(torch.inf), 0.0
     single = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
     if single and bound >= FAST:  # what squares below 1e-38 add up to is nothing beside FAST
