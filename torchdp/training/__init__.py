@@ -39,8 +39,7 @@ from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
-from torchdp.training.plan import Plan
-from torchdp.training.run import Run
+from torchdp.training.plan import Plan, Run
 from torchdp.training.sampled import CyclicPoisson, PoissonBatches
 from torchdp.training.strategy import Iterates, causal_strategy, standard_errors
 
