@@ -26,7 +26,7 @@ class Ledger:
 
     @property
     def step(self) -> int:
-        """The last one that is spent; a line that a kill cut short, before its gradient was out, is a smaller number."""
+        """The last one that is spent; a line that a kill cut short, its gradient not yet out, is a smaller number."""
         steps = self.path.read_text().split()[1:] if self.path else []
         return max(map(int, steps), default=0)
 
