@@ -103,6 +103,8 @@ class Contract:
         """What leaves where the first user holds this row, (times, columns), whole numbers or floats."""
         x = torch.cat([row[None], self.x[1:]])
         summary = self.protocol.counted(self.protocol.summary(self.protocol.admit(x)))
+        if not hasattr(self.protocol, "release"):  # rounds whose messages are attacked one by one
+            pytest.skip("nothing leaves at once")
         parts = self.protocol.release(summary, SeededNoise(seed), (times,)).parts.values()
         return torch.cat([part.reshape(times, -1)[:, :COLUMNS] for part in parts], 1)
 

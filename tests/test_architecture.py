@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
     "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
-    "regression": FLOOR | {"privacy", "protocol", "wire", "sketching", "secure"},
+    "regression": FLOOR | {"privacy", "protocol", "wire", "randomizers", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"privacy", "protocol", "workloads", "factorization", "density", "sketching"},

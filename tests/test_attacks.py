@@ -58,9 +58,11 @@ def test_a_response_louder_than_it_says_is_seen(epsilon):
     assert epsilon < strongest(one, two) <= 2 * epsilon
 
 
-def test_vectors_of_floats_are_told_apart():
-    """x + noise near 0 keeps to the grid of x = 1; noise alone is finer."""
+def test_vectors_of_floats_are_told_apart_and_rounded_ones_are_not():
+    """x + noise near 0 keeps to the grid of x = 1; noise alone is finer. On the lattice both are whole."""
     kind, times = GaussianVector(1, 1.0, delta=1e-9), 2**18
-    points = (torch.full((times, 1), x, dtype=torch.float64) for x in (0.0, 1.0))
-    one, two = (kind.randomize(x, noise=SeededNoise(seed)) for seed, x in enumerate(points))
-    assert "over real numbers" in str(kind.guarantee) and strongest(one, two, 1e-9) > 3
+    points = [torch.full((times, 1), x, dtype=torch.float64) for x in (0.0, 1.0)]
+    floats = (x + kind.sigma * SeededNoise(seed).normal((times, 1)) for seed, x in enumerate(points))
+    sent = (kind.randomize(x, noise=SeededNoise(seed)) for seed, x in enumerate(points))
+    assert strongest(*floats, 1e-9) > 3
+    assert strongest(*sent, 1e-9) <= kind.epsilon

@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 README = PAGES["README.md"]
 PRINTED = {  # a page and one of its blocks: what it prints
-    ("README.md", 0): r".*at most epsilon = 1, over real numbers\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3384",
+    (
+        "README.md",
+        0,
+    ): r".*at most epsilon = 1, delta = 8\.06179e-67\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3384",
     (
         "budget.md",
         0,
@@ -25,7 +28,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ): r"optimised strategy[\s\S]*local.*exactly.*\ngamma_\w: 0\.000\d+\n +10000 users: 0\.02.*\n.*0\.00",
     ("densities.md", 0): r"shuffle differential privacy, at most epsilon = 1, delta = 1e-06",
     ("means.md", 0): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
-    ("means.md", 1): r"tensor[\s\S]*Box[\s\S]*central differential privacy",
+    ("means.md", 1): r"tensor[\s\S]*Ellipsoid[\s\S]*central differential privacy",
     ("means.md", 2): r"optimised strategy[\s\S]*numbers and products[\s\S]*tensor",
     ("norms.md", 0): r"tensor\(2\.1114, dtype=torch\.float64\)",
     ("norms.md", 1): r"tensor\(3\.89\d+, .*torch\.Size\(\[20000, 1\]\)\ntensor\(0\.00",

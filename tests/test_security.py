@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchdp.noise import SeededNoise
-from torchdp.randomizers import GaussianVector
+from torchdp.shuffle import CentralGaussianSum, CuratorSums
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/security.md").read_text()
@@ -41,19 +41,20 @@ def test_what_a_page_names_exists(page):
     assert not missing(page.read_text())[0]
 
 
-def coarse(messages):
-    """How many messages lie near 0, and how many of them are multiples of 2^-54."""
-    near = messages[messages.abs() < 2**-8]
+def coarse(numbers):
+    """How many numbers lie near 0, and how many of them are multiples of 2^-54."""
+    near = numbers[numbers.abs() < 2**-6]
     return len(near), int((near * 2**54 == (near * 2**54).round()).sum())
 
 
 def test_outside_the_promise_low_order_bits_of_floats_tell():
-    """x + noise near 0 keeps to the grid of x = 1; noise alone is finer (Mironov 2012)."""
-    n, kind, chance = 600_000, GaussianVector(1, 1.0, delta=1e-9), {}
-    assert "over real numbers" in str(kind.guarantee)
-    for x in (0.0, 1.0):
-        points = torch.full((n, 1), x, dtype=torch.float64)
-        near, grid = coarse(kind.randomize(points, noise=SeededNoise(1)))
+    """1 + noise near 0 keeps to the grid of 1; noise alone is finer (Mironov 2012)."""
+    n, curator, chance = 600_000, CuratorSums(CentralGaussianSum(1, 4.0), 1, 1e-9), {}
+    promise = curator.guarantee
+    assert "over real numbers" in str(promise)
+    for bit in (False, True):
+        released = curator.release(curator.summary(torch.tensor([[bit]])), SeededNoise(1), (n,))["total"]
+        near, grid = coarse(released)
         assert near > 100
-        chance[x] = grid / n
-    assert chance[1.0] > 10 * (math.exp(1.0) * chance[0.0] + 1e-9)  # ten times what (1, 1e-9) allows
+        chance[bit] = grid / n
+    assert chance[True] > 10 * (math.exp(promise.epsilon) * chance[False] + promise.delta)

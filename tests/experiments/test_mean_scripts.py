@@ -12,6 +12,10 @@ def test_errors(smoke):
     for row in rows:
         assert abs(row["measured"] - row["predicted"]) < 5 * row["standard_error"] + 0.01 * row["predicted"]
         assert row["ratio"] > 1  # above the lower bound
+    best = {(row["domain"], row["p"]): row["predicted"] for row in rows if row["noise"] == "default"}
+    assert len(best) == 24
+    assert all(best[row["domain"], row["p"]] < row["predicted"] * 1.002 for row in rows)
+    assert len(found.tables["pure"]) == 12 and all(1 < row["ratio"] < 4 for row in found.tables["pure"])
     assert found.drew("errors.png")
 
 
@@ -48,3 +52,10 @@ def test_shapes(smoke):
     rows = [row for row in tables["relaxations"] if row["theory"] is not None]
     assert len(rows) >= 4
     assert all(row["lower"] <= row["upper"] and row["gap"] <= row["theory"] for row in rows)
+
+
+def test_adaptive(smoke):
+    rows = smoke("mean/adaptive.py").tables["adaptive"]
+    assert len(rows) == 6
+    for row in rows[:4]:
+        assert row["adaptive"] < 0.2 * row["first_box"] and row["ratio"] < 4

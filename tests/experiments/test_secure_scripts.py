@@ -46,3 +46,9 @@ def test_tables(smoke):
 
 def test_servers(command, tmp_path):
     assert re.search(r"identical.*\n +True ", command("secure/servers.py", "--out", tmp_path))
+
+
+def test_grid(smoke):
+    found = smoke("secure/grid.py")
+    assert all(row["factor"] < 1.05 for row in found.tables["grid"]) and len(found.tables["grid"]) == 6
+    assert all(0.5 < row["attack"] <= 1 for row in found.tables["attack"])

@@ -134,12 +134,12 @@ RANDOMIZERS = "\n".join(
     f"randomizers.{name}(2, 1.0, 1.0{more}).worst_mse(100)\n"
     f"randomizers.{name}(2, 1.0, 1.0{more}).squared_error(0.5)"
     for name, more, messages in (
-        ("PrivUnit", "", "points"),
-        ("PrivUnitG", "", "points"),
+        ("PrivUnit", "", "0 * points"),
+        ("PrivUnitG", "", "0 * points"),
         ("ProjUnit", ", k=2", "randomizers.ProjUnit(2, 1.0, 1.0, k=2).randomize(points, noise=noise)"),
         ("DuchiJordanWainwright", "", "points"),
         ("PointRelease", "", "points"),
-        ("GaussianVector", ", delta=1e-3", "points"),
+        ("GaussianVector", ", delta=1e-3", "0 * points"),
     )
 )
 RANDOMIZERS += """

@@ -207,18 +207,18 @@ def wide(d=5, size=1000.0):
 
 
 @pytest.mark.parametrize("size", [30.0, 3e3, 3e6])
-def test_an_adaptive_mean_errs_at_most_twice_what_its_last_box_needs(size):
+def test_an_adaptive_mean_errs_at_most_twice_what_its_last_domain_needs(size):
     x, errors, needed = crowd(), [], []
     for seed in range(5):
         found = AdaptiveMean(wide(size=size), 0.05, 1e-6).estimate(x, noise=SeededNoise(seed))
         errors.append(float((found.value - x.mean(0)).square().sum()))
-        needed.append(GaussianMean.tuned(found.box, rho=0.05, delta=1e-6).error(len(x)).floor ** 2)
-        assert float((found.box.high - found.box.low).max()) < 60
+        needed.append(GaussianMean.tuned(found.domain, rho=0.05, delta=1e-6).error(len(x)).floor ** 2)
+        assert float(found.domain.root.norm(dim=1).max()) < 20
     assert sum(errors) < 4 * sum(needed)
 
 
 def test_guarantee_an_adaptive_mean_spends_at_most_its_rho():
-    assert LOOKS * LOOK + LAST <= 0.5
+    assert LOOKS * LOOK + LAST <= 0.35 + 1e-12
     protocol = AdaptiveMean(wide(), 0.05, 1e-6)
     exact = GaussianMean.tuned(wide(), rho=0.05, delta=1e-6).guarantee
     assert protocol.guarantee.epsilon == pytest.approx(exact.epsilon)
@@ -251,13 +251,13 @@ def test_every_round_of_an_adaptive_mean_is_asked_within_what_is_left(monkeypatc
     for size in (10.0, 1e9):
         asked.clear()
         AdaptiveMean(wide(size=size), 0.05, 1e-6).estimate(crowd(), noise=SeededNoise(0))
-        assert sum(asked) == pytest.approx(0.05) and asked[-1] >= 0.025 and len(asked) >= 3
+        assert sum(asked) == pytest.approx(0.05) and asked[-1] >= 0.0325 - 1e-12 and len(asked) >= 3
 
 
 def test_an_adaptive_mean_of_few_users_or_one_value_ends():
     for x in (crowd(3), torch.zeros(500, 5, dtype=torch.float64), torch.full((5, 5), 1000.0, dtype=torch.float64)):
         found = AdaptiveMean(wide(), 1.0, 1e-6).estimate(x, noise=SeededNoise(1))
-        assert bool(found.value.isfinite().all()) and bool((found.box.low <= found.box.high).all())
+        assert bool(found.value.isfinite().all()) and bool(found.domain.root.isfinite().all())
     flat = Box(torch.zeros(2), torch.tensor([0.0, 1.0]))
     assert AdaptiveMean(flat, 1.0, 1e-6).estimate(torch.zeros(9, 2), noise=SeededNoise(1)).value[0] == 0
     with pytest.raises(ValueError, match="outside"):

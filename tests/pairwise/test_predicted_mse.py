@@ -131,7 +131,7 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
     for x in points[:, 0].repeat_interleave(counts).tolist():
         a = x / statistic.radius  # Y - x = scale (a (tau - k) + sqrt(1 - a^2) z), z normal
         b = 1 - a * a
-        two = a**2 * second + b
+        two = a**2 * second + b + protocol.client.grid**2 / 6  # rounded
         four = a**4 * fourth + 6 * a**2 * second * b + 3 * b**2
         for i, value in enumerate((two, a**3 * third, four - 3 * two**2)):
             cumulants[i] += scale ** (i + 2) * value
@@ -140,7 +140,9 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
     variance = s**4 + 6 * s**2 * two + 4 * s * three + four + 3 * two**2 - (s * s + two) ** 2
     n = int(counts.sum())
     got = protocol.mean_variance(counts.double(), statistic.form)
-    assert float(got) == pytest.approx(weight**2 * variance / n**4, rel=1e-8)
+    assert float(got) == pytest.approx(
+        weight**2 * variance / n**4, rel=1e-5
+    )  # of the fourth moment, rounding's part
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])

@@ -73,7 +73,7 @@ def test_guarantee_the_rounds_add_up_to_epsilon(index, epsilon):
     rounds, heard = played(protocol, torch.full((8,), 5))
     assert len(rounds) == (3 if isinstance(protocol, ThreeRound) else 2)
     for promised in (protocol.guarantee, compose([each.guarantee for each in rounds])):
-        assert promised.epsilon == pytest.approx(epsilon, rel=1e-14) and promised.delta == 0
+        assert promised.epsilon == pytest.approx(epsilon, rel=1e-14) and promised.delta < 2**-128
         assert promised.model is Model.LOCAL
     assert rounds[0].questions == () and all(each.questions for each in rounds[1:])
     assert set(protocol.joined(heard).parts) == set(protocol.layout)  # all that arrives, and no more
@@ -146,7 +146,7 @@ def test_guarantee_tilted_response(epsilon):
     tau = response.randomizer.tau
     assert math.log(tau.high_density / tau.low_density) == pytest.approx(epsilon, rel=1e-12)
     assert response.randomizer.dim == 1 and response.randomizer.radius == 1
-    assert response.guarantee.epsilon == epsilon and response.guarantee.exact
+    assert response.guarantee.epsilon == epsilon and response.guarantee.delta < 2**-128
 
 
 def test_guarantee_answers_stay_in_range_whatever_is_published():

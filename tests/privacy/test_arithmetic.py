@@ -1,5 +1,6 @@
 """Of what each protocol's guarantee speaks: a new protocol has to say so here."""
 
+import functools
 import importlib
 
 import pytest
@@ -29,19 +30,18 @@ INTEGER = (
 EITHER = {
     "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner", "OneMessage", "OneMessagePairs",
     "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn",
-    "StrategyCovariance", "StrategyReports", "SubsetPairs",
+    "StrategyCovariance", "StrategyReports", "SubsetPairs", "LocalCovariance", "LocalMean", "LocalRows",
 }  # fmt: skip
 # integers leave, of normals that are rounded
-ROUNDED = {"IntegerSums"}
+ROUNDED = {"IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG"}
 # rounded where what is encoded is whole, or the law is
 MAY_ROUND = {"CentralFactorization", "CuratorSums"}
 # floats leave, or floats decide which integers do
 REAL = {
-    "PrivUnit", "PrivUnitG", "ProjUnit", "GaussianVector",
+    "ProjUnit",
     "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments", "LocalCovariance", "LocalMean",
-    "PureMean",
-    "AdaSSP", "FrequencyMoments", "GramRelease", "LocalRows", "ModSulq", "SecureHistogram", "SufficientStatistics",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "PureMean",
+    "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
 }  # fmt: skip
 
@@ -64,8 +64,11 @@ def test_the_client_decides():
     statistic, factored = pairwise.unequal(4), queries.FactoredQueries.of(W, factorization.factorize(W))
     function = queries.LocalFunction(queries.Spearman(2, 2), oracle)
     integer = [queries.LocalOracle(W, oracle), function, pairwise.RandomizedResponsePlugIn(statistic, 1.0)]
-    real = [queries.LocalFactorization.calibrated(factored, epsilon=1.0), pairwise.OneMessage(statistic, 1.0)]
-    for protocols, arithmetic in ((integer, Arithmetic.INTEGER), (real, Arithmetic.REAL)):
+    rounded = [queries.LocalFactorization.calibrated(factored, epsilon=1.0), pairwise.OneMessage(statistic, 1.0)]
+    short = functools.partial(randomizers.ProjUnit, k=2)
+    real = [queries.LocalFactorization.calibrated(factored, epsilon=1.0, randomizer=short)]
+    kinds = (integer, Arithmetic.INTEGER), (rounded, Arithmetic.ROUNDED), (real, Arithmetic.REAL)
+    for protocols, arithmetic in kinds:
         assert {each.guarantee.arithmetic for each in protocols} == {arithmetic}
 
 

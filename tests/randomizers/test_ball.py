@@ -125,7 +125,7 @@ def test_float32_and_float64_have_one_law(make):
 def test_float32_sums_stay_close_to_float64_sums(make):
     messages = make(16, 1.0).speak(torch.zeros(20_000, 16), SeededNoise(6))
     sums = make(16, 1.0).tally(messages)["sum"], make(16, 1.0).vectors(messages).double().sum(0)
-    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-8)
+    torch.testing.assert_close(*sums, rtol=1e-9, atol=1e-3)  # what float32 messages lost, 2e4 times at random
 
 
 COUNTS = torch.tensor([0, 1, 3, 17, 40])
@@ -220,7 +220,7 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     assert (x.double().norm(dim=-1) > 1).any()
     near, same = (said(randomizer, points, SeededNoise(14)) for points in (x * (1 + 4e-7), x))
     allowed = 0.1 if make is MAKE["ProjUnit"] else 3e-3  # whose directions are those of short projections
-    torch.testing.assert_close(near, same, rtol=allowed, atol=allowed)
+    torch.testing.assert_close(near, same, rtol=allowed, atol=allowed + 2 * getattr(randomizer, "step", 0.0))
     ulp = torch.tensor([[1 + 2**-52], [1.0], [1 - 2**-53]], dtype=torch.float64)
     if make is not MAKE["ProjUnit"]:
         near = make(1, 1.0).speak(ulp, SeededNoise(15))

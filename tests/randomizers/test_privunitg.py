@@ -88,10 +88,13 @@ def distribution_function(randomizer, x):
 
 @pytest.mark.parametrize("epsilon", [0.5, 4, 20])
 @pytest.mark.parametrize("x", [0.0, -0.6, 1.0])
-def test_law_in_one_dimension(epsilon, x):
+def test_law_in_one_dimension(epsilon, x, monkeypatch):
+    monkeypatch.setattr(PrivUnitG, "grid", 2.0**-11)
     randomizer = PrivUnitG(1, epsilon, 2.0)
     points = torch.full((1_000_000, 1), 2.0 * x, dtype=torch.float64)
-    y = randomizer.speak(points, SeededNoise(3))[:, 0].numpy() * randomizer.tau.threshold / 2.0
+    spread = torch.rand(len(points), dtype=torch.float64, generator=generator()) - 0.5  # over the lattice's cells
+    sent = randomizer.speak(points, SeededNoise(3))[:, 0] + spread * randomizer.step
+    y = sent.numpy() * randomizer.tau.threshold / 2.0
 
     def chi_square(y):
         counts = np.histogram(distribution_function(randomizer, x)(y), 100, (0, 1))[0]
@@ -103,8 +106,9 @@ def test_law_in_one_dimension(epsilon, x):
 
 
 @pytest.mark.parametrize("epsilon", [1, 8])
-def test_sums_of_single_users_keep_the_law_of_the_message(epsilon):
-    """Counts of 1 at a point of the sphere: the sum is one message, skewness and all."""
+def test_sums_of_single_users_keep_the_law_of_the_message(epsilon, monkeypatch):
+    """Counts of 1 at a point of the sphere: the sum is one message, skewness and all, on a lattice that is fine."""
+    monkeypatch.setattr(PrivUnitG, "grid", 2.0**-11)
     randomizer, x = PrivUnitG(1, epsilon), torch.tensor([[-1.0]], dtype=torch.float64)
     sums = randomizer.sample_tally(Crowd(x, torch.tensor([1])), generator=generator(9), sample_shape=(1_000_000,))[
         "sum"

@@ -1,4 +1,4 @@
-"""A mean whose box shrinks to where the users are, in rounds of concentrated differential privacy."""
+"""A mean whose domain shrinks to where the users are, in rounds of concentrated differential privacy."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,42 +7,46 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.balls import Box
+from torchdp.domains.balls import Box, Ellipsoid
 from torchdp.draws import Draws
 from torchdp.mean.central import GaussianMean
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.protocol import Estimate
 
-CELLS, LOOKS = 64, 8  # of each coordinate's histogram, and how many are asked for at most
-LOOK, LAST = 1 / 40, 0.3  # of rho: each of them, and the histogram that the last box is chosen by
+CELLS, LOOKS = 64, 10  # of each coordinate's histogram, and how many are asked for at most
+LOOK, LAST = 1 / 40, 0.1  # of rho: each of them, and the histogram of distances
 HELD = 0.75  # of the users, whom the cells that stand out must hold
-SURE = 0.05  # chance that noise alone stands out
+SURE = 2e-3  # chance that noise alone stands out
 GAINED = 4.0  # times narrower: else it was the last look
-INNER, RATIO = 12, 1.5  # cells of the last histogram where users are; further out each is so many times wider
+NEAREST, RATIO = 0.1, 1.3  # the first distance of the last histogram, in that of most users; how its cells grow
+FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
+
+Pair = tuple[Tensor, Tensor]  # of each coordinate
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveEstimate(Estimate):
-    """Of a mean in a ``box`` that was found privately, under a ``guarantee`` for everything that was asked.
+    """Of a mean in a ``domain`` that was found privately, under a ``guarantee`` for everything that was asked.
 
-    standard_error is of the noise alone: users outside the box were moved to its nearest point, and of the bias that
-    this leaves nothing is promised.
+    standard_error is of the noise alone: users outside the ellipsoid were moved onto it, and of the bias that this
+    leaves nothing is promised.
     """
 
-    box: Box = field(kw_only=True)
+    domain: Ellipsoid = field(kw_only=True)
     guarantee: Guarantee = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveMean:
-    """Noisy histograms of every coordinate narrow the box, then a Gaussian mean is released in the last one.
+    """Noisy histograms narrow a box to where users are, one of distances an ellipsoid; then a Gaussian mean in that.
 
-    At most eight histograms of 64 cells a coordinate find where most users are, each up to 21 times finer than the one
-    before, until little is gained. One more, of cells that grow outwards, says what clipping costs: each coordinate's
-    ends make noise^2 + (estimated bias)^2 + (what that may be off by)^2 least. What is left of rho, half of it or
-    more, goes to :class:`GaussianMean` ``tuned`` to this box. A histogram of d coordinates has l_2 sensitivity
-    (2 d)^{1/2} however many its cells are; it finds users where they are many against (d/rho)^{1/2}.
+    At most ten histograms of 64 cells a coordinate find where most users are, each up to 21 times finer than the one
+    before, until little is gained: a centre c and a deviation s_i of each coordinate. A histogram of d coordinates has
+    l_2 sensitivity (2 d)^{1/2}, so they find users who are many against (d/rho)^{1/2}. One more histogram is of the
+    distances ||(x - c)/s^{1/2}||, of sensitivity 2^{1/2}: the radius r makes noise^2 + (estimated bias)^2 + (what that
+    may be off by)^2 least. What is left of rho, 13/20 or more, goes to a :class:`GaussianMean` in the ellipsoid of axes
+    r s_i^{1/2}, users outside moved onto it.
 
     box: where users' points may lie at all; points outside are refused. rho > 0; delta in (0, 1): where epsilon is
     stated. n is public. Raises TypeError, ValueError.
@@ -74,19 +78,25 @@ class AdaptiveMean:
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
         x, draws = self.box.admit(x.double()), source(noise, x.device)
-        first, left = (self.box.low.to(x), self.box.high.to(x)), self.rho
-        low, high = first
+        low, high, left = self.box.low.to(x), self.box.high.to(x), self.rho
+        centre, spread = (low + high) / 2, (high - low) / 2
         for _ in range(LOOKS):
             before = high - low
-            low, high = _narrowed(x, low, high, LOOK * self.rho, draws)
+            (low, high), (centre, spread) = _narrowed(x, (low, high), (centre, spread), LOOK * self.rho, draws)
             left -= LOOK * self.rho
             if bool((high - low > before / GAINED).all()):
                 break
         left -= LAST * self.rho
-        box = Box(*_clipping(x, (low, high), first, LAST * self.rho, left, draws))
-        last = GaussianMean.tuned(box, rho=left, delta=self.delta)
-        found = last.analyse(last.hear(x.clamp(box.low.to(x), box.high.to(x)), draws))
-        return AdaptiveEstimate(found.value, found.standard_error, found.n, box=box, guarantee=self.guarantee)
+        furthest = torch.maximum(centre - self.box.low.to(x), self.box.high.to(x) - centre)
+        # a few users may lie far from a value that most share
+        spread = torch.minimum(torch.maximum(spread, FLOOR * spread.mean()), furthest)
+        radius = _radius(x, centre, spread, furthest, LAST * self.rho, left, draws)
+        domain = Ellipsoid(torch.diag(radius * spread.sqrt()), centre)
+        last = GaussianMean.tuned(domain, rho=left, delta=self.delta)
+        found = last.analyse(last.hear(_inside(x, domain), draws))
+        return AdaptiveEstimate(
+            found.value, found.standard_error, found.n, domain=domain, guarantee=self.guarantee
+        )
 
 
 def _histogram(x: Tensor, edges: Tensor, rho: float, draws: Draws) -> tuple[Tensor, float]:
@@ -105,72 +115,65 @@ def _histogram(x: Tensor, edges: Tensor, rho: float, draws: Draws) -> tuple[Tens
     return counts + deviation * draws.normal((d, cells)), deviation
 
 
-def _narrowed(x: Tensor, low: Tensor, high: Tensor, rho: float, draws: Draws) -> tuple[Tensor, Tensor]:
+def _narrowed(x: Tensor, ends: Pair, known: Pair, rho: float, draws: Draws) -> tuple[Pair, Pair]:
     """Each coordinate's interval, three times as wide as that of the cells that stand out, inside the old one.
 
-    Cells are merged by twos until those above the noise hold most users; where they never do nothing changes.
+    Behind it centre and deviation of the users in these cells, merged by twos until those above the noise hold most
+    users; where they never do nothing changes.
     """
+    low, high, centre, spread = (each.clone() for each in (*ends, *known))
     steps = torch.linspace(0, 1, CELLS + 1, dtype=torch.float64, device=x.device)
     edges = torch.cat([low[:, None] + (high - low)[:, None] * steps[:-1], high[:, None]], 1)
     counts, deviation = _histogram(x, edges, rho, draws)
-    low, high = low.clone(), high.clone()
     for i in range(len(low)):
         for merged in (1, 2, 4, 8):
             cells = counts[i].view(-1, merged).sum(1)
             limit = deviation * math.sqrt(2 * merged * math.log(len(low) * len(cells) / SURE))
             above = (cells > limit).nonzero()[:, 0]
             if len(above) and float(cells[above].sum()) >= HELD * len(x):
-                a, b = edges[i, merged * above[0]], edges[i, merged * (above[-1] + 1)]
+                starts, stops = edges[i, merged * above], edges[i, merged * (above + 1)]
+                share, middles = cells[above] / cells[above].sum(), (starts + stops) / 2
+                centre[i] = share @ middles
+                square = share @ (middles - centre[i]).square() + (stops[0] - starts[0]).square() / 12
+                spread[i] = square.sqrt()
+                a, b = starts[0], stops[-1]
                 low[i], high[i] = torch.maximum(low[i], 2 * a - b), torch.minimum(high[i], 2 * b - a)
                 break
-    return low, high
+    return (low, high), (centre, spread)
 
 
-def _clipping(
-    x: Tensor, inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor], rho: float, left: float, draws: Draws
-) -> tuple[Tensor, Tensor]:
-    """Ends of each coordinate, for a mean under ``left``, by one more histogram of cells from inner to outer ends."""
-    (n, d), (low, high) = x.shape, inner
-    edges, cells_below = _growing(inner, outer)
-    counts, deviation = _histogram(x, edges, rho, draws)
-    below, between, above = counts.tensor_split([cells_below, cells_below + INNER], 1)
-    known = [_standing(below.flip(1), deviation).flip(1), torch.ones_like(between), _standing(above, deviation)]
-    kept = torch.cat(known, 1)
-    out = (edges[:, 1:] + edges[:, :-1])[:, None] / 2 - edges[
-        :, :, None
-    ]  # of a cell from an edge, (d, edges, cells)
-    beyond = [((kept * counts)[:, None] * part).sum(2) / n for part in (out.clamp_min(0), out.clamp_max(0))]
-    unsure = [
-        (kept[:, None] * part.square()).sum(2) * (deviation / n) ** 2
-        for part in (out.clamp_min(0), out.clamp_max(0))
-    ]
-    low, high = low.clone(), high.clone()
-    for _ in range(3):  # the noise of a box is (sum of widths)^2/(2 left n^2): what one more unit of width costs
-        price = float((high - low).sum()) / (left * n**2)
-        for i in range(d):
-            width = edges[i] - edges[i][:, None]  # (low end, high end)
-            bias = beyond[0][i] + beyond[1][i][:, None]
-            loss = price * width + bias.square() + unsure[0][i] + unsure[1][i][:, None]
-            a, b = divmod(int(torch.where(width > 0, loss, math.inf).argmin()), len(edges[i]))
-            low[i], high[i] = edges[i, a], edges[i, b]
-    return torch.minimum(low, high), high
+def _radius(
+    x: Tensor, centre: Tensor, spread: Tensor, furthest: Tensor, rho: float, left: float, draws: Draws
+) -> float:
+    """Of the ellipsoid with axes radius spread^{1/2} for a mean under ``left``, by one more histogram, of distances.
+
+    Noise of such a mean has (2 radius)^2 sum(spread)/(2 left n^2); a user beyond moves it by (distance - radius)/n in
+    these coordinates, by (sum(spread^2)/sum(spread))^{1/2} times that in the data's.
+    """
+    n, total = len(x), float(spread.sum())
+    if total == 0:
+        return 0.0
+    axes = spread.clamp_min(1e-300).sqrt()
+    usual = math.sqrt(total)  # the distance of a user who is a deviation off in each coordinate
+    count = 2 + math.ceil(math.log(max(2.0, float((furthest / axes).norm()) / usual / NEAREST)) / math.log(RATIO))
+    growing = NEAREST * usual * RATIO ** torch.arange(count, dtype=torch.float64, device=x.device)
+    edges = torch.cat([growing.new_zeros(1), growing])
+    distances = ((x - centre) / axes).norm(dim=1, keepdim=True).clamp_max(float(edges[-1]))
+    counts, deviation = _histogram(distances, edges[None], rho, draws)
+    kept = _standing(counts, deviation)[0]
+    out = ((edges[1:] + edges[:-1]) / 2 - edges[:, None]).clamp_min(0)  # of a cell from an edge
+    bias = out @ (kept * counts[0]) / n
+    unsure = out.square() @ kept * (deviation / n) ** 2
+    scale = float(spread.square().sum()) / total
+    loss = 2 * edges.square() * total / (left * n**2) + scale * (bias.square() + unsure)
+    return float(edges[1 + int(loss[1:].argmin())])
 
 
-def _growing(inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
-    """Edges (d, cells + 1): equal cells inside, growing ones up to the outer ends; how many lie below."""
-    sides = (inner[1] - inner[0])[:, None]
-    far = [
-        float(((end - here).abs() / sides[:, 0].clamp_min(1e-300)).max())
-        for end, here in zip(outer, inner, strict=True)
-    ]
-    grown = [
-        sides * (RATIO ** torch.arange(1, 2 + math.ceil(math.log1p(each) / math.log(RATIO))).to(sides) - 1)
-        for each in far
-    ]
-    steps = torch.linspace(0, 1, INNER + 1, dtype=torch.float64, device=sides.device)
-    middle = inner[0][:, None] + sides * steps
-    edges = torch.cat([(inner[0][:, None] - grown[0]).flip(1), middle, inner[1][:, None] + grown[1]], 1)
-    return edges.clamp(outer[0][:, None], outer[1][:, None]), grown[0].shape[1]
+def _inside(x: Tensor, domain: Ellipsoid) -> Tensor:
+    """x, moved towards the centre until it is in the ellipsoid, whose axes are the coordinates'."""
+    off = x - domain.centre
+    length = (off / domain.root.diagonal().clamp_min(1e-300)).norm(dim=1, keepdim=True)
+    return domain.centre + off / length.clamp_min(1.0)
 
 
 def _standing(counts: Tensor, deviation: float) -> Tensor:

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks, wire
+from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import ROUNDING, LocalPairs, reach
@@ -56,9 +56,7 @@ class TwoMessage(LocalPairs):
 
     def tally(self, messages: Tensor) -> Tally:
         """Messages (n, 2, r)."""
-        if checks.real("messages", messages).ndim != 3 or messages.shape[1] != 2:
-            raise ValueError(f"messages must have shape (n, 2, {self.statistic.dim}), not {tuple(messages.shape)}")
-        sums = [self.randomizer.tally(each)["sum"] for each in messages.unbind(1)]
+        sums = [self.randomizer.tally(each)["sum"] for each in self._copies(messages).unbind(1)]
         return Tally(len(messages), dict(zip(self.layout, sums, strict=True)))
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
@@ -70,10 +68,18 @@ class TwoMessage(LocalPairs):
         return Tally(crowd.n, {name: self.randomizer.drawn(crowd, draws, shape)["sum"] for name in self.layout})
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages, 2, self.statistic.dim)
+        return self.randomizer.encode(self._copies(messages).flatten(0, 1))
 
     def decode(self, data: bytes) -> Tensor:
-        return wire.unpack_vectors(data, 2 * self.statistic.dim).view(-1, 2, self.statistic.dim)
+        copies = self.randomizer.decode(data)
+        if len(copies) % 2:
+            raise ValueError(f"data must hold two copies of each user's vector, not {len(copies)} in all")
+        return copies.view(-1, 2, self.statistic.dim)
+
+    def _copies(self, messages: Tensor) -> Tensor:
+        if checks.real("messages", messages).ndim != 3 or messages.shape[1] != 2:
+            raise ValueError(f"messages must have shape (n, 2, {self.statistic.dim}), not {tuple(messages.shape)}")
+        return messages
 
     def contradiction(self, tally: Tally) -> str | None:
         total = torch.stack([tally["first"], tally["second"]])

@@ -29,7 +29,13 @@ from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
 from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch, top_directions
 from torchdp.regression.moments import FrequencyMoments, SecureHistogram
-from torchdp.regression.ridge import adaptive_ridge, predicted_phi, predicted_phi_of_sketch, solve_ridge
+from torchdp.regression.ridge import (
+    adaptive_ridge,
+    cautious_ridge,
+    predicted_phi,
+    predicted_phi_of_sketch,
+    solve_ridge,
+)
 from torchdp.regression.rows import clipped_rows
 from torchdp.regression.second_moment_noise import NoisyMoments, debiased
 
@@ -44,6 +50,7 @@ __all__ = [
     "SecureHistogram",
     "SufficientStatistics",
     "adaptive_ridge",
+    "cautious_ridge",
     "choose_low_rank",
     "choose_regression",
     "clipped_rows",

@@ -8,10 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks, wire
+from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, LocalProtocol, Objective, Tally
+from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol, within
 from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows, product_variances
@@ -21,13 +22,13 @@ from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows
 class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
     """Each client publishes its row, and its label, plus N(0, sigma^2 I): nobody need be trusted.
 
-    Two rows with labels are at most 2 sqrt(B^2 + C^2) apart. The tally is Z^T Z, Z = [A b] + E, with
-    E Z^T Z = [A b]^T [A b] + n sigma^2 I; the estimate subtracts n sigma^2 I.
+    Two rows with labels are at most 2 sqrt(B^2 + C^2) apart; rounding is a part of sigma^2. The tally is Z^T Z, Z =
+    [A b] + E, with E Z^T Z = [A b]^T [A b] + n sigma^2 I; the estimate subtracts n sigma^2 I.
 
-    columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1); label_bound: C, labels are
-    cut to it, None for no labels. Raises ValueError.
+    columns: d; bound: B, longer rows are shortened to it; epsilon in [1e-3, 30], delta in (0, 1); label_bound: C,
+    labels are cut to it, None for no labels. Raises ValueError.
 
-    Guarantees: exactly (epsilon, delta)-LDP.
+    Guarantees: (epsilon, delta)-LDP, for the numbers as they are sent; no smaller sigma is (to 1e-5).
     Source: Balle, Wang (2018), Theorem 8.
     """
 
@@ -42,22 +43,23 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
         checks.positive("bound", self.bound)
         if self.label_bound is not None:
             checks.positive("label_bound", self.label_bound)
-        _ = self.sigma
-
-    @property
-    def sensitivity(self) -> float:
-        """Largest distance of two clients' rows, labels included."""
-        return 2 * math.hypot(self.bound, self.label_bound or 0.0)
+        _ = self.client
 
     @cached_property
+    def client(self) -> GaussianVector:
+        """What a client runs: two rows, labels included, lie in a ball of radius sqrt(B^2 + C^2)."""
+        return GaussianVector(
+            self.size, self.epsilon, math.hypot(self.bound, self.label_bound or 0.0), delta=self.delta
+        )
+
+    @property
     def sigma(self) -> float:
         """Standard deviation of the noise in each entry."""
-        return gaussian_sigma(self.epsilon, self.delta, self.sensitivity)
+        return math.sqrt(self.client.moments.variance)
 
     @property
     def guarantee(self) -> Guarantee:
-        source, mu = "Balle, Wang (2018), Theorem 8", self.sensitivity / self.sigma
-        return Guarantee(self.epsilon, self.delta, Model.LOCAL, Neighbours.REPLACE_ONE, True, source, mu=mu)
+        return self.client.guarantee
 
     @property
     def size(self) -> int:
@@ -70,11 +72,10 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
 
     @property
     def bits_per_user(self) -> int:
-        return 64 * self.size
+        return self.client.bits_per_user
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        rows = self.clipped(x)
-        return rows + self.sigma * draws.normal(tuple(rows.shape))
+        return self.client.speak(self.clipped(x), draws)
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages).double()
@@ -122,10 +123,10 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
         return objective.of(product_variances(diagonal, n * self.sigma**4, self.sigma**2, self.labelled))
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages, self.size)
+        return self.client.encode(messages)
 
     def decode(self, data: bytes) -> Tensor:
-        return wire.unpack_vectors(data, self.size)
+        return self.client.decode(data)
 
 
 def wishart(degrees: int, d: int, shape: Sequence[int], draws: Draws) -> Tensor:

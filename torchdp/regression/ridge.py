@@ -59,6 +59,26 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     return (vectors @ chosen[..., None])[..., 0]
 
 
+def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> Tensor:
+    """Solution with as much more regularization as the largest noise may ask for: (*batch, d), float64.
+
+    (G + t I)^-1 c, t = max(ridge, (d ln(2 d^2/failing))^{1/2} gram_sigma - the least eigenvalue of G, at least 0): the
+    rule of :class:`AdaSSP`, from one release of A^T A and A^T b: no third of the budget goes to the eigenvalue. It can
+    err less than :func:`adaptive_ridge` where noise is about to hide everything. ridge >= 0; failing in (0, 1): the
+    chance that the noise is larger. Raises TypeError, ValueError.
+
+    Source: Wang (2018), Algorithm 2.
+    """
+    if not isinstance(noisy, NoisyMoments) or noisy.cross is None:
+        raise TypeError("noisy must be NoisyMoments with a cross part; release with labels")
+    ridge, failing = checks.non_negative("ridge", ridge), checks.fraction("failing", failing)
+    gram = checks.matrix("gram", noisy.gram).double()
+    d = gram.shape[-1]
+    norm = math.sqrt(d * math.log(2 * d**2 / failing)) * noisy.gram_sigma.double()
+    t = (norm - torch.linalg.eigvalsh(gram)[..., 0].clamp_min(0)).clamp_min(ridge)
+    return solve_ridge(gram + t[..., None, None] * torch.eye(d).to(gram), noisy.cross, 0.0)
+
+
 def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: NoisyMoments) -> Tensor:
     """Estimates of the loss at x = (G + t I)^-1 c less b^T b, for each t: (*batch, steps).
 

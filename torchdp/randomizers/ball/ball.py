@@ -18,7 +18,6 @@ from torchdp.randomizers.base import user_counts
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
 CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
 LARGEST_RADIUS = 1e140  # its square, and that of its inverse, times any moment is a float
-MOST_MISSED = 2.0**-50
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
     crowd of points. The standard error is the largest over all data where the noise depends on them.
 
-    dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError, also where ``missed``
-    is too large.
+    dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError.
     """
 
     dim: int
@@ -71,29 +69,6 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
             raise ValueError(
                 f"radius must lie in [{1 / LARGEST_RADIUS:g}, {LARGEST_RADIUS:g}], not {self.radius!r}; scale x"
             )
-
-    @property
-    def missed(self) -> float:
-        """A bound on the chance of a message, from any point, that another point can not give because the draws end.
-
-        Normals end at 13.2, uniform numbers at 2^-126: a message beyond would rule the other point out. Messages are
-        made in float64 whatever the dtype of the points, so it is the same for float32. 0: the ends are the same for
-        all points.
-        """
-        return 0.0
-
-    def _refuse_missed(self, most: float = MOST_MISSED) -> None:
-        if self.missed > most:
-            raise ValueError(
-                f"epsilon = {self.epsilon!r} at dim = {self.dim} can not be kept: with chance {self.missed:.1e}, "
-                f"more than {most:.1e}, a message lies where the normals that are drawn end; for float32 and "
-                f"float64 points alike {self._remedy}"
-            )
-
-    @property
-    def _remedy(self) -> str:
-        """What would do."""
-        return "take a smaller epsilon"
 
     @property
     @abstractmethod
@@ -144,13 +119,16 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
 
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n, dim), as ``randomize`` returns them. Raises TypeError, ValueError."""
-        messages = checks.real("messages", messages)
-        if messages.ndim != 2 or messages.shape[1] != self.dim:
-            raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
-        total = torch.zeros(self.dim, dtype=torch.float64, device=messages.device)
+        total = torch.zeros(self.dim, dtype=torch.float64, device=self._checked(messages).device)
         for some in messages.split(rows_at_once(messages, self.dim)):
             total += some.sum(0, dtype=torch.float64)
         return Tally(len(messages), {"sum": checks.floating("messages", total)})  # NaN and infinity come through
+
+    def _checked(self, messages: Tensor) -> Tensor:
+        messages = checks.real("messages", messages)
+        if messages.ndim != 2 or messages.shape[1] != self.dim:
+            raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
+        return messages
 
     def vectors(self, messages: Tensor) -> Tensor:
         """Y, the unbiased vector that each message stands for, (*batch, dim): here the message itself. Unchecked."""
@@ -274,12 +252,14 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
             yield torch.searchsorted(ends, some, right=True), first, last
 
 
-def gaussian_sums(axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-    """The sum over users of tau a + N(0, I - a a^T): sum_x along_x a_x + N(0, n I - sum_x counts_x a_x a_x^T).
+def gaussian_sums(
+    axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws, spread: float = 1.0
+) -> Tensor:
+    """The sum over users of tau a + N(0, spread I - a a^T): sum_x along_x a_x + N(0, n spread I - sum_x c_x a_x a_x^T).
 
-    along_x: the sum of tau over the counts_x users with axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); along:
-    (*shape, m). Cost: O(dim^3 + m dim^2) once, O(m dim) for each repetition.
+    along_x: the sum of tau over the c_x users of axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); counts: (m,);
+    along: (*shape, m). Cost: O(dim^3 + m dim^2) once, O(m dim) for each repetition.
     """
     eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
-    spread = (counts.sum() - eigenvalues).clamp_min(0).sqrt() * vectors
-    return along @ axes + draws.normal((*shape, axes.shape[-1])) @ spread.mT
+    root = (counts.sum().double() * spread - eigenvalues).clamp_min(0).sqrt() * vectors
+    return along @ axes + draws.normal((*shape, axes.shape[-1])) @ root.mT

@@ -1,7 +1,9 @@
 """PrivUnit at its exact optimum, lifted to the ball: the same noise at every point and in every direction."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -9,14 +11,17 @@ from torch import Tensor
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball.ball import BallMoments
-from torchdp.randomizers.ball.sphere import CapLaw
+from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture, placed, sided
+from torchdp.randomizers.ball.sphere import CapLaw, uniform_coordinate
 from torchdp.randomizers.ball.sphere_randomizer import SphereRandomizer
 from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, constants
 from torchdp.randomizers.base import real_local
 
+COORDINATE = 500  # units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): measured, 34 and 20 at most
+
 
 @dataclass(frozen=True)
-class PrivUnit(SphereRandomizer):
+class PrivUnit(LatticeRandomizer, SphereRandomizer):
     """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, exactly.
 
     x / radius is lifted to the unit sphere of R^D, D = dim + 1; there a uniform point V is made e^epsilon times as
@@ -39,12 +44,64 @@ class PrivUnit(SphereRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return real_local(self.epsilon, "Bhowmick et al. (2018), PrivUnit; density ratio c1/c0 = e^epsilon")
+        source = "Bhowmick et al. (2018), PrivUnit, rounded; density ratio c1/c0 = e^epsilon"
+        return self.sent(real_local(self.epsilon, source))
 
     @property
     def moments(self) -> BallMoments:
-        """Exact moments; variance radius^2 (1 - gamma^2)/((dim + 1) gamma^2)."""
-        return BallMoments(self.radius**2 * self.cap.variance, self.cap.third_moment, self.cap.fourth_moment)
+        """Exact moments; variance radius^2 (1 - gamma^2)/((dim + 1) gamma^2) + step^2/6; the others but for step^2."""
+        variance = self.radius**2 * self.cap.variance + self.step**2 / 6
+        return BallMoments(variance, self.cap.third_moment, self.cap.fourth_moment)
+
+    @property
+    def grid(self) -> float:
+        """h, in units of V = sqrt(dim + 1) times a unit vector, whose noise has the deviation sqrt(1 - gamma^2)."""
+        return super().grid * 2.0 ** -math.ceil(math.log2(math.cosh(self.cap.rapidity)))
+
+    @property
+    def _bits(self) -> int:
+        return 16 if self._size < (2**15 - 1) * self.grid else 32
+
+    @property
+    def _size(self) -> float:
+        """||V||, lifted."""
+        return math.sqrt(self.dim + 1)
+
+    @property
+    def _unit(self) -> float:
+        return self.radius / (self.cap.threshold * self._size)
+
+    @property
+    def _own(self) -> int:
+        """The side and the end to count from; the place."""
+        return 2
+
+    def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
+        """V = ||V|| (T u + sqrt(1 - T^2) (G - <G, u> u)/|G - <G, u> u|)."""
+        z, near = sided(own, self.cap.normal_threshold, self.cap.chance, self.cap.survival)
+        t, height = uniform_coordinate(self.dim + 1, z)
+        (dot, of_dot), (square, of_square), size = lifted.along, lifted.square, self._size
+        across = square - dot.square()
+        stretch = size * height * across.rsqrt()
+        of_across = (of_square + 2 * dot.abs() * of_dot + 8 * UNIT * square) / (
+            2 * across
+        )  # of its root, relative
+        error = (
+            stretch * of_dot
+            + size * (height * of_across + 40 * UNIT)
+            + 4 * 2.0**-64 / near
+            + 2 * COORDINATE * UNIT
+        )
+        return Mixture(stretch, size * t - stretch * dot, error)
+
+    def _exactly(self, context: Any, own: list[int], G: list[Any], u: list[Any]) -> tuple[Any, Any]:
+        above, outer = placed(context, own, self.cap.chance)
+        survival = context.mpf(self.cap.survival)
+        t, height = self.cap.exactly(context, outer * (survival if above else 1 - survival))
+        t = t if above else -t
+        dot, size = context.fdot(G, u), context.sqrt(self.dim + 1)
+        stretch = size * height / context.sqrt(context.fdot(G, G) - dot * dot)
+        return stretch, size * t - stretch * dot
 
     @cached_property
     def subgaussian(self) -> SubGaussian:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -9,14 +10,17 @@ from torchdp.draws import Draws
 from torchdp.kernels import privunitg
 from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
-from torchdp.randomizers.ball.ball import MOST_MISSED, BallMoments, BallRandomizer, gaussian_sums
+from torchdp.randomizers.ball.ball import BallMoments, gaussian_sums
+from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture, placed, sided
 from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
-from torchdp.randomizers.ball.tilted_normal import TiltedNormal
+from torchdp.randomizers.ball.tilted_normal import TiltedNormal, upper_quantile, upper_tail
 from torchdp.randomizers.base import real_local
+
+TAU = 700  # units of 2^-53 in tau: 1.26 x 8 by its chance, 16 x 40 by the quantile, which errs by 7 |tau| at most
 
 
 @dataclass(frozen=True)
-class PrivUnitG(BallRandomizer):
+class PrivUnitG(LatticeRandomizer):
     """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = (radius/k)^2 I, exactly.
 
     x / radius is lifted to the unit sphere of R^{dim+1}, PrivUnitG applied there at its best threshold k,
@@ -29,22 +33,6 @@ class PrivUnitG(BallRandomizer):
     Source: Asi, Feldman, Talwar (2022), PrivUnitG; plays the role of Ghazi et al. (2023), Theorem 9 (VRand).
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._refuse_missed()
-
-    @property
-    def missed(self) -> float:
-        """c1 times what a uniform point's normals miss: pairs end at a circle, 2^-127 beyond it, tau at 2^-126."""
-        return self.tau.high_density * (self.dim + 4) * 2.0**-127
-
-    @property
-    def _remedy(self) -> str:
-        epsilon = self.epsilon
-        while TiltedNormal(epsilon).high_density * (self.dim + 4) * 2.0**-127 > MOST_MISSED:
-            epsilon -= 0.5
-        return f"take epsilon = {epsilon:.4g}, or PrivUnit"
-
     @cached_property
     def tau(self) -> TiltedNormal:
         """The law of the noisy coordinate along x."""
@@ -52,12 +40,13 @@ class PrivUnitG(BallRandomizer):
 
     @property
     def guarantee(self) -> Guarantee:
-        return real_local(self.epsilon, "Asi, Feldman, Talwar (2022), PrivUnitG; density ratio c1/c0 = e^epsilon")
+        source = "Asi, Feldman, Talwar (2022), PrivUnitG, rounded; density ratio c1/c0 = e^epsilon"
+        return self.sent(real_local(self.epsilon, source))
 
     @property
     def moments(self) -> BallMoments:
-        """Exact moments: variance (radius/k)^2, third -k, fourth 3 + k^2."""
-        variance = (self.radius / self.tau.threshold) ** 2
+        """Exact moments: variance (radius/k)^2 (1 + h^2/6); third -k, fourth 3 + k^2, but for h^2."""
+        variance = self._unit**2 + self.step**2 / 6
         return BallMoments(variance, self.tau.third_moment, self.tau.fourth_moment)
 
     @cached_property
@@ -66,23 +55,27 @@ class PrivUnitG(BallRandomizer):
         t, weights = self.tau.quadrature()
         return constants(((t - self.tau.threshold) * self.radius / self.tau.threshold, weights))
 
-    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        normals, lift, tau = self._numbers(len(users), draws)
-        return privunitg.message(users, normals, lift, tau, radius=self.radius, threshold=self.tau.threshold)
+    @property
+    def _unit(self) -> float:
+        return self.radius / self.tau.threshold
 
-    def _numbers(self, users: int, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
-        """(g, g0, tau) of so many users."""
-        return draws.normal((users, self.dim)), draws.normal((users,)), self.tau.draw((users,), draws)
+    @property
+    def _own(self) -> int:
+        """The side and the end to count from; the place."""
+        return 2
 
-    def _total(self, points: Tensor, types: Tensor, draws: Draws) -> Tensor:
-        """A message is linear in its draws: for each type, the message formula of their sums."""
-        if 2 * len(points) > len(types):  # hardly anything to add up
-            return super()._total(points, types, draws)
-        g, g0, t = (
-            each.new_zeros((len(points), *each.shape[1:])).index_add_(0, types, each)
-            for each in self._numbers(len(types), draws)
-        )
-        return privunitg.message(points, g, g0, t, radius=self.radius, threshold=self.tau.threshold).sum(0)
+    def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
+        """V = g + (tau - <G, u>) x'."""
+        tau, near = sided(own, self.tau.threshold, self.tau.chance, self.tau.survival)
+        dot, error = lifted.along
+        return Mixture(None, tau - dot, error + near.reciprocal().mul_(2.0**-64) + TAU * UNIT)
+
+    def _exactly(self, context: Any, own: list[int], G: list[Any], u: list[Any]) -> tuple[Any, Any]:
+        above, outer = placed(context, own, self.tau.chance)
+        survival = upper_tail(context, self.tau.threshold)
+        share = outer * (survival if above else 1 - survival)
+        tau = upper_quantile(context, share) * (1 if above else -1)
+        return context.mpf(1), tau - context.fdot(G, u)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
         key = draws.kernel_key() if keyed(points.device) else None
@@ -100,4 +93,4 @@ class PrivUnitG(BallRandomizer):
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         along = self.tau.sums(counts, shape, draws)  # (*shape, m)
-        return gaussian_sums(points, along, counts, shape, draws) / self.tau.threshold
+        return gaussian_sums(points, along, counts, shape, draws, 1 + self.grid**2 / 6) / self.tau.threshold

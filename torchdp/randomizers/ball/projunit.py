@@ -49,6 +49,11 @@ class ProjUnit(SphereRandomizer):
         if self.k > self.dim:
             raise ValueError(f"k must be at most dim = {self.dim}, not {self.k}; use PrivUnit for whole vectors")
 
+    @property
+    def missed(self) -> float:
+        """T ends at normals of chance 2^-126 on either side; directions across u do not end. At most 1.2e-16."""
+        return self.cap.high_density * 2.0**-125
+
     @cached_property
     def cap(self) -> CapLaw:
         """The law of T in R^k."""

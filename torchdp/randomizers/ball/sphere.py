@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,8 +129,33 @@ class CapLaw:
 
         The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across its edge.
         """
-        z = tilted(shape, draws, -float(ndtri(self.survival)), self.chance, self.survival)
+        z = tilted(shape, draws, self.normal_threshold, self.chance, self.survival)
         return uniform_coordinate(self.dim, z)
+
+    @property
+    def normal_threshold(self) -> float:
+        """z with P(N(0, 1) >= z) = s."""
+        return -float(ndtri(self.survival))
+
+    def exactly(self, context: Any, share: Any) -> tuple[Any, Any]:
+        """(T, sqrt(1 - T^2)) with P(uniform coordinate >= T) = share, in the context's arithmetic.
+
+        T = cos a, P = J(a)/J(pi) for J the integral of sin^(dim - 2) from 0 on, by the recurrence k J_k = (k - 1)
+        J_(k - 2) - sin^(k - 1) cos; Newton's method from a float. O(dim).
+        """
+        z = torch.tensor(-float(ndtri(float(share))) if share < 0.5 else float(ndtri(float(1 - share))))
+        t, height = (float(each) for each in uniform_coordinate(self.dim, z.double()))
+        angle, degree = context.atan2(context.mpf(height), context.mpf(t)), self.dim - 2
+        for _ in range(5):
+            cosine, sine = context.cos_sin(angle)
+            k, whole = degree % 2, context.mpf(2) if degree % 2 else context.pi
+            integral, power = (2 * context.sin(angle / 2) ** 2, sine * sine) if k else (angle, sine)
+            while k < degree:
+                k += 2
+                integral, whole = ((k - 1) * integral - power * cosine) / k, whole * (k - 1) / k
+                power *= sine * sine
+            angle -= (integral - share * whole) / sine**degree
+        return context.cos(angle), context.sin(angle)
 
     @cached_property
     def chance(self) -> int:

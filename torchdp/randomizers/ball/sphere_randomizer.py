@@ -33,11 +33,6 @@ class SphereRandomizer(BallRandomizer):
         """The law of PrivUnit's coordinate."""
 
     @property
-    def missed(self) -> float:
-        """T ends at normals of chance 2^-126 on either side; directions across u do not end. At most 1.2e-16."""
-        return self.cap.high_density * 2.0**-125
-
-    @property
     @abstractmethod
     def _mean(self) -> float:
         """E T."""

@@ -4,10 +4,12 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
+import mpmath
 import numpy as np
 import torch
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, ndtri
 from torch import Tensor
 
 from torchdp import checks
@@ -53,8 +55,8 @@ class TiltedNormal:
 
     @cached_property
     def survival(self) -> float:
-        """Phibar(k), the standard normal's mass above the threshold."""
-        return float(ndtr(-self.threshold))
+        """Phibar(k), the standard normal's mass above the threshold, to the nearest float."""
+        return float(upper_tail(arithmetic(), self.threshold))
 
     @cached_property
     def low_density(self) -> float:
@@ -92,7 +94,8 @@ class TiltedNormal:
     @cached_property
     def chance(self) -> int:
         """Of 2^63 integers those that lead beyond k, rounded down: the private side."""
-        return cap_chance(self.epsilon, self.survival)
+        share = upper_tail(arithmetic(), self.threshold)
+        return cap_chance(self.epsilon, Fraction(int(share * 2**320) - 1, 2**320))  # hardly less
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes and weights for expectations under this law, with an edge at k."""
@@ -117,7 +120,7 @@ class TiltedNormal:
         return free + truncated_sums(self.threshold, above, draws)
 
 
-def cap_chance(epsilon: float, survival: float) -> int:
+def cap_chance(epsilon: float, survival: Fraction | float) -> int:
     """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the rest; rounded down."""
     growth, share = exponential(epsilon), Fraction(survival)
     return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
@@ -130,18 +133,43 @@ def tilted(shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, 
     and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
     """
     word = draws.words(shape)
-    above = word.bitwise_and(TOTAL - 1) < chance
-    near = draws.exponential(shape).neg_().exp_().mul_(0.5)  # from the end that the word's sign names
-    far, ends_here = 1 - near, word < 0
-    outer, inner = (
-        torch.where(ends_here, near, far),
-        torch.where(ends_here, far, near),
-    )  # from infinity, from threshold
+    near = draws.exponential(shape).neg_().exp_().mul_(0.5)
+    return inverted(word.bitwise_and(TOTAL - 1) < chance, word < 0, near, threshold, survival)
+
+
+def inverted(above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, survival: float) -> Tensor:
+    """N(0, 1) on either side of the threshold at a share ``near`` < 1/2 of that side's mass from one of its ends.
+
+    ends_here: from infinity; else from the threshold.
+    """
+    far = 1 - near
+    outer, inner = torch.where(ends_here, near, far), torch.where(ends_here, far, near)
     beyond = torch.where(above, outer * survival, outer * (1 - survival))  # P(|N| further out on its side)
     before = survival + inner * (1 - survival)  # P(N > z), below the threshold
     lower = ~above & (beyond > 0.5)
     z = torch.special.ndtri(torch.where(lower, before, beyond))
     return torch.where(above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold))
+
+
+def arithmetic() -> Any:
+    """Numbers of 448 bits."""
+    context = mpmath.MPContext()
+    context.prec = 448
+    return context
+
+
+def upper_tail(context: Any, z: Any) -> Any:
+    """P(N(0, 1) >= z) in the context's arithmetic."""
+    return context.erfc(z / context.sqrt(2)) / 2
+
+
+def upper_quantile(context: Any, share: Any) -> Any:
+    """z with P(N(0, 1) >= z) = share: Newton's method from a float, which squares the error four times."""
+    small = min(share, 1 - share)
+    z = context.mpf(-float(ndtri(float(small))))
+    for _ in range(4):
+        z += (upper_tail(context, z) - small) * context.sqrt(2 * context.pi) * context.exp(z * z / 2)
+    return z if small == share else -z
 
 
 def _log_excess(epsilon: float) -> float:

@@ -1,0 +1,234 @@
+"""Vectors on a lattice: what is sent is a function of the words alone, and floats decide only what they can."""
+
+import functools
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+import torch
+from laws import generator, normal
+
+from torchdp.noise import SeededNoise
+from torchdp.randomizers import GaussianVector, PrivUnit, PrivUnitG
+from torchdp.randomizers.ball import lattice
+from torchdp.randomizers.ball.lattice import Words, on_lattice
+from torchdp.randomizers.ball.tilted_normal import TiltedNormal
+
+KINDS = {
+    "PrivUnitG": PrivUnitG,
+    "PrivUnit": PrivUnit,
+    "GaussianVector": functools.partial(GaussianVector, delta=1e-6),
+}
+every = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+SIZES = [(1, 1.0), (2, 0.1), (3, 30.0), (8, 20.0), (9, 8.0), (64, 4.0)]
+
+
+def nasty(dim, radius, rows):
+    """Points of the ball: its centre, axes, a breath from the sphere, one small coordinate, dyadic, random."""
+    x = normal(rows, dim, seed=dim)
+    x *= radius / x.norm(dim=1, keepdim=True)
+    x[rows // 2 :] *= torch.rand(rows - rows // 2, 1, dtype=torch.float64, generator=generator(1))
+    x[0] = 0
+    x[1:7] = 0
+    x[1, 0], x[2, -1] = radius, -radius
+    x[3, 0], x[4, 0], x[5, 0], x[6, :] = (
+        radius * (1 - 2**-52),
+        radius * 2**-26,
+        radius * 2**-27,
+        0.25 * radius / dim,
+    )
+    return x
+
+
+def words_of(protocol, rows, noise):
+    widths = (protocol._pairs, protocol._pairs, -(-protocol.dim // 4), protocol._own)
+    return Words(*(noise.words((rows, width)) for width in widths))
+
+
+def both(protocol, rows, words=None, seed=3):
+    """Float and long answers before the floor, and the bound, of ``rows`` messages at nasty points."""
+    noise = SeededNoise(seed)
+    words = words_of(protocol, rows, noise) if words is None else words
+    whole = on_lattice(nasty(protocol.dim, protocol.radius, rows), protocol.radius)
+    t, bound = protocol.shifted(whole, words)
+    more = noise.words((rows, 2 * protocol._pairs + protocol._own, lattice.MORE))
+    long = [
+        protocol.exactly(x, Words(*own), rest) for x, *own, rest in zip(whole.tolist(), *words, more, strict=True)
+    ]
+    return t, bound, long
+
+
+def compared(t, bound, long):
+    """Floors that differ, and the largest error over its bound, of rows that have a bound."""
+    differ, worst = 0, 0.0
+    for row, most, exact in zip(t.tolist(), bound.tolist(), long, strict=True):
+        differ += sum(
+            math.floor(one) != int(other.context.floor(other)) for one, other in zip(row, exact, strict=True)
+        )
+        errors = [float(abs(other - one)) for one, other in zip(row, exact, strict=True)]
+        worst = max(worst, max(errors) / most) if math.isfinite(most) else worst
+    return differ, worst
+
+
+@every
+@pytest.mark.parametrize(("dim", "epsilon"), SIZES)
+def test_floats_decide_as_long_numbers_do(kind, dim, epsilon):
+    differ, worst = compared(*both(kind(dim, epsilon, 2.5), 40 if dim < 20 else 12))
+    assert differ == 0 and worst < 1 / 4
+
+
+@pytest.mark.slow
+@every
+@pytest.mark.parametrize(("dim", "epsilon"), [*SIZES, (256, 0.1), (257, 30.0), (1025, 1.0)])
+def test_floats_decide_as_long_numbers_do_ten_thousand_times(kind, dim, epsilon):
+    differ, worst = compared(*both(kind(dim, epsilon, 2.5), max(12, 4000 // dim), seed=5))
+    assert differ == 0 and worst < 1 / 4
+
+
+@every
+def test_the_bound_is_not_idle(kind):
+    """An error that could move a message past its neighbours is above it; so is that of single precision."""
+    t, bound, long = both(kind(8, 2.0), 40)
+    assert float(bound[7:].max()) < 2**-25
+    assert compared(t + 2**-24, bound, long)[1] > 1
+    assert compared(t.float().double(), bound, long)[1] > 1
+
+
+@every
+@pytest.mark.parametrize(
+    "word", [0, 1, 2**10, 2**15, 2**30, 2**40, 2**53, 2**62, 2**63 - 1, 2**63 - 2**11, -1, -(2**63)]
+)
+def test_words_put_in_by_hand(kind, word):
+    """Whatever the words: long numbers agree within the bound, or there is no bound and they decide."""
+    for dim in (1, 4):
+        protocol = kind(dim, 3.0, 2.5)
+        for place in range(4):
+            words = words_of(protocol, 20, SeededNoise(place))
+            part = words[place]
+            part[:, : max(1, part.shape[1] // 2)] = word
+            t, bound, long = both(protocol, 20, words)
+            assert compared(t.nan_to_num(math.inf).clamp(-1e9, 1e9), bound, long)[1] < 1 / 4
+            if place == 0 and word in (0, 1, 2**10):
+                assert not bound.isfinite().any()
+
+
+@every
+def test_no_tail_ends(kind):
+    """Floats of 53 bits end at 8.6; a pair of normals goes on as long as its words do."""
+    protocol = kind(2, 1.0)
+    words = words_of(protocol, 20, SeededNoise(0))
+    words.radii[:], words.angles[:] = 0, 0  # along the first axis
+    more = torch.zeros(2 * protocol._pairs + protocol._own, lattice.MORE, dtype=torch.int64)
+    far = protocol.exactly([0.0, 0.0], Words(*(each[0] for each in words)), more)
+    assert float(far[0]) * protocol.grid > 1.2 or kind is PrivUnit  # whose vectors have one length
+    assert kind is PrivUnit or float(far[0]) * protocol.grid > 18
+
+
+@every
+def test_rows_in_doubt_are_decided_by_long_numbers(kind, monkeypatch):
+    """All rows forced into doubt send what none of them would have sent otherwise: the same."""
+    protocol = kind(9, 2.0, 2.5)
+    x, asked, exactly = nasty(9, 2.5, 12), [], type(protocol).exactly
+
+    def counted(self, *given):
+        asked.append(given)
+        return exactly(self, *given)
+
+    monkeypatch.setattr(lattice.LatticeRandomizer, "exactly", counted)
+    usual = protocol.speak(x, SeededNoise(4))
+    assert asked == []
+    monkeypatch.setattr(lattice, "MARGIN", 1e30)
+    assert torch.equal(usual, protocol.speak(x, SeededNoise(4))) and len(asked) == 12
+
+
+@every
+def test_equal_words_send_equal_bits_in_other_blocks_and_threads(kind):
+    protocol = kind(33, 2.0, 2.5)
+    whole, words = on_lattice(nasty(33, 2.5, 64), 2.5), words_of(protocol, 64, SeededNoise(1))
+    together = protocol.shifted(whole, words)[0].floor()
+    for size in (1, 7, 64):
+        parts = zip(whole.split(size), *(each.split(size) for each in words), strict=True)
+        apart = [protocol.shifted(x, Words(*own))[0].floor() for x, *own in parts]
+        assert torch.equal(together, torch.cat(apart))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(together, protocol.shifted(whole, words)[0].floor())
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 300, 5000])
+def test_guarantee_points_on_the_lattice_are_in_the_ball_without_error(dim):
+    radius = 1.7
+    x = torch.cat([nasty(dim, radius, 30), nasty(dim, radius * (1 + 1e-7), 30)])
+    whole = on_lattice(x, radius)
+    rows = [[int(each) for each in row] for row in whole.tolist()]
+    assert torch.equal(whole, whole.round())
+    assert max(sum(each * each for each in row) for row in rows) <= 2**52
+    inside = x / (x.norm(dim=1, keepdim=True) / radius).clamp_min(1) / radius
+    assert float((whole / 2**26 - inside).abs().max()) <= 2**-25
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 6.0, 20.0, 50.0])
+def test_guarantee_the_coin_of_the_half_space_is_rounded_down(epsilon):
+    """(T/s)/((1 - T)/(1 - s)) <= e^epsilon for s = P(N >= k) in 100 digits, k the float that is used."""
+    law = TiltedNormal(epsilon)
+    with mpmath.workdps(100):
+        share = mpmath.erfc(mpmath.mpf(law.threshold) / mpmath.sqrt(2)) / 2
+
+        def spent(chance):
+            chance = mpmath.mpf(chance) / 2**63
+            return mpmath.log(chance / share / ((1 - chance) / (1 - share)))
+
+        assert spent(law.chance) <= mpmath.mpf(epsilon) < spent(law.chance + 1)
+        assert Fraction(law.survival) == Fraction(float(share))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 10.0, 50.0])
+@pytest.mark.parametrize("dim", [8, 256, 4096])
+def test_guarantee_what_arithmetic_adds_to_delta(dim, epsilon):
+    """Two sums of the bound, one of them by its parts; below 2^-128 for every epsilon."""
+    protocol = PrivUnitG(dim, epsilon)
+    promise = protocol.guarantee
+    assert promise.delta >= (1 + math.exp(epsilon)) * protocol.variation
+    assert promise.delta < 2**-128 and promise.variation == protocol.variation and promise.epsilon == epsilon
+    error = 2 * (2 * math.sqrt(dim + 1) + 2) / protocol.grid * 2.0**-255
+    steps = torch.logspace(-80, 0, 20001, base=10, dtype=torch.float64)  # E min(1, 2 dim error/U), U uniform
+    mean = torch.trapezoid((2 * dim * error / steps).clamp_max(1), steps)
+    assert float(mean) * (dim + 3) == pytest.approx(protocol.variation, rel=1e-4)
+
+
+@every
+def test_messages_are_whole_multiples_and_travel_in_few_bits(kind):
+    protocol = kind(5, 2.0, 2.5)
+    x = nasty(5, 2.5, 30)
+    for points in (x, x.float()):
+        sent = protocol.randomize(points, noise=SeededNoise(1))
+        assert (
+            sent.dtype == points.dtype
+            and len(protocol.encode(sent)) == 30 * 10 == 30 * protocol.bits_per_user // 8
+        )
+        near = sent.double() / protocol.step
+        torch.testing.assert_close(near, near.round(), rtol=0, atol=1e-3)
+        torch.testing.assert_close(protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0)
+    order = torch.randperm(30, generator=generator())
+    assert torch.equal(protocol.tally(sent)["sum"], protocol.tally(sent[order])["sum"])
+    for wrong in (sent + 0.3 * protocol.step, sent * 1e4):
+        with pytest.raises(ValueError, match="messages must be"):
+            protocol.tally(wrong)
+        with pytest.raises(ValueError, match="messages must be"):
+            protocol.encode(wrong)
+    with pytest.raises(ValueError, match="data must hold 10 bytes"):
+        protocol.decode(b"ab")
+
+
+@pytest.mark.parametrize(("dim", "epsilon"), [(1, 20.0), (1, 50.0), (2, 50.0), (16, 8.0)])
+def test_the_lattice_is_finer_than_the_noise(dim, epsilon):
+    """On small spheres at large epsilon the noise is far below the message: more bits, and a share of 1e-5 at most."""
+    protocol = PrivUnit(dim, epsilon)
+    noise = protocol.moments.variance - protocol.step**2 / 6
+    assert protocol.step**2 / 6 < 1e-5 * noise and protocol.bits_per_user in (16 * dim, 32 * dim)
+    sent = protocol.randomize(nasty(dim, 1.0, 40), noise=SeededNoise(2))
+    assert torch.equal(protocol.decode(protocol.encode(sent)), sent)

@@ -1,0 +1,294 @@
+"""Vector messages on a lattice: whole numbers, private as they are sent, of a mechanism for real numbers."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdp import wire
+from torchdp.draws import MOST, Draws
+from torchdp.privacy import Guarantee
+from torchdp.protocol import Tally
+from torchdp.randomizers.ball.ball import BallRandomizer, rows_at_once
+from torchdp.randomizers.ball.tilted_normal import arithmetic, inverted
+
+FINE, COARSE, MANY = 2.0**-8, 2.0**-6, 1000  # steps, in deviations of the noise, up to so many numbers and beyond
+WHOLE = 2.0**26  # points of the unit ball are whole numbers over it: their squares add up without error
+DITHER = 2.0**-16
+UNIT = 2.0**-53
+MARGIN = 4  # of the error bound
+NORMALS = 36  # |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in the last place for log, sin and cos
+LONGEST = math.sqrt(96 * math.log(2))  # radius of a pair of normals whose first word has 15 bits
+MORE = 3  # further words for each, of a row in doubt
+LEFT = 2.0**-255  # of a uniform number, not drawn
+
+
+class Words(NamedTuple):
+    """The uniform words of some messages, int64: (n, pairs), (n, pairs), (n, ceil(dim/4)), (n, own)."""
+
+    radii: Tensor
+    angles: Tensor
+    dither: Tensor
+    own: Tensor
+
+
+class Lifted(NamedTuple):
+    """Floats of some messages: normals G = (g, g_0), and the unit vector u = (x', sqrt(1 - ||x'||^2)) of the point."""
+
+    g: Tensor  # (n, dim)
+    lift: Tensor  # (n,): g_0
+    points: Tensor  # (n, dim), without error
+    height: Tensor  # (n,)
+    length: Tensor  # (n,): |G| at least, (n,)
+    error: Tensor  # (n,): bound on |dG|
+
+    @property
+    def along(self) -> tuple[Tensor, Tensor]:
+        """<G, u>, (n,), and a bound on its error."""
+        total, depth = added(self.g * self.points, self.lift * self.height)
+        return total, self.error + self.length * ((depth + 4) * UNIT)
+
+    @property
+    def square(self) -> tuple[Tensor, Tensor]:
+        """|G|^2, (n,), and a bound on its error."""
+        total, depth = added(self.g.square(), self.lift.square())
+        return total, self.length * (2 * self.error + self.length * (depth * UNIT))
+
+
+class Mixture(NamedTuple):
+    """V = stretch g + along x', floats (n,), and a bound on the error of V that is not the normals' own, (n,)."""
+
+    stretch: Tensor | None  # None: 1
+    along: Tensor | float
+    error: Tensor | float
+
+
+@dataclass(frozen=True)
+class LatticeRandomizer(BallRandomizer):
+    """Y = step N for whole numbers N of 16 bits, or 32: N_i = floor(V_i/h + W_i), cut off at the ends.
+
+    V = b g + a x' has the law of a private vector of real numbers; g: normals; x': the point over the radius, moved to
+    a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i uniform on {(j + 1/2) 2^-16}: N_i h is V_i without
+    bias, and its variance h^2/6 larger; h is 2^-8 of the noise's deviation, 2^-6 beyond dim = 1000, or less.
+
+    float64 computes V_i/h + W_i and a bound on its error. Where a whole number lies within the bound, so that floats
+    can not decide the floor, 192 further bits are drawn for each uniform number and arithmetic of 448 bits decides: N
+    is a function of the words alone, on every machine whose logarithm, sine and cosine are good to 4 units in the last
+    place. A message with a number in doubt (one in 3 million at dim = 256) takes a tenth of a second.
+
+    Guarantees: N's law is within ``variation`` of the real mechanism's, rounded: the (epsilon, delta) of real numbers
+        holds for what is sent, with (1 + e^epsilon) variation added to delta.
+    Source: Mironov (2012) for what floats would tell; the construction is derived here.
+    """
+
+    @property
+    def bits_per_user(self) -> int:
+        """dim numbers."""
+        return self._bits * self.dim
+
+    @property
+    def grid(self) -> float:
+        """h, in units of V."""
+        return FINE if self.dim <= MANY else COARSE
+
+    @property
+    def step(self) -> float:
+        """Messages are its whole multiples: h in the units of x."""
+        return self.grid * self._unit
+
+    @property
+    def _bits(self) -> int:
+        """Of each N_i."""
+        return 16
+
+    @property
+    def _limit(self) -> int:
+        return 1 << (self._bits - 1)
+
+    @property
+    def variation(self) -> float:
+        """Bound on the total variation distance of a message from the real mechanism's, rounded.
+
+        Two words of a pair of normals and two of the rest leave 2^-255 of a uniform number U undrawn, an error of at
+        most e/U, e = 2 (2 sqrt(dim + 1) + 2) 2^-255 in each V_i, which decides the floor with chance 2 e/(U h). Over
+        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words.
+        """
+        a = 4 * self.dim * (2 * math.sqrt(self.dim + 1) + 2) * LEFT / self.grid
+        return (self.dim + 3) * a * (1 + math.log(1 / a))
+
+    def sent(self, real: Guarantee) -> Guarantee:
+        """What the whole numbers promise, ``real`` being what real numbers do."""
+        added = (1 + math.exp(min(real.epsilon, 700.0))) * self.variation * (1 + 1e-6)
+        return real.rounded(self.variation, real.delta + added)
+
+    @property
+    @abstractmethod
+    def _unit(self) -> float:
+        """The noise's deviation before it is rounded: Y is V in these units."""
+
+    @property
+    @abstractmethod
+    def _own(self) -> int:
+        """Words that a message takes besides those of the normals."""
+
+    @abstractmethod
+    def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
+        """own: the message's own words, (n, own)."""
+
+    @abstractmethod
+    def _exactly(self, context: Any, own: list[int], G: list[Any], u: list[Any]) -> tuple[Any, Any]:
+        """(b, a) in the context's arithmetic. own: the same words, whole numbers of 256 bits."""
+
+    @property
+    def _pairs(self) -> int:
+        return self.dim // 2 + 1
+
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack(self._integers(self._checked(messages)).flatten() + self._limit, self._bits)
+
+    def decode(self, data: bytes) -> Tensor:
+        whole = wire.unpack(data, self._bits) - self._limit
+        if len(whole) % self.dim:
+            raise ValueError(
+                f"data must hold {self.bits_per_user // 8} bytes for each message, not {len(data)} bytes in all"
+            )
+        return whole.view(-1, self.dim).double() * self.step
+
+    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
+        return self._whole(users, draws).mul_(self.step)
+
+    def _whole(self, users: Tensor, draws: Draws) -> Tensor:
+        """N for points (n, dim), float64."""
+        n, pairs = len(users), self._pairs
+        widths = (pairs, pairs, -(-self.dim // 4), self._own)
+        words = Words(*(draws.words((n, width)) for width in widths))
+        whole = on_lattice(users, self.radius)
+        t, bound = self.shifted(whole, words)
+        away = (t - t.floor()).sub_(0.5).abs_().amax(-1)  # 1/2 beside a whole number
+        N = t.floor_()
+        rows = (~(away < 0.5 - bound)).nonzero()[:, 0]  # NaN is in doubt
+        if len(rows):
+            more = draws.words((len(rows), 2 * pairs + self._own, MORE)).cpu()
+            asked = zip(whole[rows].tolist(), *(each[rows].cpu() for each in words), more, strict=True)
+            decided = [
+                [int(one.context.floor(one)) for one in self.exactly(x, Words(*own), rest)]
+                for x, *own, rest in asked
+            ]
+            N[rows] = torch.tensor(decided, dtype=torch.float64, device=N.device)
+        return N.clamp_(-self._limit, self._limit - 1)
+
+    def shifted(self, whole: Tensor, words: Words) -> tuple[Tensor, Tensor]:
+        """V/h + W by float64, (n, dim), and a bound on its error, (n,), or what is no number.
+
+        whole: points on the lattice, times 2^26.
+        """
+        radii = words.radii.bitwise_and(MOST).double().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+        angles = words.angles.double().mul_(2 * math.pi * 2.0**-64)
+        normals = torch.cat([radii * angles.cos(), radii * angles.sin()], -1)
+        longest, length = radii.amax(-1), torch.linalg.vector_norm(radii, dim=-1)
+        rest = (longest.square() / 2).exp() * 2.0**-63 + 2 * UNIT  # of log U: what is not drawn of U, its rounding
+        rest.masked_fill_(longest > LONGEST, math.inf)
+        error = length * (NORMALS * UNIT) + rest * (math.sqrt(self._pairs) / radii.amin(-1))
+        height = (WHOLE**2 - whole.square().sum(-1)).sqrt() / WHOLE
+        g = normals[:, : self.dim]
+        lifted = Lifted(g, normals[:, self.dim], whole / WHOLE, height, length, error)
+        stretch, along, other = self._mixture(words.own, lifted)
+        t = (along[:, None] if isinstance(along, Tensor) else along) * lifted.points
+        t.add_(g if stretch is None else g * stretch[:, None]).div_(self.grid).add_(self._dithered(words.dither))
+        largest = 1 if stretch is None else stretch
+        bound = error * largest + other + (length * largest + 40) * (8 * UNIT)
+        return t, bound * (MARGIN / self.grid)
+
+    def _dithered(self, words: Tensor) -> Tensor:
+        """W, (n, dim)."""
+        return words.view(torch.int16)[:, : self.dim].double().add_(0.5 / DITHER + 0.5).mul_(DITHER)
+
+    def exactly(self, point: list[float], words: Words, more: Tensor) -> list[Any]:
+        """V/h + W of one message by arithmetic of 448 bits, from 192 further bits for each word: a list of numbers.
+
+        point: (dim,) on the lattice, times 2^26; words: of one row; more: (words, 3).
+        """
+        context, pairs = arithmetic(), self._pairs
+        first = torch.cat([words.radii, words.angles, words.own])[:, None]
+        long = [joined(row) for row in torch.cat([first, more], 1).tolist()]
+        one = context.mpf(2) ** -256
+        cosines, sines = [], []
+        for radius, angle in zip(long[:pairs], long[pairs : 2 * pairs], strict=True):
+            size = context.sqrt(-2 * context.log((2 * (radius % (1 << 255)) + 1) * one))
+            cosine, sine = context.cos_sin(context.pi * (2 * angle + 1) * one)
+            cosines.append(size * cosine)
+            sines.append(size * sine)
+        G = (cosines + sines)[: self.dim + 1]
+        height = context.sqrt((1 << 52) - sum(int(each) ** 2 for each in point))
+        u = [each / WHOLE for each in (*map(context.mpf, point), height)]
+        b, a = self._exactly(context, long[2 * pairs :], G, u)
+        parts = zip(G, u, self._dithered(words.dither[None])[0].tolist(), strict=False)
+        return [(b * each + a * along) / self.grid + w for each, along, w in parts]
+
+    def tally(self, messages: Tensor) -> Tally:
+        """messages: (n, dim), whole multiples of ``step``, added up without error. Raises TypeError, ValueError."""
+        total = torch.zeros(self.dim, dtype=torch.int64, device=self._checked(messages).device)
+        for some in messages.split(rows_at_once(messages, self.dim)):
+            total += self._integers(some).sum(0)
+        return Tally(len(messages), {"sum": total.double() * self.step})
+
+    def _total(self, points: Tensor, types: Tensor, draws: Draws) -> Tensor:
+        return self._whole(points.index_select(0, types), draws).sum(0) * self.step
+
+    def _integers(self, messages: Tensor) -> Tensor:
+        """N, int64, of messages (n, dim). Raises ValueError for what no user sends."""
+        near = messages.double() / self.step
+        whole = near.round()
+        least, most = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
+        if not float((near - whole).abs_().amax() if whole.numel() else 0.0) < 0.01:
+            raise ValueError(f"messages must be whole multiples of step = {self.step!r}, as users send them")
+        if least < -self._limit or most >= self._limit:
+            raise ValueError(f"messages must be below 2^{self._bits - 1} times step = {self.step!r} in size")
+        return whole.to(torch.int64)
+
+
+def on_lattice(users: Tensor, radius: float) -> Tensor:
+    """Points (n, dim) float64 over the radius, times 2^26, to whole numbers of norm 2^26 at most, without error."""
+    whole = (users * (WHOLE / radius)).round_()
+    squares = whole.square().sum(-1)  # below 2^53
+    out = (squares > WHOLE**2).nonzero()[:, 0]
+    if len(out):
+        shrink = WHOLE / squares[out].sqrt() * (1 - 2.0**-50)
+        whole[out] = whole[out].mul_(shrink[:, None]).trunc_()
+    return whole
+
+
+def added(products: Tensor, first: Tensor) -> tuple[Tensor, int]:
+    """first + the sum of each row, (n,), in parts of sqrt(dim), and how many roundings a term can see."""
+    part = max(64, math.isqrt(products.shape[1]))
+    parts = [some.sum(-1) for some in products.split(part, -1)]
+    for some in parts:
+        first += some
+    return first, part + len(parts) + 2
+
+
+def joined(words: list[int]) -> int:
+    """Words of 64 bits, signed, as one whole number, the first one highest."""
+    number = 0
+    for word in words:
+        number = number << 64 | word % (1 << 64)
+    return number
+
+
+def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:
+    """A normal whose side of the threshold is chosen by ``chance`` of 2^63, (n,), and how near an end its share lies.
+
+    own: (n, 2): side and end to count from, share of the side's mass.
+    """
+    side, near = own[:, 0], own[:, 1].bitwise_and(MOST).double().add_(0.5).mul_(2.0**-64)
+    return inverted(side.bitwise_and(MOST) < chance, side < 0, near, threshold, survival), near
+
+
+def placed(context: Any, own: list[int], chance: int) -> tuple[bool, Any]:
+    """``sided`` without error: whether beyond the threshold, and the share of that side further out."""
+    side, place = own[0] >> 192, own[1] % (1 << 255)
+    near = (2 * place + 1) * context.mpf(2) ** -257
+    return side % (1 << 63) < chance, near if side >> 63 else 1 - near
