@@ -39,6 +39,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("table.md", 1): r"[\s\S]*one message",
     ("table.md", 2): r"tensor\(0\.[56]\d+, dtype=torch\.float64\) \(tensor",
     ("training.md", 0): r"(Poisson|cyclic|fixed)[\s\S]*central differential privacy, at most epsilon = ",
+    ("training.md", 1): r"6 central differential privacy, at most epsilon = [12]",
 }
 TOLD = {  # pages whose blocks follow one another: what all of them print
     "own_protocol.md": "",  # tests/protocol/test_own_protocol.py
