@@ -156,6 +156,7 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
         steps += 1
     noise = torch.stack(changes).double()
     assert steps == run.step == 6 and run.guarantee is plan.guarantee
+    assert run.noise.sigma == plan.sigma
     white = plan.strategy.dense() @ noise / plan.sigma  # C C^{-1} Z
     assert 0.3 < float(white.square().mean()) < 3  # 12 numbers
     with pytest.raises(RuntimeError, match="no batch waits"):

@@ -35,7 +35,7 @@ A user is in steps by a :class:`Participation`, or is sampled: only :class:`Cycl
 
 from torchdp.training.batches import Attendance, Batches
 from torchdp.training.choose import choose
-from torchdp.training.clipping import clip_and_sum, set_gradients
+from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
@@ -63,6 +63,7 @@ __all__ = [
     "causal_strategy",
     "choose",
     "clip_and_sum",
+    "clipped_sum",
     "sensitivity",
     "set_gradients",
     "standard_errors",
