@@ -20,11 +20,12 @@ PAGE = ROOT / "docs/mechanisms.md"
 HEAD = """# Every mechanism, its guarantee and its test
 
 Each row is of entries of one battery (`tests/contract.py`). The *test*, `test_guarantee_is_what_the_law_says` of the
-named class, compares what the protocol promises with the largest loss of what leaves, by code that shares nothing with
-the protocol: from laws, not from draws. The *wrong constant* is its negative control: with it the same loss must be
-above the promise (`test_a_wrong_constant_breaks_the_guarantee`). *Attained*: no smaller epsilon would be true. INTEGER
-and ROUNDED guarantees are those of the bits that leave, REAL ones of a theorem's real numbers
-([security](security.md)). This page is made by `python docs/mechanisms.py`.
+named class, compares what the protocol promises with the largest loss of what leaves, by code that shares nothing
+with the protocol: from laws, not from draws. The *wrong constant* is its negative control: with it the same loss must
+be above the promise (`test_a_wrong_constant_breaks_the_guarantee`). *Attained*: no smaller epsilon would be true.
+Where the wrong constant is a client's, users send what that client sends: the test holds that nothing else is shown,
+and the client has a row of its own. INTEGER and ROUNDED guarantees are those of the bits that leave, REAL ones of a
+theorem's real numbers ([security](security.md)). This page is made by `python docs/mechanisms.py`.
 """
 OTHERS = """## Other promises
 
