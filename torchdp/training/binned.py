@@ -23,7 +23,7 @@ class BallsInBins:
     """A user draws one of ``bins`` bins i, each as likely, and is in steps i, i + bins, i + 2 bins, ...; in secret.
 
     A strategy C >= 0 of any bands is served. The most that a user changes is as far apart as P and Q:
-    Q = N(0, sigma^2 I), P = the mean over i of N(m_i, sigma^2 I), m_i = bound * (the sum of C's columns i, i + bins, ...).
+    Q = N(0, sigma^2 I), P = the mean over i of N(m_i, sigma^2 I), m_i / bound = the sum of C's columns i, i + bins, ...
     Both directions' hockey-stick curves are found by Monte Carlo.
 
     bins: at least 1. Raises ValueError.
