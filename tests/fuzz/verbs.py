@@ -31,6 +31,10 @@ PROTOCOLS = {
     "DuchiJordanWainwright": ("randomizers.DuchiJordanWainwright(2, 1.0)", "points"),
     "PointRelease": ("randomizers.PointRelease(2, 1.0)", "points"),
     "GaussianVector": ("randomizers.GaussianVector(2, 1.0, delta=1e-3)", "points"),
+    "AdaptiveOracle": (
+        "queries.AdaptiveOracle(W, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
+        "types",
+    ),
     "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
     "LocalFunction": (
         "queries.LocalFunction(queries.EnergyDistance(2), randomizers.RandomizedResponse(4, 4.0))",

@@ -28,8 +28,9 @@ INTEGER = (
 )
 # the client decides
 EITHER = {
-    "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner", "OneMessage", "OneMessagePairs",
-    "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn",
+    "AdaptiveOracle", "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner",
+    "OneMessage", "OneMessagePairs", "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound",
+    "Round", "RandomizedResponsePlugIn",
     "StrategyCovariance", "StrategyReports", "SubsetPairs", "LocalCovariance", "LocalMean", "LocalRows",
 }  # fmt: skip
 # integers leave, of normals that are rounded
