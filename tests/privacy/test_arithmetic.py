@@ -36,11 +36,11 @@ EITHER = {
 # integers leave, of normals that are rounded
 ROUNDED = {"IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG"}
 # rounded where what is encoded is whole, or the law is
-MAY_ROUND = {"CentralFactorization", "CuratorSums"}
+MAY_ROUND = {"CentralFactorization", "CuratorSums", "BitSums"}
 # floats leave, or floats decide which integers do
 REAL = {
     "ProjUnit",
-    "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
+    "ShuffledKDE", "CentralKDE", "ShuffledForm",
     "GaussianMean", "GaussianCovariance", "GaussianMoments", "PureMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
