@@ -48,7 +48,7 @@ ELSEWHERE = {  # tests of another name than test_guarantee
     "sketching.entry_variance": "sketching/test_paper_corollaries.py::"
     "test_corollary_4_7_adds_s3_d_log_times_the_least_variance",
     "training.Plan": "training/test_runs.py::test_steps_that_the_ledger_knows_are_never_drawn_again",
-    "training.PoissonBatches": "training/test_plan.py::"
+    "training.SampledBatches": "training/test_plan.py::"
     "test_sampled_batches_are_their_groups_independently_at_their_chance",
     "training.Run": "training/test_plan.py::test_a_run_adds_the_plans_noise_to_what_is_clipped",
     "training.choose": "training/test_plan.py::test_guarantee_an_attack_on_all_steps_attains_it_and_no_more",

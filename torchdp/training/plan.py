@@ -17,11 +17,12 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.randomness import keyed_generator
 from torchdp.training import replicas
 from torchdp.training.batches import Batches
+from torchdp.training.binned import BallsInBins
 from torchdp.training.clipping import Inputs, clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.participation import Participation, sensitivity
-from torchdp.training.sampled import CyclicPoisson, PoissonBatches
+from torchdp.training.sampled import CyclicPoisson, SampledBatches
 
 KEY = 32  # bytes; sampling and noise are a function of them and of the step
 
@@ -32,12 +33,12 @@ class Plan:
 
     strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
-    a step (:class:`CyclicPoisson`: on average). guarantee: of all steps together. standard_errors: of each row of
+    a step (where sampled: on average). guarantee: of all steps together. standard_errors: of each row of
     W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`.
     """
 
     strategy: BandedStrategy | BufferedStrategy
-    sampling: Participation | CyclicPoisson
+    sampling: Participation | CyclicPoisson | BallsInBins
     bound: float
     sigma: float
     users: int
@@ -81,9 +82,11 @@ class Plan:
         return Run(self, module, loss, secret, step=step, ledger=ledger)
 
     def spent(self, steps: int) -> Guarantee:
-        """What the gradients of the first ``steps`` steps promise."""
+        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all."""
         if not steps:
             return replace(self.guarantee, epsilon=0.0, delta=0.0, mu=None)
+        if isinstance(self.sampling, BallsInBins):
+            return self.guarantee
         C, delta = self.strategy.leading(steps), self.guarantee.delta
         if isinstance(self.sampling, CyclicPoisson):
             return self.sampling.guarantee(C, self.sigma, self.bound, delta)
@@ -165,10 +168,10 @@ class Run:
         step = max(checks.integer("step", step, 0, steps), self.noise.step, self._ledger.step)
         self.noise.skip(replicas.most(step) if self._group else step)
         self._masks = keyed_generator(self._digest(b"masks") + urandom(16))
-        self.batches: Batches | PoissonBatches
-        if isinstance(plan.sampling, CyclicPoisson):
+        self.batches: Batches | SampledBatches
+        if not isinstance(plan.sampling, Participation):
             drawn = self._derived(b"batches")
-            self.batches = PoissonBatches(plan.sampling, plan.users, steps, noise=drawn, first=self.step)
+            self.batches = SampledBatches(plan.sampling, plan.users, steps, noise=drawn, first=self.step)
         else:
             order = keyed_generator(
                 self._digest(b"order")
