@@ -1,0 +1,295 @@
+"""League table: the same work at the same privacy by this package and by published ones, each as it is installed.
+
+Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019); Balle,
+    Wang (2018); Edmonds, Nikolov, Ullman (2020); Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022).
+Command:  python experiments/league/run.py [--quick] [--only opendp jax-privacy] [--rows ridge "sampled sums"]
+What: peers are installed by pip into environments of their own (results/league/environments, --environments); what
+    does not install or run is named. Every side runs in its own process on one thread; in each turn every side does
+    all of its rows once. Errors and guarantees are computed from the answers by code that is the same for all
+    (rows.py). mended: the error of shares clipped at 0 and normalised, as multi-freq-ldpy returns them; others' shares
+    are treated so too. seen: what the guarantee is checked by. A killed run goes on where it was; a changed script is
+    measured anew. A new row is an entry of rows.py and a function in each of sides/by_<peer>.py.
+Expected: experiments/bench/league_cpu.md. Ours is the fastest side of every row but ridge, where diffprivlib and
+    scikit-learn take a seventh of the time and memory; dp-accounting's epsilon of sampled sums is 0.05 % less, opendp's
+    noise is exact where ours is rounded. Raw shares err alike on all sides. Of the calibrations autodp's is too small.
+Output: results/league/run/turns.csv, league.csv, league.md and league.png (--keep: experiments/bench/league_cpu.*).
+Artifact: peers | the same work side by side
+Status: 11 rows, on a CPU
+Time: ten minutes of one core after the installs, which take some minutes and 5 GB; --smoke in seconds, with no peer.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rows import ABSENT, PEERS, ROWS, SIDES, Row
+
+from torchdp.simulate import Experiment, Report, subplots
+
+ROOT = Path(__file__).resolve().parents[2]
+NUMBERS = ("error", "mended", "seconds", "MiB", "seen")  # of a turn
+FEW = {"error": 1e-6, "MiB": 10.0}  # what is less is not held against others
+OURS, LONGEST = "torchdp", 600  # seconds of a side's process
+THREADS = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"),
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    only: tuple[str, ...] = tuple(PEERS)  # ours is always there
+    rows: tuple[str, ...] = tuple(row.name for row in ROWS)
+    turns: int = 5
+    quick: bool = False  # small sizes
+    environments: Path = Path("results/league/environments")
+    keep: bool = False  # as experiments/bench/league_cpu.*
+
+
+FULL = Config()
+SMOKE = Config(only=(), turns=1, quick=True)
+
+
+def script(name: str) -> Path:
+    return SIDES / f"by_{name.replace('-', '_')}.py"
+
+
+def installed(peer: str, folder: Path) -> Path:
+    """The python of the peer's environment, made where it is missing. Raises OSError with pip's last line."""
+    home, python = folder.absolute() / peer, folder.absolute() / peer / "bin" / "python"
+    done = home / "installed"
+    wanted = "\n".join(PEERS[peer].installs)
+    if not done.exists() or done.read_text() != wanted:
+        venv.create(home, with_pip=True, clear=True)
+        for what in PEERS[peer].installs:
+            pip = subprocess.run([python, "-m", "pip", "install", *what.split()], capture_output=True, text=True)
+            if pip.returncode:
+                raise OSError((pip.stderr.strip().splitlines() or ["pip failed"])[-1][:200])
+        done.write_text(wanted)
+    return python
+
+
+def settings(row: Row, config: Config) -> dict:
+    return {**row.settings, **(row.quick if config.quick else {})}
+
+
+def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterator[tuple[Row, dict]]:
+    """What a side's process says of these rows; a row of which it says nothing failed."""
+    asked = [[row.name, settings(row, config), dict(row.warm)] for row in rows]
+    environment = {**os.environ, **THREADS, "PYTHONPATH": str(ROOT) if name == OURS else ""}
+    try:
+        child = subprocess.run(
+            [python, script(name), json.dumps(asked)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+        )
+        said, last = child.stdout, (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1]
+    except subprocess.TimeoutExpired as late:
+        said, last = (late.stdout or b"").decode(), f"more than {LONGEST} s"
+    found = {
+        each["row"]: each for each in map(json.loads, filter(lambda line: line[:1] == "{", said.splitlines()))
+    }
+    for row in rows:
+        yield row, found.get(row.name, {"failed": last[:200]})
+
+
+def digest(name: str, row: Row, config: Config) -> str:
+    """Of all that a kept turn depends on."""
+    texts = [path.read_bytes() for path in (script(name), SIDES / "side.py", SIDES.with_name("rows.py"))]
+    texts += [repr(settings(row, config)).encode(), version().encode()]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
+
+
+def version() -> str:
+    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "torchdp", "kernels"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+
+
+def measure(config: Config, report: Report) -> None:
+    pythons, failed = {OURS: Path(sys.executable)}, {}
+    chosen = [row for row in ROWS if row.name in config.rows]
+    if unknown := {*config.only} - {*PEERS} | {*config.rows} - {row.name for row in ROWS}:
+        raise ValueError(f"only and rows must name peers and rows of rows.py, not {sorted(unknown)}")
+    for peer in config.only:
+        if any(peer in row.sides for row in chosen):
+            try:
+                pythons[peer] = installed(peer, config.environments)
+            except OSError as error:
+                failed[peer, ""] = f"not installed: {error}"
+    kept: list[dict] = []
+    path = report.folder / "turns.jsonl"
+    if path.exists():
+        kept = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    marks = {
+        (name, row.name): digest(name, row, config) for row in chosen for name in row.sides if name in pythons
+    }
+    for turn in range(config.turns):
+        for name, python in pythons.items():
+            known = {
+                (each["row"], each["digest"]) for each in kept if (each["side"], each["turn"]) == (name, turn)
+            }
+            rows = [row for row in chosen if name in row.sides and (name, row.name) not in failed]
+            rows = [row for row in rows if (row.name, marks[name, row.name]) not in known]
+            for row, said in answers(name, python, rows, config) if rows else ():
+                if "failed" in said:
+                    failed[name, row.name] = said["failed"]
+                    continue
+                verdict = row.judge(said["answer"], said["check"], **settings(row, config))
+                each = {"row": row.name, "side": name, "turn": turn, "digest": marks[name, row.name],
+                        "version": said["version"] or version(), "seconds": said["seconds"], "MiB": said["MiB"],
+                        **verdict, "load": os.getloadavg()[0]}  # fmt: skip
+                kept.append(each)
+                with open(path, "a") as file:
+                    file.write(json.dumps(each) + "\n")
+    used = [each for each in kept if marks.get((each["side"], each["row"])) == each["digest"]]
+    used = [each for each in used if each["turn"] < config.turns]
+    table = [line for row in chosen for line in summary(row, [each for each in used if each["row"] == row.name])]
+    report.write("turns", used)
+    report.write("league", table)
+    missing = [f"{name}{f', {row}' if row else ''}: {why}" for (name, row), why in failed.items()]
+    (report.folder / "league.md").write_text(
+        page(table, missing, max(each["load"] for each in used)), encoding="utf-8"
+    )
+    report.say((report.folder / "league.md").read_text())
+    if config.keep:
+        kept_as = ROOT / "experiments" / "bench" / "league_cpu"
+        for kind in ("md", "csv"):
+            shutil.copy(report.folder / f"league.{kind}", kept_as.with_suffix(f".{kind}"))
+        draw({"league": table})["league.png"].savefig(kept_as.with_suffix(".png"), dpi=110)
+
+
+def summary(row: Row, turns: list[dict]) -> Iterator[dict]:
+    """A line for each side: medians of seconds and MiB, root mean squares of errors, the mean of what was seen.
+
+    steady: the error is the same in all turns.
+    """
+    for name, how in row.sides.items():
+        mine = [each for each in turns if each["side"] == name]
+        if not mine:
+            continue
+        column = {key: [each[key] for each in mine if each[key] is not None] for key in NUMBERS}
+        steady = len(mine) > 1 and len(set(column["error"])) == 1
+        seen = statistics.fmean(column["seen"]) if column["seen"] else None
+        yield {
+            "row": row.name, "what": row.error, "side": name, "version": mine[0]["version"],
+            "error": column["error"][0] if len(set(column["error"])) == 1 else average(column["error"]),
+            "steady": steady,
+            "mended": average(column["mended"]), "seconds": middle(column["seconds"]), "MiB": middle(column["MiB"]),
+            "turns": len(mine), "check": row.seen, "seen": seen,
+            "holds": None if seen is None else seen <= row.promised + row.slack, "how": how,
+        }  # fmt: skip
+
+
+def middle(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def average(values: list[float]) -> float | None:
+    return math.sqrt(statistics.fmean(value * value for value in values)) if values else None
+
+
+def losses(table: list[dict]) -> Iterator[str]:
+    """Where another side does better: an error that differs by more than chance, less time, half of the memory."""
+    ours = {line["row"]: line for line in table if line["side"] == OURS}
+    for line in table:
+        if line["side"] == OURS or line["row"] not in ours:
+            continue
+        own = ours[line["row"]]
+        for key, share in (("error", 0.9999 if own["steady"] else 0.9), ("seconds", 1.0), ("MiB", 0.5)):
+            theirs, mine = line[key], own[key]
+            if None not in (theirs, mine) and mine > FEW.get(key, 0.0) and theirs < share * mine:
+                yield f"{line['row']}, {key}: {line['side']} {theirs:.6g}, ours {mine:.6g} ({line['how']})"
+
+
+def page(table: list[dict], missing: list[str], load: float) -> str:
+    """The table in Markdown."""
+    cores, slacks = os.cpu_count() or 1, {row.name: row.slack for row in ROWS}
+    busy = f"load at most {load:.1f}{': loaded, compare ratios' if load > cores / 2 + 0.5 else ''}"
+    turns = max(line["turns"] for line in table)
+    lines = [
+        "# League table", "",
+        "Written by `python experiments/league/run.py --keep`, where each column is explained. "
+        f"{datetime.date.today()}, {processor()}, {cores} cores, one thread, Python {platform.python_version()}, "
+        f"{busy}. Processor seconds: medians of {turns} turns in which every side takes part. Less is better.", "",
+        "| row | counted | side | error | mended | s | MiB | guarantee checked | trust, arithmetic |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    last = ""
+    for line in table:
+        verdict = "not checked"
+        if line["holds"] is not None:
+            seen = f"{line['seen']:.{1 - math.floor(math.log10(slacks[line['row']]))}f}"
+            verdict = f"{line['check']} {seen}: {'holds' if line['holds'] else '**does not hold**'}"
+        cells = [line["row"], line["what"]] if line["row"] != last else ["", ""]
+        last = line["row"]
+        cells.append(f"{line['side']} {line['version']}")
+        numbers = zip(NUMBERS[:4], (".6g", ".3g", ".3g", ".3g"), strict=True)
+        cells += ["" if line[key] is None else format(line[key], form) for key, form in numbers]
+        lines.append("| " + " | ".join([*cells, verdict, line["how"]]) + " |")
+    lines += ["", "Where another side does better than ours:", "", *[f"- {each}" for each in losses(table)]]
+    lines += ["", "What each was built for:", "", *[f"- {name}: {peer.purpose}" for name, peer in PEERS.items()]]
+    lines += ["", "Missing:", "", *[f"- {each}" for each in missing]]
+    lines += [f"- {name}: {why}" for name, why in ABSENT.items()]
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(": ")[2]
+    return platform.machine()
+
+
+def draw(tables: dict) -> dict:
+    """Times of every side over ours, and errors, a line for each row."""
+    rows = tables["league"]
+    names = list(dict.fromkeys(line["row"] for line in rows))
+    ours = {line["row"]: line for line in rows if line["side"] == OURS}
+    marks = "os"  # of ten colours each
+    figure, axes = subplots(2, size=(6, 1.5 + 0.35 * len(names)))
+    for place, (key, label) in enumerate((("seconds", "processor time over ours"), ("error", "error over ours"))):
+        for peer in dict.fromkeys(line["side"] for line in rows if line["side"] != OURS):
+            mine = [line for line in rows if line["side"] == peer and line["row"] in ours]
+            both = [(line[key], ours[line["row"]][key], len(names) - names.index(line["row"])) for line in mine]
+            if key == "error":  # some rows' errors are excesses near 0, which have no ratio
+                both = [(a, b, at) for (a, b, at) in both if a and b and b > FEW["error"]]
+            if points := [(a / b, at) for a, b, at in both if a is not None and b and a / b > 0]:
+                axes[place].plot(
+                    *zip(*points, strict=True),
+                    linestyle="",
+                    label=peer,
+                    color=f"C{list(PEERS).index(peer)}",
+                    marker=marks[list(PEERS).index(peer) // 10],
+                )
+        axes[place].axvline(1, color="black", linewidth=0.8)
+        axes[place].set(
+            xscale="log", xlabel=label + " (left of the line: better than ours)", ylim=(0, len(names) + 1)
+        )
+        axes[place].set_yticks(
+            range(len(names), 0, -1), names if place == 0 else [""] * len(names), fontsize="small"
+        )
+        axes[place].grid(True, linewidth=0.3)
+    if axes[0].get_legend_handles_labels()[0]:
+        axes[0].legend(fontsize="x-small")
+    return {"league.png": figure}
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -1,0 +1,38 @@
+"""pure-ldp: one user at a time, raw estimates."""
+
+import numpy as np
+import side
+from pure_ldp.frequency_oracles.direct_encoding import DEClient, DEServer
+from pure_ldp.frequency_oracles.hadamard_response import HadamardResponseClient, HadamardResponseServer
+from pure_ldp.frequency_oracles.unary_encoding import UEClient, UEServer
+
+
+def frequencies(client, server, support=None, **options):
+    def row(n, k, epsilon):
+        x, same = side.crowd(n, k), {"index_mapper": lambda value: value}
+        asks = {"hash_funcs": None} if client is HadamardResponseClient else options
+        user, analyst = client(epsilon, k, **asks, **same), server(epsilon, k, **options, **same)
+
+        def work():
+            analyst.reset()
+            for value in x:
+                analyst.aggregate(user.privatise(value))
+            return {"raw": np.array(analyst.estimate_all(range(k), suppress_warnings=True)) / n}
+
+        def heard():
+            return sum(support(user.privatise(0), k) for _ in range(n))
+
+        return (work, heard) if support else (work,)
+
+    return row
+
+
+if __name__ == "__main__":
+    side.main(
+        "pure-ldp",
+        {
+            "randomized response": frequencies(DEClient, DEServer, lambda said, k: np.arange(k) == said),
+            "unary encoding": frequencies(UEClient, UEServer, lambda said, k: said, use_oue=True),
+            "Hadamard response": frequencies(HadamardResponseClient, HadamardResponseServer),
+        },
+    )

@@ -1,0 +1,109 @@
+"""The league's driver: its judges know what they judge, a killed run goes on, a peer that fails is named."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from scripts import loaded
+
+
+@pytest.fixture(scope="module")
+def league():
+    with loaded("league/run.py") as module:
+        yield module
+
+
+def test_only_our_side(smoke):
+    found = smoke("league/run.py", rows=("unary encoding", "Gaussian calibration", "prefix sums, max"))
+    assert found.drew("league.png") and "Gaussian calibration" in found.printed
+    unary, sigma, prefix = found.tables["league"]
+    assert unary["side"] == "torchdp" and unary["seen"] == pytest.approx(1, abs=0.4) and 0 < unary["error"] < 0.3
+    assert 0 <= sigma["error"] < 1e-9 and sigma["holds"]
+    assert prefix["error"] == pytest.approx(1.5105, abs=1e-3) and prefix["holds"]
+
+
+def test_a_killed_run_goes_on_and_failures_are_named(league, tmp_path, monkeypatch, capsys):
+    """A fake peer in the place of the installed ones."""
+    asked = []
+
+    def answers(name, python, rows, config):
+        asked.append((name, [row.name for row in rows]))
+        for row in rows:
+            good = {"answer": 4.5, "check": None, "seconds": 2.0, "MiB": 1.0, "version": "7"}
+            yield row, {"failed": "no such call"} if name == "autodp" else good
+
+    def installed(peer, folder):
+        if peer == "opendp":
+            raise OSError("no such wheel")
+        return sys.executable
+
+    monkeypatch.setattr(league, "answers", answers)
+    monkeypatch.setattr(league, "installed", installed)
+    rows = ("Gaussian calibration",)
+    config = league.Config(only=("dp-accounting", "autodp", "opendp"), rows=rows, turns=1)
+    found = league.EXPERIMENT.run(config, tmp_path)["league"]
+    assert [line["side"] for line in found] == ["torchdp", "dp-accounting"] and found[1]["version"] == 7
+    page = (tmp_path / "league.md").read_text()
+    assert "opendp: not installed: no such wheel" in page and "autodp, Gaussian calibration: no such call" in page
+    assert len(asked) == 3
+    with open(tmp_path / "turns.jsonl", "a") as file:
+        file.write('{"row": "Gaussian')  # cut off
+    league.EXPERIMENT.run(league.Config(only=("dp-accounting",), rows=rows, turns=1), tmp_path)
+    assert len(asked) == 3
+    league.EXPERIMENT.run(league.Config(only=("dp-accounting",), rows=rows, turns=2), tmp_path)
+    assert asked[3:] == [("torchdp", [*rows]), ("dp-accounting", [*rows])]
+    with pytest.raises(ValueError, match="opendb"):
+        league.EXPERIMENT.run(league.Config(only=("opendb",)), tmp_path)
+    capsys.readouterr()
+
+
+def test_judges_see_what_is_wrong(league):
+    """Negative controls: reports of another epsilon, noise a millionth too small, a strategy that lost a query."""
+    rows = {row.name: row for row in league.ROWS}
+    n, k = 10**6, 16
+    for name, row in rows.items():
+        if row.seen != "epsilon":
+            continue
+        for epsilon in (1.0, 1.5):
+            subset, growth = (34 if name == "subset selection" else 1), math.exp(epsilon)
+            types = 128 if subset == 34 else k
+            own = subset * growth / (subset * growth + types - subset)
+            own, other = (0.5, 1 / (growth + 1)) if name == "unary encoding" else (own, 0.1)
+            check = [own * n, *[other * n] * (types - 1)]
+            verdict = row.judge({"raw": np.full(types, 1 / types).tolist()}, check, n=n, k=types, epsilon=1.0)
+            assert verdict["seen"] == pytest.approx(epsilon) and verdict["error"] == verdict["mended"]
+            assert (verdict["seen"] <= row.promised + row.slack) == (epsilon == 1.0)
+    row = rows["Gaussian calibration"]
+    for scale, holds in ((1.0, True), (1 - 1e-6, False)):
+        verdict = row.judge(4.224678889347357 * scale, None, **row.settings)
+        assert (verdict["seen"] <= 1 + row.slack) == holds and verdict["error"] == pytest.approx(
+            scale - 1, abs=1e-10
+        )
+    row = rows["prefix sums, mean"]
+    for C, holds in ((2 * np.eye(4), True), (np.diag([1.0, 1, 1, 0]), False)):
+        verdict = row.judge(C.tolist(), None, n=4)
+        assert (verdict["seen"] <= row.slack) == holds
+    assert row.judge(np.eye(4).tolist(), None, n=4)["error"] == pytest.approx(math.sqrt(2.5))  # (1 + 2 + 3 + 4)/4
+
+
+def test_losses_are_named(league):
+    ours = {"row": "a", "side": "torchdp", "error": 1.0, "steady": True, "seconds": 1.0, "MiB": 100.0, "how": ""}
+    other = {**ours, "side": "peer", "error": 0.999, "seconds": 2.0, "MiB": 49.0}
+    assert [each.split(", ours")[0] for each in league.losses([ours, other])] == [
+        "a, error: peer 0.999",
+        "a, MiB: peer 49",
+    ]
+    assert not list(league.losses([ours, {**other, "error": 1.0, "MiB": 60.0}]))
+
+
+def test_sides_answer_one_line_for_each_row(league):
+    """A row that fails does not take the next with it."""
+    rows = [row for row in league.ROWS if row.name in ("noisy integers", "Gaussian calibration")]
+    bad = league.Row("no such row", "", {}, {}, league.ROWS[0].judge)
+    said = dict(
+        (row.name, each) for row, each in league.answers("torchdp", sys.executable, [bad, *rows], league.SMOKE)
+    )
+    assert said["no such row"]["failed"].startswith("KeyError") and json.dumps(said)
+    assert len(said["noisy integers"]["answer"]) == 1000 and said["Gaussian calibration"]["seconds"] > 0
