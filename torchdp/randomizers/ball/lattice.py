@@ -162,16 +162,14 @@ class LatticeRandomizer(BallRandomizer):
 
     def _whole(self, users: Tensor, draws: Draws) -> Tensor:
         """N for points (n, dim), float64."""
-        n, pairs = len(users), self._pairs
-        widths = (pairs, pairs, -(-self.dim // 4), self._own)
-        words = Words(*(draws.words((n, width)) for width in widths))
+        words = self.words(len(users), draws)
         whole = on_lattice(users, self.radius)
         t, bound = self.shifted(whole, words)
         away = (t - t.floor()).sub_(0.5).abs_().amax(-1)  # 1/2 beside a whole number
         N = t.floor_()
         rows = (~(away < 0.5 - bound)).nonzero()[:, 0]  # NaN is in doubt
         if len(rows):
-            more = draws.words((len(rows), 2 * pairs + self._own, MORE)).cpu()
+            more = self.further(len(rows), draws).cpu()
             asked = zip(whole[rows].tolist(), *(each[rows].cpu() for each in words), more, strict=True)
             decided = [
                 [int(one.context.floor(one)) for one in self.exactly(x, Words(*own), rest)]
@@ -179,6 +177,15 @@ class LatticeRandomizer(BallRandomizer):
             ]
             N[rows] = torch.tensor(decided, dtype=torch.float64, device=N.device)
         return N.clamp_(-self._limit, self._limit - 1)
+
+    def words(self, n: int, draws: Draws) -> Words:
+        """All that n messages are a function of, beside their points, but for rows in doubt."""
+        widths = (self._pairs, self._pairs, -(-self.dim // 4), self._own)
+        return Words(*(draws.words((n, width)) for width in widths))
+
+    def further(self, n: int, draws: Draws) -> Tensor:
+        """192 more bits for each word that is a uniform number, (n, words, 3), int64."""
+        return draws.words((n, 2 * self._pairs + self._own, MORE))
 
     def shifted(self, whole: Tensor, words: Words) -> tuple[Tensor, Tensor]:
         """V/h + W by float64, (n, dim), and a bound on its error, (n,), or what is no number.
