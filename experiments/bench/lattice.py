@@ -93,15 +93,13 @@ def nasty(dim: int, rows: int) -> Tensor:
 def compared(protocol: LatticeRandomizer, coordinates: int) -> dict[str, float | int]:
     """Floors by floats and by long numbers, every message forced to be decided by both."""
     dim, rows = protocol.dim, max(4, math.ceil(coordinates / protocol.dim))
-    noise, whole = SeededNoise(dim), on_lattice(nasty(dim, rows), 1.0)
+    noise, (whole, squares) = SeededNoise(dim), on_lattice(nasty(dim, rows), 1.0)
     words, more = protocol.words(rows, noise), protocol.further(rows, noise)
-    t, bound = protocol.shifted(whole, words)
+    t, bound = protocol.shifted(whole, squares, words)
     start, differ, worst = time.process_time(), 0, 0.0
     for row, most, x, *mine, rest in zip(t.tolist(), bound.tolist(), whole.tolist(), *words, more, strict=True):
         long = protocol.exactly(x, Words(*mine), rest)
-        differ += sum(
-            math.floor(one) != int(each.context.floor(each)) for one, each in zip(row, long, strict=True)
-        )
+        differ += sum(round(one) != int(each.context.nint(each)) for one, each in zip(row, long, strict=True))
         worst = max(worst, max(float(abs(each - one)) for one, each in zip(row, long, strict=True)) / most)
     took = (time.process_time() - start) / rows
     doubtful = float((2 * bound * dim).mean())  # each coordinate lies as near a whole number with this chance
