@@ -240,7 +240,8 @@ class Run:
     def secret_state(self) -> dict[str, Any]:
         """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret as the data.
 
-        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over.
+        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over, and
+        every process of a group. Later each process needs its own.
         """
         past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
         key, plan = (torch.tensor(list(part), dtype=torch.uint8) for part in (self._key, self.plan.digest()))
