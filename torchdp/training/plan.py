@@ -157,7 +157,7 @@ class Run:
         secret = None if isinstance(draws, Noise) else _checked(draws, plan)
         self._key = _fresh(draws) if isinstance(draws, Noise) else bytes(draws["key"].tolist())
         self._key = replicas.from_first(self._key) if self._group else self._key
-        noise = self._derived(b"noise")
+        noise = self._derived(b"noise", self._device)
         self.noise = CorrelatedNoise(
             plan.strategy.to(self._device), size, plan.sigma, noise=noise, dtype=dtype, shard=(first, self._whole)
         )
@@ -266,9 +266,9 @@ class Run:
     def _digest(self, purpose: bytes) -> bytes:
         return hashlib.sha256(self._key + purpose).digest()
 
-    def _derived(self, purpose: bytes) -> SeededNoise:
+    def _derived(self, purpose: bytes, device: torch.device | str = "cpu") -> SeededNoise:
         """The cipher under a key of its own."""
-        return SeededNoise(int.from_bytes(self._digest(purpose), "little"))
+        return SeededNoise(int.from_bytes(self._digest(purpose), "little"), device)
 
 
 def _fresh(draws: Noise) -> bytes:
