@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Set up torchdp and run it: ``python3 run.py demo``, ``python3 run.py test``, ``python3 run.py lint``.
+"""Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint`` or ``site`` (the pages, in site/).
 
 The first call installs everything (into .venv, or into the active virtual environment if that has torch); later
 calls start at once. A torch that can be imported is used as it is, never replaced. Safe to kill and repeat.
@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": [["experiments/pairwise/demo.py"]],
     "test": [["-m", "pytest", "-n", "2", "-m", "not slow and not gpu"]],
     "lint": [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]],
+    "site": [["-m", "mkdocs", "build", "--strict"]],
 }
 
 
@@ -65,6 +66,7 @@ def main():
         except subprocess.CalledProcessError as error:
             sys.exit("run.py: set-up failed at: " + " ".join(map(str, error.cmd)))
         stamp.write_text(wanted)
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # an advertisement
     for command in COMMANDS[sys.argv[1]]:
         code = subprocess.call([python, *command, *sys.argv[2:]], cwd=ROOT)
         if code:

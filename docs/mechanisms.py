@@ -20,11 +20,12 @@ PAGE = ROOT / "docs/mechanisms.md"
 HEAD = """# Every mechanism, its guarantee and its test
 
 Each row is of entries of one battery (`tests/contract.py`). The *test*, `test_guarantee_is_what_the_law_says` of the
-named class, compares what the protocol promises with the largest loss of what leaves, by code that shares nothing with
-the protocol: from laws, not from draws. The *wrong constant* is its negative control: with it the same loss must be
-above the promise (`test_a_wrong_constant_breaks_the_guarantee`). *Attained*: no smaller epsilon would be true. INTEGER
-and ROUNDED guarantees are those of the bits that leave, REAL ones of a theorem's real numbers
-([security](security.md)). This page is made by `python docs/mechanisms.py`.
+named class, compares what the protocol promises with the largest loss of what leaves, by code that shares nothing
+with the protocol: from laws, not from draws. The *wrong constant* is its negative control: with it the same loss must
+be above the promise (`test_a_wrong_constant_breaks_the_guarantee`). *Attained*: no smaller epsilon would be true.
+Where the wrong constant is a client's, users send what that client sends: the test holds that nothing else is shown,
+and the client has a row of its own. INTEGER and ROUNDED guarantees are those of the bits that leave, REAL ones of a
+theorem's real numbers ([security](security.md)). This page is made by `python docs/mechanisms.py`.
 """
 OTHERS = """## Other promises
 
@@ -46,7 +47,8 @@ ELSEWHERE = {  # tests of another name than test_guarantee
     "shuffle.RoundedGaussianSum": "shuffle/test_sums.py::TestRoundedCurator",
     "sketching.entry_variance": "sketching/test_paper_corollaries.py::"
     "test_corollary_4_7_adds_s3_d_log_times_the_least_variance",
-    "training.PoissonBatches": "training/test_plan.py::"
+    "training.Plan": "training/test_runs.py::test_steps_that_the_ledger_knows_are_never_drawn_again",
+    "training.SampledBatches": "training/test_plan.py::"
     "test_sampled_batches_are_their_groups_independently_at_their_chance",
     "training.Run": "training/test_plan.py::test_a_run_adds_the_plans_noise_to_what_is_clipped",
     "training.choose": "training/test_plan.py::test_guarantee_an_attack_on_all_steps_attains_it_and_no_more",

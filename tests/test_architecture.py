@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
     "pairwise": FLOOR
     | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
-    "shuffle": FLOOR | {"privacy", "protocol", "wire"},
+    "shuffle": FLOOR | {"privacy", "kernels", "protocol", "wire"},
     "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
     "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},

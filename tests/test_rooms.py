@@ -1,16 +1,28 @@
-"""The example that opens a room runs, and prints what it says."""
+"""Every example in a docstring runs, and prints what it says."""
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = [path.parent.name for path in sorted(ROOT.glob("torchdp/*/__init__.py")) if ">>>" in path.read_text()]
+EXAMPLES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(ROOT.glob("torchdp/**/*.py"))
+    if re.search(r"^ *>>> ", path.read_text(), re.M)
+]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_example_of_a_room_runs(room):
-    found = doctest.testmod(importlib.import_module(f"torchdp.{room}"))
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_the_examples_run(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testmod(importlib.import_module(module))
     assert found.attempted and not found.failed
+
+
+def test_no_example_is_skipped():
+    assert len(EXAMPLES) > 15 and not any(
+        "doctest: +SKIP" in path.read_text() for path in ROOT.glob("torchdp/**/*.py")
+    )

@@ -108,7 +108,13 @@ class Guide:
     cells: Tensor
     bits: int
     variation: float
-    variance: float
+
+    @functools.cached_property
+    def variance(self) -> float:
+        """Of what is drawn: sum (2 j - 1) T_j - (sum T_j)^2, T_j = P(X >= first + j)."""
+        tails = ((self.high.double() + 2.0**63) * 2.0**-64).flip(0)
+        odd = 2 * torch.arange(1, len(tails) + 1, dtype=torch.float64, device=tails.device) - 1
+        return math.fsum((odd * tails).tolist()) - math.fsum(tails.tolist()) ** 2
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +129,7 @@ class Guide:
         last = table.first + table.length
         cells = (last - held.cumsum(0)).masked_fill_(held > 0, OPEN).to(torch.int16)
         high, low = ((one << 32 | two) ^ LOWEST for one, two in ((first, second), (third, fourth)))
-        return Guide(last, high, low, cells, bits, table.variation, _variance(table))
+        return Guide(last, high, low, cells, bits, table.variation)
 
     def fill(self, out: Tensor, draws: Draws, times: int = 0) -> None:
         """Draws into a contiguous int64 tensor of one dimension, part by part; what is open waits for the end.
@@ -164,14 +170,6 @@ class Guide:
         equal = self.high == high[tied, None]
         passed[tied] += (equal & (self.low <= low[tied, None])).sum(1)
         return self.last - passed
-
-
-def _variance(table: Table) -> float:
-    """E R^2 = sum over j >= 1 of (2 j - 1) 2 P(R >= j), from the thresholds that are drawn."""
-    ones = [2.0**-32, 2.0**-64, 2.0**-96, 2.0**-128]
-    upper = table.words[:, -table.first : table.length].double()
-    odd = 2 * torch.arange(1, upper.shape[1] + 1, dtype=torch.float64) - 1
-    return 2 * math.fsum((odd * (torch.tensor(ones, dtype=torch.float64) @ upper)).tolist())
 
 
 @functools.lru_cache(maxsize=64)

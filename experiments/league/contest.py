@@ -97,33 +97,34 @@ def contest(methods: list[Method], trials: int, preferred: tuple[str, ...]) -> l
     """A row for each method and what is done afterwards; the first method is the chosen one.
 
     z: standard errors by which it lies below the chosen one left as it is, or, done something afterwards, below the
-    chosen one with the first of ``preferred`` done that can be. same: below the chosen one with the same done. Who
-    comes near is measured again in four times the trials, and so is the chosen one.
+    better of the chosen one with the same done and with the first of ``preferred`` done that can be. Who comes near is
+    measured again in four times the trials, and so is the chosen one.
     """
     first, *others = methods
     few = first.draw(trials)
     ours_best = next(name for name in preferred if name in few)
     many: Squares = {}
-    rows = [_row(first, name, squares, 0.0, 0.0) for name, squares in few.items()]
+    rows = [_row(first, name, squares, 0.0) for name, squares in few.items()]
     for other in others:
         theirs, ours = other.draw(trials), few
         if any(CLOSE < _lead(few, name, squares, ours_best) < CLEAR for name, squares in theirs.items()):
             many = many or first.draw(AGAIN * trials)
             theirs, ours = other.draw(AGAIN * trials), many
         for name, squares in theirs.items():
-            same = apart(ours[name], squares) if name in ours else None
-            rows.append(_row(other, name, squares, _lead(ours, name, squares, ours_best), same))
+            rows.append(_row(other, name, squares, _lead(ours, name, squares, ours_best)))
     for row in rows:
         row["main"] = row["method"] == first.name and row["side"] == first.side and row["afterwards"] == ours_best
     return rows
 
 
 def _lead(ours: Squares, name: str, theirs: Tensor, best: str) -> float:
-    return apart(ours[best if name else ""], theirs)
+    if not name:
+        return apart(ours[""], theirs)
+    return min(apart(ours[each], theirs) for each in {name, best} & set(ours))
 
 
-def _row(method: Method, name: str, squares: Tensor, z: float, same: float | None) -> dict:
+def _row(method: Method, name: str, squares: Tensor, z: float) -> dict:
     root, error = rmse(squares)
     predicted = None if name else method.predicted
     words = {"side": method.side, "method": method.name, "afterwards": name}
-    return {**words, "rmse": root, "standard_error": error, "predicted": predicted, "z": z, "same": same}
+    return {**words, "rmse": root, "standard_error": error, "predicted": predicted, "z": z}

@@ -9,9 +9,11 @@ import numpy as np
 import pairwise_peers as peers
 import torch
 from contest import Cell, Method, Squares, shares
+from frequency_peers import norm_sub
 
 from torchdp import pairwise
 from torchdp.pairwise import OneMessagePairs, PairwiseProtocol, PairwiseStatistic, SubsetPairs
+from torchdp.pairwise.reports import ReportPairs
 from torchdp.protocol import Choice
 from torchdp.randomizers import strategy_lower_bound
 from torchdp.randomness import keyed_generator
@@ -59,14 +61,23 @@ def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
         found.append((name, "outside", "Norm-Sub", peer))
     if cell.task == "Gini diversity":
         return found
-    rule, tried = round(cell.n**0.25 * cell.epsilon**0.5), set()
-    for most in (rule, *BINS):
-        name, bins = binned(cell.task, cell.k, most)
-        if len(bins) < cell.k and name not in tried:
-            tried.add(name)
-            side = "outside" if most == rule else "hindsight"
-            found.append(("randomized response", side, name, peers.randomized_response(kernels, offset, bins)))
+    stated = rule(cell)
+    hindsight = {
+        name: bins for name, bins in (binned(cell.task, cell.k, most) for most in BINS) if len(bins) < cell.k
+    }
+    for side, tried in (("outside", dict(stated)), ("hindsight", hindsight)):
+        for name, bins in tried.items():
+            if side == "outside" or name not in dict(stated):
+                found.append(("randomized response", side, name, peers.randomized_response(kernels, offset, bins)))
     return found
+
+
+def rule(cell: Cell) -> list[tuple[str, np.ndarray]]:
+    """Bell et al. (2020): n^(1/4) epsilon^(1/2) bins, in words and (bins, k); none where these are all types."""
+    if cell.task == "Gini diversity":
+        return []
+    name, bins = binned(cell.task, cell.k, round(cell.n**0.25 * cell.epsilon**0.5))
+    return [(name, bins)] if len(bins) < cell.k else []
 
 
 def methods(cell: Cell) -> tuple[list[Method], Choice]:
@@ -91,6 +102,13 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
                 return found
             value = pairwise.consistent(protocol, tally, tol=1e-7, max_iterations=200).value
             found["consistent"] = squares(value)["clipped"]
+            if isinstance(protocol, ReportPairs):
+                plausible = norm_sub((protocol.decoded(tally) / tally.n).numpy())
+                found["Norm-Sub"] = squares(plugged(torch.from_numpy(plausible)))["clipped"]
+            for words, bins, own in same_bins:
+                held = (torch.from_numpy(bins) @ counts.double()).long()
+                value = own.sample_estimate(held, generator=generator, sample_shape=(trials,)).value
+                found[words] = squares(value)["clipped"]
             return found
 
         return Method(name, side, quietly(draw), error(protocol))
@@ -103,11 +121,29 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         return Method(name, side, draw)
 
     error = quietly(lambda protocol: math.sqrt(float(protocol.predicted_mse(counts))))
+
+    def plugged(h: torch.Tensor) -> torch.Tensor:
+        forms = [statistic.mean(h * cell.n, form) for form in statistic.forms]
+        return forms[0] if len(forms) == 1 else statistic.offset + forms[0] / forms[1]
+
     first, *rest = choice.candidates
+    same_bins = [(words, bins, quietly(alike)(cell, bins)) for words, bins in rule(cell)]
     drawn = [one for one in rest if not isinstance(one.protocol, EACH_MESSAGE)]
     second = min(drawn, key=lambda one: error(one.protocol))
     found = [ours(first.name, "chosen", first.protocol), ours(second.name, "own", second.protocol)]
     return [*found, *(theirs(*each) for each in published(cell))], choice
+
+
+def alike(cell: Cell, bins: np.ndarray) -> PairwiseProtocol:
+    """Chosen for the statistic on these bins, (bins, k)."""
+    even = torch.from_numpy(bins / bins.sum(1, keepdims=True))
+    if cell.task == "AUC":
+        small = pairwise.auc(len(bins) // 2)
+    else:
+        statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
+        small = pairwise.from_kernel(even @ statistic.kernel(statistic.form) @ even.mT)
+    found = pairwise.choose(small, cell.n, cell.epsilon).candidates
+    return next(one.protocol for one in found if not isinstance(one.protocol, EACH_MESSAGE))
 
 
 def quietly(call: Callable) -> Callable:
@@ -121,18 +157,15 @@ def quietly(call: Callable) -> Callable:
     return quiet
 
 
-def bound(cell: Cell) -> float | None:
-    """Least RMSE of all unbiased one-round protocols for a mean on such data, to first order in 1/n.
+def bound(cell: Cell) -> float:
+    """Least RMSE of all unbiased one-round protocols on such data, on average over users drawn alike.
 
-    With all other users' data fixed, an unbiased estimate is one of 2 (F h)_x/n from user i's report plus a constant:
-    its variance is at least the sum over users of what one report's own unbiased estimate of that query has
-    (Hoeffding 1948), and that is bounded by :func:`strategy_lower_bound`.
+    Of a ratio to first order; 0 where the first order vanishes.
     """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
-    if cell.k > BOUNDED or statistic.denominator is not None:
-        return None
     h = shares(cell.data, cell.k)
+    simple = pairwise.lower_bound(statistic, cell.n, cell.epsilon, h)
+    if cell.k > BOUNDED or statistic.denominator is not None or simple < 1e-9:
+        return simple
     query = statistic.kernel(statistic.form) @ h
-    if float(query.max() - query.min()) < 1e-9 * float(query.abs().max()):
-        return None  # the first order vanishes
-    return math.sqrt(4 * strategy_lower_bound(query[None], cell.epsilon, h) / cell.n)
+    return max(simple, math.sqrt(4 * strategy_lower_bound(query[None], cell.epsilon, h) / cell.n))

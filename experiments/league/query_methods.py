@@ -12,9 +12,9 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.protocol import Choice, Objective, Tally
-from torchdp.queries import LocalOracle, choose, consistent
+from torchdp.queries import AdaptiveOracle, LocalOracle, choose, consistent, lower_bound
 from torchdp.queries.protocol import QueryProtocol
-from torchdp.randomizers import StrategyMatrix, strategy_lower_bound
+from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomness import keyed_generator
 
 WORKLOADS: dict[str, Callable[[int], workloads.Workload]] = {
@@ -28,6 +28,7 @@ AFTERWARDS = ("consistent", "")  # what is done to our answers; nothing beyond `
 CONSISTENT = 1024
 BOUNDED = 32  # types up to which the program of the lower bound is solved
 OPTIMISED = 64  # types up to which all answers are made consistent and the optimiser of McKenna et al. is run
+DRAWN = 2**24  # outputs times types
 LARGE = 256  # types beyond which the slowest peer is left out
 
 
@@ -91,7 +92,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         return math.sqrt(float(protocol.predicted_mse(counts).mean()))
 
     first, *rest = choice.candidates
-    second = min(rest, key=lambda one: error(one.protocol))
+    second = min((one for one in rest if drawable(one.protocol)), key=lambda one: error(one.protocol))
     found = [ours(first.name, "chosen", first.protocol), ours(second.name, "own", second.protocol)]
     found += [theirs(name, peer) for name, peer in published(cell).items()]
     if cell.k <= OPTIMISED:
@@ -100,9 +101,15 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
     return found, choice
 
 
+def drawable(protocol: QueryProtocol) -> bool:
+    """Not shifts of very many types: each output is drawn for each of these."""
+    client = getattr(protocol, "client", None)
+    return not isinstance(client, ShiftStrategy) or client.outputs * client.k < DRAWN
+
+
 def decoded(protocol: QueryProtocol, tally: Tally) -> Tensor | None:
     """Shares of the types, unbiased where the reports tell all types apart, else the smallest that fit."""
-    if not isinstance(protocol, LocalOracle):
+    if not isinstance(protocol, AdaptiveOracle | LocalOracle):
         return None
     client = protocol.client
     if isinstance(client, StrategyMatrix):
@@ -110,11 +117,11 @@ def decoded(protocol: QueryProtocol, tally: Tally) -> Tensor | None:
     return client.totals(tally) / tally.n
 
 
-def bound(cell: Cell) -> float | None:
-    """Least RMSE of all unbiased local protocols on such data: :func:`strategy_lower_bound`, where it is at hand."""
+def bound(cell: Cell) -> float:
+    """Least RMSE of all unbiased local protocols on such data, on average over users drawn alike."""
     W, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
-    if cell.k <= BOUNDED:
-        return math.sqrt(strategy_lower_bound(W, cell.epsilon, shares(cell.data, cell.k)) / cell.n)
-    if cell.data == "uniform" and cell.k > 64:
-        return math.sqrt(strategy_lower_bound(W, cell.epsilon) / cell.n)
-    return None
+    h = shares(cell.data, cell.k)
+    simple = lower_bound(W, cell.n, cell.epsilon, prior=h)
+    if cell.k > BOUNDED:
+        return simple
+    return max(simple, math.sqrt(strategy_lower_bound(W, cell.epsilon, h) / cell.n))

@@ -69,6 +69,12 @@ def negative_binomial(shape: float, ratio: float) -> Table:
     return _table(lambda y: (y - 1 + r) * p / y, mode, p)
 
 
+def logarithmic(ratio: float) -> Table:
+    """Pr[k] = -ratio^k/(k log(1 - ratio)), k = 1, 2, ..., ratio in (0, 1), less one: k - 1. Raises ValueError."""
+    p = Decimal(checks.fraction("ratio", ratio))
+    return _table(lambda y: p * y / (y + 1), 0, p)
+
+
 def binomial(trials: int, probability: float) -> Table:
     """Binomial(trials, probability), probability in (0, 1). Raises ValueError."""
     trials, probability = checks.integer("trials", trials, 1), checks.fraction("probability", probability)

@@ -31,6 +31,10 @@ PROTOCOLS = {
     "DuchiJordanWainwright": ("randomizers.DuchiJordanWainwright(2, 1.0)", "points"),
     "PointRelease": ("randomizers.PointRelease(2, 1.0)", "points"),
     "GaussianVector": ("randomizers.GaussianVector(2, 1.0, delta=1e-3)", "points"),
+    "AdaptiveOracle": (
+        "queries.AdaptiveOracle(W, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
+        "types",
+    ),
     "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
     "LocalFunction": (
         "queries.LocalFunction(queries.EnergyDistance(2), randomizers.RandomizedResponse(4, 4.0))",
@@ -244,7 +248,7 @@ training.Batches(training.Epochs(2), 4, 2, 4, generator=generator)
 training.CyclicPoisson(2, 0.3)
 training.CyclicPoisson(2, 0.3).guarantee(eye, 1.0, 1.0, 1e-3)
 training.CyclicPoisson(2, 0.3).sigma(eye, 1.0, 1.0, 1e-3)
-training.PoissonBatches(training.CyclicPoisson(2, 0.3), 10, 4, noise=noise)
+training.SampledBatches(training.CyclicPoisson(2, 0.3), 10, 4, noise=noise)
 training.choose(workloads.prefix(4), 40, 10, epsilon=1.0, delta=1e-5)
 privacy.sampled_guarantee(1.0, 0.3, 3, 1e-3)
 privacy.sampled_multiplier(1.0, 1e-3, 0.3, 3)

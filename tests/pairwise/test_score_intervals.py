@@ -12,6 +12,7 @@ from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.interval import ErrorParts, distance, interval
+from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
 STATISTICS = [pairwise.unequal(16), pairwise.absolute_difference(16)]
@@ -169,3 +170,20 @@ def test_an_estimate_of_one_part_has_the_normal_interval_widened_by_its_bias():
     for level in (0, 1, 1.5, -0.1, float("nan"), "x", None):
         with pytest.raises(ValueError, match="level"):
             answer.interval(level)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize("shape", [[1.0] * 8, [1, 0.5, 0.4, 0.3, 0.2, 0.2, 0.1, 0.1]])
+@pytest.mark.parametrize("reports", ["strategy", "randomized response"])
+def test_intervals_hold_where_the_error_vanishes_to_first_order(shape, epsilon, reports):
+    """Gini's diversity of even data: 0.99 of the intervals held it where the variance was taken at the estimate."""
+    statistic, counts = pairwise.unequal(8), (torch.tensor(shape) / sum(shape) * 4_000).long()
+    protocol = pairwise.RandomizedResponsePlugIn(statistic, epsilon)
+    if reports == "strategy":
+        p = protocol.client
+        matrix = torch.full((8, 8), p.q, dtype=torch.float64) + (p.p - p.q) * torch.eye(8)
+        protocol = pairwise.StrategyReports(statistic, epsilon * 1.01, StrategyMatrix(matrix))
+    found = protocol.sample_estimate(counts, generator=keyed_generator(b"even"), sample_shape=(4_000,))
+    low, high = found.interval()
+    truth = protocol.exact(counts)
+    assert 0.935 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.965

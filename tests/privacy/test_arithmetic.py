@@ -28,18 +28,19 @@ INTEGER = (
 )
 # the client decides
 EITHER = {
-    "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner", "OneMessage", "OneMessagePairs",
-    "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound", "Round", "RandomizedResponsePlugIn",
+    "AdaptiveOracle", "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner",
+    "OneMessage", "OneMessagePairs", "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound",
+    "Round", "RandomizedResponsePlugIn",
     "StrategyCovariance", "StrategyReports", "SubsetPairs", "LocalCovariance", "LocalMean", "LocalRows",
 }  # fmt: skip
 # integers leave, of normals that are rounded
 ROUNDED = {"IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG"}
 # rounded where what is encoded is whole, or the law is
-MAY_ROUND = {"CentralFactorization", "CuratorSums"}
+MAY_ROUND = {"CentralFactorization", "CuratorSums", "BitSums"}
 # floats leave, or floats decide which integers do
 REAL = {
     "ProjUnit",
-    "BitSums", "ShuffledKDE", "CentralKDE", "ShuffledForm",
+    "ShuffledKDE", "CentralKDE", "ShuffledForm",
     "GaussianMean", "GaussianCovariance", "GaussianMoments", "PureMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",

@@ -1,7 +1,9 @@
 """The battery for linear queries, answered by users and by a curator, and for the losses of concepts."""
 
 import contextlib
+import dataclasses
 import math
+from itertools import combinations
 from typing import ClassVar
 
 import pytest
@@ -16,6 +18,7 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
 from torchdp.protocol import Crowd
 from torchdp.queries import (
+    AdaptiveOracle,
     CentralFactorization,
     EnergyDistance,
     FactoredQueries,
@@ -34,6 +37,7 @@ from torchdp.randomizers import (
     PrivUnit,
     PrivUnitG,
     RandomizedResponse,
+    StrategyMatrix,
     SubsetSelection,
 )
 
@@ -85,6 +89,24 @@ class TestOfBits(Queries, RelayContract):  # reports that do not sum to 1
 
 class TestOfSigns(Queries, RelayContract):
     protocol = LocalOracle(W, HadamardResponse(4, 1.0))
+
+
+def pairs_of_types(k, epsilon):
+    """One of all pairs of types, likelier one that holds the own: more outputs than types."""
+    rows = torch.tensor(
+        [[1.0 if x in two else math.exp(-epsilon) for x in range(k)] for two in combinations(range(k), 2)]
+    )
+    return StrategyMatrix((rows / rows.sum(0)).double())
+
+
+class TestAdaptiveOracle(Queries, RelayContract):
+    protocol = AdaptiveOracle(W, pairs_of_types(4, 1.0))
+    x = TYPES.repeat(20)
+    slack = 0.1  # to first order
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        louder = dataclasses.replace(self.protocol, client=pairs_of_types(4, 1.1))
+        assert self.loss(louder) > self.bound(self.protocol) * (1 + 1e-9)
 
 
 class TestLocalFunction(Queries, RelayContract):

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from torchdp.randomness import keyed_generator
-from torchdp.training import clip_and_sum, set_gradients
-from torchdp.training.clipping import _clipped
+from torchdp.training import clip_and_sum, clipped_sum, set_gradients
+from torchdp.training.clipping import _scales
 
 
 def data(n):
@@ -61,11 +61,13 @@ def test_guarantee_no_clipped_gradient_is_longer_than_the_bound(dtype):
     size = 10 ** torch.empty(2000, 1).uniform_(-3, 3, generator=g)
     rows = (torch.randn(2000, 50, generator=g) * size).to(dtype)
     for bound in (1.0, 0.3, 7.7):
-        norms = _clipped(rows, bound).double().norm(dim=1)
+        wide = rows.to(torch.promote_types(dtype, torch.float32))
+        found = wide * _scales([wide[:, :20], wide[:, 20:]], bound)[:, None].to(wide.dtype)
+        norms = found.double().norm(dim=1)
         assert (norms <= bound).all() and norms.max() > 0.98 * bound
         small = rows.double().norm(dim=1) < 0.99 * bound
         assert small.any()
-        torch.testing.assert_close(_clipped(rows, bound)[small].to(dtype), rows[small], rtol=1e-6, atol=0)
+        torch.testing.assert_close(found[small].to(dtype), rows[small], rtol=1e-6, atol=0)
 
 
 def test_guarantee_an_example_moves_the_sum_by_the_bound_at_most():
@@ -316,4 +318,78 @@ def test_guarantee_half_precision_keeps_the_bound(dtype):
     fewer = clip_and_sum(net, cross_entropy, x[1:].to(dtype), y[1:], 1e-3)
     assert total.dtype == torch.float32 and 0 < (total - fewer).norm() <= 1e-3 * (1 + 1e-3)
     rows = torch.full((2, 500), 6e-8, dtype=dtype)
-    assert 0 < _clipped(rows, 5e-7).double().norm(dim=1).max() <= 5e-7
+    assert 0 < clipped_sum([rows[:1]], 5e-7).double().norm() <= 5e-7
+
+
+class Named(nn.Module):
+    """Inputs by name, a recurrent layer, dropout."""
+
+    def __init__(self, recurrent, rate):
+        super().__init__()
+        self.first = nn.GRU(3, 4, batch_first=True) if recurrent else nn.Linear(3, 4)
+        self.drop, self.last = nn.Dropout(rate), nn.Linear(4, 2)
+
+    def forward(self, words, weight):
+        h = self.first(words)
+        h = (h[0] if isinstance(h, tuple) else h) * weight[:, None, None]
+        return self.last(self.drop(h)).mean(1)
+
+
+def named(n=7):
+    g = keyed_generator(b"named")
+    return {"words": torch.randn(n, 5, 3, generator=g), "weight": torch.rand(n, generator=g)}, torch.arange(n) % 2
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_inputs_by_name_and_recurrent_layers_one_by_one(recurrent):
+    net, (x, y) = Named(recurrent, 0.0), named()
+    expected = 0.0
+    for i in range(7):
+        net.zero_grad()
+        cross_entropy(net(**{name: value[i : i + 1] for name, value in x.items()}), y[i : i + 1]).backward()
+        g = torch.cat([p.grad.flatten() for p in net.parameters()])
+        expected = expected + g * min(1.0, 0.3 / float(g.norm()))
+    torch.testing.assert_close(
+        clip_and_sum(net, cross_entropy, x, y, 0.3, at_once=3), expected, rtol=1e-4, atol=1e-5
+    )
+    if recurrent:
+        assert all(a is b for a, b in zip(net.first._flat_weights, net.first.parameters(), strict=True))
+    with pytest.raises(ValueError, match="weight and targets must be equally many"):
+        clip_and_sum(net, cross_entropy, {**x, "weight": x["weight"][:2]}, y, 0.3)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_dropout_draws_a_mask_for_each_example_and_leaves_torch_s_generator(recurrent):
+    net, (x, y) = Named(recurrent, 0.5), named()
+    with pytest.raises(ValueError, match="draws dropout"):
+        clip_and_sum(net, cross_entropy, x, y, 0.3)
+    before = torch.get_rng_state()
+    same = {name: value[:1].repeat_interleave(200, 0) for name, value in x.items()}
+    totals = [
+        clip_and_sum(net, cross_entropy, same, y[:1].expand(200), 1e-3, dropout=keyed_generator(k))
+        for k in (b"1", b"1", b"2")
+    ]
+    assert torch.equal(totals[0], totals[1]) and not torch.equal(totals[0], totals[2])
+    assert float(totals[0].norm()) < 0.999 * 200e-3  # different masks, different directions
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_guarantee_gradients_made_elsewhere_are_clipped_together():
+    g = keyed_generator(b"elsewhere")
+    rows = [torch.randn(6, *shape, generator=g) for shape in ((), (3, 700), (4,))]
+    rows[1][4] = math.inf
+    expected = torch.zeros(1 + 2100 + 4)
+    for i in (0, 1, 2, 3, 5):
+        one = torch.cat([part[i].flatten() for part in rows])
+        expected += one * min(1.0, 40.0 / float(one.norm()))
+    for dtype in (torch.float32, torch.float64):
+        found = clipped_sum([part.to(dtype) for part in rows], 40.0)
+        torch.testing.assert_close(found, expected.to(dtype), rtol=1e-4, atol=1e-4)
+    for scale in (1e-25, 1e-10, 1e25):  # squares that float32 does not have
+        for part in (rows[1][:1], rows[0][:1]):
+            bound = 0.5 * scale * float(part.norm())
+            moved = float(clipped_sum([part * scale], max(bound, 1e-30)).double().norm())
+            assert 0.999 * bound <= moved <= bound * (1 + 1e-6)
+    assert not clipped_sum([part[:0] for part in rows], 1.0).any()
+    with pytest.raises(ValueError, match="equally many"):
+        clipped_sum([rows[0], rows[1][:2]], 1.0)

@@ -14,7 +14,7 @@ from torchdp.training import (
     CyclicPoisson,
     Epochs,
     Iterates,
-    PoissonBatches,
+    SampledBatches,
     choose,
     clip_and_sum,
     sensitivity,
@@ -73,7 +73,7 @@ def test_a_band_too_many_is_refused_since_it_would_cost_more():
 
 
 def test_sampled_batches_are_their_groups_independently_at_their_chance():
-    batches = PoissonBatches(CyclicPoisson(4, 0.25), 4000, 400, noise=SeededNoise(1))
+    batches = SampledBatches(CyclicPoisson(4, 0.25), 4000, 400, noise=SeededNoise(1))
     seen = torch.zeros(400, 4000)
     for step, batch in enumerate(batches):
         seen[step, batch] = 1
@@ -86,7 +86,7 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
     assert float(members.sum(2).var()) == pytest.approx(187.5, rel=0.35)
     with pytest.raises(RuntimeError, match="all 400"):
         iter(batches).__next__()
-    assert sorted(next(iter(PoissonBatches(CyclicPoisson(1, 1.0), 9, 2)))) == list(range(9))
+    assert sorted(next(iter(SampledBatches(CyclicPoisson(1, 1.0), 9, 2)))) == list(range(9))
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
@@ -156,6 +156,7 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
         steps += 1
     noise = torch.stack(changes).double()
     assert steps == run.step == 6 and run.guarantee is plan.guarantee
+    assert run.noise.sigma == plan.sigma
     white = plan.strategy.dense() @ noise / plan.sigma  # C C^{-1} Z
     assert 0.3 < float(white.square().mean()) < 3  # 12 numbers
     with pytest.raises(RuntimeError, match="no batch waits"):

@@ -64,9 +64,12 @@ if hasattr(os, "register_at_fork"):
 class Journal:
     """A collection that is kept in a file, by any number of threads and processes at once.
 
-    >>> journal = Journal("ballot.db", protocol)  # doctest: +SKIP
-    >>> journal.add("monday-0001", protocol.tally(messages))  # doctest: +SKIP
-    >>> print(journal.estimate().interval())  # doctest: +SKIP
+    >>> from torchdp.randomizers import RandomizedResponse
+    >>> protocol = RandomizedResponse(4, 1.0)
+    >>> journal, messages = Journal("ballot.db", protocol), protocol.randomize(torch.tensor([0, 2, 1, 1]))
+    >>> journal.add("monday-0001", protocol.tally(messages)).n
+    4
+    >>> low, high = journal.estimate().interval()
 
     ``add`` and ``merge`` return once the batch is on the disk; if they raise, or the process dies before they return,
     send the batch again under its name: it is counted once. Holds the protocol, tallies and names of batches, no more;

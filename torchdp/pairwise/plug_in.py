@@ -5,7 +5,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from torchdp.pairwise.reports import ReportPairs
+from torchdp.pairwise.reports import ReportPairs, spread_noise
 from torchdp.pairwise.statistic import Form
 from torchdp.pairwise.variance import in_parts, symmetric_variance, worst_symmetric
 from torchdp.protocol import Tally
@@ -54,6 +54,9 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         m = self.client
         gain = m.p - m.q
         return m.q / gain**2, (1 - gain) / gain
+
+    def noise(self, counts: Tensor) -> Tensor:
+        return spread_noise(*self._spread, self.statistic.points - self.statistic.points.mean(0), counts)
 
     def mean_point(self, tally: Tally) -> Tensor:
         return self.decoded(tally) @ self.statistic.points / tally.n

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -23,6 +24,7 @@ from torchdp.pairwise.variance import (
     worst_variance,
 )
 from torchdp.protocol import Layout, Relay, Tally
+from torchdp.protocol.interval import ErrorParts
 from torchdp.randomizers import (
     FrequencyOracle,
     OptimizedUnaryEncoding,
@@ -66,6 +68,29 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """The variance at the histogram whose mean vector is nearest to the estimated one."""
         return self.mean_variance(tally.n * nearest(self, tally, *NEAR), form).clamp_min(0)
+
+    @abstractmethod
+    def noise(self, counts: Tensor) -> Tensor:
+        """Covariance of the sum of the decoded vectors of counts (*batch, k) of users, (*batch, r, r)."""
+
+    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
+        """Of w ||s||^2, s the mean vector, one weight w: its variance 4 w^2 s^T N s + 2 w^2 tr N^2 grows with it.
+
+        N is the covariance of s, s^T N s counts as ||s||^2 times what it is at the estimated s, noise and all: where s
+        vanishes (Gini's diversity of even data) that is tr N^2/tr N. Of several weights as ``plug_in_variance``.
+        """
+        w, n = form.weights[0], float(tally.n)
+        if not bool((form.weights == w).all()):
+            return ErrorParts.normal(self.plug_in_variance(tally, form))
+        h, point = nearest(self, tally, *NEAR), self.mean_point(tally)
+        noise = self.noise(n * h) / n**2
+        along = (point[..., None, :] @ noise @ point[..., :, None])[..., 0, 0] / point.square().sum(-1).clamp_min(
+            1e-300
+        )
+        distinct = (self.mean(tally, form) - form.constant) / w  # (n ||s||^2 - mean ||u||^2)/(n - 1)
+        square = ((n - 1) * distinct + h @ self.statistic.points.square().sum(1)) / n
+        variance = w**2 * (4 * along * square + 2 * noise.square().sum((-2, -1)))
+        return ErrorParts(*(each[..., None] for each in (variance, 4 * w * along, torch.zeros_like(along))))
 
 
 @dataclass(frozen=True)
@@ -148,6 +173,9 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
     def _total(self, tally: Tally) -> Tensor:
         centred, middle = self._centred
         return self.decoded(tally) @ centred + tally.n * middle
+
+    def noise(self, counts: Tensor) -> Tensor:
+        return spread_noise(*self.spread, self._centred[0], counts)
 
     @cached_property
     def _centred(self) -> tuple[Tensor, Tensor]:
@@ -258,8 +286,10 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     ) -> "StrategyReports":
         """``tuned`` on so many bins of neighbouring types, with the kernel's means over them: less noise, but a bias.
 
-        The bias counts in every predicted error. statistic: approximates no other; a ratio's denominator must be the
-        same for all types of a bin. bins: from 2 to types. Raises TypeError, ValueError.
+        Of a ratio, less its offset, bins keep a part that depends little on the data (the scores of two classes differ
+        less): the rest is made up for by a factor, of least squares over the prior's histograms. The bias that is left
+        counts in every predicted error. statistic: approximates no other; a ratio's denominator must be the same for
+        all types of a bin. bins: from 2 to types. Raises TypeError, ValueError.
         """
         k = checks.instance("statistic", statistic, PairwiseStatistic).types
         if not 2 <= checks.integer("bins", bins, 2) <= k:
@@ -271,6 +301,12 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         near = replace(small, points=small.points[place], approximates=statistic)
         family = histograms_of(prior, statistic.points)
         law = None if family is None else family @ held.mT
+        if family is not None and statistic.denominator is not None:
+            kept, whole = (
+                each.exact(family * n) - statistic.offset for each in (replace(near, approximates=None), statistic)
+            )
+            factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
+            near = replace(near, form=near.form.scaled(factor))
         found = cls.tuned(small, n, epsilon, prior=law, generator=generator)
         return cls(near, epsilon, found.client.repeated(place))
 
@@ -302,6 +338,9 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         """With the noise at the histogram whose mean vector is nearest to the estimated one."""
         counts, total = tally.n * nearest(self, tally, *NEAR), tally.n * self.mean_point(tally)
         return plug_in_variance(self.covariances, counts, total, form.weights)
+
+    def noise(self, counts: Tensor) -> Tensor:
+        return torch.einsum("...x,xst->...st", counts, self.covariances)
 
     def missed(self, tally: Tally) -> Tensor | float:
         """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h their decoded shares, plausible."""
@@ -335,6 +374,12 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             centred = self._vectors - point
             parts.append((centred * law[:, None]).mT @ centred)
         return torch.stack(parts)
+
+
+def spread_noise(flat: float, own: float, centred: Tensor, counts: Tensor) -> Tensor:
+    """U^T (flat n I + own diag(counts)) U for points U less their mean, (k, r): (*batch, k) -> (*batch, r, r)."""
+    each = flat * counts.sum(-1, keepdim=True) + own * counts
+    return torch.einsum("...x,xs,xt->...st", each, centred, centred)
 
 
 def merges(statistic: PairwiseStatistic, bins: int) -> bool:

@@ -37,6 +37,10 @@ class Form:
         checks.floating("form weights", self.weights)
         object.__setattr__(self, "constant", _finite("form constant", self.constant))
 
+    def scaled(self, factor: float) -> "Form":
+        """``factor`` times f."""
+        return Form(factor * self.weights, factor * self.constant)
+
     def to(self, device: torch.device | str) -> "Form":
         """The same form with its weights on ``device``."""
         return Form(self.weights.to(device), self.constant)

@@ -22,6 +22,7 @@ of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of
 Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Mazumdar, Miklau (2020).
 """
 
+from torchdp.queries.adaptive import AdaptiveOracle
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.choose import choose, choose_central
@@ -36,6 +37,7 @@ from torchdp.queries.oracle import LocalOracle
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [
+    "AdaptiveOracle",
     "CentralFactorization",
     "ConceptClass",
     "Correlation",

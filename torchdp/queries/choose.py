@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import factorize, least_error
 from torchdp.protocol import Candidate, Choice, Objective
+from torchdp.queries.adaptive import AdaptiveOracle
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.factored import FactoredQueries, dense
@@ -74,7 +75,8 @@ def choose(
     factorizations.
     Where the queries are sums of few parities of the types' bits, one randomized parity a user is a candidate too.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
-    where that is the objective (in fewer steps where queries are many); with a prior also for that.
+    where that is the objective (in fewer steps where queries are many); with a prior also for that. A matrix is
+    decoded for the data that its reports show (:class:`AdaptiveOracle`).
     They take seconds. The choice's ``bound`` is :func:`lower_bound`, up to 1,024 types.
     Raises TypeError, ValueError.
 
@@ -97,7 +99,7 @@ def choose(
         oracles += _strategies(W, epsilon, worst)
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = _ranked([(name, LocalOracle(W, oracle)) for name, oracle in oracles], n, objective, prior)
+    reported = _ranked([(name, _decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
         protocols += [
@@ -225,6 +227,11 @@ def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
 
 def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
     return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
+
+
+def _decoding(W: Tensor, oracle: FrequencyOracle) -> QueryProtocol:
+    """A strategy matrix is decoded for the data that its reports show."""
+    return AdaptiveOracle(W, oracle) if isinstance(oracle, StrategyMatrix) else LocalOracle(W, oracle)
 
 
 def _ranked(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,24 +14,22 @@ from torchdp.queries.factored import dense
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import FrequencyOracle
 
+O = TypeVar("O", bound=FrequencyOracle)
+
 
 @dataclass(frozen=True, eq=False)
-class LocalOracle(QueryProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
-    """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
+class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
+    """Each user reports its type through a frequency oracle; a class adds how the analyst decodes the reports.
 
     A constant shift of a query's row changes its answer by a known amount, but also the noise of an oracle whose
     decoded reports do not sum to 1: each row is used less its mean, which is best for uniform types.
 
     workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k types.
-    ``standard_error`` is that of the decoded shares, cut off at 0; of the worst type where the oracle tells no types
-    apart one by one. Raises ValueError, TypeError.
-
-    Guarantees: the client's own, for each user.
-    Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices.
+    Raises ValueError, TypeError.
     """
 
     workload: Tensor
-    client: FrequencyOracle
+    client: O
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", dense(self.workload))
@@ -51,6 +50,19 @@ class LocalOracle(QueryProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.drawn(self.counts(summary)[0], draws, shape)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalOracle(OracleQueries[FrequencyOracle]):
+    """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
+
+    workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k types.
+    ``standard_error`` is that of the decoded shares, cut off at 0; of the worst type where the oracle tells no types
+    apart one by one. Raises ValueError, TypeError.
+
+    Guarantees: the client's own, for each user.
+    Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices.
+    """
 
     def analyse(self, tally: Tally) -> Estimate:
         n = self.check(tally).n

@@ -8,9 +8,11 @@ that costs: ``torchdp.shuffle.inversion`` for one-type noise, exactly for a cura
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchdp import checks
-from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.shuffle.laws import BitLaw, MessageLaw
 from torchdp.shuffle.search import LARGEST, TOLERANCE, movement
 
@@ -99,9 +101,27 @@ def promise(
     epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it is not certified,
     or none up to 700 is.
 
-    Guarantees: as ``delta_of``.
+    Guarantees: as ``delta_of``; of the messages as they are sent where their law is drawn from whole numbers and flips
+    are counted, for which delta keeps 2^-40 of itself. Movement is that of real numbers, which floats round.
     """
-    checks.instance("law", law, MessageLaw)
+    variation = checks.instance("law", law, MessageLaw).variation
+    if variation is not None and change is None:
+        real = _promise(law, delta * ROUNDED, instances, absent, change, flips, epsilon)
+        return (
+            real.rounded(variation * instances, delta) if delta else replace(real, arithmetic=Arithmetic.ROUNDED)
+        )
+    return _promise(law, delta, instances, absent, change, flips, epsilon)
+
+
+def _promise(
+    law: MessageLaw,
+    delta: float,
+    instances: int,
+    absent: int,
+    change: float | None,
+    flips: int | None,
+    epsilon: float | None,
+) -> Guarantee:
     if epsilon is None:
         epsilon = epsilon_of(law, delta, instances, absent, change=change, flips=flips)
         if math.isinf(epsilon):

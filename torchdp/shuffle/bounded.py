@@ -58,9 +58,14 @@ class BoundedSum(OneTypeSum):
 
     @property
     def share(self) -> float:
-        """q."""
+        """q, a multiple of 2^-53: drawn without error."""
         c = self.reach
-        return min(1.0, (self.noise_variance / self.users - c * (c + 1) / 3) / (2 * (c + 1) / 3))
+        share = (self.noise_variance / self.users - c * (c + 1) / 3) / (2 * (c + 1) / 3)
+        return math.ceil(min(1.0, share) * 2.0**53) * 2.0**-53
+
+    @property
+    def variation(self) -> float:
+        return 0.0
 
     @property
     def noise_mean(self) -> float:
@@ -85,11 +90,10 @@ class BoundedSum(OneTypeSum):
         return total
 
     def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
-        wide = draws.uniform((users, instances)) < self.share
-        reach = self.reach + wide.to(torch.int64)
-        shares = (
-            (draws.uniform((users, instances)) * (2 * reach + 1)).floor().to(torch.int64) + self.reach + 1 - reach
-        )
+        wide = draws.integers((users, instances)) < math.ceil(self.share * 2.0**63)
+        shares = torch.empty_like(wide, dtype=torch.int64)
+        for reach, kind in ((self.reach, ~wide), (self.reach + 1, wide)):
+            shares[kind] = draws.below(2 * reach + 1, (int(kind.sum()),)) + self.reach + 1 - reach
         place = torch.arange(instances, dtype=torch.int32, device=draws.device).repeat(users)
         return torch.repeat_interleave(place, shares.flatten())
 

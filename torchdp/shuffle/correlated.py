@@ -14,7 +14,7 @@ from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.dominating import correlated_profiles, unlimited_flood_profiles
-from torchdp.shuffle.draws import scattered_negative_binomial
+from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, variation_of
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target, largest_epsilon, least_noise, root
 
@@ -60,6 +60,12 @@ class CorrelatedSum(MessageLaw):
         """1 + (2 ratio/(1 - ratio) + 2 E D3)/n."""
         flood = self.flood_shape * self.flood_ratio / (1 - self.flood_ratio)
         return 1 + 2 * (self.ratio / (1 - self.ratio) + flood) / self.users
+
+    @property
+    def variation(self) -> float | None:
+        if max(self.ratio, self.flood_ratio) > MOST_RATIO:
+            return None
+        return variation_of(3 * self.users, (MOST_RATE + 1) * self.messages_per_user * self.users)
 
     def speak(self, bits: Tensor, draws: Draws) -> Bag:
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""

@@ -1,11 +1,21 @@
-"""Noise of many cells at once: only what is not 0 is drawn, and where it lies."""
+"""Noise of many cells at once: only what is not 0 is drawn, and where it lies; from tables of 128 bits."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torchdp.draws import Draws
+from torchdp.kernels import inversion
+from torchdp.kernels.inversion import Table
+from torchdp.rounded import Guide
+
+MOST_RATE = 2.0**14  # of one draw of a table: below 2^12 thresholds
+MOST_RATIO = 0.996  # below it a table of cluster sizes has fewer than 2^15 thresholds
+SURELY = 1 + 2.0**-50  # rates are rounded up: more noise of one kind hides no less
+OF_A_DRAW = 2.0**-113  # above the distance of any table here from its law, (thresholds + 3) 2^-129
 
 
 def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Tensor:
@@ -13,9 +23,30 @@ def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Ten
 
     Their total is Poisson too, and given the total they lie anywhere with equal chance: nothing is drawn for the
     cells that stay empty.
+
+    Guarantees: means up to 1e-15 above; the total is within ``variation_of`` of this law, for uniform words.
     """
-    rate = torch.tensor(cells * places * mean, dtype=torch.float64, device=draws.device)
-    return draws.below(places, (int(draws.poisson(rate)),)).to(torch.int32)
+    rate = cells * places * mean * SURELY
+    pieces = max(1, math.ceil(rate / MOST_RATE))
+    total = int(tabulated(pieces, inversion.poisson, rate / pieces, draws).sum()) if rate > 0 else 0
+    return draws.below(places, (total,)).to(torch.int32)
+
+
+def variation_of(users: int, points: float) -> float:
+    """Above the total variation distance of the users' points in all, however many speak at a time."""
+    return (users + points / MOST_RATE) * OF_A_DRAW
+
+
+def tabulated(size: int, law: Callable[[float], Table], parameter: float, draws: Draws) -> Tensor:
+    """Draws of law(parameter), (size,), int64."""
+    out = torch.empty(size, dtype=torch.int64, device=draws.device)
+    _guide(law, parameter, str(draws.device)).fill(out, draws)
+    return out
+
+
+@functools.lru_cache(maxsize=64)
+def _guide(law: Callable[[float], Table], parameter: float, device: str) -> Guide:
+    return Guide.of(law(parameter).to(device))
 
 
 def scattered_negative_binomial(cells: int, places: int, shape: float, ratio: float, draws: Draws) -> Tensor:
@@ -33,9 +64,11 @@ def scattered_negative_binomial(cells: int, places: int, shape: float, ratio: fl
 def logarithmic(size: int, ratio: float, draws: Draws) -> Tensor:
     """Draws of Pr[k] = -ratio^k / (k log(1 - ratio)), k = 1, 2, ...: (size,), int64.
 
-    Geometric with ratio q = 1 - (1 - ratio)^U, U uniform on (0, 1).
-    Source: Kemp (1981), algorithm LK.
+    From a table up to ratio 0.996; beyond, where no table holds them, geometric with ratio q = 1 - (1 - ratio)^U, U
+    uniform on (0, 1), in floats. Source: Kemp (1981), algorithm LK.
     """
+    if ratio <= MOST_RATIO:
+        return tabulated(size, inversion.logarithmic, ratio, draws).add_(1)
     u = 1 - draws.uniform((size,))
     log_q = torch.log1p(-torch.exp(u * math.log1p(-ratio)))
     return 1 + (draws.exponential((size,)) / -log_q).floor().to(torch.int64)

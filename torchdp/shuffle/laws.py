@@ -152,6 +152,14 @@ class MessageLaw(BitLaw):
     def messages_per_user(self) -> float:
         """Expected number of messages of a user in one instance, for the worse bit."""
 
+    @property
+    def variation(self) -> float | None:
+        """Bound on the total variation distance of what all users send from the law, over the number of instances.
+
+        Where whole numbers decide what is sent; None where floats do.
+        """
+        return None
+
     @abstractmethod
     def speak(self, bits: Tensor, draws: Draws) -> Bag:
         """The messages of some of the users, unchecked: (m, instances) bool."""

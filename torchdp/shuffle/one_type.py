@@ -14,7 +14,13 @@ from torchdp.privacy.accounting import Profile
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import one_type_profiles
-from torchdp.shuffle.draws import scattered_negative_binomial, scattered_poisson
+from torchdp.shuffle.draws import (
+    MOST_RATE,
+    MOST_RATIO,
+    scattered_negative_binomial,
+    scattered_poisson,
+    variation_of,
+)
 from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target, least_noise_or_less
@@ -135,6 +141,10 @@ class PoissonSum(OneTypeSum):
     def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         return scattered_poisson(users, instances, self.mean / self.users, draws)
 
+    @property
+    def variation(self) -> float:
+        return variation_of(self.users, self.mean)
+
     def noise_law(self, absent: int = 0) -> CountLaw:
         return poisson_law(self.mean * self.present(absent) / self.users)
 
@@ -176,6 +186,10 @@ class NegativeBinomialSum(OneTypeSum):
 
     def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         return scattered_negative_binomial(users, instances, self.shape / self.users, self.ratio, draws)
+
+    @property
+    def variation(self) -> float | None:
+        return variation_of(self.users, (MOST_RATE + 1) * self.noise_mean) if self.ratio <= MOST_RATIO else None
 
     def noise_law(self, absent: int = 0) -> CountLaw:
         return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, Self
 
 import torch
@@ -56,9 +57,13 @@ class RandomizedResponseSum(MessageLaw):
 
     def speak(self, bits: Tensor, draws: Draws) -> Bag:
         """One message of each user in each instance."""
-        flips = draws.uniform(tuple(bits.shape)) < self.flip
+        flips = draws.integers(tuple(bits.shape)) < math.ceil(Fraction(self.flip) * 2**63)  # no fewer than flip
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
         return Bag(len(bits), instance, (bits ^ flips).flatten().to(torch.int8))
+
+    @property
+    def variation(self) -> float:
+        return 0.0
 
     def refuse(self, messages: Tensor, n: int) -> None:
         if (messages != n).any():

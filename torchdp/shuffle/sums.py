@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, MessageProtocol, Objective, Protocol, Tally
 from torchdp.protocol.protocol import S
 from torchdp.shuffle.accounting import promise
@@ -190,7 +191,7 @@ class BitSums(OfBits, Shuffled[Tensor]):
         """With the least noise of this kind of law at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
             raise TypeError(f"kind must be a law that users make, such as PoissonSum, not {kind!r}")
-        law = kind.calibrated(users, epsilon, delta, instances, absent)
+        law = kind.calibrated(users, epsilon, delta * ROUNDED, instances, absent)
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
 
     @cached_property

@@ -15,7 +15,7 @@
 
 :func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
 :class:`Plan` holds what belongs together, a :class:`Run` spends it once. Underneath: :func:`clip_and_sum` makes the
-sums, :class:`Batches`, :class:`PoissonBatches` and :class:`Attendance` keep users to the participation that the noise
+sums, :class:`Batches`, :class:`SampledBatches` and :class:`Attendance` keep users to the participation that the noise
 is calibrated for, :class:`CorrelatedNoise` spends each number once.
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
@@ -23,7 +23,7 @@ outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled:
 
 Notation: G (steps x size) holds the sums of clipped gradients, one row for each step; W G is what training uses of
 them (prefix sums: the iterates of gradient descent); the outputs are W (G + C^{-1} Z), Z of N(0, sigma^2) entries.
-A user is in steps by a :class:`Participation`, or is sampled: only :class:`CyclicPoisson` counts on chance.
+A user is in steps by a :class:`Participation`, or by chance: :class:`CyclicPoisson`, :class:`BallsInBins`.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -34,17 +34,19 @@ A user is in steps by a :class:`Participation`, or is sampled: only :class:`Cycl
 """
 
 from torchdp.training.batches import Attendance, Batches
+from torchdp.training.binned import BallsInBins
 from torchdp.training.choose import choose
-from torchdp.training.clipping import clip_and_sum, set_gradients
+from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
 from torchdp.training.plan import Plan, Run
-from torchdp.training.sampled import CyclicPoisson, PoissonBatches
+from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.strategy import Iterates, causal_strategy, standard_errors
 
 __all__ = [
     "Attendance",
+    "BallsInBins",
     "Batches",
     "CorrelatedNoise",
     "CyclicPoisson",
@@ -54,8 +56,8 @@ __all__ = [
     "Once",
     "Participation",
     "Plan",
-    "PoissonBatches",
     "Run",
+    "SampledBatches",
     "Sensitivity",
     "Separated",
     "SketchLayer",
@@ -63,6 +65,7 @@ __all__ = [
     "causal_strategy",
     "choose",
     "clip_and_sum",
+    "clipped_sum",
     "sensitivity",
     "set_gradients",
     "standard_errors",

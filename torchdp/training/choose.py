@@ -1,6 +1,7 @@
 """The plan of least error: sampled with independent or banded noise, or a fixed order with correlated noise."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import Candidate, Choice
+from torchdp.training.binned import BallsInBins, search
 from torchdp.training.participation import Epochs, sensitivity
 from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
@@ -22,6 +24,7 @@ SCALED = 2048  # steps up to which the columns of one row of coefficients are sc
 LONG = 2**14  # steps after which such a row's best coefficients hardly change
 MOST_BANDS = 64  # of a strategy with one row of coefficients
 BUFFERS = 4
+DOUBT, TRIES = 0.01, 5  # of delta: that Monte Carlo bounds are wrong; of so many
 ITERATIONS = 500
 
 
@@ -34,6 +37,8 @@ def choose(
     delta: float,
     bound: float = 1.0,
     p: float = 2.0,
+    samples: int = 0,
+    generator: torch.Generator | None = None,
 ) -> Choice:
     """The plans for releasing W G at one guarantee, the least error first; ``choice.best`` is a :class:`Plan`.
 
@@ -41,6 +46,10 @@ def choose(
     ... bands, as many groups, up to users / batch; batches in one fixed order, which need not be secret, with the
     certified best strategy for it. Independent noise is among them, so nothing chosen errs more than DP-SGD. Which is
     best changes with epsilon: sampling gains most where it is small, correlation where it is large.
+
+    samples: with them balls in bins are a candidate (:class:`BallsInBins`), of the number of bands that errs least; its
+    noise is found by Monte Carlo, so many samples a bound, 30 / delta or more, in minutes; delta holds the chance that
+    the bound is wrong. generator: of the samples.
 
     W: :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal not 0, of up to
     4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
@@ -64,16 +73,22 @@ def choose(
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
     plans = {_named(groups): _sampled(W, groups, users, batch, epsilon, delta, bound, p) for groups in counts}
     plans["fixed order"] = _ordered(W, users, batch, epsilon, delta, bound, p)
-    return Choice(tuple(Candidate(name, plan, _error(plan, p), _note(plan)) for name, plan in plans.items()))
+    if checks.integer("samples", samples, 0):
+        if generator is None or steps > MOST_DENSE:
+            raise ValueError(f"samples must be 0 without a generator, and above {MOST_DENSE} steps")
+        binned = _binned(W, users, batch, epsilon, delta, bound, p, samples, generator)
+        plans[f"balls in bins, {_bands(binned)} bands"] = binned
+    return Choice(
+        tuple(Candidate(name, plan, _mean(plan.standard_errors, p), _note(plan)) for name, plan in plans.items())
+    )
 
 
 def _named(groups: int) -> str:
     return "Poisson, independent noise" if groups == 1 else f"cyclic Poisson, {groups} bands"
 
 
-def _error(plan: Plan, p: float) -> float:
+def _mean(errors: Tensor, p: float) -> float:
     """The l_p mean of the standard errors."""
-    errors = plan.standard_errors
     count = 1.0 if p == math.inf else len(errors) ** (1 / p)
     return float(torch.linalg.vector_norm(errors, ord=p)) / count
 
@@ -103,6 +118,40 @@ def _ordered(
     sigma = gaussian_sigma(epsilon, delta, longest) * (1 + 1e-11)
     guarantee = gaussian_guarantee(sigma, delta, longest, Model.CENTRAL, Neighbours.ADD_REMOVE)
     return Plan(C, order, bound, sigma, users, batch, guarantee, sigma * errors)
+
+
+def _binned(
+    W: Tensor | Iterates,
+    users: int,
+    batch: int,
+    epsilon: float,
+    delta: float,
+    bound: float,
+    p: float,
+    samples: int,
+    generator: torch.Generator,
+) -> Plan:
+    """Balls in bins; the number of bands by few samples, the noise by many, the guarantee by others, TRIES at most."""
+    bins, steps = -(-users // batch), W.shape[0]
+    sampling, most = BallsInBins(bins), min(bins, steps, steps if steps <= DENSE else MOST_BANDS)
+    found = []
+    for bands in sorted({2**i for i in range(most.bit_length())} | {most}):
+        C = _banded(W, bands, p)
+        rough = search(sampling.gram(C, bound), epsilon, delta, delta, -(-samples // 16), generator)
+        found.append((_mean(rough * standard_errors(W, C), p), bands))
+    C, doubt = _banded(W, min(found)[1], p), DOUBT * delta / TRIES
+    sigma = sampling.sigma(C, bound, epsilon, delta, doubt=doubt, samples=samples, generator=generator)
+    for _ in range(TRIES):
+        kept = sampling.guarantee(C, sigma, bound, epsilon, doubt=doubt, samples=samples, generator=generator)
+        if kept.delta + (TRIES - 1) * doubt <= delta:  # the doubts of all tries
+            errors = sigma * standard_errors(W, C)
+            return Plan(C, sampling, bound, sigma, users, batch, replace(kept, delta=delta), errors)
+        sigma *= 1.02
+    raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
+
+
+def _bands(plan: Plan) -> int:
+    return plan.strategy.bands if isinstance(plan.strategy, BandedStrategy) else plan.strategy.steps
 
 
 def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStrategy | BufferedStrategy, Tensor]:

@@ -1,33 +1,43 @@
 """Sums of clipped per-example gradients."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from torchdp import checks
+from torchdp.draws import Simulated
 from torchdp.training.memory import Memory
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
+BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
+FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
+FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
+Inputs = Tensor | Mapping[str, Tensor]
 
 
 def clip_and_sum(
     module: nn.Module,
     loss: Callable[[Tensor, Tensor], Tensor],
-    inputs: Tensor,
+    inputs: Inputs,
     targets: Tensor,
     bound: float,
     *,
     at_once: int = 256,
+    dropout: torch.Generator | None = None,
 ) -> Tensor:
     """sum_i g_i min(1, bound / ||g_i||), g_i the gradient of loss(module(x_i), y_i) in all trainable parameters.
 
-    module, loss: called on batches of one example. inputs, targets: (n, ...), n >= 0. at_once: examples whose
-    gradients are in memory together. Returns one flat vector in the order of ``module.parameters()``, those that
-    require no gradient left out; :func:`set_gradients` puts it back. A gradient that is not finite counts as 0.
-    The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation and dropout in
+    module, loss: called on batches of one example. inputs, targets: (n, ...), n >= 0; inputs a tensor, or several by
+    name, module(**inputs). at_once: examples whose gradients are in memory together; with recurrent layers, one after
+    the other. dropout: draws masks, for each example its own; without it dropout in training mode is refused. Returns
+    one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
+    :func:`set_gradients` puts it back. A gradient that is not finite counts as 0.
+    The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
     closures, globals): an example could then move a later sum. What has changed is named and put back; where it is a
     tensor of a GPU, which the host does not wait for, it is put back and the sum is NaN.
@@ -35,25 +45,28 @@ def clip_and_sum(
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1.
     """
-    bound, at_once = checks.positive("bound", bound), checks.integer("at_once", at_once, 1)
-    if bound < LEAST:
-        raise ValueError(f"bound must be at least {LEAST:.1e}, not {bound!r}: float32 has no digits there")
+    bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
     checks.function("loss", loss)
-    parameters = _trainable(module)
+    parameters = _trainable(module, dropout is not None)
     _refuse_unequal(inputs, targets)
 
-    def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(module, parameters, (x[None],)), y[None]).sum()
+    def one(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        named = {} if isinstance(x, Tensor) else {name: value[None] for name, value in x.items()}
+        output = functional_call(module, parameters, (x[None],) if isinstance(x, Tensor) else (), named)
+        return loss(output, y[None]).sum()
 
-    each = vmap(grad(one), in_dims=(None, 0, 0))
-    empty = torch.cat([torch.zeros_like(p).flatten() for p in parameters.values()])
-    total, memory = empty.double(), Memory(module=module, loss=loss)
+    randomness = "error" if dropout is None else "different"
+    each = vmap(grad(one), in_dims=(None, 0, 0), randomness=randomness)
+    if any(isinstance(part, nn.RNNBase) for part in module.modules()):  # no rule for their kernels
+        each = _one_by_one(grad(one), module)
+    size = sum(p.numel() for p in parameters.values())
+    dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
+    total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
     done = False
     try:
-        for x, y in zip(inputs.split(at_once), targets.split(at_once), strict=True):
-            if len(x):
-                gradients = torch.cat([g.flatten(1) for g in each(parameters, x, y).values()], 1)  # (n, size)
-                total += _clipped(gradients, bound).sum(0)
+        with _masks(dropout, targets.device):
+            for x, y in _split(inputs, targets, at_once):
+                total += clipped_sum(list(each(parameters, x, y).values()), bound)
         changed = memory.changed()
         total, done = memory.unless_changed(total), True
     finally:
@@ -64,16 +77,118 @@ def clip_and_sum(
             f"module and loss must not remember the examples: the call changed {changed}, and what it holds could move "
             "later sums; call .eval(), take the update out of forward, or fill a cache by a call on public input first"
         )
-    return total.to(torch.promote_types(empty.dtype, torch.float32))
+    return total.to(dtype)
 
 
-def _trainable(module: nn.Module) -> dict[str, Tensor]:
+def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
+    """sum_i g_i min(1, bound / ||g_i||) of gradients that were made elsewhere, flat, at least float32: (size,).
+
+    gradients: for each parameter those of the examples, (n, *shape), n >= 0; g_i is all of example i's together: of
+    ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. A gradient that is not finite counts as 0. Raises
+    TypeError, ValueError.
+
+    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum; where
+    each g_i is a function of its own example.
+    Source: as :func:`clip_and_sum`.
+    """
+    bound, given = _bound(bound), checks.several("gradients", gradients, Tensor)
+    n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in given}
+    if len(n) > 1 or min(n) < 0:
+        raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
+    rows = [
+        g.detach().reshape(len(g), math.prod(g.shape[1:])).to(torch.promote_types(g.dtype, torch.float32))
+        for g in given
+    ]
+    scales = _scales(rows, bound)
+    with torch.autocast(rows[0].device.type, enabled=False):
+        if rows[0].device.type == "cpu" and (scales > 0).all():
+            return torch.cat([scales.to(part.dtype) @ part for part in rows])
+        kept = scales[:, None] > 0
+        return torch.cat([torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows])
+
+
+def _bound(bound: float) -> float:
+    if checks.positive("bound", bound) < LEAST:
+        raise ValueError(f"bound must be at least {LEAST:.1e}, not {bound!r}: float32 has no digits there")
+    return float(bound)
+
+
+def _scales(rows: Sequence[Tensor], bound: float) -> Tensor:
+    """By which rows are at most ``bound`` long together, rounding included: (n,); not > 0 where not finite."""
+    eps, norms, slack = max(torch.finfo(part.dtype).eps for part in rows), torch.tensor(torch.inf), 0.0
+    single = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
+    if single and bound >= FAST:  # what squares below 1e-38 add up to is nothing beside FAST
+        blocks = [torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)]
+        norms, slack = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1), SLACK
+    if not (single and norms.isfinite().all()):
+        norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows])
+        norms, slack = torch.linalg.vector_norm(norms, dim=0), 0.0
+    shorter = 1 - 2 * eps
+    return (bound / (norms * (1 + slack))).clamp_max(1 / shorter) * shorter
+
+
+def _blocks(part: Tensor) -> Iterator[Tensor]:
+    """Rows cut into blocks of BLOCK numbers, (n, blocks, BLOCK), and the rest."""
+    whole = part.shape[1] // BLOCK * BLOCK
+    yield part[:, :whole].unflatten(1, (-1, BLOCK)) if whole else part[:, None, :0]
+    yield part[:, None, whole:]
+
+
+def _one_by_one(gradient: Callable[..., dict[str, Tensor]], module: nn.Module) -> Callable[..., dict[str, Tensor]]:
+    """As vmap over the examples, in a loop; recurrent layers get their own weights back, which torch leaves changed."""
+    layers = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+    lists = [value for part in layers for name, value in vars(part).items() if name in FLAT]
+    attributes = [(part, {name: vars(part)[name] for name in FLAT if name in vars(part)}) for part in layers]
+
+    def each(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> dict[str, Tensor]:
+        held = [list(value) for value in lists]
+        try:
+            found = [gradient(parameters, _pick(x, i), y[i]) for i in range(len(y))]
+        finally:
+            for value, old in zip(lists, held, strict=True):
+                value[:] = old
+            for part, own in attributes:
+                vars(part).update(own)
+        return {name: torch.stack([g[name] for g in found]) for name in parameters}
+
+    return each
+
+
+def _pick(x: Inputs, i: int) -> Inputs:
+    return x[i] if isinstance(x, Tensor) else {name: value[i] for name, value in x.items()}
+
+
+def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inputs, Tensor]]:
+    """Some examples at a time, none for none."""
+    for start in range(0, len(targets), at_once):
+        part = slice(start, start + at_once)
+        x = inputs[part] if isinstance(inputs, Tensor) else {name: value[part] for name, value in inputs.items()}
+        yield x, targets[part]
+
+
+@contextmanager
+def _masks(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """torch's own generators start from ``generator``, and are put back."""
+    if generator is None:
+        yield
+        return
+    seed = int(Simulated(generator).integers(()))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _trainable(module: nn.Module, masks: bool) -> dict[str, Tensor]:
     """The module's parameters that require a gradient, where an example's gradient is its own. Raises."""
     for part in checks.instance("module", module, nn.Module).modules():
         if part.training and isinstance(part, MIXING):
             raise ValueError("module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it")
-        if part.training and isinstance(part, nn.modules.dropout._DropoutNd) and part.p:
-            raise ValueError("module draws dropout from torch's global generator; call .eval() on it")
+        drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p
+        drops = drops or (isinstance(part, nn.RNNBase) and part.dropout)
+        if part.training and drops and not masks:
+            raise ValueError(
+                "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
+            )
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     if any(p.is_complex() for p in parameters.values()):
         raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")
@@ -82,13 +197,14 @@ def _trainable(module: nn.Module) -> dict[str, Tensor]:
     return parameters
 
 
-def _refuse_unequal(inputs: Tensor, targets: Tensor) -> None:
+def _refuse_unequal(inputs: Inputs, targets: Tensor) -> None:
     """Raises where these are not equally many examples."""
-    for name, value in (("inputs", inputs), ("targets", targets)):
+    several = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
+    for name, value in {"targets": targets, **several}.items():
         if not checks.dense(name, value).ndim:
             raise ValueError(f"{name} must have one entry for each example, not shape ()")
-    if len(inputs) != len(targets):
-        raise ValueError(f"inputs and targets must be equally many, not {len(inputs)} and {len(targets)}")
+        if len(value) != len(targets):
+            raise ValueError(f"{name} and targets must be equally many, not {len(value)} and {len(targets)}")
 
 
 def set_gradients(module: nn.Module, gradient: Tensor) -> None:
@@ -99,12 +215,3 @@ def set_gradients(module: nn.Module, gradient: Tensor) -> None:
         raise ValueError(f"gradient must be a flat tensor of shape ({size},)")
     for p, part in zip(parameters, gradient.detach().split([p.numel() for p in parameters]), strict=True):
         p.grad = part.view_as(p).to(p)
-
-
-def _clipped(gradients: Tensor, bound: float) -> Tensor:
-    """Rows of norm at most ``bound``, rounding included: (n, size), at least float32."""
-    gradients = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
-    eps = torch.finfo(gradients.dtype).eps
-    norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64, keepdim=True)
-    scale = (bound / norms).clamp_max(1 / (1 - 2 * eps)) * (1 - 2 * eps)
-    return torch.where(norms.isfinite(), gradients * scale.to(gradients.dtype), 0.0)

@@ -1,21 +1,30 @@
-"""One plan of a private training run: who is in which step, how far a user is clipped, and what noise is added."""
+"""One plan of a private training run, and a run of it: on one process or several, going on after a kill."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from os import urandom
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, BufferedStrategy
-from torchdp.noise import Noise, source
-from torchdp.privacy import Guarantee
+from torchdp.noise import Noise, SeededNoise, source
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.randomness import keyed_generator
+from torchdp.training import replicas
 from torchdp.training.batches import Batches
-from torchdp.training.clipping import clip_and_sum, set_gradients
+from torchdp.training.binned import BallsInBins
+from torchdp.training.clipping import Inputs, clip_and_sum, clipped_sum, set_gradients
+from torchdp.training.ledger import Ledger
 from torchdp.training.noise import CorrelatedNoise
-from torchdp.training.participation import Participation
-from torchdp.training.sampled import CyclicPoisson, PoissonBatches
+from torchdp.training.participation import Participation, sensitivity
+from torchdp.training.sampled import CyclicPoisson, SampledBatches
+
+KEY = 32  # bytes; sampling and noise are a function of them and of the step
 
 
 @dataclass(frozen=True)
@@ -24,12 +33,12 @@ class Plan:
 
     strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
-    a step (:class:`CyclicPoisson`: on average). guarantee: of all steps together. standard_errors: of each row of
+    a step (where sampled: on average). guarantee: of all steps together. standard_errors: of each row of
     W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`.
     """
 
     strategy: BandedStrategy | BufferedStrategy
-    sampling: Participation | CyclicPoisson
+    sampling: Participation | CyclicPoisson | BallsInBins
     bound: float
     sigma: float
     users: int
@@ -38,10 +47,59 @@ class Plan:
     standard_errors: Tensor
 
     def start(
-        self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], *, noise: Noise | None = None
+        self,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        noise: Noise | None = None,
+        ledger: str | Path | None = None,
     ) -> "Run":
-        """A run of this plan, spent once. noise: where sampling and noise come from, None for the system's."""
-        return Run(self, module, loss, source(noise))
+        """A run of this plan, spent once.
+
+        noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
+        file that does not exist yet; it is told of each step before its gradient is.
+        """
+        return Run(self, module, loss, source(noise), ledger=ledger)
+
+    def resume(
+        self,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        secret: dict[str, Any],
+        *,
+        step: int = 0,
+        ledger: str | Path | None = None,
+    ) -> "Run":
+        """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
+
+        That is the latest of the secret state's, of ``step`` (of :meth:`Run.state_dict`) and of the ledger's. Steps in
+        between are lost: their noise is drawn, as later noise needs it, and answers no other sum. Without a ledger the
+        caller says by ``step`` what was released. The model may be an older one. Raises ValueError, where the secret
+        state or the ledger is of another plan too.
+
+        Guarantees: the gradients of all steps, before and after, have ``guarantee``.
+        """
+        return Run(self, module, loss, secret, step=step, ledger=ledger)
+
+    def spent(self, steps: int) -> Guarantee:
+        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all."""
+        if not steps:
+            return replace(self.guarantee, epsilon=0.0, delta=0.0, mu=None)
+        if isinstance(self.sampling, BallsInBins):
+            return self.guarantee
+        C, delta = self.strategy.leading(steps), self.guarantee.delta
+        if isinstance(self.sampling, CyclicPoisson):
+            return self.sampling.guarantee(C, self.sigma, self.bound, delta)
+        longest = self.bound * sensitivity(C, self.sampling).value
+        return gaussian_guarantee(self.sigma, delta, longest, Model.CENTRAL, Neighbours.ADD_REMOVE)
+
+    def digest(self) -> bytes:
+        """32 bytes that name this plan."""
+        C = self.strategy
+        kept = (C.coefficients,) if isinstance(C, BandedStrategy) else (C.poles, C.zeros, C.before, C.after)
+        numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in kept)
+        rest = (C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        return hashlib.sha256(numbers + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
         C = self.strategy
@@ -53,36 +111,72 @@ class Plan:
 
 
 class Run:
-    """The steps of a :class:`Plan`, each once and in order.
+    """The steps of a :class:`Plan`, each once and in order. Made by :meth:`Plan.start` and :meth:`Plan.resume`.
 
         for users in run:  # who is in this step
             run.backward(inputs[users], targets[users])  # private gradients in ``.grad``
             optimizer.step()
 
-    ``backward`` clips each user's gradient, adds them up, adds the step's noise and divides by ``plan.batch``. Each
-    batch that was handed out must be used, once, before the next one; else RuntimeError, and nothing is released.
+    ``backward`` clips each user's gradient, adds them up, adds the step's noise and divides by ``plan.batch``;
+    ``release`` does so with gradients that were made elsewhere. Each batch that was handed out must be used, once,
+    before the next one; else RuntimeError, and nothing is released.
 
-    module, loss: as in :func:`clip_and_sum`, one example for each user. Raises TypeError, ValueError.
+    module, loss: as in :func:`clip_and_sum`, one example for each user.
+
+    After a kill: ``secret_state``, kept once at the start or at any step, and the ``state_dict`` of a checkpoint or the
+    ledger go on with the noise and the batches of the run that was not killed. Whoever knows the secret state can
+    subtract the noise. The state dict holds the step and nothing secret.
+
+    Several processes (a group of torch.distributed): all of them make the run; the key is process 0's. Each hands out
+    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it.
 
     Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``.
     """
 
     def __init__(
-        self, plan: Plan, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], draws: Noise
+        self,
+        plan: Plan,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        draws: Noise | dict[str, Any],
+        *,
+        step: int = 0,
+        ledger: str | Path | None = None,
     ) -> None:
-        self.plan, self.module, self.loss = checks.instance("plan", plan, Plan), module, loss
+        self.plan, self.module, self.loss = plan, module, loss
         parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
         steps, dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
-        self.batches: Batches | PoissonBatches
-        if isinstance(plan.sampling, CyclicPoisson):
-            self.batches = PoissonBatches(plan.sampling, plan.users, steps, noise=draws)
+        self._device, self._whole = parameters[0].device, sum(p.numel() for p in parameters)
+        self._group = replicas.several()
+        rank, ranks = replicas.place() if self._group else (0, 1)
+        self._chunk = -(-self._whole // ranks)
+        first = min(rank * self._chunk, self._whole - 1)
+        size = max(1, min(self._chunk, self._whole - first))
+        secret = None if isinstance(draws, Noise) else _checked(draws, plan)
+        self._key = _fresh(draws) if isinstance(draws, Noise) else bytes(draws["key"].tolist())
+        self._key = replicas.from_first(self._key) if self._group else self._key
+        noise = self._derived(b"noise")
+        self.noise = CorrelatedNoise(
+            plan.strategy.to(self._device), size, plan.sigma, noise=noise, dtype=dtype, shard=(first, self._whole)
+        )
+        if secret and secret["step"]:
+            self.noise.load_secret_state({**self.noise.secret_state(), **secret})
+        name = self._digest(b"ledger" + plan.digest()).hex()
+        self._ledger = Ledger(None if ledger is None else Path(ledger), name, secret is None)
+        step = max(checks.integer("step", step, 0, steps), self.noise.step, self._ledger.step)
+        self.noise.skip(replicas.most(step) if self._group else step)
+        self._masks = keyed_generator(self._digest(b"masks") + urandom(16))
+        self.batches: Batches | SampledBatches
+        if not isinstance(plan.sampling, Participation):
+            drawn = self._derived(b"batches")
+            self.batches = SampledBatches(plan.sampling, plan.users, steps, noise=drawn, first=self.step)
         else:
-            order = _public(draws.words((4,)))
-            self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order)
-        strategy, size = plan.strategy.to(parameters[0].device), sum(p.numel() for p in parameters)
-        self.noise = CorrelatedNoise(strategy, size, plan.sigma, noise=draws, dtype=dtype)
+            order = keyed_generator(
+                self._digest(b"order")
+            )  # public: it may become known, and tells of no other word
+            self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order, first=self.step)
         self._waiting: int | None = None  # users in the batch that was handed out and not yet used
 
     @property
@@ -95,34 +189,101 @@ class Run:
         """Of all steps, spent or not."""
         return self.plan.guarantee
 
+    @property
+    def spent(self) -> Guarantee:
+        """Of the steps that are spent."""
+        return self.plan.spent(self.step)
+
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Tensor]:
         batches = iter(self.batches)
+        rank, ranks = replicas.place() if self._group else (0, 1)
         while len(self.batches):
             if self._waiting is not None:
                 raise RuntimeError(
                     "the last batch was not used: call backward once for each, or the steps would not fit"
                 )
-            users = torch.tensor(next(batches), dtype=torch.int64)
+            users = torch.tensor(next(batches), dtype=torch.int64)[rank::ranks]
             self._waiting = len(users)
             yield users
         if self._waiting is not None:
             raise RuntimeError("the last batch was not used: call backward once for each")
 
-    def backward(self, inputs: Tensor, targets: Tensor) -> None:
-        """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user."""
+    def backward(self, inputs: Inputs, targets: Tensor) -> None:
+        """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
+
+        Dropout masks are drawn for each user, and are other ones after a kill.
+        """
+        self._expect("targets", len(targets))
+        total = clip_and_sum(self.module, self.loss, inputs, targets, self.plan.bound, dropout=self._masks)
+        self._release(total)
+
+    def release(self, gradients: Sequence[Tensor]) -> None:
+        """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n users' own.
+
+        Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in module.parameters()]. Each must be a
+        function of its own user's data, as it is not after batch normalisation.
+        """
+        self._expect("gradients", len(checks.several("gradients", gradients, Tensor)[0]))
+        shapes = [tuple(g.shape[1:]) for g in gradients]
+        expected = [tuple(p.shape) for p in self.module.parameters() if p.requires_grad]
+        if shapes != expected:
+            raise ValueError(f"gradients must be one (n, *shape) tensor for each parameter, of shapes {expected}")
+        self._release(clipped_sum(gradients, self.plan.bound))
+
+    def state_dict(self) -> dict[str, int]:
+        """The step. Nothing in it is secret."""
+        return {"step": self.step}
+
+    def secret_state(self) -> dict[str, Any]:
+        """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret as the data.
+
+        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over.
+        """
+        past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
+        key, plan = (torch.tensor(list(part), dtype=torch.uint8) for part in (self._key, self.plan.digest()))
+        return {"step": self.step, "key": key, "past": past, "plan": plan}
+
+    def _expect(self, name: str, count: int) -> None:
         if self._waiting is None:
             raise RuntimeError("no batch waits: backward once for each batch that iteration hands out")
-        if len(inputs) != self._waiting:
-            raise ValueError(f"inputs must be those of the batch's {self._waiting} users, not {len(inputs)}")
-        total = clip_and_sum(self.module, self.loss, inputs, targets, self.plan.bound)
-        private = self.noise(total)
+        if count != self._waiting:
+            raise ValueError(f"{name} must be those of the batch's {self._waiting} users, not {count}")
+
+    def _release(self, total: Tensor) -> None:
+        """The private mean of the whole sum into ``.grad``."""
+        total = replicas.added(total) if self._group else total
+        first = self.noise.shard[0]
+        self._ledger.record(self.step + 1)
+        private = self.noise(total[first : first + self.noise.size])
         self._waiting = None
+        private = replicas.joined(private, self._chunk, self._whole) if self._group else private
         set_gradients(self.module, private / self.plan.batch)
 
+    def _digest(self, purpose: bytes) -> bytes:
+        return hashlib.sha256(self._key + purpose).digest()
 
-def _public(words: Tensor) -> torch.Generator:
-    """A generator for a public order: it may become known, and tells of no other word of the source."""
-    return keyed_generator(words.cpu().numpy().tobytes())
+    def _derived(self, purpose: bytes) -> SeededNoise:
+        """The cipher under a key of its own."""
+        return SeededNoise(int.from_bytes(self._digest(purpose), "little"))
+
+
+def _fresh(draws: Noise) -> bytes:
+    return draws.words((KEY // 8,)).cpu().numpy().tobytes()
+
+
+def _checked(secret: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Step and past of a secret state of this plan. Raises TypeError, ValueError."""
+    names = {"step", "key", "past", "plan"}
+    if not isinstance(secret, dict) or set(secret) != names:
+        raise ValueError(f"secret must be what Run.secret_state returns, a dict of {', '.join(sorted(names))}")
+    for name in ("key", "plan"):
+        value = secret[name]
+        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (KEY,):
+            raise ValueError(f"{name} must be a uint8 tensor of shape ({KEY},), as in secret_state()")
+    if bytes(secret["plan"].tolist()) != plan.digest():
+        raise ValueError("secret is of another plan: its noise is not what this plan's guarantee speaks of")
+    checks.integer("step", secret["step"], 0, plan.strategy.steps)
+    return {name: secret[name] for name in ("step", "past")}

@@ -18,6 +18,32 @@ def from_first(key: bytes) -> bytes:
     return box[0]
 
 
+def place() -> tuple[int, int]:
+    """This process's number, and how many there are."""
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def most(step: int) -> int:
+    """The largest of all processes' steps."""
+    steps: list[int] = [0] * distributed.get_world_size()
+    distributed.all_gather_object(steps, step)
+    return max(steps)
+
+
+def added(total: Tensor) -> Tensor:
+    """The sum over all processes."""
+    distributed.all_reduce(total)
+    return total
+
+
+def joined(part: Tensor, chunk: int, whole: int) -> Tensor:
+    """The whole gradient of parts of ``chunk`` numbers each, less in the last."""
+    mine = torch.nn.functional.pad(part, (0, chunk - len(part)))
+    parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, mine)
+    return torch.cat(parts)[:whole]
+
+
 def check_agree(step: int, stream: bytes, total: Tensor) -> None:
     """Raises RuntimeError, in every process, where steps, streams or sums differ; every process calls this.
 

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, BufferedStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
+from torchdp.training.binned import BallsInBins
 from torchdp.training.strategy import Strategy, as_strategy
 
 SOURCE = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4"
@@ -64,6 +66,10 @@ class CyclicPoisson:
         """How many of ``steps`` steps take one user's group, at most."""
         return -(-steps // self.groups)
 
+    def drawn(self, users: int, draws: Noise) -> Tensor:
+        """Each user's group, all of them alike in size: (users,)."""
+        return draws.permutation(users) % self.groups
+
     def _longest(self, C: BandedStrategy | BufferedStrategy) -> float:
         """The largest column norm, rounded up, of a strategy of few enough bands."""
         if not isinstance(C, BandedStrategy) or C.bands > self.groups:
@@ -74,8 +80,8 @@ class CyclicPoisson:
         return float(C.column_norms().max()) * (1 + C.steps * torch.finfo(torch.float64).eps)
 
 
-class PoissonBatches(Sampler[list[int]]):
-    """The batches of :class:`CyclicPoisson` for all steps: users' numbers, of any size, none too.
+class SampledBatches(Sampler[list[int]]):
+    """The batches of :class:`CyclicPoisson` or :class:`BallsInBins` for all steps: users' numbers, of any size.
 
     A user's group is drawn once; each step draws its group's members by one word for each, so that the chance is at
     most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are handed out; after the last one iteration
@@ -88,21 +94,28 @@ class PoissonBatches(Sampler[list[int]]):
     """
 
     def __init__(
-        self, sampling: CyclicPoisson, users: int, steps: int, *, noise: Noise | None = None, first: int = 0
+        self,
+        sampling: CyclicPoisson | BallsInBins,
+        users: int,
+        steps: int,
+        *,
+        noise: Noise | None = None,
+        first: int = 0,
     ) -> None:
-        self.sampling = checks.instance("sampling", sampling, CyclicPoisson)
+        checks.instance("sampling", sampling, (CyclicPoisson, BallsInBins))
+        self.sampling = sampling
         self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
         checks.fits("users", self.users)
         self.step = checks.integer("first", first, 0, self.steps)
         self._key = source(noise).words((4,)).cpu().numpy().tobytes()
-        self._group = self._draws(self.steps).permutation(self.users) % self.sampling.groups
+        self._group = self.sampling.drawn(self.users, self._draws(self.steps))
 
     def __len__(self) -> int:
         return self.steps - self.step
 
     def __iter__(self) -> Iterator[list[int]]:
         if self.step == self.steps:
-            raise RuntimeError(f"all {self.steps} batches were handed out; make PoissonBatches for a new run")
+            raise RuntimeError(f"all {self.steps} batches were handed out; make SampledBatches for a new run")
         while self.step < self.steps:
             members = (self._group == self.step % self.sampling.groups).nonzero()[:, 0]
             draws = self._draws(self.step)

@@ -58,6 +58,10 @@ class BandedStrategy:
         """On another device."""
         return BandedStrategy(self.coefficients.to(device), self.steps)
 
+    def leading(self, steps: int) -> "BandedStrategy":
+        """Its first steps alone."""
+        return BandedStrategy(self.coefficients[:steps], steps)
+
     def column_norms(self) -> Tensor:
         """Of C, (steps,), to a relative rounding of bands eps."""
         squares = self.coefficients.square()

@@ -61,6 +61,10 @@ class BufferedStrategy:
         """On another device."""
         return BufferedStrategy(*(x.to(device) for x in (self.poles, self.zeros, self.before, self.after)))
 
+    def leading(self, steps: int) -> "BufferedStrategy":
+        """Its first steps alone."""
+        return BufferedStrategy(self.poles, self.zeros, self.before[:steps], self.after[:steps])
+
     @property
     def gains(self) -> Tensor:
         """nu, (buffers,): T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x; all negative."""

@@ -1,0 +1,108 @@
+"""Reports decoded for the data that they show: as least squares say, never worse than decoded once."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.protocol import Objective
+from torchdp.queries import AdaptiveOracle, LocalOracle, choose
+from torchdp.randomizers import RandomizedResponse, StrategyMatrix
+from torchdp.randomness import keyed_generator
+
+
+def strategy(k, outputs, epsilon, seed=b"adaptive"):
+    """Random extreme rows and those of randomized response, which let the columns add up."""
+    generator = keyed_generator(seed)
+    rows = torch.where(
+        torch.rand(outputs, k, generator=generator, dtype=torch.float64) < 0.5, 1.0, math.exp(-epsilon)
+    )
+    return StrategyMatrix(torch.cat([rows / rows.sum(0), rows.flip(0) / rows.sum(0)]) / 2)
+
+
+def squares(protocol, counts, trials=2_000, seed=b"draws"):
+    found = protocol.sample_estimate(counts, generator=keyed_generator(seed), sample_shape=(trials,))
+    return found, (found.value - protocol.exact(counts)).square().mean(-1)
+
+
+def test_values_and_errors_are_those_of_weighted_least_squares():
+    Q = strategy(5, 9, 1.0)
+    W, counts = workloads.prefix(5).dense(), torch.tensor([400, 0, 30, 500, 70])
+    tally = AdaptiveOracle(W, Q).sample_tally(counts, generator=keyed_generator(b"a tally"))
+    reports = tally["reports"]
+    found = AdaptiveOracle(W, Q).analyse(tally)
+    f, q = (reports / reports.sum()).double().numpy(), Q.matrix.numpy()
+    plain = LocalOracle(torch.eye(5), Q).analyse(tally).value.numpy()
+    shift = min(np.linspace(-2, 2, 400_001), key=lambda t: abs(np.maximum(plain - t, 0).sum() - 1))
+    h = np.maximum(plain - shift, 0)
+    root = 1 / np.sqrt(q @ h)
+    answer, *_ = np.linalg.lstsq(q * root[:, None], f * root, rcond=None)
+    np.testing.assert_allclose(found.value, W.numpy() @ answer, atol=2e-5)
+    V = W.numpy() @ np.linalg.pinv(q * root[:, None]) * root
+    variance = (V**2 @ q - W.numpy() ** 2) @ h
+    np.testing.assert_allclose(found.standard_error[:-1] ** 2 * tally.n, variance[:-1], rtol=1e-3)
+    assert float(found.value[-1]) == pytest.approx(1, abs=1e-12) and float(found.standard_error[-1]) < 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize("shape", ["even", "one frequent", "falling"])
+@pytest.mark.parametrize("n", [40, 4_000])
+def test_it_errs_less_than_the_plain_decoder_and_as_predicted(shape, epsilon, n):
+    k = 12
+    h = {"even": torch.ones(k), "one frequent": torch.eye(k)[4] * 40 + 0.05, "falling": 0.6 ** torch.arange(k)}[
+        shape
+    ]
+    counts = (h / h.sum() * n).round().long()
+    W = workloads.prefix(k).dense()[:-1]
+    Q = StrategyMatrix.tuned(W, epsilon, generator=keyed_generator(b"tuned"), steps=60, exchanges=2)
+    plain, again = LocalOracle(W, Q), AdaptiveOracle(W, Q)
+    _, once = squares(plain, counts)
+    found, twice = squares(again, counts)  # of the same tallies
+    apart = twice - once
+    assert float(apart.mean()) < 3 * float(apart.std()) / math.sqrt(len(apart))
+    predicted = float(again.predicted_mse(counts).mean())
+    assert predicted <= float(plain.predicted_mse(counts).mean()) * (1 + 1e-9)
+    assert float(twice.mean()) == pytest.approx(predicted, rel=0.25 if n < 100 else 0.08)
+    assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.25 if n < 100 else 0.08)
+    off = (found.value - again.exact(counts)).mean(0) / (found.value.std(0) / math.sqrt(len(apart)))
+    assert n < 100 or float(off.abs().max()) < 4.5
+    if (shape, epsilon, n) == ("one frequent", 4.0, 4_000):
+        assert float(twice.mean()) < 0.8 * float(once.mean())  # what it is for
+
+
+def test_parities_are_divided_by_how_many_were_asked():
+    """One parity a user: the share of those asked, as in InpHT, not of all users."""
+    k, n = 64, 20_000
+    W = workloads.parities(6, 1).dense()
+    best = choose(W, n, 1.0, Objective.MEAN)
+    chosen = next(one.protocol for one in best.candidates if one.name == "one parity a user")
+    assert isinstance(chosen, AdaptiveOracle)
+    counts = torch.zeros(k, dtype=torch.int64)
+    counts[5] = n  # every parity is 1 or -1
+    found, errors = squares(chosen, counts, 400)
+    _, plain = squares(LocalOracle(W, chosen.client), counts, 400)
+    assert float(errors.mean()) < 0.9 * float(plain.mean())
+    assert float(errors.mean()) == pytest.approx(float(chosen.predicted_mse(counts).mean()), rel=0.15)
+    unknown = found.standard_error[0] > 1e-9  # not the parity of no bits
+    covered = (
+        ((found.value - chosen.exact(counts)).abs() < 1.96 * found.standard_error)[:, unknown].double().mean()
+    )
+    assert 0.92 < float(covered) < 0.97
+
+
+def test_what_reports_can_not_answer_is_refused():
+    Q, W = strategy(4, 6, 1.0), workloads.prefix(4).dense()
+    with pytest.raises(TypeError, match="client must be"):
+        AdaptiveOracle(W, RandomizedResponse(4, 1.0))
+    with pytest.raises(ValueError, match="client has k = 4"):
+        AdaptiveOracle(torch.eye(3), Q)
+    keep = torch.tensor([[0.7, 0.7, 0.3, 0.3], [0.3, 0.3, 0.7, 0.7]], dtype=torch.float64)
+    with pytest.raises(ValueError, match="row space"):
+        AdaptiveOracle(W, StrategyMatrix(keep))
+    halves = AdaptiveOracle(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), StrategyMatrix(keep))
+    _, errors = squares(halves, torch.tensor([30, 0, 5, 25]))
+    assert float(errors.mean()) == pytest.approx(
+        float(halves.predicted_mse(torch.tensor([30, 0, 5, 25]))), rel=0.1
+    )
