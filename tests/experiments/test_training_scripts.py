@@ -54,3 +54,10 @@ def test_streaming(smoke):
     rows = {row["noise"]: row for row in smoke("training/streaming.py").tables["streaming"]}
     assert [rows[name]["state_bytes"] for name in ("independent", "4 bands", "4 buffers")] == [0, 12, 16]
     assert all(row["ns"] > 0 for row in rows.values())
+
+
+def test_accounting(smoke):
+    rows = smoke("training/accounting.py").tables["epsilons"]
+    assert len(rows) >= 3
+    for row in rows:
+        assert 0.85 * row["torchdp"] < row["attack"] < row["torchdp"] < 1.01 * row["dp_accounting"]

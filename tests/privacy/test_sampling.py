@@ -101,3 +101,14 @@ def test_bad_input_is_named(arguments, name):
 
 def test_where_delta_allows_everything_the_search_ends():
     assert 0 < sampled_multiplier(1.0, 0.9, 1 / 6, 6) < 0.05
+
+
+def test_guarantee_delta_pays_for_the_transforms_and_below_that_chance_counts_nothing():
+    for delta in (1e-15, 1e-13):
+        found = sampled_guarantee(1.2, 0.03, 120, delta)
+        assert found.epsilon == sampled_guarantee(1.2, 1.0, 120, delta).epsilon
+    some = sampled_guarantee(1.2, 0.03, 120, 1e-11).epsilon
+    assert some < 0.5 * sampled_guarantee(1.2, 1.0, 120, 1e-11).epsilon
+    assert some > sampled_guarantee(1.2, 0.03, 120, 1.2e-11).epsilon
+    once = sampled_guarantee(1.2, 0.03, 1, 1e-15)  # one sum needs no transform
+    assert curve(0.03, 1.2, once.epsilon) <= 1e-15 * (1 + 1e-6)

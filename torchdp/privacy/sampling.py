@@ -6,6 +6,7 @@ from functools import lru_cache
 from scipy.optimize import brentq
 
 from torchdp import checks
+from torchdp.privacy.accounting import rounding
 from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_sigma
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 
@@ -18,6 +19,9 @@ SOURCE = "privacy loss distribution of the Poisson-subsampled Gaussian, Doroshen
 
 def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float) -> Guarantee:
     """What ``times`` sums promise, each over users who are in it with chance ``chance``, independently of all else.
+
+    ``accounting.rounding(times)``, 1e-12 and more, of delta pays for the rounding of the Fourier transforms, which have
+    no digits for less: for a smaller delta the guarantee is that of sums over all users, as if chance were 1.
 
     multiplier: standard deviation of each sum's noise, in bounds of one user's part. chance: in [1e-9, 1]; times: up to
     2^24. Who is in a sum is secret. A sum may depend on those before. Raises ValueError, ImportError.
@@ -76,7 +80,8 @@ def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> floa
         ) from error
     step = _step(chance, multiplier)
     one = pld.from_gaussian_mechanism(multiplier, sampling_prob=chance, value_discretization_interval=step)
-    return min(every, float(one.self_compose(times).get_epsilon_for_delta(delta)))
+    left = delta - (rounding(times) if times > 1 else 0.0)
+    return min(every, float(one.self_compose(times).get_epsilon_for_delta(left)) if left > 0 else math.inf)
 
 
 def _step(chance: float, multiplier: float) -> float:
