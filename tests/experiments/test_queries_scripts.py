@@ -23,6 +23,11 @@ def test_strategies(smoke):
     assert row["at_least"] <= row["optimised"] < 0.8 * min(row["gamma_F"], row["oracle"])
 
 
+def test_pilot(smoke):
+    (row,) = smoke("queries/pilot.py").tables["pilot"]
+    assert row["known"] <= row["adaptive"] * 1.001 and 0.5 < row["pilot"] < 1.3
+
+
 def test_relative_variance(smoke):
     rows = smoke("randomizers/relative_variance.py").tables["relative_variance"]
     assert max(abs(row["z"]) for row in rows if row["z"] is not None) < 5

@@ -34,6 +34,7 @@ from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
+from torchdp.queries.pilot import after_pilot, pooled
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "PrivateLearner",
     "ShareFunction",
     "Spearman",
+    "after_pilot",
     "choose",
     "choose_central",
     "choose_function",
@@ -60,6 +62,7 @@ __all__ = [
     "function_lower_bound",
     "lower_bound",
     "parities",
+    "pooled",
     "stumps",
     "thresholds",
 ]

@@ -32,6 +32,7 @@ from torchdp.randomizers import (
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
+from torchdp.randomizers.alphabet.walsh_search import translates
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 
@@ -48,6 +49,7 @@ FACTORED = 1024  # the smaller side of W up to which it is factorized: an iterat
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
 MOST_PARITIES = 256  # that one parity a user is tried for
+ADAPTED = 2**20  # outputs times types up to which reports are decoded twice
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
@@ -73,7 +75,8 @@ def choose(
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
     factorizations.
-    Where the queries are sums of few parities of the types' bits, one randomized parity a user is a candidate too.
+    Where the queries are sums of few parities of the types' bits, one randomized parity a user is a candidate too, and
+    up to 1,024 types a few patterns of bits and their translates.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for that. A matrix is
     decoded for the data that its reports show (:class:`AdaptiveOracle`).
@@ -96,7 +99,7 @@ def choose(
         oracles = [*((kind.__name__, kind(k, epsilon)) for kind in kinds), *_parities(W, epsilon)]
     if k > 1 and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
         worst = objective is Objective.WORST and prior is None
-        oracles += _strategies(W, epsilon, worst)
+        oracles += [*_strategies(W, epsilon, worst), *_translates(W, epsilon)]
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
     reported = _ranked([(name, _decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
@@ -225,13 +228,25 @@ def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
     return [("one parity a user", StrategyMatrix(shares.repeat(2, 1) * torch.cat(said) / (1 + growth)))]
 
 
+def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
+    """Patterns of bit strings and their translates, beyond 64 types, up to 1,024, for queries of sums of parities."""
+    k = W.shape[1]
+    if not CAREFUL_STRATEGY < k <= BOUNDED or k & (k - 1):
+        return []
+    centred, generator = W - W.mean(1, keepdim=True), keyed_generator(b"choose", W.device)
+    found = translates(centred / centred.abs().max(), epsilon * MARGIN, generator)
+    return [] if found is None else [("translates of patterns", StrategyMatrix(found))]
+
+
 def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
     return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
 
 
 def _decoding(W: Tensor, oracle: FrequencyOracle) -> QueryProtocol:
-    """A strategy matrix is decoded for the data that its reports show."""
-    return AdaptiveOracle(W, oracle) if isinstance(oracle, StrategyMatrix) else LocalOracle(W, oracle)
+    """A strategy matrix that is not large is decoded for the data that its reports show."""
+    if isinstance(oracle, StrategyMatrix) and oracle.matrix.numel() <= ADAPTED:
+        return AdaptiveOracle(W, oracle)
+    return LocalOracle(W, oracle)
 
 
 def _ranked(
