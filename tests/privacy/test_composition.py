@@ -11,8 +11,8 @@ import torch
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
 from torchdp.privacy import (
-    Budget,
     Arithmetic,
+    Budget,
     Guarantee,
     Model,
     Neighbours,
@@ -197,10 +197,9 @@ def test_guarantee_pure_but_for_its_variation_is_spent_as_pure():
         and isinstance(both.event(), dp_event.RandomizedResponseDpEvent)
     )
     assert not pure(1.0, 1e-6).pure and not compose([one, dataclasses.replace(one, delta=1e-6)]).pure
-    normal = randomizers.GaussianVector(4, 1.0, delta=1e-6).guarantee
-    budget = Budget(compose([normal, normal]))
-    left = budget.spend(one)
-    assert left.mu is not None and 0 < left.mu < math.sqrt(2) * normal.mu
+    limit = gaussian_guarantee(1.0, 1e-6, 1.0, Model.LOCAL, Neighbours.REPLACE_ONE)
+    left = Budget(limit).spend(one)
+    assert left.mu is not None and 0 < left.mu < limit.mu
 
 
 def carriers():
