@@ -6,7 +6,8 @@ Paper: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), (amp
     Opacus's DP-SGD where it is installed (pip install --no-deps opacus opt_einsum), over seeds.
 Command:  OMP_NUM_THREADS=1 python experiments/training/choose.py
 Expected: independent noise is best for small epsilon, 2 to 8 bands in the middle, a fixed order or many bands for large
-    ones; the choice is never behind DP-SGD, and its accuracy is DP-SGD's or better, within errors. Balls in bins are
+    ones; the choice's error is never above DP-SGD's; its accuracy on digits is DP-SGD's or better, on breast
+    cancer the same within two standard errors. Balls in bins are
     left out (``choose(..., samples=)``: minutes each).
 Output: results/training/choose/{errors,accuracy}.csv.
 Artifact: Choquette-Choo et al. (2023) | amplification by sampling, banded matrices

@@ -111,3 +111,24 @@ def test_what_has_no_steps_is_refused():
         ShuffledKDE.calibrated(features, PoissonSum, 10, 1.0, 1e-5, levels=65)
     with pytest.raises(ValueError, match="levels = 1"):
         expected_mse(GaussianFourier(D, 1.0), 2, PoissonSum(9, 5.0, levels=2), ball(9), ball(2))
+
+
+@pytest.mark.slow
+def test_tuned_laws_err_least_for_their_messages():
+    features = InnerProductRotated(D, 1.5).draw(2, generator=generator(2))
+    choice = ShuffledKDE.tuned(features, 30, 2.0, 1e-5)
+    assert len(choice.candidates) == 8
+    errors = [one.error for one in choice.candidates]
+    assert errors == sorted(errors) and choice.best.law.levels > 1
+    assert all(one.protocol.guarantee.epsilon == 2.0 for one in choice.candidates)
+    messages = {one.name: one.protocol.law.messages_per_user * one.protocol.instances for one in choice.candidates}
+    few = ShuffledKDE.tuned(features, 30, 2.0, 1e-5, most_messages=messages["BoundedSum, bits"])
+    assert {one.name for one in few.candidates} == {
+        k for k, v in messages.items() if v <= messages["BoundedSum, bits"]
+    }
+    assert isinstance(
+        ShuffledKDE.tuned(features, 30, 2.0, 1e-5, most_messages=features.instances).best.law,
+        RandomizedResponseSum,
+    )
+    with pytest.raises(ValueError, match="most_messages must be at least"):
+        ShuffledKDE.tuned(features, 30, 2.0, 1e-5, most_messages=1.0)

@@ -1,5 +1,6 @@
 """Composition: Gaussian noise in closed form, mixtures against laws written out, and what dp_accounting makes of it."""
 
+import dataclasses
 import itertools
 import math
 
@@ -11,6 +12,7 @@ import torch
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
 from torchdp.privacy import (
     Arithmetic,
+    Budget,
     Guarantee,
     Model,
     Neighbours,
@@ -180,6 +182,24 @@ def test_events_at_the_ends():
     for unknown in (pure(1.0, 1e-6), pure(1.0, 0.0, Neighbours.ADD_REMOVE)):
         with pytest.raises(ValueError, match="compose"):
             unknown.event()
+
+
+def test_guarantee_pure_but_for_its_variation_is_spent_as_pure():
+    """Messages on a lattice: their delta is arithmetic's alone; events and budgets take them for what they are near."""
+    from dp_accounting import dp_event
+
+    one = randomizers.PrivUnitG(4, 0.5).guarantee
+    assert one.delta > 0 and one.pure and one.event() == pure(0.5).event()
+    both = compose([one, one])
+    assert (
+        both.pure
+        and both.variation == 2 * one.variation
+        and isinstance(both.event(), dp_event.RandomizedResponseDpEvent)
+    )
+    assert not pure(1.0, 1e-6).pure and not compose([one, dataclasses.replace(one, delta=1e-6)]).pure
+    limit = gaussian_guarantee(1.0, 1e-6, 1.0, Model.LOCAL, Neighbours.REPLACE_ONE)
+    left = Budget(limit).spend(one)
+    assert left.mu is not None and 0 < left.mu < limit.mu
 
 
 def carriers():

@@ -41,18 +41,13 @@ def nasty(dim, radius, rows):
     return x
 
 
-def words_of(protocol, rows, noise):
-    widths = (protocol._pairs, protocol._pairs, -(-protocol.dim // 4), protocol._own)
-    return Words(*(noise.words((rows, width)) for width in widths))
-
-
 def both(protocol, rows, words=None, seed=3):
     """Float and long answers before the floor, and the bound, of ``rows`` messages at nasty points."""
     noise = SeededNoise(seed)
-    words = words_of(protocol, rows, noise) if words is None else words
-    whole = on_lattice(nasty(protocol.dim, protocol.radius, rows), protocol.radius)
-    t, bound = protocol.shifted(whole, words)
-    more = noise.words((rows, 2 * protocol._pairs + protocol._own, lattice.MORE))
+    words = protocol.words(rows, noise) if words is None else words
+    whole, squares = on_lattice(nasty(protocol.dim, protocol.radius, rows), protocol.radius)
+    t, bound = protocol.shifted(whole, squares, words)
+    more = protocol.further(rows, noise)
     long = [
         protocol.exactly(x, Words(*own), rest) for x, *own, rest in zip(whole.tolist(), *words, more, strict=True)
     ]
@@ -63,9 +58,7 @@ def compared(t, bound, long):
     """Floors that differ, and the largest error over its bound, of rows that have a bound."""
     differ, worst = 0, 0.0
     for row, most, exact in zip(t.tolist(), bound.tolist(), long, strict=True):
-        differ += sum(
-            math.floor(one) != int(other.context.floor(other)) for one, other in zip(row, exact, strict=True)
-        )
+        differ += sum(round(one) != int(other.context.nint(other)) for one, other in zip(row, exact, strict=True))
         errors = [float(abs(other - one)) for one, other in zip(row, exact, strict=True)]
         worst = max(worst, max(errors) / most) if math.isfinite(most) else worst
     return differ, worst
@@ -104,7 +97,7 @@ def test_words_put_in_by_hand(kind, word):
     for dim in (1, 4):
         protocol = kind(dim, 3.0, 2.5)
         for place in range(4):
-            words = words_of(protocol, 20, SeededNoise(place))
+            words = protocol.words(20, SeededNoise(place))
             part = words[place]
             part[:, : max(1, part.shape[1] // 2)] = word
             t, bound, long = both(protocol, 20, words)
@@ -117,9 +110,9 @@ def test_words_put_in_by_hand(kind, word):
 def test_no_tail_ends(kind):
     """Floats of 53 bits end at 8.6; a pair of normals goes on as long as its words do."""
     protocol = kind(2, 1.0)
-    words = words_of(protocol, 20, SeededNoise(0))
+    words = protocol.words(20, SeededNoise(0))
     words.radii[:], words.angles[:] = 0, 0  # along the first axis
-    more = torch.zeros(2 * protocol._pairs + protocol._own, lattice.MORE, dtype=torch.int64)
+    more = torch.zeros_like(protocol.further(1, SeededNoise(0))[0])
     far = protocol.exactly([0.0, 0.0], Words(*(each[0] for each in words)), more)
     assert float(far[0]) * protocol.grid > 1.2 or kind is PrivUnit  # whose vectors have one length
     assert kind is PrivUnit or float(far[0]) * protocol.grid > 18
@@ -145,16 +138,16 @@ def test_rows_in_doubt_are_decided_by_long_numbers(kind, monkeypatch):
 @every
 def test_equal_words_send_equal_bits_in_other_blocks_and_threads(kind):
     protocol = kind(33, 2.0, 2.5)
-    whole, words = on_lattice(nasty(33, 2.5, 64), 2.5), words_of(protocol, 64, SeededNoise(1))
-    together = protocol.shifted(whole, words)[0].floor()
+    (whole, squares), words = on_lattice(nasty(33, 2.5, 64), 2.5), protocol.words(64, SeededNoise(1))
+    together = protocol.shifted(whole, squares, words)[0].round()
     for size in (1, 7, 64):
-        parts = zip(whole.split(size), *(each.split(size) for each in words), strict=True)
-        apart = [protocol.shifted(x, Words(*own))[0].floor() for x, *own in parts]
+        parts = zip(whole.split(size), squares.split(size), *(each.split(size) for each in words), strict=True)
+        apart = [protocol.shifted(x, square, Words(*own))[0].round() for x, square, *own in parts]
         assert torch.equal(together, torch.cat(apart))
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert torch.equal(together, protocol.shifted(whole, words)[0].floor())
+        assert torch.equal(together, protocol.shifted(whole, squares, words)[0].round())
     finally:
         torch.set_num_threads(threads)
 
@@ -163,10 +156,11 @@ def test_equal_words_send_equal_bits_in_other_blocks_and_threads(kind):
 def test_guarantee_points_on_the_lattice_are_in_the_ball_without_error(dim):
     radius = 1.7
     x = torch.cat([nasty(dim, radius, 30), nasty(dim, radius * (1 + 1e-7), 30)])
-    whole = on_lattice(x, radius)
+    whole, squares = on_lattice(x, radius)
     rows = [[int(each) for each in row] for row in whole.tolist()]
     assert torch.equal(whole, whole.round())
-    assert max(sum(each * each for each in row) for row in rows) <= 2**52
+    exact = [sum(each * each for each in row) for row in rows]
+    assert exact == squares.tolist() and max(exact) <= 2**52
     inside = x / (x.norm(dim=1, keepdim=True) / radius).clamp_min(1) / radius
     assert float((whole / 2**26 - inside).abs().max()) <= 2**-25
 

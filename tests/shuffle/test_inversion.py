@@ -10,9 +10,10 @@ from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mas
 from scipy import stats
 
 from torchdp.privacy import gaussian_log_delta
-from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum
+from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.count_laws import poisson_law
 from torchdp.shuffle.inversion import _Cut, _Move, moved_delta
+from torchdp.shuffle.response_curve import response_pairs
 
 KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": NegativeBinomialSum}
 
@@ -83,6 +84,29 @@ def test_guarantee_no_pair_of_vectors_in_two_coordinates_is_told_apart_better(na
     assert len(ratios) > 4 and max(ratios) <= 1 + 1e-9 and max(ratios) > 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MASSES)
+def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(name):
+    """As above on a grid of eighths of a step, against the bound at the least movement of sixty that is no less."""
+    law, mass = MASSES[name]
+    pairs, violated = 0, 0
+    for levels, steps in ((1, 12), (2, 12), (3, 8)):
+        values = np.linspace(0, levels, levels * steps + 1)
+        laws = np.stack([shifted(mass, u) for u in values])
+        first, second = np.array(list(itertools.combinations_with_replacement(range(len(values)), 2))).T
+        marks = np.linspace(0, 2.0, 61)[1:]
+        bounds = np.array([moved_delta(law.noise_law(), 0.8, 2, mark, levels) for mark in marks])
+        Q = (laws[first][:, :, None] * laws[second][:, None]).reshape(len(first), -1)
+        for i in range(len(values)):
+            for j in range(i, len(values)):
+                P = np.multiply.outer(laws[i], laws[j]).ravel()
+                found = np.maximum(P - math.exp(0.8) * Q, 0).sum(1)
+                change = ((values[i] - values[first]) ** 2 + (values[j] - values[second]) ** 2) / levels**2
+                bound = bounds[np.searchsorted(marks, change - 1e-12)]
+                pairs, violated = pairs + len(found), violated + int((found > bound * (1 + 1e-9)).sum())
+    assert pairs > 100_000 and violated == 0
+
+
 def composed(P, Q, times, epsilon):
     """A lower bound on delta of so many independent pairs, either way, by the package's optimistic grid."""
     with np.errstate(divide="ignore"):
@@ -144,7 +168,7 @@ def test_moduli_are_those_of_the_pairs(turned, up, levels):
     """|sum P^(1 + z) Q^(-z)|, outcome by outcome, less what is lost, and the tails' mass where nothing is lost."""
     mass = stats.poisson.pmf(np.arange(25), 5.0)
     cut, x, a, step = _Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
-    found = list(_Move(cut, x, levels, turned, up).moduli(a, step, 3))
+    found = list(_Move.of_noise(cut, x, levels, turned, up).moduli(a, step, 3))
     base = np.concatenate([cut.mass[::-1] if turned else cut.mass, np.zeros(6)])
     for i, distance in enumerate(x):
         k, theta = int(distance), distance - int(distance)
@@ -157,3 +181,54 @@ def test_moduli_are_those_of_the_pairs(turned, up, levels):
             z = complex(a, step * j)
             M = (P[both].astype(complex) ** (1 + z) * Q[both].astype(complex) ** -z).sum() + 0.01
             assert found[j][i] == pytest.approx(abs(M), rel=1e-9)
+
+
+def response(k, users, flip):
+    """Laws of the number of ones among all answers where k others hold one and the user a zero or a one."""
+
+    def law(ones):
+        found = np.ones(1)
+        for chance in [1 - flip] * ones + [flip] * (users - ones):
+            found = np.convolve(found, [1 - chance, chance])
+        return found
+
+    return law(k), law(k + 1)
+
+
+@pytest.mark.parametrize(("users", "flip"), [(2, 0.2), (5, 0.35), (6, 0.1)])
+def test_guarantee_no_pair_of_rounded_vectors_is_told_apart_better_in_randomized_responses(users, flip):
+    """Every pair on a grid in two coordinates, every number of ones among the others of each; and not far above."""
+    law, values, worst = RandomizedResponseSum(users, flip), np.linspace(0, 1, 5), {}
+    sides = [response(k, users, flip) for k in range(users)]
+    for k, m in itertools.product(range(users), repeat=2):
+        first, second = ({q: (1 - q) * b + q * o for q in values} for b, o in (sides[k], sides[m]))
+        for a, b, c, d in itertools.product(values, repeat=4):
+            change = round((a - c) ** 2 + (b - d) ** 2, 9)
+            if change > 0:
+                found = exact([(first[a], first[c]), (second[b], second[d])], 0.5)
+                worst[change] = max(worst.get(change, 0.0), found)
+    ratios = [found / law.moved_delta(0.5, 2, change) for change, found in worst.items()]
+    assert max(ratios) <= 1 + 1e-9 and max(ratios) > 0.4
+    lying = RandomizedResponseSum(users, min(0.49, 2.0 * flip))  # claims too much
+    assert any(found > lying.moved_delta(0.5, 2, change) for change, found in worst.items())
+
+
+def test_guarantee_intervals_of_ones_dominate_every_number_in_them():
+    users, flip = 60, 0.3
+    pairs, lost = response_pairs(users, flip)
+    assert lost < 1e-20 and len(pairs) < 31
+    wide = response_pairs(3000, flip)[0]
+    assert len(wide) < 200
+    for epsilon in (0.1, 0.5, 1.0):
+        top = max(max(exact([(b, o)], epsilon), exact([(o, b)], epsilon)) for b, o in pairs)
+        for k in range(users):
+            b, o = response(k, users, flip)
+            assert max(exact([(b, o)], epsilon), exact([(o, b)], epsilon)) <= top + 1e-12
+
+
+def test_randomized_response_by_movement_needs_what_poisson_noise_does():
+    """Variance of one sum at delta = 1e-5, beside 66.4 by flips; one message of each user."""
+    law = RandomizedResponseSum.calibrated(125, 4.5, 1e-5, 64, change=4.0)
+    assert law.rmse**2 == pytest.approx(9.42, rel=5e-3) and law.messages_per_user == 1
+    assert law.moved_delta(4.5, 64, 4.0) <= 1e-5
+    assert law.moved_delta(4.5, 64, 4.0, 25) > 1e-5  # of fewer

@@ -1,5 +1,6 @@
 """Kernel density estimation in the shuffle model: one bit sum for each random feature."""
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -14,13 +15,18 @@ from torchdp.density.family import Features
 from torchdp.density.levels import class_steps, crowd_steps, rounding_variances, steps
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Crowd, CuratorProtocol, Layout, Objective, Protocol, Tally
-from torchdp.shuffle import BitLaw, CentralGaussianSum
+from torchdp.protocol import Candidate, Choice, Crowd, CuratorProtocol, Layout, Objective, Protocol, Tally
+from torchdp.shuffle import BitLaw, BoundedSum, CentralGaussianSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.references import CuratorSum
 from torchdp.shuffle.sums import Shuffled
 
+TRIED: tuple[tuple[type[MessageLaw], int], ...] = (
+    (RandomizedResponseSum, 1),
+    (BoundedSum, 1),
+    *((kind, levels) for levels in (2, 4, 8) for kind in (PoissonSum, BoundedSum)),
+)
 ROUNDING = 4e-6  # relative, of a sum of squared differences of float32 numbers
 
 
@@ -170,6 +176,42 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         own = absent > 0 or kind.own_number
         law = _calibrated(kind, users if own else 1, epsilon, delta, absent, *moved(features), levels)
         return ShuffledKDE(features, law if own else replace(law, users=users), delta, epsilon, absent)
+
+    @staticmethod
+    def tuned(
+        features: Features,
+        users: int,
+        epsilon: float,
+        delta: float,
+        absent: int = 0,
+        *,
+        most_messages: float = math.inf,
+    ) -> Choice:
+        """Noise and steps by predicted error and messages: ``best`` errs least of those that send few enough.
+
+        Candidates: randomized response and bounded shares with bits, bounded shares and Poisson noise with 2, 4 and 8
+        steps. An error is the root of ``worst_mse``, rounding and noise; its note says the messages of a user in all
+        sums together. most_messages: that a user may send, in expectation. Raises ValueError, TypeError.
+
+        Guarantees: each candidate's own, (epsilon, delta)-DP.
+        """
+        most_messages = float(most_messages)
+        if not most_messages > 0:
+            raise ValueError(f"most_messages must be positive, not {most_messages}")
+        found = []
+        for kind, levels in TRIED:
+            each = ShuffledKDE.calibrated(features, kind, users, epsilon, delta, absent, levels=levels)
+            messages = each.law.messages_per_user * each.instances
+            if messages <= most_messages:
+                steps = "bits" if levels == 1 else f"{levels} steps"
+                note = f"at most {messages:.4g} messages of a user"
+                error = float(each.worst_mse(each.law.users).sqrt())
+                found.append(Candidate(f"{kind.__name__}, {steps}", each, error, note))
+        if not found:
+            raise ValueError(
+                f"most_messages must be at least {each.instances}, one for each sum, not {most_messages:g}"
+            )
+        return Choice(tuple(found))
 
     @cached_property
     def guarantee(self) -> Guarantee:

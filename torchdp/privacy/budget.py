@@ -85,7 +85,7 @@ class Budget:
             raise ValueError("guarantee must have a finite epsilon to be spent")
         if self.limit.mu is None:
             return [Fraction(guarantee.epsilon), Fraction(guarantee.delta)]
-        if guarantee.mu is None and guarantee.delta > 0:
+        if guarantee.mu is None and not guarantee.pure:
             raise ValueError(
                 f"guarantee must have a mu, or delta = 0, to be spent of a limit with mu: {guarantee}"
             )

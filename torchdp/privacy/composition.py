@@ -51,6 +51,7 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
         if epsilon == math.inf and all(g.epsilon < math.inf for g in guarantees):
             raise ValueError(f"no epsilon holds at delta = {delta:g}, the guarantees' own add up to {added[1]:g}")
         how = "privacy loss distributions, Doroshenko et al. (2022), of: "
+    near = math.fsum(g.variation for g in guarantees) if all(g.pure or g in normal for g in guarantees) else 0.0
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -60,7 +61,7 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
         source=how + "; ".join(g.source for g in guarantees),
         arithmetic=weaker(guarantees),
         mu=None if others else mu,
-        variation=0.0 if others else variation,
+        variation=near,
     )
 
 

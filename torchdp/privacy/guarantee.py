@@ -100,12 +100,17 @@ class Guarantee:
         variation += self.variation
         return replace(self, delta=delta, exact=False, arithmetic=Arithmetic.ROUNDED, variation=variation)
 
+    @property
+    def pure(self) -> bool:
+        """Whether all of delta is what ``variation`` costs: delta = 0 for the mechanism that this one is near."""
+        return self.delta <= (1 + math.exp(min(self.epsilon, 700.0))) * self.variation * (1 + 1e-5)
+
     def event(self) -> "DpEvent":
         """The event for accountants of the package dp_accounting whose relation is this one's ``neighbours``.
 
         Gaussian noise where mu is known: the package's multiplier is per bound of one user's part, which replacing a
-        user moves by twice the bound. Randomized response where delta = 0, the worst such mechanism. Raises ValueError
-        where the package has no event, ImportError.
+        user moves by twice the bound. Randomized response where it is ``pure``, the worst such mechanism. Raises
+        ValueError where the package has no event, ImportError.
 
         Guarantees: what the event promises, this does, up to ``variation``.
         Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3, for delta = 0.
@@ -119,7 +124,7 @@ class Guarantee:
             return dp_event.NoOpDpEvent()
         if self.mu is not None:
             return dp_event.GaussianDpEvent((2 if replaced else 1) / self.mu)
-        if self.delta == 0 and replaced:
+        if self.pure and replaced:
             return dp_event.RandomizedResponseDpEvent(2 / (1 + math.exp(self.epsilon)), 2)
         raise ValueError(f"dp_accounting has no event for {self}; compose it by torchdp.privacy.compose")
 

@@ -22,11 +22,15 @@ Nothing is discretised. A pair of Gaussians, which only adds to delta, makes the
    x times its mass at the cut.
 One G_k for each frequency, the largest over x, bounds every pattern of moves.
 
+Randomized response: the other users' answers stand for D, and the law of the count is affine in the user's number:
+(1 - x) b + x o for two laws b, o of one support. So the base is b or o, the other law base +- x (o - b): the same
+four kinds, and nothing is lost. The others' bits are not known: every rate is the largest over what they may be.
+
 Source: the argument above.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +47,7 @@ SKEWED = 50.0  # variance, in ones, below which the loss is far from normal
 RATIO = 1.08  # of neighbouring points of the grid
 ENDS = (0.95, 0.97, 0.985, 0.995)  # of the largest distance, in the grid too
 WALK = np.arange(-4.0, 1.6, 0.5)  # ln a, about that of Gaussian noise: skewed noise wants less
-WIDTH = 2048  # outcomes beyond which those of one level are told by blocks
+WIDTH, NARROW = 2048, 512  # outcomes beyond which they are told by blocks; of pairs that are hardly the worst
 ROUNDING = 1e-9
 
 
@@ -61,7 +65,12 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
 
     def cut_at(lost: float, setting: tuple[float, float] = FAST) -> float:
         cut = _cut(law, lost / wide, most)
-        return 1.0 if cut is None else _delta(cut, epsilon, instances, gamma, farthest, levels, setting)
+        if cut is None:
+            return 1.0
+        d = cut.mass
+        chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())  # c_2 of one step
+        found = _delta(lambda grid, _: _moves(cut, grid, levels), chi, epsilon, wide, gamma, farthest, setting)
+        return min(1.0, cut.lost * wide + found)
 
     lost = SHARES[0] * max(guess, 1e-25)
     while (best := cut_at(lost)) >= 1 and lost < 1e-2:  # tails that a Gaussian does not have
@@ -100,25 +109,36 @@ def _cut(law: CountLaw, rate: float, most: int) -> _Cut | None:
 class _Move:
     """One direction and role: base masses and ln(O_x/base) at each x of the grid, and the series near 0.
 
-    turned: whether D moves down. up: whether the base is Q, so that the power is 1 + z; else -z.
+    up: whether the base is Q, so that the power is 1 + z; else -z. excess: O_1/base - 1 on the kept outcomes; corner:
+    of the outcome that is linear in x, edge its slope; beta: mass on which both laws are the same.
     """
 
-    def __init__(self, cut: _Cut, grid: Array, levels: int, turned: bool, up: bool) -> None:
-        d = cut.mass[::-1] if turned else cut.mass
-        self.up, self.beta, self.edge = up, cut.beta, 0.0 if up else float(d[0])
-        one = np.concatenate([[0.0], d[:-1]])
-        base, excess = (d, one / d - 1) if up else (d[1:], d[:-1] / d[1:] - 1)
-        if levels == 1 and len(base) > WIDTH:
+    def __init__(
+        self, grid: Array, base: Array, excess: Array, up: bool, edge: float = 0.0, beta: float = 0.0
+    ) -> None:
+        self.up, self.beta, self.edge = up, beta, edge
+        if len(base) > WIDTH:
             base, excess = _blocks(base, excess)
         self.base, self.excess = base, excess
+        self.moments = [float(base @ excess**j) for j in (1, 2, 3)]
+        self.fourth = (math.nan, math.nan), math.nan
         with np.errstate(divide="ignore"):
-            if levels == 1:
-                self.mass: Array = np.broadcast_to(base, (len(grid), len(base)))
-                self.logs = np.log1p(grid[:, None] * excess)
-                self.corner: Array = (1 - grid) * self.edge
-            else:
-                self.mass, self.logs = self._levels(d, grid)
-                self.corner = np.zeros(len(grid))
+            self.mass: Array = np.broadcast_to(base, (len(grid), len(base)))
+            self.logs = np.log1p(np.minimum(grid, 1.0)[:, None] * excess)
+            self.corner: Array = (1 - grid) * self.edge
+
+    @staticmethod
+    def of_noise(cut: _Cut, grid: Array, levels: int, turned: bool, up: bool) -> "_Move":
+        """Of D up to the cut; turned: whether it moves down."""
+        d = cut.mass[::-1] if turned else cut.mass
+        one = np.concatenate([[0.0], d[:-1]])
+        base, excess = (d, one / d - 1) if up else (d[1:], d[:-1] / d[1:] - 1)
+        move = _Move(grid, base, excess, up, 0.0 if up else float(d[0]), cut.beta)
+        if levels > 1:
+            with np.errstate(divide="ignore"):
+                move.mass, move.logs = move._levels(d, grid)
+            move.corner = np.zeros(len(grid))
+        return move
 
     def _levels(self, d: Array, grid: Array) -> tuple[Array, Array]:
         """The same for any number of whole steps: outcomes below the shift are lost, or P has none there."""
@@ -136,6 +156,8 @@ class _Move:
             k = np.minimum(grid.astype(int), len(d) - 1)
             ratio[np.arange(len(grid)), k] = d[0] / d[k]
             ratio = np.where(mass > 0, ratio, 1.0)
+        if len(d) > WIDTH:
+            mass, ratio = _ratio_blocks(mass, ratio)
         return mass, np.log(ratio)
 
     def moduli(self, a: float, step: float, count: int) -> Iterator[Array]:
@@ -156,10 +178,12 @@ class _Move:
     def near(self, z: complex, x: float) -> tuple[float, float]:
         """G and r for all distances up to x."""
         p = 1 + z if self.up else -z
-        d, e = self.base, self.excess
-        c1, c2, c3 = (float(d @ e**j) for j in (1, 2, 3))
-        with np.errstate(over="ignore"):
-            fourth = float(d @ (e**4 * np.maximum(1.0, (1 + x * e) ** (p.real - 4))))
+        c1, c2, c3 = self.moments
+        if self.fourth[0] != (p.real, x):  # the same at every frequency
+            with np.errstate(over="ignore"):
+                grown = np.maximum(1.0, (1 + x * self.excess) ** (p.real - 4))
+                self.fourth = (p.real, x), float(self.base @ (self.excess**4 * grown))
+        fourth = self.fourth[1]
         rest = abs(p * (p - 1) * (p - 2) * (p - 3)) * x * x / 24 * fourth
         slope = p * c1 - self.edge
         curves = [p * (p - 1) * (c2 / 2 + at * (p - 2) * c3 / 6) for at in (0.0, x)]
@@ -168,33 +192,61 @@ class _Move:
         return rate, max(0.0, slope.real)
 
 
-def _blocks(base: Array, excess: Array) -> tuple[Array, Array]:
+def _blocks(base: Array, excess: Array, width: int = WIDTH) -> tuple[Array, Array]:
     """Fewer outcomes: each is split into two, of the least and the largest excess of its block; masses stay.
 
     (base, O_1) is what remains of that pair when it is forgotten which of the two it was.
     """
-    starts = np.linspace(0, len(base), WIDTH // 2, endpoint=False).astype(int)
+    starts = np.linspace(0, len(base), width // 2, endpoint=False).astype(int)
     total, moved = np.add.reduceat(base, starts), np.add.reduceat(base * excess, starts)
     low, high = np.minimum.reduceat(excess, starts), np.maximum.reduceat(excess, starts)
-    width = np.where(high > low, high - low, 1.0)
-    share = np.clip((moved / total - low) / width, 0.0, 1.0)
+    share = np.clip((moved / total - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
     return np.concatenate([total * (1 - share), total * share]), np.concatenate([low, high])
 
 
+def _ratio_blocks(mass: Array, ratio: Array) -> tuple[Array, Array]:
+    """The same for ratios O_x/base, a row for each x."""
+    starts = np.linspace(0, mass.shape[1], WIDTH // 2, endpoint=False).astype(int)
+    total, moved = (np.add.reduceat(each, starts, axis=1) for each in (mass, mass * ratio))
+    low = np.minimum.reduceat(np.where(mass > 0, ratio, np.inf), starts, axis=1)
+    high = np.maximum.reduceat(np.where(mass > 0, ratio, -np.inf), starts, axis=1)
+    low, high = np.where(total > 0, low, 1.0), np.where(total > 0, high, 1.0)
+    width = np.where(high > low, high - low, 1.0)
+    share = np.clip((moved / np.where(total > 0, total, 1.0) - low) / width, 0.0, 1.0)
+    return np.concatenate([total * (1 - share), total * share], 1), np.concatenate([low, high], 1)
+
+
+def response_delta(
+    pairs: Sequence[tuple[Array, Array]], epsilon: float, instances: int, change: float, lost: float
+) -> float:
+    """A delta where sums are one of these pairs (b, o) each, whichever is worst, and a user moves by ``change``.
+
+    lost: what lies outside the arrays, at most, of any of them. The first pair is that on which the order is chosen.
+    Unchecked. Guarantees: an upper bound, as the module's proof says.
+    """
+    both = [(base, other / base - 1) for b, o in pairs for base, other in ((b, o), (o, b))]
+    both[2:] = [_blocks(*pair, NARROW) if len(pair[0]) > NARROW else pair for pair in both[2:]]
+    chi = max(float(base @ excess**2) for base, excess in both)
+
+    def moves(grid: Array, rough: bool) -> list[_Move]:
+        return [_Move(grid, *pair, up) for pair in (both[:2] if rough else both) for up in (True, False)]
+
+    wide, farthest = math.sqrt(instances * change), min(1.0, math.sqrt(change))
+    found = _delta(moves, chi, epsilon, wide, change, farthest, FAST)
+    return min(1.0, found + 2 * instances * lost)
+
+
 def _delta(
-    cut: _Cut,
+    make: Callable[[Array, bool], list[_Move]],
+    chi: float,
     epsilon: float,
-    instances: int,
+    wide: float,
     gamma: float,
     farthest: float,
-    levels: int,
     setting: tuple[float, float],
 ) -> float:
-    """The bound for one cut."""
+    """The bound for all moves that ``make`` makes for a grid, or of some that are enough to choose the order by."""
     longest, gaussian = setting
-    d = cut.mass
-    chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())  # c_2 of one step
-    wide = math.sqrt(instances * gamma)
     start = max(epsilon / (gamma * chi) - 0.5, 1e-2)
 
     def exponents(moves: list[_Move], a: float, step: float, count: int, grid: Array) -> Array:
@@ -208,7 +260,7 @@ def _delta(
         return np.minimum(found, found[0])
 
     rough = _grid(_first(chi, start, farthest), farthest)
-    real = _moves(cut, rough, levels)
+    real = make(rough, True)
 
     def height(log_a: float) -> float:
         a = math.exp(log_a)
@@ -224,20 +276,20 @@ def _delta(
     period = longest * math.sqrt(gamma * chi + s * s)
     count = math.ceil(REACH / (s * 2 * math.pi / period)) + 1
     grid = _grid(_first(chi, abs(complex(a, 2 * math.pi * (count - 1) / period)), farthest), farthest)
-    E = exponents(_moves(cut, grid, levels), a, 2 * math.pi / period, count, grid)
+    E = exponents(make(grid, False), a, 2 * math.pi / period, count, grid)
     w = 2 * math.pi / period * np.arange(count)
     logs = E + (a * a + a - w * w) * s * s / 2 - a * epsilon
     with np.errstate(over="ignore"):
         terms = np.exp(logs) / np.abs((a + 1j * w) * (a + 1 + 1j * w))
         tail = np.exp(E[0] + (a * a + a - w[-1] ** 2) * s * s / 2 - a * epsilon) / (math.pi * w[-1])
     total = (terms[0] + 2 * terms[1:].sum()) / period + tail
-    return float(min(1.0, cut.lost * wide + total * (1 + ROUNDING) + 1e-13)) if math.isfinite(total) else 1.0
+    return float(min(1.0, total * (1 + ROUNDING) + 1e-13)) if math.isfinite(total) else 1.0
 
 
 def _moves(cut: _Cut, grid: Array, levels: int) -> list[_Move]:
     symmetric = np.array_equal(cut.mass, cut.mass[::-1])
     return [
-        _Move(cut, grid, levels, turned, up)
+        _Move.of_noise(cut, grid, levels, turned, up)
         for turned in (False, True)[: 1 + (not symmetric)]
         for up in (True, False)
     ]

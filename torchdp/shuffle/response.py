@@ -10,11 +10,13 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.inversion import response_delta
 from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.response_curve import response_profile
-from torchdp.shuffle.search import Target, least_noise
+from torchdp.shuffle.response_curve import response_pairs, response_profile
+from torchdp.shuffle.search import FAR_BELOW, TOLERANCE, Target, crossing, least_noise
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class RandomizedResponseSum(MessageLaw):
     P_k = (1 - flip) (N_k + 1) + flip N_k if the user holds a one and Q_k = flip (N_k + 1) + (1 - flip) N_k if not,
     N_k ~ Binomial(n - 1 - k, flip) + Binomial(k, 1 - flip). Every pair of neighbours is some (P_k, Q_k) or its swap,
     so their largest hockey-stick divergence is the smallest curve that bounds all of them; it need not be attained
-    at k = 0 or n - 1. Users who are absent leave the protocol of those present. Before any shuffling it is
-    ln((1 - flip)/flip)-private.
+    at k = 0 or n - 1. Of numbers rounded to bits: ``inversion``. Users who are absent leave the protocol of those
+    present. Before any shuffling it is ln((1 - flip)/flip)-private.
     Source: Warner (1965); Cheu, Smith, Ullman, Zeber, Zhilyaev (2019) for the protocol behind a shuffler.
     """
 
@@ -86,6 +88,11 @@ class RandomizedResponseSum(MessageLaw):
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return (response_profile(self.present(absent), self.flip),)
 
+    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
+        """Over all numbers of ones among the other users, in intervals: ``response_pairs``."""
+        pairs, lost = response_pairs(self.present(absent), self.flip)
+        return response_delta(pairs, epsilon, instances, change, lost)
+
     def pure_epsilon(self, absent: int = 0) -> float:
         """ln((1 - flip)/flip)."""
         return math.log((1 - self.flip) / self.flip)
@@ -95,6 +102,30 @@ class RandomizedResponseSum(MessageLaw):
         if target.delta == 0:
             return cls(target.users, 1 / (1 + math.exp(target.epsilon / target.flips)))
         target = target.composed(cls)
+        if target.change >= target.flips:
+            return cls._least_of_flips(target)
+        present = target.users - target.absent
+        start = gaussian_sigma(target.epsilon, target.delta, math.sqrt(target.change))
+        start *= math.sqrt(target.users / present)
+
+        def excess(log_rmse: float) -> float:
+            """Where nobody else holds a one, in most cases the worst."""
+            pairs, lost = response_pairs(present, cls.of_rmse(target.users, math.exp(log_rmse)).flip, alone=True)
+            delta = response_delta(pairs, target.epsilon, target.instances, target.change, lost)
+            return math.log(max(delta, 1e-300) / target.delta)
+
+        log_rmse = crossing(excess, math.log(1.05 * start))
+        slope = max((excess(log_rmse) - excess(log_rmse + 0.02)) / 0.02, 1.0)
+        found = cls.of_rmse(target.users, math.exp(log_rmse))
+        while (delta := found.moved_delta(*target.moving)) > target.delta:
+            log_rmse += max(1.02 * math.log(delta / target.delta) / slope, TOLERANCE)
+            found = cls.of_rmse(target.users, math.exp(log_rmse))
+        if target.change < target.flips / FAR_BELOW:
+            return found
+        return min(found, cls._least_of_flips(target), key=lambda law: law.rmse)
+
+    @classmethod
+    def _least_of_flips(cls, target: Target) -> Self:
         return least_noise(lambda rmse: cls.of_rmse(target.users, rmse), target.central, target)
 
     @classmethod

@@ -15,6 +15,10 @@ _OUTSIDE = 60.0
 _AT_ONCE = 1 << 22
 _WIDEST = 1 << 18  # counts to follow for each k
 _ROUNDING = 1e-10
+_INTERVAL, _GIVEN_AWAY = (
+    0.12,
+    0.005,
+)  # of k, and of n at most: how long an interval is of numbers of ones told as one
 
 
 def response_profile(users: int, flip: float) -> Profile:
@@ -158,3 +162,30 @@ def _coefficients(
     """y, D(y)/(p q) and others - y + 1, (width, rows)."""
     q, y = 1 - p, bottom + np.arange(width)[:, None]
     return y, ((p * p + q * q) * y - ((others - ones) * p * p + ones * q * q)) / (p * q), others - y + 1
+
+
+def response_pairs(users: int, p: float, alone: bool = False) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
+    """The laws of the count for a user's bit 0 and 1, of pairs that dominate those of every k ones among the others.
+
+    For k in [k1, k2] the pair of users - (k2 - k1) users with k1 ones dominates: to be told the answers of the k - k1
+    further ones and of k2 - k zeros helps. k and users - 1 - k mirror each other. Intervals grow with k. alone: k = 0
+    only. Beside them a bound on the mass that lies outside the arrays.
+    """
+    from scipy.stats import binom  # here, because loading it takes half a second
+
+    def law(count: int, chance: float) -> np.ndarray:
+        middle, reach = count * chance, _reach(count, p)
+        low, high = max(0, math.floor(middle - reach)), min(count, math.ceil(middle + reach))
+        return binom.pmf(np.arange(low, high + 1), count, chance)
+
+    pairs, low = [], 0
+    while low <= (users - 1) // 2:
+        high = min(low + int(min(low * _INTERVAL, users * _GIVEN_AWAY)), users - 1)
+        mass = np.convolve(law(users - 1 - high, p), law(low, 1 - p))
+        mass = mass[mass > 0]
+        stay, flipped = np.append(mass, 0.0), np.insert(mass, 0, 0.0)
+        pairs.append(((1 - p) * stay + p * flipped, p * stay + (1 - p) * flipped))
+        if alone:
+            break
+        low = high + 1
+    return pairs, 4 * math.exp(-_OUTSIDE)

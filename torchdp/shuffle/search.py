@@ -60,6 +60,11 @@ class Target:
         """The sigma of a curator's Gaussian noise where every bit may flip: about the RMSE that is needed."""
         return gaussian_sigma(self.epsilon, self.delta, math.sqrt(self.flips))
 
+    @property
+    def moving(self) -> tuple[float, int, float, int]:
+        """The arguments of ``moved_delta``."""
+        return self.epsilon, self.instances, self.change, self.absent
+
     def positive_delta(self, law: type) -> "Target":
         """Itself. Raises ValueError where delta is 0."""
         if self.delta == 0:
@@ -139,7 +144,7 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     start = gaussian_sigma(epsilon, delta, math.sqrt(target.change)) * math.sqrt(target.users / present)
 
     def moved(noise: float) -> float:
-        return family(noise).moved_delta(epsilon, target.instances, target.change, target.absent)
+        return family(noise).moved_delta(*target.moving)
 
     if flipping is not None and moved(flipping.rmse) > delta:  # movement asks for more noise than flips do
         return flipping

@@ -191,7 +191,7 @@ class BitSums(OfBits, Shuffled[Tensor]):
         """With the least noise of this kind of law at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
             raise TypeError(f"kind must be a law that users make, such as PoissonSum, not {kind!r}")
-        law = kind.calibrated(users, epsilon, delta * ROUNDED, instances, absent)
+        law = kind.calibrated(users, epsilon, checks.below_one("delta", delta) * ROUNDED, instances, absent)
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
 
     @cached_property

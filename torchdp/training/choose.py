@@ -136,10 +136,10 @@ def _binned(
     sampling, most = BallsInBins(bins), min(bins, steps, steps if steps <= DENSE else MOST_BANDS)
     found = []
     for bands in sorted({2**i for i in range(most.bit_length())} | {most}):
-        C = _banded(W, bands, p)
+        C = _positive(W, bands, p)
         rough = search(sampling.gram(C, bound), epsilon, delta, delta, -(-samples // 16), generator)
         found.append((_mean(rough * standard_errors(W, C), p), bands))
-    C, doubt = _banded(W, min(found)[1], p), DOUBT * delta / TRIES
+    C, doubt = _positive(W, min(found)[1], p), DOUBT * delta / TRIES
     sigma = sampling.sigma(C, bound, epsilon, delta, doubt=doubt, samples=samples, generator=generator)
     for _ in range(TRIES):
         kept = sampling.guarantee(C, sigma, bound, epsilon, doubt=doubt, samples=samples, generator=generator)
@@ -148,6 +148,11 @@ def _binned(
             return Plan(C, sampling, bound, sigma, users, batch, replace(kept, delta=delta), errors)
         sigma *= 1.02
     raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
+
+
+def _positive(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:
+    """No entry below 0, as balls in bins ask."""
+    return BandedStrategy(_banded(W, bands, p).coefficients.clamp_min(0), W.shape[0])
 
 
 def _bands(plan: Plan) -> int:

@@ -157,7 +157,7 @@ class Run:
         secret = None if isinstance(draws, Noise) else _checked(draws, plan)
         self._key = _fresh(draws) if isinstance(draws, Noise) else bytes(draws["key"].tolist())
         self._key = replicas.from_first(self._key) if self._group else self._key
-        noise = self._derived(b"noise")
+        noise = self._derived(b"noise", self._device)
         self.noise = CorrelatedNoise(
             plan.strategy.to(self._device), size, plan.sigma, noise=noise, dtype=dtype, shard=(first, self._whole)
         )
@@ -240,7 +240,8 @@ class Run:
     def secret_state(self) -> dict[str, Any]:
         """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret as the data.
 
-        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over.
+        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over, and
+        every process of a group. Later each process needs its own.
         """
         past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
         key, plan = (torch.tensor(list(part), dtype=torch.uint8) for part in (self._key, self.plan.digest()))
@@ -265,9 +266,9 @@ class Run:
     def _digest(self, purpose: bytes) -> bytes:
         return hashlib.sha256(self._key + purpose).digest()
 
-    def _derived(self, purpose: bytes) -> SeededNoise:
+    def _derived(self, purpose: bytes, device: torch.device | str = "cpu") -> SeededNoise:
         """The cipher under a key of its own."""
-        return SeededNoise(int.from_bytes(self._digest(purpose), "little"))
+        return SeededNoise(int.from_bytes(self._digest(purpose), "little"), device)
 
 
 def _fresh(draws: Noise) -> bytes:

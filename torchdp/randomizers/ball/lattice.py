@@ -40,7 +40,7 @@ class Lifted(NamedTuple):
 
     g: Tensor  # (n, dim)
     lift: Tensor  # (n,): g_0
-    points: Tensor  # (n, dim), without error
+    whole: Tensor  # (n, dim): 2^26 x', without error
     height: Tensor  # (n,)
     length: Tensor  # (n,): |G| at least, (n,)
     error: Tensor  # (n,): bound on |dG|
@@ -48,7 +48,8 @@ class Lifted(NamedTuple):
     @property
     def along(self) -> tuple[Tensor, Tensor]:
         """<G, u>, (n,), and a bound on its error."""
-        total, depth = added(self.g * self.points, self.lift * self.height)
+        total, depth = added(self.g * self.whole, self.lift * self.height * WHOLE)
+        total /= WHOLE
         return total, self.error + self.length * ((depth + 4) * UNIT)
 
     @property
@@ -68,7 +69,7 @@ class Mixture(NamedTuple):
 
 @dataclass(frozen=True)
 class LatticeRandomizer(BallRandomizer):
-    """Y = step N for whole numbers N of 16 bits, or 32: N_i = floor(V_i/h + W_i), cut off at the ends.
+    """Y = step N for whole numbers N of 16 bits, or 32: N_i = V_i/h + W_i, rounded, and cut off at the ends.
 
     V = b g + a x' has the law of a private vector of real numbers; g: normals; x': the point over the radius, moved to
     a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i uniform on {(j + 1/2) 2^-16}: N_i h is V_i without
@@ -162,49 +163,57 @@ class LatticeRandomizer(BallRandomizer):
 
     def _whole(self, users: Tensor, draws: Draws) -> Tensor:
         """N for points (n, dim), float64."""
-        n, pairs = len(users), self._pairs
-        widths = (pairs, pairs, -(-self.dim // 4), self._own)
-        words = Words(*(draws.words((n, width)) for width in widths))
-        whole = on_lattice(users, self.radius)
-        t, bound = self.shifted(whole, words)
-        away = (t - t.floor()).sub_(0.5).abs_().amax(-1)  # 1/2 beside a whole number
-        N = t.floor_()
+        words = self.words(len(users), draws)
+        whole, squares = on_lattice(users, self.radius)
+        t, bound = self.shifted(whole, squares, words)
+        N = t.round()
+        away = t.sub_(N).abs_().amax(-1)  # 1/2 between two whole numbers
         rows = (~(away < 0.5 - bound)).nonzero()[:, 0]  # NaN is in doubt
         if len(rows):
-            more = draws.words((len(rows), 2 * pairs + self._own, MORE)).cpu()
+            more = self.further(len(rows), draws).cpu()
             asked = zip(whole[rows].tolist(), *(each[rows].cpu() for each in words), more, strict=True)
             decided = [
-                [int(one.context.floor(one)) for one in self.exactly(x, Words(*own), rest)]
+                [int(one.context.nint(one)) for one in self.exactly(x, Words(*own), rest)]
                 for x, *own, rest in asked
             ]
             N[rows] = torch.tensor(decided, dtype=torch.float64, device=N.device)
         return N.clamp_(-self._limit, self._limit - 1)
 
-    def shifted(self, whole: Tensor, words: Words) -> tuple[Tensor, Tensor]:
+    def words(self, n: int, draws: Draws) -> Words:
+        """All that n messages are a function of, beside their points, but for rows in doubt."""
+        widths = (self._pairs, self._pairs, -(-self.dim // 4), self._own)
+        return Words(*(draws.words((n, width)) for width in widths))
+
+    def further(self, n: int, draws: Draws) -> Tensor:
+        """192 more bits for each word that is a uniform number, (n, words, 3), int64."""
+        return draws.words((n, 2 * self._pairs + self._own, MORE))
+
+    def shifted(self, whole: Tensor, squares: Tensor, words: Words) -> tuple[Tensor, Tensor]:
         """V/h + W by float64, (n, dim), and a bound on its error, (n,), or what is no number.
 
-        whole: points on the lattice, times 2^26.
+        whole: points on the lattice, times 2^26; squares: of their norms.
         """
-        radii = words.radii.bitwise_and(MOST).double().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
-        angles = words.angles.double().mul_(2 * math.pi * 2.0**-64)
-        normals = torch.cat([radii * angles.cos(), radii * angles.sin()], -1)
+        radii = words.radii.double().abs_().mul_(2.0**-63).log_().mul_(-2).sqrt_()
+        angles, pairs = words.angles.double().mul_(2 * math.pi * 2.0**-64), self._pairs
+        normals = radii.new_empty(len(whole), 2 * pairs)
+        torch.mul(radii, angles.cos(), out=normals[:, :pairs])
+        torch.mul(radii, angles.sin_(), out=normals[:, pairs:])
         longest, length = radii.amax(-1), torch.linalg.vector_norm(radii, dim=-1)
         rest = (longest.square() / 2).exp() * 2.0**-63 + 2 * UNIT  # of log U: what is not drawn of U, its rounding
         rest.masked_fill_(longest > LONGEST, math.inf)
-        error = length * (NORMALS * UNIT) + rest * (math.sqrt(self._pairs) / radii.amin(-1))
-        height = (WHOLE**2 - whole.square().sum(-1)).sqrt() / WHOLE
-        g = normals[:, : self.dim]
-        lifted = Lifted(g, normals[:, self.dim], whole / WHOLE, height, length, error)
+        error = length * (NORMALS * UNIT) + rest * (math.sqrt(pairs) / radii.amin(-1))
+        height = (WHOLE**2 - squares).sqrt() / WHOLE
+        lifted = Lifted(normals[:, : self.dim], normals[:, self.dim], whole, height, length, error)
         stretch, along, other = self._mixture(words.own, lifted)
-        t = (along[:, None] if isinstance(along, Tensor) else along) * lifted.points
-        t.add_(g if stretch is None else g * stretch[:, None]).div_(self.grid).add_(self._dithered(words.dither))
+        g = lifted.g if stretch is None else lifted.g * stretch[:, None]
+        t = torch.add(g, sixteen_bits(words.dither, self.dim), alpha=DITHER * self.grid)
+        if isinstance(along, Tensor):
+            t.addcmul_(along[:, None] / WHOLE, whole)
+        else:
+            t.add_(whole, alpha=along / WHOLE)
         largest = 1 if stretch is None else stretch
         bound = error * largest + other + (length * largest + 40) * (8 * UNIT)
-        return t, bound * (MARGIN / self.grid)
-
-    def _dithered(self, words: Tensor) -> Tensor:
-        """W, (n, dim)."""
-        return words.view(torch.int16)[:, : self.dim].double().add_(0.5 / DITHER + 0.5).mul_(DITHER)
+        return t.div_(self.grid).add_(DITHER / 2), bound * (MARGIN / self.grid)
 
     def exactly(self, point: list[float], words: Words, more: Tensor) -> list[Any]:
         """V/h + W of one message by arithmetic of 448 bits, from 192 further bits for each word: a list of numbers.
@@ -217,7 +226,8 @@ class LatticeRandomizer(BallRandomizer):
         one = context.mpf(2) ** -256
         cosines, sines = [], []
         for radius, angle in zip(long[:pairs], long[pairs : 2 * pairs], strict=True):
-            size = context.sqrt(-2 * context.log((2 * (radius % (1 << 255)) + 1) * one))
+            signed = radius - (radius >> 255 << 256)
+            size = context.sqrt(-2 * context.log(abs(2 * signed + 1) * one))
             cosine, sine = context.cos_sin(context.pi * (2 * angle + 1) * one)
             cosines.append(size * cosine)
             sines.append(size * sine)
@@ -225,8 +235,8 @@ class LatticeRandomizer(BallRandomizer):
         height = context.sqrt((1 << 52) - sum(int(each) ** 2 for each in point))
         u = [each / WHOLE for each in (*map(context.mpf, point), height)]
         b, a = self._exactly(context, long[2 * pairs :], G, u)
-        parts = zip(G, u, self._dithered(words.dither[None])[0].tolist(), strict=False)
-        return [(b * each + a * along) / self.grid + w for each, along, w in parts]
+        dither = ((sixteen_bits(words.dither[None], self.dim)[0] + 0.5) * DITHER).tolist()
+        return [(b * g + a * x) / self.grid + w for g, x, w in zip(G, u, dither, strict=False)]
 
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n, dim), whole multiples of ``step``, added up without error. Raises TypeError, ValueError."""
@@ -250,15 +260,24 @@ class LatticeRandomizer(BallRandomizer):
         return whole.to(torch.int64)
 
 
-def on_lattice(users: Tensor, radius: float) -> Tensor:
-    """Points (n, dim) float64 over the radius, times 2^26, to whole numbers of norm 2^26 at most, without error."""
+def on_lattice(users: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Points (n, dim) float64 over the radius, times 2^26, to whole numbers, and the squares of their norms, (n,).
+
+    Squares add up without error, below 2^53; none is above 2^52.
+    """
     whole = (users * (WHOLE / radius)).round_()
-    squares = whole.square().sum(-1)  # below 2^53
+    squares = whole.square().sum(-1)
     out = (squares > WHOLE**2).nonzero()[:, 0]
     if len(out):
         shrink = WHOLE / squares[out].sqrt() * (1 - 2.0**-50)
-        whole[out] = whole[out].mul_(shrink[:, None]).trunc_()
-    return whole
+        inside = whole[out].mul_(shrink[:, None]).trunc_()
+        whole[out], squares[out] = inside, inside.square().sum(-1)
+    return whole, squares
+
+
+def sixteen_bits(words: Tensor, dim: int) -> Tensor:
+    """(n, words) int64 -> (n, dim) whole numbers from -2^15 to 2^15 - 1, float64."""
+    return words.view(torch.int16)[:, :dim].double()
 
 
 def added(products: Tensor, first: Tensor) -> tuple[Tensor, int]:
