@@ -64,7 +64,8 @@ def clip_and_sum(
     total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
     done = False
     try:
-        with _masks(dropout, targets.device):
+        seed = None if dropout is None else int(Simulated(dropout).integers(()))
+        with _masks(seed, targets.device):
             for x, y in _split(inputs, targets, at_once):
                 total += clipped_sum(list(each(parameters, x, y).values()), bound)
         changed = memory.changed()
@@ -167,12 +168,11 @@ def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inpu
 
 
 @contextmanager
-def _masks(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """torch's own generators start from ``generator``, and are put back."""
-    if generator is None:
+def _masks(seed: int | None, device: torch.device) -> Iterator[None]:
+    """torch's own generators start from ``seed``, and are put back."""
+    if seed is None:
         yield
         return
-    seed = int(Simulated(generator).integers(()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

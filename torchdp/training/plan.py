@@ -167,15 +167,13 @@ class Run:
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, secret is None)
         step = max(checks.integer("step", step, 0, steps), self.noise.step, self._ledger.step)
         self.noise.skip(replicas.most(step) if self._group else step)
-        self._masks = keyed_generator(self._digest(b"masks") + urandom(16))
+        self._masks = self._generator(b"masks", urandom(16))
         self.batches: Batches | SampledBatches
         if not isinstance(plan.sampling, Participation):
             drawn = self._derived(b"batches")
             self.batches = SampledBatches(plan.sampling, plan.users, steps, noise=drawn, first=self.step)
         else:
-            order = keyed_generator(
-                self._digest(b"order")
-            )  # public: it may become known, and tells of no other word
+            order = self._generator(b"order")  # public: it may become known, and tells of no other word
             self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order, first=self.step)
         self._waiting: int | None = None  # users in the batch that was handed out and not yet used
 
@@ -262,6 +260,10 @@ class Run:
         self._waiting = None
         private = replicas.joined(private, self._chunk, self._whole) if self._group else private
         set_gradients(self.module, private / self.plan.batch)
+
+    def _generator(self, name: bytes, more: bytes = b"") -> torch.Generator:
+        """For what is no noise."""
+        return keyed_generator(self._digest(name) + more)
 
     def _digest(self, purpose: bytes) -> bytes:
         return hashlib.sha256(self._key + purpose).digest()
