@@ -169,6 +169,7 @@ print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy"
     assert fresh(code).strip() == "[]"
 
 
+@pytest.mark.slow
 def test_windows_lacks_simulate_alone(tmp_path):
     """docs/versions.md: what is of POSIX alone is taken away, once what belongs to others is loaded."""
     code = f"""

@@ -89,8 +89,13 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
     assert sorted(next(iter(SampledBatches(CyclicPoisson(1, 1.0), 9, 2)))) == list(range(9))
 
 
-@pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+@pytest.mark.parametrize(
+    ("epsilon", "p"),
+    [
+        (0.5, 2.0),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.5, math.inf), (8.0, 2.0), (8.0, math.inf))),
+    ],
+)
 def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
     choice = choose(Iterates(24, momentum=0.5), 240, 20, epsilon=epsilon, delta=1e-5, p=p)
     named = {one.name: one for one in choice.candidates}
