@@ -42,7 +42,7 @@ class Lifted(NamedTuple):
     lift: Tensor  # (n,): g_0
     whole: Tensor  # (n, dim): 2^26 x', without error
     height: Tensor  # (n,)
-    length: Tensor  # (n,): |G| at least, (n,)
+    length: Tensor  # (n,): |G| at least
     error: Tensor  # (n,): bound on |dG|
 
     @property
@@ -75,10 +75,11 @@ class LatticeRandomizer(BallRandomizer):
     a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i uniform on {(j + 1/2) 2^-16}: N_i h is V_i without
     bias, and its variance h^2/6 larger; h is 2^-8 of the noise's deviation, 2^-6 beyond dim = 1000, or less.
 
-    float64 computes V_i/h + W_i and a bound on its error. Where a whole number lies within the bound, so that floats
-    can not decide the floor, 192 further bits are drawn for each uniform number and arithmetic of 448 bits decides: N
-    is a function of the words alone, on every machine whose logarithm, sine and cosine are good to 4 units in the last
-    place. A message with a number in doubt (one in 3 million at dim = 256) takes a tenth of a second.
+    float64 computes V_i/h + W_i and a bound on its error. Where the middle between two whole numbers lies within the
+    bound, so that floats can not decide, 192 further bits are drawn for each uniform number and arithmetic of 448 bits
+    decides: N is a function of the words alone, on every machine whose logarithm, sine and cosine are good to 4 units
+    in the last place. A message in doubt (one in millions at dim = 256, experiments/bench/lattice_cpu.txt) takes
+    thousands of times as long as the others.
 
     Guarantees: N's law is within ``variation`` of the real mechanism's, rounded: the (epsilon, delta) of real numbers
         holds for what is sent, with (1 + e^epsilon) variation added to delta.
