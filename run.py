@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 COMMANDS = {
     "demo": [["experiments/pairwise/demo.py"]],
-    "test": [["-m", "pytest", "-n", "2", "-m", "not slow and not gpu"]],
+    "test": [["-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow and not gpu"]],
     "lint": [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]],
     "site": [["-m", "mkdocs", "build", "--strict"]],
 }

@@ -13,10 +13,6 @@ from pathlib import Path
 import pytest
 from test_architecture import MAY_IMPORT
 
-# the second round of the checks is of another processor, which no page hangs on
-pytestmark = pytest.mark.skipif(
-    os.environ.get("ATEN_CPU_CAPABILITY") == "default", reason="pages are not computed"
-)
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.stem for path in (ROOT / "docs/reference").glob("*.md"))
 INNER = {"checks", "cli", "descent", "draws", "kernels", "memory", "randomness", "rounded", "wire", "__main__"}
