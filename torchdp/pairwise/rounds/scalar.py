@@ -80,7 +80,7 @@ class SignResponse(ScalarResponse):
 class TiltedResponse(ScalarResponse):
     """value + noise of variance 1/k^2, k the threshold of the tilted normal: the smaller one at large epsilon.
 
-    Guarantees: exactly epsilon-LDP.
+    Guarantees: epsilon-LDP, but for the delta that arithmetic costs.
     Source: Asi, Feldman, Talwar (2022), PrivUnitG, in one dimension.
     """
 

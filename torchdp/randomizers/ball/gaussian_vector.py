@@ -22,12 +22,13 @@ class GaussianVector(LatticeRandomizer):
     """For x in R^dim with ||x|| <= radius the message x + N(0, sigma^2 I), at the smallest sigma for (epsilon, delta).
 
     Two points of the ball are at most 2 radius apart: sigma is that of the analytic Gaussian mechanism at this
-    sensitivity. dim: a positive integer; epsilon in [1e-3, 30]; delta in (0, 1), a keyword, above 1e-30 or so, where
-    the normals that are drawn end; radius in [1e-140, 1e140]. Raises ValueError.
+    sensitivity. dim: a positive integer; epsilon in [1e-3, 30]; delta in (0, 1), a keyword, above what
+    arithmetic costs; radius in [1e-140, 1e140]. Raises ValueError.
 
     ``drawn`` costs O(dim) for each repetition, whatever the number of users.
 
-    Guarantees: (epsilon, delta)-LDP, for any two points of the ball; no smaller sigma is (to 1e-8).
+    Guarantees: (epsilon, delta)-LDP of the numbers that are sent, for any two points of the ball; no smaller sigma is
+        (to 1e-8).
     Source: Balle, Wang (2018), Theorem 8.
     """
 

@@ -159,6 +159,10 @@ class LatticeRandomizer(BallRandomizer):
             )
         return whole.view(-1, self.dim).double() * self.step
 
+    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+        """In x's dtype, but float64 where numbers have 32 bits, which float32 does not hold."""
+        return super().speak(x.double() if self._bits > 16 else x, draws)
+
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
         return self._whole(users, draws).mul_(self.step)
 

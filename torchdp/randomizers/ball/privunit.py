@@ -22,7 +22,7 @@ COORDINATE = 500  # units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): mea
 
 @dataclass(frozen=True)
 class PrivUnit(LatticeRandomizer, SphereRandomizer):
-    """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, exactly.
+    """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, before it is rounded.
 
     x / radius is lifted to the unit sphere of R^D, D = dim + 1; there a uniform point V is made e^epsilon times as
     likely on the cap <V, u> >= gamma, and Y is radius V/gamma without its last coordinate. gamma is the fixed point
@@ -33,7 +33,8 @@ class PrivUnit(LatticeRandomizer, SphereRandomizer):
     ``drawn`` draws dim + 1 normals for each type in a repetition, and three numbers for each of its users if they are
     fewer than a few thousand; beyond, three in all, whatever the number of users (``AxialSums.least``).
 
-    Guarantees: exactly epsilon-LDP, for any two points of the ball.
+    Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for the delta that
+        arithmetic costs (``variation``).
     Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit2; Asi, Feldman, Talwar (2022), optimality.
     """
 

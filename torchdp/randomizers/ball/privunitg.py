@@ -21,7 +21,7 @@ TAU = 700  # units of 2^-53 in tau: 1.26 x 8 by its chance, 16 x 40 by the quant
 
 @dataclass(frozen=True)
 class PrivUnitG(LatticeRandomizer):
-    """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = (radius/k)^2 I, exactly.
+    """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = (radius/k)^2 I, before it is rounded.
 
     x / radius is lifted to the unit sphere of R^{dim+1}, PrivUnitG applied there at its best threshold k,
     the last coordinate dropped (derivation: kernels/privunitg/README.md). The noise does not depend on x.
@@ -29,7 +29,8 @@ class PrivUnitG(LatticeRandomizer):
 
     ``drawn`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
 
-    Guarantees: exactly epsilon-LDP, for any two points of the ball.
+    Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for the delta that
+        arithmetic costs (``variation``).
     Source: Asi, Feldman, Talwar (2022), PrivUnitG; plays the role of Ghazi et al. (2023), Theorem 9 (VRand).
     """
 
