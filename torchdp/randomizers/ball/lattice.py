@@ -24,6 +24,7 @@ NORMALS = 36  # |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in th
 LONGEST = math.sqrt(96 * math.log(2))  # radius of a pair of normals whose first word has 15 bits
 MORE = 3  # further words for each, of a row in doubt
 LEFT = 2.0**-255  # of a uniform number, not drawn
+SMALLEST, LARGEST = 2.0**-126, 2.0**112  # steps whose multiples of 16 bits are normal numbers of float32
 
 
 class Words(NamedTuple):
@@ -160,11 +161,14 @@ class LatticeRandomizer(BallRandomizer):
         return whole.view(-1, self.dim).double() * self.step
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        """In x's dtype, but float64 where numbers have 32 bits, which float32 does not hold."""
-        return super().speak(x.double() if self._bits > 16 else x, draws)
+        """In x's dtype, but float64 where float32 does not hold the step or its multiples."""
+        short = self._bits == 16 and SMALLEST <= self.step <= LARGEST
+        return super().speak(x if short else x.double(), draws)
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        return self._whole(users, draws).mul_(self.step)
+        return (
+            self._whole(users, draws).mul_(self.step).add_(0.0)
+        )  # the sign of a zero tells which side rounded to it
 
     def _whole(self, users: Tensor, draws: Draws) -> Tensor:
         """N for points (n, dim), float64."""
