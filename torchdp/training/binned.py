@@ -260,6 +260,6 @@ def _coins(chances: Tensor, generator: torch.Generator) -> int:
     return int((torch.rand(len(chances), generator=generator, dtype=torch.float64) < chances).sum())
 
 
-def _highest(hits: int, samples: int, doubt: float) -> float:
+def _highest(hits: float, samples: int, doubt: float) -> float:
     """The chance for which so few ones are as unlikely as ``doubt``. Source: Clopper, Pearson (1934)."""
     return float(betaincinv(hits + 1, samples - hits, 1 - doubt)) if hits < samples else 1.0
