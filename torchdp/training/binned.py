@@ -144,7 +144,7 @@ def divergence(
     P is the mean over i of N(m_i, I), Q = N(0, I), gram: <m_i, m_j>.
     """
     law = _Tilted.of(gram, epsilon, added, _drawn(gram, FEW // 16, generator))
-    cap = law.cap(_drawn(gram, FEW, generator))
+    cap = law.cap(law.ratio(_drawn(gram, FEW, generator), law.aimed))
     inside, beyond, mean, left = 0, 0, 0.0, samples
     while left:
         draws = _drawn(gram, left, generator)
@@ -209,43 +209,42 @@ class _Tilted:
         shift = (1 - tilt) * self.gram.mean(0) if self.added else tilt * self.gram[places]
         return z @ self.root.mT + shift
 
-    def part(self, u: Tensor) -> Tensor:
-        """f."""
+    def logs(self, u: Tensor, *tilts: float) -> list[Tensor]:
+        """log f, and log r of each tilt."""
         loss = self.log_mean(u, 1.0)
-        return -torch.expm1(self.epsilon + (loss if self.added else -loss)).clamp_max(0)
-
-    def log_weight(self, u: Tensor, tilt: float) -> Tensor:
-        """log r_tilt."""
+        part = -torch.expm1(self.epsilon + (loss if self.added else -loss)).clamp_max(0)
         if self.added:
-            return (1 - tilt) * u.mean(1) - (1 - tilt) ** 2 * self.gram.mean() / 2
-        return self.log_mean(u, tilt) - self.log_mean(u, 1.0)
+            weights = [(1 - t) * u.mean(1) - (1 - t) ** 2 * self.gram.mean() / 2 for t in tilts]
+        else:
+            weights = [self.log_mean(u, t) - loss for t in tilts]
+        return [part.log(), *weights]
 
     def log_mean(self, u: Tensor, tilt: float) -> Tensor:
+        """log mean_i exp(tilt u_i - tilt^2 |m_i|^2/2)."""
         return (tilt * u - tilt**2 * self.gram.diagonal() / 2).logsumexp(1) - math.log(len(self.gram))
 
     def ratio(self, draws: tuple[Tensor, Tensor], tilt: float) -> Tensor:
         """f/r_tilt of draws from A_tilt."""
-        u = self.seen(draws, tilt)
-        return (self.part(u).log() - self.log_weight(u, tilt)).exp()
+        part, weight = self.logs(self.seen(draws, tilt), tilt)
+        return (part - weight).exp()
 
     def excess(self, draws: tuple[Tensor, Tensor], cap: float) -> Tensor:
         """max(0, f - cap r_aimed)/r_safe of draws from A_safe."""
-        u = self.seen(draws, self.safe)
-        rest = (self.part(u) - cap * self.log_weight(u, self.aimed).exp()).clamp_min(0)
-        return (rest.log() - self.log_weight(u, self.safe)).exp()
+        part, aimed, safe = self.logs(self.seen(draws, self.safe), self.aimed, self.safe)
+        rest = (part.exp() - cap * aimed.exp()).clamp_min(0)
+        return (rest.log() - safe).exp()
 
-    def cap(self, draws: tuple[Tensor, Tensor]) -> float:
-        """About the most that f/r_aimed is."""
-        return min(float(self.ratio(draws, self.aimed).max()), self.most) or self.most
+    def cap(self, seen: Tensor) -> float:
+        """About the most that f/r_aimed is, of some of them."""
+        return min(float(seen.max()), self.most) or self.most
 
     def likely(self, draws: tuple[Tensor, Tensor], samples: int, doubt: float) -> float:
         """What the bound is likely to be at most."""
-        part, cap = self.ratio(draws, self.aimed), self.cap(draws)
-        hits = float(part.mean()) / cap * samples
-        return min(
-            cap * _highest(hits + 1.5 * math.sqrt(hits), samples, doubt) + self.most * _highest(1, samples, doubt),
-            self.most,
-        )
+        seen = self.ratio(draws, self.aimed)
+        cap = self.cap(seen)
+        hits = float(seen.mean()) / cap * samples
+        inside = cap * _highest(hits + 1.5 * math.sqrt(hits), samples, doubt)
+        return min(inside + self.most * _highest(1, samples, doubt), self.most)
 
 
 def _drawn(gram: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
