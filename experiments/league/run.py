@@ -31,7 +31,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +56,7 @@ class Config:
     turns: int = 5
     quick: bool = False  # small sizes
     environments: Path = Path("results/league/environments")
+    repositories: Path = Path("results/league/repositories")  # checkouts of peers that are no packages
     keep: bool = False  # as experiments/bench/league_cpu.*
 
 
@@ -70,11 +70,14 @@ def script(name: str) -> Path:
 
 def installed(peer: str, folder: Path) -> Path:
     """The python of the peer's environment, made where it is missing. Raises OSError with pip's last line."""
+    interpreter = shutil.which(f"python{PEERS[peer].python}") if PEERS[peer].python else sys.executable
+    if interpreter is None:
+        raise OSError(f"needs Python {PEERS[peer].python}")
     home, python = folder.absolute() / peer, folder.absolute() / peer / "bin" / "python"
     done = home / "installed"
     wanted = "\n".join(PEERS[peer].installs)
     if not done.exists() or done.read_text() != wanted:
-        venv.create(home, with_pip=True, clear=True)
+        subprocess.run([interpreter, "-m", "venv", "--clear", home], check=True)
         for what in PEERS[peer].installs:
             pip = subprocess.run([python, "-m", "pip", "install", *what.split()], capture_output=True, text=True)
             if pip.returncode:
@@ -90,7 +93,11 @@ def settings(row: Row, config: Config) -> dict:
 def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterator[tuple[Row, dict]]:
     """What a side's process says of these rows; a row of which it says nothing failed."""
     asked = [[row.name, settings(row, config), dict(row.warm)] for row in rows]
-    environment = {**os.environ, **THREADS, "PYTHONPATH": str(ROOT) if name == OURS else ""}
+    environment = {
+        **os.environ,
+        **THREADS,
+        "PYTHONPATH": str(ROOT if name == OURS else config.repositories.absolute() / name),
+    }
     try:
         child = subprocess.run(
             [python, script(name), json.dumps(asked)],
@@ -129,6 +136,8 @@ def measure(config: Config, report: Report) -> None:
     for peer in config.only:
         if any(peer in row.sides for row in chosen):
             try:
+                if (where := PEERS[peer].repository) and not (config.repositories / peer).is_dir():
+                    raise OSError(f"no checkout of github.com/{where} in {config.repositories / peer}")
                 pythons[peer] = installed(peer, config.environments)
             except OSError as error:
                 failed[peer, ""] = f"not installed: {error}"
@@ -303,8 +312,8 @@ def draw(tables: dict) -> dict:
             range(len(names), 0, -1), names if place == 0 else [""] * len(names), fontsize="small"
         )
         axes[place].grid(True, linewidth=0.3)
-    if axes[0].get_legend_handles_labels()[0]:
-        axes[0].legend(fontsize="x-small")
+    if (shown := axes[0].get_legend_handles_labels())[0]:
+        figure.legend(*shown, fontsize="x-small", loc="outside right center")
     return {"league.png": figure}
 
 
