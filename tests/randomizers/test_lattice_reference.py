@@ -1,6 +1,6 @@
 """Vectors on a lattice, derived once more from the words by arithmetic that shares nothing with the library's.
 
-As the docstrings tell it: V = b g + a x', N = V/h + W rounded, from the public numbers h, k or the cap's share, the coin.
+As the docstrings tell it: V = b g + a x', N = V/h + W rounded, from h, the threshold or the cap's share, the coin.
 """
 
 import functools
@@ -61,7 +61,7 @@ def upper_normal(share):
 
 
 def cap(dim, share):
-    """The angle within which a random point of the sphere in R^dim lies with this chance, by a hypergeometric series."""
+    """The angle within which a random point of the sphere in R^dim lies with this chance: a hypergeometric series."""
     small, n = min(share, 1 - share), dim - 1
     total = mp.beta(mp.mpf(n) / 2, mp.mpf(1) / 2)
     angle = mp.mpf(math.asin(math.sqrt(betaincinv(n / 2, 0.5, float(2 * small)))))
