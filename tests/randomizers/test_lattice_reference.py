@@ -127,7 +127,7 @@ KINDS = {"PrivUnitG": PrivUnitG, "PrivUnit": PrivUnit, "Gaussian": functools.par
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dim", "epsilon"), [(1, 30.0), (2, 0.01), (3, 30.0), (7, 3.0)])
-def test_guarantee_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilon):
+def test_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilon):
     protocol = KINDS[kind](dim, epsilon if kind == "Gaussian" else min(50.0, 1.7 * epsilon), 2.5)
     doubt, others = 0, 0
     for number, x in enumerate(points(dim, 2.5)):
