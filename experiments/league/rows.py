@@ -326,6 +326,5 @@ ABSENT = {  # not run, and why
     "workload mechanisms of McKenna et al.": "a repository; experiments/league/local_accuracy.py has the formula",
     "ldp-toolbox": "brings a web application of a gigabyte; experiments/league/local_accuracy.py has its oracles",
     "correlated-noise-mechanism": "5 GB for what jax-privacy and opacus do here",
-    "opendp, diffprivlib in ridge": "opendp's regression is of one variable; diffprivlib is there",
 }
 SIDES = Path(__file__).with_name("sides")
