@@ -7,7 +7,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.collection.collection import Collection
 from torchdp.collection.description import same
-from torchdp.collection.journal import Journal
+from torchdp.collection.journal import Journal, held
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import distance
 
@@ -50,10 +50,7 @@ def compare(first: Collection | Journal, second: Collection | Journal) -> Differ
     Raises TypeError; ValueError for different subjects, and for a batch that is in both: users who count in both groups
     make the errors dependent (users who answered twice under two batches cannot be seen, and must not be).
     """
-    kept = {"first": first, "second": second}
-    for name, value in kept.items():
-        checks.instance(name, value, (Collection, Journal))
-    first, second = (one.collection if isinstance(one, Journal) else one for one in kept.values())
+    first, second = held("first", first), held("second", second)
     if not same(first.protocol.subject, second.protocol.subject):
         raise ValueError("first and second must estimate the same thing: their protocols have different subjects")
     shared = first.batches.items() & second.batches.items()
