@@ -48,8 +48,11 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     def sums(self) -> RoundedSum:
         """R h, and its noise."""
         reach = float(self.queries.right.norm(dim=0).max())
-        multiplier = gaussian_sigma(self.epsilon, self.delta * ROUNDED)
-        return RoundedSum.least(multiplier, self.queries.diameter, reach, len(self.queries.right))
+        return RoundedSum.least(self._multiplier, self.queries.diameter, reach, len(self.queries.right))
+
+    @cached_property
+    def _multiplier(self) -> float:
+        return gaussian_sigma(self.epsilon, self.delta * ROUNDED)
 
     @property
     def sigma(self) -> float:
@@ -58,7 +61,7 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        mu = self.sums.sensitivity / self.sigma if self.sigma else 0.0
+        mu = 1 / self._multiplier if self.sigma else 0.0
         kept = self.delta * ROUNDED
         real = Guarantee(self.epsilon, kept, Model.CENTRAL, Neighbours.REPLACE_ONE, False, SOURCE, mu=mu)
         return released(real, self.delta, self.sums.size)
