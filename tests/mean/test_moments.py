@@ -115,7 +115,9 @@ def test_symmetric_noise_at_the_even_distance_is_half_of_noise_on_every_entry():
     every = (
         mechanism.multiplier * 2 * d
     )  # independent noise on all d^2 entries, sensitivity 2: the basic mechanism
-    assert mechanism.root_mean_power(1) / every == pytest.approx(math.sqrt(d * (d + 1) / 2 * 2) / (2 * d), rel=1e-5)
+    assert mechanism.root_mean_power(1) / every == pytest.approx(
+        math.sqrt(d * (d + 1) / 2 * 2) / (2 * d), rel=1e-5
+    )
 
 
 def test_moments_around_another_point_than_the_origin_are_refused():

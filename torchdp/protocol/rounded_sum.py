@@ -115,12 +115,11 @@ def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
     """
     unit = 2.0 ** (math.frexp(float(columns.abs().max()))[1] - 45)
     bits = (52 - len(counts).bit_length()) // 2
-    whole, totals = (columns / unit).round().to(torch.int64), [0] * len(columns)
-    for i in range(-(-46 // bits)):
-        limb = _limb(whole, i, bits)
-        for j in range(-(-63 // bits)):
-            sums = (limb @ _limb(counts, j, bits)).tolist()
-            totals = [total + (int(each) << bits * (i + j)) for total, each in zip(totals, sums, strict=True)]
+    whole = (columns / unit).round().to(torch.int64)
+    places = [(i, j) for i in range(-(-46 // bits)) for j in range(-(-63 // bits))]
+    parts = torch.stack([_limb(whole, i, bits) @ _limb(counts, j, bits) for i, j in places]).mT.cpu().tolist()
+    shifts = [bits * (i + j) for i, j in places]
+    totals = [sum(int(part) << shift for part, shift in zip(row, shifts, strict=True)) for row in parts]
     ratio = Fraction(unit) / Fraction(step)
     steps = [round(total * ratio) for total in totals]
     if max(map(abs, steps)) >= 2**62:
