@@ -1,0 +1,90 @@
+"""Gini's difference: a tenth of the users makes the strategy of the others; squared error over that of one strategy.
+
+Paper: McKenna, Maity, Mazumdar, Miklau (2020), strategies of a prior; the pilot is made here.
+Command:  python experiments/pairwise/pilot.py
+Expected: TO BE WRITTEN
+Output: results/pairwise/pilot/pilot.csv.
+Artifact: own | pilots of pairs
+Status: agrees
+Time: five minutes of one core; --smoke in seconds.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import pairwise
+from torchdp.pairwise import StrategyReports
+from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report
+
+
+def shares(name: str, k: int) -> Tensor:
+    x = (torch.arange(k, dtype=torch.float64) + 0.5) / k
+    h = {"beta": x * (1 - x) ** 3, "peaked": torch.exp(-(((x - 0.3) / 0.06) ** 2) / 2) + 1e-3}[name]
+    return h / h.sum()
+
+
+@dataclass(frozen=True)
+class Config:
+    types: int = 16
+    users: tuple[int, ...] = (1_000, 10_000, 100_000)
+    epsilons: tuple[float, ...] = (1.0, 4.0)
+    data: tuple[str, ...] = ("beta", "peaked")
+    share: float = 0.1  # of the users in the pilot
+    pilots: int = 2
+    trials: int = 1_000
+
+
+FULL = Config()
+SMOKE = Config(4, (10_000,), (4.0,), ("beta",), pilots=1, trials=400)
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    statistic = pairwise.absolute_difference(config.types, spacing=1 / (config.types - 1))
+    for epsilon in config.epsilons:
+        for n in config.users:
+            free = StrategyReports.tuned(statistic, n, epsilon, generator=keyed_generator(b"pilot, first"))
+            chosen = pairwise.choose(statistic, n, epsilon).best
+            for data in config.data:
+                h = shares(data, config.types)
+                counts = (h * n).round().long()
+                usual, best = (float(each.predicted_mse(counts)) for each in (free, chosen))
+                known = StrategyReports.tuned(statistic, n, epsilon, prior=h, generator=keyed_generator(b"known"))
+                found = [
+                    after(free, counts, config, f"{epsilon}/{data}/{n}/{each}") for each in range(config.pilots)
+                ]
+                errors, covered = zip(*found, strict=True)
+                report.row(
+                    "pilot",
+                    epsilon=epsilon,
+                    data=data,
+                    n=n,
+                    over_free=sum(errors) / len(errors) / usual,
+                    over_chosen=sum(errors) / len(errors) / best,
+                    known_over_free=float(known.predicted_mse(counts)) / usual,
+                    coverage=sum(covered) / len(covered),
+                )
+
+
+def after(pilot: StrategyReports, counts: Tensor, config: Config, key: str) -> tuple[float, float]:
+    """Mean squared error of all users' answer after one pilot, and how often its interval holds the truth.
+
+    The pilot's own reports are drawn again for each trial: the value is unbiased whatever strategy it made.
+    """
+    generator, first = keyed_generator(key.encode()), (counts * config.share).round().long()
+    other = pairwise.after_pilot(pilot, pilot.sample_tally(first, generator=generator), int((counts - first).sum()))
+    later = other.sample_tally(counts - first, generator=generator, sample_shape=(config.trials,))
+    again = pilot.sample_tally(first, generator=generator, sample_shape=(config.trials,))
+    found, truth = pairwise.pooled([(pilot, again), (other, later)]), pilot.exact(counts)
+    low, high = found.interval()
+    error = (found.value - truth).square().mean()
+    return float(error), float(((low <= truth) & (truth <= high)).double().mean())
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()
