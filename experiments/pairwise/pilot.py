@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import StrategyReports
+from torchdp.pairwise import PairwiseStatistic, StrategyReports
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -29,7 +29,7 @@ def shares(name: str, k: int) -> Tensor:
 @dataclass(frozen=True)
 class Config:
     types: int = 16
-    users: tuple[int, ...] = (1_000, 10_000, 100_000)
+    users: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     epsilons: tuple[float, ...] = (1.0, 4.0)
     data: tuple[str, ...] = ("beta", "peaked")
     share: float = 0.1  # of the users in the pilot
@@ -46,27 +46,30 @@ def measure(config: Config, report: Report) -> None:
     statistic = pairwise.absolute_difference(config.types, spacing=1 / (config.types - 1))
     for epsilon in config.epsilons:
         for n in config.users:
-            free = StrategyReports.tuned(statistic, n, epsilon, generator=keyed_generator(b"pilot, first"))
-            chosen = pairwise.choose(statistic, n, epsilon).best
+            pilot = chosen(statistic, n, epsilon)
             for data in config.data:
                 h = shares(data, config.types)
                 counts = (h * n).round().long()
-                usual, best = (float(each.predicted_mse(counts)) for each in (free, chosen))
+                usual = float(pilot.predicted_mse(counts))
                 known = StrategyReports.tuned(statistic, n, epsilon, prior=h, generator=keyed_generator(b"known"))
-                found = [
-                    after(free, counts, config, f"{epsilon}/{data}/{n}/{each}") for each in range(config.pilots)
-                ]
-                errors, covered = zip(*found, strict=True)
+                keys = [f"{epsilon}/{data}/{n}/{each}" for each in range(config.pilots)]
+                errors, covered = zip(*(after(pilot, counts, config, key) for key in keys), strict=True)
                 report.row(
                     "pilot",
                     epsilon=epsilon,
                     data=data,
                     n=n,
-                    over_free=sum(errors) / len(errors) / usual,
-                    over_chosen=sum(errors) / len(errors) / best,
-                    known_over_free=float(known.predicted_mse(counts)) / usual,
+                    pilot=sum(errors) / len(errors) / usual,
+                    spread=(max(errors) - min(errors)) / usual,
+                    known=float(known.predicted_mse(counts)) / usual,
                     coverage=sum(covered) / len(covered),
                 )
+
+
+def chosen(statistic: PairwiseStatistic, n: int, epsilon: float) -> StrategyReports:
+    """The best of ``choose`` that is a strategy: the very best, in all these cells."""
+    found = pairwise.choose(statistic, n, epsilon).candidates
+    return next(each.protocol for each in found if isinstance(each.protocol, StrategyReports))
 
 
 def after(pilot: StrategyReports, counts: Tensor, config: Config, key: str) -> tuple[float, float]:
@@ -75,7 +78,9 @@ def after(pilot: StrategyReports, counts: Tensor, config: Config, key: str) -> t
     The pilot's own reports are drawn again for each trial: the value is unbiased whatever strategy it made.
     """
     generator, first = keyed_generator(key.encode()), (counts * config.share).round().long()
-    other = pairwise.after_pilot(pilot, pilot.sample_tally(first, generator=generator), int((counts - first).sum()))
+    other = pairwise.after_pilot(
+        pilot, pilot.sample_tally(first, generator=generator), int((counts - first).sum())
+    )
     later = other.sample_tally(counts - first, generator=generator, sample_shape=(config.trials,))
     again = pilot.sample_tally(first, generator=generator, sample_shape=(config.trials,))
     found, truth = pairwise.pooled([(pilot, again), (other, later)]), pilot.exact(counts)

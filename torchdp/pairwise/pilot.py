@@ -8,6 +8,7 @@ import torch
 from torchdp import checks
 from torchdp.pairwise.consistent import nearest
 from torchdp.pairwise.reports import NEAR, StrategyReports
+from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.protocol import Estimate, Tally
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
@@ -68,9 +69,7 @@ def pooled(groups: Sequence[tuple[StrategyReports, Tally]]) -> Estimate:
     matrices, vectors, reports = [], [], []
     for protocol, tally in groups:
         same = checks.instance("groups' protocols", protocol, StrategyReports).statistic
-        if same.points.shape != first.statistic.points.shape or not bool(
-            (same.points == first.statistic.points).all()
-        ):
+        if not _alike(same, first.statistic):
             raise ValueError("groups must ask for the same statistic")
         reports.append(protocol.check(tally)["reports"])
         matrices.append(tally.n / n * protocol.client.matrix)
@@ -78,3 +77,15 @@ def pooled(groups: Sequence[tuple[StrategyReports, Tally]]) -> Estimate:
     epsilon = max(protocol.epsilon for protocol, _ in groups)
     joint = StrategyReports(first.statistic, epsilon, StrategyMatrix(torch.cat(matrices)), torch.cat(vectors))
     return joint.analyse(Tally(n, {"reports": torch.cat(reports, -1)}))
+
+
+def _alike(one: PairwiseStatistic, other: PairwiseStatistic) -> bool:
+    if (
+        one.points.shape != other.points.shape
+        or one.pairs is not other.pairs
+        or one.denominator
+        or other.denominator
+    ):
+        return False
+    same = (one.points == other.points).all() & (one.form.weights == other.form.weights).all()
+    return bool(same) and one.form.constant == other.form.constant
