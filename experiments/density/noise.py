@@ -1,12 +1,11 @@
 """Noise of shuffled sums that move little: every law and number of steps, beside the worst pattern that a search finds.
 
-Paper: Wagner (2025), section 3, where protocols of bits hold rounded features; here with numbers rounded to 1 to 8 steps.
+Paper: Wagner (2025), section 3, where protocols of bits hold rounded features; here in 1 to 8 steps.
 Command:  python experiments/density/noise.py
-Expected: variance of one sum, in steps of one, at delta = 1e-5 in five settings: I sums, of which a user moves by Delta in
-    squares. "known" is what an earlier program of the same theorem asked for: ours is at most 0.3 % above it. "needed" is
-    the noise at which the worst pattern found meets delta, by code of its own: ours is never below it, and below 1.03
-    times it but where one or few moves are all. "curator" is Gaussian noise on unrounded numbers, a lower limit for
-    what follows it. One violation is looked for in the other direction: laws with 5 % less noise are caught.
+Expected: variance of one sum at delta = 1e-5 in five settings: I sums, where a user moves by Delta in squares, epsilon.
+    "known" is what an earlier program of the same theorem asked for: ours is at most 0.3 % above it. "needed" is the
+    noise at which the worst pattern found meets delta, by code of its own: ours is never below it. "curator" is
+    Gaussian noise on numbers that are not rounded.
 Output: results/density/noise/noise.csv; printed: ``experiments/bench/noise_cpu.txt``.
 Artifact: - | noise of shuffled sums by movement
 Status: agrees
