@@ -229,10 +229,11 @@ def test_guarantee_intervals_of_ones_dominate_every_number_in_them():
 
 
 def test_randomized_response_by_movement_needs_what_poisson_noise_does():
-    """Variance of one sum at delta = 1e-5, beside 66.4 by flips; one message of each user."""
+    """Variance of one sum at delta = 1e-5, beside 66.4 by flips; one message of each user; where it moves little."""
     law = RandomizedResponseSum.calibrated(125, 4.5, 1e-5, 64, change=4.0)
-    assert law.rmse**2 == pytest.approx(9.42, rel=5e-3) and law.messages_per_user == 1
+    assert law.rmse**2 == pytest.approx(9.19, rel=3e-3) and law.messages_per_user == 1
     assert law.moved_delta(4.5, 64, 4.0) <= 1e-5
     assert law.moved_delta(4.5, 64, 4.0, 25) > 1e-5  # of fewer
     many = RandomizedResponseSum.calibrated(100_000, 1.0, 1e-5, 64, change=4.0)  # few lie, as Poisson noise
     assert many.rmse**2 == pytest.approx(67.13, rel=3e-3)
+    assert RandomizedResponseSum.calibrated(1000, 0.1, 1e-5, 64, change=0.01).rmse ** 2 < 37

@@ -237,12 +237,17 @@ def _ratio_blocks(mass: Array, ratio: Array) -> tuple[Array, Array]:
 
 
 def response_delta(
-    pairs: Sequence[tuple[Array, Array]], epsilon: float, instances: int, change: float, lost: float = 0.0
+    pairs: Sequence[tuple[Array, Array]],
+    epsilon: float,
+    instances: int,
+    change: float,
+    lost: float = 0.0,
+    rough: bool = False,
 ) -> float:
     """A delta where sums are one of these pairs (b, o) each, whichever is worst, and a user moves by ``change``.
 
     lost: what lies outside the arrays, at most, of any of them. The first pair is that on which the order is chosen.
-    Unchecked. Guarantees: an upper bound, as the module's proof says.
+    rough: not sharpened where the loss is far from normal. Unchecked. Guarantees: an upper bound, as the module's proof says.
     """
     wide, farthest = math.sqrt(instances * change), min(1.0, math.sqrt(change))
     b, o = pairs[0]
@@ -250,13 +255,26 @@ def response_delta(
     deviation = math.sqrt(float(b @ y**2 - (b @ y) ** 2)) / float(o @ y - b @ y)
     guess = math.exp(gaussian_log_delta(deviation / math.sqrt(change), max(epsilon, 1e-9)))
     tails, best = SHARES[0] * max(guess, 1e-25), 1.0
-    while (best := _response(pairs, epsilon, wide, change, farthest, tails)) >= 1 and tails < 1e-2:
+
+    def cut_at(tails: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
+        return _response(pairs, epsilon, wide, change, farthest, tails, setting, tilt)
+
+    while (best := cut_at(tails)) >= 1 and tails < 1e-2:
         tails *= 1e3
+    if best < 1 and not rough and (farthest < 1 or deviation**2 < SKEWED):
+        best = _sharpest(cut_at, best, farthest)
     return min(1.0, best + 2 * instances * lost)
 
 
 def _response(
-    pairs: Sequence[tuple[Array, Array]], epsilon: float, wide: float, change: float, farthest: float, tails: float
+    pairs: Sequence[tuple[Array, Array]],
+    epsilon: float,
+    wide: float,
+    change: float,
+    farthest: float,
+    tails: float,
+    setting: Setting,
+    tilt: float,
 ) -> float:
     """The same where the tails cost ``tails`` of delta: outcomes on which b and o differ by no more than that."""
     both = []
@@ -281,7 +299,7 @@ def _response(
             for up in (True, False)
         ]
 
-    return tails + _delta(moves, chi, epsilon, wide, change, farthest, FAST)
+    return min(1.0, tails + _delta(moves, chi, epsilon, wide, change, farthest, setting, tilt))
 
 
 def _delta(

@@ -92,7 +92,9 @@ class RandomizedResponseSum(MessageLaw):
     def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
         """Over all numbers of ones among the other users, in intervals: ``response_pairs``."""
         pairs, lost = response_pairs(
-            self.present(absent), self.flip, lambda pair: response_delta([pair], epsilon, instances, change)
+            self.present(absent),
+            self.flip,
+            lambda pair: response_delta([pair], epsilon, instances, change, rough=True),
         )
         return response_delta(pairs, epsilon, instances, change, lost)
 
