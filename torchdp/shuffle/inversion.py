@@ -247,7 +247,8 @@ def response_delta(
     """A delta where sums are one of these pairs (b, o) each, whichever is worst, and a user moves by ``change``.
 
     lost: what lies outside the arrays, at most, of any of them. The first pair is that on which the order is chosen.
-    rough: not sharpened where the loss is far from normal. Unchecked. Guarantees: an upper bound, as the module's proof says.
+    rough: not sharpened where the loss is far from normal. Unchecked.
+    Guarantees: an upper bound, as the module's proof says.
     """
     wide, farthest = math.sqrt(instances * change), min(1.0, math.sqrt(change))
     b, o = pairs[0]
