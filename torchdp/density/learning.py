@@ -15,7 +15,7 @@ from torchdp.density.kde import CentralKDE, ShuffledKDE
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Tally
+from torchdp.protocol import Crowd, Tally
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle.laws import MessageLaw
 
@@ -149,7 +149,12 @@ class ShuffledClasses:
         """The same in law, no message made: all classes at once, where one kernel rounds and counts them."""
         (vectors, reported), shape = self.admit(x), checks.sample_shape(sample_shape)
         draws, labels = Simulated(generator, vectors.device), reported.to(vectors.device, torch.int64)
-        ones = self.kdes[0].class_ones(vectors, labels, len(self.kdes), draws, shape)
+        if not isinstance(first := self.kdes[0], ShuffledKDE):
+            each = (Crowd.of(vectors[labels == c]) for c in range(len(self.kdes)))
+            return self.analyse(
+                tuple(kde.drawn(some, draws, shape) for kde, some in zip(self.kdes, each, strict=True))
+            )
+        ones = first.class_ones(vectors, labels, len(self.kdes), draws, shape)
         return self.analyse(tuple(kde.noised(ones[..., c, :], draws) for c, kde in enumerate(self.kdes)))
 
 
