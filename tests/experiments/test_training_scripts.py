@@ -60,4 +60,5 @@ def test_accounting(smoke):
     rows = smoke("training/accounting.py").tables["epsilons"]
     assert len(rows) >= 3
     for row in rows:
-        assert 0.85 * row["torchdp"] < row["attack"] < row["torchdp"] < 1.01 * row["dp_accounting"]
+        assert 0.85 * row["torchdp"] < row["attack"] < row["torchdp"]
+        assert row["dp_accounting"] is None or row["torchdp"] < 1.01 * row["dp_accounting"]

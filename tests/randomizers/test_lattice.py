@@ -136,6 +136,22 @@ def test_rows_in_doubt_are_decided_by_long_numbers(kind, monkeypatch):
 
 
 @every
+def test_guarantee_no_zero_has_a_sign(kind):
+    """A whole number has none: floats, which decide nothing near 0, would say on which side of it V was."""
+    for dtype in (torch.float64, torch.float32):
+        sent = kind(8, 1.0).speak(torch.zeros(2000, 8, dtype=dtype), SeededNoise(1))
+        assert int((sent == 0).sum()) > 5 and not sent[sent == 0].signbit().any()
+
+
+@pytest.mark.parametrize("radius", [1e-40, 1e-36, 1e34, 1e39])
+def test_messages_that_float32_does_not_hold(radius):
+    protocol = PrivUnitG(2, 1.0, radius)
+    sent = protocol.randomize(torch.zeros(9, 2, dtype=torch.float32), noise=SeededNoise(1))
+    torch.testing.assert_close(protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0)
+    assert len(sent.unique()) == 18
+
+
+@every
 def test_equal_words_send_equal_bits_in_other_blocks_and_threads(kind):
     protocol = kind(33, 2.0, 2.5)
     (whole, squares), words = on_lattice(nasty(33, 2.5, 64), 2.5), protocol.words(64, SeededNoise(1))

@@ -13,6 +13,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.inversion import response_delta
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.response_curve import response_pairs, response_profile
@@ -94,13 +95,16 @@ class RandomizedResponseSum(MessageLaw):
         return response_delta(pairs, epsilon, instances, change, lost)
 
     def pure_epsilon(self, absent: int = 0) -> float:
-        """ln((1 - flip)/flip)."""
-        return math.log((1 - self.flip) / self.flip)
+        """ln((1 - flip)/flip), rounded up; 1 - 2 flip loses no digit near 1/2."""
+        return math.log1p((1 - 2 * self.flip) / self.flip) * SURELY
 
     @classmethod
     def least(cls, target: Target) -> Self:
         if target.delta == 0:
-            return cls(target.users, 1 / (1 + math.exp(target.epsilon / target.flips)))
+            law = cls(target.users, 1 / (1 + math.exp(target.epsilon / target.flips)))
+            while law.pure_epsilon() * target.flips > target.epsilon:  # by some units in the last place
+                law = cls(target.users, math.nextafter(law.flip, 1))
+            return law
         target = target.composed(cls)
         if target.change >= target.flips:
             return cls._least_of_flips(target)

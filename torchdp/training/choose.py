@@ -12,7 +12,7 @@ from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import Candidate, Choice
-from torchdp.training.binned import BallsInBins, search
+from torchdp.training.binned import BallsInBins
 from torchdp.training.participation import Epochs, sensitivity
 from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
@@ -48,8 +48,8 @@ def choose(
     best changes with epsilon: sampling gains most where it is small, correlation where it is large.
 
     samples: with them balls in bins are a candidate (:class:`BallsInBins`), of the number of bands that errs least; its
-    noise is found by Monte Carlo, so many samples a bound, 30 / delta or more, in minutes; delta holds the chance that
-    the bound is wrong. generator: of the samples.
+    noise is found by Monte Carlo, so many samples of each law, 1 / delta or more, in a minute or two; delta holds the
+    chance that the bound is wrong. It is often the best plan. generator: of the samples.
 
     W: :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal not 0, of up to
     4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
@@ -131,22 +131,21 @@ def _binned(
     samples: int,
     generator: torch.Generator,
 ) -> Plan:
-    """Balls in bins; the number of bands by few samples, the noise by many, the guarantee by others, TRIES at most."""
+    """Balls in bins; bands and noise by few samples, the guarantee by many others, TRIES times at most."""
     bins, steps = -(-users // batch), W.shape[0]
     sampling, most = BallsInBins(bins), min(bins, steps, steps if steps <= DENSE else MOST_BANDS)
-    found = []
+    found, doubt = [], DOUBT * delta / TRIES
     for bands in sorted({2**i for i in range(most.bit_length())} | {most}):
         C = _positive(W, bands, p)
-        rough = search(sampling.gram(C, bound), epsilon, delta, delta, -(-samples // 16), generator)
-        found.append((_mean(rough * standard_errors(W, C), p), bands))
-    C, doubt = _positive(W, min(found)[1], p), DOUBT * delta / TRIES
-    sigma = sampling.sigma(C, bound, epsilon, delta, doubt=doubt, samples=samples, generator=generator)
+        rough = sampling.sigma(C, bound, epsilon, delta, doubt=doubt, samples=samples, generator=generator)
+        found.append((_mean(rough * standard_errors(W, C), p), rough, C))
+    _, sigma, C = min(found, key=lambda one: one[0])
     for _ in range(TRIES):
         kept = sampling.guarantee(C, sigma, bound, epsilon, doubt=doubt, samples=samples, generator=generator)
         if kept.delta + (TRIES - 1) * doubt <= delta:  # the doubts of all tries
             errors = sigma * standard_errors(W, C)
             return Plan(C, sampling, bound, sigma, users, batch, replace(kept, delta=delta), errors)
-        sigma *= 1.02
+        sigma *= 1.003 * max(1.0, kept.delta / delta) ** 0.1
     raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
 
 

@@ -24,6 +24,7 @@ NORMALS = 36  # |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in th
 LONGEST = math.sqrt(96 * math.log(2))  # radius of a pair of normals whose first word has 15 bits
 MORE = 3  # further words for each, of a row in doubt
 LEFT = 2.0**-255  # of a uniform number, not drawn
+SMALLEST, LARGEST = 2.0**-126, 2.0**112  # steps whose multiples of 16 bits are normal numbers of float32
 
 
 class Words(NamedTuple):
@@ -116,7 +117,8 @@ class LatticeRandomizer(BallRandomizer):
 
         Two words of a pair of normals and two of the rest leave 2^-255 of a uniform number U undrawn, an error of at
         most e/U, e = 2 (2 sqrt(dim + 1) + 2) 2^-255 in each V_i, which decides the floor with chance 2 e/(U h). Over
-        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words.
+        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words. A radius r errs by
+        e/(U r), less in the mean, a sqrt(2 log 1/a), and so do short normals across x', whose inverse has a mean.
         """
         a = 4 * self.dim * (2 * math.sqrt(self.dim + 1) + 2) * LEFT / self.grid
         return (self.dim + 3) * a * (1 + math.log(1 / a))
@@ -160,11 +162,14 @@ class LatticeRandomizer(BallRandomizer):
         return whole.view(-1, self.dim).double() * self.step
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        """In x's dtype, but float64 where numbers have 32 bits, which float32 does not hold."""
-        return super().speak(x.double() if self._bits > 16 else x, draws)
+        """In x's dtype, but float64 where float32 does not hold the step or its multiples."""
+        short = self._bits == 16 and SMALLEST <= self.step <= LARGEST
+        return super().speak(x if short else x.double(), draws)
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        return self._whole(users, draws).mul_(self.step)
+        return (
+            self._whole(users, draws).mul_(self.step).add_(0.0)
+        )  # the sign of a zero tells which side rounded to it
 
     def _whole(self, users: Tensor, draws: Draws) -> Tensor:
         """N for points (n, dim), float64."""
