@@ -15,6 +15,7 @@ from torchdp.density.kde import CentralKDE, ShuffledKDE
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
+from torchdp.privacy.guarantee import weaker
 from torchdp.protocol import Crowd, Tally
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle.laws import MessageLaw
@@ -107,7 +108,10 @@ class ShuffledClasses:
         )
         delta = max(part.delta for part in parts)
         exact = worst.exact and not label
-        return Guarantee(worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source)
+        speaks, variation = weaker(parts), max(part.variation for part in parts)  # randomized response is exact
+        return Guarantee(
+            worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source, speaks, variation=variation
+        )
 
     def admit(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises TypeError, ValueError."""
@@ -155,7 +159,8 @@ class ShuffledClasses:
                 tuple(kde.drawn(some, draws, shape) for kde, some in zip(self.kdes, each, strict=True))
             )
         ones = first.class_ones(vectors, labels, len(self.kdes), draws, shape)
-        return self.analyse(tuple(kde.noised(ones[..., c, :], draws) for c, kde in enumerate(self.kdes)))
+        shuffled = ((c, kde) for c, kde in enumerate(self.kdes) if isinstance(kde, ShuffledKDE))  # all of them
+        return self.analyse(tuple(kde.noised(ones[..., c, :], draws) for c, kde in shuffled))
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:
