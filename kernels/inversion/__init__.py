@@ -8,6 +8,7 @@ from torchdp.kernels.inversion import reference
 from torchdp.kernels.inversion.tables import (
     Table,
     binomial,
+    cut_geometric,
     discrete_normal,
     logarithmic,
     negative_binomial,
@@ -18,6 +19,7 @@ from torchdp.kernels.inversion.tables import (
 __all__ = [
     "Table",
     "binomial",
+    "cut_geometric",
     "column_sums",
     "discrete_normal",
     "draws",

@@ -113,12 +113,16 @@ def kept(law: MessageLaw, delta: float) -> float:
 
 
 def sent(law: MessageLaw, real: Guarantee, instances: int, delta: float) -> Guarantee:
-    """``real``, at ``kept`` of delta, of the messages as they are sent, where whole numbers decide them."""
+    """``real``, at ``kept`` of delta, of the messages as they are sent, where whole numbers decide them.
+
+    A delta of 0 becomes what arithmetic costs.
+    """
     if law.variation is None:
         return real
-    return (
-        real.rounded(law.variation * instances, delta) if delta else replace(real, arithmetic=Arithmetic.ROUNDED)
-    )
+    variation = law.variation * instances
+    if not delta and not variation:
+        return replace(real, arithmetic=Arithmetic.ROUNDED)
+    return real.rounded(variation, delta or (1 + math.exp(min(real.epsilon, 700.0))) * variation * (1 + 1e-6))
 
 
 def certified(
