@@ -21,6 +21,7 @@ from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target, largest_epsilon
 
 LONGEST = 2**15  # copies of a flood that a table holds
+ROUNDED_UP = 1 + 2.0**-50  # of an epsilon: the floats of its logarithms
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class PureSum(MessageLaw):
 
     def pure_epsilon(self, absent: int = 0) -> float:
         """epsilon + log(n/(n - absent))."""
-        return self.epsilon + math.log(self.users / self.present(absent))
+        return (self.epsilon + math.log(self.users / self.present(absent))) * ROUNDED_UP
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         """Binary randomized response at ``pure_epsilon``: it dominates whatever is that private."""
@@ -170,7 +171,7 @@ class PureSum(MessageLaw):
             each = target.epsilon / target.flips
         else:
             each = largest_epsilon(lambda e: (pure_profile(e),), target.composed(cls))
-        left = each - math.log(target.users / (target.users - target.absent))
+        left = each * (2 - ROUNDED_UP) ** 2 - math.log(target.users / (target.users - target.absent))
         if left <= 0:
             raise ValueError(
                 f"absent = {target.absent} of {target.users} users alone cost PureSum {each - left:.3g} in each "
