@@ -57,3 +57,8 @@ def test_decode(smoke):
 def test_data(smoke):
     (row,) = smoke("density/data.py").tables["data"]
     assert row["package"] == "cvxpy" and row["paragraphs"] == row["training"] + row["queries"] > 0
+
+
+def test_noise_of_shuffled_sums_beside_the_worst_pattern_found(smoke):
+    rows = smoke("density/noise.py").tables["noise"]
+    assert len(rows) == 3 and all(1 <= row["over_needed"] < 1.06 and row["over_known"] < 1.003 for row in rows)
