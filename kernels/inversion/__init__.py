@@ -19,8 +19,8 @@ from torchdp.kernels.inversion.tables import (
 __all__ = [
     "Table",
     "binomial",
-    "cut_geometric",
     "column_sums",
+    "cut_geometric",
     "discrete_normal",
     "draws",
     "logarithmic",
