@@ -85,7 +85,7 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str], protocol: LocalProtocol[Any, Any] | None = None) -> None:
-        self.path = Path(path).absolute()
+        self.path = checks.path("path", path).absolute()
         given = None if protocol is None else Collection.of(protocol)
         with _turn, self._explained():
             if given is not None:
