@@ -27,6 +27,7 @@ from torchdp.domains.encoding import encoding
 from torchdp.mean import AdaptiveMean, Block, GaussianMean, LocalMean, PureMean, pure_lower_bound
 from torchdp.mean.adaptive import CELLS, LAST, LOOK, LOOKS, _histogram
 from torchdp.noise import SeededNoise
+from torchdp.privacy import Arithmetic
 
 
 def uniform(*shape, seed=0):
@@ -236,6 +237,7 @@ def test_guarantee_an_adaptive_mean_spends_at_most_its_rho():
     protocol = AdaptiveMean(wide(), 0.05, 1e-6)
     exact = GaussianMean.tuned(wide(), rho=0.05, delta=1e-6).guarantee
     assert protocol.guarantee.epsilon == pytest.approx(exact.epsilon)
+    assert protocol.guarantee.arithmetic is Arithmetic.ROUNDED
     # a histogram: the two of neighbours' mean counts are sqrt(2 rho) deviations apart at most
     x, d, rho = crowd(50), 5, 0.02
     edges = torch.linspace(-10, 10, CELLS + 1, dtype=torch.float64).expand(d, -1)

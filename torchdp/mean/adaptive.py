@@ -1,7 +1,7 @@
 """A mean whose domain shrinks to where the users are, in rounds of concentrated differential privacy."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,8 +11,10 @@ from torchdp.domains.balls import Box, Ellipsoid
 from torchdp.draws import Draws
 from torchdp.mean.central import GaussianMean
 from torchdp.noise import Noise, source
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
+from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate
+from torchdp.protocol.rounded_sum import released_guarantee
+from torchdp.rounded import RoundedNormal
 
 CELLS, LOOKS = 64, 10  # of each coordinate's histogram, and how many are asked for at most
 LOOK, LAST = 1 / 40, 0.1  # of rho: each of them, and the histogram of distances
@@ -22,6 +24,7 @@ GAINED = 4.0  # times narrower: else it was the last look
 NEAREST, RATIO = 0.1, 1.3  # the first distance of the last histogram, in that of most users; how its cells grow
 BEYOND = 2  # cells that count beyond the last that stands out
 FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
+MOST_RINGS = 4096  # cells of the last histogram: they grow from the least float to the largest
 
 Pair = tuple[Tensor, Tensor]  # of each coordinate
 
@@ -69,9 +72,9 @@ class AdaptiveMean:
 
     @property
     def guarantee(self) -> Guarantee:
-        """At ``delta``."""
-        multiplier = 1 / math.sqrt(2 * self.rho)
-        return gaussian_guarantee(multiplier, self.delta, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+        """At ``delta``, of the whole numbers that leave."""
+        numbers = LOOKS * CELLS * self.box.dimension + MOST_RINGS + self.box.dimension
+        return replace(released_guarantee(1 / math.sqrt(2 * self.rho), self.delta, numbers), exact=False)
 
     def estimate(self, x: Tensor, *, noise: Noise | None = None) -> AdaptiveEstimate:
         """x: (n, d) in the box, n >= 1; noise: None is the system's cipher. Raises TypeError, ValueError."""
@@ -113,7 +116,7 @@ def _histogram(x: Tensor, edges: Tensor, rho: float, draws: Draws) -> tuple[Tens
     places = (where + cells * torch.arange(d, device=x.device)[:, None])[inside]
     counts = torch.bincount(places, minlength=d * cells).view(d, cells).double()
     deviation = math.sqrt(2 * d / (2 * rho))
-    return counts + deviation * draws.normal((d, cells)), deviation
+    return RoundedNormal.fine(deviation).added(counts.double(), draws), deviation
 
 
 def _narrowed(x: Tensor, ends: Pair, known: Pair, rho: float, draws: Draws) -> tuple[Pair, Pair]:
