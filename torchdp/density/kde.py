@@ -183,23 +183,30 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         """Noise and steps by predicted error and messages: ``best`` errs least of those that send few enough.
 
         Candidates: randomized response and bounded shares with bits, bounded shares and Poisson noise with 2, 4 and 8
-        steps. An error is the root of ``worst_mse``, rounding and noise; its note says the messages of a user in all
-        sums together. most_messages: that a user may send, in expectation. Raises ValueError, TypeError.
+        steps, where so much noise can be followed. An error is the root of ``worst_mse``, rounding and noise; its note
+        says the messages of a user in all sums together. most_messages: that a user may send, in expectation. Raises
+        ValueError, TypeError.
 
         Guarantees: each candidate's own, (epsilon, delta)-DP.
         """
         most_messages = float(most_messages)
         if not most_messages > 0:
             raise ValueError(f"most_messages must be positive, not {most_messages}")
-        found = []
+        found, refused = [], []
         for kind, levels in TRIED:
-            each = ShuffledKDE.calibrated(features, kind, users, epsilon, delta, absent, levels=levels)
+            try:
+                each = ShuffledKDE.calibrated(features, kind, users, epsilon, delta, absent, levels=levels)
+            except ValueError as why:  # so much noise is not followed
+                refused.append(why)
+                continue
             messages = each.law.messages_per_user * each.instances
             if messages <= most_messages:
                 steps = "bits" if levels == 1 else f"{levels} steps"
                 note = f"at most {messages:.4g} messages of a user"
                 error = float(each.worst_mse(each.law.users).sqrt())
                 found.append(Candidate(f"{kind.__name__}, {steps}", each, error, note))
+        if len(refused) == len(TRIED):
+            raise refused[0]
         if not found:
             raise ValueError(
                 f"most_messages must be at least {each.instances}, one for each sum, not {most_messages:g}"

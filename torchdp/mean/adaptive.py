@@ -22,6 +22,7 @@ HELD = 0.75  # of the users, whom the cells that stand out must hold
 SURE = 2e-3  # chance that noise alone stands out
 GAINED = 4.0  # times narrower: else it was the last look
 NEAREST, RATIO = 0.1, 1.3  # the first distance of the last histogram, in that of most users; how its cells grow
+BEYOND = 2  # cells that count beyond the last that stands out
 FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
 MOST_RINGS = 4096  # cells of the last histogram: they grow from the least float to the largest
 
@@ -47,9 +48,9 @@ class AdaptiveMean:
     At most ten histograms of 64 cells a coordinate find where most users are, each up to 21 times finer than the one
     before, until little is gained: a centre c and a deviation s_i of each coordinate. A histogram of d coordinates has
     l_2 sensitivity (2 d)^{1/2}, so they find users who are many against (d/rho)^{1/2}. One more histogram is of the
-    distances ||(x - c)/s^{1/2}||, of sensitivity 2^{1/2}: the radius r makes noise^2 + (estimated bias)^2 + (what that
-    may be off by)^2 least. What is left of rho, 13/20 or more, goes to a :class:`GaussianMean` in the ellipsoid of axes
-    r s_i^{1/2}, users outside moved onto it.
+    distances ||(x - c)/s^{1/2}||, of sensitivity 2^{1/2}: the radius r makes noise^2 + (estimated bias)^2 least, where
+    two cells beyond the last that stands out count too: a few users far off. What is left of rho, 13/20 or more, goes
+    to a :class:`GaussianMean` in the ellipsoid of axes r s_i^{1/2}, users outside moved onto it.
 
     box: where users' points may lie at all; points outside are refused. rho > 0; delta in (0, 1): where epsilon is
     stated. n is public. Raises TypeError, ValueError.
@@ -164,11 +165,11 @@ def _radius(
     distances = ((x - centre) / axes).norm(dim=1, keepdim=True).clamp_max(float(edges[-1]))
     counts, deviation = _histogram(distances, edges[None], rho, draws)
     kept = _standing(counts, deviation)[0]
+    kept[: int(kept.cumsum(0).argmax()) + 1 + BEYOND] = 1.0  # a few users far off, whom no cell shows
     out = ((edges[1:] + edges[:-1]) / 2 - edges[:, None]).clamp_min(0)  # of a cell from an edge
     bias = out @ (kept * counts[0]) / n
-    unsure = out.square() @ kept * (deviation / n) ** 2
     scale = float(spread.square().sum()) / total
-    loss = 2 * edges.square() * total / (left * n**2) + scale * (bias.square() + unsure)
+    loss = 2 * edges.square() * total / (left * n**2) + scale * bias.square()
     return float(edges[1 + int(loss[1:].argmin())])
 
 
