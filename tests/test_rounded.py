@@ -175,7 +175,7 @@ def test_bits_that_are_drawn_are_counted():
     assert cells < 40 and abs(late - 4 * cells) < 6 * math.sqrt(4 * cells)
 
 
-@pytest.mark.parametrize("sigma", [0.0, -1.0, 1e-3, 2.0**20 + 1, math.nan, math.inf])
+@pytest.mark.parametrize("sigma", [0.0, -1.0, 1e-3, 2.0**28 * 1.01, math.nan, math.inf])
 def test_what_no_table_holds_is_refused(sigma):
     with pytest.raises(ValueError, match="sigma must be"):
         RoundedNormal(sigma)
@@ -232,6 +232,21 @@ def test_wide_normals_are_split(sigma):
     least = 1 / math.sqrt(1 / coarse**2 + (z / fine) ** 2)
     assert 2.0001 * math.exp(-2 * (math.pi * least) ** 2) < rounded.BUMPS / 2
     assert max(fine, coarse) <= 2048 and rounded.SMOOTH * z == fine
+
+
+@pytest.mark.parametrize("sigma", [2.0**20 + 1, 2.0**26, 2.0**28])
+def test_very_wide_normals_are_split_again_and_again(sigma):
+    """The variance is the wanted one, each piece smooths the next, and the law has no lattice."""
+    normal = RoundedNormal(sigma)
+    pieces = normal._pieces("cpu")
+    assert sigma**2 <= normal.variance * (1 + 1e-12) and normal.variance == pytest.approx(sigma**2, rel=1e-12)
+    assert all(later[0] % one[0] == 0 for one, later in pairwise(pieces)) and normal.variation < 2.0**-112
+    for (apart, guide), (further, _) in pairwise(pieces):
+        assert math.sqrt(guide.variance) >= (1 - 1e-9) * rounded.SMOOTH * further / apart
+    found = normal.draw((10**5,), SeededNoise(1))
+    assert stats.kstest((found.double() / sigma).numpy(), "norm").pvalue > 1e-4
+    for further, _ in pieces[1:]:
+        assert stats.chisquare(torch.bincount(found % further * 4 // further).numpy()).pvalue > 1e-4
 
 
 def test_wide_draws_have_the_law(monkeypatch):

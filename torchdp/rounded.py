@@ -2,8 +2,10 @@
 
 import functools
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +22,8 @@ MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is 
 FINE = 256  # steps of sigma where the step is free
 OPEN = -(2**15)  # a cell of the guide that holds a threshold
 LOWEST = -(2**63)
-WIDEST = 2.0**20  # steps of sigma, in two pieces
+WIDEST = 2.0**28  # steps of sigma
+PAIR = 2.0**20  # steps of sigma in two pieces; beyond, four or five with small tables
 PIECE, MOST_APART = 64, 900  # about the coarse piece's sigma, and the most that its values may lie apart
 SMOOTH = 2.25  # sigma of the fine piece over the distance of the coarse one's values
 BUMPS = 2.0**-135  # total variation distance of their sum from a normal
@@ -31,12 +34,13 @@ class RoundedNormal:
     """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2) step/sigma).
 
     X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism, in any dimension.
-    step: a power of two; sigma: from 1/16 to 2^20 steps. Raises ValueError.
+    step: a power of two; sigma: from 1/16 to 2^28 steps. Raises ValueError.
 
     Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to e^(-k^2/(2 t^2)), and
     s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R = round(X + s g + z K). The density of s g + z K over
     that of sigma g is proportional to the sum over k of e^(-(k - c)^2/(2 v^2)), 1/v^2 = 1/t^2 + z^2/s^2, which is the
-    same for all c but for a share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation.
+    same for all c but for a share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation. Beyond 2^20 steps K is made of such
+    pieces in its turn, for which the same holds: P(L + z K = n) for discrete normals L, K.
 
     Guarantees: independent draws, each within ``variation`` of this law in total variation, for uniform words.
     """
@@ -51,14 +55,14 @@ class RoundedNormal:
         object.__setattr__(self, "sigma", sigma)
         object.__setattr__(self, "step", step)
         if sigma / step > WIDEST:
-            raise ValueError(f"sigma must be at most 2^20 steps, not {sigma / step:g}; count in coarser steps")
+            raise ValueError(f"sigma must be at most 2^28 steps, not {sigma / step:g}; count in coarser steps")
         _ = self._pieces("cpu")
 
     @staticmethod
     def fine(sigma: float) -> "RoundedNormal":
         """For integers, in steps of 1 or of a fraction below sigma/128: rounding costs 5e-6 of the variance.
 
-        sigma: up to 2^20. Raises ValueError.
+        sigma: up to 2^28. Raises ValueError.
         """
         sigma = checks.positive("sigma", sigma)
         return RoundedNormal(sigma, 2.0 ** min(0, math.ceil(math.log2(sigma / FINE))))
@@ -175,20 +179,35 @@ class Guide:
 @functools.lru_cache(maxsize=64)
 def _pieces(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
     """How far the values of each independent piece lie apart, and its guide."""
-    if device != "cpu":
-        moved = (
-            (apart, near, [each.to(device) for each in near.tensors]) for apart, near in _pieces(sigma, "cpu")
-        )
-        return tuple((apart, replace(near, high=a, low=b, cells=c)) for apart, near, (a, b, c) in moved)
     if sigma <= ONE_TABLE:
-        return ((1, Guide.of(rounded_normal(sigma))),)
-    apart, fine, coarse = split(sigma)
-    return (1, Guide.of(rounded_normal(fine))), (apart, Guide.of(discrete_normal(coarse)))
+        return ((1, guide(rounded_normal, sigma, device)),)
+    apart, fine, coarse = split(sigma, MOST_APART if sigma <= PAIR else PIECE)
+    rest = ((1, guide(discrete_normal, coarse, device)),) if sigma <= PAIR else _discrete(coarse, device)
+    return (1, guide(rounded_normal, fine, device)), *((apart * each, found) for each, found in rest)
 
 
-def split(sigma: float) -> tuple[int, float, float]:
-    """z, s, t with s = 2.25 z and s^2 + z^2 t^2 >= sigma^2, and hardly more."""
-    apart = min(math.ceil(sigma / PIECE), MOST_APART)
+def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
+    """Likewise, of a discrete normal."""
+    if sigma <= 4 * PIECE:
+        return ((1, guide(discrete_normal, sigma, device)),)
+    apart, fine, coarse = split(sigma, PIECE)
+    rest = _discrete(coarse, device)
+    return (1, guide(discrete_normal, fine, device)), *((apart * each, found) for each, found in rest)
+
+
+@functools.lru_cache(maxsize=128)
+def guide(law: Callable[[Any], Table], parameter: Hashable, device: str) -> Guide:
+    """Of law(parameter), on a device."""
+    if device == "cpu":
+        return Guide.of(law(parameter))
+    near = guide(law, parameter, "cpu")
+    high, low, cells = (each.to(device) for each in near.tensors)
+    return replace(near, high=high, low=low, cells=cells)
+
+
+def split(sigma: float, most: int = MOST_APART) -> tuple[int, float, float]:
+    """z up to ``most``, s, t with s = 2.25 z and s^2 + z^2 t^2 >= sigma^2, and hardly more."""
+    apart = min(math.ceil(sigma / PIECE), most)
     fine = SMOOTH * apart
     coarse = math.sqrt((sigma - fine) * (sigma + fine)) / apart
     while Fraction(fine) ** 2 + apart**2 * Fraction(coarse) ** 2 < Fraction(sigma) ** 2:

@@ -110,3 +110,8 @@ def test_local_coverage(smoke):
     assert len(found.tables["coverage"]) == 6 and "of 6 cells in" in found.printed
     assert all(0.92 < row["coverage"] < 0.98 for row in found.tables["coverage"])
     assert {row["task"] for row in found.tables["ranges"]} == {"min(x, y)", "random queries"}
+
+
+def test_local_goals(smoke):
+    rows = smoke("league/local_goals.py").tables["goals"]
+    assert rows[1]["now"] <= rows[0]["now"] < 1.2 * rows[1]["now"] and all(row["now"] > 0 for row in rows)

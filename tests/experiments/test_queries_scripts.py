@@ -28,6 +28,14 @@ def test_pilot(smoke):
     assert row["known"] <= row["adaptive"] * 1.001 and 0.5 < row["pilot"] < 1.3
 
 
+def test_designs(smoke):
+    rows = {row["data"]: row for row in smoke("queries/designs.py").tables["designs"]}
+    assert all(abs(row["measured"] - row["predicted"]) < 4 * row["standard_error"] for row in rows.values())
+    assert (
+        rows["even"]["predicted"] < 1.001 < rows["even"]["optimised"] and rows["one frequent"]["predicted"] < 0.97
+    )
+
+
 def test_relative_variance(smoke):
     rows = smoke("randomizers/relative_variance.py").tables["relative_variance"]
     assert max(abs(row["z"]) for row in rows if row["z"] is not None) < 5

@@ -91,8 +91,8 @@ def test_the_deviations_are_those_of_the_noise_matrix_written_out(d, order):
     basis = torch.eye(size, dtype=torch.float64).reshape(size, *(d,) * order)
     noise = apply_to_each(mechanism.shape.root, symmetrised(basis, order), order).reshape(size, -1)
     covariance = (mechanism.multiplier * mechanism.sensitivity / 10) ** 2 * noise.mT @ noise
-    assert torch.allclose(mechanism.deviations(10).flatten().square(), covariance.diagonal(), rtol=1e-10)
-    assert mechanism.root_mean_power(10) == pytest.approx(math.sqrt(float(covariance.trace())), rel=1e-10)
+    assert torch.allclose(mechanism.deviations(10).flatten().square(), covariance.diagonal(), rtol=1e-5)
+    assert mechanism.root_mean_power(10) == pytest.approx(math.sqrt(float(covariance.trace())), rel=1e-5)
 
 
 def test_the_diagonal_varies_more_than_what_lies_beside_it():
@@ -115,7 +115,9 @@ def test_symmetric_noise_at_the_even_distance_is_half_of_noise_on_every_entry():
     every = (
         mechanism.multiplier * 2 * d
     )  # independent noise on all d^2 entries, sensitivity 2: the basic mechanism
-    assert mechanism.root_mean_power(1) / every == pytest.approx(math.sqrt(d * (d + 1) / 2 * 2) / (2 * d))
+    assert mechanism.root_mean_power(1) / every == pytest.approx(
+        math.sqrt(d * (d + 1) / 2 * 2) / (2 * d), rel=1e-5
+    )
 
 
 def test_moments_around_another_point_than_the_origin_are_refused():
@@ -147,7 +149,7 @@ def test_guarantee_no_replacement_moves_the_joint_release_further_than_the_noise
     x = torch.cat([in_ball(300, d), first[None], worst[None], -first[None]])
     flat = joint(x, t)
     allowed = mechanism.moment_noise(1) / mechanism.multiplier
-    assert float(torch.cdist(flat, flat).max()) == pytest.approx(allowed, rel=1e-9)
+    assert float(torch.cdist(flat, flat).max()) == pytest.approx(allowed, rel=1e-5)
     assert mechanism.guarantee.epsilon <= 1.0 + 1e-12
 
 

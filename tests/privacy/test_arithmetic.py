@@ -34,14 +34,16 @@ EITHER = {
     "StrategyCovariance", "StrategyReports", "SubsetPairs", "LocalCovariance", "LocalMean", "LocalRows",
 }  # fmt: skip
 # integers leave, of normals that are rounded
-ROUNDED = {"IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG"}
+ROUNDED = {
+    "CentralFactorization", "IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "ShuffledForm",
+}  # fmt: skip
 # rounded where what is encoded is whole, or the law is
-MAY_ROUND = {"CentralFactorization", "CuratorSums", "BitSums"}
+MAY_ROUND = {"CuratorSums", "BitSums", "CentralKDE", "ShuffledKDE"}
 # floats leave, or floats decide which integers do
 REAL = {
     "ProjUnit",
-    "ShuffledKDE", "CentralKDE", "ShuffledForm",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments", "PureMean",
+    "PureMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",
 }  # fmt: skip

@@ -57,11 +57,30 @@ def average_query():
 def test_the_best_candidate_has_the_least_predicted_error(name, n, objective, request):
     choice = request.getfixturevalue(name)
     errors = [candidate.error for candidate in choice.candidates]
-    assert errors == sorted(errors) and len(errors) >= (16 if n == 500 else 14)
+    near = sum(error <= min(errors) * 1.005 for error in errors)  # by their error on skewed data too
+    assert errors[near:] == sorted(errors[near:]) and max(errors[:near]) <= min(errors) * 1.005
+    assert len(errors) >= (17 if n == 500 else 15)
     for candidate in choice.candidates:
         assert candidate.error**2 == pytest.approx(float(candidate.protocol.worst_mse(n, objective)), rel=1e-12)
     assert choice.best is choice.candidates[0].protocol and choice.best.guarantee.epsilon <= 1.0
-    assert str(choice).splitlines()[0].startswith(choice.candidates[0].name)
+    assert str(choice).splitlines()[1].startswith(choice.candidates[0].name)
+
+
+def test_a_histogram_is_answered_by_a_design_that_errs_less_on_skewed_data():
+    """As subset selection on the worst data; 0.82 of its error where 98 % are of one type, predicted and measured."""
+    choice = choose(workloads.identity(64), 100_000, 2.0, Objective.MEAN)
+    named = {one.name: one for one in choice.candidates}
+    best, subsets = named["block design"], named["SubsetSelection"]
+    assert choice.best is best.protocol and best.error <= subsets.error * 1.005 and "skewed" in best.note
+    counts = torch.full((64,), 32)
+    counts[20] = 98_000
+    usual = float(subsets.protocol.predicted_mse(counts).mean())
+    predicted = float(best.protocol.predicted_mse(counts).mean())
+    drawn = best.protocol.sample_estimate(counts, generator=keyed_generator(b"design"), sample_shape=(30,))
+    assert predicted < 0.68 * usual
+    assert float((drawn.value - best.protocol.exact(counts)).square().mean()) == pytest.approx(predicted, rel=0.1)
+    public = choose(workloads.identity(8), 100, 1.0, prior=torch.ones(8))
+    assert not any(one.note for one in public.candidates)  # on the prior nothing else is judged
 
 
 def test_an_optimised_strategy_beats_everything_else_on_thresholds(average_query):

@@ -1,8 +1,8 @@
 """The battery for linear queries, answered by users and by a curator, and for the losses of concepts."""
 
-import contextlib
 import dataclasses
 import math
+from fractions import Fraction
 from itertools import combinations
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from torchdp.factorization import approximate, factorize
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
 from torchdp.protocol import Crowd
+from torchdp.protocol.rounded_sum import exact_sums
 from torchdp.queries import (
     AdaptiveOracle,
     CentralFactorization,
@@ -150,7 +151,7 @@ class Rounded:
     """Of whole numbers: the real mechanism's loss is the most that its integers' can be."""
 
     def test_what_leaves_are_multiples_of_the_step(self):
-        normal = self.protocol.rounded if hasattr(self.protocol, "rounded") else self.protocol.noise
+        normal = self.protocol.noise
         one, two = (collected(self.protocol)(self.x, SeededNoise(seed)).double() for seed in (1, 2))
         steps = (one - two) / normal.step
         assert bool((steps == steps.round()).all()) and bool((steps != 0).any())
@@ -159,18 +160,11 @@ class Rounded:
         assert self.protocol.guarantee.mu * self.protocol.sigma > 0
 
 
-class TestCentralHistogram(Rounded, TestCentralFactorization):
-    protocol = CentralFactorization(FactoredQueries.identity(W), 1.0, 1e-6)
-
-    def loss(self, protocol):
-        return true_epsilon(shifted(protocol, neighbours(torch.arange(4))), protocol.delta)
-
-
-class TestCentralTree(TestCentralHistogram):
+class TestCentralTree(TestCentralFactorization):
     protocol = CentralFactorization(FactoredQueries.tree(W), 3.0, 1e-6)
 
 
-class TestCentralAnswers(TestCentralHistogram):
+class TestCentralAnswers(TestCentralFactorization):
     protocol = CentralFactorization(FactoredQueries.plain(W), 0.02, 1e-6)
 
 
@@ -229,7 +223,7 @@ def test_integer_sums_say_their_error_and_what_they_refuse():
         "bound must be": lambda: IntegerSums(2, 0.5, 4.0, 1e-6),
         "step must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=0.3),
         "step must be at most": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=2.0),
-        "sigma must be": lambda: IntegerSums.calibrated(2, 2**20, epsilon=1.0, delta=1e-6),
+        "sigma must be": lambda: IntegerSums.calibrated(2, 2**20, epsilon=1e-3, delta=1e-6),
         "signed must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, signed=1),
         "tables' distance": lambda: IntegerSums(2**30, 1.0, 0.1, 1e-9, signed=False).guarantee,
     }
@@ -241,16 +235,22 @@ def test_integer_sums_say_their_error_and_what_they_refuse():
         TestIntegerSums.protocol.exact(many)
 
 
-def test_wide_noise_stays_real():
-    """Beyond the tables' largest sigma the guarantee is the theorem's, and says so."""
-    wide = CentralFactorization(FactoredQueries.identity(W), 1e-6, 1e-9)
-    assert wide.rounded is None and wide.guarantee.arithmetic is Arithmetic.REAL
-    assert CentralFactorization(GAMMA, 1.0, 1e-6).rounded is None  # an optimised encoder is not whole
-    large = CentralFactorization(FactoredQueries.plain(1024 * W), 1.0, 1e-6)
-    for n in (2**43, 2**44):
-        summary, done = torch.tensor([n - 3, 1, 1, 1]), n * 1024 <= 2**53
-        with contextlib.nullcontext() if done else pytest.raises(ValueError, match="not be exact"):
-            large.sample_tally(summary, generator=torch.Generator().manual_seed(1))
+def test_guarantee_is_of_real_numbers_where_delta_does_not_pay_for_tables():
+    assert CentralFactorization(GAMMA, 1e-6, 1e-9).guarantee.arithmetic is Arithmetic.ROUNDED
+    assert CentralFactorization(GAMMA, 60.0, 1e-9).guarantee.arithmetic is Arithmetic.REAL
+
+
+def test_sums_of_very_many_users_are_exact():
+    """Columns of 2^-45 of the largest, counts up to 2^50, against Python's integers."""
+    columns = torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 7 - 3
+    counts = torch.tensor([2**50, 1, 0, 2**33 + 5, 2**49 - 1])
+    step, unit = 2.0**-3, Fraction(2) ** -43  # the largest is in [2, 4)
+    found = exact_sums(columns, counts, step)
+    for row, each in zip(columns.tolist(), found.tolist(), strict=True):
+        exact = sum(round(Fraction(x) / unit) * n for x, n in zip(row, counts.tolist(), strict=True))
+        assert each == round(exact * unit / Fraction(step))
+    with pytest.raises(ValueError, match="summary must count fewer users"):
+        exact_sums(columns, counts, 2.0**-12)
 
 
 class TestPrivateLearner(Unbiased, RelayContract):

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 
-from torchdp.shuffle import RandomizedResponseSum
+from torchdp.shuffle import BitSums, RandomizedResponseSum
 
 EPSILONS = np.linspace(-1.5, 1.5, 61)
 FLIPS = [0.01, 0.2, 0.45]
@@ -52,6 +54,23 @@ def test_guarantee_absent_users_leave_the_protocol_of_those_present():
     assert np.allclose(profile(EPSILONS), truth, atol=1e-9) and (profile(EPSILONS) >= truth - 1e-15).all()
     (everyone,) = RandomizedResponseSum(5, 0.2).profiles()
     assert (everyone(EPSILONS) < truth - 1e-4).any()
+
+
+def drawn(flip):
+    """The epsilon of one bit that is flipped with chance ceil(flip 2^63)/2^63, as it is drawn."""
+    chance = Fraction(math.ceil(Fraction(flip) * 2**63), 2**63)
+    with mpmath.workdps(60):
+        return mpmath.log(mpmath.mpf((1 - chance).numerator) / chance.numerator)
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 3e-7, 0.0123, 0.7, 3.3, 21.0])
+@pytest.mark.parametrize("instances", [1, 3])
+def test_guarantee_pure_epsilon_is_that_of_the_bits_that_are_drawn(epsilon, instances):
+    protocol = BitSums.calibrated(RandomizedResponseSum, 9, epsilon, 0.0, instances)
+    truth = instances * drawn(protocol.law.flip)
+    assert epsilon * (1 - 1e-6) <= truth <= protocol.guarantee.epsilon <= epsilon
+    near = 0.49999999975  # log((1 - flip)/flip) loses its digits here
+    assert math.log((1 - near) / near) < drawn(near) <= RandomizedResponseSum(9, near).pure_epsilon()
 
 
 @pytest.mark.parametrize("flip", FLIPS)

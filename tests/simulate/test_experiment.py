@@ -18,6 +18,7 @@ class Config:
     folder: Path | None = None
     kind: Literal["a", "b"] = "a"
     dense: bool = False
+    parts: tuple[str, ...] = ("5 % of all",)  # help of a default with a percent sign
 
 
 SEEN = []

@@ -1,7 +1,6 @@
 """How points of a domain become points of a ball: the map that a noise's shape gives."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -101,11 +100,6 @@ class Encoding:
         """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""
         u = (x.double() - self.centre) @ self.inverse.mT
         return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
-
-    def parts(self, x: Tensor, counts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The encoded rows of x (k, d) beside their counts (k,), so many at a time."""
-        rows = rows_at_once(x.shape[-1])
-        return ((self(some), each) for some, each in zip(x.split(rows), counts.split(rows), strict=True))
 
 
 def membership_room(domain: Domain) -> float:

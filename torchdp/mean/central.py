@@ -1,6 +1,7 @@
 """The Gaussian noise mechanism for the mean of points of a bounded domain."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Estimate, Layout, Tally
+from torchdp.protocol.rounded_sum import RoundedSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,24 +46,19 @@ class GaussianMean(MeanProtocol, GaussianRelease):
     def layout(self) -> Layout:
         return {"sum": ((self.shape.root.shape[1],), torch.float64)}
 
-    @property
-    def deviation(self) -> float:
-        """Of the noise on every coordinate of the sum of u."""
-        return self.multiplier * self.encoding.diameter
-
-    @property
-    def attained(self) -> bool:
-        return 0 < self.encoding.diameter <= self.encoding.widest * (1 + 1e-6)
+    @cached_property
+    def sums(self) -> RoundedSum:
+        """Of u."""
+        own = self.encoding
+        return RoundedSum.least(self.multiplier, own.diameter * (1 + 1e-12), own.radius, self.shape.root.shape[1])
 
     def noise_root(self, n: int) -> Tensor:
-        """B = (multiplier diameter / n) A: Cov(estimate) = B B^T exactly, for Gaussian noise."""
-        return self.deviation / checks.integer("n", n, 1) * self.shape.root
+        """B = (sigma/n) A: Cov(estimate) = B B^T, for Gaussian noise of deviation sigma of ``sums``."""
+        return self.sums.sigma / checks.integer("n", n, 1) * self.shape.root
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        total = self.shape.root.new_zeros(self.shape.root.shape[1])
-        for u, counts in self.encoded(summary):
-            total = total + counts @ u
-        return Tally(summary.n, {"sum": total + self.deviation * draws.normal((*shape, len(total)))})
+        whole = self.sums.blocks((counts @ u for u, counts in self.encoded(summary)), summary.n)
+        return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})
 
     def analyse(self, tally: Tally) -> Estimate:
         return self.decoded(self.check(tally)["sum"], tally.n)

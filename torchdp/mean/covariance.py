@@ -12,6 +12,7 @@ from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally
+from torchdp.protocol.rounded_sum import RoundedSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,20 +66,28 @@ class GaussianCovariance(GaussianRelease):
         r = self.root.shape[1]
         return {"second": ((r, r), torch.float64), "first": ((r,), torch.float64)}
 
+    @cached_property
+    def sums(self) -> RoundedSum:
+        """Of (w w^T, t w)."""
+        r, t = self.root.shape[1], self.mean_weight
+        apart = math.sqrt(2) * (1 + t**2 / 2) * (1 + 1e-12)
+        return RoundedSum.least(self.multiplier, apart, math.hypot(1, t), r * r + r)
+
     def moment_noise(self, n: int) -> float:
         """tau, the standard deviation on the diagonal of S; beside it tau / 2^{1/2}."""
-        sensitivity = math.sqrt(2) * (1 + self.mean_weight**2 / 2)
-        return self.multiplier * sensitivity / checks.integer("n", n, 1)
+        return self.sums.sigma / checks.integer("n", n, 1)
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        r, n = self.root.shape[1], summary.n
-        tau = n * self.moment_noise(n)
-        second, first = self.root.new_zeros(r, r), self.root.new_zeros(r)
-        for u, counts in self.encoded(summary):
-            w = u / (self.encoding.radius or 1.0)
-            second, first = second + tensor_sum(w, 2, counts), first + counts @ w
-        second = second + tau * symmetrised(draws.normal((*shape, r, r)), 2)
-        return Tally(n, {"second": second, "first": first + tau / self.mean_weight * draws.normal((*shape, r))})
+        r = self.root.shape[1]
+
+        def block(w: Tensor, counts: Tensor) -> Tensor:
+            return torch.cat([tensor_sum(w, 2, counts).flatten(), self.mean_weight * (counts @ w)])
+
+        encoded = ((u / (self.encoding.radius or 1.0), counts) for u, counts in self.encoded(summary))
+        whole = self.sums.blocks((block(*each) for each in encoded), summary.n)
+        noisy = self.sums.released(whole, draws, shape)
+        second = symmetrised(noisy[..., : r * r].unflatten(-1, (r, r)), 2)
+        return Tally(summary.n, {"second": second, "first": noisy[..., r * r :] / self.mean_weight})
 
     def analyse(self, tally: Tally) -> Covariance:
         n = self.check(tally).n

@@ -1,6 +1,7 @@
 """What a curator's Gaussian releases have in common: their noise, its calibration and its guarantee."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -8,15 +9,18 @@ from torchdp import checks
 from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.mean.protocol import DomainProtocol
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy import Guarantee, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol
+from torchdp.protocol.rounded_sum import RoundedSum, released_guarantee
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
     """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and whatever follows from that.
 
-    It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of every epsilon.
+    It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of every epsilon. What
+    leaves are whole steps (:class:`RoundedSum`), of which the guarantee speaks.
 
     multiplier > 0; delta in (0, 1): where the guarantee is stated. ``calibrated`` finds the multiplier.
     Raises TypeError, ValueError.
@@ -55,16 +59,15 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
         return 1 / (2 * self.multiplier**2)
 
     @property
-    def attained(self) -> bool:
-        """Whether two neighbours at the full sensitivity are known."""
-        return False
+    @abstractmethod
+    def sums(self) -> RoundedSum:
+        """What the curator adds up, and its noise."""
 
     @property
     def guarantee(self) -> Guarantee:
-        """At ``delta``, by the exact curve of Gaussian noise; exact where it is ``attained``."""
-        found = gaussian_guarantee(self.multiplier, self.delta, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
-        source = f"Nikolov, Tang (2023), Theorem 15; {found.source}"
-        return replace(found, exact=self.attained, source=source)
+        """At ``delta``, by the exact curve of Gaussian noise, of the whole steps that leave."""
+        found = released_guarantee(self.multiplier, self.delta, self.sums.size)
+        return replace(found, exact=False, source=f"Nikolov, Tang (2023), Theorem 15; {found.source}")
 
 
 def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> float:
@@ -73,7 +76,7 @@ def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> 
     Source: Balle, Wang (2018), Theorem 8; Bun, Steinke (2016), Proposition 1.6.
     """
     if epsilon is not None and rho is None:
-        return gaussian_sigma(epsilon, delta)
+        return gaussian_sigma(epsilon, checks.fraction("delta", delta) * ROUNDED)
     if rho is not None and epsilon is None:
         return 1 / math.sqrt(2 * checks.positive("rho", rho))
     raise TypeError("epsilon or rho must be given beside delta, and not both")

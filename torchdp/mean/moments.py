@@ -18,6 +18,7 @@ from torchdp.draws import Draws
 from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.mean.gaussian import GaussianRelease, least_multiplier
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally
+from torchdp.protocol.rounded_sum import RoundedSum
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
 
@@ -79,6 +80,14 @@ class GaussianMoments(GaussianRelease):
         apart = 2.0 if self.order % 2 else math.sqrt(2) if self.shape.root.shape[1] > 1 else 1.0
         return apart * self.encoding.radius**self.order
 
+    @cached_property
+    def sums(self) -> RoundedSum:
+        """Of u^{(x) l}."""
+        r, own = self.shape.root.shape[1], self.encoding
+        return RoundedSum.least(
+            self.multiplier, self.sensitivity * (1 + 1e-12), own.radius**self.order, r**self.order
+        )
+
     @property
     def layout(self) -> Layout:
         return {"sum": ((self.shape.root.shape[1],) * self.order, torch.float64)}
@@ -92,7 +101,7 @@ class GaussianMoments(GaussianRelease):
             for k, other in enumerate(places):
                 entry *= _along(G.diagonal() if k == other else G, (k, other), self.order)
             variances += entry
-        scale = self.multiplier * self.sensitivity / checks.integer("n", n, 1)
+        scale = self.sums.sigma / checks.integer("n", n, 1)
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
     def root_mean_power(self, n: int, p: float = 2.0) -> float:
@@ -103,11 +112,10 @@ class GaussianMoments(GaussianRelease):
         return normal_moment(p) ** (1 / p) * float(torch.linalg.vector_norm(self.deviations(n), ord=p))
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        total = self.shape.root.new_zeros((self.shape.root.shape[1],) * self.order)
-        for u, counts in self.encoded(summary):
-            total = total + tensor_sum(u, self.order, counts)
-        normals = symmetrised(draws.normal((*shape, *total.shape)), self.order)
-        return Tally(summary.n, {"sum": total + self.multiplier * self.sensitivity * normals})
+        each = (tensor_sum(u, self.order, counts).flatten() for u, counts in self.encoded(summary))
+        noisy = self.sums.released(self.sums.blocks(each, summary.n), draws, shape)
+        whole = noisy.unflatten(-1, self.layout["sum"][0])
+        return Tally(summary.n, {"sum": symmetrised(whole, self.order)})
 
     def analyse(self, tally: Tally) -> Estimate:
         """value: (*sample_shape, d, ..., d), symmetric."""

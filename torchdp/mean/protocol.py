@@ -15,6 +15,7 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import Measured, NormError
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol
+from torchdp.protocol.rounded_sum import in_blocks
 from torchdp.randomness import keyed_generator
 
 WIDTHS = 1 << 14  # draws of the noise for the width of a domain
@@ -47,8 +48,8 @@ class DomainProtocol(Protocol[Crowd]):
         return Crowd.checked(summary, self.admit)
 
     def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
-        """Vectors (k, r) and how many users hold each (k,), float64: so many at a time."""
-        return self.encoding.parts(summary.values, summary.counts.double())
+        """Vectors (k, r) and how many users hold each (k,), float64, block by block."""
+        return ((self.encoding(some), counts) for some, counts in in_blocks(summary.values, summary.counts))
 
 
 class MeanProtocol(DomainProtocol):

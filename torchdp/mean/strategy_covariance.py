@@ -110,7 +110,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         meant = second.mT - m[..., rows, None] * first.mT[columns] - m[..., columns, None] * first.mT[rows]
         own = ((h @ self.client.matrix.mT)[..., None, :] * told.square()).sum(-1)
         own = own - (h[..., None, :] * meant.square()).sum(-1)
-        linear = (own + self._rounding(value)) / n
+        linear = (own + self._rounding(h, m, meant)) / n
         square = _squares(kappa, rows, columns)
         error = torch.maximum(linear - square, square.clamp_min(0)).clamp_min(0).sqrt()
         width = self.half[rows] * self.half[columns]
@@ -118,16 +118,27 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         where = Estimate(self.domain.middle + m * self.half, spread, n)
         return Covariance(self._matrix(value * width), self._matrix(error * width), n, mean=where)
 
-    def _rounding(self, value: Tensor) -> Tensor:
-        """The most that the roundings add for one user to an entry's variance, at these covariances: (*batch, pairs).
+    def _rounding(self, h: Tensor, m: Tensor, meant: Tensor) -> Tensor:
+        """What the roundings add for one user to each entry's variance, at shares h of types and means m.
 
-        A rounding has a variance of D^2/4 at most, D = 2/steps, the mean of two D^2/8.
+        (*batch, types), (*batch, d), what a type stands for (*batch, pairs, types) -> (*batch, pairs). A type tells w
+        and w^2 without bias, and so the mean square of w_i w_j - m_i w_j - m_j w_i of two numbers. Of one number,
+        rounded with variance v around w - m = u, the variance is 2 u^2 v + v^2: types between two steps show 2 v/D^2,
+        D = 2/steps; w is taken to lie evenly around the middle between them, and (mean v)^2 for the mean of v^2.
         """
-        _, _, (rows, columns) = self._tables
-        step = (2 / self.steps) ** 2
-        own = value[..., rows == columns].clamp_min(0)
-        beside = (own[..., rows] + own[..., columns] + step / 8) * step / 8
-        return torch.where(rows == columns, step**2 / 16 + step / 2 * own[..., rows], beside)
+        first, second, (rows, columns) = self._tables
+        w, one, two = first.mT, m[..., rows, None], m[..., columns, None]  # (d, types)
+        square = second.mT[rows == columns]
+        i, j = square[rows], square[columns]
+        true = i * j + one.square() * j + two.square() * i + 2 * one * two * w[rows] * w[columns]
+        true = true - 2 * one * w[rows] * j - 2 * two * i * w[columns]
+        beside = (h[..., None, :] * (meant.square() - true)).sum(-1)
+        step = 2 / self.steps
+        v = step**2 / 2 * (w.square() - square > step**2 / 8)  # between two steps r s = w^2 - D^2/4
+        places = 2 * (w[rows] - one).square() + step**2 / 2
+        spread = (h[..., None, :] * v[rows]).sum(-1)
+        own = (h[..., None, :] * v[rows] * places).sum(-1) - spread.square()
+        return torch.where(rows == columns, own, beside)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(d, d): of S - m m^T to first order, and of the square of m's error as if it were normal."""

@@ -32,6 +32,7 @@ from torchdp.pairwise.consistent import consistent
 from torchdp.pairwise.lipschitz import Discretised, lipschitz
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
+from torchdp.pairwise.pilot import after_pilot, pooled
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.population import MannWhitney, mann_whitney, of_population
 from torchdp.pairwise.protocol import PairwiseProtocol
@@ -69,6 +70,7 @@ __all__ = [
     "TwoMessage",
     "TwoRound",
     "absolute_difference",
+    "after_pilot",
     "auc",
     "auc_of_sizes",
     "choose",
@@ -87,6 +89,7 @@ __all__ = [
     "lower_bound",
     "mann_whitney",
     "of_population",
+    "pooled",
     "ratio",
     "unequal",
 ]

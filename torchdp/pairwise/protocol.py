@@ -31,7 +31,7 @@ class PairwiseProtocol(Protocol[Tensor]):
     and two messages 0.94 to 0.97 from 10,000 users on, 0.94 to 1 below (mixed signatures cover too much). Randomized
     response and two rounds, each with one normal part, from 0.935 and 0.941 at 10,000 users; of 1,000 or 100 users,
     where their errors are far from normal, from 0.86 and 0.89. Chosen protocols, mostly strategies, 0.935 to 0.965
-    from 1,000 users on, 0.99 where a class is too rare to be told from none (experiments/league).
+    from 1,000 users on (experiments/league).
     statistic: what is estimated. epsilon: the whole budget of one user.
     """
 

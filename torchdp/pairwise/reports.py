@@ -201,6 +201,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     function of the tally alone. The variance is ``pairs_variance`` with Cov Z = sum_o Q[o, x] Z_o Z_o^T - u_x u_x^T,
     exactly. A tally is drawn from the histogram in O(m k), m outputs.
     client: of as many types as the statistic has, telling those of different vectors apart, at most epsilon-LDP.
+    vectors: the Z_o, (m, r), unbiased, sum_o Q[o, x] Z_o = u_x; None: of least variance under the client's prior.
 
     Guarantees: epsilon-LDP for each user (the strategy's own epsilon, if that is smaller).
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for the reports; Bell, Bellet, Gascon, Kulkarni (2020),
@@ -208,6 +209,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     """
 
     client: StrategyMatrix
+    vectors: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.client, StrategyMatrix):
@@ -219,7 +221,14 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             raise ValueError(
                 f"epsilon must be at least the strategy's {self.client.epsilon:.9g}, not {self.epsilon!r}"
             )
-        _ = self._vectors  # refuses a strategy that can not tell types of different vectors apart
+        points, size = self.statistic.points, self.statistic.radius
+        if self.vectors is not None and not bool(
+            (self.client.matrix.mT @ self.output_vectors - points).abs().max() <= ROUNDING * size
+        ):
+            raise ValueError(
+                "vectors must be unbiased: the client's laws times them must be the statistic's points"
+            )
+        _ = self.output_vectors  # refuses a strategy that can not tell types of different vectors apart
 
     @classmethod
     def tuned(
@@ -321,7 +330,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             return max(float(self.predicted_mse(each * n)) for each in family)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        reports, vectors, n = tally["reports"].double(), self._vectors, float(tally.n)
+        reports, vectors, n = tally["reports"].double(), self.output_vectors, float(tally.n)
         own = vectors.square() @ form.weights
         return ((reports @ vectors).square() @ form.weights - reports @ own) / (n * (n - 1)) + form.constant
 
@@ -332,7 +341,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         return worst_variance(self.statistic.points, self.covariances, form.weights, n)
 
     def mean_point(self, tally: Tally) -> Tensor:
-        return tally["reports"].double() @ self._vectors / tally.n
+        return tally["reports"].double() @ self.output_vectors / tally.n
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """With the noise at the histogram whose mean vector is nearest to the estimated one."""
@@ -362,16 +371,21 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         return tally["reports"].double() @ self.client.inverse.mT
 
     @cached_property
-    def _vectors(self) -> Tensor:
+    def output_vectors(self) -> Tensor:
         """Z_o, (m, r)."""
-        return self.client.decoder(self.statistic.points.mT).mT
+        if self.vectors is None:
+            return self.client.decoder(self.statistic.points.mT).mT
+        vectors, shape = checks.matrix("vectors", self.vectors), (self.client.outputs, self.statistic.dim)
+        if vectors.shape != shape:
+            raise ValueError(f"vectors must have shape {shape}, one for each output, not {tuple(vectors.shape)}")
+        return vectors.to(self.statistic.points)
 
     @cached_property
     def covariances(self) -> Tensor:
         """Cov Z for each type, (k, r, r), centred before squaring."""
         parts = []
         for law, point in zip(self.client.matrix.mT, self.statistic.points, strict=True):
-            centred = self._vectors - point
+            centred = self.output_vectors - point
             parts.append((centred * law[:, None]).mT @ centred)
         return torch.stack(parts)
 

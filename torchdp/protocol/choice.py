@@ -22,16 +22,20 @@ class Choice:
     """Candidates, the least predicted error first; printing shows the table that the choice was made from.
 
     Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
-    bound: no unbiased protocol of this privacy errs less; None: no bound is known.
+    bound: no unbiased protocol of this privacy errs less; None: no bound is known. near: those that err at most so much
+    more than the least, relatively, come first of all, as they were named.
     """
 
     candidates: tuple[Candidate, ...]
     bound: float | None = None
+    near: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError("candidates must hold one protocol at least")
-        object.__setattr__(self, "candidates", tuple(sorted(self.candidates, key=lambda one: _rank(one.error))))
+        least = min(one.error for one in self.candidates) * (1 + self.near)
+        found = sorted(self.candidates, key=lambda one: _rank(max(one.error, least)))
+        object.__setattr__(self, "candidates", tuple(found))
 
     @property
     def best(self) -> Any:
@@ -40,7 +44,8 @@ class Choice:
 
     def __str__(self) -> str:
         width = max(len("lower bound"), *(len(one.name) for one in self.candidates))
-        lines = [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
+        lines = [f"{'candidate':<{width}}  predicted RMSE"]
+        lines += [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
         least = "none known" if self.bound is None else f"{self.bound:<10.6g}  of what is unbiased"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 

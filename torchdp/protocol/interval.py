@@ -37,15 +37,31 @@ class ErrorParts:
         of the sum lie the root of the sum of squares of the parts' ends away. z: (*batch) or a number.
         Source: Wilson (1927), the score interval; Fieller (1954), for ratios; Zou, Donner (2008), the sum.
         """
-        square = torch.as_tensor(z, dtype=torch.float64, device=self.variance.device)[..., None] ** 2
-        shift, left = square * self.slope / 2, 1 - square * self.curvature
-        half = (square * self.variance * left + shift.square()).clamp_min(0).sqrt()
+        left, shift, square = self._quadratic(z)
+        half = square.clamp_min(0).sqrt()
         below, above = (
             torch.where(left > 0, (half + sign * shift).clamp_min(0) / left, torch.inf).square().sum(-1).sqrt()
             for sign in (-1, 1)
         )
         unknown = self.variance.isnan().any(-1)
         return below.masked_fill(unknown, torch.nan), above.masked_fill(unknown, torch.nan)
+
+    def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The ends of what Fieller's set leaves out where it goes on beyond, (*batch) each, from the estimate.
+
+        So it is where z^2 curvature > 1 (a denominator that may be 0): no u between the two ends belongs to it. NaN
+        where there is no such gap, or more than one part.
+        """
+        left, shift, square = (each[..., 0] for each in self._quadratic(z))
+        some = (left < 0) & (square > 0) & (self.variance.shape[-1] == 1)
+        half, left = square.clamp_min(0).sqrt(), torch.where(some, left, torch.nan)
+        return (shift + half) / left, (shift - half) / left
+
+    def _quadratic(self, z: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """u belongs where left u^2 - 2 shift u <= z^2 variance; the square of (left u - shift) at the ends."""
+        square = torch.as_tensor(z, dtype=torch.float64, device=self.variance.device)[..., None] ** 2
+        shift, left = square * self.slope / 2, 1 - square * self.curvature
+        return left, shift, square * self.variance * left + shift.square()
 
     def scaled(self, factor: float) -> "ErrorParts":
         """Of ``factor`` times the estimate."""
@@ -80,9 +96,20 @@ def interval(
     limits: tuple[float, float] = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be."""
-    below, above = error.reach(quantile(level))
-    return (value - below - bias).clamp(*limits).to(value), (value + above + bias).clamp(*limits).to(value)
+    """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be.
+
+    Where the denominator of a ratio may be 0, Fieller's set is all but a gap: if that reaches beyond one of the limits,
+    the interval ends where the gap begins.
+    """
+    z, (least, most) = quantile(level), limits
+    below, above = error.reach(z)
+    low, high = value - below - bias, value + above + bias
+    first, last = (value + end + sign * bias for end, sign in zip(error.gap(z), (1, -1), strict=True))
+    low, high = (
+        torch.where((first < least) & (last <= most), last, low),
+        torch.where((first >= least) & (last > most), first, high),
+    )
+    return low.clamp(*limits).to(value), high.clamp(*limits).to(value)
 
 
 def distance(value: Tensor, error: ErrorParts, bias: Tensor | float = 0.0) -> Tensor:

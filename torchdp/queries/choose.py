@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,6 +52,8 @@ CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types u
 MOST_PARITIES = 256  # that one parity a user is tried for
 ADAPTED = 2**20  # outputs times types up to which reports are decoded twice
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
+DESIGNED = 512  # types up to which a block design is tried
+NEAR = 0.005  # how much more it may err on the worst data, relatively, to err less where few types are frequent
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
 
@@ -69,8 +72,9 @@ def choose(
     Candidates: up to 1,024 types or queries factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within
     the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit and PrivUnitG,
     beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
-    SUE and, up to 1,024 types, Hadamard response; a strategy optimised for the workload: up to 256 types a matrix, up
-    to 4,096 types a few patterns of ordered types and their shifts. Types that no query tells apart count as one.
+    SUE and, up to 1,024 types, Hadamard response; up to 512 types a block design; a strategy optimised for the
+    workload: up to 256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts. Types that
+    no query tells apart count as one.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
@@ -80,7 +84,10 @@ def choose(
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for that. A matrix is
     decoded for the data that its reports show (:class:`AdaptiveOracle`).
-    They take seconds. The choice's ``bound`` is :func:`lower_bound`, up to 1,024 types.
+    They take seconds, with hundreds of types up to a minute. Without a prior, among those that err at most half a
+    percent more than the best on the worst data, that comes first which gains more where few types are frequent (shares
+    like 1/(x + 1), from either end) than it costs there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
+    types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -100,6 +107,8 @@ def choose(
     if k > 1 and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
         worst = objective is Objective.WORST and prior is None
         oracles += [*_strategies(W, epsilon, worst), *_translates(W, epsilon)]
+        if k <= DESIGNED:
+            oracles.append(("block design", StrategyMatrix.balanced(k, epsilon)))
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
     reported = _ranked([(name, _decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
@@ -111,7 +120,26 @@ def choose(
         ]
     found = _ranked(protocols, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
-    return Choice((*found, *reported), least)
+    return _choice((*found, *reported), least, n, objective, prior)
+
+
+def _choice(
+    found: Sequence[Candidate], bound: float | None, n: int, objective: Objective, prior: Tensor | None
+) -> Choice:
+    """Without a prior those near the best by the product of their errors on the worst data and on skewed, a note."""
+    least = min(one.error for one in found) * (1 + NEAR)
+    near = [one for one in found if one.error <= least]
+    if prior is not None or len(near) == 1:
+        return Choice(tuple(found), bound)
+    W = near[0].protocol.workload
+    zipf = 1 / torch.arange(1, W.shape[1] + 1).to(W)
+    skewed = n / zipf.sum() * torch.stack([zipf, zipf.flip(0)])
+    noted = []
+    for one in near:
+        error = math.sqrt(float(objective.of(one.protocol.predicted_mse(skewed))))
+        noted.append((float(f"{one.error * error:.3e}"), replace(one, note=f"{error:.4g} on skewed data")))
+    first = [one for _, one in sorted(noted, key=lambda pair: pair[0])]
+    return Choice((*first, *(one for one in found if one.error > least)), bound, NEAR)
 
 
 def choose_central(

@@ -27,7 +27,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
     Args:
         dim: numbers of a user.
         bound: largest l2 norm of a user's vector, up to 2^20; 1 for a histogram.
-        sigma: of the normals, from 1/16 to 2^20 steps. ``calibrated`` finds it.
+        sigma: of the normals, from 1/16 to 2^28 steps. ``calibrated`` finds it.
         delta: in (0, 1), where the guarantee is stated.
         signed: whether users may hold negative numbers; histograms and counts do not, and need less noise.
         step: a power of two up to 1: the sums leave as its multiples. 1: as integers, int64.

@@ -1,8 +1,8 @@
 """Noise of many cells at once: only what is not 0 is drawn, and where it lies; from tables of 128 bits."""
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdp.draws import Draws
 from torchdp.kernels import inversion
 from torchdp.kernels.inversion import Table
-from torchdp.rounded import Guide
+from torchdp.rounded import guide
 
 MOST_RATE = 2.0**14  # of one draw of a table: below 2^12 thresholds
 MOST_RATIO = 0.996  # below it a table of cluster sizes has fewer than 2^15 thresholds
@@ -37,16 +37,11 @@ def variation_of(users: int, points: float) -> float:
     return (users + points / MOST_RATE) * OF_A_DRAW
 
 
-def tabulated(size: int, law: Callable[[float], Table], parameter: float, draws: Draws) -> Tensor:
+def tabulated(size: int, law: Callable[[Any], Table], parameter: Hashable, draws: Draws) -> Tensor:
     """Draws of law(parameter), (size,), int64."""
     out = torch.empty(size, dtype=torch.int64, device=draws.device)
-    _guide(law, parameter, str(draws.device)).fill(out, draws)
+    guide(law, parameter, str(draws.device)).fill(out, draws)
     return out
-
-
-@functools.lru_cache(maxsize=64)
-def _guide(law: Callable[[float], Table], parameter: float, device: str) -> Guide:
-    return Guide.of(law(parameter).to(device))
 
 
 def scattered_negative_binomial(cells: int, places: int, shape: float, ratio: float, draws: Draws) -> Tensor:

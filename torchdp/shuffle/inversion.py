@@ -40,14 +40,16 @@ from torchdp.privacy import gaussian_log_delta
 from torchdp.shuffle.count_laws import CountLaw
 
 Array = np.ndarray
+Setting = tuple[float, float]
 FAST, SHARP = (5.0, 0.15), (10.0, 0.08)  # T in deviations of the loss; s a
 REACH = 3.5  # the last frequency, in 1/s
-SHARES = (1e-3, 5e-2, 0.2)  # of delta that the cuts may cost
+SHARES = (1e-3, 2e-2, 5e-2, 0.1, 0.2)  # of delta that the cuts may cost
 SKEWED = 50.0  # variance, in ones, below which the loss is far from normal
 RATIO = 1.08  # of neighbouring points of the grid
 ENDS = (0.95, 0.97, 0.985, 0.995)  # of the largest distance, in the grid too
 WALK = np.arange(-4.0, 1.6, 0.5)  # ln a, about that of Gaussian noise: skewed noise wants less
-WIDTH, NARROW = 2048, 512  # outcomes beyond which they are told by blocks; of pairs that are hardly the worst
+TILT = 0.1  # of ln a, tried on both sides
+WIDTH, NARROW = 2048, 256  # outcomes beyond which they are told by blocks; of pairs that are hardly the worst
 ROUNDING = 1e-9
 
 
@@ -63,22 +65,36 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
     guess = math.exp(gaussian_log_delta(math.sqrt(max(variance, 1e-3) / gamma), max(epsilon, 1e-9)))
     wide, most, best = math.sqrt(instances * gamma), math.ceil(farthest), 1.0
 
-    def cut_at(lost: float, setting: tuple[float, float] = FAST) -> float:
+    def cut_at(lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
         cut = _cut(law, lost / wide, most)
         if cut is None:
             return 1.0
         d = cut.mass
         chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())  # c_2 of one step
-        found = _delta(lambda grid, _: _moves(cut, grid, levels), chi, epsilon, wide, gamma, farthest, setting)
+        moves = lambda grid, _: _moves(cut, grid, levels)  # noqa: E731
+        found = _delta(moves, chi, epsilon, wide, gamma, farthest, setting, tilt)
         return min(1.0, cut.lost * wide + found)
 
     lost = SHARES[0] * max(guess, 1e-25)
     while (best := cut_at(lost)) >= 1 and lost < 1e-2:  # tails that a Gaussian does not have
         lost *= 1e3
     skewed = farthest < 1 or variance < SKEWED * levels**2  # else the sharp setting gains 0.2 % of the variance
-    for share in SHARES[: 3 if farthest < 1 else 1] if best < 1 and skewed else ():
-        best = min(best, cut_at(share * best, SHARP))
+    if best < 1 and skewed:
+        best = _sharpest(cut_at, best, farthest)
     return min(1.0, best + 2 * instances * law.lost)
+
+
+def _sharpest(cut_at: Callable[[float, Setting, float], float], best: float, farthest: float) -> float:
+    """The least bound over what the cuts may cost, then over the order: not that of the largest term alone."""
+    shares = SHARES[:1] if farthest >= 1 else SHARES
+    best = min(best, cut_at(shares[0] * best, SHARP, 0.0))
+    tried = {share * best: cut_at(share * best, SHARP, 0.0) for share in shares}
+    lost = min(tried, key=tried.__getitem__)
+    logs = [math.log(max(cut_at(lost, SHARP, tilt), 1e-300)) for tilt in (-TILT, TILT)]
+    middle, (left, right) = math.log(max(tried[lost], 1e-300)), logs
+    bend = left + right - 2 * middle
+    tilt = TILT * min(max((left - right) / (2 * bend), -1.5), 1.5) if bend > 0 else 0.0
+    return min(best, tried[lost], math.exp(min(logs)), cut_at(lost, SHARP, tilt))
 
 
 @dataclass(frozen=True)
@@ -121,7 +137,6 @@ class _Move:
             base, excess = _blocks(base, excess)
         self.base, self.excess = base, excess
         self.moments = [float(base @ excess**j) for j in (1, 2, 3)]
-        self.fourth = (math.nan, math.nan), math.nan
         with np.errstate(divide="ignore"):
             self.mass: Array = np.broadcast_to(base, (len(grid), len(base)))
             self.logs = np.log1p(np.minimum(grid, 1.0)[:, None] * excess)
@@ -175,21 +190,19 @@ class _Move:
                 terms *= turn
                 yield np.abs(terms.sum(1) + rest)
 
-    def near(self, z: complex, x: float) -> tuple[float, float]:
-        """G and r for all distances up to x."""
+    def near(self, z: Array, x: float) -> tuple[Array, Array]:
+        """G and r for all distances up to x, at each z; their real parts are one number."""
         p = 1 + z if self.up else -z
         c1, c2, c3 = self.moments
-        if self.fourth[0] != (p.real, x):  # the same at every frequency
-            with np.errstate(over="ignore"):
-                grown = np.maximum(1.0, (1 + x * self.excess) ** (p.real - 4))
-                self.fourth = (p.real, x), float(self.base @ (self.excess**4 * grown))
-        fourth = self.fourth[1]
-        rest = abs(p * (p - 1) * (p - 2) * (p - 3)) * x * x / 24 * fourth
+        with np.errstate(over="ignore"):
+            grown = np.maximum(1.0, (1 + x * self.excess) ** (float(p[0].real) - 4))
+            fourth = float(self.base @ (self.excess**4 * grown))
+        rest = np.abs(p * (p - 1) * (p - 2) * (p - 3)) * x * x / 24 * fourth
         slope = p * c1 - self.edge
-        curves = [p * (p - 1) * (c2 / 2 + at * (p - 2) * c3 / 6) for at in (0.0, x)]
-        largest = max(abs(curve) for curve in curves) + rest
-        rate = max(curve.real for curve in curves) + rest + (abs(slope) + largest * x) ** 2 / 2
-        return rate, max(0.0, slope.real)
+        curves = np.stack([p * (p - 1) * (c2 / 2 + at * (p - 2) * c3 / 6) for at in (0.0, x)])
+        largest = np.abs(curves).max(0) + rest
+        rate = curves.real.max(0) + rest + (np.abs(slope) + largest * x) ** 2 / 2
+        return rate, np.maximum(0.0, slope.real)
 
 
 def _blocks(base: Array, excess: Array, width: int = WIDTH) -> tuple[Array, Array]:
@@ -197,16 +210,23 @@ def _blocks(base: Array, excess: Array, width: int = WIDTH) -> tuple[Array, Arra
 
     (base, O_1) is what remains of that pair when it is forgotten which of the two it was.
     """
-    starts = np.linspace(0, len(base), width // 2, endpoint=False).astype(int)
+    starts = _starts(base, width)
     total, moved = np.add.reduceat(base, starts), np.add.reduceat(base * excess, starts)
     low, high = np.minimum.reduceat(excess, starts), np.maximum.reduceat(excess, starts)
     share = np.clip((moved / total - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
     return np.concatenate([total * (1 - share), total * share]), np.concatenate([low, high])
 
 
+def _starts(mass: Array, width: int) -> Array:
+    """Where blocks begin: half of them evenly, half as the cube root of the mass asks, for the loss' variance."""
+    weight = np.cumsum(np.cbrt(mass))
+    weight = weight / weight[-1] + np.arange(1, len(mass) + 1) / len(mass)
+    return np.unique(np.searchsorted(weight, weight[-1] * np.arange(width // 2) / (width // 2), side="right"))
+
+
 def _ratio_blocks(mass: Array, ratio: Array) -> tuple[Array, Array]:
     """The same for ratios O_x/base, a row for each x."""
-    starts = np.linspace(0, mass.shape[1], WIDTH // 2, endpoint=False).astype(int)
+    starts = _starts(mass.max(0), WIDTH)
     total, moved = (np.add.reduceat(each, starts, axis=1) for each in (mass, mass * ratio))
     low = np.minimum.reduceat(np.where(mass > 0, ratio, np.inf), starts, axis=1)
     high = np.maximum.reduceat(np.where(mass > 0, ratio, -np.inf), starts, axis=1)
@@ -217,23 +237,70 @@ def _ratio_blocks(mass: Array, ratio: Array) -> tuple[Array, Array]:
 
 
 def response_delta(
-    pairs: Sequence[tuple[Array, Array]], epsilon: float, instances: int, change: float, lost: float
+    pairs: Sequence[tuple[Array, Array]],
+    epsilon: float,
+    instances: int,
+    change: float,
+    lost: float = 0.0,
+    rough: bool = False,
 ) -> float:
     """A delta where sums are one of these pairs (b, o) each, whichever is worst, and a user moves by ``change``.
 
     lost: what lies outside the arrays, at most, of any of them. The first pair is that on which the order is chosen.
-    Unchecked. Guarantees: an upper bound, as the module's proof says.
+    rough: not sharpened where the loss is far from normal. Unchecked.
+    Guarantees: an upper bound, as the module's proof says.
     """
-    both = [(base, other / base - 1) for b, o in pairs for base, other in ((b, o), (o, b))]
-    both[2:] = [_blocks(*pair, NARROW) if len(pair[0]) > NARROW else pair for pair in both[2:]]
-    chi = max(float(base @ excess**2) for base, excess in both)
+    wide, farthest = math.sqrt(instances * change), min(1.0, math.sqrt(change))
+    b, o = pairs[0]
+    y = np.arange(len(b))
+    deviation = math.sqrt(float(b @ y**2 - (b @ y) ** 2)) / float(o @ y - b @ y)
+    guess = math.exp(gaussian_log_delta(deviation / math.sqrt(change), max(epsilon, 1e-9)))
+    tails, best = SHARES[0] * max(guess, 1e-25), 1.0
+
+    def cut_at(tails: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
+        return _response(pairs, epsilon, wide, change, farthest, tails, setting, tilt)
+
+    while (best := cut_at(tails)) >= 1 and tails < 1e-2:
+        tails *= 1e3
+    if best < 1 and not rough and (farthest < 1 or deviation**2 < SKEWED):
+        best = _sharpest(cut_at, best, farthest)
+    return min(1.0, best + 2 * instances * lost)
+
+
+def _response(
+    pairs: Sequence[tuple[Array, Array]],
+    epsilon: float,
+    wide: float,
+    change: float,
+    farthest: float,
+    tails: float,
+    setting: Setting,
+    tilt: float,
+) -> float:
+    """The same where the tails cost ``tails`` of delta: outcomes on which b and o differ by no more than that."""
+    both = []
+    for b, o in pairs:
+        apart = np.abs(o - b)
+        kept = (np.cumsum(apart) > tails / wide / 2) & (np.cumsum(apart[::-1])[::-1] > tails / wide / 2)
+        if not kept.any():
+            return 1.0
+        for base, other in ((b, o), (o, b)):
+            own, others = float(base[~kept].sum()), float(other[~kept].sum())
+            both.append((base[kept], other[kept] / base[kept] - 1, own, others))
+    chi = max(float(base @ excess**2) for base, excess, *_ in both)
+    for i, (base, excess, own, others) in enumerate(both):
+        if i > 1 and len(base) > NARROW:
+            both[i] = (*_blocks(base, excess, NARROW), own, others)
 
     def moves(grid: Array, rough: bool) -> list[_Move]:
-        return [_Move(grid, *pair, up) for pair in (both[:2] if rough else both) for up in (True, False)]
+        """Beyond what is kept P is what Q is: the base, or the mixture, linear in x."""
+        return [
+            _Move(grid, base, excess, up, 0.0 if up else own - others, own if up else others)
+            for base, excess, own, others in (both[:2] if rough else both)
+            for up in (True, False)
+        ]
 
-    wide, farthest = math.sqrt(instances * change), min(1.0, math.sqrt(change))
-    found = _delta(moves, chi, epsilon, wide, change, farthest, FAST)
-    return min(1.0, found + 2 * instances * lost)
+    return min(1.0, tails + _delta(moves, chi, epsilon, wide, change, farthest, setting, tilt))
 
 
 def _delta(
@@ -243,19 +310,22 @@ def _delta(
     wide: float,
     gamma: float,
     farthest: float,
-    setting: tuple[float, float],
+    setting: Setting,
+    tilt: float = 0.0,
 ) -> float:
-    """The bound for all moves that ``make`` makes for a grid, or of some that are enough to choose the order by."""
+    """The bound for all moves that ``make`` makes for a grid, or of some that are enough to choose the order by.
+
+    tilt: what ln a is moved by from where the largest term is least.
+    """
     longest, gaussian = setting
     start = max(epsilon / (gamma * chi) - 0.5, 1e-2)
 
     def exponents(moves: list[_Move], a: float, step: float, count: int, grid: Array) -> Array:
         rates, slopes = np.zeros((2, count))
         for each in moves:  # the largest of each apart: a user's moves may be of several kinds
-            for k, modulus in enumerate(each.moduli(a, step, count)):
-                near, slope = each.near(complex(a, step * k), float(grid[0]))
-                rates[k] = max(rates[k], near, _chords(grid, modulus))
-                slopes[k] = max(slopes[k], slope)
+            near, slope = each.near(a + 1j * step * np.arange(count), float(grid[0]))
+            far = _chords(grid, np.stack(list(each.moduli(a, step, count))))
+            rates, slopes = np.maximum(rates, np.maximum(near, far)), np.maximum(slopes, slope)
         found = gamma * rates + wide * slopes
         return np.minimum(found, found[0])
 
@@ -271,7 +341,7 @@ def _delta(
     best = int(np.argmin([height(place) for place in places]))
     around = places[max(0, best - 1)], places[min(len(places) - 1, best + 1)]
     found = minimize_scalar(height, bounds=around, method="bounded", options={"xatol": 0.03})
-    a = math.exp(float(found.x))
+    a = math.exp(float(found.x) + tilt)
     s = gaussian / a
     period = longest * math.sqrt(gamma * chi + s * s)
     count = math.ceil(REACH / (s * 2 * math.pi / period)) + 1
@@ -307,15 +377,14 @@ def _grid(first: float, last: float) -> Array:
     return np.unique(points[(points >= first) & (points <= last)])
 
 
-def _chords(x: Array, modulus: Array) -> float:
-    """The largest ln |M|/x^2 over the grid and between its points."""
-    if not np.isfinite(modulus).all():
-        return math.inf
-    x1, x2, m1, m2 = x[:-1], x[1:], modulus[:-1], modulus[1:]
+def _chords(x: Array, modulus: Array) -> Array:
+    """The largest ln |M|/x^2 over the grid and between its points, for each row of moduli."""
+    x1, x2, m1, m2 = x[:-1], x[1:], modulus[:, :-1], modulus[:, 1:]
     at = (x1 + x2) / 2
-    half = np.maximum((m1 + m2) / 2, 1e-300)
-    B = (m2 - m1) / (x2 - x1) / half
-    A = np.log(half) - B * at
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        half = np.maximum((m1 + m2) / 2, 1e-300)
+        B = (m2 - m1) / (x2 - x1) / half
+        A = np.log(half) - B * at
         turning = np.clip(np.where(B != 0, -2 * A / B, x1), x1, x2)
-    return float(max(((A + B * t) / t**2).max() for t in (x1, x2, turning)))
+        rates = np.maximum(np.maximum((A + B * x1) / x1**2, (A + B * x2) / x2**2), (A + B * turning) / turning**2)
+    return np.where(np.isfinite(modulus).all(1), rates.max(1), np.inf)

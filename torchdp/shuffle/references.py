@@ -102,7 +102,7 @@ class CentralGaussianSum(GaussianSum):
 
 @dataclass(frozen=True)
 class RoundedGaussianSum(GaussianSum):
-    """S + N(0, sigma^2), rounded to steps of at most sigma/128: of bits, not of numbers. sigma: up to 2^20.
+    """S + N(0, sigma^2), rounded to steps of at most sigma/128: of bits, not of numbers. sigma: up to 2^28.
 
     Raises ValueError.
 

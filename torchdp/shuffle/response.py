@@ -13,9 +13,10 @@ from torchdp.draws import Draws
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.inversion import response_delta
 from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.response_curve import response_pairs, response_profile
+from torchdp.shuffle.response_curve import response_pair, response_pairs, response_profile
 from torchdp.shuffle.search import FAR_BELOW, TOLERANCE, Target, crossing, least_noise
 
 
@@ -90,17 +91,24 @@ class RandomizedResponseSum(MessageLaw):
 
     def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
         """Over all numbers of ones among the other users, in intervals: ``response_pairs``."""
-        pairs, lost = response_pairs(self.present(absent), self.flip)
+        pairs, lost = response_pairs(
+            self.present(absent),
+            self.flip,
+            lambda pair: response_delta([pair], epsilon, instances, change, rough=True),
+        )
         return response_delta(pairs, epsilon, instances, change, lost)
 
     def pure_epsilon(self, absent: int = 0) -> float:
-        """ln((1 - flip)/flip)."""
-        return math.log((1 - self.flip) / self.flip)
+        """ln((1 - flip)/flip), rounded up; 1 - 2 flip loses no digit near 1/2."""
+        return math.log1p((1 - 2 * self.flip) / self.flip) * SURELY
 
     @classmethod
     def least(cls, target: Target) -> Self:
         if target.delta == 0:
-            return cls(target.users, 1 / (1 + math.exp(target.epsilon / target.flips)))
+            law = cls(target.users, 1 / (1 + math.exp(target.epsilon / target.flips)))
+            while law.pure_epsilon() * target.flips > target.epsilon:  # by some units in the last place
+                law = cls(target.users, math.nextafter(law.flip, 1))
+            return law
         target = target.composed(cls)
         if target.change >= target.flips:
             return cls._least_of_flips(target)
@@ -110,11 +118,11 @@ class RandomizedResponseSum(MessageLaw):
 
         def excess(log_rmse: float) -> float:
             """Where nobody else holds a one, in most cases the worst."""
-            pairs, lost = response_pairs(present, cls.of_rmse(target.users, math.exp(log_rmse)).flip, alone=True)
-            delta = response_delta(pairs, target.epsilon, target.instances, target.change, lost)
+            pair = response_pair(present, cls.of_rmse(target.users, math.exp(log_rmse)).flip)
+            delta = response_delta([pair], target.epsilon, target.instances, target.change)
             return math.log(max(delta, 1e-300) / target.delta)
 
-        log_rmse = crossing(excess, math.log(1.05 * start))
+        log_rmse = crossing(excess, math.log(1.05 * start)) + 2 * TOLERANCE
         slope = max((excess(log_rmse) - excess(log_rmse + 0.02)) / 0.02, 1.0)
         found = cls.of_rmse(target.users, math.exp(log_rmse))
         while (delta := found.moved_delta(*target.moving)) > target.delta:

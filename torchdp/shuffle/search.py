@@ -1,5 +1,6 @@
 """The least noise whose certified delta is at most the target."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     present = target.users - target.absent
     start = gaussian_sigma(epsilon, delta, math.sqrt(target.change)) * math.sqrt(target.users / present)
 
+    @functools.cache
     def moved(noise: float) -> float:
         return family(noise).moved_delta(*target.moving)
 
@@ -187,11 +189,22 @@ def largest_epsilon(profiles: Callable[[float], Sequence[Profile]], target: Targ
 
 
 def crossing(excess: Callable[[float], float], start: float, tolerance: float = TOLERANCE) -> float:
-    """A point near which ``excess`` falls through 0."""
-    low, high, width = start, start, 0.02
-    while excess(high) > 0:
-        low, high, width = high, high + width, min(3 * width, 1.0)
-    width = 0.02
-    while low == high or excess(low) <= 0:
-        low, high, width = low - width, low, min(3 * width, 1.0)
-    return float(brentq(excess, low, high, xtol=tolerance / 2, rtol=1e-15))
+    """A point near which ``excess`` falls through 0: secants until two points enclose it, then Brent's method."""
+    known: dict[float, float] = {}
+
+    def at(x: float) -> float:
+        if x not in known:
+            known[x] = excess(x)
+        return known[x]
+
+    low, high, step = start, start, 0.02
+    while at(high) > 0:
+        low, high, step = high, high + step, _secant(step, at(high) - at(high + step), at(high + step))
+    while low == high or at(low) <= 0:
+        low, high, step = low - step, low, _secant(step, at(low - step) - at(low), -at(low - step))
+    return float(brentq(at, low, high, xtol=tolerance / 2, rtol=1e-15))
+
+
+def _secant(step: float, fall: float, left: float) -> float:
+    """The next step of a walk whose last one fell by this and has so much left: a little beyond the line's root."""
+    return min(max(1.1 * step * left / fall, 0.02), 10 * step, 1.0) if fall > 0 else min(3 * step, 1.0)

@@ -99,7 +99,7 @@ class _Tuple(argparse.Action):
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value).replace("%", "%%")
+    return (" ".join(map(str, value)) if isinstance(value, tuple) else str(value)).replace("%", "%%")
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,18 @@ def strategy_problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[T
         raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
     if not W.any():
         raise ValueError("W must not be zero: every strategy answers it without error")
-    epsilon = checks.positive("epsilon", epsilon)
-    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        raise ValueError(f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
+    epsilon = searchable(epsilon)
     if prior is None:
         return W, epsilon, None
     return W, epsilon, checks.shares("prior", prior, W.shape[1], positive=True).detach().to(W.device)
+
+
+def searchable(epsilon: float) -> float:
+    """epsilon in [0.001, 30]. Raises TypeError, ValueError."""
+    epsilon = checks.positive("epsilon", epsilon)
+    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        raise ValueError(f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
+    return epsilon
 
 
 def _gram(W: Tensor) -> Tensor:

@@ -117,7 +117,8 @@ class LatticeRandomizer(BallRandomizer):
 
         Two words of a pair of normals and two of the rest leave 2^-255 of a uniform number U undrawn, an error of at
         most e/U, e = 2 (2 sqrt(dim + 1) + 2) 2^-255 in each V_i, which decides the floor with chance 2 e/(U h). Over
-        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words.
+        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words. A radius r errs by
+        e/(U r), less in the mean, a sqrt(2 log 1/a), and so do short normals across x', whose inverse has a mean.
         """
         a = 4 * self.dim * (2 * math.sqrt(self.dim + 1) + 2) * LEFT / self.grid
         return (self.dim + 3) * a * (1 + math.log(1 / a))

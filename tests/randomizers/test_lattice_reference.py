@@ -1,0 +1,142 @@
+"""Vectors on a lattice, derived once more from the words by arithmetic that shares nothing with the library's.
+
+As the docstrings tell it: V = b g + a x', N = V/h + W rounded, from h, the threshold or the cap's share, the coin.
+"""
+
+import functools
+import math
+import random
+
+import pytest
+import torch
+from mpmath import MPContext
+from scipy.special import betaincinv, ndtri
+
+from torchdp.noise import Noise
+from torchdp.randomizers import GaussianVector, PrivUnit, PrivUnitG
+
+mp = MPContext()
+mp.dps = 60
+ENDS = (0, 1, 2**14, 2**31, 2**52, 2**61, 2**62 - 1, 2**63 - 2**11, 2**63 - 1, -1, -(2**62), -(2**63))
+
+
+class Given(Noise):
+    """Words of our own, kept; in one place of one block, if told so, a word of our choice."""
+
+    def __init__(self, seed, block=None, place=0, word=0):
+        super().__init__()
+        self.random, self.put, self.kept = random.Random(seed), (block, place, word), []
+
+    def fill(self, words):
+        own = [self.random.getrandbits(64) - 2**63 for _ in range(len(words))]
+        block, place, word = self.put
+        if block == len(self.kept) and own:
+            own[place % len(own)] = word
+        self.kept.append(own)
+        words.copy_(torch.tensor(own, dtype=torch.int64))
+
+
+def long(words):
+    """(unsigned number, bits)"""
+    return functools.reduce(lambda n, word: n * 2**64 + word % 2**64, words, 0), 64 * len(words)
+
+
+def pair(radius, angle):
+    number, bits = long(radius)
+    size = abs(2 * (number - (number >= 2 ** (bits - 1)) * 2**bits) + 1)
+    r = mp.sqrt(-2 * mp.log(mp.mpf(size) / 2**bits))
+    number, bits = long(angle)
+    phi = mp.pi * (2 * number + 1) / 2**bits
+    return r * mp.cos(phi), r * mp.sin(phi)
+
+
+def upper_normal(share):
+    """z with P(g >= z) = share, by Newton's method on the logarithm."""
+    small = min(share, 1 - share)
+    z = mp.mpf(-float(ndtri(float(small))))
+    for _ in range(5):
+        tail = mp.erfc(z / mp.sqrt(2)) / 2
+        z += (mp.log(tail) - mp.log(small)) * tail * mp.sqrt(2 * mp.pi) * mp.exp(z * z / 2)
+    return z if small == share else -z
+
+
+def cap(dim, share):
+    """The angle within which a random point of the sphere in R^dim lies with this chance: a hypergeometric series."""
+    small, n = min(share, 1 - share), dim - 1
+    total = mp.beta(mp.mpf(n) / 2, mp.mpf(1) / 2)
+    angle = mp.mpf(math.asin(math.sqrt(betaincinv(n / 2, 0.5, float(2 * small)))))
+    for _ in range(6):
+        cosine, sine = mp.cos(angle), mp.sin(angle)
+        if cosine < 0.7:
+            held = mp.mpf(1) / 2 - cosine * mp.hyp2f1(0.5, mp.mpf(3 - dim) / 2, 1.5, cosine**2) / total
+        else:
+            held = sine**n / (n * total) * mp.hyp2f1(0.5, mp.mpf(n) / 2, mp.mpf(n) / 2 + 1, sine**2)
+        angle -= (held - small) * total / sine ** (n - 1)
+    return angle if small == share else mp.pi - angle
+
+
+def sent(protocol, x, kept):
+    """N of one message, whole numbers, from its words; the fifth block, where there is one, continues the others."""
+    dim, pairs = protocol.dim, protocol.dim // 2 + 1
+    ours = [[word] for block in (kept[0], kept[1], kept[3]) for word in block]
+    more = kept[4] if len(kept) > 4 else []
+    for place, word in enumerate(more):
+        ours[place // 3].append(word)
+    made = [pair(*words) for words in zip(ours[:pairs], ours[pairs : 2 * pairs], strict=True)]
+    G = ([cosine for cosine, _ in made] + [sine for _, sine in made])[: dim + 1]
+    point = [round(each * (2.0**26 / protocol.radius)) for each in x]
+    if (square := sum(each**2 for each in point)) > 2**52:
+        shrink = 2.0**26 / math.sqrt(square) * (1 - 2.0**-50)
+        point = [math.trunc(each * shrink) for each in point]
+    u = [*(mp.mpf(each) / 2**26 for each in point), mp.sqrt(2**52 - sum(each**2 for each in point)) / 2**26]
+    if isinstance(protocol, GaussianVector):
+        V = [g + mp.mpf(protocol.radius / protocol.sigma) * each for g, each in zip(G, u, strict=True)]
+    else:
+        law = protocol.tau if isinstance(protocol, PrivUnitG) else protocol.cap
+        coin, number, bits = ours[-2][0], *long(ours[-1])
+        near = mp.mpf(2 * (number % 2 ** (bits - 1)) + 1) / 2 ** (bits + 1)
+        outer, beyond = near if coin < 0 else 1 - near, coin % 2**63 < law.chance
+        dot = mp.fsum(a * b for a, b in zip(G, u, strict=True))
+        across = [g - dot * each for g, each in zip(G, u, strict=True)]
+        side = 1 if beyond else -1
+        if isinstance(protocol, PrivUnitG):
+            share = mp.erfc(mp.mpf(law.threshold) / mp.sqrt(2)) / 2
+            along, stretch = side * upper_normal(outer * (share if beyond else 1 - share)), 1
+        else:
+            angle = cap(dim + 1, outer * (law.survival if beyond else 1 - mp.mpf(law.survival)))
+            along, stretch = side * mp.sqrt(dim + 1) * mp.cos(angle), mp.sqrt(dim + 1) * mp.sin(angle)
+            stretch /= mp.sqrt(mp.fsum(each**2 for each in across))
+        V = [along * each + stretch * w for each, w in zip(u, across, strict=True)]
+    bytes_ = b"".join((word % 2**64).to_bytes(8, "little") for word in kept[2])
+    W = [int.from_bytes(bytes_[2 * i : 2 * i + 2], "little", signed=True) + mp.mpf(1) / 2 for i in range(dim)]
+    whole = [int(mp.nint(v / protocol.grid + w / 2**16)) for v, w in zip(V, W, strict=False)]
+    ends = 2 ** (protocol.bits_per_user // dim - 1)
+    return [max(-ends, min(ends - 1, each)) for each in whole]
+
+
+def points(dim, radius):
+    """Centre, on the sphere, a breath beyond it, near it, small, less than small, halfway between lattice points."""
+    sizes = (0, 1, -1, 1 + 2**-52, 1 - 2**-53, 2**-26, 1.5 * 2**-26, 5e-324, 0.5 + 2**-27)
+    yield from ([radius * size * (place == dim // 2) for place in range(dim)] for size in sizes)
+    yield [radius / math.sqrt(dim)] * dim
+    yield [-0.3 * radius / math.sqrt(dim)] * dim
+
+
+KINDS = {"PrivUnitG": PrivUnitG, "PrivUnit": PrivUnit, "Gaussian": functools.partial(GaussianVector, delta=1e-6)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dim", "epsilon"), [(1, 30.0), (2, 0.01), (3, 30.0), (7, 3.0)])
+def test_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilon):
+    protocol = KINDS[kind](dim, epsilon if kind == "Gaussian" else min(50.0, 1.7 * epsilon), 2.5)
+    doubt, others = 0, 0
+    for number, x in enumerate(points(dim, 2.5)):
+        for block, place, word in ((None, 0, 0), (number % 4, number, ENDS[number]), (3, 0, ENDS[-number])):
+            noise = Given(100 * dim + number, block, place, word)
+            message = protocol.randomize(torch.tensor([x], dtype=torch.float64), noise=noise)
+            got, kept = [round(each / protocol.step) for each in message[0].tolist()], noise.kept
+            assert got == sent(protocol, x, kept)
+            doubt += len(kept) > 4
+            kept[2] = [word ^ 0x7FFF for word in kept[2]]
+            others += got != sent(protocol, x, kept)  # the coins of the rounding are other ones
+    assert doubt >= 1 and others >= 3
