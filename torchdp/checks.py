@@ -2,7 +2,9 @@
 
 import math
 import operator
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -99,18 +101,34 @@ T = TypeVar("T")
 def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T:
     """``value``, if it is of one of these types. Raises TypeError."""
     if not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        raise TypeError(f"{name} must be a {' or '.join(k.__name__ for k in kinds)}, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a {_named(kind)}, not {type(value).__name__}")
     return value
+
+
+def _named(kind: type | tuple[type, ...]) -> str:
+    return " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
 
 
 def several(name: str, value: object, kind: type[T]) -> list[T]:
     """``value``, a sequence of at least one object of this type, as a list. Raises TypeError, ValueError."""
-    if isinstance(value, str | Tensor) or not isinstance(value, Sequence):
-        raise TypeError(f"{name} must be a sequence of {kind.__name__}, not {type(value).__name__}")
-    if not value:
+    found = each_of(name, value, kind)
+    if not found:
         raise ValueError(f"{name} must hold at least one {kind.__name__}")
+    return found
+
+
+def each_of(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> list[T]:
+    """``value``, a sequence of such objects, if only an empty one, as a list. Raises TypeError."""
+    if isinstance(value, str | Tensor) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a sequence of {_named(kind)}, not {type(value).__name__}")
     return [instance(f"each of {name}", part, kind) for part in value]
+
+
+def path(name: str, value: object) -> Path:
+    """``value``, the name of a file or folder. Raises TypeError; an open file's number is none."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a path, a str or an os.PathLike, not {type(value).__name__}")
+    return Path(value)
 
 
 def function(name: str, value: object) -> Callable[..., Any]:

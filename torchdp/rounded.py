@@ -2,9 +2,10 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -195,7 +196,7 @@ def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
 
 
 @functools.lru_cache(maxsize=128)
-def guide(law: Callable[[float], Table], parameter: float, device: str) -> Guide:
+def guide(law: Callable[[Any], Table], parameter: Hashable, device: str) -> Guide:
     """Of law(parameter), on a device."""
     if device == "cpu":
         return Guide.of(law(parameter))

@@ -8,6 +8,7 @@ from torchdp.kernels.inversion import reference
 from torchdp.kernels.inversion.tables import (
     Table,
     binomial,
+    cut_geometric,
     discrete_normal,
     logarithmic,
     negative_binomial,
@@ -19,6 +20,7 @@ __all__ = [
     "Table",
     "binomial",
     "column_sums",
+    "cut_geometric",
     "discrete_normal",
     "draws",
     "logarithmic",

@@ -1,6 +1,7 @@
 """The scripts of shuffled kernel densities find what their docstrings promise."""
 
 import pytest
+from scripts import loaded
 
 
 @pytest.mark.slow
@@ -42,11 +43,17 @@ def test_classification(smoke):
     assert found.drew("digits.png")
 
 
-def test_error(smoke):
+def test_error(smoke, capsys):
     found = smoke("density/error.py")
     rows = found.tables["error_digits"]
     assert len(rows) == 8 and all(abs(row["measured"] / row["predicted"] - 1) < 0.12 for row in rows)
     assert found.drew("error_digits.png")
+    (found.folder / "error_digits.png").unlink()
+    with loaded("density/error.py") as module:  # as experiments/README.md shows it
+        module.EXPERIMENT.main(["--draw-only", "--out", str(found.folder)])
+        with pytest.raises(SystemExit, match="0"):
+            module.EXPERIMENT.main(["--help"])
+    assert found.drew("error_digits.png") and "--epsilons" in capsys.readouterr().out
 
 
 def test_decode(smoke):
@@ -62,3 +69,9 @@ def test_data(smoke):
 def test_noise_of_shuffled_sums_beside_the_worst_pattern_found(smoke):
     rows = smoke("density/noise.py").tables["noise"]
     assert len(rows) == 3 and all(1 <= row["over_needed"] < 1.06 and row["over_known"] < 1.003 for row in rows)
+
+
+def test_kernels(smoke):
+    rows = {row["way"]: row for row in smoke("density/kernels.py").tables["kernels"]}
+    assert rows["before"]["error"] > 2 * rows["now"]["error"] > 2 * rows["curator"]["error"] > 0
+    assert rows["now"]["accuracy"] > 0.8

@@ -109,7 +109,9 @@ def replacements(value):
 
 
 def own(error):
-    """Did a ``raise`` of the library make this error?"""
+    """Did a ``raise`` of the library make this error? The system's own that name a file are clear too."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return True
     if not isinstance(error, ValueError | TypeError | ArithmeticError | OSError | RuntimeError):
         return False
     trace = error.__traceback__

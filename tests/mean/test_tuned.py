@@ -27,6 +27,7 @@ from torchdp.domains.encoding import encoding
 from torchdp.mean import AdaptiveMean, Block, GaussianMean, LocalMean, PureMean, pure_lower_bound
 from torchdp.mean.adaptive import CELLS, LAST, LOOK, LOOKS, _histogram
 from torchdp.noise import SeededNoise
+from torchdp.privacy import Arithmetic
 
 
 def uniform(*shape, seed=0):
@@ -217,11 +218,26 @@ def test_an_adaptive_mean_errs_at_most_twice_what_its_last_domain_needs(size):
     assert sum(errors) < 4 * sum(needed)
 
 
+def test_an_adaptive_mean_of_few_users_with_long_tails_too():
+    """569 users in 30 dimensions: those whom no cell shows are not forgotten."""
+    from sklearn.datasets import load_breast_cancer
+
+    x = torch.from_numpy(load_breast_cancer().data).double()
+    reach, errors, needed = 1e3 * float(x.std(0).max()), [], []
+    box = Box(x.mean(0) - reach, x.mean(0) + 0.9 * reach)
+    for seed in range(32):
+        found = AdaptiveMean(box, 0.5, 1e-6).estimate(x, noise=SeededNoise(seed))
+        errors.append(float((found.value - x.mean(0)).square().sum()))
+        needed.append(GaussianMean.tuned(found.domain, rho=0.5, delta=1e-6).error(len(x)).floor ** 2)
+    assert sum(errors) < 4 * sum(needed)
+
+
 def test_guarantee_an_adaptive_mean_spends_at_most_its_rho():
     assert LOOKS * LOOK + LAST <= 0.35 + 1e-12
     protocol = AdaptiveMean(wide(), 0.05, 1e-6)
     exact = GaussianMean.tuned(wide(), rho=0.05, delta=1e-6).guarantee
     assert protocol.guarantee.epsilon == pytest.approx(exact.epsilon)
+    assert protocol.guarantee.arithmetic is Arithmetic.ROUNDED
     # a histogram: the two of neighbours' mean counts are sqrt(2 rho) deviations apart at most
     x, d, rho = crowd(50), 5, 0.02
     edges = torch.linspace(-10, 10, CELLS + 1, dtype=torch.float64).expand(d, -1)

@@ -36,14 +36,13 @@ EITHER = {
 # integers leave, of normals that are rounded
 ROUNDED = {
     "CentralFactorization", "IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "ShuffledForm",
 }  # fmt: skip
 # rounded where what is encoded is whole, or the law is
-MAY_ROUND = {"CuratorSums", "BitSums"}
+MAY_ROUND = {"CuratorSums", "BitSums", "CentralKDE", "ShuffledKDE"}
 # floats leave, or floats decide which integers do
 REAL = {
     "ProjUnit",
-    "ShuffledKDE", "CentralKDE", "ShuffledForm",
     "PureMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
     "SecureSketch",

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from scipy import stats
 from scipy.signal import convolve2d
 
+from torchdp.kernels.inversion import cut_geometric
 from torchdp.noise import SeededNoise
 from torchdp.shuffle import PureSum
 
@@ -141,3 +143,28 @@ def test_tuning_meets_its_slack_with_few_messages(users, epsilon, slack):
             other = PureSum(users, epsilon, share, drop)
             if other.rmse <= budget:
                 assert protocol.messages_per_user <= other.messages_per_user * 1.02
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(1.0, 0.3), (0.02, 0.01)])
+def test_the_flood_has_its_law_in_whole_numbers_and_beyond_tables(epsilon, share):
+    protocol = PureSum(7, epsilon, share, 1e-9 if epsilon < 0.1 else 0.05)
+    law, n = protocol.flood_law.numpy(), 100_000
+    found = protocol.flood - protocol._missing(n, SeededNoise(3)).numpy()
+    assert (protocol.flood >= 2**15) == (epsilon < 0.1) == (protocol.variation is None)
+    assert found.min() >= 0 and found.max() <= protocol.flood
+    cells = np.searchsorted(np.cumsum(law), np.linspace(0, 1, 12)[1:-1])
+    counts = np.diff([0, *(np.sum(found <= cell) for cell in cells), n])
+    expected = np.diff([0, *np.cumsum(law)[cells], 1]) * n
+    kept = expected > 10
+    assert stats.chisquare(counts[kept], expected[kept] * counts[kept].sum() / expected[kept].sum()).pvalue > 1e-4
+
+
+def test_thresholds_of_cut_geometric_numbers():
+    """Against fractions: tails to the nearest multiple of 2^-128."""
+    for ratio, last in ((0.5, 5), (0.9, 40), (0.75, 0)):
+        table = cut_geometric(ratio, last)
+        masses = [Fraction(ratio) ** k for k in range(last + 1)]
+        every = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][: table.length]
+        assert table.first == 0 and len(every) == last
+        for j, threshold in enumerate(every, 1):
+            assert abs(sum(masses[j:]) / sum(masses) * 2**128 - threshold) <= Fraction(501, 1000)

@@ -224,7 +224,9 @@ def wait_until(true, seconds: float) -> None:
 def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expected, how):
     store = tmp_path / "store.jsonl"
     parent = script(tmp_path, store, 0.2, 2)
-    wait_until(lambda: len(lines(store)) >= 3 or parent.poll() is not None, 120)
+    wait_until(
+        lambda: (len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == 2) or parent.poll() is not None, 120
+    )
     workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
     assert len(workers) == 2 and all(map(alive, workers))
     if how == signal.SIGINT:

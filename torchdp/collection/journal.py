@@ -85,7 +85,7 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str], protocol: LocalProtocol[Any, Any] | None = None) -> None:
-        self.path = Path(path).absolute()
+        self.path = checks.path("path", path).absolute()
         given = None if protocol is None else Collection.of(protocol)
         with _turn, self._explained():
             if given is not None:
@@ -275,3 +275,9 @@ def _make_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def held(name: str, kept: Collection | Journal) -> Collection:
+    """The collection, or all that the journal holds now. Raises TypeError, and what ``Journal.collection`` raises."""
+    checks.instance(name, kept, (Collection, Journal))
+    return kept.collection if isinstance(kept, Journal) else kept

@@ -199,7 +199,12 @@ class Features(ABC):
 
     def parts(self, x: Tensor, times: int = 1) -> Iterator[Tensor]:
         """``x`` in parts of so many users that arrays over them and ``times`` repeats stay small."""
-        return iter(x.split(max(1, NUMBERS_AT_ONCE // (self.numbers * max(1, times)))))
+        return iter(x.split(max(1, self.at_once // max(1, times))))
+
+    @property
+    def at_once(self) -> int:
+        """Users whose features stay small."""
+        return max(1, NUMBERS_AT_ONCE // self.numbers)
 
     @property
     def numbers(self) -> int:
@@ -266,6 +271,14 @@ class Features(ABC):
         for part in self.parts(x, math.prod(shape)):
             total += count(rounded(self.share(part), shape, draws))
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class LinearFeatures(Features):
+    """Sums of products with x: chances are computed in float64, where their errors do not count."""
+
+    def share(self, x: Tensor) -> Tensor:
+        return super().share(x.double())
 
 
 @dataclass(frozen=True, eq=False)

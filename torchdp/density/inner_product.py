@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import SLACK, Family, Features, OneTermFamily, drawn
+from torchdp.density.family import SLACK, Family, Features, LinearFeatures, OneTermFamily, drawn
 from torchdp.density.hadamard import power_of_two, random_signs, rotate
 
 
@@ -116,7 +116,7 @@ class InnerProductSigns(InnerProductFamily, OneTermFamily):
 
 
 @dataclass(frozen=True, eq=False)
-class SignedSumFeatures(Features):
+class SignedSumFeatures(LinearFeatures):
     """signs: (d, repetitions)."""
 
     signs: Tensor
@@ -182,7 +182,7 @@ class InnerProductRotated(InnerProductFamily):
 
 
 @dataclass(frozen=True, eq=False)
-class RotatedFeatures(Features):
+class RotatedFeatures(LinearFeatures):
     """signs: (repetitions, D)."""
 
     signs: Tensor

@@ -1,7 +1,7 @@
 """Kernel density estimation in the shuffle model: one bit sum for each random feature."""
 
 import math
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -14,10 +14,12 @@ from torchdp.density.errors import MeanSquaredError, kernel_means
 from torchdp.density.family import Features
 from torchdp.density.levels import class_steps, crowd_steps, rounding_variances, steps
 from torchdp.draws import Draws, Simulated
-from torchdp.privacy import Guarantee
+from torchdp.privacy import Guarantee, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Candidate, Choice, Crowd, CuratorProtocol, Layout, Objective, Protocol, Tally
+from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.shuffle import BitLaw, BoundedSum, CentralGaussianSum, PoissonSum, RandomizedResponseSum
-from torchdp.shuffle.accounting import promise
+from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.references import CuratorSum
 from torchdp.shuffle.sums import Shuffled
@@ -27,7 +29,7 @@ TRIED: tuple[tuple[type[MessageLaw], int], ...] = (
     (BoundedSum, 1),
     *((kind, levels) for levels in (2, 4, 8) for kind in (PoissonSum, BoundedSum)),
 )
-ROUNDING = 4e-6  # relative, of a sum of squared differences of float32 numbers
+ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
 
 
 class OfFeatures(Protocol[Crowd]):
@@ -89,16 +91,6 @@ class OfFeatures(Protocol[Crowd]):
             value, error, n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
         )
 
-    def noised(self, ones: Tensor, draws: Draws) -> Tally:
-        """The tally of all users where ``ones`` of them round to a one, unchecked."""
-        return Tally(self.law.users, {"total": self.law.noised(ones, draws)})
-
-    @abstractmethod
-    def class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
-    ) -> Tensor:
-        """What the law adds noise to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
-
     def _users(self, summary: Crowd) -> Crowd:
         return Crowd.checked(summary, self.features.family.admit)
 
@@ -128,9 +120,9 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     Guarantees: (epsilon, delta)-DP for replacing one user's vector, n public: ``features.composed`` instances of the
     law composed. Given everybody's bits the instances are independent, and hockey-stick divergences are jointly
     convex: the worst pair of the user's bit vectors bounds the mixture that rounding makes. With one-type noise the
-    better of this and of ``features.movement``, 4e-6 up for float32 (``shuffle.delta_of``). The former holds whatever
-    the chances of the bits are, the latter for those that are stated: they are right to 2^-32 for the number that a
-    feature was computed to (on a CPU to 2^-60, ``rounding.rounded``).
+    better of this and of ``features.movement`` (``shuffle.delta_of``): the former holds whatever the chances of bits
+    are, the latter for those that are drawn, with floats' errors (``moved``). Of the messages as they are sent, where
+    whole numbers decide the law's.
     Source: Wagner (2025), Algorithm 1 and Theorem 3.1, here with exact composition.
     """
 
@@ -174,7 +166,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         own = absent > 0 or kind.own_number
-        law = _calibrated(kind, users if own else 1, epsilon, delta, absent, *moved(features), levels)
+        spent = delta * ROUNDED
+        law = _calibrated(kind, users if own else 1, epsilon, spent, absent, *moved(features), levels)
         return ShuffledKDE(features, law if own else replace(law, users=users), delta, epsilon, absent)
 
     @staticmethod
@@ -190,23 +183,30 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         """Noise and steps by predicted error and messages: ``best`` errs least of those that send few enough.
 
         Candidates: randomized response and bounded shares with bits, bounded shares and Poisson noise with 2, 4 and 8
-        steps. An error is the root of ``worst_mse``, rounding and noise; its note says the messages of a user in all
-        sums together. most_messages: that a user may send, in expectation. Raises ValueError, TypeError.
+        steps, where so much noise can be followed. An error is the root of ``worst_mse``, rounding and noise; its note
+        says the messages of a user in all sums together. most_messages: that a user may send, in expectation. Raises
+        ValueError, TypeError.
 
         Guarantees: each candidate's own, (epsilon, delta)-DP.
         """
         most_messages = float(most_messages)
         if not most_messages > 0:
             raise ValueError(f"most_messages must be positive, not {most_messages}")
-        found = []
+        found, refused = [], []
         for kind, levels in TRIED:
-            each = ShuffledKDE.calibrated(features, kind, users, epsilon, delta, absent, levels=levels)
+            try:
+                each = ShuffledKDE.calibrated(features, kind, users, epsilon, delta, absent, levels=levels)
+            except ValueError as why:  # so much noise is not followed
+                refused.append(why)
+                continue
             messages = each.law.messages_per_user * each.instances
             if messages <= most_messages:
                 steps = "bits" if levels == 1 else f"{levels} steps"
                 note = f"at most {messages:.4g} messages of a user"
                 error = float(each.worst_mse(each.law.users).sqrt())
                 found.append(Candidate(f"{kind.__name__}, {steps}", each, error, note))
+        if len(refused) == len(TRIED):
+            raise refused[0]
         if not found:
             raise ValueError(
                 f"most_messages must be at least {each.instances}, one for each sum, not {most_messages:g}"
@@ -217,7 +217,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     def guarantee(self) -> Guarantee:
         own = self.absent > 0 or self.law.own_number
         law = self.law if own else replace(self.law, users=1)  # its noise has one law, however many there are
-        return _promise(law, self.delta, self.absent, self.epsilon, *moved(self.features))
+        real = _promise(law, kept(law, self.delta), self.absent, self.epsilon, *moved(self.features))
+        return sent(self.law, real, self.instances, self.delta)
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
@@ -239,9 +240,14 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
             return self.noised(crowd_steps(self.features, summary, self.law.levels, draws, shape), draws)
         return self.noised(self.features.crowd_ones(summary, draws, shape), draws)
 
+    def noised(self, ones: Tensor, draws: Draws) -> Tally:
+        """The tally of all users where ``ones`` of them round to a one, unchecked."""
+        return Tally(self.law.users, {"total": self.law.noised(ones, draws)})
+
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
+        """What the law adds noise to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
         if self.law.levels > 1:
             return class_steps(self.features, x, labels, classes, self.law.levels, draws, shape)
         return self.features.class_ones(x, labels, classes, draws, shape)
@@ -255,10 +261,10 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     """The same density by a trusted curator, who adds up the features themselves: nothing is rounded.
 
     features: public. law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee
-    is stated. Raises TypeError, ValueError.
+    is stated. Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one user's vector: Gaussian noise at the l_2 distance that
-    ``features.movement`` allows, 4e-6 up for float32.
+    Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what leaves: Gaussian noise at the l_2 distance
+    that ``features.movement`` allows, with room for floats (``moved``).
     Source: Balle, Wang (2018), Theorem 8.
     """
 
@@ -275,14 +281,23 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     @staticmethod
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
         """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
-        instances, change, flips = moved(checks.instance("features", features, Features))
-        law = CentralGaussianSum.calibrated(users, epsilon, delta, instances, change=change, flips=flips)
-        return CentralKDE(features, law, delta)
+        sums = _rounded(checks.instance("features", features, Features))
+        multiplier = gaussian_sigma(epsilon, checks.fraction("delta", delta) * ROUNDED)
+        return CentralKDE(features, CentralGaussianSum(users, sums(multiplier).sigma), delta)
+
+    @cached_property
+    def sums(self) -> RoundedSum | None:
+        """What the curator adds up, and its noise; None without noise."""
+        law = self.law
+        return (
+            replace(_rounded(self.features)(1.0), sigma=law.sigma) if isinstance(law, CentralGaussianSum) else None
+        )
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        _, change, flips = moved(self.features)
-        return self.law.promise(self.delta, min(change, flips) ** 0.5, self.features.instances)
+        if self.sums is None:
+            return self.law.promise(self.delta, 1.0, self.features.instances)
+        return released_guarantee(self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size)
 
     @property
     def layout(self) -> Layout:
@@ -295,37 +310,41 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
         return x
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        return self.noised(self._ones(summary).expand(*shape, -1), draws)
-
-    def class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
-    ) -> Tensor:
-        each = [self._ones(Crowd.of(x[labels == c])) for c in range(classes)]
-        return torch.stack(each).expand(*shape, classes, -1)
-
-    def _ones(self, crowd: Crowd) -> Tensor:
-        """sum_u (1 + f_i(x_u)_j / R)/2: (instances,) float64."""
-        return (crowd.n + self.features.sums(crowd)[0] / self.features.bound) / 2
+        if self.sums is None:
+            total = (summary.n + self.features.sums(summary)[0] / self.features.bound) / 2
+            return Tally(summary.n, {"total": self.law.noised(total.expand(*shape, -1), draws)})
+        blocks = in_blocks(summary.values, summary.counts, self.features.at_once)
+        each = (counts @ (1 + self.features.share(x).double()) / 2 for x, counts in blocks)
+        return Tally(summary.n, {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)})
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.check(tally))
 
 
 def moved(features: Features) -> tuple[int, float, int]:
-    """All sums, how far a user's probabilities move in them, and how many of its bits may flip.
+    """All sums, how far a user's chances move in them, and how many of its bits may flip.
 
-    With room for waves in float32: a chance is right to 3e-7 at a given angle, those of its cosine and sine to 5e-7.
-    Features that are linear in x carry the rounding of a matrix product too; that of float64 vectors is far below.
+    Floats err by at most 2^-22 in each chance, at both vectors: (movement^{1/2} + 2^-21 instances^{1/2})^2. A chance is
+    (1 + s)/2 for the number s that a feature was computed to, up to 2^-60 on a CPU and 2^-32 elsewhere
+    (``rounding.rounded``). s is the cosine or sine of one angle, right to 4 units in the last place, 2^-22 in float32;
+    a coordinate of x as it was given; an indicator; or a sum of D products in float64, right to D 2^-52.
     """
-    change = min(features.movement * (1 + ROUNDING), float(features.instances))
+    room = 2 * ERROR * features.instances**0.5
+    change = min((features.movement**0.5 + room) ** 2, float(features.instances))
     return features.instances, change, features.composed
+
+
+def _rounded(features: Features) -> Callable[[float], RoundedSum]:
+    """By the multiplier, a curator's sums of the chances, their noise in proportion to how far these move."""
+    instances, change, flips = moved(features)
+    return lambda multiplier: RoundedSum.least(multiplier, min(change, flips) ** 0.5, instances**0.5, instances)
 
 
 @lru_cache(maxsize=1024)
 def _promise(
     law: MessageLaw, delta: float, absent: int, epsilon: float | None, instances: int, change: float, flips: int
 ) -> Guarantee:
-    return promise(law, delta, instances, absent, change=change, flips=flips, epsilon=epsilon)
+    return certified(law, delta, instances, absent, change, flips, epsilon)
 
 
 @lru_cache(maxsize=1024)

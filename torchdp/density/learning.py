@@ -15,7 +15,8 @@ from torchdp.density.kde import CentralKDE, ShuffledKDE
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Tally
+from torchdp.privacy.guarantee import weaker
+from torchdp.protocol import Crowd, Tally
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle.laws import MessageLaw
 
@@ -107,7 +108,10 @@ class ShuffledClasses:
         )
         delta = max(part.delta for part in parts)
         exact = worst.exact and not label
-        return Guarantee(worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source)
+        speaks, variation = weaker(parts), max(part.variation for part in parts)  # randomized response is exact
+        return Guarantee(
+            worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source, speaks, variation=variation
+        )
 
     def admit(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises TypeError, ValueError."""
@@ -149,8 +153,14 @@ class ShuffledClasses:
         """The same in law, no message made: all classes at once, where one kernel rounds and counts them."""
         (vectors, reported), shape = self.admit(x), checks.sample_shape(sample_shape)
         draws, labels = Simulated(generator, vectors.device), reported.to(vectors.device, torch.int64)
-        ones = self.kdes[0].class_ones(vectors, labels, len(self.kdes), draws, shape)
-        return self.analyse(tuple(kde.noised(ones[..., c, :], draws) for c, kde in enumerate(self.kdes)))
+        if not isinstance(first := self.kdes[0], ShuffledKDE):
+            each = (Crowd.of(vectors[labels == c]) for c in range(len(self.kdes)))
+            return self.analyse(
+                tuple(kde.drawn(some, draws, shape) for kde, some in zip(self.kdes, each, strict=True))
+            )
+        ones = first.class_ones(vectors, labels, len(self.kdes), draws, shape)
+        shuffled = ((c, kde) for c, kde in enumerate(self.kdes) if isinstance(kde, ShuffledKDE))  # all of them
+        return self.analyse(tuple(kde.noised(ones[..., c, :], draws) for c, kde in shuffled))
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A mean whose domain shrinks to where the users are, in rounds of concentrated differential privacy."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,8 +11,10 @@ from torchdp.domains.balls import Box, Ellipsoid
 from torchdp.draws import Draws
 from torchdp.mean.central import GaussianMean
 from torchdp.noise import Noise, source
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
+from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate
+from torchdp.protocol.rounded_sum import released_guarantee
+from torchdp.rounded import RoundedNormal
 
 CELLS, LOOKS = 64, 10  # of each coordinate's histogram, and how many are asked for at most
 LOOK, LAST = 1 / 40, 0.1  # of rho: each of them, and the histogram of distances
@@ -20,7 +22,9 @@ HELD = 0.75  # of the users, whom the cells that stand out must hold
 SURE = 2e-3  # chance that noise alone stands out
 GAINED = 4.0  # times narrower: else it was the last look
 NEAREST, RATIO = 0.1, 1.3  # the first distance of the last histogram, in that of most users; how its cells grow
+BEYOND = 2  # cells that count beyond the last that stands out
 FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
+MOST_RINGS = 4096  # cells of the last histogram: they grow from the least float to the largest
 
 Pair = tuple[Tensor, Tensor]  # of each coordinate
 
@@ -44,9 +48,9 @@ class AdaptiveMean:
     At most ten histograms of 64 cells a coordinate find where most users are, each up to 21 times finer than the one
     before, until little is gained: a centre c and a deviation s_i of each coordinate. A histogram of d coordinates has
     l_2 sensitivity (2 d)^{1/2}, so they find users who are many against (d/rho)^{1/2}. One more histogram is of the
-    distances ||(x - c)/s^{1/2}||, of sensitivity 2^{1/2}: the radius r makes noise^2 + (estimated bias)^2 + (what that
-    may be off by)^2 least. What is left of rho, 13/20 or more, goes to a :class:`GaussianMean` in the ellipsoid of axes
-    r s_i^{1/2}, users outside moved onto it.
+    distances ||(x - c)/s^{1/2}||, of sensitivity 2^{1/2}: the radius r makes noise^2 + (estimated bias)^2 least, where
+    two cells beyond the last that stands out count too: a few users far off. What is left of rho, 13/20 or more, goes
+    to a :class:`GaussianMean` in the ellipsoid of axes r s_i^{1/2}, users outside moved onto it.
 
     box: where users' points may lie at all; points outside are refused. rho > 0; delta in (0, 1): where epsilon is
     stated. n is public. Raises TypeError, ValueError.
@@ -68,9 +72,9 @@ class AdaptiveMean:
 
     @property
     def guarantee(self) -> Guarantee:
-        """At ``delta``."""
-        multiplier = 1 / math.sqrt(2 * self.rho)
-        return gaussian_guarantee(multiplier, self.delta, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+        """At ``delta``, of the whole numbers that leave."""
+        numbers = LOOKS * CELLS * self.box.dimension + MOST_RINGS + self.box.dimension
+        return replace(released_guarantee(1 / math.sqrt(2 * self.rho), self.delta, numbers), exact=False)
 
     def estimate(self, x: Tensor, *, noise: Noise | None = None) -> AdaptiveEstimate:
         """x: (n, d) in the box, n >= 1; noise: None is the system's cipher. Raises TypeError, ValueError."""
@@ -112,7 +116,7 @@ def _histogram(x: Tensor, edges: Tensor, rho: float, draws: Draws) -> tuple[Tens
     places = (where + cells * torch.arange(d, device=x.device)[:, None])[inside]
     counts = torch.bincount(places, minlength=d * cells).view(d, cells).double()
     deviation = math.sqrt(2 * d / (2 * rho))
-    return counts + deviation * draws.normal((d, cells)), deviation
+    return RoundedNormal.fine(deviation).added(counts.double(), draws), deviation
 
 
 def _narrowed(x: Tensor, ends: Pair, known: Pair, rho: float, draws: Draws) -> tuple[Pair, Pair]:
@@ -161,11 +165,11 @@ def _radius(
     distances = ((x - centre) / axes).norm(dim=1, keepdim=True).clamp_max(float(edges[-1]))
     counts, deviation = _histogram(distances, edges[None], rho, draws)
     kept = _standing(counts, deviation)[0]
+    kept[: int(kept.cumsum(0).argmax()) + 1 + BEYOND] = 1.0  # a few users far off, whom no cell shows
     out = ((edges[1:] + edges[:-1]) / 2 - edges[:, None]).clamp_min(0)  # of a cell from an edge
     bias = out @ (kept * counts[0]) / n
-    unsure = out.square() @ kept * (deviation / n) ** 2
     scale = float(spread.square().sum()) / total
-    loss = 2 * edges.square() * total / (left * n**2) + scale * (bias.square() + unsure)
+    loss = 2 * edges.square() * total / (left * n**2) + scale * bias.square()
     return float(edges[1 + int(loss[1:].argmin())])
 
 

@@ -1,6 +1,6 @@
 """Pairwise statistics in the shuffle model: a quadratic form of shuffled sums of randomly rounded vectors."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -10,9 +10,11 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.protocol import FARTHEST, OneRound
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
-from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy import Guarantee
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
-from torchdp.shuffle import Bag, PoissonSum, delta_of
+from torchdp.shuffle import Bag, PoissonSum
+from torchdp.shuffle.accounting import certified, sent
 from torchdp.shuffle.sums import Shuffled
 
 MOVES = 1e-12  # smaller differences of a probability are rounding
@@ -34,9 +36,9 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
     users: n, public. noise, delta: (epsilon, delta) is certified or ValueError is raised; ``calibrated`` finds the
     least noise. For means; a ratio is refused.
 
-    Guarantees: (epsilon, delta)-DP in the shuffle model for replacing one user's value, n public: sums whose
-    probabilities differ between two types, composed, or their joint movement max sum_t (q_t - q_t')^2 by
-    ``shuffle.delta_of``, whichever is certified.
+    Guarantees: (epsilon, delta)-DP in the shuffle model for replacing one user's value, n public, of what is sent: sums
+    whose probabilities differ between two types, composed, or their joint movement max sum_t (q_t - q_t')^2 by
+    ``shuffle.delta_of``, whichever is certified. The q_t are multiples of 2^-53, which bits have without error.
     Source: Ghazi et al. (2023), Remark after Corollary 7; the sums: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
@@ -61,7 +63,8 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         q = _probabilities(statistic)[0]
         flips, movement, instances = _change(q)
-        noise = PoissonSum.calibrated(1, epsilon, delta, instances, change=movement, flips=flips).mean
+        spent = delta * ROUNDED
+        noise = PoissonSum.calibrated(1, epsilon, spent, instances, change=movement, flips=flips).mean
         return cls(statistic, epsilon, users, noise, delta)
 
     @cached_property
@@ -92,13 +95,16 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
     @cached_property
     def guarantee(self) -> Guarantee:
         sums = PoissonSum(1, self.noise)  # Poisson noise: its law does not depend on the number of users
-        if _delta(sums, self.epsilon, self.probabilities) > self.delta:
+        flips, movement, instances = _change(self.probabilities)
+        try:
+            real = certified(sums, self.delta * ROUNDED, instances, 0, movement, flips, self.epsilon)
+        except ValueError:
             raise ValueError(
                 f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g}) is not certified with noise = {self.noise:g}; "
                 "take ShuffledForm.calibrated"
-            )
+            ) from None
         source = "Poisson sums of rounded bits; Ghazi et al. (2023), Remark after Corollary 7"
-        return Guarantee(self.epsilon, self.delta, Model.SHUFFLE, Neighbours.REPLACE_ONE, False, source)
+        return replace(sent(self.law, real, instances, self.delta), source=source)
 
     @property
     def native_pairs(self) -> Pairs:
@@ -203,7 +209,7 @@ def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor
     if float(reach) <= MOVES * statistic.size(statistic.form):
         reach = torch.zeros_like(reach)
     last = (correction - least) / torch.where(reach > 0, reach, 1.0) * (reach > 0)
-    q = torch.cat([q, last[:, None]], 1).clamp(0, 1)
+    q = (torch.cat([q, last[:, None]], 1).clamp(0, 1) * 2.0**53).round() * 2.0**-53
     return q, torch.cat([width, reach[None]]), torch.cat([low, least[None]])
 
 
@@ -215,8 +221,3 @@ def _change(q: Tensor) -> tuple[int, float, int]:
         flips = max(flips, int((apart > 0).sum(1).max()))
         movement = max(movement, float(apart.square().sum(1).max()))
     return max(flips, 1), min(max(movement * (1 + 1e-12), MOVES), float(q.shape[1])), q.shape[1]
-
-
-def _delta(sums: PoissonSum, epsilon: float, q: Tensor) -> float:
-    flips, movement, instances = _change(q)
-    return delta_of(sums, epsilon, instances, change=movement, flips=flips)

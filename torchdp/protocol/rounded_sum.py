@@ -96,15 +96,16 @@ class RoundedSum:
         return total
 
     def released(self, whole: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
-        """Y, (*shape, size) float64, of whole steps (size,)."""
+        """Y, (*shape, *batch, size) float64, of whole steps (*batch, size)."""
         if not self.sigma:
-            return (whole.double() * self.step).expand(*shape, -1)
-        return (self.noise.draw((*shape, self.size), draws) + whole).double().mul_(self.step)
+            return (whole.double() * self.step).expand(*shape, *whole.shape)
+        return (self.noise.draw((*shape, *whole.shape), draws) + whole).double().mul_(self.step)
 
 
-def in_blocks(values: Tensor, counts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of a crowd and how many users hold each, float64, block by block."""
-    return zip(values.split(BLOCK), counts.double().split(BLOCK), strict=True)
+def in_blocks(values: Tensor, counts: Tensor, rows: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of a crowd and how many users hold each, float64, block by block, or ``rows`` at a time if that is less."""
+    size = min(BLOCK, rows)
+    return zip(values.split(size), counts.double().split(size), strict=True)
 
 
 def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:

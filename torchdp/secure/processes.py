@@ -35,9 +35,12 @@ from torchdp.secure.servers import (
 )
 from torchdp.secure.shares import share
 
+SHORTEST, LONGEST = 1e-3, 1e6  # seconds of a step
+
 
 def parties(protocol: SecureSketch) -> list[str]:
     """Names by rank: the servers, then all clients in one process, then the analyst."""
+    checks.instance("protocol", protocol, SecureSketch)
     return [*(f"server {k}" for k in range(protocol.servers)), "clients", "analyst"]
 
 
@@ -117,8 +120,9 @@ def take_part(
     process alone. timeout: seconds that any step may wait. record: folder for "<party>.pt", all frames that were sent.
     Raises ConnectionError where another process is gone, FrameError, ValueError, TypeError.
     """
-    names = parties(checks.instance("protocol", protocol, SecureSketch))
-    checks.instance("links", links, Links)
+    names = parties(protocol)
+    checks.instance("links", links, Links), checks.instance("init_method", init_method, str)
+    timeout = _kept(timeout, record)
     if checks.integer("rank", rank, 0) >= len(names):
         raise ValueError(
             f"rank must be below {len(names)}: {protocol.servers} servers, clients, analyst; not {rank}"
@@ -127,7 +131,7 @@ def take_part(
         raise ValueError("x must be given to the clients' process, and x and noise to no other")
     if x is not None:
         x, noise = protocol.admit(x), source(noise, protocol.sketch.device)
-    session, limit = protocol.session(nonce), timedelta(seconds=checks.positive("timeout", timeout))
+    session, limit = protocol.session(nonce), timedelta(seconds=timeout)
     if dist.is_initialized():
         raise ValueError(
             "this process is in a process group already; call torch.distributed.destroy_process_group()"
@@ -176,6 +180,7 @@ def run_processes(
     failed; ValueError, TypeError before any process starts.
     """
     x = checks.instance("protocol", protocol, SecureSketch).admit(x)
+    timeout = _kept(timeout, record)
     if seed is not None:
         SeededNoise(seed)  # refuses what is no seed
     secret, nonce, started = os.urandom(32), os.urandom(32), {}
@@ -191,6 +196,13 @@ def run_processes(
             for context in started.values():
                 context.processes[0].kill()
         return Estimate(*torch.load(Path(folder) / "release.pt"))
+
+
+def _kept(timeout: float, record: Path | None) -> float:
+    """Seconds, where they and the folder of a record will do. Raises ValueError, TypeError."""
+    if record is not None and not checks.path("record", record).is_dir():
+        raise ValueError(f"record must be a folder that is there, not {record}")
+    return checks.within("timeout", timeout, SHORTEST, LONGEST)
 
 
 def _wait(started: dict[str, mp.ProcessContext]) -> None:

@@ -101,19 +101,31 @@ def promise(
     epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it is not certified,
     or none up to 700 is.
 
-    Guarantees: as ``delta_of``; of the messages as they are sent where their law is drawn from whole numbers and flips
-    are counted, for which delta keeps 2^-40 of itself. Movement is that of real numbers, which floats round.
+    Guarantees: as ``delta_of``; of the messages as they are sent where their law is drawn from whole numbers, for which
+    delta keeps 2^-40 of itself. ``change`` is that of the chances that floats have: it must allow for their errors.
     """
-    variation = checks.instance("law", law, MessageLaw).variation
-    if variation is not None and change is None:
-        real = _promise(law, delta * ROUNDED, instances, absent, change, flips, epsilon)
-        return (
-            real.rounded(variation * instances, delta) if delta else replace(real, arithmetic=Arithmetic.ROUNDED)
-        )
-    return _promise(law, delta, instances, absent, change, flips, epsilon)
+    return sent(law, certified(law, kept(law, delta), instances, absent, change, flips, epsilon), instances, delta)
 
 
-def _promise(
+def kept(law: MessageLaw, delta: float) -> float:
+    """The share of delta that real numbers may spend."""
+    return delta if checks.instance("law", law, MessageLaw).variation is None else delta * ROUNDED
+
+
+def sent(law: MessageLaw, real: Guarantee, instances: int, delta: float) -> Guarantee:
+    """``real``, at ``kept`` of delta, of the messages as they are sent, where whole numbers decide them.
+
+    A delta of 0 becomes what arithmetic costs.
+    """
+    if law.variation is None:
+        return real
+    variation = law.variation * instances
+    if not delta and not variation:
+        return replace(real, arithmetic=Arithmetic.ROUNDED)
+    return real.rounded(variation, delta or (1 + math.exp(min(real.epsilon, 700.0))) * variation * (1 + 1e-6))
+
+
+def certified(
     law: MessageLaw,
     delta: float,
     instances: int,
@@ -122,6 +134,7 @@ def _promise(
     flips: int | None,
     epsilon: float | None,
 ) -> Guarantee:
+    """Of real numbers; arguments as in ``promise``."""
     if epsilon is None:
         epsilon = epsilon_of(law, delta, instances, absent, change=change, flips=flips)
         if math.isinf(epsilon):

@@ -1,7 +1,8 @@
 """Noise of many cells at once: only what is not 0 is drawn, and where it lies; from tables of 128 bits."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def variation_of(users: int, points: float) -> float:
     return (users + points / MOST_RATE) * OF_A_DRAW
 
 
-def tabulated(size: int, law: Callable[[float], Table], parameter: float, draws: Draws) -> Tensor:
+def tabulated(size: int, law: Callable[[Any], Table], parameter: Hashable, draws: Draws) -> Tensor:
     """Draws of law(parameter), (size,), int64."""
     out = torch.empty(size, dtype=torch.int64, device=draws.device)
     guide(law, parameter, str(draws.device)).fill(out, draws)

@@ -10,13 +10,18 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.kernels import inversion
+from torchdp.kernels.inversion import Table
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.profiles import pure_profile
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.correlated import discrete_laplace, signed_messages
-from torchdp.shuffle.draws import scattered_negative_binomial
+from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, tabulated, variation_of
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target, largest_epsilon
+
+LONGEST = 2**15  # copies of a flood that a table holds
+ROUNDED_UP = 1 + 2.0**-50  # of an epsilon: the floats of its logarithms
 
 
 @dataclass(frozen=True)
@@ -103,17 +108,37 @@ class PureSum(MessageLaw):
             mean = self.flood - 1 / math.expm1(tilt) + length / math.expm1(min(tilt * length, 700.0))
         return (1 - self.drop) * (1 + 2 * mean) + 2 / (math.expm1((1 - self.share) * self.epsilon) * self.users)
 
+    @property
+    def _flood(self) -> tuple[float, int]:
+        """s - F is geometric with this ratio, cut at s."""
+        return math.exp(-self.share * self.epsilon), self.flood
+
+    @property
+    def _held(self) -> bool:
+        """Whether a table holds the flood's law."""
+        return self.flood < LONGEST and self._flood[0] < 1
+
+    def _missing(self, size: int, draws: Draws) -> Tensor:
+        """s - F, (size,) int64: from a table, or in floats where none holds its law."""
+        if self._held:
+            return tabulated(size, _short, self._flood, draws)
+        tilt = self.share * self.epsilon
+        return (-torch.log1p(draws.uniform((size,)) * math.expm1(-tilt * (self.flood + 1))) / tilt).long()
+
+    @property
+    def variation(self) -> float | None:
+        if self.ratio > MOST_RATIO or not self._held:
+            return None
+        return variation_of(4 * self.users, (MOST_RATE + 1) * self.messages_per_user * self.users)
+
     def speak(self, bits: Tensor, draws: Draws) -> Bag:
         """The messages "+1" and "-1" of each user in each instance."""
         users, instances = bits.shape
         above, below = (
             scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws) for _ in range(2)
         )
-        uniform = draws.uniform((2, users, instances))
-        kept = uniform[0] >= self.drop
-        tilt = self.share * self.epsilon  # s - F is geometric, cut at s
-        short = -torch.log1p(uniform[1] * math.expm1(-tilt * (self.flood + 1))) / tilt
-        copies = (self.flood - short.long()).clamp_min(0) * kept
+        kept = tabulated(bits.numel(), _coin, self.drop, draws).view(bits.shape) == 0
+        copies = (self.flood - self._missing(bits.numel(), draws).view(bits.shape)).clamp_min(0) * kept
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).expand(bits.shape)
         flood = instance.flatten().repeat_interleave(copies.flatten())
         return signed_messages(users, [instance[bits & kept], above, flood], [below, flood])
@@ -133,7 +158,7 @@ class PureSum(MessageLaw):
 
     def pure_epsilon(self, absent: int = 0) -> float:
         """epsilon + log(n/(n - absent))."""
-        return self.epsilon + math.log(self.users / self.present(absent))
+        return (self.epsilon + math.log(self.users / self.present(absent))) * ROUNDED_UP
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         """Binary randomized response at ``pure_epsilon``: it dominates whatever is that private."""
@@ -146,7 +171,7 @@ class PureSum(MessageLaw):
             each = target.epsilon / target.flips
         else:
             each = largest_epsilon(lambda e: (pure_profile(e),), target.composed(cls))
-        left = each - math.log(target.users / (target.users - target.absent))
+        left = each * (2 - ROUNDED_UP) ** 2 - math.log(target.users / (target.users - target.absent))
         if left <= 0:
             raise ValueError(
                 f"absent = {target.absent} of {target.users} users alone cost PureSum {each - left:.3g} in each "
@@ -179,6 +204,16 @@ class PureSum(MessageLaw):
             method="bounded",
         )
         return law(float(best.x))
+
+
+def _coin(chance: float) -> Table:
+    """1 with this chance, else 0."""
+    return inversion.binomial(1, chance)
+
+
+def _short(setting: tuple[float, int]) -> Table:
+    """s - F of (ratio, s)."""
+    return inversion.cut_geometric(*setting)
 
 
 def _laplace_variance(epsilon: float) -> float:

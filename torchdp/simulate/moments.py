@@ -7,7 +7,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from torchdp.checks import floating, fraction, instance
+from torchdp.checks import floating, fraction, instance, within
 
 _FAN_IN = 1024
 
@@ -69,8 +69,8 @@ class Moments:
         return half / abs(self.mean) if self.mean != 0 and math.isfinite(half) else math.inf
 
     def z_score(self, predicted: float) -> float:
-        """(mean - predicted) / standard_error; NaN for fewer than two samples."""
-        difference = self.mean - predicted
+        """(mean - predicted) / standard_error; NaN for fewer than two samples. Raises ValueError for no number."""
+        difference = self.mean - within("predicted", predicted, -math.inf, math.inf)
         if self.standard_error == 0:
             return math.copysign(math.inf, difference) if difference else 0.0
         return difference / self.standard_error if self.count > 1 else math.nan

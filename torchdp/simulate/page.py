@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchdp import checks
 from torchdp.simulate.plans import Row
 from torchdp.simulate.plots import curves, ratios
 from torchdp.simulate.standing import Standing, Status, digest_of, status
@@ -91,6 +92,7 @@ def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], titl
     measured over predicted; the table; failures; how it was made. Raises ImportError without matplotlib, OSError,
     ValueError where the store says nothing.
     """
+    checks.path("path", path), checks.instance("title", title, str)
     stand = status(store)
     page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
     _summary(page, stand)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchdp import checks
 from torchdp.simulate.plans import Row
 from torchdp.simulate.report import write_table
 
@@ -43,6 +44,10 @@ def subplots(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("figures are drawn with matplotlib: pip install torchdp[plot]") from error
+    count, wide = checks.integer("count", count, 1, 10**4), checks.integer("wide", wide, 1)
+    if not isinstance(size, tuple) or len(size) != 2:
+        raise TypeError(f"size must be (width, height) in inches, not {type(size).__name__}")
+    size = checks.positive("size", size[0]), checks.positive("size", size[1])
     wide = min(wide, count)
     high = -(-count // wide)
     figure = Figure(figsize=(size[0] * wide, size[1] * high), layout="constrained")
@@ -84,6 +89,7 @@ def error_curves(
         ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
             point of one line.
     """
+    checks.path("path", path), checks.instance("lines", lines, str)
     figure = curves(rows, x=x, lines=lines, title=title, ylabel=ylabel, predicted=predicted, panels=panels)
     figure.savefig(path, format="png", dpi=150)
 
@@ -100,6 +106,9 @@ def curves(
     word: Callable[[str], str] = str,
 ) -> "Figure":
     """The figure of :func:`error_curves`; one line where ``lines`` is None. word: what a person calls a key."""
+    rows = checks.each_of("rows", rows, Row)
+    for name, value in {"x": x, "title": title, "ylabel": ylabel, "predicted": predicted}.items():
+        checks.instance(name, value, str)
     parts: dict[str, list[Row]] = {} if rows else {title: []}
     for row in rows:
         parts.setdefault(title if panels is None else str(row.config.get(panels)), []).append(row)
@@ -124,7 +133,8 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         ValueError: a configuration key has the name of a measured column.
         OSError: ``path`` cannot be written.
     """
-    keys = list(dict.fromkeys(key for row in rows for key in row.config))
+    checks.path("path", path)
+    keys = list(dict.fromkeys(key for row in checks.each_of("rows", rows, Row) for key in row.config))
     if clash := sorted(set(keys) & set(_MEASURED)):
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
     write_table(path, [*keys, *_MEASURED], ({**row.config, **_measured(row)} for row in rows))
@@ -211,7 +221,8 @@ def ratio_strip(rows: Sequence[Row], *, path: str | os.PathLike[str], title: str
         ImportError: matplotlib is not installed.
         ValueError: no row has ``facts["predicted_mse"]`` > 0.
     """
-    figure = ratios(rows, title)
+    checks.path("path", path)
+    figure = ratios(checks.each_of("rows", rows, Row), checks.instance("title", title, str))
     figure.axes[0].set(xlabel="configuration, in the order of results.csv")
     figure.savefig(path, format="png", dpi=150)
 

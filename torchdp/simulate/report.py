@@ -3,9 +3,10 @@
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from torchdp import checks
 
 Rows = list[dict[str, Any]]
 
@@ -13,12 +14,12 @@ Rows = list[dict[str, Any]]
 class Report:
     """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = checks.path("folder", folder)
         self._columns: dict[str, list[str]] = {}  # of the tables that this run writes
         self._known: dict[str, Rows] = {}
         self._last = ""
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def say(self, text: object = "") -> None:
         """Prints a line."""
@@ -33,7 +34,8 @@ class Report:
         self._add(table, {name: _plain(value) for name, value in cells.items()}, [])
 
     def write(self, table: str, rows: Rows) -> None:
-        """A whole table, not printed."""
+        """A whole table, not printed. Raises TypeError, ValueError for none."""
+        rows = checks.several("rows", rows, dict)
         write_table(
             self.folder / f"{table}.csv", list(rows[0]), [{k: _plain(v) for k, v in row.items()} for row in rows]
         )
@@ -42,6 +44,7 @@ class Report:
         self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
     ) -> dict[str, Any]:
         """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run goes on."""
+        checks.instance("key", key, Mapping), checks.function("measure", measure)
         if table not in self._known:
             path = self.folder / f"{table}.csv"
             self._known[table] = read_table(path) if path.exists() else []
@@ -85,6 +88,10 @@ def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if getattr(value, "shape", ()) not in ((), (1,)):
+        raise ValueError(
+            f"a cell must be a word or a number, or a tensor of one, not of shape {tuple(value.shape)}"
+        )
     return value.item() if hasattr(value, "item") else value
 
 
@@ -119,6 +126,10 @@ def _value(cell: str) -> object:
 
 
 def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) -> list[list[Any]]:
-    """These columns of the rows whose cells equal ``where``: one list for each name."""
+    """These columns of the rows whose cells equal ``where``: one list for each name. Raises TypeError, ValueError."""
+    rows = checks.each_of("rows", list(rows) if isinstance(rows, Iterator) else rows, Mapping)
+    for name in (*names, *where):
+        if missing := [row for row in rows if checks.instance("each of names", name, str) not in row]:
+            raise ValueError(f"{len(missing)} of {len(rows)} rows have no column {name!r}")
     chosen = [row for row in rows if all(row[name] == value for name, value in where.items())]
     return [[row[name] for row in chosen] for name in names]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchdp import checks
 from torchdp.simulate.blocks import Gathering
 from torchdp.simulate.claims import Claims
 from torchdp.simulate.moments import Moments
@@ -122,7 +123,8 @@ def digest_of(rows: Sequence[Row]) -> str:
     Rows in any order give the same; wall time, devices, hosts and code do not enter.
     """
     lines = sorted(
-        json.dumps([row.config, row.seed, row.block_size, _plain(row.moments)], sort_keys=True) for row in rows
+        json.dumps([row.config, row.seed, row.block_size, _plain(row.moments)], sort_keys=True)
+        for row in checks.each_of("rows", rows, Row)
     )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchdp import checks
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.streams import digest
 
@@ -201,7 +202,7 @@ def load(path: str | os.PathLike[str]) -> Reader:
     Raises:
         OSError: the file cannot be read. ValueError: two records of the same block hold different moments.
     """
-    os.stat(path)
+    os.stat(checks.path("store", path))
     reader = Reader(path)
     reader.read(last=True)
     if reader.skipped:
@@ -220,8 +221,9 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
     Raises:
         OSError: a store cannot be read or written. ValueError: two of them contradict each other; nothing is written.
     """
-    for path in stores:
-        os.stat(path)
+    checks.path("into", into)
+    for path in checks.each_of("stores", stores, object):
+        os.stat(checks.path("each of stores", path))
     there = load(into) if os.path.exists(into) else Reader(into)
     added = [line for path in stores for line in load(path).lines() if there.insert(line)]
     for line in added:

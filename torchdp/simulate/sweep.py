@@ -96,6 +96,7 @@ def sweep(
         RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever is raised.
     """
     checks.function("make_trial", make_trial)
+    checks.path("store", store), checks.each_of("grid", grid, Mapping)
     checks.instance("other_code", other_code, OtherCode)
     checks.instance("on_error", on_error, OnError)
     asked = Asked(trials, seed, block_size, target_relative_ci, shard)
