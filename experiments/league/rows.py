@@ -34,10 +34,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Peer:
-    """What pip installs, one call after another, into an environment of the peer's own; what it was built for."""
+    """What pip installs, one call after another, into an environment of the peer's own; what it was built for.
+
+    repository: of a peer that is no package; a checkout of it lies in a folder of that name. python: the only one that
+    it runs on.
+    """
 
     installs: tuple[str, ...]
     purpose: str
+    repository: str = ""
+    python: str = ""
 
 
 def rms(errors: np.ndarray) -> float:
@@ -85,13 +91,17 @@ def noise(values: list, check: None, **settings: float) -> Verdict:
 
 
 def strategy(worst: bool) -> Callable[..., Verdict]:
-    """seen: what decoding leaves of the queries; the error is computed at the strategy's own sensitivity."""
+    """seen: what decoding leaves of the queries; the error is computed at the strategy's own sensitivity.
 
-    def judge(C: list, check: None, n: int) -> Verdict:
+    Someone who takes part in every n/epochs-th step moves the answers by at most the root of the sum of the absolute
+    products of these columns; that is attained where columns are orthogonal, or no product is negative.
+    """
+
+    def judge(C: list, check: None, n: int, epochs: int = 1) -> Verdict:
         R, W = np.array(C), np.tri(n)
-        L = W @ np.linalg.pinv(R, rcond=1e-12)
-        rows = (L**2).sum(1)
-        error = math.sqrt(rows.max() if worst else rows.mean()) * math.sqrt((R**2).sum(0).max())
+        L, X, period = W @ np.linalg.pinv(R, rcond=1e-12), np.abs(R.T @ R), n // epochs
+        rows, moved = (L**2).sum(1), max(X[i::period, i::period].sum() for i in range(period))
+        error = math.sqrt(rows.max() if worst else rows.mean()) * math.sqrt(moved)
         return {"error": error, "mended": None, "seen": float(np.abs(L @ R - W).max())}
 
     return judge
@@ -106,6 +116,68 @@ def regression(w: list, check: None, n: int, d: int, epsilon: float, delta: floa
     least = np.linalg.lstsq(X, y, rcond=None)[0]
     error = (rms(X @ np.array(w) - y) / rms(X @ least - y)) ** 2 - 1
     return {"error": error, "mended": None, "seen": None}
+
+
+def shares(raw: list, check: None, n: int, k: int, epsilon: float) -> Verdict:
+    """Of n users whose types are ``side.crowd``'s on average."""
+    return {"error": rms(np.array(raw) - side.likely(k)), "mended": None, "seen": None}
+
+
+def cumulative(raw: list, check: None, n: int, k: int, epsilon: float) -> Verdict:
+    """Shares of users at most 0, at most 1, ...: several estimates, (times, k)."""
+    truth = np.cumsum(np.bincount(side.crowd(n, k), minlength=k)) / n
+    return {"error": rms(np.array(raw) - truth), "mended": None, "seen": None}
+
+
+def mean(vector: list, check: None, n: int, d: int, epsilon: float) -> Verdict:
+    return {"error": rms(np.array(vector) - side.spheres(n, d).mean(0)), "mended": None, "seen": None}
+
+
+def poisson_delta(mean: float, epsilon: float, instances: int, step: float = 1e-5) -> float:
+    """delta of so many counts of mean Poisson noise, each moved by one: losses on a grid, composed by Fourier."""
+    reach = 12 * math.sqrt(mean)
+    k = np.arange(max(1, int(mean - reach)), int(mean + reach))
+    logs = k * math.log(mean) - mean - np.array([math.lgamma(each + 1) for each in k])
+    grid, worst = np.zeros(2**21), 0.0
+    for sign in (1, -1):  # the count one higher, or one lower
+        law = np.exp(logs)  # of the noise; its loss where the rival is the noise moved by one
+        loss = sign * np.log((k + (sign > 0)) / mean)
+        grid[:] = 0
+        np.add.at(grid, np.round(loss / step).astype(int) % len(grid), law)
+        total = np.maximum(np.fft.irfft(np.fft.rfft(grid) ** instances, len(grid)), 0)
+        at = (np.arange(len(grid)) + len(grid) // 2) % len(grid) - len(grid) // 2
+        worst = max(worst, float((total * np.maximum(0, -np.expm1(epsilon - at * step))).sum()))
+    return worst
+
+
+def bits(deviation: float, check: None, users: int, epsilon: float, delta: float, instances: int) -> Verdict:
+    seen = poisson_delta(deviation**2, epsilon, instances) / delta
+    return {"error": deviation, "mended": None, "seen": seen}
+
+
+def clipped(total: list, check: list, n: int, d: int, hidden: int, classes: int, bound: float) -> Verdict:
+    """error: relative, of the sum of clipped gradients, by hand in float64; seen: the longest example alone."""
+    weights, x, y = side.network(n, d, hidden, classes)
+    x, (A, a, B, b) = x.astype(float), (each.astype(float) for each in weights)
+    before = x @ A.T + a
+    after = np.maximum(before, 0)
+    logits = after @ B.T + b
+    top = np.exp(logits - logits.max(1, keepdims=True))
+    out = top / top.sum(1, keepdims=True) - np.eye(classes)[y]
+    back = (out @ B) * (before > 0)
+    squares = (back**2).sum(1) * ((x**2).sum(1) + 1) + (out**2).sum(1) * ((after**2).sum(1) + 1)
+    scale = np.minimum(1, bound / np.sqrt(squares))[:, None]
+    parts = ((scale * back).T @ x, (scale * back).sum(0), (scale * out).T @ after, (scale * out).sum(0))
+    truth, found = np.concatenate([part.ravel() for part in parts]), np.array(total)
+    error = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+    return {"error": error, "mended": None, "seen": max(check) / bound}
+
+
+def consistent(found: list, check: None, n: int, size: int, sigma: float) -> Verdict:
+    """seen: by how much two of the answers differ on what both imply, of n."""
+    true, answers = side.marginals(n, size, sigma)[0], np.array(found)
+    one, two = answers[0].reshape(size, size), answers[1].reshape(size, size)
+    return {"error": rms(answers - true), "mended": None, "seen": float(np.abs(one.sum(0) - two.sum(1)).max()) / n}
 
 
 CROWD: dict[str, Any] = {"n": 20_000, "k": 128, "epsilon": 1.0}
@@ -170,6 +242,7 @@ ROWS = (
         {
             "torchdp": "by dp-accounting's distributions", "dp-accounting": "upper bound",
             "prv-accountant": "upper end of its interval", "opacus": "its PRV accountant",
+            "opake": "upper bound",
         },
         number, warm={"times": 10}, quick={"times": 20},
     ),
@@ -180,6 +253,44 @@ ROWS = (
             "scikit-learn": "no privacy: the floor",
         },
         regression, warm={"n": 2_000}, quick={"n": 2_000},
+    ),
+    Row(
+        "1e9 users at once", "RMSE of 128 raw shares of 1e9 users by randomized response", {**CROWD, "n": 10**9},
+        {"torchdp": LOCAL + "a simulation", "numpy": LOCAL + "a simulation, by hand"},
+        shares, quick={"k": 16},
+    ),
+    Row(
+        "thresholds", "RMSE of 64 shares of users up to a threshold, ten times", {"n": 20_000, "k": 64, "epsilon": 1.0},
+        {"torchdp": WHOLE + "; its choice is in the time", "pure-ldp": FLOATS + "; unary encoding, summed up"},
+        cumulative, warm={"n": 200, "k": 4}, quick=FEW,
+    ),
+    Row(
+        "PrivUnitG", "RMSE of the mean of 5,000 unit vectors, d = 256", {"n": 5_000, "d": 256, "epsilon": 1.0},
+        {"torchdp": LOCAL + "rounded, its distance stated", "ml-projunit": LOCAL + "floats, whose last bits tell"},
+        mean, warm={"n": 20}, quick={"n": 50},
+    ),
+    Row(
+        "four epochs", "RMSE of 128 sums, everyone in every 32nd step", {"n": 128, "epochs": 4},
+        {"torchdp": "gap certified", "jax-privacy": "no certificate"},
+        strategy(worst=False), "residual", 0.0, 1e-7, quick={"n": 16},
+    ),
+    Row(
+        "768 shuffled bits", "deviation of one of 768 sums of bits, Poisson noise",
+        {"users": 100_000, "epsilon": 2.0, "delta": 1e-6, "instances": 768},
+        {"torchdp": "a shuffler; certified", "dp-accounting": "a shuffler; bisection by its distributions"},
+        bits, "delta over 1e-6", 1.0, 1e-2, {"instances": 8},
+    ),
+    Row(
+        "one clipped step", "relative error of the sum of 256 clipped gradients, two layers",
+        {"n": 256, "d": 784, "hidden": 256, "classes": 10, "bound": 1.0},
+        {"torchdp": "float32; short of the bound by what is rounded", "opacus": "float32", "opake": "float32"},
+        clipped, "norm over bound", 1.0, 2**-23, quick={"n": 8, "d": 16, "hidden": 8},
+    ),
+    Row(
+        "consistent marginals", "RMSE of 192 noisy counts of 10,000 people, made consistent",
+        {"n": 10_000, "size": 8, "sigma": 20.0},
+        {"torchdp": "nearest histogram", "mbi": "mirror descent on a graphical model"},
+        consistent, "difference over n", 0.0, 1e-6, quick={"size": 3},
     ),
 )  # fmt: skip
 PEERS = {
@@ -194,15 +305,26 @@ PEERS = {
     "opacus": Peer(("torch==2.13.0", "--no-deps opacus", "opt_einsum scipy"), "DP-SGD in PyTorch"),
     "cvxpy": Peer(("cvxpy scs",), "convex programs of any kind"),
     "scikit-learn": Peer(("scikit-learn",), "learning without privacy"),
+    "numpy": Peer(("numpy",), "arrays; the law of the reports by hand"),
+    "ml-projunit": Peer(
+        ("numpy scipy matplotlib",), "private vectors, one user at a time", repository="apple/ml-projunit"
+    ),
+    "mbi": Peer(("mbi",), "graphical models of noisy marginals"),
+    "opake": Peer(
+        (
+            "torch==2.13.0",
+            "--no-deps opake opake-accounting opake-base opake-dpsgd opake-engine "
+            "opake-optimizers opake-patches torchopt",
+            "numpy optree",
+        ),
+        "DP-SGD in PyTorch",
+        python="3.13",
+    ),
 }
-ABSENT = {  # not measured yet, and why
-    "1e9 users at once": "no peer has such a path; experiments/bench/oracles.py measures ours",
-    "PrivUnitG": "its authors' code is a repository, not a package",
-    "thresholds by the best local strategy": "experiments/league/local_accuracy.py, from published formulas",
-    "four epochs": "experiments/training/epochs.py",
-    "768 shuffled bit sums": "experiments/density; no package does them",
-    "one clipped training step": "opacus and opake, not written",
-    "noisy marginals made consistent": "mbi, not written",
-    "opake": "does not import on Python 3.11 and 3.12",
+ABSENT = {  # not run, and why
+    "HDMM, google-research/federated": "repositories that need packages of 2022; experiments/factorization/solvers.py",
+    "workload mechanisms of McKenna et al.": "a repository; experiments/league/local_accuracy.py has the formula",
+    "ldp-toolbox": "brings a web application of a gigabyte; experiments/league/local_accuracy.py has its oracles",
+    "correlated-noise-mechanism": "5 GB for what jax-privacy and opacus do here",
 }
 SIDES = Path(__file__).with_name("sides")

@@ -1,4 +1,4 @@
-"""Training where a user's steps keep apart: strategies of least error, certified, beside jax-privacy's.
+"""Training where a user's steps keep apart: strategies of least error, certified, beside what others make.
 
 Paper: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), (k, b)-participation: a user takes part
     in at most ``times`` steps, any two at least ``gap`` apart. Error of the prefix sums in clipping bounds x sigma; the
@@ -9,7 +9,8 @@ Expected: torchdp within 0.2 to 2 % of a bound that holds for every strategy, an
 Output: results/training/separated/separated.csv.
 Artifact: Choquette-Choo et al. (2023) | banded matrices, (k, b)-participation
 Status: agrees
-Time: 2 minutes on one core; where jax-privacy is installed ten minutes more; --smoke in seconds.
+Time: 2 minutes on one core; where jax-privacy and opake (with optree, torchopt) are installed 12
+    more; --smoke in seconds.
 """
 
 import time
@@ -37,7 +38,11 @@ def others(W: Tensor, gap: int, times: int, p: float) -> dict[str, Callable[[], 
 
 
 def peers(n: int, gap: int, times: int, p: float) -> dict[str, Callable[[], Tensor]]:
-    """jax-privacy's strategies; empty where it is not installed."""
+    """jax-privacy's strategies and opake's; empty where they are not installed."""
+    return jax_privacy(n, gap, p) | opake(n, gap, times)
+
+
+def jax_privacy(n: int, gap: int, p: float) -> dict[str, Callable[[], Tensor]]:
     try:
         import jax
         import numpy as np
@@ -67,6 +72,25 @@ def peers(n: int, gap: int, times: int, p: float) -> dict[str, Callable[[], Tens
     return found
 
 
+def opake(n: int, gap: int, times: int) -> dict[str, Callable[[], Tensor]]:
+    """Both Toeplitz; it is told no norm."""
+    try:
+        from opake.dpftrl import band_mf_strategy, blt_strategy
+    except ImportError:
+        return {}
+
+    def toeplitz(strategy):
+        c = strategy.coefficients(n_steps=n, min_sep=gap, max_participations=times).double().cpu()
+        c = torch.nn.functional.pad(c, (0, n - len(c)))
+        age = torch.arange(n)[:, None] - torch.arange(n)
+        return c[age.clamp_min(0)].tril()
+
+    return {
+        "opake, banded Toeplitz": lambda: toeplitz(band_mf_strategy(bands=gap)),
+        "opake, buffers": lambda: toeplitz(blt_strategy(max_buffers=6)),
+    }
+
+
 @dataclass(frozen=True)
 class Config:
     cells: tuple[str, ...] = tuple(CELLS.split())  # steps, gap, times
@@ -80,8 +104,11 @@ SMOKE = Config(("12,4,3", "8,2,2"), peers=False)
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    if config.peers and not peers(4, 2, 2, 2.0):
-        report.say("jax-privacy: missing")
+    for name, found in (
+        (("jax-privacy", jax_privacy(4, 2, 2.0)), ("opake", opake(4, 2, 2))) if config.peers else ()
+    ):
+        if not found:
+            report.say(f"{name}: missing")
     for n, gap, times in (map(int, cell.split(",")) for cell in config.cells):
         W, user = Iterates(n, momentum=config.momentum).dense(), Separated(gap, times)
         for p, norm in ((2.0, "rms"), (torch.inf, "largest")):

@@ -12,7 +12,7 @@ import torch
 from collection.asked import Places, Votes
 from laws import generator
 
-from torchdp.collection import Collection, compare
+from torchdp.collection import Collection, Journal, compare
 from torchdp.collection import difference as differ
 from torchdp.collection.description import described, difference, made
 from torchdp.noise import SeededNoise
@@ -233,7 +233,7 @@ def test_what_is_kept_does_not_change_with_the_tensors_that_were_given():
     assert total.tally["votes"].tolist() == [1, 2, 0, 0]
 
 
-def test_groups_are_compared_and_shared_users_refused():
+def test_groups_are_compared_and_shared_users_refused(tmp_path):
     one, two = filled(Places(4, 1.0, POINTS)), filled(Places(4, 2.0, POINTS, "men"), "other ")
     found = compare(one, two)
     assert found.n == 120
@@ -241,6 +241,9 @@ def test_groups_are_compared_and_shared_users_refused():
     torch.testing.assert_close(
         found.p_value, torch.special.erfc(found.value.abs() / found.standard_error / 2**0.5)
     )
+    kept = Journal(tmp_path / "kept.db", one.protocol)
+    kept.add("more", one.tally)
+    assert torch.equal(compare(kept, two).value, found.value)
     low, high = found.interval(1 - float(found.p_value[0]))
     assert min(abs(float(low[0])), abs(float(high[0]))) < 1e-9
     with pytest.raises(ValueError, match=r"share 5 batches, such as 'batch 0'.*paired data need"):

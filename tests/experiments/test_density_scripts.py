@@ -1,6 +1,7 @@
 """The scripts of shuffled kernel densities find what their docstrings promise."""
 
 import pytest
+from scripts import loaded
 
 
 @pytest.mark.slow
@@ -42,11 +43,17 @@ def test_classification(smoke):
     assert found.drew("digits.png")
 
 
-def test_error(smoke):
+def test_error(smoke, capsys):
     found = smoke("density/error.py")
     rows = found.tables["error_digits"]
     assert len(rows) == 8 and all(abs(row["measured"] / row["predicted"] - 1) < 0.12 for row in rows)
     assert found.drew("error_digits.png")
+    (found.folder / "error_digits.png").unlink()
+    with loaded("density/error.py") as module:  # as experiments/README.md shows it
+        module.EXPERIMENT.main(["--draw-only", "--out", str(found.folder)])
+        with pytest.raises(SystemExit, match="0"):
+            module.EXPERIMENT.main(["--help"])
+    assert found.drew("error_digits.png") and "--epsilons" in capsys.readouterr().out
 
 
 def test_decode(smoke):

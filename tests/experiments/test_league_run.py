@@ -86,6 +86,21 @@ def test_judges_see_what_is_wrong(league):
         verdict = row.judge(C.tolist(), None, n=4)
         assert (verdict["seen"] <= row.slack) == holds
     assert row.judge(np.eye(4).tolist(), None, n=4)["error"] == pytest.approx(math.sqrt(2.5))  # (1 + 2 + 3 + 4)/4
+    twice = rows["four epochs"].judge(np.eye(4).tolist(), None, n=4, epochs=2)
+    assert twice["error"] == pytest.approx(math.sqrt(5))  # two columns of one person, orthogonal
+    row = rows["768 shuffled bits"]
+    for deviation, holds in ((61.91, True), (61.0, False)):
+        verdict = row.judge(deviation, None, **row.settings)
+        assert (verdict["seen"] <= row.promised + row.slack) == holds and verdict["error"] == deviation
+    row, settings = rows["one clipped step"], {"n": 5, "d": 3, "hidden": 4, "classes": 2, "bound": 0.5}
+    verdict = row.judge([0.0] * 26, [0.4, 0.501], **settings)
+    assert verdict["error"] == 1 and verdict["seen"] > row.promised + row.slack
+    row, settings = rows["consistent marginals"], {"n": 1000, "size": 3, "sigma": 20.0}
+    with loaded("league/sides/side.py") as side:
+        true, noisy = side.marginals(**settings)
+    for answers, holds in ((true, True), (noisy, False)):
+        verdict = row.judge(answers.tolist(), None, **settings)
+        assert (verdict["seen"] <= row.slack) == holds == (verdict["error"] == 0)
 
 
 def test_losses_are_named(league):

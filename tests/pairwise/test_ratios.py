@@ -9,7 +9,7 @@ from pairwise.common import mse
 from scipy.stats import mannwhitneyu
 
 from torchdp import pairwise
-from torchdp.collection import Collection
+from torchdp.collection import Collection, Journal
 from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
 from torchdp.pairwise.reports import merges
 from torchdp.randomness import keyed_generator
@@ -134,10 +134,13 @@ def collected(protocol, counts, key):
     return Collection.of(protocol).add("all", tally)
 
 
-def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise():
+def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise(tmp_path):
     labels, scores = users(2, 60, "labels"), torch.randperm(64, generator=keyed_generator(b"scores"))[:60]
     protocol = RandomizedResponsePlugIn(pairwise.auc(64), 30.0)
     found = pairwise.mann_whitney(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
+    kept = Journal(tmp_path / "kept.db", protocol)
+    kept.merge(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
+    assert float(pairwise.mann_whitney(kept).p_value) == float(found.p_value)
     u, p = mannwhitneyu(scores[labels == 1], scores[labels == 0], method="asymptotic", use_continuity=False)
     assert float(found.u.value) == pytest.approx(u, rel=1e-3) and float(found.p_value) == pytest.approx(
         p, rel=1e-3

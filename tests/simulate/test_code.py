@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import torchdp
-from torchdp.simulate.code import code_of, package
+from torchdp.simulate.code import _installed_module, code_of, package
 
 BASE = '''
 import logging
@@ -144,3 +145,20 @@ def test_it_names_the_packages_and_their_versions(monkeypatch):
     assert f"torch {torch.__version__}" in said and package() in said and torchdp.__version__ in package()
     monkeypatch.setattr("torchdp.simulate.code.torch.__version__", "9.9")
     assert "torch 9.9" in code_of(print) != said
+
+
+@pytest.mark.parametrize(("folder", "read"), [("site-packages", False), ("dist-packages", False), ("mine", True)])
+def test_a_library_of_another_folder_is_not_read(folder, read, tmp_path, monkeypatch):
+    """As with --user, --system-site-packages or PYTHONPATH."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    said = []
+    for number in (1, 2):
+        (tmp_path / folder / "somebody.py").write_text(f"def half(x):\n    return x / {number}\n")
+        monkeypatch.delitem(sys.modules, "somebody", raising=False)
+        _installed_module.cache_clear()
+        somebody = importlib.import_module("somebody")
+        said.append(code_of(somebody.half))
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / folder / "__pycache__", ignore_errors=True)
+    assert (said[0] != said[1]) == read

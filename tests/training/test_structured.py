@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import BandedStrategy, factorize_buffered
+from torchdp.factorization import BandedStrategy, BufferedStrategy, factorize_buffered
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
+from torchdp.factorization.structure.passes import buffered_passes
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
@@ -22,6 +23,21 @@ from torchdp.training import (
     sensitivity,
     standard_errors,
 )
+from torchdp.training.choose import _ordered
+
+
+def test_guarantee_buffers_of_several_passes_move_as_far_as_the_matrix():
+    """Without forming it: 40 random strategies; and the 12,000 steps of a matrix that would take a gigabyte."""
+    generator = keyed_generator(b"moved")
+    for case in range(40):
+        n, buffers = 5 + case, 1 + case % 4
+        places, before, after = (torch.rand(k, generator=generator).double() for k in (2 * buffers, n, n))
+        places = places.sort(descending=True).values
+        C = BufferedStrategy(places[0::2], places[1::2], before + 0.1, after + 0.1)
+        found, dense = (sensitivity(each, Epochs(1 + case % 9)) for each in (C, C.dense()))
+        assert found.exact and math.isclose(found.value, dense.value, rel_tol=1e-9)
+    C, norms = buffered_passes(workloads.RunningSums(12_000), 4_000, 1, 2.0)
+    assert abs(sensitivity(C, Epochs(4_000)).value - 1) < 1e-9 < float(norms.min())
 
 
 def row(*c):
@@ -132,3 +148,16 @@ def test_plans_of_very_many_steps():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_fixed_order_of_long_passes_has_buffers():
+    """5 passes of 120 steps."""
+    plan = _ordered(Iterates(600), 120, 1, 8.0, 1e-5, 1.0, 2.0)
+    assert isinstance(plan.strategy, BufferedStrategy) and len(plan.strategy.poles) == 4
+    assert math.isclose(sensitivity(plan.strategy, Epochs(120)).value, 1, rel_tol=1e-9)
+    errors = standard_errors(Iterates(600), plan.strategy) * plan.sigma
+    torch.testing.assert_close(errors, plan.standard_errors, rtol=1e-6, atol=0)
+    run = plan.start(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss)
+    users = next(iter(run))
+    run.backward(torch.zeros(len(users), 1), torch.zeros(len(users), 1))
+    assert 0 < run.spent.epsilon < 8.0001

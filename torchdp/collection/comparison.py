@@ -7,6 +7,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.collection.collection import Collection
 from torchdp.collection.description import same
+from torchdp.collection.journal import Journal, held
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import distance
 
@@ -43,14 +44,13 @@ def difference(first: Estimate, second: Estimate) -> Difference:
     )
 
 
-def compare(first: Collection, second: Collection) -> Difference:
-    """``difference`` of the estimates of two collections that ask the same question.
+def compare(first: Collection | Journal, second: Collection | Journal) -> Difference:
+    """``difference`` of the estimates of two collections, or journals, that ask the same question.
 
     Raises TypeError; ValueError for different subjects, and for a batch that is in both: users who count in both groups
     make the errors dependent (users who answered twice under two batches cannot be seen, and must not be).
     """
-    for name, value in (("first", first), ("second", second)):
-        checks.instance(name, value, Collection)
+    first, second = held("first", first), held("second", second)
     if not same(first.protocol.subject, second.protocol.subject):
         raise ValueError("first and second must estimate the same thing: their protocols have different subjects")
     shared = first.batches.items() & second.batches.items()

@@ -275,3 +275,9 @@ def _make_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def held(name: str, kept: Collection | Journal) -> Collection:
+    """The collection, or all that the journal holds now. Raises TypeError, and what ``Journal.collection`` raises."""
+    checks.instance(name, kept, (Collection, Journal))
+    return kept.collection if isinstance(kept, Journal) else kept

@@ -7,8 +7,8 @@ from scipy.optimize import linprog
 from scipy.special import ndtr
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.collection import Collection
+from torchdp.collection import Collection, Journal
+from torchdp.collection.journal import held
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.rounds.projection import project
 from torchdp.pairwise.statistic import Form, Pairs
@@ -28,7 +28,7 @@ class MannWhitney:
 LARGEST = 512  # types up to which the histogram of largest variance is sought
 
 
-def of_population(collection: Collection) -> Estimate:
+def of_population(collection: Collection | Journal) -> Estimate:
     """The estimate for the population from which the users are an independent sample, with a wider standard error.
 
     To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2 Var f(X, Y) to first
@@ -38,7 +38,7 @@ def of_population(collection: Collection) -> Estimate:
     Raises ValueError for Pairs.ALL, whose mean depends on n.
     Source: Hoeffding (1948), Theorem 5.2; Bhatia, Davis (2000), Theorem 1.
     """
-    checks.instance("collection", collection, Collection)
+    collection = held("collection", collection)
     protocol, tally, n = collection.protocol, collection.tally, float(collection.n)
     if not isinstance(protocol, PairwiseProtocol):
         raise TypeError(f"collection must be of a pairwise protocol, not of {type(protocol).__name__}")
@@ -65,7 +65,7 @@ def of_population(collection: Collection) -> Estimate:
     )
 
 
-def mann_whitney(collection: Collection) -> MannWhitney:
+def mann_whitney(collection: Collection | Journal) -> MannWhitney:
     """Mann and Whitney's test of a collection whose statistic is :func:`auc`, private class sizes and all.
 
     Under one law for both classes the users' own AUC has the variance (n + 1)/(12 n+ n-) at most (less with ties); the
@@ -73,7 +73,7 @@ def mann_whitney(collection: Collection) -> MannWhitney:
     Raises TypeError, ValueError.
     Source: Mann, Whitney (1947); Fieller (1954).
     """
-    checks.instance("collection", collection, Collection)
+    collection = held("collection", collection)
     protocol, tally, n = collection.protocol, collection.tally, collection.n
     if not isinstance(protocol, PairwiseProtocol) or protocol.statistic.name != "auc":
         raise ValueError("collection must be of a pairwise protocol whose statistic is auc")

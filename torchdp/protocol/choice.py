@@ -44,7 +44,8 @@ class Choice:
 
     def __str__(self) -> str:
         width = max(len("lower bound"), *(len(one.name) for one in self.candidates))
-        lines = [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
+        lines = [f"{'candidate':<{width}}  predicted RMSE"]
+        lines += [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
         least = "none known" if self.bound is None else f"{self.bound:<10.6g}  of what is unbiased"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 

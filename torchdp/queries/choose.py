@@ -84,9 +84,10 @@ def choose(
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for that. A matrix is
     decoded for the data that its reports show (:class:`AdaptiveOracle`).
-    They take seconds. Without a prior, among those that err at most half a percent more than the best on the worst
-    data, that comes first which gains more where few types are frequent (shares like 1/(x + 1), from either end) than
-    it costs there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024 types.
+    They take seconds, with hundreds of types up to a minute. Without a prior, among those that err at most half a
+    percent more than the best on the worst data, that comes first which gains more where few types are frequent (shares
+    like 1/(x + 1), from either end) than it costs there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
+    types.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.

@@ -21,6 +21,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 _INSTALLED = [os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib", "platlib")]
 _INSTALLED.append(str(_ROOT))
+_LIBRARIES = {"site-packages", "dist-packages"}  # of users, or of the system that an environment sees, too
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
 
 
@@ -171,7 +172,8 @@ def _installed_module(name: str) -> bool:
     path = getattr(module, "__file__", None)
     if path is None:
         return False
-    return any(os.path.realpath(path).startswith(folder + os.sep) for folder in _INSTALLED)
+    path = os.path.realpath(path)
+    return not _LIBRARIES.isdisjoint(path.split(os.sep)) or any(path.startswith(at + os.sep) for at in _INSTALLED)
 
 
 def _installed(value: Any) -> bool:

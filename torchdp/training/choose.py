@@ -10,6 +10,7 @@ from torchdp import checks
 from torchdp.factorization import BandedStrategy, BufferedStrategy, factorize_buffered, factorize_epochs
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
+from torchdp.factorization.structure.passes import LEAST_PERIOD, MOST_PASSES, buffered_passes
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import Candidate, Choice
 from torchdp.training.binned import BallsInBins
@@ -55,8 +56,8 @@ def choose(
     4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
     l_p mean of the standard errors of W's rows: 2 for the root mean square, inf for the largest. Above 512 steps
     strategies have one row of at most 64 coefficients, optimised for W's first column (``Iterates.first``); up to 2,048
-    and for p = 2 its columns are scaled for the fixed order. A single pass of more steps without momentum has a
-    strategy of four buffers. Raises TypeError, ValueError.
+    and for p = 2 its columns are scaled for the fixed order. Without momentum a fixed order has a strategy of four
+    buffers where it errs less: mostly above so many steps. Raises TypeError, ValueError.
 
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
@@ -164,11 +165,12 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStra
     if isinstance(W, Tensor) and steps <= DENSE:
         C = BandedStrategy.of(causal_strategy(W, factorize_epochs(W, period, p)))
         return C, standard_errors(W, C)
-    if isinstance(W, Iterates) and period >= steps and W.constant and W.momentum == 0:
-        rate = float(W.rates[0])
-        if 0 < 1 - rate * W.weight_decay:
-            found = factorize_buffered(RunningSums(steps, 1 - rate * W.weight_decay), BUFFERS, p)
-            return found.strategy, rate * found.row_norms
+    rate = float(W.rates[0]) if isinstance(W, Iterates) and W.constant and W.momentum == 0 else 0.0
+    decay = 1 - rate * W.weight_decay if isinstance(W, Iterates) else 1.0
+    sums = RunningSums(steps, decay) if rate and decay > 0 else None
+    if sums and period >= steps:
+        found = factorize_buffered(sums, BUFFERS, p)
+        return found.strategy, rate * found.row_norms
     C = _banded(W, min(period, MOST_BANDS), p)
     if p == 2 and steps <= SCALED:
         V = W.dense() if isinstance(W, Iterates) else W
@@ -176,7 +178,12 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStra
         scales = torch.from_numpy(column_scales(V.cpu().numpy(), c.cpu().numpy(), period)).to(c)
         place = torch.arange(steps, device=c.device)[:, None] - torch.arange(len(c), device=c.device)
         C = BandedStrategy(c * scales[place.clamp_min(0)], steps)
-    return C, standard_errors(W, C)
+    errors = standard_errors(W, C)
+    if sums and period >= LEAST_PERIOD and steps <= MOST_PASSES * period:
+        few, norms = buffered_passes(sums, period, BUFFERS, p)
+        if rate * _mean(norms, p) < sensitivity(C, Epochs(period)).value * _mean(errors, p):
+            return few, rate * norms
+    return C, errors
 
 
 def _banded(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, BufferedStrategy
 from torchdp.factorization.certificates.worst_sets import most_apart, worst_separated
+from torchdp.factorization.structure.passes import pass_squares
 
 ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
 
@@ -48,6 +49,10 @@ class Participation(ABC):
     @abstractmethod
     def largest(self, squares: Tensor) -> float:
         """The largest sum of ``squares`` >= 0, one for each step, over a permitted set."""
+
+    def moved(self, strategy: BufferedStrategy) -> float | None:
+        """The largest squared norm of the sum of C's columns over a permitted set; None where C must be formed."""
+        return None
 
     @abstractmethod
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
@@ -103,6 +108,10 @@ class Epochs(Participation):
         place = torch.arange(len(squares), device=squares.device) % period
         return float(squares.new_zeros(period).index_add_(0, place, squares).max())
 
+    def moved(self, strategy: BufferedStrategy) -> float | None:
+        C = strategy.to(torch.device("cpu"))
+        return float(pass_squares(C.poles, C.zeros, C.before, C.after, self.period).max())
+
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         n, period = len(sizes), min(self.period, len(sizes))
         sums = [float(sizes[i::period, i::period].sum()) for i in range(period)]
@@ -152,7 +161,8 @@ def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participat
 
     strategy: C, (r, steps), whose gram is computed in float64 and the result rounded up. Of a
     :class:`BandedStrategy` whose columns do not meet in a user's steps, and of a :class:`BufferedStrategy` for
-    ``Once``, column norms are enough, of any number of steps; of others C is formed. Raises TypeError, ValueError.
+    ``Once``, column norms are enough, of any number of steps; for ``Epochs`` buffers have recurrences, too; of others C
+    is formed. Raises TypeError, ValueError.
 
     Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
@@ -166,6 +176,10 @@ def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participat
             found = math.sqrt(participation.largest(strategy.column_norms().square()))
             rounding = (3 * strategy.steps + 16) * torch.finfo(torch.float64).eps
             return Sensitivity(found * (1 + rounding), found * (1 - rounding))
+        longest = participation.moved(strategy) if isinstance(strategy, BufferedStrategy) else None
+        if longest is not None:
+            rounding = (8 * strategy.steps + 64) * torch.finfo(torch.float64).eps
+            return Sensitivity(math.sqrt(longest) * (1 + rounding), math.sqrt(longest) * (1 - rounding))
         strategy = strategy.dense()
     C = checks.matrix("strategy", strategy).detach().double()
     if C.ndim != 2:

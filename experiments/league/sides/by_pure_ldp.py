@@ -27,12 +27,18 @@ def frequencies(client, server, support=None, **options):
     return row
 
 
+def thresholds(n, k, epsilon):
+    (shares, *_) = frequencies(UEClient, UEServer, use_oue=True)(n, k, epsilon)
+    return (lambda: np.stack([np.cumsum(shares()["raw"]) for _ in range(10)]),)
+
+
 if __name__ == "__main__":
     side.main(
         "pure-ldp",
         {
             "randomized response": frequencies(DEClient, DEServer, lambda said, k: np.arange(k) == said),
             "unary encoding": frequencies(UEClient, UEServer, lambda said, k: said, use_oue=True),
+            "thresholds": thresholds,
             "Hadamard response": frequencies(HadamardResponseClient, HadamardResponseServer),
         },
     )

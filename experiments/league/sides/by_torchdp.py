@@ -4,10 +4,17 @@ import numpy as np
 import side
 import torch
 
-from torchdp import privacy, regression, workloads
-from torchdp.factorization import factorize
+from torchdp import privacy, queries, regression, shuffle, training, workloads
+from torchdp.factorization import factorize, factorize_epochs
 from torchdp.noise import Noise
-from torchdp.randomizers import HadamardResponse, OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
+from torchdp.protocol import Objective
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    PrivUnitG,
+    RandomizedResponse,
+    SubsetSelection,
+)
 from torchdp.rounded import RoundedNormal
 
 
@@ -57,6 +64,64 @@ def ridge(n, d, epsilon, delta):
     return (work,)
 
 
+def response(n, k, epsilon):
+    oracle, counts, generator = (
+        RandomizedResponse(k, epsilon),
+        torch.from_numpy(side.counts(n, k)),
+        torch.Generator(),
+    )
+    generator.seed()
+    return (lambda: oracle.sample_estimate(counts, generator=generator, sample_shape=()).value,)
+
+
+def thresholds(n, k, epsilon):
+    x, asked = torch.from_numpy(side.crowd(n, k)), workloads.prefix(k)
+
+    def work():
+        best = queries.choose(asked, n, epsilon, Objective.MEAN).best
+        return torch.stack([best.estimate(x, noise=Noise("cpu")).value for _ in range(10)])
+
+    return (work,)
+
+
+def vectors(n, d, epsilon):
+    x, randomizer = torch.from_numpy(side.spheres(n, d)), PrivUnitG(d, epsilon)
+    return (lambda: randomizer.estimate(x, noise=Noise("cpu")).value,)
+
+
+def epochs(n, epochs):
+    W = workloads.prefix(n)
+    return (lambda: factorize_epochs(W, n // epochs, 2.0, 1e-6).right.numpy(),)
+
+
+def bits(users, epsilon, delta, instances):
+    return (lambda: shuffle.PoissonSum.calibrated(users, epsilon, delta, instances).rmse,)
+
+
+def step(n, d, hidden, classes, bound):
+    numbers, x, y = side.network(n, d, hidden, classes)
+    layers = torch.nn.Sequential(torch.nn.Linear(d, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes))
+    for parameter, values in zip(layers.parameters(), numbers, strict=True):
+        parameter.data = torch.from_numpy(values)
+    x, y = torch.from_numpy(x), torch.from_numpy(y)
+
+    def total(x, y):
+        return training.clip_and_sum(layers, torch.nn.functional.cross_entropy, x, y, bound).numpy()
+
+    def alone(i):
+        return float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float)))
+
+    return (lambda: total(x, y)), lambda: [alone(i) for i in range(8)]
+
+
+def consistent(n, size, sigma):
+    _, noisy = side.marginals(n, size, sigma)
+    cells = np.eye(size**3).reshape(size, size, size, -1)
+    asked = np.concatenate([cells.sum(({*range(3)} - {*pair}).pop()).reshape(size**2, -1) for pair in side.PAIRS])
+    W, answers = torch.from_numpy(asked), torch.from_numpy(noisy / n).flatten()
+    return (lambda: n * queries.consistent(W, answers).value.reshape(3, -1).numpy(),)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     side.main(
@@ -73,5 +138,12 @@ if __name__ == "__main__":
             "semidefinite program": prefix(torch.inf),
             "sampled sums": sampled,
             "ridge": ridge,
+            "1e9 users at once": response,
+            "thresholds": thresholds,
+            "PrivUnitG": vectors,
+            "four epochs": epochs,
+            "768 shuffled bits": bits,
+            "one clipped step": step,
+            "consistent marginals": consistent,
         },
     )

@@ -16,10 +16,22 @@ from pathlib import Path
 import numpy as np
 
 
-def crowd(n: int, k: int) -> np.ndarray:
-    """The types of n users, in [0, k): few are common, most are rare."""
+def likely(k: int) -> np.ndarray:
+    """Shares of k types: few are common, most are rare."""
     chance = 1 / (np.arange(k) + 4.0)
-    return np.random.default_rng(1).choice(k, n, p=chance / chance.sum())
+    return chance / chance.sum()
+
+
+def crowd(n: int, k: int) -> np.ndarray:
+    """The types of n users, in [0, k)."""
+    return np.random.default_rng(1).choice(k, n, p=likely(k))
+
+
+def counts(n: int, k: int) -> np.ndarray:
+    """How many of n users are of each type, where they are too many to list."""
+    whole = np.floor(likely(k) * n).astype(np.int64)
+    whole[0] += n - whole.sum()
+    return whole
 
 
 def table(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -27,6 +39,32 @@ def table(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(2)
     X = rng.uniform(-1, 1, (n, d)) / d**0.5
     return X, np.clip(X @ np.linspace(-1, 1, d) + 0.1 * rng.standard_normal(n), -1, 1)
+
+
+def spheres(n: int, d: int) -> np.ndarray:
+    """Vectors of norm 1, about a common direction."""
+    x = np.random.default_rng(3).standard_normal((n, d)) + np.linspace(-1, 1, d)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+PAIRS = ((0, 1), (1, 2), (0, 2))  # attributes whose joint counts are asked
+
+
+def marginals(n: int, size: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of n people in all pairs of three attributes of so many values: true, and with noise; (3, size^2)."""
+    rng = np.random.default_rng(4)
+    chance = rng.gamma(0.3, size=(size, size, size))
+    cells = rng.multinomial(n, (chance / chance.sum()).ravel()).reshape(size, size, size)
+    true = np.stack([cells.sum(({*range(3)} - {*pair}).pop()).ravel() for pair in PAIRS]).astype(float)
+    return true, true + sigma * rng.standard_normal(true.shape)
+
+
+def network(n: int, d: int, hidden: int, classes: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Weights and biases of two layers, float32, and n examples with labels."""
+    rng = np.random.default_rng(5)
+    shapes = ((hidden, d), (hidden,), (classes, hidden), (classes,))
+    parameters = [(rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32) for shape in shapes]
+    return parameters, rng.standard_normal((n, d)).astype(np.float32), rng.integers(classes, size=n)
 
 
 def measured(work: Callable[[], object]) -> dict:
@@ -52,8 +90,9 @@ def plain(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else float(value)  # type: ignore[arg-type]
 
 
-def main(package: str, rows: dict[str, Callable]) -> None:
-    version = importlib.metadata.version(package) if package else ""
+def main(package: str, rows: dict[str, Callable], version: str = "") -> None:
+    """package: "" where it is not installed but in a folder, of that version."""
+    version = importlib.metadata.version(package) if package else version
     for name, settings, warm in json.loads(sys.argv[1]):
         try:
             rows[name](**{**settings, **warm})[0]()

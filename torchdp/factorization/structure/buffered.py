@@ -124,19 +124,19 @@ def factorize_buffered(
         for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
             most = FINISH if stage else 1000
             x = minimize(
-                _objective, x, (_shapes(n), decay, buffers, power), jac=True, method="L-BFGS-B",
+                _objective, x, (hats(n, KNOTS), decay, buffers, power), jac=True, method="L-BFGS-B",
                 options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
             ).x  # fmt: skip
     with torch.no_grad():
-        poles, zeros, before = _parts(torch.from_numpy(x), _shapes(W.steps), buffers)
+        poles, zeros, before = parts(torch.from_numpy(x), hats(W.steps, KNOTS), buffers)
         after = _reciprocals(poles, zeros, before)
     rows, columns, rounding = buffered_squares(poles, zeros, before, after, W.decay)
-    squares = torch.from_numpy((rows * columns.max()).astype(float))
-    upper = torch.linalg.vector_norm(squares.sqrt(), ord=p)
+    norms = torch.from_numpy((rows * columns.max()).astype(float)).sqrt()
+    upper = torch.linalg.vector_norm(norms, ord=p)
     slack = torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
     certificate = Certificate(upper, lower.cpu(), torch.zeros_like(upper), rounding=slack + allowance(upper, 8))
     strategy = BufferedStrategy(poles, zeros, before, after).to(torch.device(W.device))
-    return BufferedFactorization(W, strategy, squares.sqrt().to(W.device), certificate)
+    return BufferedFactorization(W, strategy, norms.to(W.device), certificate)
 
 
 def _objective(
@@ -144,20 +144,21 @@ def _objective(
 ) -> tuple[float, np.ndarray]:
     """log of the l_power norm of the squared row norms, and its gradient."""
     point = torch.from_numpy(x.copy()).requires_grad_()
-    squares = _squares(*_parts(point, shapes, buffers), decay)
-    value = (power * squares.log()).logsumexp(0) / power
+    poles, zeros, before = parts(point, shapes, buffers)
+    rows = squares(poles, zeros, before, _reciprocals(poles, zeros, before), decay)
+    value = (power * rows.log()).logsumexp(0) / power
     (slope,) = torch.autograd.grad(value, point)
     return float(value.detach()), slope.numpy()
 
 
-def _shapes(n: int) -> Tensor:
-    """Hat functions at KNOTS points of logit((t + 1/2) / n), (n, KNOTS)."""
+def hats(n: int, knots: int) -> Tensor:
+    """Hat functions at so many points of logit((t + 1/2) / n), (n, knots)."""
     y = torch.logit((torch.arange(n, dtype=torch.float64) + 0.5) / n)
-    knots = torch.linspace(-1, 1, KNOTS, dtype=torch.float64) * max(float(y[-1]), 1.0)
-    return (1 - ((y[:, None] - knots) / (knots[1] - knots[0])).abs()).clamp_min(0)
+    places = torch.linspace(-1, 1, knots, dtype=torch.float64) * max(float(y[-1]), 1.0)
+    return (1 - ((y[:, None] - places) / (places[1] - places[0])).abs()).clamp_min(0)
 
 
-def _parts(x: Tensor, shapes: Tensor, buffers: int) -> tuple[Tensor, Tensor, Tensor]:
+def parts(x: Tensor, shapes: Tensor, buffers: int) -> tuple[Tensor, Tensor, Tensor]:
     """Poles, zeros and D1: a logit, positive decrements, heights at the knots."""
     falls = torch.nn.functional.softplus(x[1 : 2 * buffers])
     places = torch.cat([x[:1], -falls]).cumsum(0).sigmoid()
@@ -176,22 +177,21 @@ def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     first, second = torch.triu_indices(len(poles), len(poles))
     w, own = residues(poles, zeros), before.square()
     pairs = torch.where(first == second, 1.0, 2.0) * w[first] * w[second]
-    tails = _Filter.apply(own.flip(0).expand(len(first), -1), poles[first] * poles[second]).flip(-1)
+    tails = Filter.apply(own.flip(0).expand(len(first), -1), poles[first] * poles[second]).flip(-1)
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
 
 
-def _squares(poles: Tensor, zeros: Tensor, before: Tensor, decay: float) -> Tensor:
+def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float) -> Tensor:
     """Squared row norms of W C^{-1}, (n,), as in :func:`buffered_squares`, with gradients."""
     first, second = torch.triu_indices(len(poles), len(poles))
-    after, v = _reciprocals(poles, zeros, before), 1 / before.square()
-    nu = residues(zeros, poles)
-    G = _late(_Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
+    nu, v = residues(zeros, poles), 1 / before.square()
+    G = _late(Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
     place = torch.zeros(len(nu), len(nu), dtype=torch.long)
     place[first, second] = place[second, first] = torch.arange(len(first))
     mixed = torch.stack([nu @ G[row] for row in place])  # (buffers, n)
-    H = _late(_Filter.apply((zeros[:, None] * mixed + v) / after, decay * zeros))
+    H = _late(Filter.apply((zeros[:, None] * mixed + v) / after, decay * zeros))
     rises = (v + nu @ mixed) / after**2 + 2 * decay * (nu @ H) / after
-    return _Filter.apply(rises[None], rises.new_tensor([decay**2]))[0]
+    return Filter.apply(rises[None], rises.new_tensor([decay**2]))[0]
 
 
 def _late(y: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _late(y: Tensor) -> Tensor:
     return torch.nn.functional.pad(y[:, :-1], (1, 0))
 
 
-class _Filter(torch.autograd.Function):
+class Filter(torch.autograd.Function):
     """y_t = rho y_{t-1} + x_t along the last dimension: x (k, n), rho (k,)."""
 
     @staticmethod
@@ -215,7 +215,7 @@ class _Filter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         y, rho = ctx.saved_tensors
-        back = _Filter.apply(gradients[0].flip(-1), rho).flip(-1)
+        back = Filter.apply(gradients[0].flip(-1), rho).flip(-1)
         return back, (back[:, 1:] * y[:, :-1]).sum(-1)
 
 

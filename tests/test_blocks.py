@@ -1,0 +1,157 @@
+"""No block of a page and no example of a docstring is left unrun: each that is found has a test that runs it."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_readme import PRINTED, TOLD, estimates, runnable
+
+ROOT = Path(__file__).resolve().parent.parent
+# Pages named by what runs their commands. The rest are blocks of Python, and what those print.
+TUTORIALS = {  # every indented line that begins so
+    "docs/sweeps.md": "torchdp ",  # tests/cli/test_scripts.py
+    "docs/cluster.md": "torchdp ",
+}
+FORMULAS = "kernels/"  # indented lines there are mathematics
+DENSITY = "tests/experiments/test_density_scripts.py"
+COMMANDS = {  # a command: the test, or what CI calls, that runs it
+    "python3 run.py demo": ("tests/experiments/test_pairwise_scripts.py", 'command("pairwise/demo.py"'),
+    "python3 run.py test": (".ci/run", "\npython3 run.py test\n"),
+    "pip install .": ("tests/test_packages.py", "run(*pip, torch, wheel"),
+    "python experiments/density/error.py --smoke": (DENSITY, 'smoke("density/error.py")'),
+    "python experiments/density/error.py --help": (DENSITY, 'main(["--help"])'),
+    "python experiments/density/error.py --draw-only": (DENSITY, 'main(["--draw-only"'),
+    "torchdp doctor": ("tests/kernels/test_doctor.py", 'cli.main(["doctor"'),
+}  # fmt: skip
+
+
+def tracked(*patterns):
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    return listed or [str(path.relative_to(ROOT)) for one in patterns for path in ROOT.rglob(one)]  # an sdist
+
+
+PAGES = {name: (ROOT / name).read_text() for name in tracked("*.md") if not name.startswith("torchdp/kernels")}
+SCRIPTS = {name: (ROOT / name).read_text() for name in tracked("*.py") if not name.startswith("tests/")}
+
+
+def found(text):
+    """Blocks of a page as (language, code): fenced at any depth, "indented" where four spaces follow an empty line."""
+    lines, at = text.expandtabs(4).split("\n"), 0
+    while at < len(lines):
+        if fence := re.match(r"( *(?:> ?|[-*] )* *)(`{3,}|~{3,}) *([\w+-]*)", lines[at]):
+            start = at = at + 1
+            while at < len(lines) and not re.match(rf"[ >]*{fence[2]}", lines[at]):
+                at += 1
+            yield fence[3], "\n".join(lines[start:at]) + "\n"
+        elif re.match(r" {4,}\S", lines[at]) and (at == 0 or not lines[at - 1].strip()):
+            start = at
+            while at < len(lines) and re.match(r" {4,}\S|\s*$", lines[at]):
+                at += 1
+            yield "indented", re.sub(r"(?m)^    ", "", "\n".join(lines[start:at])).strip("\n") + "\n"
+            continue
+        at += 1
+
+
+def commands(block):
+    for line in block.replace("\\\n", " ").splitlines():
+        if line := re.sub(r"\s+#.*", "", " ".join(line.split())):
+            yield line
+
+
+def unrun(pages):
+    """What no test runs, a line each."""
+    for page, text in pages.items():
+        seen, inner = list(found(text)), page.removeprefix("docs/")
+        pythons, before = 0, ""
+        for language, code in seen:
+            what = f"{page}: {language or 'block'} {code.strip().splitlines()[:1]}"
+            if not code.strip():
+                continue
+            if language == "python":
+                if code not in runnable(inner) or not ((inner, pythons) in PRINTED or inner in TOLD):
+                    yield what
+                pythons += 1
+            elif language == "text":  # what the block before it prints: tests/test_readme.py compares the README's
+                if (page, pythons, before) != ("README.md", 1, "python"):
+                    yield what
+            elif language not in ("", "indented"):
+                yield what
+            elif not page.startswith(FORMULAS):
+                known = {*COMMANDS, *estimates(inner)}
+                for command in commands(code):
+                    tutorial = language == "indented" and command.startswith(TUTORIALS.get(page, "\0"))
+                    if not (tutorial or command in known):
+                        yield f"{page}: {command}"
+            before = language
+
+
+def test_every_block_of_every_page_is_run():
+    assert sum(1 for text in PAGES.values() for _ in found(text)) > 45
+    assert not list(unrun(PAGES))
+
+
+def test_what_runs_a_command_is_there():
+    for command, (place, words) in COMMANDS.items():
+        assert words in (ROOT / place).read_text(), command
+
+
+PLANTED = [
+    "```python\nprint(1)\n```", "```py\nprint(1)\n```", "~~~python\nprint(1)\n~~~", "````python\nprint(1)\n````",
+    "- a list\n\n  ```python\n  print(1)\n  ```", "> ```python\n> print(1)\n> ```", "```bash\nls\n```",
+    "```\ntorchdp estimate --nowhere\n```", "    torchdp sweep x.py", "a\n\n\ttorchdp nothing", "```yaml\na: 1\n```",
+    "```text\n0.3373\n```", "```console\n$ ls\n```",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", PLANTED)
+def test_a_planted_block_is_seen(block):
+    pages = [
+        "README.md",
+        "docs/queries.md",
+        "docs/new.md",
+        "CONTRIBUTING.md",
+        "experiments/README.md",
+        "SECURITY.md",
+    ]
+    formula = block.startswith(("    ", "a\n", "```\n"))
+    for page in pages + [FORMULAS + "philox/README.md"] * (not formula):
+        assert list(unrun({page: PAGES.get(page, "# New\n") + "\n" + block + "\n"})), page
+
+
+def examples(text):
+    """How many examples stand in a script: in strings, however they are indented, or in comments."""
+    return len(re.findall(r"^[ #]*>>> ", text, re.M))
+
+
+def test_every_example_of_a_docstring_is_run():
+    """tests/test_rooms.py runs those of the package, and counts that none escapes it; elsewhere there are none."""
+    outside = [name for name, text in SCRIPTS.items() if examples(text) and not name.startswith("torchdp/")]
+    assert not outside
+    assert examples('def f():\n    """A.\n\n    >>> 1\n    2\n    """\n') == 1 == examples("# >>> 1")
+
+
+def test_no_docstring_holds_code_that_is_no_example():
+    inside = [name for name in SCRIPTS if name.startswith(("torchdp/", "kernels/"))]
+    assert len(inside) > 200 and not [name for name in inside if list(hidden(SCRIPTS[name]))]
+
+
+HIDDEN = r"```|~~~|::\n\n +\S|code-block|doctest: *\+?SKIP|^ *(import \w+|from [\w.]+ import )"
+
+
+def hidden(text):
+    """Docstrings with code that doctest would pass over."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            said = ast.get_docstring(node) or ""
+            if re.search(HIDDEN, said, re.M):
+                yield said
+
+
+@pytest.mark.parametrize("code", ["```\nx\n```", "Say::\n\n    x = 1", ">>> f()  # doctest: +SKIP", "import torchdp\n",
+                                  "    from torchdp import mean"])  # fmt: skip
+def test_planted_code_in_a_docstring_is_seen(code):
+    assert list(hidden(f'"""A page.\n\n{code}\n"""\n'))
