@@ -3,7 +3,7 @@
 Paper: McKenna, Maity, Mazumdar, Miklau (2020); Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023).
 Command:  python experiments/league/local_goals.py
 Expected: variance that one user adds to the average prefix query, worst type, epsilon = 1: 16.2, 20.7, 24.6, 33.8 for
-    256, 512, 1,024 and 4,096 types (goals 16.1, 21.0, 25.2, 35), 9 to 13 % above the lower bounds of the first three;
+    256, 512, 1,024 and 4,096 types (goals 16.1, 21.0, 25.2, 35), 9 to 13 % above their lower bounds;
     seconds of one core, of the search alone.
 Output: results/league/local_goals/goals.csv.
 Artifact: own | goals of local statistics
