@@ -1,6 +1,5 @@
 """The benches report every row that their docstrings promise; no time is judged."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -67,14 +66,14 @@ def test_mutations(smoke, tmp_path):
     rooms = smoke("bench/mutations.py").tables["rooms"]
     assert [(row["faults"], row["killed"]) for row in rooms] == [(2, 2)]
     with loaded("bench/mutations.py") as module:
-        copy = tmp_path / "copy"
-        shutil.copytree(module.ROOT, copy, symlinks=True, ignore=module.LEFT_OUT)
+        copy = module.Copy(tmp_path)
         fault = module.Fault("torchdp/wire.py", "none", ("test_wire.py",), "CHECKSUM = 8", "CHECKSUM = 2 * 4")
-        with module.planted(fault, copy):
-            assert module.failed(copy, fault.tests) == ""
-        assert (copy / fault.file).read_text() == (module.ROOT / fault.file).read_text()
+        with module.planted(fault, copy.root):
+            assert copy.failed(fault.tests) == ""
+        assert (copy.root / fault.file).read_text() == (module.ROOT / fault.file).read_text()
         with pytest.raises(RuntimeError, match="no_such_test"):
-            module.failed(copy, ("no_such_test.py",))
+            copy.failed(("no_such_test.py",))
+        copy.close()
 
 
 @slow
