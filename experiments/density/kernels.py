@@ -1,7 +1,7 @@
 """Three kernels on two tables: the shuffled density of least predicted error, bits with Poisson noise, and a curator's.
 
 Paper: Wagner (2025), section 4.1 (highest density class), on digits (125 users of each of ten classes) and on
-    paragraphs of the docstrings of eight installed packages (the class), 734 users of each: their words, hashed with
+    paragraphs of the docstrings of eight installed packages (the class), 735 users of each: their words, hashed with
     signs to 256 numbers, roots of their counts, normalised.
 Command:  python experiments/density/kernels.py
 Expected: accuracy over splits of the table, the same in all rows of one kernel and epsilon. "before": bits with Poisson
