@@ -7,7 +7,8 @@ Paper: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theo
     bins: ours is the least epsilon whose Monte Carlo bound, wrong with chance 1e-7, is below delta; the attack draws
     the outputs of all steps. dp-accounting has no such event.
 Command:  OMP_NUM_THREADS=1 python experiments/training/accounting.py
-Expected: attack <= torchdp <= 1.01 dp-accounting, which is an upper bound too; attack within 6 % of torchdp.
+Expected: attack <= torchdp <= 1.01 dp-accounting, which is an upper bound too; attack within 5 % of torchdp (9 % for
+    balls in bins at epsilon 0.5, where adding a user costs as much as removing one, which is what is attacked).
 Output: results/training/accounting/epsilons.csv.
 Artifact: Choquette-Choo et al. (2023) | amplification by sampling
 Status: agrees
