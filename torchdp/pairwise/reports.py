@@ -265,7 +265,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         h = flat_prior / k if family is None else family.mean(0)
         centred = points - points.mean(0)
         weights, queries = _linear(statistic, family, centred)
-        law = None if family is None else (flat_prior if len(family) == 1 else 0.98 * h + 0.02 / k)
+        law = None if family is None else 0.98 * h + 0.02 / k
         flat, own = SubsetPairs(statistic, epsilon).spread
         covariance = flat * centred.mT @ centred + own * (centred * h[:, None]).mT @ centred
         found = []
