@@ -4,7 +4,7 @@ Paper: Biswas, Dong, Kamath, Ullman (2020), "CoinPress", Algorithms 1 and 2 (mea
 Command:  python experiments/mean/adaptive.py
 Expected: (E ||error||_2^2)^{1/2} over the users' own mean, mean of ``runs`` runs; the first box reaches ``wide``
     largest deviations from the mean. "last": a Gaussian mean of all rho in the domain that was found, had it been
-    known; ``ratio``: adaptive over that, 1.05 to 1.75, also of 569 users in 30 dimensions. "first box": the
+    known; ``ratio``: adaptive over that, 1.00 to 1.75, also of 569 users in 30 dimensions. "first box": the
     Gaussian mean without looking. "CoinPress" is told the largest deviation of a coordinate, and has four rounds, three
     quarters of rho in the last: it errs more in all rows but those of Student's law, of whose tails it then knows.
 Output: results/mean/adaptive/adaptive.csv; ``experiments/bench/adaptive_means_cpu.txt`` is what it prints.
