@@ -27,6 +27,7 @@ from torchdp.collection import Journal
 from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import Arithmetic
 from torchdp.protocol import Crowd, Objective, Tally
+from torchdp.secure import SecureSketch
 from torchdp.shuffle.sums import Shuffled
 
 COLUMNS = 3  # of what leaves, that attacks look at
@@ -223,10 +224,11 @@ class MessageContract(Contract):
     """A protocol with a client half."""
 
     def released(self, row, seed, times):
-        """What users who hold this row send, each alone; or what a shuffler hands on where the first user does."""
-        if isinstance(self.protocol, Shuffled):
+        """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
+        if isinstance(self.protocol, Shuffled | SecureSketch):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
-            totals = [self.protocol.collect(x, noise=noise)["total"] for _ in range(min(times, MIXED))]
+            (name,) = self.protocol.layout
+            totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]
             return torch.stack(totals)[:, :COLUMNS]
         sent = self.protocol.randomize(row.expand(times, *row.shape), noise=SeededNoise(seed))
         return sent.reshape(times, -1)[:, :COLUMNS]

@@ -4,10 +4,10 @@ from torch import Tensor
 
 from torchdp.kernels.dispatch import Kernel, cases
 from torchdp.kernels.secure_sketch import reference
-from torchdp.kernels.secure_sketch.reference import words
+from torchdp.kernels.secure_sketch.reference import SURE, VARIATION, words
 from torchdp.kernels.secure_sketch.rows import add_rows
 
-__all__ = ["add", "add_rows", "words"]
+__all__ = ["SURE", "VARIATION", "add", "add_rows", "words"]
 
 WORDS_AT_ONCE = 2**17  # stay in the cache
 

@@ -2,9 +2,15 @@
 
 Entry e = (i s + c) d + l belongs to client i, copy c, column l. Its mask for server k = 1, 2, ... is the e-th integer
 of the stream (group k, MASKS), its noise takes the e-th 64 bits of the stream (group 0, NOISE).
+
+Noise is round(unit G) of real normals: float64 computes unit G and a bound on its error, what is not drawn of its
+uniform numbers included. Where a half lies within the bound, 192 further bits of each uniform number, of the stream
+(group 0, FURTHER), and arithmetic of 448 bits decide: the integers are a function of the key alone.
 """
 
+import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +18,14 @@ from torch import Tensor
 from torchdp.kernels.chacha import keystream
 from torchdp.kernels.secure_sketch.rows import add_rows
 
-NOISE, MASKS = 0, 1  # streams: the last word of ChaCha20's nonce
+NOISE, MASKS, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce
+SURE = 2.0**28  # units up to which rounding is decided without error; beyond, floats decide
+VARIATION = 2.0**-200  # of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
+MARGIN = 4  # of the error bound
+ROUNDINGS, UNIT = (
+    64,
+    2.0**-53,
+)  # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
 LOW, MIDDLE = 2**12 - 1, 2**52 - 1
 
 
@@ -24,19 +37,79 @@ def integers(key: Tensor, first: int, count: int, dtype: torch.dtype, group: int
     return words.view(dtype)[first - start * held :][:count]
 
 
-def normals(key: Tensor, first: int, count: int) -> Tensor:
-    """Entries first, ..., first + count - 1 of N(0, 1) by Box and Muller (1958): (count,), float64, at most 10.34.
-
-    Entries 2 j and 2 j + 1 share a radius, of 76 bits, and an angle, of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
-    """
+def _polar(key: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, int]:
+    """Radii and angles of the pairs that hold entries first, ..., first + count - 1, float64; the first one's entry."""
     start = first // 2 * 2
     pairs = integers(key, start, (first + count + 1) // 2 * 2 - start, torch.int64, 0, NOISE).view(-1, 2)
     one, two = pairs.unbind(-1)
     high = (one >> 12 & MIDDLE).double() * 2.0**-52
     low = (((one & LOW) << 12 | two & LOW).double() + 0.5) * 2.0**-76
-    radius = high.add_(low).log_().mul_(-2).sqrt_()
-    angle = (two >> 12 & MIDDLE).double().add_(0.5).mul_(2.0**-52).mul_(2 * math.pi)
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).view(-1)[first - start :][:count]
+    radius = high.add_(low).log_().abs_().mul_(2).sqrt_()  # no -0, whose error would have no bound
+    return radius, (two >> 12 & MIDDLE).double().add_(0.5).mul_(2.0**-52).mul_(2 * math.pi), start
+
+
+def normals(key: Tensor, first: int, count: int) -> Tensor:
+    """Entries first, ..., first + count - 1 of N(0, 1) by Box and Muller (1958): (count,), float64, at most 10.34.
+
+    Entries 2 j and 2 j + 1 share a radius, of 76 bits, and an angle, of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
+    """
+    radius, angle, start = _polar(key, first, count)
+    return _across(radius, angle)[first - start :][:count]
+
+
+def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
+    """round(unit G) of entries first, first + 1, ...: units (count,) float64 -> (count,) int64.
+
+    Guarantees: up to ``SURE`` each entry's law is within ``VARIATION`` of a rounded normal's, for uniform words.
+    """
+    radius, angle, start = _polar(key, first, len(units))
+    t = _across(radius, angle)[first - start :][: len(units)] * units
+    whole = t.round()
+    widest = float(units.max()) if len(units) else math.inf
+    if widest <= SURE:
+        away = t.sub_(whole).abs_()
+        apart = widest * float(_error(radius.amax(), radius.amin()))
+        near = (~(away < 0.5 - apart)).nonzero()[:, 0]  # NaN is near
+        own = radius[(near + (first - start)) // 2]
+        near = near[~(away[near] < 0.5 - units[near] * _error(own, own))]
+        for entry, unit in zip(near.cpu().tolist(), units[near].cpu().tolist(), strict=True):
+            whole[entry] = exactly(key, first + entry, unit)
+    return whole.long()
+
+
+def exactly(key: Tensor, entry: int, unit: float) -> int:
+    """The same for one entry, by arithmetic of 448 bits from 268 and 244 bits for the two uniform numbers."""
+    one, two = integers(key, entry // 2 * 2, 2, torch.int64, 0, NOISE).cpu().tolist()
+    further = integers(key, entry // 2 * 8, 6, torch.int64, 0, FURTHER).cpu().tolist()
+    context = _arithmetic()
+    radius = (one >> 12 & MIDDLE) << 24 | (one & LOW) << 12 | two & LOW
+    angle = two >> 12 & MIDDLE
+    for more in further[:3]:
+        radius = radius << 64 | more % 2**64
+    for more in further[3:]:
+        angle = angle << 64 | more % 2**64
+    size = context.sqrt(-2 * context.log((2 * radius + 1) * context.mpf(2) ** -269))
+    both = context.cos_sin(context.pi * (2 * angle + 1) * context.mpf(2) ** -244)
+    return int(context.nint(size * both[entry % 2] * unit))
+
+
+def _error(longest: Tensor, shortest: Tensor) -> Tensor:
+    """Bound on |dG| for radii between: roundings, and what is not drawn of U, e^{r^2/2} 2^-77 of log U."""
+    rest = (longest.square() / 2).exp() * 2.0**-77 + 2 * UNIT
+    return MARGIN * (ROUNDINGS * UNIT * longest + rest / shortest)
+
+
+def _across(radius: Tensor, angle: Tensor) -> Tensor:
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).view(-1)
+
+
+@functools.cache
+def _arithmetic() -> Any:
+    import mpmath
+
+    context = mpmath.MPContext()
+    context.prec = 448
+    return context
 
 
 def words(
@@ -51,8 +124,8 @@ def words(
 ) -> Tensor:
     """sign (trunc(value scale) + round(unit_j G)), j = rows[c, i], modulo 2^bits: (k, s, d), client by client."""
     shape = (len(values), len(rows), values.shape[1])
-    noise = normals(key, first * math.prod(shape[1:]), math.prod(shape)).view(shape)
-    whole = noise.mul_(units[rows.mT][..., None]).round_().long()
+    each = units[rows.mT][..., None].expand(shape).reshape(-1)
+    whole = rounded_normals(key, first * math.prod(shape[1:]), each).view(shape)
     whole += (values.double() * scale).long()[:, None]  # toward zero
     return whole.mul_(signs.mT[..., None]).to(dtype)
 

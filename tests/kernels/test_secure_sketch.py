@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -211,3 +212,66 @@ def test_guarantee_all_sums_but_one_are_a_bijection_of_the_masks_for_all_data(dt
         other = secure_sketch.add(torch.zeros_like(told), B, rows, signs, units, key, scale=64.0)
         seen = [k for k in range(4) if k != left_out]
         assert torch.equal(other[seen], told[seen]) and not torch.equal(other[left_out], told[left_out])
+
+
+def words64(key, block, group, nonce):
+    return [word % 2**64 for word in chacha.keystream(key, block, 1, group, nonce).view(torch.int64).tolist()]
+
+
+def by_hand(key, entry, unit):
+    """unit G by mpmath, from the words of the stream and the further ones, read off here once more."""
+    one, two = words64(key, entry // 8, 0, 0)[entry % 8 // 2 * 2 :][:2]
+    further = words64(key, entry // 2, 0, 2)
+    radius, angle = (one >> 12) * 2**24 + (one % 2**12) * 2**12 + two % 2**12, two >> 12
+    with mpmath.workdps(90):
+        first, second = (
+            mpmath.fsum(word * mpmath.mpf(2) ** (-64 * k) for k, word in enumerate(part, 1))
+            for part in (further[:3], further[3:6])
+        )
+        r = mpmath.sqrt(-2 * mpmath.log((radius + first) / mpmath.mpf(2) ** 76))
+        turn = 2 * mpmath.pi * (angle + second) / mpmath.mpf(2) ** 52
+        return r * (mpmath.sin(turn) if entry % 2 else mpmath.cos(turn)) * unit
+
+
+@pytest.mark.parametrize("unit", [2.0**-4, 1.0, 1000.3, reference.SURE])
+def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
+    """Floats that decide, and every entry in doubt, against arithmetic of 90 digits; the bound holds with room."""
+    key, n = new_key(5), 400
+    units = torch.full((n,), unit, dtype=torch.float64)
+    decided = reference.rounded_normals(key, 3, units)
+    exact = [by_hand(key, 3 + e, unit) for e in range(n)]
+    assert decided.tolist() == [int(mpmath.nint(x)) for x in exact]
+    radius = reference._polar(key, 3, n)[0].repeat_interleave(2)[1:][:n]
+    off = [
+        abs(x - mpmath.mpf(g) * unit) for x, g in zip(exact, reference.normals(key, 3, n).tolist(), strict=True)
+    ]
+    room = (reference._error(radius, radius) * unit).tolist()
+    assert max(float(o) / r for o, r in zip(off, room, strict=True)) < 0.25
+    monkeypatch.setattr(reference, "ROUNDINGS", 1e30)
+    assert torch.equal(reference.rounded_normals(key, 3, units), decided)
+
+
+def test_extreme_words_are_in_doubt_and_decided(monkeypatch):
+    """The least and the largest radius and angle: floats can not tell, further bits do."""
+    key, asked, integers = new_key(6), [], reference.integers
+
+    def given(key, first, count, dtype, group, stream):
+        found = integers(key, first, count, dtype, group, stream)
+        if stream == reference.NOISE:
+            words = torch.tensor([0, 0, -1, -1, 4095, 4095, -4096, 0], dtype=torch.int64)
+            return words.repeat(1 + (first + count) // 8)[first:][:count]
+        asked.append(first)
+        return found
+
+    monkeypatch.setattr(reference, "integers", given)
+    found = reference.rounded_normals(key, 0, torch.full((8,), 2.0**28, dtype=torch.float64)).tolist()
+    assert len(asked) >= 4  # U = 2^-77 and U = 1 - 2^-77 among them
+    assert abs(found[0]) > 10.3 * 2**28 and abs(found[2]) <= 1 and abs(found[0]) < 24 * 2**28
+
+
+def test_floats_decide_beyond_what_is_sure():
+    key = new_key(7)
+    units = torch.full((50,), 4 * reference.SURE, dtype=torch.float64)
+    assert torch.equal(
+        reference.rounded_normals(key, 0, units), (reference.normals(key, 0, 50) * units).round().long()
+    )

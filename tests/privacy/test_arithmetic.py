@@ -39,13 +39,12 @@ ROUNDED = {
     "GaussianMean", "GaussianCovariance", "GaussianMoments", "ShuffledForm",
 }  # fmt: skip
 # rounded where what is encoded is whole, or the law is
-MAY_ROUND = {"CuratorSums", "BitSums", "CentralKDE", "ShuffledKDE"}
+MAY_ROUND = {"CuratorSums", "BitSums", "CentralKDE", "SecureSketch", "ShuffledKDE"}
 # floats leave, or floats decide which integers do
 REAL = {
     "ProjUnit",
     "PureMean",
     "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
-    "SecureSketch",
 }  # fmt: skip
 
 

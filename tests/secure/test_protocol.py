@@ -15,7 +15,7 @@ from products import gaussian_delta
 
 from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy import Arithmetic, Model, gaussian_log_delta, gaussian_sigma
 from torchdp.protocol import Tally
 from torchdp.regression import clipped_rows
 from torchdp.secure import FrameError, SecureSketch, Words, reconstruct, share
@@ -133,14 +133,14 @@ def test_a_gpu_collects_the_same_integers(bits):
 
 
 def test_large_numbers_and_small_noise_add_up_without_rounding():
-    p = SecureSketch(ones(3), 1, 1.0, 1.0, 1e-6, sensitivity=1e-6, fraction_bits=58)
-    A = 1 - torch.tensor([[2.0**-40], [2.0**-30], [0.0]], dtype=torch.float64)
+    p = SecureSketch(ones(3), 1, 1.0, 1.0, 1e-6, sensitivity=1e-10, fraction_bits=58)
+    A = 1 - torch.tensor([[2.0**-45], [2.0**-35], [0.0]], dtype=torch.float64)
     words = p.randomize(A, noise=SeededNoise(1)).values
     units = normals(SeededNoise(1).words((4,)).view(torch.int32), 0, 3) * p.sigma * p.ring.scale
     assert torch.equal(words[0, :, 0], (A[:, 0] * 2.0**58).long() + units.round().long())
 
 
-@pytest.mark.parametrize(("bits", "sensitivity"), [(32, 2.0), (64, 1e-6)])
+@pytest.mark.parametrize(("bits", "sensitivity"), [(32, 2.0), (64, 1e-8)])
 def test_the_fullest_sums_do_not_wrap_and_one_bit_more_is_refused(bits, sensitivity):
     n, settings = 300, {"bits": bits, "sensitivity": sensitivity}
     p = SecureSketch(ones(n), 1, 1.0, 1.0, 1e-6, **settings)
@@ -154,16 +154,15 @@ def test_the_fullest_sums_do_not_wrap_and_one_bit_more_is_refused(bits, sensitiv
     assert reach < 2 ** (bits - 1) <= 2.01 * reach
 
 
-def test_every_unit_of_the_grid_can_be_hit_by_float64_noise():
+def test_noise_is_as_wide_on_the_grid_as_it_is_rounded_without_error():
     p = SecureSketch(ones(4000), 1, 1.0, 1.0, 1e-6)
-    assert 2**39 < float(p.sigma) * p.ring.scale <= 2**40
+    assert 2**27 < float(p.sigma) * p.ring.scale <= 2**28
+    assert p.guarantee.arithmetic is Arithmetic.ROUNDED and p.guarantee.delta == 1e-6
     words = p.randomize(torch.zeros(4000, 1), noise=SeededNoise(3)).values
     for bit in range(8):
         assert abs(float(((words >> bit) & 1).double().mean()) - 0.5) < 4 / math.sqrt(4 * 4000)
-    with pytest.raises(ValueError, match="gaps"):
+    with pytest.raises(ValueError, match="too wide"):
         SecureSketch(ones(4000), 1, 1.0, 1.0, 1e-6, fraction_bits=p.ring.fraction_bits + 1)
-    shifted = torch.randn(4000, dtype=torch.float64, generator=generator(3)) * 2.0**58  # noise of a finer grid
-    assert (shifted.round().long() % 2 == 0).double().mean() > 0.95
 
 
 def test_a_bound_on_entries_leaves_room_for_more_bits():
@@ -177,7 +176,7 @@ def test_guarantee_no_client_is_told_apart_better_than_mu():
     epsilon, delta = 0.7, 1e-6
     for coalition in (AdaptiveCoalition(0), AdaptiveCoalition(3), StaticCoalition(10)):
         sketch = osnap(3000, 20, 3, generator=generator())
-        for bits, f in ((64, 30), (32, 3), (32, 0)):
+        for bits, f in ((64, 26), (32, 3), (32, 0)):
             p = SecureSketch(sketch, 4, 1.5, epsilon, delta, coalition=coalition, bits=bits, fraction_bits=f)
             if p.variation:  # its delta is that of real numbers, but for 2^-40
                 real = GaussianNoise(p.sigma).guarantee(sketch, 1.5, delta=delta, coalition=coalition)
@@ -203,7 +202,7 @@ def test_guarantee_no_client_is_told_apart_better_than_mu():
 def test_without_a_coalition_and_on_a_fine_grid_the_noise_is_the_ideal_one():
     p = SecureSketch(balanced_osnap(5000, 50, 5, generator=generator()), 4, 2.0, 0.3, 1e-6)
     ideal = gaussian_sigma(0.3, 1e-6, 4.0) ** 2
-    assert torch.allclose(p.row_variance, torch.full((50,), ideal, dtype=torch.float64), rtol=1e-9)
+    assert torch.allclose(p.row_variance, torch.full((50,), ideal, dtype=torch.float64), rtol=1e-7)
 
 
 def test_one_client_is_enough_and_keeps_all_its_noise():
@@ -295,7 +294,7 @@ def test_thirty_two_bits_of_a_million_clients_cost_next_to_nothing():
     for columns, sensitivity, entry in ((10, None, None), (1000, None, None), (65, math.sqrt(2), 1.0)):
         p = SecureSketch(ones(10**6), columns, 1.0, 1.0, 1e-6, bits=32, sensitivity=sensitivity, entry=entry)
         assert p.grid_factor < 1.05 and 0 < p.variation < 1e-6 * 2.0**-41
-        assert p.guarantee.mu is not None and p.guarantee.variation == p.variation
+        assert p.guarantee.mu is not None and p.guarantee.variation == pytest.approx(p.variation)
         assert p.guarantee.epsilon == 1.0
 
 

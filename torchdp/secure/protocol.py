@@ -153,8 +153,8 @@ class SecureSketch(Settings, MessageProtocol[Tensor, Words]):
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         """The integers that ``tally`` of the messages of the same draws has, made and added without storing them.
 
-        On a GPU one pass over x; the same integers on every device but where the devices' logarithms or cosines round a
-        noise to the other side of a half. The floats' tail and gaps: kernels/secure_sketch.
+        On a GPU one pass over x, in which floats decide where a noise lies next to a half: there an integer may differ
+        by one. kernels/secure_sketch says more.
         """
         sums = torch.zeros(1, *self.layout["words"][0], dtype=self.ring.dtype, device=x.device)
         rows, signs, scale = self.sketch.rows, self.sketch.signs, self.ring.scale

@@ -4,13 +4,14 @@ import hashlib
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.kernels.secure_sketch import SURE, VARIATION
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.secure.frames import payload_bytes
@@ -24,7 +25,7 @@ from torchdp.sketching.sketch import Sketch
 WASTE = 1.1  # times the least variance: from here on a warning
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
-FINEST = 2.0**40  # deviation of noise in grid units: up to it normals drawn in float64 have digits below one unit
+LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class Settings:
 
     @cached_property
     def ring(self) -> Ring:
-        """The ring of the words: the finest in which no sum wraps around and float64 noise has no gaps, unless
+        """The ring of the words: the finest in which no sum wraps around and noise is rounded without error, unless
         fraction_bits says otherwise."""
         finest = next((f for f in range(self.bits - 2, -1, -1) if self._fits(Ring(self.bits, f))), None)
         if finest is None:
@@ -85,7 +86,7 @@ class Settings:
         if ring.fraction_bits > finest:
             raise ValueError(
                 f"fraction_bits must be at most {finest}, not {self.fraction_bits}: or sums may wrap around, "
-                "or float64 noise have gaps"
+                "or noise be too wide to be rounded without error"
             )
         return ring
 
@@ -106,14 +107,17 @@ class Settings:
 
     @property
     def guarantee(self) -> Guarantee:
-        """(epsilon, delta), an upper bound because the grid costs a little; mu where delta pays for no coalition."""
+        """(epsilon, delta), an upper bound because the grid costs a little; mu where delta pays for no coalition.
+
+        Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it.
+        """
         mu = None if self.coalition.slack(self.delta) else self._mu if self.variation == 0 else self._real_mu
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
         if self.sensitivity is not None:
             source += f"; for rows of a client at most {self.sensitivity:g} apart"
-        return Guarantee(
+        real = Guarantee(
             self.epsilon,
-            self.delta,
+            self.delta * LEFT,
             Model.LINEAR_TRANSFORM,
             Neighbours.REPLACE_ONE,
             False,
@@ -121,6 +125,12 @@ class Settings:
             mu=mu,
             variation=self.variation if mu else 0.0,
         )
+        words = self.sketch.clients * self.sketch.copies * self.columns
+        try:
+            on_wire = real.rounded(words * VARIATION, self.delta)
+        except ValueError:
+            return replace(real, delta=self.delta)
+        return on_wire if self.sketch.device.type == "cpu" else replace(real, delta=self.delta)
 
     @cached_property
     def row_variance(self) -> Tensor:
@@ -174,7 +184,7 @@ class Settings:
 
     @cached_property
     def _mu(self) -> float:
-        return 1 / gaussian_sigma(self.epsilon, self.delta - self.coalition.slack(self.delta))
+        return 1 / gaussian_sigma(self.epsilon, (self.delta - self.coalition.slack(self.delta)) * LEFT)
 
     @cached_property
     def _real(self) -> Tensor:
@@ -207,7 +217,7 @@ class Settings:
         used, sigma = counts > 0, self._real * distance
         pairs = self.sketch.copies * self.columns
         variation = pairs * float(grid_variation(honest[used].double(), sigma[used] * ring.scale).max())
-        if (1 + math.exp(min(self.epsilon, 700.0))) * variation > self.delta * (1 - ROUNDED) / 2:
+        if (1 + math.exp(min(self.epsilon, 700.0))) * variation > self.delta * (1 - ROUNDED) / 4:
             return None, 0.0
         coarse = grid_sigma(self._rows[0], self.sketch.copies, self.columns, ring, distance, self._mu)
         if bool((coarse[used] <= sigma[used] * (1 + GAINED)).all()):
@@ -232,5 +242,5 @@ class Settings:
         entry = self.bound if self.entry is None else self.entry
         sigma = self._sigma(ring)
         distance = reach(self._rows[1], entry, sigma, 1 / ring.scale)
-        dense = float(sigma.max()) * ring.scale <= FINEST
+        dense = float(sigma.max()) * ring.scale <= SURE
         return dense and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits

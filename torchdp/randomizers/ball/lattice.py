@@ -203,7 +203,8 @@ class LatticeRandomizer(BallRandomizer):
 
         whole: points on the lattice, times 2^26; squares: of their norms.
         """
-        radii = words.radii.double().abs_().mul_(2.0**-63).log_().mul_(-2).sqrt_()
+        logarithms = words.radii.double().abs_().mul_(2.0**-63).log_()
+        radii = logarithms.abs_().mul_(2).sqrt_()  # no -0: its error would have no bound
         angles, pairs = words.angles.double().mul_(2 * math.pi * 2.0**-64), self._pairs
         normals = radii.new_empty(len(whole), 2 * pairs)
         torch.mul(radii, angles.cos(), out=normals[:, :pairs])
