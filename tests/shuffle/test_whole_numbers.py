@@ -110,7 +110,7 @@ def test_guarantee_messages_of_whole_numbers_speak_of_what_is_sent(law):
 
 
 def test_floats_that_decide_are_said():
-    pure = BitSums(PureSum(100, 1.0, 0.001, 1e-3), 1, 0.0)  # a flood that no table holds
+    pure = BitSums(PureSum(100, 1.0, 1e-6, 1e-5), 1, 0.0)  # a flood that no table holds
     wide = BitSums(NegativeBinomialSum(1000, 40.0, 0.998), 1, 1e-6)
     assert pure.law.flood >= 2**15 and not pure.guarantee.delta
     assert {each.guarantee.arithmetic for each in (pure, wide)} == {Arithmetic.REAL}
