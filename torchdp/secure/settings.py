@@ -184,7 +184,7 @@ class Settings:
 
     @cached_property
     def _mu(self) -> float:
-        return 1 / gaussian_sigma(self.epsilon, (self.delta - self.coalition.slack(self.delta)) * LEFT)
+        return 1 / gaussian_sigma(self.epsilon, self.delta * LEFT - self.coalition.slack(self.delta))
 
     @cached_property
     def _real(self) -> Tensor:
