@@ -5,7 +5,7 @@
 >>> protocol = secure.SecureSketch(sketching.ones(100), 3, bound=1.0, epsilon=1.0, delta=1e-6, servers=3)
 >>> found = protocol.estimate(torch.full((100, 3), 0.5))  # every role in this process
 >>> found.value.shape, str(protocol.guarantee)
-(torch.Size([1, 3]), 'linear-transform differential privacy, at most epsilon = 1, delta = 1e-06, over real numbers')
+(torch.Size([1, 3]), 'linear-transform differential privacy, at most epsilon = 1, delta = 1e-06')
 
 A client rounds its row to integers modulo 2^bits, adds its part of the noise (``randomize``) and splits the words into
 one share for each server (``share``). Servers add, anyone adds up what they publish (``reconstruct``), ``analyse``
