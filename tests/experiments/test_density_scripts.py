@@ -66,11 +66,13 @@ def test_data(smoke):
     assert row["package"] == "cvxpy" and row["paragraphs"] == row["training"] + row["queries"] > 0
 
 
+@pytest.mark.slow
 def test_noise_of_shuffled_sums_beside_the_worst_pattern_found(smoke):
     rows = smoke("density/noise.py").tables["noise"]
     assert len(rows) == 3 and all(1 <= row["over_needed"] < 1.06 and row["over_known"] < 1.003 for row in rows)
 
 
+@pytest.mark.slow
 def test_kernels(smoke):
     rows = {row["way"]: row for row in smoke("density/kernels.py").tables["kernels"]}
     assert rows["before"]["error"] > 2 * rows["now"]["error"] > 2 * rows["curator"]["error"] > 0

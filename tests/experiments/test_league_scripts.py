@@ -112,6 +112,7 @@ def test_local_coverage(smoke):
     assert {row["task"] for row in found.tables["ranges"]} == {"min(x, y)", "random queries"}
 
 
+@pytest.mark.slow
 def test_local_goals(smoke):
     rows = smoke("league/local_goals.py").tables["goals"]
     assert rows[1]["now"] <= rows[0]["now"] < 1.2 * rows[1]["now"] and all(row["now"] > 0 for row in rows)

@@ -78,6 +78,7 @@ def test_more_statistics(smoke):
     assert marked["least_coverage"] > 0.9 and marked["largest_bias_z"] < 4.5
 
 
+@pytest.mark.slow
 def test_pilot(smoke):
     (row,) = smoke("pairwise/pilot.py").tables["pilot"]
     assert 0.5 < row["pilot"] < 1.2 and 0.5 < row["known"] < 1.1 and row["coverage"] > 0.9

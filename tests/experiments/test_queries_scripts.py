@@ -28,6 +28,7 @@ def test_pilot(smoke):
     assert row["known"] <= row["adaptive"] * 1.001 and 0.5 < row["pilot"] < 1.3
 
 
+@pytest.mark.slow
 def test_designs(smoke):
     rows = {row["data"]: row for row in smoke("queries/designs.py").tables["designs"]}
     assert all(abs(row["measured"] - row["predicted"]) < 4 * row["standard_error"] for row in rows.values())
