@@ -43,6 +43,7 @@ def test_classification(smoke):
     assert found.drew("digits.png")
 
 
+@pytest.mark.slow
 def test_error(smoke, capsys):
     found = smoke("density/error.py")
     rows = found.tables["error_digits"]
