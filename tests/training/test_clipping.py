@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from torchdp.randomness import keyed_generator
-from torchdp.training import clip_and_sum, clipped_sum, set_gradients
+from torchdp.training import CorrelatedNoise, clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.clipping import _scales
 
 
@@ -296,6 +296,22 @@ def test_an_error_in_the_loss_puts_back_what_was_changed():
     with pytest.raises(RuntimeError, match="no loss"):
         clip_and_sum(net, loss, x, y, 1.0)
     assert net[0].box == {"a": [1.0]}
+
+
+@pytest.mark.parametrize("of_the_module", [False, True])
+def test_guarantee_noise_that_another_thread_draws_meanwhile_stays_spent(of_the_module):
+    noise, net, (x, y) = CorrelatedNoise(torch.eye(3), 2, 1.0, dtype=torch.float64), model(), data(2)
+    net[0].noise = noise if of_the_module else None
+
+    def loss(output, target):
+        other = threading.Thread(target=lambda: noise(torch.zeros(2, dtype=torch.float64)))
+        other.start()
+        other.join()
+        raise RuntimeError("no loss")
+
+    with pytest.raises(RuntimeError, match="no loss"):
+        clip_and_sum(net, loss, x, y, 1.0)
+    assert noise.step == 1
 
 
 def test_a_cache_that_a_call_on_public_input_has_filled_is_no_memory():
