@@ -409,3 +409,25 @@ def test_guarantee_gradients_made_elsewhere_are_clipped_together():
     assert not clipped_sum([part[:0] for part in rows], 1.0).any()
     with pytest.raises(ValueError, match="equally many"):
         clipped_sum([rows[0], rows[1][:2]], 1.0)
+
+
+@pytest.mark.parametrize("far", [math.inf, math.nan, 1e25, -3e38])
+def test_guarantee_an_example_far_off_moves_the_sum_by_the_bound_at_most(far):
+    """And no other example's part: 4,000 are clipped in one direction."""
+    rows = torch.full((4001, 40), 3.0)
+    rows[7] = far
+    rest = clipped_sum([torch.cat([rows[:7], rows[8:]]).double()], 1.0)
+    moved = clipped_sum([rows], 1.0).double() - clipped_sum([rows[torch.arange(4001) != 7]], 1.0).double()
+    assert float(moved.norm()) <= 1 + 2e-4 if math.isfinite(far) else float(moved.norm()) < 2e-4
+    assert float(rest.norm()) == pytest.approx(4000)
+
+
+@pytest.mark.parametrize(
+    ("size", "numbers", "bound"), [(1e15, 3, 2e-30), (1e38, 10_000, 1e-5), (3e38, 4, 1e-7), (1e5, 50, 1e-28)]
+)
+def test_guarantee_scales_without_digits_do_not_round_over_the_bound(size, numbers, bound):
+    for factor in (1.0, 1.3, 1.7, 2.3):
+        row = torch.full((1, numbers), size / factor)
+        true = float(row.double().norm())
+        moved = float(clipped_sum([row], bound).double().norm())
+        assert moved <= bound and (moved > 0.999 * bound if true < 2.0**125 * bound else moved == 0)
