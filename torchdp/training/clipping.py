@@ -37,9 +37,9 @@ def clip_and_sum(
     name, module(**inputs). at_once: examples whose gradients are in memory together; with recurrent layers, one after
     the other. dropout: draws masks, for each example its own; without it dropout in training mode is refused. Returns
     one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
-    :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| has no
-    digits (2^126 bounds in float32).
-    The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
+    :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
+    normal number (2^126 bounds in float32). The dtype is the parameters', at least float32. Raises TypeError,
+    ValueError; on batch normalisation in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
     closures, globals): an example could then move a later sum. What has changed is named and put back; where it is a
     tensor of a GPU, which the host does not wait for, it is put back and the sum is NaN.
