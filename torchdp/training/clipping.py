@@ -6,18 +6,16 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.training.memory import Memory
+from torchdp.training.per_example import Gradients, Inputs, PerExample
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
-FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
-Inputs = Tensor | Mapping[str, Tensor]
 
 
 def clip_and_sum(
@@ -50,24 +48,19 @@ def clip_and_sum(
     parameters = _trainable(module, dropout is not None)
     _refuse_unequal(inputs, targets)
 
-    def one(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
-        named = {} if isinstance(x, Tensor) else {name: value[None] for name, value in x.items()}
-        output = functional_call(module, parameters, (x[None],) if isinstance(x, Tensor) else (), named)
-        return loss(output, y[None]).sum()
-
-    randomness = "error" if dropout is None else "different"
-    each = vmap(grad(one), in_dims=(None, 0, 0), randomness=randomness)
-    if any(isinstance(part, nn.RNNBase) for part in module.modules()):  # no rule for their kernels
-        each = _one_by_one(grad(one), module)
     size = sum(p.numel() for p in parameters.values())
     dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
     total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
     done = False
     try:
         seed = None if dropout is None else int(Simulated(dropout).integers(()))
+        gradients = PerExample(module, loss, parameters, "error" if seed is None else "different")
+        if min(len(targets), at_once) > 1:
+            with _masks(0, targets.device):
+                gradients.look(*next(_split(inputs, targets, 1)))
         with _masks(seed, targets.device):
-            for x, y in _split(inputs, targets, at_once):
-                total += clipped_sum(list(each(parameters, x, y).values()), bound)
+            for x, y in _split(inputs, targets, 1 if gradients.recurrent else at_once):
+                _add(total, gradients(x, y), bound)
         changed = memory.changed()
         total, done = memory.unless_changed(total), True
     finally:
@@ -96,16 +89,17 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in given}
     if len(n) > 1 or min(n) < 0:
         raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
-    rows = [
-        g.detach().reshape(len(g), math.prod(g.shape[1:])).to(torch.promote_types(g.dtype, torch.float32))
-        for g in given
-    ]
-    scales = _scales(rows, bound)
-    with torch.autocast(rows[0].device.type, enabled=False):
-        if rows[0].device.type == "cpu" and (scales > 0).all():
-            return torch.cat([scales.to(part.dtype) @ part for part in rows])
+    rows = [_rows(g) for g in given]
+    return torch.cat(_weighted(rows, _scales(rows, bound)))
+
+
+def _weighted(rows: Sequence[Tensor], scales: Tensor) -> list[Tensor]:
+    """sum_i scales_i rows_i of each; a row whose scale is not > 0 adds nothing."""
+    with torch.autocast(scales.device.type, enabled=False):
+        if scales.device.type == "cpu" and (scales > 0).all():
+            return [scales.to(part.dtype) @ part for part in rows]
         kept = scales[:, None] > 0
-        return torch.cat([torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows])
+        return [torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows]
 
 
 def _bound(bound: float) -> float:
@@ -114,8 +108,11 @@ def _bound(bound: float) -> float:
     return float(bound)
 
 
-def _scales(rows: Sequence[Tensor], bound: float) -> Tensor:
-    """By which rows are at most ``bound`` long together, rounding included: (n,); not > 0 where not finite."""
+def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -> Tensor:
+    """By which rows are at most ``bound`` long together, rounding included: (n,); not > 0 where not finite.
+
+    more: norms of further parts of the rows, (n,) each, float64, that are not too small.
+    """
     eps, norms, slack = max(torch.finfo(part.dtype).eps for part in rows), torch.tensor(torch.inf), 0.0
     single = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
     if single and bound >= FAST:  # what squares below 1e-38 add up to is nothing beside FAST
@@ -124,8 +121,28 @@ def _scales(rows: Sequence[Tensor], bound: float) -> Tensor:
     if not (single and norms.isfinite().all()):
         norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows])
         norms, slack = torch.linalg.vector_norm(norms, dim=0), 0.0
+    norms = torch.linalg.vector_norm(torch.stack([norms * (1 + slack), *more]), dim=0)
     shorter = 1 - 2 * eps
-    return (bound / (norms * (1 + slack))).clamp_max(1 / shorter) * shorter
+    return (bound / norms).clamp_max(1 / shorter) * shorter
+
+
+def _add(total: Tensor, found: Gradients, bound: float) -> None:
+    """Adds the clipped gradients of some examples to ``total``, flat and float64, parameter by parameter."""
+    rows, factors = {name: _rows(g) for name, g in found.rows.items()}, found.factors
+    with torch.autocast(total.device.type, enabled=False):
+        scales = _scales([*rows.values()] or [found.empty], bound, [each.norms() for each in factors.values()])
+        sums = dict(zip(rows, _weighted(list(rows.values()), scales), strict=True))
+        for name, part in zip(found.sizes, total.split(list(found.sizes.values())), strict=True):
+            if name in rows:
+                part += sums[name]
+            else:
+                factors[name].add(part, scales)
+
+
+def _rows(gradients: Tensor) -> Tensor:
+    """(n, *shape) -> (n, size), at least float32."""
+    wide = torch.promote_types(gradients.dtype, torch.float32)
+    return gradients.detach().reshape(len(gradients), math.prod(gradients.shape[1:])).to(wide)
 
 
 def _blocks(part: Tensor) -> Iterator[Tensor]:
@@ -133,30 +150,6 @@ def _blocks(part: Tensor) -> Iterator[Tensor]:
     whole = part.shape[1] // BLOCK * BLOCK
     yield part[:, :whole].unflatten(1, (-1, BLOCK)) if whole else part[:, None, :0]
     yield part[:, None, whole:]
-
-
-def _one_by_one(gradient: Callable[..., dict[str, Tensor]], module: nn.Module) -> Callable[..., dict[str, Tensor]]:
-    """As vmap over the examples, in a loop; recurrent layers get their own weights back, which torch leaves changed."""
-    layers = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
-    lists = [value for part in layers for name, value in vars(part).items() if name in FLAT]
-    attributes = [(part, {name: vars(part)[name] for name in FLAT if name in vars(part)}) for part in layers]
-
-    def each(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> dict[str, Tensor]:
-        held = [list(value) for value in lists]
-        try:
-            found = [gradient(parameters, _pick(x, i), y[i]) for i in range(len(y))]
-        finally:
-            for value, old in zip(lists, held, strict=True):
-                value[:] = old
-            for part, own in attributes:
-                vars(part).update(own)
-        return {name: torch.stack([g[name] for g in found]) for name in parameters}
-
-    return each
-
-
-def _pick(x: Inputs, i: int) -> Inputs:
-    return x[i] if isinstance(x, Tensor) else {name: value[i] for name, value in x.items()}
 
 
 def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inputs, Tensor]]:
