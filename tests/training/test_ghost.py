@@ -61,9 +61,9 @@ class Frozen(nn.Sequential):
         self[0].weight.requires_grad_(False)
 
 
-class Unused(nn.Sequential):
+class Unused(nn.Linear):
     def __init__(self):
-        super().__init__(nn.Linear(96, 64))
+        super().__init__(96, 64)
         self.idle = nn.Linear(64, 64)
 
 
@@ -96,7 +96,7 @@ CASES = {  # module, inputs, weights that have factors
     "convolutions": (convolutions, draw(3, 16), {"1.weight", "2.2.weight"}),
     "by name": (Pair, {"left": draw(96), "right": draw(96).flip(0)}, {"one.weight", "two.weight"}),
     "frozen": (Frozen, draw(96), {"2.weight"}),
-    "unused": (Unused, draw(96), {"0.weight"}),
+    "unused": (Unused, draw(96), {"weight"}),
     "norm of the weight": (lambda: Also(lambda w, x: w.norm()), draw(96), set()),
     "product beside": (lambda: Also(lambda w, x: x @ w.mT), draw(96), set()),
     "size of the weight": (lambda: Also(lambda w, x: w.shape[0]), draw(96), {"inner.weight"}),

@@ -85,7 +85,7 @@ class PerExample:
         return rows, {name: Factors(self.found[name].uses, inputs[name], outputs[name]) for name in fixed}
 
     def _one_by_one(self, x: Inputs, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Factors]]:
-        """In a loop, as vmap has no rule for their kernels; recurrent layers get their own weights back, which torch leaves changed."""
+        """In a loop; vmap has no rule for recurrent layers, which get their own weights back: torch leaves others."""
         layers = [part for part in self.module.modules() if isinstance(part, nn.RNNBase)]
         lists = [value for part in layers for name, value in vars(part).items() if name in FLAT]
         attributes = [(part, {name: vars(part)[name] for name in FLAT if name in vars(part)}) for part in layers]
