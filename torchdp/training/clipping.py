@@ -32,8 +32,11 @@ def clip_and_sum(
 
     module, loss: called on batches of one example. inputs, targets: (n, ...), n >= 0; inputs a tensor, or several by
     name, module(**inputs). at_once: examples whose gradients are in memory together; with recurrent layers, one after
-    the other. dropout: draws masks, for each example its own; without it dropout in training mode is refused. Returns
-    one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
+    the other. Of a large weight's gradients sum_t a_t b_t^T only the factors are, where these are less: inputs a_t of
+    linear layers, convolutions and embeddings, and the gradients b_t in their outputs; the first example is looked at
+    before, once more. Whole ones are made of a weight that is used in another way too: tied to an embedding, in torch's
+    MultiheadAttention. dropout: draws masks, for each example its own; without it dropout in training mode is refused.
+    Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
     :func:`set_gradients` puts it back. A gradient that is not finite counts as 0.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
@@ -41,7 +44,8 @@ def clip_and_sum(
     tensor of a GPU, which the host does not wait for, it is put back and the sum is NaN.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum.
-    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1.
+    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
+    Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """
     bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
     checks.function("loss", loss)
@@ -55,7 +59,7 @@ def clip_and_sum(
     try:
         seed = None if dropout is None else int(Simulated(dropout).integers(()))
         gradients = PerExample(module, loss, parameters, "error" if seed is None else "different")
-        if min(len(targets), at_once) > 1:
+        if gradients.large and min(len(targets), at_once) > 1:
             with _masks(0, targets.device):
                 gradients.look(*next(_split(inputs, targets, 1)))
         with _masks(seed, targets.device):
@@ -121,22 +125,27 @@ def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -
     if not (single and norms.isfinite().all()):
         norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows])
         norms, slack = torch.linalg.vector_norm(norms, dim=0), 0.0
-    norms = torch.linalg.vector_norm(torch.stack([norms * (1 + slack), *more]), dim=0)
+    norms = norms * (1 + slack)
+    if more:
+        norms = torch.linalg.vector_norm(torch.stack([norms, *more]), dim=0)
     shorter = 1 - 2 * eps
     return (bound / norms).clamp_max(1 / shorter) * shorter
 
 
 def _add(total: Tensor, found: Gradients, bound: float) -> None:
-    """Adds the clipped gradients of some examples to ``total``, flat and float64, parameter by parameter."""
+    """Adds the clipped gradients of some examples to ``total``, flat and float64."""
     rows, factors = {name: _rows(g) for name, g in found.rows.items()}, found.factors
     with torch.autocast(total.device.type, enabled=False):
         scales = _scales([*rows.values()] or [found.empty], bound, [each.norms() for each in factors.values()])
-        sums = dict(zip(rows, _weighted(list(rows.values()), scales), strict=True))
-        for name, part in zip(found.sizes, total.split(list(found.sizes.values())), strict=True):
-            if name in rows:
-                part += sums[name]
-            else:
-                factors[name].add(part, scales)
+        sums = _weighted(list(rows.values()), scales)
+        if not factors:
+            total += torch.cat(sums)
+            return
+        places = dict(zip(found.sizes, total.split(list(found.sizes.values())), strict=True))
+        for name, part in zip(rows, sums, strict=True):
+            places[name] += part
+        for name, each in factors.items():
+            each.add(places[name], scales)
 
 
 def _rows(gradients: Tensor) -> Tensor:

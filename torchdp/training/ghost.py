@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-SMALL = 2**12  # numbers; the gradients of smaller weights are cheap, and none is looked for
-AT_ONCE = 2**22  # float64 numbers that are made on the way
+SMALL = 2**12  # numbers; whole gradients of smaller weights are cheap
+AT_ONCE = 2**20  # float64 numbers that are made on the way
 MARGIN = (
     2.0**-26
 )  # of an example's terms, added to its norm: what rounds where they cancel is small beside the bound
@@ -171,24 +171,21 @@ class Found:
     taps: list[Tensor]
 
 
-def find(forward: Callable[[dict[str, Tensor]], Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Found]:
-    """The weights whose factors are smaller than their gradient, from one example. forward: its loss, of parameters.
+def find(forward: Callable[[dict[str, Tensor]], Tensor], weights: Mapping[str, Tensor]) -> dict[str, Found]:
+    """The weights whose factors are smaller than their gradient. forward: one example's loss, of the weights.
 
     A weight of p q numbers with T terms a_t b_t^T, p and q numbers each: T (p + q + T) < p q; a table of V rows of q
     numbers where T are looked up: T (2 q + T) < V q. A weight that is used in any other way as well is none of them,
     nor is one of float64 with several terms, whose sum would have no more digits than its terms.
     """
-    parameters = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-    large = {name: p for name, p in parameters.items() if p.numel() >= SMALL and p.ndim > 1}
-    with torch.enable_grad():
-        mode = Taps(large)
-        with mode:
-            total = forward(parameters)
-        seen = {name: Found(mode.uses[name], [t.detach() for t in mode.taps[name]]) for name in large}
-        seen = {name: each for name, each in seen.items() if each.uses and _pays(large[name], each)}
-        if not seen or not total.requires_grad:
-            return {}
-        elsewhere = torch.autograd.grad(total, [large[name] for name in seen], allow_unused=True)
+    weights = {name: p.detach().requires_grad_() for name, p in weights.items()}
+    with torch.enable_grad(), Taps(weights) as mode:
+        total = forward(dict(weights))
+    seen = {name: Found(mode.uses[name], [t.detach() for t in mode.taps[name]]) for name in weights}
+    seen = {name: each for name, each in seen.items() if each.uses and _pays(weights[name], each)}
+    if not seen or not total.requires_grad:
+        return {}
+    elsewhere = torch.autograd.grad(total, [weights[name] for name in seen], allow_unused=True)
     return {name: each for (name, each), g in zip(seen.items(), elsewhere, strict=True) if g is None}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from torchdp.training.ghost import Differs, Factors, Found, Taps, find
+from torchdp.training.ghost import SMALL, Differs, Factors, Found, Taps, find
 
 FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
 Inputs = Tensor | Mapping[str, Tensor]
@@ -37,6 +37,9 @@ class PerExample:
         self.module, self.loss, self.parameters, self.randomness = module, loss, parameters, randomness
         self.sizes = {name: p.numel() for name, p in parameters.items()}
         self.recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        self.large = (
+            {} if self.recurrent else {k: p for k, p in parameters.items() if p.numel() >= SMALL and p.ndim > 1}
+        )
         self.found: dict[str, Found] = {}
         own = {id(p): name for name, p in module.named_parameters()}
         self._places = {  # one for each module: torch would not put back a module's weight that has two
@@ -46,9 +49,8 @@ class PerExample:
         }
 
     def look(self, x: Inputs, y: Tensor) -> None:
-        """Finds by one example, (1, ...), the weights whose gradients are cheaper as factors."""
-        if not self.recurrent:
-            self.found = find(lambda parameters: self._loss(parameters, _pick(x, 0), y[0]), self.parameters)
+        """Finds by one example, (1, ...), the ``large`` weights whose gradients are smaller as factors."""
+        self.found = find(lambda large: self._loss({**self.parameters, **large}, _pick(x, 0), y[0]), self.large)
 
     def __call__(self, x: Inputs, y: Tensor) -> Gradients:
         """Of examples (n, ...), n >= 1."""
