@@ -31,7 +31,7 @@ from torchdp.training import clip_and_sum, clipped_sum
 @dataclass(frozen=True)
 class Config:
     width: int = 1024
-    batch: int = 256
+    batch: int = 128
     model: int = 256
     words: int = 16
     vocabulary: int = 8000
