@@ -21,6 +21,9 @@ from torchdp.sketching.coalition import AdaptiveCoalition
 EXPONENT = 52.7  # there is room for noise but for 2 e^-52.7 = 2.6e-23 of the mass
 
 
+MOST_EPSILON = 700.0
+
+
 @dataclass(frozen=True, eq=False)
 class PureSecureSketch(SecureSums):
     """Y = s^-1/2 (S A + discrete Laplace noise) by servers that see only shares: :class:`SecureSketch` with delta = 0.
@@ -48,6 +51,10 @@ class PureSecureSketch(SecureSums):
 
     def __post_init__(self) -> None:
         checks.instance("coalition", self.coalition, AdaptiveCoalition)
+        if checks.positive("epsilon", self.epsilon) > MOST_EPSILON:
+            raise ValueError(
+                f"epsilon must be at most {MOST_EPSILON:g}, not {self.epsilon}: nothing would be hidden"
+            )
         super().__post_init__()
 
     @cached_property
@@ -97,7 +104,7 @@ class PureSecureSketch(SecureSums):
         source = "Burkhardt et al. (2025), Theorem 4.8; Ghosh, Roughgarden, Sundararajan (2012)"
         if self.sensitivity is not None:
             source += f"; for rows of a client at most {self.sensitivity:g} apart in l_1"
-        neighbours, cost = Neighbours.REPLACE_ONE, (1 + math.exp(min(self.epsilon, 700.0))) * self.variation
+        neighbours, cost = Neighbours.REPLACE_ONE, (1 + math.exp(self.epsilon)) * self.variation
         pure = Guarantee(self.epsilon, 0.0, Model.LINEAR_TRANSFORM, neighbours, False, source)
         return pure.rounded(self.variation, cost * (1 + 1e-6)) if cost < 0.5 else replace(pure, exact=False)
 
