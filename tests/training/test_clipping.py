@@ -431,3 +431,14 @@ def test_guarantee_scales_without_digits_do_not_round_over_the_bound(size, numbe
         true = float(row.double().norm())
         moved = float(clipped_sum([row], bound).double().norm())
         assert moved <= bound and (moved > 0.999 * bound if true < 2.0**125 * bound else moved == 0)
+
+
+def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
+    """Whose terms cancel: norms of factors are upper bounds, and would be taken for two examples and not for one."""
+    net, u = nn.Linear(64, 64, bias=False), torch.randn(64, generator=keyed_generator(b"second"))
+    first = torch.stack([u, u * (1 + 1e-7)])
+    x, y = torch.stack([first, torch.stack([0 * u, 1e8 * (first[0] - first[1])])]), torch.zeros(2)
+    one, two = (
+        clip_and_sum(net, lambda o, t: 100 * (o[:, 0] - o[:, 1]).sum(1), x[:n], y[:n], 1e-6) for n in (1, 2)
+    )
+    assert 0.99 < float((two - one).norm()) * 1e6 <= 1 + 1e-6
