@@ -189,7 +189,7 @@ def steps() -> Iterator[Launch]:
             torch.zeros(memory, dtype=dtype),
         )
         moved = dtype.itemsize * (2 + (2 * memory if slot is None else memory + 1))
-        loop = (memory // 4, memory % 4) if slot is None else (memory,)
+        loop = () if slot is None else (memory // 4, memory % 4)
         work = Work("number", correlated.NUMBERS, (10, 0, 10, *loop), moved, rare=True)
         name = "independent" if not memory else f"{memory} buffers" if slot is None else f"{memory + 1} bands"
         yield Launch(

@@ -58,14 +58,18 @@ def add_kernel(
     u = (normals(key, start // 16, step, NUMBERS // 16) * tl.load(numbers)).to(kind)
     found = tl.zeros([NUMBERS], kind)
     line = past + place
-    for a in range(memory):
-        held = tl.load(line, mask=inside, other=0)
-        found += tl.load(gains + a) * held
-        if BUFFERS:
+    if BUFFERS >= 0:
+        for a in tl.static_range(BUFFERS):
+            held = tl.load(line, mask=inside, other=0)
+            found += tl.load(gains + a) * held
             tl.store(line, held + (tl.load(decays + a) * held + u), mask=inside)
-        line += row
+            line += row
+    else:
+        for a in range(memory):
+            found += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
+            line += row
     w = ((found + u).to(tl.float64) / tl.load(numbers + 1)).to(kind)
-    if (not BUFFERS) and memory > 0:
+    if BUFFERS < 0:
         tl.store(past + slot.to(tl.int64) * row + place, w, mask=inside)
     tl.store(out + place, tl.load(total + place, mask=inside, other=0) + w, mask=inside)
 
@@ -89,5 +93,5 @@ def add(
     with on(total.device):
         add_kernel[(programs,)](
             out, past, total, gains, decays, numbers, key, slot or 0, step, first, len(total), len(past),
-            past.stride(0), NUMBERS=NUMBERS, BUFFERS=slot is None, num_warps=4,
+            past.stride(0), NUMBERS=NUMBERS, BUFFERS=len(past) if slot is None else -1, num_warps=4,
         )  # fmt: skip

@@ -252,7 +252,7 @@ def test_an_interrupted_step_is_spent_or_not_begun(strategy, drawn, monkeypatch)
     for line in itertools.count():
         noise, seen, hits = make(strategy), [], 0
 
-        def interrupt(frame, event, _, line=line):
+        def interrupt(frame, event, _, line=line, noise=noise):
             nonlocal hits
             if frame.f_code.co_filename != stream.__file__:
                 return None

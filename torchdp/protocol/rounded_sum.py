@@ -55,7 +55,7 @@ class RoundedSum:
             )
         if not self.step and (self.sigma or self.reach):
             raise ValueError(
-                f"sigma = {self.sigma:g} and reach = {self.reach:g} are too small for steps of floats; use a larger unit"
+                f"sigma = {self.sigma:g} and reach = {self.reach:g} are too small for steps; use a larger unit"
             )
 
     @staticmethod
