@@ -1,7 +1,7 @@
 """factorize for running sums of up to millions of steps: weights and a few numbers, never a matrix."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torchdp.factorization.certificates.running_certificate import (
     row_numbers,
 )
 from torchdp.factorization.solvers.acceleration import History
-from torchdp.factorization.structure.path import draw
+from torchdp.factorization.structure import momentum, path
 from torchdp.noise import Noise, source
 from torchdp.workloads import RunningSums
 
@@ -60,10 +60,13 @@ class RunningFactorization:
         Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1.
         """
         size, draws = checks.integer("size", size, 1), source(noise, self.row_weights.device)
-        c, P, decay = self.row_weights, self.column_weights, self.workload.decay
+        c, P, W = self.row_weights, self.column_weights, self.workload
         total = (self.rule.white / c).sqrt()[:, None] * draws.normal((len(c), size))
         for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
-            total += share.sqrt() * draw(P, level * c, decay, size, draws)
+            if W.momentum:
+                total += share.sqrt() * momentum.draw(P, level * c, W.decay, W.momentum, size, draws)
+            else:
+                total += share.sqrt() * path.draw(P, level * c, W.decay, size, draws)
         return total
 
 
@@ -82,7 +85,7 @@ def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int)
     c = P if p > 2 else torch.full_like(P, 1 / len(P))
     for steps in reversed(sizes[1:]):
         decay = W.decay ** (W.steps / steps)
-        c, P, used, _ = _iterate(RunningSums(steps, decay, W.device), c, P, p, min(COARSE_GAP, tol / 4), 40)
+        c, P, used, _ = _iterate(replace(W, steps=steps, decay=decay), c, P, p, min(COARSE_GAP, tol / 4), 40)
         above = sizes[sizes.index(steps) - 1]
         c, P = _stretched(c, above), _stretched(P, above)
     within, loss = 0.7 * tol, min(tol / 16, 1e-3)
