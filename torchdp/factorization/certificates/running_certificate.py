@@ -12,6 +12,7 @@ from torchdp.memory import NUMBERS_AT_ONCE
 from torchdp.workloads import RunningSums
 
 AT_ONCE = min(2**16, NUMBERS_AT_ONCE)  # numbers: what a near cache holds
+MOMENTUM_AT_ONCE = min(2**20, NUMBERS_AT_ONCE)  # enough for rows whose work outweighs their calls
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,8 @@ def row_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature)
     unit rows^{1/2}.
     """
     found = rule.white / rows
-    for level, share in zip(
-        *(x.split(max(1, AT_ONCE // W.steps)) for x in (rule.levels, rule.shares)), strict=True
-    ):
+    levels = max(1, (MOMENTUM_AT_ONCE if W.momentum else AT_ONCE) // W.steps)
+    for level, share in zip(rule.levels.split(levels), rule.shares.split(levels), strict=True):
         found = found + share @ variances(W, columns, level[:, None] * rows)
     return found
 
