@@ -1,4 +1,4 @@
-"""Running sums that are never formed: paths, the rule, bounds and noise against dense matrices and 40 digits."""
+"""Running sums that are never formed: paths, the rule, bounds and noise against dense matrices and 60 digits."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,6 @@ from torchdp.factorization.certificates.running_certificate import (
 )
 from torchdp.noise import SeededNoise
 from torchdp.workloads import RunningSums
-
 
 MOTIONS = [(1.0, 0.0), (0.7, 0.0), (1.0, 0.9), (0.8, 0.8)]  # decay, momentum
 
@@ -95,8 +94,8 @@ def test_a_rule_that_is_larger_than_it_says_is_seen():
 
 
 def sixty_digits(W, steps, leaks):
-    """Sum of leaks x variances of x, by Kalman's filter and what is seen later, each with its subtractions, in mpmath."""
-    n, one, decay, momentum = len(steps), mpf(1), mpf(W.decay), mpf(W.momentum)
+    """Sum of leaks x variances of x, by Kalman's filter and what is seen later, with subtractions, in mpmath."""
+    one, decay, momentum = mpf(1), mpf(W.decay), mpf(W.momentum)
     ahead = [(mpf(0),) * 3]  # precision about (x_t, v_t) of what is seen from t + 1 on: xx, xv, vv
     for P, leak in zip(steps[:0:-1], leaks[:0:-1], strict=True):
         xx, xv, vv = ahead[-1]

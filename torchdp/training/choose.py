@@ -56,8 +56,8 @@ def choose(
     4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
     l_p mean of the standard errors of W's rows: 2 for the root mean square, inf for the largest. Above 512 steps
     strategies have one row of at most 64 coefficients, optimised for W's first column (``Iterates.first``); up to 2,048
-    and for p = 2 its columns are scaled for the fixed order. Without momentum a fixed order has a strategy of four
-    buffers where it errs less: mostly above so many steps. Raises TypeError, ValueError.
+    and for p = 2 its columns are scaled for the fixed order. Where ``Iterates.sums`` is not None, a fixed order has a
+    strategy of four buffers if that errs less: mostly above so many steps. Raises TypeError, ValueError.
 
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.

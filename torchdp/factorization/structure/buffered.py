@@ -104,7 +104,8 @@ def factorize_buffered(
 ) -> BufferedFactorization:
     """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a proved lower bound.
 
-    buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000 steps, 5 for a million.
+    W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000
+    steps, 5 for a million.
     p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the lower bound, which holds
     for every strategy (:func:`factorize`). Optimised on the CPU. Raises TypeError, ValueError.
 
@@ -181,9 +182,7 @@ def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
 
 
-def squares(
-    poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float, momentum: float
-) -> Tensor:
+def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float, momentum: float) -> Tensor:
     """Squared row norms of W C^{-1}, (n,), as in :func:`buffered_squares`, with gradients."""
     first, second = torch.triu_indices(len(poles), len(poles))
     nu, v = residues(zeros, poles), 1 / before.square()

@@ -1,14 +1,16 @@
-"""Gaussian paths with momentum that are observed: variances and draws of all their points, in products of positive numbers.
+"""Gaussian paths with momentum that are observed: variances and draws of all their points, without a subtraction.
 
 The path x_t = decay x_{t-1} + v_t, v_t = momentum v_{t-1} + N(0, P_t), from 0, is seen at each t through noise of
-precision leaks_t. Let (a, b; b, d) be the covariance of (x_t, v_t) given what was seen until t, D = a d - b^2, and e the
-factor by which det(precision) grew: e (1, a, b, d, D) moves by linear maps alone, one to go a step and one to see,
+precision leaks_t. Let (a, b; b, d) be the covariance of (x_t, v_t) given what was seen until t, D = a d - b^2, and e
+the factor by which the determinant of the precision grew. Then e (1, a, b, d, D) moves by linear maps alone, one to go
+a step and one to see,
 
     d <- momentum^2 d + P e         b <- decay momentum b + d       a <- decay^2 a + 2 decay momentum b + d
     D <- decay^2 (momentum^2 D + P a)     then     e <- e + leak a      d <- d + leak D
 
-(b and d on the right: the new d, the old b), whose coefficients are not negative: no subtraction, in any order of the
-products. Steps are taken in parts side by side: the 5 x 5 product of each, then the parts' borders, then the points.
+(b and a from the new d, the old b; D from the old a) whose numbers are not negative: products of 5 x 5 matrices of
+such numbers, in any order. Steps are taken in parts side by side: the product of each part, the states at their
+borders, then the points.
 """
 
 import math
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from torchdp.draws import Draws
 
-State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # e, a, b, d, D, or what a linear form has for them
+State = tuple[Tensor, ...]  # e, a, b, d, D, or what a linear form has for them
 SCALED = 8  # steps after which a state is made one large
 
 
@@ -66,10 +68,10 @@ def draw(steps: Tensor, leaks: Tensor, decay: float, momentum: float, size: int,
     to_x, to_v = share / whole, rest * ahead / whole
     normals = draws.normal((n, size))
     fresh = (rest / whole).sqrt()[:, None] * torch.nn.functional.pad(normals[1:], (0, 0, 0, 1))
-    to_x, to_v, fresh = (_split(y, len(P)) for y in (to_x[:, None], to_v[:, None], fresh))  # (length, parts, columns)
-    fresh = torch.nn.functional.pad(fresh, (2, 0))  # two columns more: what a part makes of x and of v
-    parts = fresh.shape[1]
-    x, v = (y.expand(parts, -1) for y in torch.nn.functional.pad(torch.eye(2, dtype=rest.dtype), (0, size)).to(rest)[:, None])
+    to_x, to_v, fresh = (_split(y, len(P)) for y in (to_x[:, None], to_v[:, None], fresh))
+    fresh = torch.nn.functional.pad(fresh, (2, 0))  # two columns more: what a part makes of its first x and v
+    parts = fresh.shape[1]  # (length, parts, columns)
+    x, v = torch.eye(2, size + 2, dtype=rest.dtype, device=rest.device)[:, None].expand(-1, parts, -1)
     path = torch.empty_like(fresh)
     for i in range(len(P)):
         path[i] = x
@@ -109,7 +111,7 @@ def _back(form: State, P: Tensor, r: Tensor, decay: float, momentum: float) -> S
 
 def _scaled(state: State) -> State:
     total = torch.stack(state).sum(0)
-    return tuple(x / total for x in state)  # type: ignore[return-value]
+    return tuple(x / total for x in state)
 
 
 def _parts(steps: Tensor, leaks: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,4 +144,6 @@ def _borders(P: Tensor, r: Tensor, decay: float, momentum: float) -> tuple[State
     for product in products.flip(0)[:-1]:
         x = (after[-1][:, None] @ product)[:, 0]
         after.append(x / x.sum(-1, keepdim=True))
-    return tuple(torch.stack(before, -1).unbind(1)), tuple(torch.stack(after[::-1], -1).unbind(1))  # (batch, parts)
+    return tuple(torch.stack(before, -1).unbind(1)), tuple(
+        torch.stack(after[::-1], -1).unbind(1)
+    )  # (batch, parts)

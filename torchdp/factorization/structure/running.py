@@ -143,7 +143,7 @@ def _start(steps: int, device: torch.device | str) -> Tensor:
 
 
 def _stretched(weights: Tensor, steps: int, end: int) -> Tensor:
-    """The weights' density on more steps: its logarithm linear in logit((j + 1/2) / steps), the ``end`` first and last as is."""
+    """The weights' density on more steps: its logarithm linear in logit((j + 1/2) / steps), at both ends as it is."""
     n, device = len(weights), weights.device
     x, y = (((torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k).logit() for k in (n, steps))
     density = weights.log()
