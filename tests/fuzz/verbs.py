@@ -83,6 +83,8 @@ PROTOCOLS = {
     "ShuffledKDE": ("kde", "rows"),
     "CentralKDE": ("density.CentralKDE.calibrated(features, 5, 1.0, 1e-5)", "rows"),
     "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
+    "PureSecureSketch": ("secure.PureSecureSketch(sketching.ones(5), 2, 1.5, 1.0)", "rows"),
+    "OneCopySecureSketch": ("secure.OneCopySecureSketch(sketch_of_five, 2, 1.0, 1.0, 1e-5)", "rows"),
     "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
     "LocalRows": ("regression.LocalRows(2, 1.0, 1.0, 1e-5)", "rows"),
     "ModSulq": ("regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)", "rows"),
