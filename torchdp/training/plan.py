@@ -24,6 +24,7 @@ from torchdp.training.ledger import Ledger
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.participation import Participation, sensitivity
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
+from torchdp.training.stream import VERSION
 
 KEY = 32  # bytes; sampling and noise are a function of them and of the step
 NO_BATCH = "no batch waits: backward once for each batch that iteration hands out"
@@ -102,7 +103,7 @@ class Plan:
         kept = (C.coefficients,) if isinstance(C, BandedStrategy) else (C.poles, C.zeros, C.before, C.after)
         numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in kept)
         shapes = [tuple(each.shape) for each in kept]  # one row of numbers and one column are two strategies
-        rest = (shapes, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        rest = (VERSION, shapes, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
         return hashlib.sha256(numbers + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
