@@ -23,6 +23,7 @@ from torchdp.training.ledger import Ledger
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.participation import Participation, sensitivity
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
+from torchdp.training.stream import VERSION
 
 KEY = 32  # bytes; sampling and noise are a function of them and of the step
 
@@ -98,7 +99,7 @@ class Plan:
         C = self.strategy
         kept = (C.coefficients,) if isinstance(C, BandedStrategy) else (C.poles, C.zeros, C.before, C.after)
         numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in kept)
-        rest = (C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        rest = (VERSION, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
         return hashlib.sha256(numbers + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
