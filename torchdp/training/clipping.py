@@ -101,11 +101,11 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
 
 def _weighted(rows: Sequence[Tensor], scales: Tensor) -> list[Tensor]:
     """sum_i scales_i rows_i of each; a row whose scale is not > 0 adds nothing."""
-    far = (~(scales > 0)).nonzero()[:, 0] if scales.device.type == "cpu" else ()
     with torch.autocast(scales.device.type, enabled=False):
         if scales.device.type != "cpu":
             kept = scales[:, None] > 0
             return [torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows]
+        far = (~(scales > 0)).nonzero()[:, 0]
         if len(far):
             rows, scales = [part.index_fill(0, far, 0.0) for part in rows], scales.index_fill(0, far, 0.0)
         return [_added(scales.to(part.dtype), part) for part in rows]
