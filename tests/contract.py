@@ -27,7 +27,7 @@ from torchdp.collection import Journal
 from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import Arithmetic
 from torchdp.protocol import Crowd, Objective, Tally
-from torchdp.secure import SecureSketch
+from torchdp.secure import SecureSums
 from torchdp.shuffle.sums import Shuffled
 
 COLUMNS = 3  # of what leaves, that attacks look at
@@ -225,7 +225,7 @@ class MessageContract(Contract):
 
     def released(self, row, seed, times):
         """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
-        if isinstance(self.protocol, Shuffled | SecureSketch):
+        if isinstance(self.protocol, Shuffled | SecureSums):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
             (name,) = self.protocol.layout
             totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]

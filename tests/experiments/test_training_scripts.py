@@ -62,3 +62,10 @@ def test_accounting(smoke):
     for row in rows:
         assert 0.85 * row["torchdp"] < row["attack"] < row["torchdp"]
         assert row["dp_accounting"] is None or row["torchdp"] < 1.01 * row["dp_accounting"]
+
+
+@pytest.mark.slow
+def test_clipping(smoke):
+    rows = smoke("training/clipping.py").tables["clipping"]
+    assert {"torchdp", "vmap(grad), whole gradients"} <= {row["way"] for row in rows} and len(rows) >= 6
+    assert all(row["differs"] is None or row["differs"] < 1e-4 for row in rows)

@@ -83,6 +83,8 @@ PROTOCOLS = {
     "ShuffledKDE": ("kde", "rows"),
     "CentralKDE": ("density.CentralKDE.calibrated(features, 5, 1.0, 1e-5)", "rows"),
     "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
+    "PureSecureSketch": ("secure.PureSecureSketch(sketching.ones(5), 2, 1.5, 1.0)", "rows"),
+    "OneCopySecureSketch": ("secure.OneCopySecureSketch(sketch_of_five, 2, 1.0, 1.0, 1e-5)", "rows"),
     "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
     "LocalRows": ("regression.LocalRows(2, 1.0, 1.0, 1e-5)", "rows"),
     "ModSulq": ("regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)", "rows"),
@@ -181,7 +183,7 @@ wire.unpack(b'12345678', 8)
 wire.unpack_vectors(b'12345678', 1)
 wire.pack_vectors(points, 2)
 workloads.Workload('name', (W,))
-workloads.RunningSums(4, 0.9)
+workloads.RunningSums(4, 0.9, 0.5)
 factorization.factorize_buffered(running, 2, tol=0.1)
 factorization.factorize(running, tol=0.1)
 factorization.BufferedStrategy(prior[:1] / 2, prior[:1] / 3, torch.ones(4).double(), torch.ones(4).double())

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ from torchdp.domains import (
 from torchdp.domains.composite import differences
 from torchdp.domains.encoding import encoding
 from torchdp.mean import AdaptiveMean, Block, GaussianMean, LocalMean, PureMean, pure_lower_bound
-from torchdp.mean.adaptive import CELLS, LAST, LOOK, LOOKS, _histogram
+from torchdp.mean.adaptive import CELLS, LAST, LEAST, LOOK, LOOKS, MOST_RINGS, RATIO, _histogram
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
 
@@ -247,6 +248,21 @@ def test_guarantee_an_adaptive_mean_spends_at_most_its_rho():
     other, _ = _histogram(y, edges, rho, Probe())
     apart = float((one - other).norm()) / deviation
     assert apart == pytest.approx(math.sqrt(2 * rho)) and apart / 0.9 > math.sqrt(2 * rho)
+
+
+def test_an_adaptive_mean_counts_as_many_rings_as_floats_allow():
+    across = math.log(sys.float_info.max) - math.log(5e-324)
+    assert MOST_RINGS >= 2 + across / math.log(RATIO)
+
+
+def test_an_adaptive_mean_refuses_noise_that_is_not_drawn():
+    for rho in (5e-14, 0.999 * 5 * LEAST):
+        with pytest.raises(ValueError, match=r"rho must be at least 7.11e-14 in 5 dimensions"):
+            AdaptiveMean(wide(), rho, 1e-6)
+    for d in (1, 5, 200):  # down to the least, both ends of the noise are drawn
+        found = AdaptiveMean(wide(d), d * LEAST, 1e-6).estimate(crowd(3, d), noise=SeededNoise(0))
+        assert bool(found.value.isfinite().all())
+    assert AdaptiveMean(wide(), 1e-13, 1e-6).estimate(crowd(3), noise=SeededNoise(0)).n == 3
 
 
 def test_every_round_of_an_adaptive_mean_is_asked_within_what_is_left(monkeypatch):

@@ -36,10 +36,10 @@ EITHER = {
 # integers leave, of normals that are rounded
 ROUNDED = {
     "CentralFactorization", "IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments", "ShuffledForm",
+    "GaussianMean", "GaussianCovariance", "GaussianMoments", "ShuffledForm", "PureSecureSketch",
 }  # fmt: skip
 # rounded where what is encoded is whole, or the law is
-MAY_ROUND = {"CuratorSums", "BitSums", "CentralKDE", "SecureSketch", "ShuffledKDE"}
+MAY_ROUND = {"CuratorSums", "BitSums", "CentralKDE", "SecureSketch", "OneCopySecureSketch", "ShuffledKDE"}
 # floats leave, or floats decide which integers do
 REAL = {
     "ProjUnit",

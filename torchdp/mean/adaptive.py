@@ -24,7 +24,8 @@ GAINED = 4.0  # times narrower: else it was the last look
 NEAREST, RATIO = 0.1, 1.3  # the first distance of the last histogram, in that of most users; how its cells grow
 BEYOND = 2  # cells that count beyond the last that stands out
 FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
-MOST_RINGS = 4096  # cells of the last histogram: they grow from the least float to the largest
+MOST_RINGS = 8192  # cells of the last histogram, at most: they could grow from the least float to the largest
+LEAST = 2.0**-46  # rho for each dimension, at least: below, noise has more whole steps than are drawn
 
 Pair = tuple[Tensor, Tensor]  # of each coordinate
 
@@ -52,8 +53,8 @@ class AdaptiveMean:
     two cells beyond the last that stands out count too: a few users far off. What is left of rho, 13/20 or more, goes
     to a :class:`GaussianMean` in the ellipsoid of axes r s_i^{1/2}, users outside moved onto it.
 
-    box: where users' points may lie at all; points outside are refused. rho > 0; delta in (0, 1): where epsilon is
-    stated. n is public. Raises TypeError, ValueError.
+    box: where users' points may lie at all; points outside are refused. rho: at least 2^-46 for each dimension; delta
+    in (0, 1): where epsilon is stated. n is public. Raises TypeError, ValueError.
 
     Guarantees: rho-zCDP in the central model for replacing one user's point: Gaussian rounds, each chosen from earlier
         answers, whose rho add up to at most this; so (epsilon, delta)-DP by the curve of mu = (2 rho)^{1/2}.
@@ -68,6 +69,11 @@ class AdaptiveMean:
     def __post_init__(self) -> None:
         checks.instance("box", self.box, Box)
         object.__setattr__(self, "rho", checks.positive("rho", self.rho))
+        if self.rho < self.box.dimension * LEAST:
+            raise ValueError(
+                f"rho must be at least {self.box.dimension * LEAST:.3g} in {self.box.dimension} dimensions, "
+                f"not {self.rho:g}: no such noise is drawn; ask for less privacy, or for fewer dimensions"
+            )
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
 
     @property

@@ -1,6 +1,8 @@
 """Sums of what clients show, each with a part of the noise: central accuracy without a curator."""
 
+import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, MessageProtocol, Objective, Tally
 from torchdp.protocol.protocol import S
 from torchdp.secure.protocol import SecureSketch
+from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
+from torchdp.secure.sums import SecureSums
 from torchdp.sketching.coalition import AdaptiveCoalition
 from torchdp.sketching.constructions import ones
 
@@ -68,20 +72,24 @@ class SharedSum(MessageProtocol[S, Tensor]):
     def bits_per_user(self) -> int:
         return 64 * self.words
 
-    def secure_sum(self, servers: int = 2) -> SecureSketch:
+    def secure_sum(self, servers: int = 2) -> SecureSums:
         """The same sum by servers that see shares only, on integers: x of it is ``shown(x)`` of all clients.
 
         Its estimate's one row is this protocol's tally, Tally(n, {"sum": value[0]}); the noise has this variance times
-        its ``grid_factor``. Raises ValueError where the noise is not Gaussian.
+        its ``grid_factor``, Gaussian or, where delta is 0, discrete Laplace.
         """
         noise, (norm, entry) = self.noise, self.reach
-        if not isinstance(noise, SharedGaussian):
-            raise ValueError("delta must be > 0: servers add up Gaussian noise")
         coalition = AdaptiveCoalition(noise.corrupt, noise.absent)
-        return SecureSketch(
-            ones(self.clients), self.words, norm, noise.epsilon, noise.delta, servers=servers, coalition=coalition,
-            sensitivity=noise.sensitivity, entry=entry,
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "servers": servers,
+            "coalition": coalition,
+            "sensitivity": noise.sensitivity,
+            "entry": entry,
+        }
+        if isinstance(noise, SharedGaussian):
+            return SecureSketch(ones(self.clients), self.words, norm, noise.epsilon, noise.delta, **given)
+        longest = min(self.words * entry, math.sqrt(self.words) * norm)
+        return PureSecureSketch(ones(self.clients), self.words, longest, noise.epsilon, **given)
 
     def few(self, x: Tensor) -> Tensor:
         """x, if it is of at most as many clients as there are. Raises ValueError."""

@@ -12,20 +12,32 @@ one share for each server (``share``). Servers add, anyone adds up what they pub
 reads it. Who plays which role where: ``client_frames``, ``Server``, ``reveal_frames`` pass authenticated frames;
 ``take_part`` runs a role in its own process, ``run_processes`` all of them on one machine.
 
-Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the proof in
-``secure.rounding``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
+| class | noise | words of a client, to each server |
+|---|---|---|
+| :class:`SecureSketch` | Gaussian, fresh in each of s copies | s d |
+| :class:`OneCopySecureSketch` | Gaussian, one for all copies; a little of each server's | d |
+| :class:`PureSecureSketch` | discrete Laplace, delta = 0 | s d |
+
+Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the proofs in
+``secure.rounding``, ``secure.one_copy``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
 """
 
 from torchdp.secure.frames import FrameError
+from torchdp.secure.one_copy import OneCopySecureSketch
 from torchdp.secure.processes import run_processes, take_part
-from torchdp.secure.protocol import SecureSketch, Words
+from torchdp.secure.protocol import SecureSketch
+from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
 from torchdp.secure.shares import reconstruct, share
+from torchdp.secure.sums import SecureSums, Words
 
 __all__ = [
     "FrameError",
     "Links",
+    "OneCopySecureSketch",
+    "PureSecureSketch",
     "SecureSketch",
+    "SecureSums",
     "Server",
     "Words",
     "client_frames",

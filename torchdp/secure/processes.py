@@ -23,7 +23,6 @@ from torchdp import checks
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.protocol import Estimate
 from torchdp.secure.frames import FrameError
-from torchdp.secure.protocol import SecureSketch, one_key
 from torchdp.secure.servers import (
     Links,
     Server,
@@ -34,13 +33,14 @@ from torchdp.secure.servers import (
     sum_header,
 )
 from torchdp.secure.shares import share
+from torchdp.secure.sums import SecureSums
 
 SHORTEST, LONGEST = 1e-3, 1e6  # seconds of a step
 
 
-def parties(protocol: SecureSketch) -> list[str]:
+def parties(protocol: SecureSums) -> list[str]:
     """Names by rank: the servers, then all clients in one process, then the analyst."""
-    checks.instance("protocol", protocol, SecureSketch)
+    checks.instance("protocol", protocol, SecureSums)
     return [*(f"server {k}" for k in range(protocol.servers)), "clients", "analyst"]
 
 
@@ -101,7 +101,7 @@ def _bounded(length: int, due: int) -> int:
 
 
 def take_part(
-    protocol: SecureSketch,
+    protocol: SecureSums,
     nonce: bytes,
     rank: int,
     links: Links,
@@ -115,7 +115,7 @@ def take_part(
     """What the process of this rank does, from rendezvous to the end; the analyst's returns the estimate (m, d).
 
     ``parties(protocol)`` says who has which rank. protocol, nonce: public, the same for all
-    (``SecureSketch.session``). links: this party's keys alone. init_method: torch.distributed's, "env://" under
+    (``SecureSums.session``). links: this party's keys alone. init_method: torch.distributed's, "env://" under
     torchrun, or "file:///new/file". x: (n, d), and noise, of the clients' messages and their shares: for the clients'
     process alone. timeout: seconds that any step may wait. record: folder for "<party>.pt", all frames that were sent.
     Raises ConnectionError where another process is gone, FrameError, ValueError, TypeError.
@@ -160,7 +160,7 @@ def take_part(
 
 
 def run_processes(
-    protocol: SecureSketch,
+    protocol: SecureSums,
     x: Tensor,
     *,
     seed: int | None = None,
@@ -179,7 +179,7 @@ def run_processes(
     __name__ == "__main__"``, as every use of Python's spawned processes does. Raises RuntimeError naming the party that
     failed; ValueError, TypeError before any process starts.
     """
-    x = checks.instance("protocol", protocol, SecureSketch).admit(x)
+    x = checks.instance("protocol", protocol, SecureSums).admit(x)
     timeout = _kept(timeout, record)
     if seed is not None:
         SeededNoise(seed)  # refuses what is no seed
@@ -223,7 +223,7 @@ def _wait(started: dict[str, mp.ProcessContext]) -> None:
 
 def _process(
     _: int,
-    protocol: SecureSketch,
+    protocol: SecureSums,
     nonce: bytes,
     rank: int,
     links: Links,
@@ -244,16 +244,15 @@ def _process(
         torch.save((found.value, found.standard_error, found.n), Path(folder) / "release.pt")
 
 
-def _send(protocol: SecureSketch, session: bytes, x: Tensor, noise: Noise, links: Links, wire: Wire) -> None:
+def _send(protocol: SecureSums, session: bytes, x: Tensor, noise: Noise, links: Links, wire: Wire) -> None:
     inbound = [links[f"server {k}"] for k in range(protocol.servers)]
-    key = one_key(noise)  # of all clients' noise, as ``collect`` draws it
-    for part in protocol.parts():
-        words = protocol.keyed(x[part], part.start, key).values
-        frames = client_frames(protocol, session, share(words, protocol.servers, noise=noise), part.start, inbound)
+    for words in protocol.spoken(x, noise):
+        shares = share(words.values, protocol.servers, noise=noise)
+        frames = client_frames(protocol, session, shares, words.first, inbound)
         wire.exchange([(f"server {k}", frame) for k, frame in enumerate(frames)])
 
 
-def _serve(protocol: SecureSketch, session: bytes, server: Server, wire: Wire) -> None:
+def _serve(protocol: SecureSums, session: bytes, server: Server, wire: Wire) -> None:
     for part in protocol.parts():
         due = message_header(protocol, session, server.number, part.start, part.stop - part.start)
         try:
@@ -268,7 +267,7 @@ def _serve(protocol: SecureSketch, session: bytes, server: Server, wire: Wire) -
     wire.exchange([("analyst", server.publish())])
 
 
-def _analyse(protocol: SecureSketch, session: bytes, links: Links, wire: Wire) -> Estimate:
+def _analyse(protocol: SecureSums, session: bytes, links: Links, wire: Wire) -> Estimate:
     length = sum_header(protocol, session, 0, bytes(16), 0).frame_bytes
     frames = wire.exchange([], [(f"server {k}", length) for k in range(protocol.servers)])
     return reveal_frames(protocol, session, frames, links)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.noise import Noise
 from torchdp.protocol import Estimate, Tally
 from torchdp.secure.frames import (
     ANALYST,
@@ -21,9 +22,8 @@ from torchdp.secure.frames import (
     unpack_set,
     unseal,
 )
-from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.shares import reconstruct
-from torchdp.sketching.transform import add_rows
+from torchdp.secure.sums import SecureSums
 
 SESSION_BYTES = 16
 MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
@@ -66,7 +66,7 @@ class Links:
 
 
 class Server:
-    """One of the servers of a ``SecureSketch``: adds up the shares it is sent, and publishes their sums once.
+    """One of the servers of ``SecureSums``: adds up the shares it is sent, and publishes their sums once.
 
     protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. Every
     frame is verified before it changes anything; a frame that was changed, repeated, or meant for another place
@@ -75,8 +75,8 @@ class Server:
     also each word that arrives, because one who did not reach another server has to be taken out again.
     """
 
-    def __init__(self, protocol: SecureSketch, session: bytes, number: int, links: Links) -> None:
-        checks.instance("protocol", protocol, SecureSketch)
+    def __init__(self, protocol: SecureSums, session: bytes, number: int, links: Links) -> None:
+        checks.instance("protocol", protocol, SecureSums)
         checks.instance("links", links, Links)
         if checks.integer("number", number, 0) >= protocol.servers:
             raise ValueError(f"number must be below {protocol.servers}, the number of servers, not {number}")
@@ -84,7 +84,7 @@ class Server:
         sketch, dtype = protocol.sketch, protocol.ring.dtype
         self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
         kept = sketch.clients if protocol.coalition.absent else 0
-        self._words = torch.empty(sketch.copies, kept, protocol.columns, dtype=dtype)
+        self._words = torch.empty(protocol.words_sent, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
         self._rolls: dict[int, Tensor] = {}
         self._closed = self._published = False
@@ -106,7 +106,7 @@ class Server:
             raise FrameError("a frame came after the servers had begun to agree on the clients")
         if bool(self._seen[part].any()):
             raise FrameError("a frame repeats a client who is already here")
-        add_rows(self._sums, self.protocol.sketch.rows[:, part].cpu(), words)
+        self.protocol.place(self._sums, part, words)
         if self._words.numel():
             self._words[:, part] = words
         self._seen[part] = True
@@ -149,13 +149,13 @@ class Server:
         self._published = True
         gone = self._seen & ~agreed
         if gone.any():
-            add_rows(self._sums, self.protocol.sketch.rows.cpu()[:, gone], -self._words[:, gone])
+            self.protocol.place(self._sums, gone, -self._words[:, gone])
         named, heard = set_digest(self.session, agreed), int(agreed.sum())
         header = sum_header(self.protocol, self.session, self.number, named, heard)
-        return seal(self._links["analyst"], header, self._sums[None])
+        return seal(self._links["analyst"], header, self.protocol.published(self._sums, Noise())[None])
 
 
-def check_members(protocol: SecureSketch, members: Tensor) -> None:
+def check_members(protocol: SecureSums, members: Tensor) -> None:
     """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``.
 
     Where the coalition is a ``StaticCoalition``, who drops out, or is made to by somebody who holds frames back, must
@@ -171,9 +171,9 @@ def check_members(protocol: SecureSketch, members: Tensor) -> None:
         )
 
 
-def reveal_frames(protocol: SecureSketch, session: bytes, frames: Iterable[bytes], links: Links) -> Estimate:
+def reveal_frames(protocol: SecureSums, session: bytes, frames: Iterable[bytes], links: Links) -> Estimate:
     """The analyst: the estimate (m, d) from one frame of each server. Raises FrameError."""
-    checks.instance("protocol", protocol, SecureSketch)
+    checks.instance("protocol", protocol, SecureSums)
     checks.instance("links", links, Links)
     sums: dict[int, Tensor] = {}
     agreed: tuple[bytes, int] | None = None  # the name of the set of clients, and how many they are
@@ -194,19 +194,19 @@ def reveal_frames(protocol: SecureSketch, session: bytes, frames: Iterable[bytes
     return protocol.analyse(Tally(agreed[1], {"words": total}))
 
 
-def message_header(protocol: SecureSketch, session: bytes, server: int, first: int, count: int) -> Header:
+def message_header(protocol: SecureSums, session: bytes, server: int, first: int, count: int) -> Header:
     """The header of the shares of clients first, ..., first + count - 1 for one server."""
-    copies, bits = protocol.sketch.copies, protocol.bits
+    copies, bits = protocol.words_sent, protocol.bits
     return Header(session, Kind.MESSAGE, 0, server, bits, copies, protocol.columns, first, count)
 
 
-def sum_header(protocol: SecureSketch, session: bytes, server: int, agreed: bytes, heard: int) -> Header:
+def sum_header(protocol: SecureSums, session: bytes, server: int, agreed: bytes, heard: int) -> Header:
     """The header of a server's sums over the clients named by ``agreed``, so many."""
     bits, height = protocol.bits, protocol.sketch.height
     return Header(session, Kind.SUM, server, ANALYST, bits, 1, protocol.columns, heard, height, agreed)
 
 
-def roll_header(protocol: SecureSketch, session: bytes, sender: int, receiver: int) -> Header:
+def roll_header(protocol: SecureSums, session: bytes, sender: int, receiver: int) -> Header:
     """The header of the roll call that one server sends another."""
     return Header(
         session, Kind.ROLL, sender, receiver, protocol.bits, 1, 1, 0, -(-protocol.sketch.clients // protocol.bits)
@@ -214,14 +214,14 @@ def roll_header(protocol: SecureSketch, session: bytes, sender: int, receiver: i
 
 
 def client_frames(
-    protocol: SecureSketch, session: bytes, shares: Tensor, first: int, inbound: list[bytes]
+    protocol: SecureSums, session: bytes, shares: Tensor, first: int, inbound: list[bytes]
 ) -> list[bytes]:
-    """A frame for each server from clients first, ...: shares (S, s, k, d), and each server's key for its clients.
+    """A frame for each server from clients first, ...: shares (S, words_sent, k, d), each server's key for its clients.
 
     Raises ValueError, TypeError.
     """
-    checks.instance("protocol", protocol, SecureSketch)
-    shape = (protocol.servers, protocol.sketch.copies, protocol.columns)
+    checks.instance("protocol", protocol, SecureSums)
+    shape = (protocol.servers, protocol.words_sent, protocol.columns)
     if not isinstance(shares, Tensor) or shares.ndim != 4 or (*shares.shape[:2], shares.shape[3]) != shape:
         raise ValueError(f"shares must be a tensor of shape {(*shape[:2], 'k', shape[2])}, as share returns it")
     checks.dense("shares", shares)

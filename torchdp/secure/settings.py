@@ -1,42 +1,33 @@
-"""What the parties of a secure sketch agree upon, and the noise that follows from it."""
+"""What the parties of a secure sum agree upon, whatever its noise."""
 
 import hashlib
-import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.kernels.secure_sketch import SURE, VARIATION
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
-from torchdp.privacy.gaussian import ROUNDED
 from torchdp.secure.frames import payload_bytes
-from torchdp.secure.ring import Ring, largest_fraction_bits, reach
-from torchdp.secure.rounding import grid_sensitivity, grid_sigma, grid_variation
+from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import Coalition
-from torchdp.sketching.gaussian_noise import GaussianNoise
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
 
 WASTE = 1.1  # times the least variance: from here on a warning
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
-GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
-LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
-    """The fields of :class:`SecureSketch`, and its ring and noise. Raises ValueError, TypeError."""
+class Settings(ABC):
+    """The fields of every :class:`SecureSums`, and its ring. Raises ValueError, TypeError."""
 
     sketch: Sketch
     columns: int
     bound: float
     epsilon: float
-    delta: float
     _: KW_ONLY
     servers: int = 2
     coalition: Coalition = EVERYBODY
@@ -48,9 +39,8 @@ class Settings:
     def __post_init__(self) -> None:
         checks.instance("sketch", self.sketch, Sketch)
         checks.instance("coalition", self.coalition, Coalition)
-        checks.fraction("delta", self.delta)
         checks.squarable("bound", self.bound)
-        for name in ("bound", "epsilon", "delta", "sensitivity", "entry"):
+        for name in ("bound", "epsilon", "sensitivity", "entry"):
             if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
                 self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session
         self._set("bits", checks.integer("bits", self.bits, 32, 64))
@@ -62,20 +52,39 @@ class Settings:
             warnings.warn(
                 f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
                 f"noise {self.grid_factor:.3g} times the least; take bits=64, or a smaller entry",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _set(self, name: str, value: float) -> None:
         object.__setattr__(self, name, value)
 
-    @cached_property
+    @property
+    @abstractmethod
     def honest(self) -> Tensor:
         """Honest pairs that each row holds at least: (m,), int64."""
-        return self.coalition.honest(self.sketch, self.delta)
+
+    @property
+    @abstractmethod
+    def row_variance(self) -> Tensor:
+        """Variance of the noise in an entry of each row, everybody there: (m,), float64."""
+
+    @property
+    @abstractmethod
+    def grid_factor(self) -> float:
+        """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
+
+    @abstractmethod
+    def _fits(self, ring: Ring) -> bool:
+        """Whether no sum wraps around in this ring, and its noise can be drawn."""
+
+    @property
+    def words_sent(self) -> int:
+        """Rows of d words that a client sends to each server: one for each copy."""
+        return self.sketch.copies
 
     @cached_property
     def ring(self) -> Ring:
-        """The ring of the words: the finest in which no sum wraps around and noise is rounded without error, unless
+        """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
         fraction_bits says otherwise."""
         finest = next((f for f in range(self.bits - 2, -1, -1) if self._fits(Ring(self.bits, f))), None)
         if finest is None:
@@ -90,79 +99,17 @@ class Settings:
             )
         return ring
 
-    @cached_property
-    def sigma(self) -> Tensor:
-        """Standard deviation of one client's noise in each row, in units of the data, before rounding: (m,), float64.
-
-        That of real numbers at D, the sensitivity on the grid, where the noise of a client is wide enough on the grid
-        (``grid_variation``); else sigma_j^2 = s cost_j / mu*^2, cost_j = D^2/h_j + d h_j 4^-f/4 (``row_cost``: the
-        second term is what rounding costs). 0 in rows that no client uses.
-        """
-        return self._sigma(self.ring).to(self.sketch.device)
-
-    @cached_property
-    def variation(self) -> float:
-        """Total variation distance of all noise that hides a client from a function of Gaussian noise; 0: none."""
-        return self._smooth(self.ring)[1]
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """(epsilon, delta), an upper bound because the grid costs a little; mu where delta pays for no coalition.
-
-        Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it.
-        """
-        mu = None if self.coalition.slack(self.delta) else self._mu if self.variation == 0 else self._real_mu
-        source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart"
-        real = Guarantee(
-            self.epsilon,
-            self.delta * LEFT,
-            Model.LINEAR_TRANSFORM,
-            Neighbours.REPLACE_ONE,
-            False,
-            source,
-            mu=mu,
-            variation=self.variation if mu else 0.0,
-        )
-        words = self.sketch.clients * self.sketch.copies * self.columns
-        try:
-            on_wire = real.rounded(words * VARIATION, self.delta)
-        except ValueError:
-            return replace(real, delta=self.delta)
-        return on_wire if self.sketch.device.type == "cpu" else replace(real, delta=self.delta)
-
-    @cached_property
-    def row_variance(self) -> Tensor:
-        """Variance of the noise in each entry of a row: c_j (sigma_j^2 + 4^-f/12) / s, (m,), float64.
-
-        c_j: all pairs of the row, none of which failed. Rounding adds 1/12 square unit where sigma is not below one
-        unit.
-        """
-        return self.sketch.counts() * (self.sigma**2 + 1 / (12 * self.ring.scale**2)) / self.sketch.copies
-
-    @cached_property
-    def grid_factor(self) -> float:
-        """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
-        distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
-        counts = self.sketch.counts()
-        used = counts > 0
-        least = counts[used] * (distance * self._real.to(counts.device)[used]) ** 2 / self.sketch.copies
-        return float((self.row_variance[used] / least).max())
-
     @property
     def payload_bytes(self) -> int:
         """Bytes of all words that are sent, ``payload_bytes`` of these sizes."""
-        sketch = self.sketch
-        return payload_bytes(
-            self.servers, sketch.copies, sketch.clients, sketch.height, self.columns, bits=self.bits
-        )
+        sketch, sent = self.sketch, self.words_sent
+        return payload_bytes(self.servers, sent, sketch.clients, sketch.height, self.columns, bits=self.bits)
 
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that name everything the parties must agree upon."""
         public = [getattr(self, field.name) for field in fields(self) if field.name != "sketch"]
-        result = hashlib.sha256(repr((public, self.ring, self.sketch.height)).encode())
+        result = hashlib.sha256(repr((type(self).__name__, public, self.ring, self.sketch.height)).encode())
         for array in (self.sketch.rows, self.sketch.signs):
             result.update(array.cpu().contiguous().numpy().data)
         return result.digest()
@@ -178,69 +125,11 @@ class Settings:
 
     def parts(self) -> Iterator[slice]:
         """The clients in parts whose words stay in the cache."""
-        step = max(1, WORDS_AT_ONCE // (self.sketch.copies * self.columns))
+        step = max(1, WORDS_AT_ONCE // (self.words_sent * self.columns))
         for start in range(0, self.sketch.clients, step):
             yield slice(start, min(start + step, self.sketch.clients))
-
-    @cached_property
-    def _mu(self) -> float:
-        return 1 / gaussian_sigma(self.epsilon, self.delta * LEFT - self.coalition.slack(self.delta))
-
-    @cached_property
-    def _real(self) -> Tensor:
-        """Of real numbers, for two rows at distance 1, 2^-40 of delta apart: (m,), on the CPU."""
-        delta = self.delta * ROUNDED
-        noise = GaussianNoise.calibrated(
-            self.sketch, 0.5, epsilon=self.epsilon, delta=delta, coalition=self.coalition
-        )
-        return torch.as_tensor(noise.sigma).cpu()
-
-    @property
-    def _real_mu(self) -> float:
-        return 1 / gaussian_sigma(self.epsilon, self.delta * ROUNDED)
-
-    @cached_property
-    def _surely(self) -> Tensor | None:
-        """Honest pairs of each row but with a chance that 2^-41 of delta pays for; None: there may be none."""
-        try:
-            return self.coalition.surely(self.sketch, self.delta).cpu()
-        except ValueError:
-            return None
-
-    def _smooth(self, ring: Ring) -> tuple[Tensor | None, float]:
-        """The sigma of real numbers on this grid and what it is off by, where that costs 2^-41 of delta at most and it
-        is less than ``grid_sigma``; else None and 0."""
-        honest, counts = self._surely, self._rows[1]
-        if honest is None:
-            return None, 0.0
-        distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
-        used, sigma = counts > 0, self._real * distance
-        pairs = self.sketch.copies * self.columns
-        variation = pairs * float(grid_variation(honest[used].double(), sigma[used] * ring.scale).max())
-        if (1 + math.exp(min(self.epsilon, 700.0))) * variation > self.delta * (1 - ROUNDED) / 4:
-            return None, 0.0
-        coarse = grid_sigma(self._rows[0], self.sketch.copies, self.columns, ring, distance, self._mu)
-        if bool((coarse[used] <= sigma[used] * (1 + GAINED)).all()):
-            return None, 0.0
-        return sigma, variation
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
         """Pairs of each row, honest ones and all, on the CPU: many rings are tried on them."""
         return self.honest.cpu(), self.sketch.counts().cpu()
-
-    def _sigma(self, ring: Ring) -> Tensor:
-        honest, counts = self._rows
-        smooth = self._smooth(ring)[0]
-        if smooth is not None:
-            return torch.where(counts > 0, smooth, 0.0)
-        distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
-        sigma = grid_sigma(honest, self.sketch.copies, self.columns, ring, distance, self._mu)
-        return torch.where(counts > 0, sigma, 0.0)
-
-    def _fits(self, ring: Ring) -> bool:
-        entry = self.bound if self.entry is None else self.entry
-        sigma = self._sigma(ring)
-        distance = reach(self._rows[1], entry, sigma, 1 / ring.scale)
-        dense = float(sigma.max()) * ring.scale <= SURE
-        return dense and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits

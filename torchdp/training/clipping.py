@@ -6,18 +6,17 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.training.memory import Memory
+from torchdp.training.per_example import Gradients, Inputs, PerExample
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
-FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
-Inputs = Tensor | Mapping[str, Tensor]
+TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
 
 
 def clip_and_sum(
@@ -34,40 +33,40 @@ def clip_and_sum(
 
     module, loss: called on batches of one example. inputs, targets: (n, ...), n >= 0; inputs a tensor, or several by
     name, module(**inputs). at_once: examples whose gradients are in memory together; with recurrent layers, one after
-    the other. dropout: draws masks, for each example its own; without it dropout in training mode is refused. Returns
-    one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
-    :func:`set_gradients` puts it back. A gradient that is not finite counts as 0.
+    the other. Of a large weight's gradients sum_t a_t b_t^T only the factors are, where these are less: inputs a_t of
+    linear layers, convolutions and embeddings, and the gradients b_t in their outputs; the first example is looked at
+    before, once more. Whole ones are made of a weight that is used in another way too: tied to an embedding, in torch's
+    MultiheadAttention. dropout: draws masks, for each example its own; without it dropout in training mode is refused.
+    Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
+    :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
+    normal number (2^126 bounds in float32).
     The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
     closures, globals): an example could then move a later sum. What has changed is named and put back; where it is a
     tensor of a GPU, which the host does not wait for, it is put back and the sum is NaN.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum.
-    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1.
+    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
+    Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """
     bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
     checks.function("loss", loss)
     parameters = _trainable(module, dropout is not None)
     _refuse_unequal(inputs, targets)
 
-    def one(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
-        named = {} if isinstance(x, Tensor) else {name: value[None] for name, value in x.items()}
-        output = functional_call(module, parameters, (x[None],) if isinstance(x, Tensor) else (), named)
-        return loss(output, y[None]).sum()
-
-    randomness = "error" if dropout is None else "different"
-    each = vmap(grad(one), in_dims=(None, 0, 0), randomness=randomness)
-    if any(isinstance(part, nn.RNNBase) for part in module.modules()):  # no rule for their kernels
-        each = _one_by_one(grad(one), module)
     size = sum(p.numel() for p in parameters.values())
     dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
     total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
     done = False
     try:
         seed = None if dropout is None else int(Simulated(dropout).integers(()))
+        gradients = PerExample(module, loss, parameters, "error" if seed is None else "different")
+        if gradients.large and len(targets) and at_once > 1:  # also for one, whom the next one must not move
+            with _masks(0, targets.device):
+                gradients.look(*next(_split(inputs, targets, 1)))
         with _masks(seed, targets.device):
-            for x, y in _split(inputs, targets, at_once):
-                total += clipped_sum(list(each(parameters, x, y).values()), bound)
+            for x, y in _split(inputs, targets, 1 if gradients.recurrent else at_once):
+                _add(total, gradients(x, y), bound)
         changed = memory.changed()
         total, done = memory.unless_changed(total), True
     finally:
@@ -85,8 +84,8 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     """sum_i g_i min(1, bound / ||g_i||) of gradients that were made elsewhere, flat, at least float32: (size,).
 
     gradients: for each parameter those of the examples, (n, *shape), n >= 0; g_i is all of example i's together: of
-    ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. A gradient that is not finite counts as 0. Raises
-    TypeError, ValueError.
+    ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. What counts as 0: as there. Raises TypeError,
+    ValueError.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum; where
     each g_i is a function of its own example.
@@ -96,16 +95,27 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in given}
     if len(n) > 1 or min(n) < 0:
         raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
-    rows = [
-        g.detach().reshape(len(g), math.prod(g.shape[1:])).to(torch.promote_types(g.dtype, torch.float32))
-        for g in given
-    ]
-    scales = _scales(rows, bound)
-    with torch.autocast(rows[0].device.type, enabled=False):
-        if rows[0].device.type == "cpu" and (scales > 0).all():
-            return torch.cat([scales.to(part.dtype) @ part for part in rows])
-        kept = scales[:, None] > 0
-        return torch.cat([torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows])
+    rows = [_rows(g) for g in given]
+    return torch.cat(_weighted(rows, _scales(rows, bound)))
+
+
+def _weighted(rows: Sequence[Tensor], scales: Tensor) -> list[Tensor]:
+    """sum_i scales_i rows_i of each; a row whose scale is not > 0 adds nothing."""
+    with torch.autocast(scales.device.type, enabled=False):
+        if scales.device.type != "cpu":
+            kept = scales[:, None] > 0
+            return [torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows]
+        far = (~(scales > 0)).nonzero()[:, 0]
+        if len(far):
+            rows, scales = [part.index_fill(0, far, 0.0) for part in rows], scales.index_fill(0, far, 0.0)
+        return [_added(scales.to(part.dtype), part) for part in rows]
+
+
+def _added(scales: Tensor, part: Tensor) -> Tensor:
+    total = part.new_zeros(part.shape[1], dtype=torch.float64)
+    for weights, some in zip(scales.split(TOGETHER), part.split(TOGETHER), strict=True):
+        total += weights @ some
+    return total.to(part.dtype)
 
 
 def _bound(bound: float) -> float:
@@ -114,18 +124,55 @@ def _bound(bound: float) -> float:
     return float(bound)
 
 
-def _scales(rows: Sequence[Tensor], bound: float) -> Tensor:
-    """By which rows are at most ``bound`` long together, rounding included: (n,); not > 0 where not finite."""
-    eps, norms, slack = max(torch.finfo(part.dtype).eps for part in rows), torch.tensor(torch.inf), 0.0
-    single = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
-    if single and bound >= FAST:  # what squares below 1e-38 add up to is nothing beside FAST
+def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -> Tensor:
+    """By which rows are at most ``bound`` long together, rounding included: (n,); 0 where there is none.
+
+    more: norms of further parts of the rows, (n,) each, float64, that are not too small.
+    """
+    eps, tiny = (max(getattr(torch.finfo(part.dtype), name) for part in rows) for name in ("eps", "tiny"))
+    if bound >= FAST and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows):
+        # what squares below 1e-38 add up to is nothing beside FAST
         blocks = [torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)]
-        norms, slack = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1), SLACK
-    if not (single and norms.isfinite().all()):
-        norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows])
-        norms, slack = torch.linalg.vector_norm(norms, dim=0), 0.0
+        norms = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1)
+        far = ~norms.isfinite()  # their squares pass float32; nobody else's scale may change by it
+        if far.any():
+            norms[far] = _norms([part[far] for part in rows])
+        norms = norms * (1 + SLACK)
+    else:
+        norms = _norms(rows)
+    if more:
+        norms = torch.linalg.vector_norm(torch.stack([norms, *more]), dim=0)
     shorter = 1 - 2 * eps
-    return (bound / (norms * (1 + slack))).clamp_max(1 / shorter) * shorter
+    scales = (bound / norms).clamp_max(1 / shorter) * shorter
+    return torch.nn.functional.threshold(scales, tiny, 0.0)  # smaller ones have too few digits
+
+
+def _norms(rows: Sequence[Tensor]) -> Tensor:
+    """(n,), in float64 throughout."""
+    norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows]
+    return torch.linalg.vector_norm(torch.stack(norms), dim=0)
+
+
+def _add(total: Tensor, found: Gradients, bound: float) -> None:
+    """Adds the clipped gradients of some examples to ``total``, flat and float64."""
+    rows, factors = {name: _rows(g) for name, g in found.rows.items()}, found.factors
+    with torch.autocast(total.device.type, enabled=False):
+        scales = _scales([*rows.values()] or [found.empty], bound, [each.norms() for each in factors.values()])
+        sums = _weighted(list(rows.values()), scales)
+        if not factors:
+            total += torch.cat(sums)
+            return
+        places = dict(zip(found.sizes, total.split(list(found.sizes.values())), strict=True))
+        for name, part in zip(rows, sums, strict=True):
+            places[name] += part
+        for name, each in factors.items():
+            each.add(places[name], scales)
+
+
+def _rows(gradients: Tensor) -> Tensor:
+    """(n, *shape) -> (n, size), at least float32."""
+    wide = torch.promote_types(gradients.dtype, torch.float32)
+    return gradients.detach().reshape(len(gradients), math.prod(gradients.shape[1:])).to(wide)
 
 
 def _blocks(part: Tensor) -> Iterator[Tensor]:
@@ -133,30 +180,6 @@ def _blocks(part: Tensor) -> Iterator[Tensor]:
     whole = part.shape[1] // BLOCK * BLOCK
     yield part[:, :whole].unflatten(1, (-1, BLOCK)) if whole else part[:, None, :0]
     yield part[:, None, whole:]
-
-
-def _one_by_one(gradient: Callable[..., dict[str, Tensor]], module: nn.Module) -> Callable[..., dict[str, Tensor]]:
-    """As vmap over the examples, in a loop; recurrent layers get their own weights back, which torch leaves changed."""
-    layers = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
-    lists = [value for part in layers for name, value in vars(part).items() if name in FLAT]
-    attributes = [(part, {name: vars(part)[name] for name in FLAT if name in vars(part)}) for part in layers]
-
-    def each(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> dict[str, Tensor]:
-        held = [list(value) for value in lists]
-        try:
-            found = [gradient(parameters, _pick(x, i), y[i]) for i in range(len(y))]
-        finally:
-            for value, old in zip(lists, held, strict=True):
-                value[:] = old
-            for part, own in attributes:
-                vars(part).update(own)
-        return {name: torch.stack([g[name] for g in found]) for name in parameters}
-
-    return each
-
-
-def _pick(x: Inputs, i: int) -> Inputs:
-    return x[i] if isinstance(x, Tensor) else {name: value[i] for name, value in x.items()}
 
 
 def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inputs, Tensor]]:

@@ -1,0 +1,259 @@
+"""Gradients of large weights as factors: sums of the plain way, the bound where terms cancel, who falls back."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchdp.randomness import keyed_generator
+from torchdp.training import clip_and_sum, ghost, per_example
+from torchdp.training.clipping import SLACK
+
+N = 6
+
+
+def squares(output, target):
+    return (output - target[..., None]).square().mean()
+
+
+class Words(nn.Module):
+    """Embeddings, a layer that is used twice, normalisation, a mean over the words."""
+
+    def __init__(self, tied=False, rate=0.0, padding=0):
+        super().__init__()
+        self.table, self.inner = nn.Embedding(300, 64, padding_idx=padding), nn.Linear(64, 64)
+        self.norm, self.drop = nn.LayerNorm(64), nn.Dropout(rate)
+        self.last = self.table if tied else nn.Linear(64, 80)
+
+    def forward(self, words):
+        h = self.table(words)
+        for _ in range(2):
+            h = h + self.drop(F.gelu(self.inner(self.norm(h))))
+        return F.linear(h.mean(1), self.last.weight)
+
+
+class Also(nn.Module):
+    """Uses its weight beside the layer: what it adds to the gradient is none of the layer's."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.inner, self.use = nn.Linear(96, 64), use
+
+    def forward(self, x):
+        return self.inner(x) + self.use(self.inner.weight, x)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(96, 64), nn.Linear(96, 64, bias=False)
+
+    def forward(self, left, right):
+        return self.one(left) * self.two(right)
+
+
+class Frozen(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 80))
+        self[0].weight.requires_grad_(False)
+
+
+class Unused(nn.Linear):
+    def __init__(self):
+        super().__init__(96, 64)
+        self.idle = nn.Linear(64, 64)
+
+
+def convolutions():
+    first = nn.Sequential(nn.Conv1d(3, 32, 3, padding=1), nn.Unflatten(2, (4, 4)))
+    last = nn.Sequential(nn.Tanh(), nn.Flatten(2), nn.Conv1d(24, 90, 2), nn.Flatten())
+    return nn.Sequential(first, nn.Conv2d(32, 24, (3, 2), 2, (1, 0)), last)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 80))
+
+
+def draw(*shape):
+    return torch.randn(N, *shape, generator=keyed_generator(b"x"))
+
+
+WORDS = torch.randint(0, 8, (N, 5), generator=keyed_generator(b"words"))  # some more than once, some padding
+ALL = {"table.weight", "inner.weight", "last.weight"}
+CASES = {  # module, inputs, weights that have factors
+    "layers": (mlp, draw(96), {"0.weight", "2.weight"}),
+    "doubles": (lambda: mlp().double(), draw(96).double(), {"0.weight", "2.weight"}),
+    "half": (lambda: mlp().bfloat16(), draw(96).bfloat16(), {"0.weight", "2.weight"}),
+    "sequence": (lambda: nn.Linear(96, 64), draw(5, 96), {"weight"}),
+    "sequence of doubles": (lambda: nn.Linear(96, 64).double(), draw(5, 96).double(), set()),
+    "long sequence": (lambda: nn.Linear(96, 64), draw(40, 96), set()),
+    "words": (Words, WORDS, ALL),
+    "padding from the end": (lambda: Words(padding=-293), WORDS, ALL),
+    "tied": (lambda: Words(tied=True), WORDS, {"inner.weight"}),
+    "convolutions": (convolutions, draw(3, 16), {"1.weight", "2.2.weight"}),
+    "by name": (Pair, {"left": draw(96), "right": draw(96).flip(0)}, {"one.weight", "two.weight"}),
+    "frozen": (Frozen, draw(96), {"2.weight"}),
+    "unused": (Unused, draw(96), {"weight"}),
+    "norm of the weight": (lambda: Also(lambda w, x: w.norm()), draw(96), set()),
+    "product beside": (lambda: Also(lambda w, x: x @ w.mT), draw(96), set()),
+    "size of the weight": (lambda: Also(lambda w, x: w.shape[0]), draw(96), {"inner.weight"}),
+    "small": (lambda: nn.Linear(8, 8), draw(8), set()),
+}
+
+
+def made(name):
+    make, x, expected = CASES[name]
+    net = make()
+    with torch.no_grad():
+        for i, p in enumerate(net.parameters()):
+            p.copy_(0.2 * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+    return net, x, torch.linspace(-1, 1, N, dtype=next(net.parameters()).dtype), expected
+
+
+def one(x, i):
+    return x[i : i + 1] if isinstance(x, torch.Tensor) else {name: value[i : i + 1] for name, value in x.items()}
+
+
+def whole(monkeypatch, *args, **options):
+    """The sum of whole gradients, one row for each example."""
+    with monkeypatch.context() as patch:
+        patch.setattr(per_example, "find", lambda forward, parameters: {})
+        return clip_and_sum(*args, **options)
+
+
+def with_factors(monkeypatch, *args, **options):
+    """The sum, and which weights have factors."""
+    seen, find = set(), per_example.find
+
+    def spy(*args):
+        found = find(*args)
+        seen.update(found)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(per_example, "find", spy)
+        return clip_and_sum(*args, **options), seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_are_those_of_whole_gradients_and_who_has_factors(monkeypatch, name):
+    net, x, y, expected = made(name)
+    norms = [float(clip_and_sum(net, squares, one(x, i), y[i : i + 1], 1e9).norm()) for i in range(N)]
+    for at_once, bound in ((4, sorted(norms)[N // 2]), (100, 1e3)):  # some are clipped; none is
+        found, chosen = with_factors(monkeypatch, net, squares, x, y, bound, at_once=at_once)
+        plain = whole(monkeypatch, net, squares, x, y, bound, at_once=at_once)
+        tolerance = {torch.bfloat16: 1e-2, torch.float32: 2 * SLACK, torch.float64: 1e-12}[y.dtype]
+        assert float((found - plain).norm() / plain.norm()) < tolerance
+        assert found.dtype == plain.dtype and chosen == expected
+    assert len(set(norms)) == N and all(p.grad is None for p in net.parameters())
+
+
+def test_a_module_that_uses_a_weight_in_another_way_than_at_first(monkeypatch):
+    """As one that draws from Python's own generator may: its whole gradients are made."""
+    sums, (net, x, y, _) = [], made("product beside")
+    for way, turns in ((with_factors, [0.0]), (whole, [])):
+        later = itertools.chain(
+            turns, itertools.repeat(1.0)
+        )  # the walk of what is remembered does not see into it
+        net.use = lambda w, x, later=later: x @ w.mT if next(later) else 0.0
+        sums.append(way(monkeypatch, net, squares, x, y, 0.1))
+    assert sums[0][1] == {"inner.weight"}
+    torch.testing.assert_close(sums[0][0], sums[1])
+
+
+def test_masks_of_dropout_are_those_of_whole_gradients(monkeypatch):
+    net, y = Words(rate=0.5), torch.zeros(N)
+    args = net, squares, WORDS[:1].expand(N, -1), y, 0.1
+    found, chosen = with_factors(monkeypatch, *args, dropout=keyed_generator(b"masks"))
+    torch.testing.assert_close(found, whole(monkeypatch, *args, dropout=keyed_generator(b"masks")))
+    assert chosen == ALL
+    assert not torch.allclose(found, clip_and_sum(*args, dropout=keyed_generator(b"others")))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3e38])
+def test_what_is_not_finite_counts_as_nothing(value):
+    """Also where float64 has the norm and the gradient's own type has not."""
+    net, x, y, _ = made("layers")
+    x = x.clone()
+    x[2, 0] = value
+    rest = [0, 1, 3, 4, 5]
+    found = clip_and_sum(net, squares, x, y, 0.01)
+    moved = found - clip_and_sum(net, squares, x[rest], y[rest], 0.01)
+    assert found.isfinite().all() and float(moved.norm()) <= 0.01 * (1 + 1e-4) * math.isfinite(value) + 1e-6
+
+
+class Scaled(nn.Module):
+    """The factors of its weight's gradient are its inputs: words, and sizes times ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64, bias=False)
+
+    def forward(self, words, sizes):
+        return (self.inner(words) * sizes[..., None]).sum((1, 2))
+
+
+def cancelling(n=8):
+    """Two terms whose sum is 2^-46 of them, all of it exact in float64; their products add up to 0 there."""
+    signs = torch.randint(0, 2, (n, 1, 64), generator=keyed_generator(b"signs")) * 2.0 - 1
+    words = signs * 2.0**30 * torch.tensor([1.0, 1 + 2.0**-23])[:, None]
+    return words, torch.tensor([2.0**30, 2.0**7 - 2.0**30]).expand(n, 2)
+
+
+def unproven(a, b):
+    return ((a @ a.mT) * (b @ b.mT)).sum((1, 2)).clamp_min(0).sqrt()
+
+
+def test_guarantee_terms_that_cancel_keep_the_bound(monkeypatch):
+    """Norms of nothing but the terms' products would let one example through at any length."""
+    words, sizes = cancelling()
+    a, b = words.double(), sizes.double()[..., None].expand(-1, -1, 64)
+    exact = torch.linalg.matrix_norm(b.mT @ a)
+    assert exact.min() > 1e6 and not unproven(a, b).any()
+    assert (ghost._product_norms(a, b) >= exact).all()
+    net, y, moves = Scaled(), torch.zeros(8), []
+    for norms in (ghost._product_norms, unproven):
+        monkeypatch.setattr(ghost, "_product_norms", norms)
+        x, rest = {"words": words, "sizes": sizes}, {"words": words[1:], "sizes": sizes[1:]}
+        total, chosen = with_factors(monkeypatch, net, lambda out, y: out, x, y, 1.0)
+        assert chosen == {"inner.weight"}
+        moves.append(float((total - clip_and_sum(net, lambda out, y: out, rest, y[1:], 1.0)).double().norm()))
+    assert moves[0] <= 1 + 1e-6 and moves[1] > 1e6
+
+
+def test_guarantee_norms_are_never_too_small_and_close_where_little_cancels():
+    g = keyed_generator(b"norms")
+    for terms in (1, 2, 5):
+        a, b = (torch.randn(200, terms, size, generator=g).double() for size in (7, 9))
+        for left in (1.0, 1e-3, 1e-6, 1e-9):  # of the first term, when the others have taken the rest
+            if terms > 1:
+                a[:, 1], b[:, 1] = a[:, 0], -b[:, 0] * (1 - left)
+                b[:, 2:] = 0
+            exact, found = torch.linalg.matrix_norm(b.mT @ a), ghost._product_norms(a, b)
+            assert (found >= exact * (1 - 1e-13)).all()
+            if left > 1e-4:
+                assert (found <= exact * (1 + 1e-4)).all()
+
+
+def test_guarantee_rows_that_cancel_keep_the_bound():
+    """One word many times: its row is added up before its norm is known."""
+    indices = torch.tensor([[3, 3, 1, 3], [2, 0, 2, 2]])
+    b = torch.tensor([1e8, -1e8, 2.0, 3.0]).double()[None, :, None].expand(2, 4, 5)
+    factors = ghost.Factors([ghost.Embedding(indices[0].shape, None)], [indices], [b.float()])
+    rows = torch.zeros(2, 4, 5).double()
+    for i, j in itertools.product(range(2), range(4)):
+        rows[i, indices[i, j]] += b[i, j]
+    total = torch.zeros(20).double()
+    factors.add(total, torch.tensor([0.5, 0.25]).double())
+    torch.testing.assert_close(total, (0.5 * rows[0] + 0.25 * rows[1]).flatten())
+    torch.testing.assert_close(factors.norms(), torch.linalg.matrix_norm(rows))
+
+
+def test_parts_of_the_examples_are_the_whole(monkeypatch):
+    net, x, y, _ = made("words")
+    whole_of_it = clip_and_sum(net, squares, x, y, 0.1)
+    monkeypatch.setattr(ghost, "AT_ONCE", 1)
+    torch.testing.assert_close(clip_and_sum(net, squares, x, y, 0.1), whole_of_it)

@@ -1,0 +1,142 @@
+"""A secure sketch without delta: integers whose sums carry discrete Laplace noise."""
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.protocol import Tally
+from torchdp.secure import discrete_laplace as laplace
+from torchdp.secure.ring import Ring, largest_fraction_bits
+from torchdp.secure.sums import SLACK, SecureSums, Words
+from torchdp.sketching.coalition import AdaptiveCoalition
+
+EXPONENT = 52.7  # there is room for noise but for 2 e^-52.7 = 2.6e-23 of the mass
+
+
+MOST_EPSILON = 700.0
+
+
+@dataclass(frozen=True, eq=False)
+class PureSecureSketch(SecureSums):
+    """Y = s^-1/2 (S A + discrete Laplace noise) by servers that see only shares: :class:`SecureSketch` with delta = 0.
+
+    Client i adds to its integers q = trunc(a_i 2^f), for each copy, fresh noise NB(1/h, a) - NB(1/h, a) in each
+    column, a = e^(-epsilon/(s D)), D the largest l_1 distance of two clients' integers: h of them make P(z) = (1 - a)/
+    (1 + a) a^|z|. h: the fewest honest pairs in any used row; rows with more have more noise. Sums are modulo 2^bits.
+
+    bound: B_1, the largest l_1 norm of a row; D is then 2 floor(B_1 2^f). sensitivity: the largest l_1 distance of two
+    rows that clients may hold, 2 B_1 where None; truncation adds less than a unit in each column. coalition: an
+    ``AdaptiveCoalition``. sketch, columns, servers, bits, fraction_bits, entry: as in ``SecureSketch``. One copy is
+    best: noise grows with s. Raises ValueError, TypeError before anything is drawn.
+
+    Guarantees: epsilon-DP, one client's row replaced by any other within the bounds, against the same coalitions as
+        ``SecureSketch``; its delta is what the tables' 128 bits cost, ``Guarantee.pure``. With one honest client of a
+        row less than the coalition allows nothing of the kind: that noise has a peak at 0.
+    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.8, with one Laplace variable in an entry in
+        place of Corollary 4.10's m; Ghosh, Roughgarden, Sundararajan (2012); Goryczka, Xiong (2017) for the shares.
+        Replacing a row moves s rows of integers by D together in l_1; the honest noise of each is a discrete Laplace
+        variable and more of the same kind, independent, whose chances fall by at most a factor a a unit; truncation
+        comes before the noise, and what follows it, reduction modulo 2^bits too, is post-processing.
+    """
+
+    NORM: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        checks.instance("coalition", self.coalition, AdaptiveCoalition)
+        if checks.positive("epsilon", self.epsilon) > MOST_EPSILON:
+            raise ValueError(
+                f"epsilon must be at most {MOST_EPSILON:g}, not {self.epsilon}: nothing would be hidden"
+            )
+        super().__post_init__()
+
+    @cached_property
+    def honest(self) -> Tensor:
+        """Honest pairs that each row holds at least: (m,), int64."""
+        return self.coalition.honest(self.sketch, 0.0)
+
+    @property
+    def rate(self) -> float:
+        """log(1/a) for a unit of the ring."""
+        return self._rate(self.ring)
+
+    @cached_property
+    def part(self) -> float:
+        """1/h, the part of a discrete Laplace variable in each word; rounded up."""
+        honest, counts = self._rows
+        return math.nextafter(1 / int(honest[counts > 0].min()), 1.0)
+
+    def distance(self, ring: Ring) -> int:
+        """D, the largest l_1 distance of two rows that ``within`` lets pass, in units of this ring; at least 1."""
+        full = 2 * self._longest(ring)
+        if self.sensitivity is not None:
+            apart = Fraction(self.sensitivity) * Fraction(1 + 2 * SLACK) * 2**ring.fraction_bits
+            full = min(full, math.ceil(apart + self.columns) - 1)
+        return max(1, full)
+
+    @cached_property
+    def row_variance(self) -> Tensor:
+        """Variance of the noise in an entry of each row, of all clients: 4^-f c_j/(2 h s sinh^2(rate/2)), (m,)."""
+        each = laplace.variance(self.rate) * self.part / (self.ring.scale**2 * self.sketch.copies)
+        return self.sketch.counts().double() * each
+
+    @property
+    def grid_factor(self) -> float:
+        distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
+        scale = self.sketch.copies * distance / self.epsilon
+        return laplace.variance(self.rate) / (2 * (scale * self.ring.scale) ** 2)
+
+    @property
+    def variation(self) -> float:
+        """Above the total variation distance of all clients' noise from its law."""
+        pairs = self.sketch.clients * self.sketch.copies * self.columns
+        return laplace.variation(self.sketch.clients, pairs * laplace.mean_clusters(self.part, self.rate))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        source = "Burkhardt et al. (2025), Theorem 4.8; Ghosh, Roughgarden, Sundararajan (2012)"
+        if self.sensitivity is not None:
+            source += f"; for rows of a client at most {self.sensitivity:g} apart in l_1"
+        neighbours, cost = Neighbours.REPLACE_ONE, (1 + math.exp(self.epsilon)) * self.variation
+        pure = Guarantee(self.epsilon, 0.0, Model.LINEAR_TRANSFORM, neighbours, False, source)
+        return pure.rounded(self.variation, cost * (1 + 1e-6)) if cost < 0.5 else replace(pure, exact=False)
+
+    def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
+        shape, ring = (self.sketch.copies, len(x), self.columns), self.ring
+        noise = torch.zeros(math.prod(shape), dtype=torch.int64, device=x.device)
+        words = laplace.add_shares(noise, self.part, self.rate, draws).view(shape)
+        words += ring.to_words(x).long()
+        signs = self.sketch.signs[:, first : first + len(x)]
+        return Words(first, words.mul_(signs[..., None]).to(ring.dtype))
+
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        shares = (self.sketch.counts().double() * self.part)[:, None].expand(*shape, *summary.shape)
+        noise = laplace.sample_sums(shares, self.rate, draws)
+        return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
+
+    def _longest(self, ring: Ring) -> int:
+        """The largest l_1 norm of a client's integers."""
+        return math.floor(Fraction(self.bound) * Fraction(1 + SLACK) * 2**ring.fraction_bits)
+
+    def _check_rows(self, rows: Tensor, one: Tensor) -> None:
+        super()._check_rows(rows, one)
+        if bool((self.ring.to_words(rows).long().abs().sum(1) > self._longest(self.ring)).any()):
+            raise ValueError(f"x holds a row of l_1 norm above bound = {self.bound}; clip rows, in float64")
+
+    def _rate(self, ring: Ring) -> float:
+        return math.nextafter(self.epsilon / (self.sketch.copies * self.distance(ring)), 0.0)
+
+    def _fits(self, ring: Ring) -> bool:
+        rate, counts = self._rate(ring), self._rows[1].double()
+        if rate < laplace.LEAST_RATE:
+            return False
+        noise = laplace.tail(counts * self.part, rate, EXPONENT) / ring.scale
+        distance = float((counts * (self.bound if self.entry is None else self.entry) + noise).max())
+        return largest_fraction_bits(self.bits, distance) >= ring.fraction_bits

@@ -1,0 +1,195 @@
+"""Sums by secret sharing, whatever their noise: clients share out words, servers add, anyone adds up."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws
+from torchdp.noise import Noise, source
+from torchdp.protocol import Estimate, Layout, MessageProtocol, Objective, Tally
+from torchdp.secure.settings import WORDS_AT_ONCE, Settings
+from torchdp.sketching.transform import add_rows
+
+SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
+FIRST_BYTES = 8  # of a client's number
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """What clients first, first + 1, ... share out: (words_sent, k, d). Who sends matters: each has its own column."""
+
+    first: int
+    values: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SecureSums(Settings, MessageProtocol[Tensor, Words]):
+    """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that see only shares.
+
+    x: A, a row for each client, in their order. A message is a client's words before it shares them out; a tally is
+    their signed total modulo 2^bits, what the servers' sums add up to. Summaries are the exact sums of the truncated
+    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``processes``. What noise
+    clients add, and which servers, is the subclass's.
+    """
+
+    NORM: ClassVar[int] = 2  # of a row, that ``bound`` and ``sensitivity`` are of
+
+    @property
+    def layout(self) -> Layout:
+        return {"words": ((self.sketch.height, self.columns), self.ring.dtype)}
+
+    @property
+    def bits_per_user(self) -> int:
+        """Bits of one client's shares, to all servers."""
+        return self.servers * self.words_sent * self.columns * self.bits
+
+    def within(self, x: Tensor) -> Tensor:
+        """x, rows (k, d) of any clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
+        x = checks.real("x", x)
+        if x.ndim != 2 or x.shape[1] != self.columns or len(x) == 0:
+            raise ValueError(f"x must have shape (clients, {self.columns}), not {tuple(x.shape)}")
+        if x.device != self.sketch.device:
+            raise ValueError(f"x is on {x.device}, the sketch on {self.sketch.device}; move one of them")
+        for part in x.split(max(1, WORDS_AT_ONCE // self.columns)):
+            self._check_rows(part.double(), x[0].double())
+        return x
+
+    def _check_rows(self, rows: Tensor, one: Tensor) -> None:
+        norms = torch.linalg.vector_norm(rows, self.NORM, 1)
+        if not bool((norms <= self.bound * (1 + SLACK)).all()):  # NaN is not
+            checks.floating("x", rows)
+            raise ValueError(
+                f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip rows, in float64"
+            )
+        if self.entry is not None and bool((rows.abs() > self.entry * (1 + SLACK)).any()):
+            raise ValueError(f"x holds an entry above entry = {self.entry} in size; clip them, in float64")
+        if self.sensitivity is not None:
+            apart = torch.linalg.vector_norm(rows - one, self.NORM, 1)
+            if bool((apart > self.sensitivity * (1 + SLACK)).any()):
+                raise ValueError(
+                    f"x holds rows more than sensitivity = {self.sensitivity} apart: the noise would not hide a "
+                    "client who may hold either; state the largest distance"
+                )
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, the rows (n, d) of all clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
+        x = self.within(x)
+        if len(x) != self.sketch.clients:
+            raise ValueError(f"x must have {self.sketch.clients} rows, one for each client, not {len(x)}")
+        return x
+
+    def summary(self, x: Tensor) -> Tensor:
+        sums = torch.zeros(self.sketch.height, self.columns, dtype=torch.int64, device=self.sketch.device)
+        for part in self.sketch.parts(self.columns):
+            sums += self.sketch.part(part).sums(self.ring.to_words(x[part]).long())
+        return sums
+
+    def counted(self, summary: Tensor) -> Tensor:
+        """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises TypeError, ValueError."""
+        shape, sums = self.layout["words"][0], checks.real("summary", summary)
+        if summary.dtype != torch.int64 or sums.shape != shape:
+            raise ValueError(f"summary must be int64 sums {shape}, not {summary.dtype} {tuple(sums.shape)}")
+        longest = (self.bound if self.entry is None else self.entry) * (1 + SLACK) * self.ring.scale
+        if bool((summary.double().abs() > (self.sketch.counts() * longest)[:, None]).any()):
+            raise ValueError(
+                "summary holds a sum beyond what the clients of its row can hold; make it by summary(x)"
+            )
+        return summary
+
+    def randomize(self, x: Tensor, *, first: int = 0, noise: Noise | None = None) -> Words:
+        """What clients first, first + 1, ... with rows x (k, d) share out; a client passes its own row.
+
+        Raises ValueError, TypeError before any draw.
+        """
+        x = self.within(x)
+        if checks.integer("first", first, 0) + len(x) > self.sketch.clients:
+            raise ValueError(f"first = {first} and {len(x)} rows x go beyond the {self.sketch.clients} clients")
+        return self.speak(x, source(noise, x.device), first)
+
+    @abstractmethod
+    def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
+        """``randomize``, unchecked, by any draws."""
+
+    def spoken(self, x: Tensor, draws: Draws) -> Iterator[Words]:
+        """What all clients share out, part by part, as ``collect`` draws it; unchecked."""
+        for part in self.parts():
+            yield self.speak(x[part], draws, part.start)
+
+    def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
+        """Add these clients' words, or shares of them, (words_sent, k, d), into a server's sums (m, d), in place."""
+        add_rows(sums, self.sketch.rows.to(sums.device)[:, clients], words)
+
+    def published(self, sums: Tensor, draws: Draws) -> Tensor:
+        """What a server shows of its sums (m, d): the sums, unless servers add noise of their own."""
+        return sums
+
+    def tally(self, messages: Words) -> Tally:
+        words = self.ring.checked("messages", checks.instance("messages", messages, Words).values)
+        shape = (self.words_sent, self.columns)
+        if words.ndim != 3 or (len(words), words.shape[2]) != shape:
+            raise ValueError(
+                f"messages must hold words ({shape[0]}, clients, {shape[1]}), not {tuple(words.shape)}"
+            )
+        first = checks.integer("messages.first", messages.first, 0, self.sketch.clients - words.shape[1])
+        sums = torch.zeros(self.layout["words"][0], dtype=words.dtype, device=words.device)
+        self.place(sums, slice(first, first + words.shape[1]), words)
+        return Tally(words.shape[1], {"words": sums})
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        sums = torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=x.device)
+        for words in self.spoken(x, draws):
+            self.place(sums, slice(words.first, words.first + words.values.shape[1]), words.values)
+        for _ in range(self.servers):
+            sums = self.published(sums, draws)
+        return Tally(len(x), {"words": sums})
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """Y, (m, d), from the total of the servers' sums; its error with every client's noise, heard or not."""
+        least = self.sketch.clients - self.coalition.absent
+        if not least <= self.check(tally).n <= self.sketch.clients:
+            raise ValueError(
+                f"tally is of {tally.n} clients; the noise was calibrated to {self.sketch.clients}, of whom "
+                f"absent = {self.coalition.absent} may drop out"
+            )
+        value = self.ring.to_reals(tally["words"]) / math.sqrt(self.sketch.copies)
+        return Estimate(value, self.row_variance.sqrt()[:, None].expand_as(value), tally.n)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        """S A, (m, d), of rows truncated to the grid."""
+        return self.counted(summary).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        """(m, d); the same for all data."""
+        self.counted(summary)
+        return self.row_variance[:, None].expand(self.layout["words"][0])
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        checks.integer("n", n, self.sketch.clients - self.coalition.absent, self.sketch.clients)
+        return checks.instance("objective", objective, Objective).of(self.row_variance)
+
+    def encode(self, messages: Words) -> bytes:
+        """Words before they are shared out, client by client, behind the first client's number."""
+        self.tally(messages)
+        words = messages.values.transpose(0, 1).cpu().contiguous().numpy().astype(f"<i{self.bits // 8}")
+        return messages.first.to_bytes(FIRST_BYTES, "little") + words.tobytes()
+
+    def decode(self, data: bytes) -> Words:
+        each = self.words_sent * self.columns * self.bits // 8
+        checks.instance("data", data, bytes)
+        clients, rest = divmod(len(data) - FIRST_BYTES, each)
+        first = int.from_bytes(data[:FIRST_BYTES], "little")
+        if rest or clients < 1 or first + clients > self.sketch.clients:
+            raise ValueError(
+                f"data must hold {FIRST_BYTES} bytes and {each} for each of at most {self.sketch.clients} clients, "
+                f"not {len(data)} bytes from client {first} on"
+            )
+        words = np.frombuffer(data, f"<i{self.bits // 8}", offset=FIRST_BYTES).astype(f"=i{self.bits // 8}")
+        values = torch.from_numpy(words).view(clients, self.words_sent, self.columns).transpose(0, 1)
+        return Words(first, values.to(self.sketch.device))
