@@ -48,13 +48,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class RunningSums:
-    """Sums over all steps so far, W[t, j] = decay^(t - j) for j <= t: of up to millions of steps, never formed.
+    """Sums over all steps so far: of up to millions of steps, never formed.
 
-    steps: at least 1; decay: in (0, 1], 1 for prefix sums; device: of the tensors made for it. Raises ValueError.
+    x_t = decay x_{t-1} + v_t, v_t = momentum v_{t-1} + g_t: W[t, j] = sum_{i <= t - j} decay^i momentum^(t - j - i).
+    Without momentum W[t, j] = decay^(t - j) for j <= t, the prefix sums where decay is 1.
+
+    steps: at least 1; decay: in (0, 1]; momentum: in [0, 1); device: of the tensors made for it. Raises ValueError.
     """
 
     steps: int
     decay: float = 1.0
+    momentum: float = 0.0
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
@@ -62,6 +66,7 @@ class RunningSums:
         object.__setattr__(self, "decay", checks.positive("decay", self.decay))
         if self.decay > 1:
             raise ValueError(f"decay must lie in (0, 1], not {self.decay!r}")
+        object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
         object.__setattr__(self, "device", checks.device("device", self.device))
 
     @property
@@ -71,8 +76,13 @@ class RunningSums:
 
     def dense(self) -> Tensor:
         """W itself, (steps, steps) float64."""
-        age = _differences(self.steps, self.device)
-        return (self.decay ** age.clamp_min(0).double()).tril()
+        age = _differences(self.steps, self.device).clamp_min(0)
+        first = self.decay ** torch.arange(self.steps, dtype=torch.float64, device=self.device)
+        if self.momentum:
+            from scipy.signal import lfilter  # half a second to load
+
+            first = torch.from_numpy(lfilter([1.0], [1.0, -self.momentum], first.cpu().numpy())).to(first)
+        return first[age].tril()
 
 
 def _side(k: int) -> int:

@@ -13,10 +13,18 @@ from torchdp.workloads import RunningSums
 
 
 @pytest.mark.parametrize(
-    ("n", "buffers", "p", "decay"), [(1, 1, 2.0, 1.0), (2, 3, math.inf, 1.0), (30, 2, 2.0, 0.9)]
+    ("n", "buffers", "p", "decay", "momentum"),
+    [
+        (1, 1, 2.0, 1.0, 0.0),
+        (2, 3, math.inf, 1.0, 0.0),
+        (30, 2, 2.0, 0.9, 0.0),
+        (2, 2, math.inf, 1.0, 0.9),
+        (30, 2, 2.0, 1.0, 0.9),
+        (30, 2, math.inf, 0.9, 0.9),
+    ],
 )
-def test_norms_are_those_of_the_dense_strategy(n, buffers, p, decay):
-    found = factorize_buffered(RunningSums(n, decay), buffers, p)
+def test_norms_are_those_of_the_dense_strategy(n, buffers, p, decay, momentum):
+    found = factorize_buffered(RunningSums(n, decay, momentum), buffers, p)
     C, W = found.strategy.dense(), found.workload.dense()
     rows = torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
     assert torch.allclose(found.row_norms, rows, rtol=1e-10)
@@ -50,9 +58,9 @@ def test_sums_of_a_users_columns_are_those_of_the_dense_strategy():
         assert torch.allclose(pass_squares(*parts, period).sqrt(), sums, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("p", "decay"), [(2.0, 1.0), (math.inf, 0.99)])
-def test_passes_share_a_strategy_that_moves_by_one(p, decay):
-    W = RunningSums(100, decay)
+@pytest.mark.parametrize(("p", "decay", "momentum"), [(2.0, 1.0, 0.0), (math.inf, 0.99, 0.0), (2.0, 1.0, 0.8)])
+def test_passes_share_a_strategy_that_moves_by_one(p, decay, momentum):
+    W = RunningSums(100, decay, momentum)
     C, norms = buffered_passes(W, 30, 3, p)
     sums = torch.stack([C.dense()[:, i::30].sum(1).norm() for i in range(30)])
     rows = torch.linalg.solve_triangular(C.dense(), W.dense(), upper=False, left=False).norm(dim=1)

@@ -62,6 +62,21 @@ def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates)
         assert torch.equal(W.dense(), workloads.prefix(4).dense())
 
 
+def test_iterates_are_running_sums_unless_they_swing():
+    for momentum, decay, rate in (
+        (0.0, 0.0, 1.0),
+        (0.0, 0.3, 0.5),
+        (0.9, 0.0, 0.1),
+        (0.9, 0.02, 0.1),
+        (0.5, 0.1, 0.3),
+    ):
+        W = Iterates(50, momentum, decay, [rate] * 50)
+        scale, S = W.sums()
+        torch.testing.assert_close(scale * S.dense(), W.dense(), rtol=1e-11, atol=0)
+    for swings in (Iterates(50, 0.9, 0.03), Iterates(50, 0.0, 1.0), Iterates(2, 0.9, 0.0, [1.0, 0.5])):
+        assert swings.sums() is None
+
+
 @pytest.mark.parametrize(("steps", "bands"), [(1, 1), (7, 3), (5, 9), (40, 1), (60, 9)])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1)])
 def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, momentum, decay):
@@ -150,12 +165,13 @@ def test_bad_input_is_named(call, message):
         call()
 
 
-def test_a_fixed_order_of_long_passes_has_buffers():
+@pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9)])
+def test_a_fixed_order_of_long_passes_has_buffers(W):
     """5 passes of 120 steps."""
-    plan = _ordered(Iterates(600), 120, 1, 8.0, 1e-5, 1.0, 2.0)
+    plan = _ordered(W, 120, 1, 8.0, 1e-5, 1.0, 2.0)
     assert isinstance(plan.strategy, BufferedStrategy) and len(plan.strategy.poles) == 4
     assert math.isclose(sensitivity(plan.strategy, Epochs(120)).value, 1, rel_tol=1e-9)
-    errors = standard_errors(Iterates(600), plan.strategy) * plan.sigma
+    errors = standard_errors(W, plan.strategy) * plan.sigma
     torch.testing.assert_close(errors, plan.standard_errors, rtol=1e-6, atol=0)
     run = plan.start(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss)
     users = next(iter(run))

@@ -12,7 +12,7 @@
 |---|---|
 | W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
-| running sums of millions of steps, never formed | :func:`factorize` of ``workloads.RunningSums`` |
+| running sums of millions of steps, with momentum too, never formed | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few numbers of memory | :func:`factorize_buffered` |
 | users who come back in every epoch; in steps that keep apart | :func:`factorize_epochs`; :func:`factorize_separated` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |

@@ -18,7 +18,7 @@ from torchdp.training.participation import Epochs, sensitivity
 from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
 from torchdp.training.strategy import MOST_DENSE, Iterates, causal_strategy, lower_triangular, standard_errors
-from torchdp.workloads import RunningSums, Workload
+from torchdp.workloads import Workload
 
 DENSE = 512  # steps up to which strategies are optimised entry by entry
 SCALED = 2048  # steps up to which the columns of one row of coefficients are scaled one by one
@@ -56,8 +56,8 @@ def choose(
     4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
     l_p mean of the standard errors of W's rows: 2 for the root mean square, inf for the largest. Above 512 steps
     strategies have one row of at most 64 coefficients, optimised for W's first column (``Iterates.first``); up to 2,048
-    and for p = 2 its columns are scaled for the fixed order. Without momentum a fixed order has a strategy of four
-    buffers where it errs less: mostly above so many steps. Raises TypeError, ValueError.
+    and for p = 2 its columns are scaled for the fixed order. Where ``Iterates.sums`` is not None, a fixed order has a
+    strategy of four buffers if that errs less: mostly above so many steps. Raises TypeError, ValueError.
 
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
@@ -161,16 +161,10 @@ def _bands(plan: Plan) -> int:
 
 def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStrategy | BufferedStrategy, Tensor]:
     """A strategy for a fixed order, and the row norms of W C^{-1}."""
-    steps, C = W.shape[0], None
+    steps = W.shape[0]
     if isinstance(W, Tensor) and steps <= DENSE:
         C = BandedStrategy.of(causal_strategy(W, factorize_epochs(W, period, p)))
         return C, standard_errors(W, C)
-    rate = float(W.rates[0]) if isinstance(W, Iterates) and W.constant and W.momentum == 0 else 0.0
-    decay = 1 - rate * W.weight_decay if isinstance(W, Iterates) else 1.0
-    sums = RunningSums(steps, decay) if rate and decay > 0 else None
-    if sums and period >= steps:
-        found = factorize_buffered(sums, BUFFERS, p)
-        return found.strategy, rate * found.row_norms
     C = _banded(W, min(period, MOST_BANDS), p)
     if p == 2 and steps <= SCALED:
         V = W.dense() if isinstance(W, Iterates) else W
@@ -179,11 +173,22 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStra
         place = torch.arange(steps, device=c.device)[:, None] - torch.arange(len(c), device=c.device)
         C = BandedStrategy(c * scales[place.clamp_min(0)], steps)
     errors = standard_errors(W, C)
-    if sums and period >= LEAST_PERIOD and steps <= MOST_PASSES * period:
-        few, norms = buffered_passes(sums, period, BUFFERS, p)
-        if rate * _mean(norms, p) < sensitivity(C, Epochs(period)).value * _mean(errors, p):
-            return few, rate * norms
+    found = _buffered(W, period, p) if isinstance(W, Iterates) else None
+    if found and _mean(found[1], p) < sensitivity(C, Epochs(period)).value * _mean(errors, p):
+        return found
     return C, errors
+
+
+def _buffered(W: Iterates, period: int, p: float) -> tuple[BufferedStrategy, Tensor] | None:
+    """Four buffers that a user moves by 1, and the row norms of W C^{-1}; None where they are not made for W."""
+    if (sums := W.sums()) is None or period < LEAST_PERIOD or W.steps > MOST_PASSES * period:
+        return None
+    rate, S = sums
+    if period >= W.steps:
+        once = factorize_buffered(S, BUFFERS, p)
+        return once.strategy, rate * once.row_norms
+    C, norms = buffered_passes(S, period, BUFFERS, p)
+    return C, rate * norms
 
 
 def _banded(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:

@@ -169,6 +169,8 @@ class Memory:
         return found
 
     def _object(self, path: str, value: object) -> list[tuple[str, object]]:
+        if _spends(type(value)):
+            return []
         if _library(type(value)) and not isinstance(value, nn.Module):
             own = ("func", "args", "keywords", "__dict__") if type(value).__module__ in CONTAINERS else ()
             return [(path, getattr(value, name)) for name in own if hasattr(value, name)]
@@ -235,6 +237,11 @@ def _names(code: Any) -> list[str]:
 def _slots(kind: type) -> list[str]:
     names = vars(kind).get("__slots__", ())
     return [name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
+
+
+def _spends(kind: type) -> bool:
+    """Noise, and runs that spend it, refuse copies: to put them back would draw the same numbers again."""
+    return kind.__module__.startswith("torchdp.") and kind.__reduce_ex__ is not object.__reduce_ex__
 
 
 def _library(value: Any) -> bool:

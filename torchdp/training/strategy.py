@@ -1,5 +1,6 @@
 """Strategies of a matrix mechanism for training: a lower triangular C, one row for each step."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, BufferedStrategy, EpochFactorization, Factorization
+from torchdp.workloads import RunningSums
 
 Strategy = Tensor | BandedStrategy | BufferedStrategy  # C, or what it is made of
 MOST_DENSE = 4096  # steps of a matrix that is formed
@@ -64,6 +66,19 @@ class Iterates:
         """Whether all steps are treated alike: W[t, j] depends on t - j alone."""
         rates = self.rates
         return bool((rates == rates[0]).all())
+
+    def sums(self) -> tuple[float, RunningSums] | None:
+        """rate, S with W = rate S, up to rounding: None where learning rates change or parameters swing.
+
+        (1 - decay x)(1 - momentum' x) = 1 - (1 + momentum - rate weight_decay) x + momentum x^2 has real roots with
+        0 < decay where rate weight_decay <= (1 - sqrt(momentum))^2; without momentum, where it is below 1.
+        """
+        rate, loss = float(self.rates[0]), float(self.rates[0]) * self.weight_decay
+        apart = (1 - self.momentum) ** 2 - loss * (2 * (1 + self.momentum) - loss)
+        if not self.constant or loss >= 1 or apart < 0:
+            return None
+        decay = 1 - (1 - self.momentum + loss - math.sqrt(apart)) / 2
+        return rate, RunningSums(self.steps, decay, self.momentum / decay)
 
     def first(self, steps: int) -> Tensor:
         """The first column of W for ``steps`` steps at the mean learning rate, (steps,): all of W where constant."""

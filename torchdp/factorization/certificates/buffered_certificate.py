@@ -9,13 +9,14 @@ EPS = float(np.finfo(np.longdouble).eps)
 
 
 def buffered_squares(
-    poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float
+    poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float, momentum: float
 ) -> tuple[Wide, Wide, Wide]:
     """Squared row norms of W C^{-1}, squared column norms of C = D1 T D2, and a bound on the rows' rounding, (n,) each.
 
     With S_a = sum_{s<t} zeros_a^{t-1-s} e_s / D1_s, the buffers before step t, row t of W C^{-1} is
-    row_t = decay row_{t-1} + (e_t / D1_t + sum_a nu_a S_a) / D2_t; G and H are <S_a, S_b> and <row_{t-1}, S_a>.
-    Rounding: each of three sums of n terms by n eps of its terms' sizes, 8 times over.
+    row_t = decay row_{t-1} + v_t, v_t = momentum v_{t-1} + (e_t / D1_t + sum_a nu_a S_a) / D2_t; G, H and J are
+    <S_a, S_b>, <v_{t-1}, S_a> and <row_{t-1}, S_a>.
+    Rounding: each of six sums of n terms by n eps of its terms' sizes, 8 times over.
     Source: the recurrences are the definition of T^{-1} by its generating function, squared.
     """
     l, q, D1, D2 = (y.cpu().numpy().astype(np.longdouble) for y in (poles, zeros, before, after))
@@ -27,11 +28,15 @@ def buffered_squares(
 
     def rows(nu: Wide) -> Wide:
         mixed = [sum(nu[b] * G[a][b] for b in count) for a in count]
-        H = [_late(_sums((q[a] * mixed[a] + 1 / own) / D2, decay * q[a])) for a in count]
+        H = [_sums((q[a] * mixed[a] + 1 / own) / D2, momentum * q[a]) for a in count]
+        J = [_sums(H[a], decay * q[a]) for a in count]
+        with_v, with_row = (sum(nu[a] * _late(y[a]) for a in count) / D2 for y in (H, J))
         new = (1 / own + sum(nu[a] * mixed[a] for a in count)) / D2**2
-        return _sums(new + 2 * decay * sum(nu[a] * H[a] for a in count) / D2, np.longdouble(decay) ** 2)
+        speeds = _sums(new + 2 * momentum * with_v, np.longdouble(momentum) ** 2)
+        both = _sums(speeds + decay * with_row, np.longdouble(decay) * momentum)  # <row_t, v_t>
+        return _sums(speeds + 2 * decay * (momentum * _late(both) + with_row), np.longdouble(decay) ** 2)
 
-    return rows(nu), columns, 24 * EPS * len(D1) * rows(abs(nu))
+    return rows(nu), columns, 48 * EPS * len(D1) * rows(abs(nu))
 
 
 def _residues(poles: Wide, zeros: Wide) -> Wide:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent, scaled_weights
-from torchdp.factorization.structure.path import variances
+from torchdp.factorization.structure import momentum, path
 from torchdp.memory import NUMBERS_AT_ONCE
 from torchdp.workloads import RunningSums
 
 AT_ONCE = min(2**16, NUMBERS_AT_ONCE)  # numbers: what a near cache holds
+MOMENTUM_AT_ONCE = min(2**20, NUMBERS_AT_ONCE)  # enough for rows whose work outweighs their calls
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Quadrature:
 
 def quadrature(W: RunningSums, rows: Tensor, columns: Tensor, loss: float) -> Quadrature:
     """A rule for the spectrum of (M M^T)^{-1}, M = diag(rows)^{1/2} W diag(columns)^{1/2}, weights of sum 1."""
-    return Quadrature.of(1.0, float(_inverse_diagonal(W, rows, columns).max()), loss, W.device)
+    least = (1 - W.momentum) ** 2  # no entry of W is above 1 / (1 - momentum)
+    return Quadrature.of(least, float(_inverse_diagonal(W, rows, columns).max()), loss, W.device)
 
 
 def row_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
@@ -64,11 +66,17 @@ def row_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature)
     unit rows^{1/2}.
     """
     found = rule.white / rows
-    for level, share in zip(
-        *(x.split(max(1, AT_ONCE // W.steps)) for x in (rule.levels, rule.shares)), strict=True
-    ):
-        found = found + share @ variances(columns, level[:, None] * rows, W.decay)
+    levels = max(1, (MOMENTUM_AT_ONCE if W.momentum else AT_ONCE) // W.steps)
+    for level, share in zip(rule.levels.split(levels), rule.shares.split(levels), strict=True):
+        found = found + share @ variances(W, columns, level[:, None] * rows)
     return found
+
+
+def variances(W: RunningSums, columns: Tensor, leaks: Tensor) -> Tensor:
+    """Of the points of the path W N(0, diag(columns)), seen with precision leaks: (n,), (batch, n) -> (batch, n)."""
+    if W.momentum:
+        return momentum.variances(columns, leaks, W.decay, W.momentum)
+    return path.variances(columns, leaks, W.decay)
 
 
 def column_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
@@ -89,14 +97,15 @@ def certify_running(
     rounding = 8 eps (n + 64 levels + nodes) upper.
 
     Guarantees: lower <= gamma_(p)(W) <= upper, for any positive weights.
-    Source: weak duality, as in :func:`certify`; :class:`Quadrature`; :func:`path.eliminate` for the rounding.
+    Source: weak duality, as in :func:`certify`; :class:`Quadrature`; for the rounding
+    :func:`path.eliminate`, :func:`momentum.variances`.
     """
     p = check_exponent(p)
     c, P = (x.double() / x.double().sum() for x in (row_weights, column_weights))
     a = row_numbers(W, c, P, rule)
     symmetric = torch.equal(c, P.flip(0))
     b = a.flip(0) if symmetric else column_numbers(W, c, P, rule)
-    size = float((c * variances(P, torch.zeros_like(c)[None], W.decay)[0]).sum())  # ||M||_F^2
+    size = float((c * variances(W, P, torch.zeros_like(c)[None])[0]).sum())  # ||M||_F^2
     excess = rule.low * size**2 + rule.high * float(_inverse_diagonal(W, c, P).sum())
     order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
     scale = (scaled_weights(c, order).sum() / c.sum()).sqrt()
@@ -110,5 +119,7 @@ def certify_running(
 
 def _inverse_diagonal(W: RunningSums, rows: Tensor, columns: Tensor) -> Tensor:
     """The diagonal of (M M^T)^{-1}, (n,)."""
-    inverse = 1 / columns
-    return (inverse + W.decay**2 * torch.nn.functional.pad(inverse[1:], (0, 1))) / rows
+    inverse, found = torch.nn.functional.pad(1 / columns, (0, 2)), 1 / columns
+    for lag, number in enumerate((W.decay + W.momentum, W.decay * W.momentum), 1):
+        found = found + number**2 * inverse[lag : lag + W.steps]
+    return found / rows

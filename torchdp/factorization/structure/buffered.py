@@ -104,7 +104,8 @@ def factorize_buffered(
 ) -> BufferedFactorization:
     """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a proved lower bound.
 
-    buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000 steps, 5 for a million.
+    W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000
+    steps, 5 for a million.
     p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the lower bound, which holds
     for every strategy (:func:`factorize`). Optimised on the CPU. Raises TypeError, ValueError.
 
@@ -124,13 +125,13 @@ def factorize_buffered(
         for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
             most = FINISH if stage else 1000
             x = minimize(
-                _objective, x, (hats(n, KNOTS), decay, buffers, power), jac=True, method="L-BFGS-B",
+                _objective, x, (hats(n, KNOTS), decay, W.momentum, buffers, power), jac=True, method="L-BFGS-B",
                 options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
             ).x  # fmt: skip
     with torch.no_grad():
         poles, zeros, before = parts(torch.from_numpy(x), hats(W.steps, KNOTS), buffers)
         after = _reciprocals(poles, zeros, before)
-    rows, columns, rounding = buffered_squares(poles, zeros, before, after, W.decay)
+    rows, columns, rounding = buffered_squares(poles, zeros, before, after, W.decay, W.momentum)
     norms = torch.from_numpy((rows * columns.max()).astype(float)).sqrt()
     upper = torch.linalg.vector_norm(norms, ord=p)
     slack = torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
@@ -140,12 +141,12 @@ def factorize_buffered(
 
 
 def _objective(
-    x: np.ndarray, shapes: Tensor, decay: float, buffers: int, power: float
+    x: np.ndarray, shapes: Tensor, decay: float, momentum: float, buffers: int, power: float
 ) -> tuple[float, np.ndarray]:
     """log of the l_power norm of the squared row norms, and its gradient."""
     point = torch.from_numpy(x.copy()).requires_grad_()
     poles, zeros, before = parts(point, shapes, buffers)
-    rows = squares(poles, zeros, before, _reciprocals(poles, zeros, before), decay)
+    rows = squares(poles, zeros, before, _reciprocals(poles, zeros, before), decay, momentum)
     value = (power * rows.log()).logsumexp(0) / power
     (slope,) = torch.autograd.grad(value, point)
     return float(value.detach()), slope.numpy()
@@ -181,7 +182,7 @@ def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
 
 
-def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float) -> Tensor:
+def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float, momentum: float) -> Tensor:
     """Squared row norms of W C^{-1}, (n,), as in :func:`buffered_squares`, with gradients."""
     first, second = torch.triu_indices(len(poles), len(poles))
     nu, v = residues(zeros, poles), 1 / before.square()
@@ -189,9 +190,18 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: 
     place = torch.zeros(len(nu), len(nu), dtype=torch.long)
     place[first, second] = place[second, first] = torch.arange(len(first))
     mixed = torch.stack([nu @ G[row] for row in place])  # (buffers, n)
-    H = _late(Filter.apply((zeros[:, None] * mixed + v) / after, decay * zeros))
-    rises = (v + nu @ mixed) / after**2 + 2 * decay * (nu @ H) / after
-    return Filter.apply(rises[None], rises.new_tensor([decay**2]))[0]
+    H, speeds, both = (zeros[:, None] * mixed + v) / after, (v + nu @ mixed) / after**2, torch.zeros_like(v)
+    if momentum:
+        H = Filter.apply(H, momentum * zeros)
+        speeds = _sums(speeds + 2 * momentum * (nu @ _late(H)) / after, momentum**2)
+    with_row = nu @ _late(Filter.apply(H, decay * zeros)) / after
+    if momentum:
+        both = momentum * _late(_sums(speeds + decay * with_row, decay * momentum)[None])[0]
+    return _sums(speeds + 2 * decay * (both + with_row), decay**2)
+
+
+def _sums(x: Tensor, ratio: float) -> Tensor:
+    return Filter.apply(x[None], x.new_tensor([ratio]))[0]
 
 
 def _late(y: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """factorize for running sums of up to millions of steps: weights and a few numbers, never a matrix."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from torchdp.factorization.certificates.running_certificate import (
     quadrature,
     row_numbers,
 )
-from torchdp.factorization.solvers.acceleration import History
-from torchdp.factorization.structure.path import draw
+from torchdp.factorization.solvers.acceleration import History, simplex
+from torchdp.factorization.structure import momentum, path
 from torchdp.noise import Noise, source
 from torchdp.workloads import RunningSums
 
@@ -26,7 +26,8 @@ ROUGH, COARSE_GAP = (
     1e-3,
     1e-4,
 )  # loss of the rule while weights are looked for; gap of the smaller problems, at most
-END = 32  # steps at both ends whose weights are taken over one by one
+END = 32  # steps at both ends whose weights are taken over one by one, times 1 / (1 - momentum)
+LEAST = 1e-9  # of a weight, in units of their mean
 MOST_ORDER = 300.0  # p of the l_p norm: the dual weights of a larger one move too slowly
 LAST = 6  # certificates, each by a rule twice as fine, before an open gap is reported
 
@@ -60,10 +61,13 @@ class RunningFactorization:
         Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1.
         """
         size, draws = checks.integer("size", size, 1), source(noise, self.row_weights.device)
-        c, P, decay = self.row_weights, self.column_weights, self.workload.decay
+        c, P, W = self.row_weights, self.column_weights, self.workload
         total = (self.rule.white / c).sqrt()[:, None] * draws.normal((len(c), size))
         for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
-            total += share.sqrt() * draw(P, level * c, decay, size, draws)
+            if W.momentum:
+                total += share.sqrt() * momentum.draw(P, level * c, W.decay, W.momentum, size, draws)
+            else:
+                total += share.sqrt() * path.draw(P, level * c, W.decay, size, draws)
         return total
 
 
@@ -82,9 +86,9 @@ def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int)
     c = P if p > 2 else torch.full_like(P, 1 / len(P))
     for steps in reversed(sizes[1:]):
         decay = W.decay ** (W.steps / steps)
-        c, P, used, _ = _iterate(RunningSums(steps, decay, W.device), c, P, p, min(COARSE_GAP, tol / 4), 40)
+        c, P, used, _ = _iterate(replace(W, steps=steps, decay=decay), c, P, p, min(COARSE_GAP, tol / 4), 40)
         above = sizes[sizes.index(steps) - 1]
-        c, P = _stretched(c, above), _stretched(P, above)
+        c, P = (_stretched(x, above, round(END / (1 - W.momentum))) for x in (c, P))
     within, loss = 0.7 * tol, min(tol / 16, 1e-3)
     for _ in range(LAST):
         c, P, used, gap = _iterate(W, c, P, p, within, max_iterations - iterations)
@@ -117,7 +121,8 @@ def _iterate(
         best = min(best, (gap, c, P), key=lambda each: each[0])
         if gap <= within or iteration == most:
             break
-        P = _simplex(history.mix(P.log(), POWER * (b / trace).log(), P, None).exp())
+        logs = history.mix(P.log(), POWER * (b / trace).log(), P, None)
+        P = _simplex((logs - logs.max()).exp())
         if q == 1:
             c = P.flip(0)
         elif a is not None:
@@ -127,7 +132,8 @@ def _iterate(
 
 
 def _simplex(weights: Tensor) -> Tensor:
-    return weights / weights.sum()
+    """Of sum 1; with momentum the best weights of some steps are 0, which LEAST stands for."""
+    return simplex(weights, LEAST / len(weights))
 
 
 def _start(steps: int, device: torch.device | str) -> Tensor:
@@ -136,15 +142,15 @@ def _start(steps: int, device: torch.device | str) -> Tensor:
     return _simplex((x * (1 - x)).rsqrt())
 
 
-def _stretched(weights: Tensor, steps: int) -> Tensor:
-    """The weights' density on more steps: its logarithm linear in logit((j + 1/2) / steps), at the ends as it is."""
+def _stretched(weights: Tensor, steps: int, end: int) -> Tensor:
+    """The weights' density on more steps: its logarithm linear in logit((j + 1/2) / steps), at both ends as it is."""
     n, device = len(weights), weights.device
     x, y = (((torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k).logit() for k in (n, steps))
     density = weights.log()
     right = torch.searchsorted(x, y).clamp(1, n - 1)
     slope = (density[right] - density[right - 1]) / (x[right] - x[right - 1])
     values = density[right] + slope * (y - x[right])
-    end = min(END, n // 4)  # where single steps show, at the same distance from the end
+    end = min(end, n // 4)  # where single steps show, at the same distance from the end
     values[:end] = density[:end] + (values[end] - density[end])
     values[-end:] = density[-end:] + (values[-end - 1] - density[-end - 1])
     return _simplex((values - values.max()).exp())
