@@ -23,8 +23,8 @@ class CyclicPoisson:
     """Users are in ``groups`` groups, made without the data; step t takes each of group t mod groups with ``chance``.
 
     One group: Poisson sampling. The number of users is public, as groups are alike in size: who is removed leaves a
-    number that adds 0. A strategy of at most ``groups`` bands answers one user's steps by rows that no two of them share,
-    so that all steps together are as private as steps / groups sums of a user with this chance.
+    number that adds 0. A strategy of at most ``groups`` bands answers one user's steps by rows that no two of them
+    share, so that all steps together are as private as steps / groups sums of a user with this chance.
 
     groups: at least 1; chance: in (0, 1]. Raises ValueError.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4.
