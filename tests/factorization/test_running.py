@@ -75,8 +75,9 @@ def test_bounds_meet_those_of_the_dense_matrix(n, p, decay, momentum):
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-def test_any_weights_give_bounds(p):
-    W, c, P = RunningSums(24), weights(24, 5), weights(24, 6)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_any_weights_give_bounds(p, momentum):
+    W, c, P = RunningSums(24, 1.0, momentum), weights(24, 5), weights(24, 6)
     certificate, _, _ = certify_running(W, c, P, p, quadrature(W, c, P, 1e-6))
     least = factorize(W.dense(), p, tol=1e-6).certificate
     assert certificate.lower < least.lower and least.upper < certificate.upper
@@ -85,8 +86,9 @@ def test_any_weights_give_bounds(p):
     assert (1 - 1e-5) * trace <= certificate.lower <= trace
 
 
-def test_a_rule_that_is_larger_than_it_says_is_seen():
-    W = RunningSums(24)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_rule_that_is_larger_than_it_says_is_seen(momentum):
+    W = RunningSums(24, 1.0, momentum)
     found = factorize(W, tol=1e-4)
     rule = replace(found.rule, shares=found.rule.shares * 1.01, white=found.rule.white * 1.01)
     wrong, _, _ = certify_running(W, found.row_weights, found.column_weights, math.inf, rule)
