@@ -12,6 +12,7 @@ Time: TODO of one core; --smoke in seconds.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,6 @@ from torchdp.factorization import BandedStrategy, factorize, factorize_buffered
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz
 from torchdp.simulate import Experiment, Report
 from torchdp.training import Iterates, standard_errors
-from torchdp.workloads import RunningSums
 
 NORMS = {"largest": math.inf, "root mean square": 2.0}
 
@@ -30,47 +30,50 @@ class Config:
     sizes: tuple[int, ...] = (512, 10_000, 1_000_000)
     momentum: float = 0.9
     dense: int = 512  # the largest whose matrix is factored, too
+    cosine: int = 10_000  # the largest with learning rates (1 + cos(pi t / n)) / 2, too
     tol: float = 1e-3
     buffers: int = 4
     bands: int = 64
 
 
 FULL = Config()
-SMOKE = Config((60, 300), dense=60, buffers=2, bands=8)
+SMOKE = Config((60, 300), dense=60, cosine=60, buffers=2, bands=8)
 
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     for n in config.sizes:
-        W = RunningSums(n, momentum=config.momentum)
-        first = Iterates(n, config.momentum).first(min(n, 2**14)).numpy()
-        for norm, p in NORMS.items():
-            scale = math.sqrt(n) if p == 2 else 1.0
-
-            def row(name: str, solve, norm=norm, n=n, scale=scale) -> None:
-                start = time.process_time()
-                lower, upper = solve()
-                seconds = time.process_time() - start
-                bounds = {"lower": lower / scale if lower else None, "upper": upper / scale}
-                report.row("momentum", steps=n, norm=norm, strategy=name, **bounds, cpu_s=seconds)
-
-            def certified(found) -> tuple[float, float]:
-                return float(found.certificate.lower), float(found.certificate.upper)
-
-            row("any", lambda W=W, p=p: certified(factorize(W, p, tol=config.tol)))
-            if n <= config.dense:
-                row("any, by the matrix", lambda W=W, p=p: certified(factorize(W.dense(), p, tol=config.tol)))
-            buffers = lambda W=W, p=p: certified(factorize_buffered(W, config.buffers, p, tol=config.tol))  # noqa: E731
-            row(f"{config.buffers} buffers", buffers)
-
-            def banded(p=p, n=n, first=first) -> tuple[None, float]:
-                c = banded_toeplitz(first, min(config.bands, n), p)
-                C = BandedStrategy(torch.from_numpy(c)[None], n)
-                errors = standard_errors(Iterates(n, config.momentum), C)
-                return None, float(torch.linalg.vector_norm(errors, ord=p) * C.column_norms().max())
-
-            row(f"{config.bands} bands", banded)
+        falling = (1 + torch.cos(math.pi * (torch.arange(n, dtype=torch.float64) + 0.5) / n)) / 2
+        for name, rates in (("constant", None), ("cosine", falling))[: 1 + (n <= config.cosine)]:
+            for norm, p in NORMS.items():
+                cell = {"steps": n, "rates": name, "norm": norm}
+                measure_one(config, report, cell, Iterates(n, config.momentum, 0.0, rates), p)
     report.say()
+
+
+def measure_one(config: Config, report: Report, cell: dict[str, object], W: Iterates, p: float) -> None:
+    (_, sums), scale = W.sums(), math.sqrt(W.steps) if p == 2 else 1.0
+
+    def row(name: str, solve: Callable[[], tuple[float, float]]) -> None:
+        start = time.process_time()
+        lower, upper = solve()
+        seconds = time.process_time() - start
+        report.row("momentum", **cell, strategy=name, lower=lower / scale, upper=upper / scale, cpu_s=seconds)
+
+    def bounds(found: object) -> tuple[float, float]:
+        return float(found.certificate.lower), float(found.certificate.upper)
+
+    def banded() -> tuple[float, float]:
+        first = W.first(min(W.steps, 2**14)).numpy()
+        C = BandedStrategy(torch.from_numpy(banded_toeplitz(first, min(config.bands, W.steps), p))[None], W.steps)
+        norm = float(torch.linalg.vector_norm(standard_errors(W, C), ord=p) * C.column_norms().max())
+        return norm, norm
+
+    row("any", lambda: bounds(factorize(sums, p, tol=config.tol)))
+    if W.steps <= config.dense:
+        row("any, by the matrix", lambda: bounds(factorize(sums.dense(), p, tol=config.tol)))
+    row(f"{config.buffers} buffers", lambda: bounds(factorize_buffered(sums, config.buffers, p, tol=config.tol)))
+    row(f"{config.bands} bands", banded)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

@@ -74,7 +74,7 @@ def test_numbers_are_those_of_the_dense_root(motion):
     assert torch.allclose(column_numbers(W, c, P, rule), ((Vh.mT * S) @ Vh).diagonal() / P, rtol=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 61])
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
 @pytest.mark.parametrize("motion", MOTIONS)
 def test_bounds_meet_those_of_the_dense_matrix(n, p, motion):

@@ -122,12 +122,12 @@ def _iterate(
         best = min(best, (gap, c, P), key=lambda each: each[0])
         if gap <= within or iteration == most:
             break
-        logs = history.mix(P.log(), POWER * (b / trace).log(), P, None)
-        P = _simplex((logs - logs.max()).exp())
-        if turned:
-            c = P.flip(0)
-        elif a is not None:
-            c = _simplex((c * a) ** (1 / q))
+        if a is not None and q == 1 and not turned:  # both vectors move alike
+            logs, moves = torch.cat([P, c]).log(), torch.cat([b, a]) / trace
+            P, c = map(_simplex_of, history.mix(logs, POWER * moves.log(), torch.cat([P, c]), None).chunk(2))
+        else:
+            P = _simplex_of(history.mix(P.log(), POWER * (b / trace).log(), P, None))
+            c = P.flip(0) if turned else c if a is None else _simplex((c * a) ** (1 / q))
     gap, c, P = best
     return c, P, iteration, gap
 
@@ -135,6 +135,10 @@ def _iterate(
 def _simplex(weights: Tensor) -> Tensor:
     """Of sum 1; with momentum the best weights of some steps are 0, which LEAST stands for."""
     return simplex(weights, LEAST / len(weights))
+
+
+def _simplex_of(logs: Tensor) -> Tensor:
+    return _simplex((logs - logs.max()).exp())
 
 
 def _start(steps: int, device: torch.device | str) -> Tensor:
@@ -154,4 +158,4 @@ def _stretched(weights: Tensor, steps: int, end: int) -> Tensor:
     end = min(end, n // 4)  # where single steps show, at the same distance from the end
     values[:end] = density[:end] + (values[end] - density[end])
     values[-end:] = density[-end:] + (values[-end - 1] - density[-end - 1])
-    return _simplex((values - values.max()).exp())
+    return _simplex_of(values)
