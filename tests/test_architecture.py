@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "regression": FLOOR | {"privacy", "protocol", "wire", "randomizers", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
-    "training": FLOOR | {"privacy", "protocol", "workloads", "factorization", "density", "sketching"},
+    "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR
     | {
         "kernels",

@@ -11,6 +11,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 KEY = 0x243F6A8885A308D3  # public
 DIM, VALUES, FEATURES, COPIES = 64, 64, 256, 2  # of the calls timed, as of those tried
 ROWS, SERVERS = 128, 3
+BUFFERS = 4
 
 
 @dataclass(frozen=True)
@@ -249,4 +250,23 @@ NORMALS = Case(
     2**14,
     tolerance=1e-4,
     tiles={"BLOCK": (128, 256, 512, 1024)},
+)
+
+
+def _step(device: torch.device, n: int) -> Call:
+    past, total = _uniform(device, BUFFERS, n).float(), _uniform(device, n).float()
+    gains = -torch.arange(1, BUFFERS + 1, device=device) / 8
+    numbers = torch.tensor([1.5, 0.75], dtype=torch.float64, device=device)
+    return ((torch.empty_like(total), past), total, gains, gains / 2, numbers, _words_key(device), None, 3, 5), {}
+
+
+CORRELATED_NOISE = Case(
+    # the past is read and written, the sum is read, the private sum written; 64 bits for a number
+    _step,
+    lambda n: Work(bytes=(8 * BUFFERS + 8) * n, words=2 * n),
+    3000,
+    2**26,
+    2**19,
+    tolerance=1e-6,
+    tiles={"NUMBERS": (256, 512, 1024)},
 )

@@ -2,6 +2,7 @@
 
 from torchdp.kernels import (
     chacha,
+    correlated_noise,
     inversion,
     normals,
     privunit,
@@ -28,4 +29,5 @@ KERNELS: tuple[Kernel, ...] = (
     rounded_features.ROUNDED,
     rounded_features.POSITIVE,
     secure_sketch.ADD,
+    correlated_noise.ADD,
 )

@@ -22,10 +22,8 @@ NOISE, MASKS, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce
 SURE = 2.0**28  # units up to which rounding is decided without error; beyond, floats decide
 VARIATION = 2.0**-200  # of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
 MARGIN = 4  # of the error bound
-ROUNDINGS, UNIT = (
-    64,
-    2.0**-53,
-)  # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
+UNIT = 2.0**-53
+ROUNDINGS = 64  # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
 LOW, MIDDLE = 2**12 - 1, 2**52 - 1
 
 

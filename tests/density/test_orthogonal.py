@@ -79,6 +79,32 @@ def test_features_keep_what_they_declare():
     assert torch.equal(family.query_moment(x), torch.ones(50).double())
 
 
+@pytest.mark.parametrize(
+    ("d", "repetitions", "bandwidth"), [(1, 1, 3.0), (2, 2, 2.0), (2, 1, 1.5), (2, 6, 2.0), (3, 3, 2.5)]
+)
+def test_guarantee_users_of_a_ball_move_by_no_more_than_the_bound(d, repetitions, bandwidth):
+    """Every difference on a fine grid of the ball: none beyond, and with up to d frequencies some come close."""
+    features = GaussianOrthogonal(d, bandwidth, 1.0).draw(repetitions, generator=generator(3))
+    line = torch.linspace(-2, 2, {1: 4001, 2: 801, 3: 121}[d], dtype=torch.float64)
+    z = torch.cartesian_prod(*[line] * d).view(-1, d)
+    z = torch.cat([z[z.norm(dim=1) <= 2], 2 * z / z.norm(dim=1, keepdim=True).clamp_min(1e-9)])
+    moved = (features.share(z / 2) - features.share(-z / 2)).square().sum(1).max() / 4
+    assert float(moved) <= features.movement <= repetitions
+    if repetitions <= d:
+        assert features.movement < 1.003 * float(moved)
+    assert features.movement < 0.97 * repetitions
+
+
+def test_users_of_a_ball_that_is_wide_may_move_as_all_may():
+    features = GaussianOrthogonal(D, 0.7, 50.0).draw(11, generator=generator())
+    assert features.movement == pytest.approx(11, rel=1e-6) and features.movement <= 11
+    x = torch.ones(2, D) / math.sqrt(D)
+    near = GaussianOrthogonal(D, 0.7, 1.0)
+    assert near.admit(x) is x and near.draw(2, generator=generator()).share(x).dtype == torch.float64
+    with pytest.raises(ValueError, match="x must hold vectors of norm at most radius = 1"):
+        near.admit(1.1 * x)
+
+
 def test_a_release_is_saved_and_loaded(tmp_path):
     features = GaussianOrthogonal(D).draw(5, generator=generator())
     density = Density(torch.randn(10).double(), torch.tensor(1.0), 7, features=features, guarantee=NOTHING)
@@ -91,6 +117,9 @@ def test_a_release_is_saved_and_loaded(tmp_path):
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="bandwidth"):
         GaussianOrthogonal(D, 0.0)
+    for radius in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="radius"):
+            GaussianOrthogonal(D, 1.0, radius)
     with pytest.raises(ValueError, match="dimension"):
         GaussianOrthogonal(0)
     with pytest.raises(ValueError, match="repetitions"):

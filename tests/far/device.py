@@ -271,6 +271,7 @@ KERNELS = {
     "unary_counts": ("tally",),
     "rounded_features": ("rounded_counts", "positive_counts"),
     "secure_sketch": ("add",),
+    "correlated_noise": ("add",),
 }
 
 

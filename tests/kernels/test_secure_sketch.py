@@ -269,6 +269,14 @@ def test_extreme_words_are_in_doubt_and_decided(monkeypatch):
     assert abs(found[0]) > 10.3 * 2**28 and abs(found[2]) <= 1 and abs(found[0]) < 24 * 2**28
 
 
+def test_few_entries_are_in_doubt(monkeypatch):
+    """A few in 10^5, as the page says: 200,000 entries ask for further bits so often."""
+    asked, exactly = [], reference.exactly
+    monkeypatch.setattr(reference, "exactly", lambda *each: asked.append(each) or exactly(*each))
+    reference.rounded_normals(new_key(8), 0, torch.full((200_000,), reference.SURE, dtype=torch.float64))
+    assert 1 <= len(asked) <= 20
+
+
 def test_floats_decide_beyond_what_is_sure():
     key = new_key(7)
     units = torch.full((50,), 4 * reference.SURE, dtype=torch.float64)

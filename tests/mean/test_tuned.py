@@ -257,7 +257,7 @@ def test_an_adaptive_mean_counts_as_many_rings_as_floats_allow():
 
 def test_an_adaptive_mean_refuses_noise_that_is_not_drawn():
     for rho in (5e-14, 0.999 * 5 * LEAST):
-        with pytest.raises(ValueError, match="rho must be at least 7.11e-14 in 5 dimensions"):
+        with pytest.raises(ValueError, match=r"rho must be at least 7.11e-14 in 5 dimensions"):
             AdaptiveMean(wide(), rho, 1e-6)
     for d in (1, 5, 200):  # down to the least, both ends of the noise are drawn
         found = AdaptiveMean(wide(d), d * LEAST, 1e-6).estimate(crowd(3, d), noise=SeededNoise(0))

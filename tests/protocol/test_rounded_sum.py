@@ -84,6 +84,16 @@ def test_what_leaves_are_whole_steps_with_the_noise_that_is_stated():
     assert torch.allclose(again, (total / 1e6).expand(2, 3), atol=2.0**-26)
 
 
+@pytest.mark.parametrize("unit", [1e-300, 1e300])
+def test_units_near_the_ends_of_floats(unit):
+    sums = RoundedSum.least(2.0, unit, unit, 3)
+    total = torch.tensor([0.3, -0.2, 1e3], dtype=torch.float64) * unit
+    found = sums.released(sums.blocks([total], 1000), SeededNoise(1)) / unit
+    assert bool(((found - total / unit).abs() < 7 * sums.sigma / unit).all())
+    columns, step = torch.tensor([[unit, -unit / 3]], dtype=torch.float64), sums.step
+    assert abs(int(rounded_sum.exact_sums(columns, torch.tensor([9, 3]), step)) - 8 * unit / step) <= 1
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="summary must count fewer users"):
         RoundedSum.least(2.0, 1.0, 1.0, 3).blocks([], 2**60)
@@ -91,6 +101,8 @@ def test_what_is_refused():
         RoundedSum.least(1e6, 1.0, 1.0, 10**6)
     with pytest.raises(ValueError, match="sigma must be positive"):
         RoundedSum(0.0, 1.0, 1.0, 3)
+    with pytest.raises(ValueError, match="too small"):
+        RoundedSum.least(2.0, 1e-319, 1e-319, 3)
 
 
 def test_guarantee_pays_for_the_tables_or_speaks_of_real_numbers():

@@ -236,25 +236,37 @@ def test_threads_take_turns():
     assert all(any(torch.equal(row, found) for found in outputs) for row in expected)
 
 
-@pytest.mark.parametrize("strategy", [DENSE, BANDED, torch.eye(STEPS)])
-def test_an_interrupted_step_is_spent_or_not_begun(strategy):
-    """An exception at each line of the step in turn: the noise keeps its law, and none is seen twice."""
+BUFFERED = factorization.factorize_buffered(workloads.RunningSums(STEPS), 2, 2.0).strategy
+
+
+@pytest.mark.parametrize(
+    ("strategy", "drawn"), [(BANDED, False), (torch.eye(STEPS), False), (BUFFERED, False), (BUFFERED, True)]
+)
+def test_an_interrupted_step_is_spent_or_not_begun(strategy, drawn, monkeypatch):
+    """An exception at each line of a step in turn, and at one of what follows; a handler that draws.
+
+    The noise keeps its law, and none is seen twice. The numbers are made three and two at a time.
+    """
+    monkeypatch.setattr(stream, "AT_ONCE", 3)
     expected, zero = run(make(strategy)), torch.zeros(SIZE, dtype=torch.float64)
     for line in itertools.count():
         noise, seen, hits = make(strategy), [], 0
 
-        def interrupt(frame, event, _, line=line):
+        def interrupt(frame, event, _, line=line, noise=noise):
             nonlocal hits
             if frame.f_code.co_filename != stream.__file__:
                 return None
             if event == "line":
                 hits += 1
-                if hits == line + 1:
+                if hits in (line + 1, line + 12):
+                    if drawn:
+                        with pytest.raises(RuntimeError, match="while it was drawing"):
+                            noise(zero)
                     raise KeyboardInterrupt
             return interrupt
 
         for t in range(STEPS):
-            sys.settrace(interrupt if t == 3 else None)
+            sys.settrace(interrupt if t in (3, 4) else None)
             try:
                 seen.append((noise.step, noise(zero)))
             except KeyboardInterrupt:
@@ -263,12 +275,12 @@ def test_an_interrupted_step_is_spent_or_not_begun(strategy):
                 sys.settrace(None)
         while noise.step < STEPS:
             seen.append((noise.step, noise(zero)))
-        assert len({t for t, _ in seen}) == len(seen) >= STEPS - 1
+        assert len({t for t, _ in seen}) == len(seen) >= STEPS - 2
         for t, output in seen:
             assert torch.equal(output, expected[t])
         if hits <= line:
             break
-    assert line > 15
+    assert line > 30
 
 
 def test_a_loaded_state_is_what_the_guarantee_speaks_of():
@@ -358,6 +370,7 @@ def test_after_the_last_step():
         (lambda: make().load_state_dict({"_extra_state": {"step": "x"}}), ValueError, "step must be"),
         (lambda: loaded(step=99), ValueError, "step must be at most"),
         (lambda: loaded(sigma=0.0), ValueError, "sigma must be"),
+        (lambda: loaded(version=1), ValueError, "state is of version 1"),
         (lambda: loaded(sigma=1e304), ValueError, "keeps its law"),
         (lambda: loaded(key="key"), ValueError, "key must be"),
         (lambda: make(torch.ones(3, 3)), ValueError, "strategy must be one square lower"),

@@ -47,15 +47,22 @@ def row(*c):
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.8, 0.0), (0.0, 0.3), (0.8, 0.3)])
 @pytest.mark.parametrize("rates", [None, [0.5, 0.2, 0.1, 0.7]])
 def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates):
-    x, gradients, path = torch.zeros(1, dtype=torch.float64, requires_grad=True), [1.0, -2.0, 0.5, 3.0], []
-    optimizer = torch.optim.SGD([x], lr=1.0, momentum=momentum, weight_decay=decay)
-    for rate, gradient in zip(rates or [1.0] * 4, gradients, strict=True):
-        optimizer.param_groups[0]["lr"] = rate
-        x.grad = x.new_tensor([gradient])
-        optimizer.step()
-        path.append(-float(x.detach()))
-    W = Iterates(4, momentum, decay, rates)
-    torch.testing.assert_close(W.dense() @ torch.tensor(gradients).double(), torch.tensor(path).double())
+    gradients = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+
+    def path(gradients):
+        x = torch.full((1,), 7.0, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([x], lr=1.0, momentum=momentum, weight_decay=decay)
+        for rate, gradient in zip(rates or [1.0] * 4, gradients, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            x.grad = gradient[None]
+            optimizer.step()
+            yield float(x.detach())
+
+    W, unmoved = Iterates(4, momentum, decay, rates), torch.tensor([*path(0 * gradients)])
+    torch.testing.assert_close(
+        unmoved - W.dense() @ gradients, torch.tensor([*path(gradients)]), check_dtype=False
+    )
+    assert decay or bool((unmoved == 7).all())
     if rates is None:
         torch.testing.assert_close(W.first(4), W.dense()[:, 0])
     if rates is None and not momentum + decay:

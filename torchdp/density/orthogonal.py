@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from torchdp.density.family import Features, drawn
+from torchdp import checks
+from torchdp.density.family import SLACK, Features, drawn
 from torchdp.density.gaussian import GaussianKernel
 from torchdp.density.rounding import fused, fused_ones
 from torchdp.draws import Simulated
+
+POINTS = 512  # multipliers that are tried
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,17 @@ class GaussianOrthogonal(GaussianKernel):
     GaussianFourier at the same number of bits: no random phase, which adds variance, and errors of the frequencies that
     cancel. What is known in closed form is each repetition's moments, not those of the mean.
 
-    dimension >= 1; bandwidth > 0. Raises ValueError.
+    dimension >= 1; bandwidth > 0; radius > 0: users' vectors have norms up to it, others are refused; where it is below
+    about one bandwidth they move less, and less noise hides them (``movement`` of the features). Raises ValueError.
     Source: Yu, Suresh, Choromanski, Holtmann-Rice, Kumar (2016), orthogonal random features.
     """
+
+    radius: float = math.inf
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius != math.inf:
+            object.__setattr__(self, "radius", checks.positive("radius", self.radius))
 
     @property
     def coordinates(self) -> int:
@@ -43,6 +55,12 @@ class GaussianOrthogonal(GaussianKernel):
     def movement(self) -> float:
         """A point of the circle moves by 2 at most: (f - f')^2/4 adds up to 1, not 2, in each repetition."""
         return 1.0
+
+    def inside(self, name: str, points: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(points.detach(), dim=-1, dtype=torch.float64)
+        if self.radius < math.inf and len(points) and float(norms.max()) > self.radius * (1 + SLACK):
+            raise ValueError(f"{name} must hold vectors of norm at most radius = {self.radius:g}")
+        return points
 
     def query_moment(self, y: Tensor) -> Tensor:
         """1."""
@@ -63,7 +81,31 @@ class GaussianOrthogonal(GaussianKernel):
 class OrthogonalFeatures(Features):
     """frequencies: (d, repetitions). Numbers 2 i and 2 i + 1 are the cosine and the sine of repetition i."""
 
+    family: GaussianOrthogonal
     frequencies: Tensor
+
+    @cached_property
+    def movement(self) -> float:
+        """sup sum_i sin^2(<w_i, x - x'>/2) over the ball, repetitions at most; exact for up to d orthogonal w_i.
+
+        Of d frequencies at a time, lengths l_i, directions U: a_i = <w_i, x - x'> has sum a_i^2/l_i^2 <= ||U||_2^2 (2
+        radius)^2 = B, which orthogonal ones attain. So for each multiplier m >= 0 the sum is at most m B + sum_i
+        max_a (sin^2(a/2) - m a^2/l_i^2): concave in a^2 on [0, pi^2], greatest where sin(a)/a = 4 m/l_i^2. The least
+        over a grid of m counts; angles are computed in float64, and room for that is added.
+
+        Guarantees: an upper bound over all x, x' of norm at most ``radius``.
+        """
+        radius = self.family.radius * (1 + SLACK)
+        if math.isinf(radius):
+            return float(self.repetitions)
+        waves = self.frequencies.double()
+        most = sum(_most(part, 2 * radius) for part in waves.split(self.family.dimension, 1))
+        room = (len(waves) + 8) * 2.0**-52 * radius * float(waves.norm(dim=0).max()) * math.sqrt(self.repetitions)
+        return min(float(self.repetitions), (math.sqrt(most) + room) ** 2)
+
+    def share(self, x: Tensor) -> Tensor:
+        """In float64 where angles bound the movement."""
+        return self.f(x if math.isinf(self.family.radius) else x.double())
 
     def f(self, x: Tensor) -> Tensor:
         angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)  # overflow too must stay on the circle
@@ -79,3 +121,22 @@ class OrthogonalFeatures(Features):
             return super().class_ones(x, labels, classes, draws, shape)
         phases = self.frequencies.new_tensor([[0.0], [-math.pi / 2]]).expand(2, self.repetitions)
         return fused_ones(x, self.frequencies, phases, labels, classes, draws, shape)
+
+
+def _most(waves: Tensor, distance: float) -> float:
+    """An upper bound of sum_i sin^2(<w_i, z>/2) over ||z|| <= distance, (d, k): by weak duality, on a grid."""
+    lengths = waves.norm(dim=0).clamp_min(1e-300)
+    stretch = float(torch.linalg.matrix_norm(waves / lengths, ord=2)) * (1 + 1e-9)
+    angles = torch.linspace(
+        0, 1, POINTS, dtype=torch.float64, device=waves.device
+    )  # of the longest, in half turns
+    multiplier = lengths.square().max() / 4 * torch.sinc(angles).clamp_min(0)
+    slope = 4 * multiplier[:, None] / lengths.square()  # (POINTS, k): sin(a)/a at the best a, 0 from 1 on
+    low, high = torch.zeros_like(slope), torch.full_like(slope, math.pi)
+    for _ in range(60):
+        a = (low + high) / 2
+        above = torch.sinc(a / math.pi) > slope
+        low, high = torch.where(above, a, low), torch.where(above, high, a)
+    gained = ((low / 2).sin().square() - slope / 4 * low.square()).sum(1)
+    bound = (multiplier * (stretch * distance) ** 2 + gained).min() * (1 + 1e-9)
+    return min(float(waves.shape[1]), float(bound))

@@ -53,6 +53,10 @@ class RoundedSum:
             raise ValueError(
                 f"sigma must be positive, not 0: vectors are up to distance = {self.distance:g} apart"
             )
+        if not self.step and (self.sigma or self.reach):
+            raise ValueError(
+                f"sigma = {self.sigma:g} and reach = {self.reach:g} are too small for steps; use a larger unit"
+            )
 
     @staticmethod
     def least(multiplier: float, distance: float, reach: float, size: int) -> "RoundedSum":
@@ -69,7 +73,7 @@ class RoundedSum:
     @property
     def step(self) -> float:
         """A power of two."""
-        return 2.0 ** math.frexp(self.sigma or self.reach)[1] / FINE
+        return math.ldexp(1 / FINE, math.frexp(self.sigma or self.reach)[1])
 
     @property
     def sensitivity(self) -> float:
@@ -114,7 +118,7 @@ def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
     Entries are rounded to multiples of 2^-45 of about the largest first. Numbers are cut into limbs so short that
     products of matrices of floats make no error. Raises ValueError where a sum is 2^62 steps or more.
     """
-    unit = 2.0 ** (math.frexp(float(columns.abs().max()))[1] - 45)
+    unit = math.ldexp(1.0, math.frexp(float(columns.abs().max()))[1] - 45)
     bits = (52 - len(counts).bit_length()) // 2
     whole = (columns / unit).round().to(torch.int64)
     places = [(i, j) for i in range(-(-46 // bits)) for j in range(-(-63 // bits))]

@@ -177,7 +177,7 @@ class CorrelatedNoise(nn.Module):
         total = checks.real("total", total).to(self._stream.dtype)
         if device.type == "cpu":
             checks.floating("total", total)
-        return total + self._stream.next(total)
+        return self._stream.next(total)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CorrelatedNoise":
         self._stream.move(fn(torch.zeros((), dtype=torch.int64, device=self._stream.device)).device)

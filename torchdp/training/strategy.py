@@ -18,9 +18,10 @@ AT_ONCE = 2**12  # steps whose covariances are made together
 
 @dataclass(frozen=True)
 class Iterates:
-    """What training by gradient descent asks for: row t of W G is how far the parameters are from their start.
+    """What training by gradient descent asks for: row t of W G is how far the gradients have moved the parameters.
 
-    x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps. With
+    x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps; -W G is
+    x_t less what it would be without gradients, its start where weight_decay is 0. With
     momentum and weight decay 0 and learning rates 1, prefix sums. Nothing of size steps x steps is held.
 
     steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one for each step, or

@@ -1,6 +1,7 @@
 """The noise of one matrix mechanism, step by step: w_t is drawn once, whatever is interrupted, forked or copied."""
 
 import hashlib
+import sys
 import threading
 from typing import Any, NoReturn
 
@@ -9,24 +10,32 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.structure.buffered import residues
-from torchdp.noise import SeededNoise, process
+from torchdp.kernels import chacha, correlated_noise
+from torchdp.noise import process
 from torchdp.training import replicas
 
 KEY = 32  # bytes; the whole stream of noise is a function of them
-AT_ONCE = 2**20  # normals drawn in float64 together
+AT_ONCE = 2**16  # numbers of a step made together: they stay in the cache
+AT_ONCE_THERE = 2**26  # on a GPU
 COARSE = 2.0**-6  # of the noise: what rounding a sum may move it by
+REPEATED = "this thread drew noise while it was drawing noise: in a signal handler or a hook"
 PLACE = ("steps", "first", "whole")  # of the strategy; of this part of a gradient
-SECRET = ("coefficients", "buffers", *PLACE, "sigma", "past", "step", "key")
+VERSION = 2  # of the numbers that a key gives: a secret state of another one is refused
+SECRET = ("version", "coefficients", "buffers", *PLACE, "sigma", "past", "step", "key")
+Numbers = tuple[Tensor, Tensor, Tensor, Tensor, int | None]
 
 
 class Stream:
-    """w_t = (sigma z_t - sum_{s<t} C_ts w_s) / C_tt for t = 0, 1, ...; z_t from ChaCha20 under the key, t and a block.
+    """w_t = (sigma z_t - sum_{s<t} C_ts w_s) / C_tt for t = 0, 1, ...; z_t from ChaCha20 under the key and t.
 
     coefficients: [t, j] = C[t, t - j], (steps or 1, bands), float64; with ``buffers``, the poles and zeros of a
     :class:`BufferedStrategy`, (2, count): [t] = (C_tt, D2_t), and the past is the running numbers. For none: (2, 0).
     size, first, whole: numbers ``first`` to ``first + size`` of a gradient of ``whole`` ones; a number's noise does not
     depend on who draws it. key: 32 bytes. One thread at a time draws, the others wait. Copies and pickles raise
     TypeError: they would repeat the noise.
+
+    The past is changed in place, some numbers at a time. A step that was interrupted is finished at the next call,
+    unseen; the numbers among which it was interrupted are made again from the key, in the time of all their steps.
     """
 
     def __init__(
@@ -45,11 +54,12 @@ class Stream:
         _has_digits(dtype, sigma, coefficients)
         memory = buffers.shape[1] or coefficients.shape[1] - 1
         checks.fits("size", memory + 1, size)
+        checks.integer("steps", steps, 1, correlated_noise.STEPS)
         self.coefficients, self.buffers, self.sigma = coefficients, buffers, sigma
         self.steps, self.first, self.whole = steps, first, whole
         self._past = torch.zeros(memory, size, dtype=dtype, device=coefficients.device)
         self._lock, self._process = threading.RLock(), process()
-        self._done: tuple[int, Tensor | None] = (0, None)  # steps that are spent; what is not yet in _past
+        self._at = (0, 0, True)  # step; numbers of _past that are past it; whether the next ones are before it
         self._alone = alone or not replicas.several()
         self._key = key if self._alone else replicas.from_first(key)
         self._digest = self._identify()
@@ -74,17 +84,18 @@ class Stream:
     @property
     def step(self) -> int:
         """How many steps are spent."""
-        return self._done[0]
+        step, place, sure = self._at
+        return step + (place > 0 or not sure)
 
     def next(self, total: Tensor) -> Tensor:
-        """The noise of the next step, for ``total``, which it does not change: (size,)."""
+        """``total``, which it does not change, and the noise of the next step: (size,)."""
         if self._process != process():  # before the lock, which a thread of the parent may hold for ever
             raise RuntimeError(
                 "this noise was made before a fork, and its parent may draw it too; make the noise in the child, "
                 "or load_secret_state there if the parent draws no more"
             )
         with self._lock:
-            self._keep()
+            self._finish()
             t = self.step
             if self._awaited is not None:
                 raise RuntimeError(
@@ -93,29 +104,21 @@ class Stream:
                 )
             if t >= self.steps:
                 raise RuntimeError(f"all {t} steps of the strategy are spent; make one for more steps")
-            self._judge(
-                total, self.sigma / self._diagonal[min(t, len(self._diagonal) - 1)]
-            )  # the noise's deviation, given all before
+            least = self.sigma / self._diagonal[min(t, len(self._diagonal) - 1)]  # deviation, given all before
+            self._judge(total, least)
             if not self._alone:
                 replicas.check_agree(t, self._digest, total if len(total) == self.whole else total[:0])
-            noise, kept = self._draw(t)
-            if self.step != t:
-                raise RuntimeError(
-                    "this thread drew noise while it was drawing noise: in a signal handler or a hook"
-                )
-            self._done = (t + 1, kept)  # the step is spent here, at once; before it nobody has seen the noise
-            self._keep()
-        return noise if self._refused is None else torch.where(self._refused, torch.nan, noise)
+            private = self._advance(t, total)
+        return private if self._refused is None else torch.where(self._refused, torch.nan, private)
 
     def skip(self, step: int) -> None:
         """Spends all steps before ``step``, whose noise nobody sees. Raises ValueError."""
         with self._lock:
-            self._keep()
+            self._finish()
             checks.integer("step", step, self.step, self.steps)
-            while self.step < step:
-                self._done = (self.step + 1, self._draw(self.step)[1] if len(self._past) else None)
-                self._keep()
-            self._awaited = None
+            while len(self._past) and self.step < step:
+                self._advance(self.step)
+            self._at, self._awaited = (step, 0, True), None
 
     def _judge(self, total: Tensor, least: float) -> None:
         """Refuses a sum whose rounding would swallow noise of this deviation: at once where it lies on the CPU.
@@ -156,7 +159,7 @@ class Stream:
         if device.type == "meta":
             raise RuntimeError("noise can not go to the meta device: its state would be lost")
         with self._lock:
-            self._keep()
+            self._finish()
             self.coefficients, self.buffers = self.coefficients.to(device), self.buffers.to(device)
             self._past = self._past.to(device)
             self._refused = None if self._refused is None else self._refused.to(device)
@@ -164,17 +167,21 @@ class Stream:
     def secret_state(self) -> dict[str, Any]:
         """Tensors and numbers that say everything."""
         with self._lock:
-            self._keep()
+            self._finish()
             key = torch.frombuffer(bytearray(self._key), dtype=torch.uint8)
             held = (self.coefficients.clone(), self.buffers.clone())
             place = (self.steps, self.first, self.whole)
-            values = (*held, *place, self.sigma, self._past.clone(), self.step, key)
+            values = (VERSION, *held, *place, self.sigma, self._past.clone(), self.step, key)
         return dict(zip(SECRET, values, strict=True))
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
         """Goes on where ``state`` was taken. Raises TypeError, ValueError."""
         if not isinstance(state, dict) or set(state) != set(SECRET):
             raise ValueError(f"state must be what secret_state returns, a dict of {', '.join(SECRET)}")
+        if state["version"] != VERSION:
+            raise ValueError(
+                f"state is of version {state['version']}, whose keys gave other numbers, not {VERSION}"
+            )
         coefficients = checks.matrix("coefficients", state["coefficients"]).double()
         rows, bands = coefficients.shape
         steps, place = checks.integer("steps", state["steps"], 1), (state["first"], state["whole"])
@@ -202,48 +209,69 @@ class Stream:
             self.steps = steps
             self.buffers = buffers.to(self.device, copy=True)
             self._past, self._key = past.to(self.device, copy=True), bytes(key.tolist())
-            self._done, self._awaited, self._process = (step, None), None, process()
+            self._at, self._awaited, self._process = (step, 0, True), None, process()
             self._digest = self._identify()
 
-    def _keep(self) -> None:
-        """Puts the last noise among the past ones; also where an interrupt came in between."""
-        step, kept = self._done
-        if kept is not None:
-            if self.buffers.numel():
-                self._past = kept
-            elif len(self._past):
-                self._past[(step - 1) % len(self._past)] = kept
-            self._done = (step, None)
+    def _advance(self, t: int, total: Tensor | None = None) -> Tensor:
+        """Step t from where it is begun on: ``total`` with its noise, (size,); for None nobody sees the noise."""
+        step, place, _ = self._at
+        if step != t:
+            raise RuntimeError(REPEATED)
+        numbers = self._numbers(t)
+        out = torch.empty(self.size if total is not None else 0, dtype=self.dtype, device=self.device)
+        while place < self.size:
+            self._at = (t, place, False)
+            part = slice(place, min(place + self._at_once, self.size))
+            self._change(t, numbers, part, None if total is None else (total[part], out[part]))
+            place = part.stop
+            self._at = (t, place, True) if place < self.size else (t + 1, 0, True)
+        return out
 
-    def _draw(self, t: int) -> tuple[Tensor, Tensor]:
-        """The noise of step t, and what is to be kept of it."""
+    def _change(self, t: int, numbers: Numbers, part: slice, sums: tuple[Tensor, Tensor] | None) -> None:
+        """Step t of some numbers of the past; sums: the total and what leaves, which changes."""
+        past = self._past[:, part]
+        total, out = sums or (past.new_empty(past.shape[1]),) * 2
+        gains, decays, scales, key, slot = numbers
+        correlated_noise.add(
+            (out, past), total, gains, decays, scales, key, slot=slot, step=t, first=self.first + part.start
+        )
+
+    def _finish(self) -> None:
+        """Ends a step that was interrupted. Raises RuntimeError where this thread is still in the midst of one."""
+        frame = sys._getframe(1).f_back
+        while frame is not None:
+            if frame.f_code.co_filename == __file__ and frame.f_locals.get("self") is self:
+                raise RuntimeError(REPEATED)
+            frame = frame.f_back
+        t, place, sure = self._at
+        if len(self._past) and not sure:
+            part = slice(place, min(place + self._at_once, self.size))
+            self._past[:, part] = 0
+            for step in range(t):
+                self._change(step, self._numbers(step), part, None)
+            self._at = (t, place, True)
+        if len(self._past) and (place or not sure):
+            self._advance(t)
+        elif not len(self._past):
+            self._at = (self.step, 0, True)
+
+    @property
+    def _at_once(self) -> int:
+        """Numbers made together."""
+        return AT_ONCE if self.device.type == "cpu" else AT_ONCE_THERE
+
+    def _numbers(self, t: int) -> Numbers:
+        """gains, decays, (feed, scale), key and slot of step t, as ``correlated_noise.add`` takes them."""
         memory, row = len(self._past), self.coefficients[min(t, len(self.coefficients) - 1)]
-        noise, last = torch.empty(self.size, dtype=self.dtype, device=self.device), self.first + self.size
-        for block in range(self.first // AT_ONCE, -(-last // AT_ONCE)):
-            start, stop = block * AT_ONCE, min((block + 1) * AT_ONCE, self.whole)
-            key = self._key + t.to_bytes(8, "little") + block.to_bytes(8, "little")
-            numbers = SeededNoise(int.from_bytes(key, "little"), self.device).normal((stop - start,)) * self.sigma
-            mine, end = max(start, self.first), min(stop, last)
-            noise[mine - self.first : end - self.first] = numbers[mine - start : end - start]
-        if self.buffers.numel():
-            return self._through_buffers(noise, row)
-        seen = min(t, memory)
-        if seen:
-            slots = (t - 1 - torch.arange(seen, device=row.device)) % memory  # of steps t - 1, t - 2, ...
-            weights = row.new_zeros(seen).scatter_(0, slots, row[1 : seen + 1]).to(self.dtype)
-            with torch.autocast(noise.device.type, enabled=False):
-                noise -= weights @ self._past[:seen]
-        noise.div_(row[0])
-        return noise, noise
-
-    def _through_buffers(self, noise: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        """D2^{-1} T^{-1} D1^{-1} z, and the running numbers after it: s <- s - (1 - zero) s + D1^{-1} z."""
-        poles, zeros = self.buffers
-        gains = residues(zeros, poles).to(self.dtype)
-        noise.mul_(row[1] / row[0])
-        kept = torch.addcmul(noise, self._past, (zeros - 1).to(self.dtype)[:, None]).add_(self._past)
-        with torch.autocast(noise.device.type, enabled=False):
-            return noise.add_(gains @ self._past).div_(row[1]), kept
+        key = chacha.key_of(self._key, self.device)
+        if self.buffers.numel():  # D2^{-1} T^{-1} D1^{-1} z, and s <- s - (1 - zero) s + D1^{-1} z
+            poles, zeros = self.buffers
+            scales = torch.stack([self.sigma * row[1] / row[0], row[1]])
+            return residues(zeros, poles).to(self.dtype), (zeros - 1).to(self.dtype), scales, key, None
+        scales = torch.stack([torch.full_like(row[0], self.sigma), row[0]])
+        slots = (t - 1 - torch.arange(memory, device=row.device)) % max(1, memory)  # of steps t - 1, t - 2, ...
+        gains = row.new_zeros(memory).scatter_(0, slots, -row[1:]).to(self.dtype)
+        return gains, gains, scales, key, t % memory if memory else None
 
     def _identify(self) -> bytes:
         numbers, known = (self.sigma, self.steps, self.whole, str(self.dtype)), self.coefficients.cpu()

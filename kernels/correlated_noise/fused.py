@@ -1,0 +1,97 @@
+"""One step of correlated noise in Triton: normals live in registers, the past is read and written once."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchdp.kernels.chacha.fused import words64
+from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS
+from torchdp.kernels.normals.fused import circle
+from torchdp.kernels.normals.pieces import on
+
+NUMBERS = 1024  # of one program of 128 threads: half as many pairs, 64 blocks of either stream
+TICK = tl.constexpr(6.283185307179586 / 2**64)
+LOG_SCALE = tl.constexpr(63 * 0.6931471805599453)
+RADII, ANGLES, FINER = tl.constexpr(RADIUS), tl.constexpr(ANGLE), tl.constexpr(FURTHER)
+MASK, SMALL = tl.constexpr(MOST), tl.constexpr(COARSE)
+
+
+@triton.jit
+def normals(key, block, step, COUNT: tl.constexpr):
+    """Numbers 16 block, ..., 16 (block + COUNT) - 1, as in reference.py: float64 of shape (16 COUNT,)."""
+    whole = words64(key, block, step, RADII, COUNT).to(tl.int64, bitcast=True) & MASK
+    logarithm = tl.log((whole.to(tl.float64) + 0.5) * (1.0 / 9223372036854775808.0))  # 2^-63
+    small = whole < SMALL
+    if tl.max(small.to(tl.int32), 0) > 0:  # one program in 2^22
+        rest = words64(key, block, step, FINER, COUNT).to(tl.int64, bitcast=True) & MASK
+        finer = (rest.to(tl.float64) + 0.5) * (1.0 / 9223372036854775808.0) + whole.to(tl.float64)
+        logarithm = tl.where(small, tl.log(finer) - LOG_SCALE, logarithm)
+    radius = tl.sqrt(-2.0 * logarithm)
+    turn = words64(key, block, step, ANGLES, COUNT).to(tl.int64, bitcast=True)
+    quarter = (turn + 2305843009213693952) >> 62  # the nearest quarter turn; what is left is exact
+    cosine, sine = circle((turn - (quarter << 62)).to(tl.float64) * TICK, quarter.to(tl.int32))
+    return tl.reshape(tl.join(radius * cosine, radius * sine), [16 * COUNT])
+
+
+@triton.jit(do_not_specialize=["slot", "step", "first", "size", "memory"])
+def add_kernel(
+    out,
+    past,
+    total,
+    gains,
+    decays,
+    numbers,
+    key,
+    slot,
+    step,
+    first,
+    size,
+    memory,
+    row,
+    NUMBERS: tl.constexpr,
+    BUFFERS: tl.constexpr,
+):
+    start = first.to(tl.int64) // 16 * 16 + tl.program_id(0).to(tl.int64) * NUMBERS
+    place = start - first + tl.arange(0, NUMBERS)
+    inside = (place >= 0) & (place < size)
+    kind = past.dtype.element_ty
+    u = (normals(key, start // 16, step, NUMBERS // 16) * tl.load(numbers)).to(kind)
+    found = tl.zeros([NUMBERS], kind)
+    line = past + place
+    if BUFFERS >= 0:
+        for a in tl.static_range(BUFFERS):
+            held = tl.load(line, mask=inside, other=0)
+            found += tl.load(gains + a) * held
+            tl.store(line, held + (tl.load(decays + a) * held + u), mask=inside)
+            line += row
+    else:
+        for a in range(memory):
+            found += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
+            line += row
+    w = ((found + u).to(tl.float64) / tl.load(numbers + 1)).to(kind)
+    if BUFFERS < 0:
+        tl.store(past + slot.to(tl.int64) * row + place, w, mask=inside)
+    tl.store(out + place, tl.load(total + place, mask=inside, other=0) + w, mask=inside)
+
+
+def add(
+    changed: tuple[Tensor, Tensor],
+    total: Tensor,
+    gains: Tensor,
+    decays: Tensor,
+    numbers: Tensor,
+    key: Tensor,
+    slot: int | None,
+    step: int,
+    first: int,
+) -> None:
+    """As in reference.py, in one launch."""
+    out, past = changed
+    if not len(total):
+        return
+    programs = triton.cdiv(first % 16 + len(total), NUMBERS)
+    with on(total.device):
+        add_kernel[(programs,)](
+            out, past, total, gains, decays, numbers, key, slot or 0, step, first, len(total), len(past),
+            past.stride(0), NUMBERS=NUMBERS, BUFFERS=len(past) if slot is None else -1, num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,59 @@
+"""The specification of one step of correlated noise, in plain torch."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp.kernels.secure_sketch.reference import integers
+
+RADIUS, ANGLE, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce; the word before it is the step
+STEPS = 2**32  # of one key
+COARSE = 2**32  # an integer of 63 bits below this takes 63 further bits where its logarithm matters
+MOST = 2**63 - 1
+
+
+def normals(key: Tensor, step: int, first: int, count: int) -> Tensor:
+    """Numbers first, ..., first + count - 1 of the step, N(0, 1): (count,) float64, at most 13.2 in size.
+
+    Numbers 2 j and 2 j + 1 are r cos a and r sin a: r = sqrt(-2 log U), U to 126 bits where it is small, from word j of
+    the stream RADIUS; a to 64 bits from word j of ANGLE. Source: Box, Muller (1958).
+    """
+    pair = first // 2
+    pairs = (first + count + 1) // 2 - pair
+    whole = integers(key, pair, pairs, torch.int64, step, RADIUS).bitwise_and_(MOST)
+    small = (whole < COARSE).nonzero()[:, 0].cpu().tolist()  # once in 2^31
+    low = whole[small].double()
+    radius = whole.double().add_(0.5).mul_(2.0**-63).log_()
+    for place, integer in zip(small, low, strict=True):
+        rest = integers(key, pair + place, 1, torch.int64, step, FURTHER).bitwise_and_(MOST)
+        radius[place] = (integer + rest.double().add_(0.5).mul_(2.0**-63)[0]).log() - 63 * math.log(2)
+    radius.mul_(-2).sqrt_()
+    angle = integers(key, pair, pairs, torch.int64, step, ANGLE).double().mul_(2 * math.pi * 2.0**-64)
+    both = torch.empty(pairs, 2, dtype=torch.float64, device=key.device)
+    torch.mul(radius, angle.sin(), out=both[:, 1])
+    torch.mul(radius, angle.cos_(), out=both[:, 0])
+    return both.view(-1)[first - 2 * pair :][:count]
+
+
+def add(
+    changed: tuple[Tensor, Tensor],
+    total: Tensor,
+    gains: Tensor,
+    decays: Tensor,
+    numbers: Tensor,
+    key: Tensor,
+    slot: int | None,
+    step: int,
+    first: int,
+) -> None:
+    """As ``correlated_noise.add``."""
+    out, past = changed
+    with torch.autocast(past.device.type, enabled=False):
+        u = normals(key, step, first, len(total)).mul_(numbers[0]).to(past.dtype)
+        w = (gains @ past).add_(u).div_(numbers[1]) if len(past) else u.div_(numbers[1])
+        if slot is not None:
+            past[slot] = w
+        elif len(past):
+            past.add_(torch.addcmul(u, past, decays[:, None]))
+        torch.add(total, w, out=out)

@@ -1,0 +1,122 @@
+"""One step of correlated noise: its normals against their words, what it writes, parts of a whole; both forms agree."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from scipy.stats import kstest
+
+from torchdp.kernels import chacha
+from torchdp.kernels.correlated_noise import reference
+
+KEY = chacha.key_of(bytes(range(32)))
+
+
+def word(index, step, stream):
+    """Of 64 bits, from its own block."""
+    octets = chacha.block(KEY, torch.tensor(index // 8), step, stream).numpy().tobytes()
+    return int.from_bytes(octets[8 * (index % 8) :][:8], "little")
+
+
+def step(past, first=0, size=None, slot=None, at=3, dtype=torch.float64, device="cpu", form=reference.add):
+    """(private sums, past) of one step over a past that is copied."""
+    size = past.shape[1] if size is None else size
+    gains = torch.linspace(-0.5, 0.3, len(past), dtype=dtype, device=device)
+    total = torch.arange(size, dtype=dtype, device=device)
+    numbers = torch.tensor([1.7, 0.8], dtype=torch.float64, device=device)
+    kept = past.to(device=device, dtype=dtype, copy=True)
+    out = torch.empty_like(total)
+    form((out, kept), total, gains, gains / 3, numbers, KEY.to(device), slot, at, first)
+    return out, kept
+
+
+def test_normals_are_those_of_their_words():
+    found = reference.normals(KEY, 7, 5, 40).tolist()
+    for place, number in enumerate(found, 5):
+        radius = mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(word(place // 2, 7, 0) % 2**63) + 0.5) / 2**63))
+        angle = 2 * mpmath.pi * mpmath.mpf(word(place // 2, 7, 1)) / 2**64
+        assert abs(number - radius * (mpmath.sin if place % 2 else mpmath.cos)(angle)) < 1e-14
+    many = reference.normals(KEY, 8, 0, 40_000)
+    assert kstest(many.numpy(), "norm").pvalue > 1e-4 and abs(many[::2] @ many[1::2]) < 4.5 * math.sqrt(20_000)
+
+
+def words(monkeypatch, given):
+    """The streams RADIUS, ANGLE and FURTHER hold these words alone."""
+    monkeypatch.setattr(
+        reference, "integers", lambda key, first, count, dtype, *nonce: torch.full((count,), given[nonce[1]])
+    )
+
+
+def test_guarantee_the_tail_has_126_bits(monkeypatch):
+    words(monkeypatch, (0, 0, 0))
+    longest = math.sqrt(-2 * (math.log(0.5) - 126 * math.log(2)))
+    assert reference.normals(KEY, 0, 0, 4).tolist() == pytest.approx([longest, 0, longest, 0], abs=1e-12)
+    words(monkeypatch, (2**63 - 1, 2**62, 0))
+    assert reference.normals(KEY, 0, 0, 2).abs().max() == 0
+    words(monkeypatch, (reference.COARSE - 1, 0, 2**63 - 1))
+    below = reference.normals(KEY, 0, 0, 1)
+    words(monkeypatch, (reference.COARSE, 0, 0))
+    assert torch.allclose(below, reference.normals(KEY, 0, 0, 1), rtol=1e-11) and below > 0
+
+
+@pytest.mark.parametrize("slot", [None, 1])
+def test_what_is_written(slot):
+    past = torch.arange(12).view(3, 4).double()
+    (out, kept), gains = step(past, slot=slot), torch.linspace(-0.5, 0.3, 3, dtype=torch.float64)
+    u = 1.7 * reference.normals(KEY, 3, 0, 4)
+    w = (u + (gains[:, None] * past).sum(0)) / 0.8
+    expected = past + (gains / 3)[:, None] * past + u
+    if slot is not None:
+        expected = past.clone()
+        expected[slot] = w
+    assert torch.allclose(out, torch.arange(4) + w) and torch.allclose(kept, expected)
+    assert not torch.equal(step(past, at=4)[0], out) and torch.equal(step(past, slot=slot)[0], out)
+
+
+@pytest.mark.parametrize("cut", [1, 16, 23])
+def test_parts_hold_the_numbers_of_the_whole(cut):
+    past = torch.randn(2, 40, generator=torch.Generator().manual_seed(1)).double()
+    whole = step(past, 9)[1]
+    parts = step(past[:, :cut], 9)[1], step(past[:, cut:], 9 + cut)[1]
+    assert torch.allclose(torch.cat(parts, 1), whole, rtol=1e-13)
+
+
+# memory, size, first, slot, dtype
+CASES = [
+    (0, 1, 0, None, torch.float32),
+    (0, 700, 2**33 + 3, None, torch.float64),
+    (4, 2100, 5, None, torch.float32),
+    (3, 1024, 16, None, torch.float64),
+    (3, 37, 1, 2, torch.float32),
+    (7, 1500, 9, 0, torch.float64),
+    (2, 0, 0, None, torch.float32),
+]
+
+
+@pytest.mark.parametrize(("memory", "size", "first", "slot", "dtype"), CASES)
+def test_both_forms_agree(device, memory, size, first, slot, dtype):
+    fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
+    past = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[:, size:].double()
+    wanted = step(past, first, size, slot, dtype=dtype)
+    found = step(past, first, size, slot, dtype=dtype, device=device, form=fused.add)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, **close)
+
+
+def test_both_forms_take_further_bits(device, monkeypatch):
+    """Integers of 8 bits, all of them small."""
+    fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
+    if device.type == "cuda":
+        pytest.skip("a compiled kernel keeps its constants")
+    past = torch.zeros(1, 50, dtype=torch.float64)
+    usual = step(past)[0]
+    for name, value in (("COARSE", 2**62), ("MOST", 255)):
+        monkeypatch.setattr(reference, name, value)
+    for name, value in (("SMALL", 2**62), ("MASK", 255)):
+        monkeypatch.setattr(fused, name, fused.tl.constexpr(value))
+    wanted, found = step(past)[0], step(past, device=device, form=fused.add)[0]
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-11, atol=1e-11)
+    monkeypatch.setattr(reference, "COARSE", 0)
+    assert not torch.allclose(step(past)[0], wanted, rtol=1e-6) and not torch.allclose(usual, wanted)
