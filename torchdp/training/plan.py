@@ -37,8 +37,9 @@ class Plan:
 
     strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
-    a step (where sampled: on average). guarantee: of all steps together. standard_errors: of each row of
-    W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`.
+    a step (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps
+    together. standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by
+    :func:`choose`.
     """
 
     strategy: BandedStrategy | BufferedStrategy
