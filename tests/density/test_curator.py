@@ -139,3 +139,15 @@ def test_the_order_of_the_references():
     ]
     errors = [float(kde.density_mse(kde.summary(x), y).total.mean()) for kde in kdes]
     assert all(better < worse for better, worse in pairwise(errors))
+
+
+@pytest.mark.parametrize("family", [InnerProduct(1), InnerProductSigns(1), InnerProduct(3)], ids=str)
+def test_guarantee_a_norm_that_rounding_made_longer_than_1_moves_no_sum_further_than_stated(family):
+    x = torch.zeros(1, family.dimension, dtype=torch.float64)
+    x[0, 0] = 1 + 0.99e-6  # admitted
+    curator = CentralKDE.calibrated(family.draw(3, generator=generator()), 1, 1.0, 1e-5)
+    seen = []
+    for each in (x, -x):
+        tally = curator.collect(each, noise=SeededNoise(1))  # the same noise, whole steps
+        seen.append(tally["total"])
+    assert float((seen[0] - seen[1]).norm()) <= curator.sums.sensitivity

@@ -121,3 +121,16 @@ def test_products_with_a_point():
     joined = Product((lp_ball(2, 2.0), POINT))
     shape = noise_shape(joined, 2.0)
     assert shape.root.shape == (4, 2) and shape.upper == pytest.approx(math.sqrt(2), rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_guarantee_short_floats_come_no_further_out_of_a_domain_than_others(dtype):
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    box, ball = Box(torch.full((2,), 0.25), torch.full((2,), 0.75)), lp_ball(2, 1.0)
+    for domain in (box, ball, Polytope(corners), FiniteSet(corners)):
+        middle = domain.spanning().mean(0)
+        x = torch.cat([middle + grown * (domain.spanning() - middle) for grown in (1.0, 1.005, 1.02, 1.06)])
+        x = x.to(dtype)[domain.contains(x.to(dtype))]
+        assert domain.admit(x).dtype == torch.float32  # nothing is lost
+        assert len(x) and float((x.double() - domain.project(x.double())).norm(dim=1).max()) < 4e-6
+        assert domain.contains(domain.project(x + 1)).all()

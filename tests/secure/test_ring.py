@@ -56,6 +56,14 @@ def test_entries_that_do_not_fit_are_refused(bad):
     assert ring.to_words(torch.tensor([2.0**21 - 1])) == 2**31 - 2**10
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_noise_that_is_rounded_out_of_the_ring_is_refused_and_does_not_wrap_around(sign):
+    ring, last = Ring(32, 0), torch.tensor([sign * (2.0**31 - 0.51)], dtype=torch.float64)
+    assert ring.round(last).double() * sign == 2**31 - 1
+    with pytest.raises(ValueError, match="finite and fit 32 bits"):
+        ring.round(last + sign * 0.01)
+
+
 def test_bad_rings_and_words_are_refused():
     for bits, f in ((16, 3), (32, 31), (64, -1), (64, 2.5)):
         with pytest.raises(ValueError, match="bits"):

@@ -99,6 +99,12 @@ def test_guarantee_the_bound_is_wrong_as_seldom_as_it_says():
     assert 3 < bound <= stats.binom.ppf(0.9999, 200, 0.4) and mean > 80
 
 
+def test_next_to_no_noise_hides_nothing():
+    settings = {"doubt": 1e-6, "samples": 1000, "generator": keyed_generator(b"none")}
+    for epsilon in (0.0, 1.0, 50.0):
+        assert BallsInBins(2).guarantee(torch.eye(2), 1e-4, 1.0, epsilon, **settings).delta > 0.99
+
+
 def test_users_draw_their_bins_independently():
     batches = SampledBatches(BallsInBins(5), 3000, 15, noise=SeededNoise(1))
     seen = [frozenset(batch) for batch in batches]
@@ -120,6 +126,13 @@ def test_chosen_among_the_candidates():
     for users in run:
         run.backward(torch.zeros(len(users), 1), torch.zeros(len(users), 1))
     assert run.step == 24 and run.spent == plan.guarantee
+
+
+def test_smaller_steps_than_the_others_count():
+    settings = {"samples": 2000, "generator": keyed_generator(b"fewer")}
+    choice = choose(Iterates(3), 10, 6, epsilon=2.0, delta=0.05, **settings)  # 5 users a step
+    one = next(c for c in choice.candidates if c.name.startswith("balls in bins"))
+    assert one.error == pytest.approx(1.2 * float(one.protocol.standard_errors.square().mean().sqrt()))
 
 
 def test_bad_input_is_named():

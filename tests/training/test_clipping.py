@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from torchdp.randomness import keyed_generator
-from torchdp.training import clip_and_sum, clipped_sum, set_gradients
+from torchdp.training import CorrelatedNoise, clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.clipping import _scales
 
 
@@ -298,6 +298,22 @@ def test_an_error_in_the_loss_puts_back_what_was_changed():
     assert net[0].box == {"a": [1.0]}
 
 
+@pytest.mark.parametrize("of_the_module", [False, True])
+def test_guarantee_noise_that_another_thread_draws_meanwhile_stays_spent(of_the_module):
+    noise, net, (x, y) = CorrelatedNoise(torch.eye(3), 2, 1.0, dtype=torch.float64), model(), data(2)
+    net[0].noise = noise if of_the_module else None
+
+    def loss(output, target):
+        other = threading.Thread(target=lambda: noise(torch.zeros(2, dtype=torch.float64)))
+        other.start()
+        other.join()
+        raise RuntimeError("no loss")
+
+    with pytest.raises(RuntimeError, match="no loss"):
+        clip_and_sum(net, loss, x, y, 1.0)
+    assert noise.step == 1
+
+
 def test_a_cache_that_a_call_on_public_input_has_filled_is_no_memory():
     class Cached(Stateful):
         def remember(self, x):
@@ -393,3 +409,36 @@ def test_guarantee_gradients_made_elsewhere_are_clipped_together():
     assert not clipped_sum([part[:0] for part in rows], 1.0).any()
     with pytest.raises(ValueError, match="equally many"):
         clipped_sum([rows[0], rows[1][:2]], 1.0)
+
+
+@pytest.mark.parametrize("far", [math.inf, math.nan, 1e25, -3e38])
+def test_guarantee_an_example_far_off_moves_the_sum_by_the_bound_at_most(far):
+    """And no other example's part: 4,000 are clipped in one direction."""
+    rows = torch.full((4001, 40), 3.0)
+    rows[7] = far
+    rest = clipped_sum([torch.cat([rows[:7], rows[8:]]).double()], 1.0)
+    moved = clipped_sum([rows], 1.0).double() - clipped_sum([rows[torch.arange(4001) != 7]], 1.0).double()
+    assert float(moved.norm()) <= 1 + 2e-4 if math.isfinite(far) else float(moved.norm()) < 2e-4
+    assert float(rest.norm()) == pytest.approx(4000)
+
+
+@pytest.mark.parametrize(
+    ("size", "numbers", "bound"), [(1e15, 3, 2e-30), (1e38, 10_000, 1e-5), (3e38, 4, 1e-7), (1e5, 50, 1e-28)]
+)
+def test_guarantee_scales_without_digits_do_not_round_over_the_bound(size, numbers, bound):
+    for factor in (1.0, 1.3, 1.7, 2.3):
+        row = torch.full((1, numbers), size / factor)
+        true = float(row.double().norm())
+        moved = float(clipped_sum([row], bound).double().norm())
+        assert moved <= bound and (moved > 0.999 * bound if true < 2.0**125 * bound else moved == 0)
+
+
+def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
+    """Whose terms cancel: norms of factors are upper bounds, and would be taken for two examples and not for one."""
+    net, u = nn.Linear(64, 64, bias=False), torch.randn(64, generator=keyed_generator(b"second"))
+    first = torch.stack([u, u * (1 + 1e-7)])
+    x, y = torch.stack([first, torch.stack([0 * u, 1e8 * (first[0] - first[1])])]), torch.zeros(2)
+    one, two = (
+        clip_and_sum(net, lambda o, t: 100 * (o[:, 0] - o[:, 1]).sum(1), x[:n], y[:n], 1e-6) for n in (1, 2)
+    )
+    assert 0.99 < float((two - one).norm()) * 1e6 <= 1 + 1e-6

@@ -1,10 +1,14 @@
 """Runs that are killed and go on: the same batches, the same noise, no step twice; gradients from elsewhere."""
 
+import copy
 import io
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +16,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
-from torchdp.training import Iterates, choose
+from torchdp.training import Iterates, choose, clipped_sum
 
 STEPS = 8
 
@@ -111,6 +116,93 @@ def test_steps_that_the_ledger_knows_are_never_drawn_again(plans, kind, tmp_path
         plan.resume(model(), squares, other.secret_state(), ledger=path)
 
 
+def test_a_line_that_a_kill_cut_short_does_not_swallow_the_next(plans, tmp_path):
+    path = tmp_path / "ledger"
+    run = plans["ordered"].start(model(), squares, ledger=path)
+    secret = run.secret_state()
+    train(run, 5)
+    with path.open("a") as file:
+        file.write("\n1")  # of 1234
+    train(plans["ordered"].resume(model(), squares, secret, ledger=path), 1)
+    assert plans["ordered"].resume(model(), squares, secret, ledger=path).step == 6
+    path.write_text(path.read_text() + "\0")
+    plans["ordered"].resume(model(), squares, secret, ledger=path)
+    path.write_text(path.read_text() + "\n\0")
+    with pytest.raises(ValueError, match="ledger is damaged"):
+        plans["ordered"].resume(model(), squares, secret, ledger=path)
+
+
+def test_guarantee_two_runs_with_one_ledger_never_release_one_step_twice(plans, tmp_path):
+    plan, path = plans["ordered"], tmp_path / "ledger"
+    runs = [plan.start(model(), squares, ledger=path)]
+    runs += [plan.resume(model(), squares, runs[0].secret_state(), ledger=path) for _ in range(2)]
+    batches, out = [iter(run) for run in runs], []
+    users = [next(each) for each in batches]
+    for i in (0, 1, 1, 2):
+        try:
+            runs[i].backward(X[users[i]], 2 * X[users[i]])
+            out.append(i)
+        except RuntimeError as error:
+            assert "another run has spent step 1" in str(error) and runs[i].step == 0
+    assert out == [0]
+    train(runs[0], 2)
+    late = plan.resume(model(), squares, runs[0].secret_state(), ledger=path)
+    assert late.step == 3 and train(late, 1)
+    with pytest.raises(RuntimeError, match="another run has spent step 4"):
+        train(runs[0], 1)
+
+
+@KINDS
+def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_competes(plans, kind, monkeypatch):
+    run = plans[kind].start(model(), squares)
+    batches, noise = iter(run), run.noise.forward
+    users = next(batches)
+    g = [torch.zeros(len(users), *p.shape) for p in run.module.parameters()]
+
+    def interrupted(total, after):
+        if after:
+            noise(total)
+        raise KeyboardInterrupt
+
+    for after in (False, True):
+        run.noise.forward = partial(interrupted, after=after)
+        with pytest.raises(KeyboardInterrupt):
+            run.release(g)
+        assert run.step == after
+    run.noise.forward = noise
+    with pytest.raises(RuntimeError, match="no batch waits"):
+        run.release(g)
+    users = next(batches)
+
+    g = [torch.zeros(len(users), *p.shape) for p in run.module.parameters()]
+
+    def clipped(gradients, bound):  # another thread releases the batch while this one clips it
+        monkeypatch.setattr("torchdp.training.plan.clipped_sum", clipped_sum)
+        other = threading.Thread(target=run.release, args=(g,))
+        other.start()
+        other.join()
+        return clipped_sum(gradients, bound)
+
+    monkeypatch.setattr("torchdp.training.plan.clipped_sum", clipped)
+    with pytest.raises(RuntimeError, match="no batch waits"):
+        run.release(g)
+    assert run.step == run.batches.step == 2
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can not be copied"):
+            copied(run)
+
+
+def test_a_layer_that_is_unfrozen_later_is_refused_before_its_step_is_spent(plans):
+    net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    net[1].requires_grad_(False)
+    run = plans["ordered"].start(net, squares)
+    users = next(iter(run))
+    net[1].requires_grad_(True)
+    with pytest.raises(ValueError, match="other trainable parameters"):
+        run.backward(X[users], X[users])
+    assert run.step == 0
+
+
 CHILD = """
 import os, signal, sys, torch
 sys.path[:0] = sys.argv[1:2]
@@ -148,7 +240,7 @@ def test_the_state_dict_and_the_ledger_hold_no_secret(plans, kind, tmp_path):
     secret = run.secret_state()
     text = (tmp_path / "ledger").read_text()
     assert bytes(secret["key"].tolist()).hex() not in text and run.state_dict() == {"step": 2}
-    assert text.splitlines()[1:] == ["1", "2"]
+    assert [line.split()[0] for line in text.splitlines()[1:]] == ["1", "2"]
 
 
 def test_guarantee_what_is_spent_rises_to_the_plan_s(plans):
@@ -161,6 +253,10 @@ def test_guarantee_what_is_spent_rises_to_the_plan_s(plans):
 def test_a_secret_state_of_another_plan_is_refused(plans):
     plan = plans["banded"]
     secret = plan.start(model(), squares).secret_state()
+    once, diagonal = (
+        BandedStrategy(torch.ones(shape).double(), 8) for shape in ((1, 8), (8, 1))
+    )  # the same bytes
+    assert replace(plan, strategy=once).digest() != replace(plan, strategy=diagonal).digest()
     for other in (replace(plan, sigma=2 * plan.sigma), plans["ordered"], replace(plan, users=61)):
         with pytest.raises(ValueError, match="secret is of another plan"):
             other.resume(model(), squares, secret)

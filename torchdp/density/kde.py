@@ -317,7 +317,8 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
             total = (summary.n + self.features.sums(summary)[0] / self.features.bound) / 2
             return Tally(summary.n, {"total": self.law.noised(total.expand(*shape, -1), draws)})
         blocks = in_blocks(summary.values, summary.counts, self.features.at_once)
-        each = (counts @ (1 + self.features.share(x).double()) / 2 for x, counts in blocks)
+        shares = ((self.features.share(x).double().clamp_(-1, 1), counts) for x, counts in blocks)
+        each = (counts @ (1 + share) / 2 for share, counts in shares)
         return Tally(summary.n, {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)})
 
     def analyse(self, tally: Tally) -> Density:

@@ -114,6 +114,7 @@ class Domain(ABC):
     def admit(self, x: Tensor) -> Tensor:
         """x, refused where a row lies outside K: data for a private mean is checked before it is used.
 
+        Shorter floats than float32 are taken as float32, here and in ``contains`` and ``project``.
         Raises ValueError, without showing data.
         """
         x = self._vectors(x)
@@ -126,7 +127,9 @@ class Domain(ABC):
         return x
 
     def _vectors(self, x: Tensor) -> Tensor:
+        """x as vectors of float32 or float64: a test among shorter floats would let through what lies far outside."""
         x = checks.floating("x", x)
+        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
         if x.ndim == 0 or x.shape[-1] != self.dimension:
             raise ValueError(f"x must be of shape (..., {self.dimension}), not {tuple(x.shape)}")
         return x

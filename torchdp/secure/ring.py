@@ -53,9 +53,9 @@ class Ring:
 
         Raises ValueError for entries that are not finite or do not fit, TypeError.
         """
-        scaled = checks.real("noise", noise).double() * self.scale
-        self._fits("noise", scaled)
-        return scaled.round_().to(torch.int64).to(self.dtype)
+        whole = (checks.real("noise", noise).double() * self.scale).round_()
+        self._fits("noise", whole)
+        return whole.to(torch.int64).to(self.dtype)
 
     def to_reals(self, words: Tensor) -> Tensor:
         """The numbers that these words stand for: float64, any shape. Raises TypeError."""

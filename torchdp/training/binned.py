@@ -188,7 +188,7 @@ class _Tilted:
             power = (s - 1) * (s * largest / 2 - epsilon)
         best = power + torch.xlogy(s - 1, s - 1) - torch.xlogy(s, s)
         at = int(best.argmin())
-        safe, most = float(s[at]), min(math.exp(float(best[at])) * (1 + 1e-9), 1.0)
+        safe, most = float(s[at]), min(math.exp(min(float(best[at]), 0.0)) * (1 + 1e-9), 1.0)
         law = cls(gram, vectors * values.clamp_min(0).sqrt(), epsilon, added, safe, safe, most)
         return law if added else replace(law, aimed=law.middle(draws))
 

@@ -11,11 +11,13 @@ from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.training.memory import Memory
 from torchdp.training.per_example import Gradients, Inputs, PerExample
+from torchdp.training.sharded import gathered, like, settle
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
+TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
 
 
 def clip_and_sum(
@@ -37,7 +39,9 @@ def clip_and_sum(
     before, once more. Whole ones are made of a weight that is used in another way too: tied to an embedding, in torch's
     MultiheadAttention. dropout: draws masks, for each example its own; without it dropout in training mode is refused.
     Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
-    :func:`set_gradients` puts it back. A gradient that is not finite counts as 0.
+    :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
+    normal number (2^126 bounds in float32). Of a module that ``fully_shard`` has cut, every process calls this, for the
+    sum of its own examples, and has all parameters for the time of the call.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
     closures, globals): an example could then move a later sum. What has changed is named and put back; where it is a
@@ -49,27 +53,29 @@ def clip_and_sum(
     """
     bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
     checks.function("loss", loss)
-    parameters = _trainable(module, dropout is not None)
     _refuse_unequal(inputs, targets)
-
-    size = sum(p.numel() for p in parameters.values())
-    dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-    total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
-    done = False
-    try:
-        seed = None if dropout is None else int(Simulated(dropout).integers(()))
-        gradients = PerExample(module, loss, parameters, "error" if seed is None else "different")
-        if gradients.large and min(len(targets), at_once) > 1:
-            with _masks(0, targets.device):
-                gradients.look(*next(_split(inputs, targets, 1)))
-        with _masks(seed, targets.device):
-            for x, y in _split(inputs, targets, 1 if gradients.recurrent else at_once):
-                _add(total, gradients(x, y), bound)
-        changed = memory.changed()
-        total, done = memory.unless_changed(total), True
-    finally:
-        if not done or changed:
-            memory.restore()
+    parameters = _trainable(module, dropout is not None)
+    with gathered(module) as whole:
+        parameters = {name: whole.get(name, p) for name, p in parameters.items()}
+        frozen = {name: p for name, p in whole.items() if name not in parameters}
+        size = sum(p.numel() for p in parameters.values())
+        dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
+        total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
+        done = False
+        try:
+            seed = None if dropout is None else int(Simulated(dropout).integers(()))
+            gradients = PerExample(module, loss, parameters, frozen, "error" if seed is None else "different")
+            if gradients.large and len(targets) and at_once > 1:  # also for one, whom the next one must not move
+                with _masks(0, targets.device):
+                    gradients.look(*next(_split(inputs, targets, 1)))
+            with _masks(seed, targets.device):
+                for x, y in _split(inputs, targets, 1 if gradients.recurrent else at_once):
+                    _add(total, gradients(x, y), bound)
+            changed = memory.changed()
+            total, done = memory.unless_changed(total), True
+        finally:
+            if not done or changed:
+                memory.restore()
     if changed:
         raise ValueError(
             f"module and loss must not remember the examples: the call changed {changed}, and what it holds could move "
@@ -82,8 +88,8 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     """sum_i g_i min(1, bound / ||g_i||) of gradients that were made elsewhere, flat, at least float32: (size,).
 
     gradients: for each parameter those of the examples, (n, *shape), n >= 0; g_i is all of example i's together: of
-    ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. A gradient that is not finite counts as 0. Raises
-    TypeError, ValueError.
+    ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. What counts as 0: as there. Raises TypeError,
+    ValueError.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum; where
     each g_i is a function of its own example.
@@ -100,10 +106,20 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
 def _weighted(rows: Sequence[Tensor], scales: Tensor) -> list[Tensor]:
     """sum_i scales_i rows_i of each; a row whose scale is not > 0 adds nothing."""
     with torch.autocast(scales.device.type, enabled=False):
-        if scales.device.type == "cpu" and (scales > 0).all():
-            return [scales.to(part.dtype) @ part for part in rows]
-        kept = scales[:, None] > 0
-        return [torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows]
+        if scales.device.type != "cpu":
+            kept = scales[:, None] > 0
+            return [torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows]
+        far = (~(scales > 0)).nonzero()[:, 0]
+        if len(far):
+            rows, scales = [part.index_fill(0, far, 0.0) for part in rows], scales.index_fill(0, far, 0.0)
+        return [_added(scales.to(part.dtype), part) for part in rows]
+
+
+def _added(scales: Tensor, part: Tensor) -> Tensor:
+    total = part.new_zeros(part.shape[1], dtype=torch.float64)
+    for weights, some in zip(scales.split(TOGETHER), part.split(TOGETHER), strict=True):
+        total += weights @ some
+    return total.to(part.dtype)
 
 
 def _bound(bound: float) -> float:
@@ -113,23 +129,32 @@ def _bound(bound: float) -> float:
 
 
 def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -> Tensor:
-    """By which rows are at most ``bound`` long together, rounding included: (n,); not > 0 where not finite.
+    """By which rows are at most ``bound`` long together, rounding included: (n,); 0 where there is none.
 
     more: norms of further parts of the rows, (n,) each, float64, that are not too small.
     """
-    eps, norms, slack = max(torch.finfo(part.dtype).eps for part in rows), torch.tensor(torch.inf), 0.0
-    single = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
-    if single and bound >= FAST:  # what squares below 1e-38 add up to is nothing beside FAST
+    eps, tiny = (max(getattr(torch.finfo(part.dtype), name) for part in rows) for name in ("eps", "tiny"))
+    if bound >= FAST and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows):
+        # what squares below 1e-38 add up to is nothing beside FAST
         blocks = [torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)]
-        norms, slack = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1), SLACK
-    if not (single and norms.isfinite().all()):
-        norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows])
-        norms, slack = torch.linalg.vector_norm(norms, dim=0), 0.0
-    norms = norms * (1 + slack)
+        norms = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1)
+        far = ~norms.isfinite()  # their squares pass float32; nobody else's scale may change by it
+        if far.any():
+            norms[far] = _norms([part[far] for part in rows])
+        norms = norms * (1 + SLACK)
+    else:
+        norms = _norms(rows)
     if more:
         norms = torch.linalg.vector_norm(torch.stack([norms, *more]), dim=0)
     shorter = 1 - 2 * eps
-    return (bound / norms).clamp_max(1 / shorter) * shorter
+    scales = (bound / norms).clamp_max(1 / shorter) * shorter
+    return torch.nn.functional.threshold(scales, tiny, 0.0)  # smaller ones have too few digits
+
+
+def _norms(rows: Sequence[Tensor]) -> Tensor:
+    """(n,), in float64 throughout."""
+    norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows]
+    return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
 
 def _add(total: Tensor, found: Gradients, bound: float) -> None:
@@ -210,10 +235,14 @@ def _refuse_unequal(inputs: Inputs, targets: Tensor) -> None:
 
 
 def set_gradients(module: nn.Module, gradient: Tensor) -> None:
-    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError."""
-    parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
+    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError.
+
+    A parameter that is a shard (``fully_shard``) gets its part of it, as a shard.
+    """
+    settle(checks.instance("module", module, nn.Module))
+    parameters = [p for p in module.parameters() if p.requires_grad]
     size = sum(p.numel() for p in parameters)
     if checks.dense("gradient", gradient).shape != (size,):
         raise ValueError(f"gradient must be a flat tensor of shape ({size},)")
     for p, part in zip(parameters, gradient.detach().split([p.numel() for p in parameters]), strict=True):
-        p.grad = part.view_as(p).to(p)
+        p.grad = like(part.view(p.shape).to(p.device, p.dtype), p)

@@ -1,39 +1,56 @@
 """A file that is told of each step of a run before its gradient is: what was spent is known after any kill."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True)
 class Ledger:
-    """Lines of a file: the run's name, then each step that is spent. None of it is secret.
+    """Lines of a file: the run's name, then each step that is spent and who spent it. None of it is secret.
 
     path: None for no ledger. name: of run and plan. fresh: whether the run starts; its file must not exist
-    (FileExistsError). Raises ValueError where the file is of another run.
+    (FileExistsError). step: the last one that is spent; of a line that a kill cut short, its gradient not yet out, the
+    number may be a smaller one. Raises ValueError where the file is of another run, or damaged.
     """
 
-    path: Path | None
-    name: str
-    fresh: bool
-
-    def __post_init__(self) -> None:
-        if self.path and self.fresh:
-            with self.path.open("x") as file:
-                file.write(self.name + "\n")
-        elif self.path and self.path.read_text().partition("\n")[0] != self.name:
-            raise ValueError(f"ledger {self.path.name} is of another run, or of another plan")
-
-    @property
-    def step(self) -> int:
-        """The last one that is spent; a line that a kill cut short, its gradient not yet out, is a smaller number."""
-        steps = self.path.read_text().split()[1:] if self.path else []
-        return max(map(int, steps), default=0)
+    def __init__(self, path: Path | None, name: str, fresh: bool) -> None:
+        self.step, self._path, self._read = 0, path, 0
+        self._self, self._lost = os.urandom(8).hex(), False
+        if path and fresh:
+            with path.open("x") as file:
+                file.write(name)
+        if path:
+            first, *lines = self._news(path) or [""]
+            if first != name:
+                raise ValueError(f"ledger {path.name} is of another run, or of another plan")
+            steps = [line.partition(" ")[0] for line in lines]
+            if not all(map(str.isdecimal, steps)):
+                raise ValueError(
+                    f"ledger {path.name} is damaged, not every line begins with a step; mend it by hand"
+                )
+            self.step = max(map(int, steps), default=0)
 
     def record(self, step: int) -> None:
-        """The step is spent, whatever comes: on the disk when this returns."""
-        if self.path:
-            with self.path.open("a") as file:
-                file.write(f"{step}\n")
+        """The step is spent, whatever comes: on the disk when this returns. Nothing new where it is this run's last.
+
+        Raises RuntimeError where another run with this ledger has spent the step, and then for every step.
+        """
+        if self._path and not self._lost:
+            with self._path.open("ab") as file:  # a new line first: one that was cut short stays what it is
+                file.write(f"\n{step} {self._self}".encode())
                 file.flush()
                 os.fsync(file.fileno())
+            told = [line.partition(" ") for line in self._news(self._path)]
+            self._lost = any(number == str(step) and who != self._self for number, _, who in told)
+        if self._path and self._lost:
+            raise RuntimeError(
+                f"ledger {self._path.name}: another run has spent step {step}, and one noise would serve two sums; let "
+                "one run alone go on; in a group give each process a ledger of its own"
+            )
+
+    def _news(self, path: Path) -> list[str]:
+        """The lines since the last look."""
+        with path.open("rb") as file:
+            file.seek(self._read)
+            found = file.read()
+        self._read += len(found)
+        return [line for line in found.decode(errors="replace").splitlines() if line]

@@ -76,6 +76,10 @@ class Memory:
     def _note(self, path: str, value: Any) -> Iterable[tuple[str, object]]:
         """Keeps what ``value`` holds itself; returns what it leads to, by name."""
         if isinstance(value, Tensor):
+            if isinstance(
+                local := getattr(value, "_local_tensor", None), Tensor
+            ):  # a shard: nobody is asked for more
+                return [(path, local), (f"{path}.grad", value.grad)]
             if value.numel() > LARGEST or value.is_meta:
                 self._keep(path, lambda: value._version, lambda _: None)
             elif value.device.type != "cpu" and value.layout == torch.strided:
@@ -165,6 +169,8 @@ class Memory:
         return found
 
     def _object(self, path: str, value: object) -> list[tuple[str, object]]:
+        if _spends(type(value)):
+            return []
         if _library(type(value)) and not isinstance(value, nn.Module):
             own = ("func", "args", "keywords", "__dict__") if type(value).__module__ in CONTAINERS else ()
             return [(path, getattr(value, name)) for name in own if hasattr(value, name)]
@@ -231,6 +237,11 @@ def _names(code: Any) -> list[str]:
 def _slots(kind: type) -> list[str]:
     names = vars(kind).get("__slots__", ())
     return [name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
+
+
+def _spends(kind: type) -> bool:
+    """Noise, and runs that spend it, refuse copies: to put them back would draw the same numbers again."""
+    return kind.__module__.startswith("torchdp.") and kind.__reduce_ex__ is not object.__reduce_ex__
 
 
 def _library(value: Any) -> bool:

@@ -1,11 +1,12 @@
 """One plan of a private training run, and a run of it: on one process or several, going on after a kill."""
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import urandom
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,11 @@ from torchdp.training.ledger import Ledger
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.participation import Participation, sensitivity
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
+from torchdp.training.sharded import settle
 from torchdp.training.stream import VERSION
 
 KEY = 32  # bytes; sampling and noise are a function of them and of the step
+NO_BATCH = "no batch waits: backward once for each batch that iteration hands out"
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,9 @@ class Plan:
 
     strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
-    a step (where sampled: on average). guarantee: of all steps together. standard_errors: of each row of
-    W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`.
+    a step (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps
+    together. standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by
+    :func:`choose`.
     """
 
     strategy: BandedStrategy | BufferedStrategy
@@ -58,7 +62,8 @@ class Plan:
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
-        file that does not exist yet; it is told of each step before its gradient is.
+        file that does not exist yet; it is told of each step before its gradient is. module: in a group of processes
+        a copy in each, or cut by ``fully_shard``; see :class:`Run`. Raises TypeError, ValueError.
         """
         return Run(self, module, loss, source(noise), ledger=ledger)
 
@@ -78,7 +83,8 @@ class Plan:
         caller says by ``step`` what was released. The model may be an older one. Raises ValueError, where the secret
         state or the ledger is of another plan too.
 
-        Guarantees: the gradients of all steps, before and after, have ``guarantee``.
+        Guarantees: the gradients of all steps, before and after, have ``guarantee``, where one run alone goes on, or
+        those that do have one ledger.
         """
         return Run(self, module, loss, secret, step=step, ledger=ledger)
 
@@ -99,7 +105,8 @@ class Plan:
         C = self.strategy
         kept = (C.coefficients,) if isinstance(C, BandedStrategy) else (C.poles, C.zeros, C.before, C.after)
         numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in kept)
-        rest = (VERSION, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        shapes = [tuple(each.shape) for each in kept]  # one row of numbers and one column are two strategies
+        rest = (VERSION, shapes, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
         return hashlib.sha256(numbers + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
@@ -120,16 +127,21 @@ class Run:
 
     ``backward`` clips each user's gradient, adds them up, adds the step's noise and divides by ``plan.batch``;
     ``release`` does so with gradients that were made elsewhere. Each batch that was handed out must be used, once,
-    before the next one; else RuntimeError, and nothing is released.
+    before the next one; else RuntimeError, and nothing is released. An interrupt leaves the step spent and its batch
+    used, or neither; threads take turns; copies and pickles are refused.
 
     module, loss: as in :func:`clip_and_sum`, one example for each user.
 
     After a kill: ``secret_state``, kept once at the start or at any step, and the ``state_dict`` of a checkpoint or the
     ledger go on with the noise and the batches of the run that was not killed. Whoever knows the secret state can
-    subtract the noise. The state dict holds the step and nothing secret.
+    subtract the noise. The state dict holds the step and nothing secret. Of two runs of one secret state that are alive
+    at once only those with one ledger keep from releasing a step twice: the later one gets a RuntimeError.
 
     Several processes (a group of torch.distributed): all of them make the run; the key is process 0's. Each hands out
-    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it.
+    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it. The module
+    may be cut by ``torch.distributed.fsdp.fully_shard``: ``backward`` gathers its parameters for the time of the call,
+    in their own dtype, and ``.grad`` is a shard, as the optimizer's state then is. Raises ValueError on parameters that
+    are cut along another dimension than 0, and on FullyShardedDataParallel.
 
     Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``.
     """
@@ -145,7 +157,8 @@ class Run:
         ledger: str | Path | None = None,
     ) -> None:
         self.plan, self.module, self.loss = plan, module, loss
-        parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
+        settle(checks.instance("module", module, nn.Module))
+        parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
         steps, dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
@@ -177,6 +190,7 @@ class Run:
             order = self._generator(b"order")  # public: it may become known, and tells of no other word
             self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order, first=self.step)
         self._waiting: int | None = None  # users in the batch that was handed out and not yet used
+        self._turn = threading.RLock()
 
     @property
     def step(self) -> int:
@@ -200,12 +214,13 @@ class Run:
         batches = iter(self.batches)
         rank, ranks = replicas.place() if self._group else (0, 1)
         while len(self.batches):
-            if self._waiting is not None:
-                raise RuntimeError(
-                    "the last batch was not used: call backward once for each, or the steps would not fit"
-                )
-            users = torch.tensor(next(batches), dtype=torch.int64)[rank::ranks]
-            self._waiting = len(users)
+            with self._turn:
+                if self._waiting is not None:
+                    raise RuntimeError(
+                        "the last batch was not used: call backward once for each, or the steps would not fit"
+                    )
+                users = torch.tensor(next(batches), dtype=torch.int64)[rank::ranks]
+                self._waiting = len(users)
             yield users
         if self._waiting is not None:
             raise RuntimeError("the last batch was not used: call backward once for each")
@@ -215,9 +230,9 @@ class Run:
 
         Dropout masks are drawn for each user, and are other ones after a kill.
         """
-        self._expect("targets", len(targets))
+        batch = self._expect("targets", len(targets))
         total = clip_and_sum(self.module, self.loss, inputs, targets, self.plan.bound, dropout=self._masks)
-        self._release(total)
+        self._release(total, batch)
 
     def release(self, gradients: Sequence[Tensor]) -> None:
         """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n users' own.
@@ -225,12 +240,12 @@ class Run:
         Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in module.parameters()]. Each must be a
         function of its own user's data, as it is not after batch normalisation.
         """
-        self._expect("gradients", len(checks.several("gradients", gradients, Tensor)[0]))
+        batch = self._expect("gradients", len(checks.several("gradients", gradients, Tensor)[0]))
         shapes = [tuple(g.shape[1:]) for g in gradients]
         expected = [tuple(p.shape) for p in self.module.parameters() if p.requires_grad]
         if shapes != expected:
             raise ValueError(f"gradients must be one (n, *shape) tensor for each parameter, of shapes {expected}")
-        self._release(clipped_sum(gradients, self.plan.bound))
+        self._release(clipped_sum(gradients, self.plan.bound), batch)
 
     def state_dict(self) -> dict[str, int]:
         """The step. Nothing in it is secret."""
@@ -246,21 +261,38 @@ class Run:
         key, plan = (torch.tensor(list(part), dtype=torch.uint8) for part in (self._key, self.plan.digest()))
         return {"step": self.step, "key": key, "past": past, "plan": plan}
 
-    def _expect(self, name: str, count: int) -> None:
-        if self._waiting is None:
-            raise RuntimeError("no batch waits: backward once for each batch that iteration hands out")
-        if count != self._waiting:
-            raise ValueError(f"{name} must be those of the batch's {self._waiting} users, not {count}")
+    def _expect(self, name: str, count: int) -> int:
+        """The number of the batch that waits, where these are as many. Raises RuntimeError, ValueError."""
+        with self._turn:
+            if self._waiting is None:
+                raise RuntimeError(NO_BATCH)
+            if count != self._waiting:
+                raise ValueError(f"{name} must be those of the batch's {self._waiting} users, not {count}")
+            return self.batches.step
 
-    def _release(self, total: Tensor) -> None:
-        """The private mean of the whole sum into ``.grad``."""
-        total = replicas.added(total) if self._group else total
-        first = self.noise.shard[0]
-        self._ledger.record(self.step + 1)
-        private = self.noise(total[first : first + self.noise.size])
-        self._waiting = None
+    def _release(self, total: Tensor, batch: int) -> None:
+        """The private mean of the whole sum into ``.grad``; a batch that waits, by its number, is used up by it."""
+        if len(total) != self._whole:
+            raise ValueError("module has other trainable parameters than when the run was made")
+        mine = replicas.added(total, self._chunk) if self._group else total
+        with self._turn:
+            waiting, step = self._waiting, self.step
+            if waiting is None or batch != self.batches.step:
+                raise RuntimeError(NO_BATCH)
+            self._waiting = None  # first, so that no interrupt leaves both a spent step and its batch
+            try:
+                self._ledger.record(step + 1)
+                private = self.noise(mine[: self.noise.size])
+            except BaseException:
+                self._waiting = waiting if self.step == step else None
+                raise
         private = replicas.joined(private, self._chunk, self._whole) if self._group else private
         set_gradients(self.module, private / self.plan.batch)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a Run can not be copied or pickled: a batch would be used twice; see secret_state and resume"
+        )
 
     def _generator(self, name: bytes, more: bytes = b"") -> torch.Generator:
         """For what is no noise."""

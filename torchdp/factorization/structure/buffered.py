@@ -121,17 +121,17 @@ def factorize_buffered(
     for stage, n in enumerate(sizes):
         if stage:
             x[: 2 * buffers] *= span[1] / span[0]
-        decay = W.decay ** (W.steps / n)
+        coarse = W if n == W.steps else W.coarse(n)
         for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
             most = FINISH if stage else 1000
             x = minimize(
-                _objective, x, (hats(n, KNOTS), decay, W.momentum, buffers, power), jac=True, method="L-BFGS-B",
+                _objective, x, (hats(n, KNOTS), coarse, buffers, power), jac=True, method="L-BFGS-B",
                 options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
             ).x  # fmt: skip
     with torch.no_grad():
         poles, zeros, before = parts(torch.from_numpy(x), hats(W.steps, KNOTS), buffers)
         after = _reciprocals(poles, zeros, before)
-    rows, columns, rounding = buffered_squares(poles, zeros, before, after, W.decay, W.momentum)
+    rows, columns, rounding = buffered_squares(poles, zeros, before, after, W)
     norms = torch.from_numpy((rows * columns.max()).astype(float)).sqrt()
     upper = torch.linalg.vector_norm(norms, ord=p)
     slack = torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
@@ -141,12 +141,12 @@ def factorize_buffered(
 
 
 def _objective(
-    x: np.ndarray, shapes: Tensor, decay: float, momentum: float, buffers: int, power: float
+    x: np.ndarray, shapes: Tensor, W: RunningSums, buffers: int, power: float
 ) -> tuple[float, np.ndarray]:
     """log of the l_power norm of the squared row norms, and its gradient."""
     point = torch.from_numpy(x.copy()).requires_grad_()
     poles, zeros, before = parts(point, shapes, buffers)
-    rows = squares(poles, zeros, before, _reciprocals(poles, zeros, before), decay, momentum)
+    rows = squares(poles, zeros, before, _reciprocals(poles, zeros, before), W)
     value = (power * rows.log()).logsumexp(0) / power
     (slope,) = torch.autograd.grad(value, point)
     return float(value.detach()), slope.numpy()
@@ -182,8 +182,9 @@ def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
 
 
-def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float, momentum: float) -> Tensor:
+def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: RunningSums) -> Tensor:
     """Squared row norms of W C^{-1}, (n,), as in :func:`buffered_squares`, with gradients."""
+    decay, momentum, rates = W.decay, W.momentum, 1.0 if W.rates is None else W.rates.cpu()
     first, second = torch.triu_indices(len(poles), len(poles))
     nu, v = residues(zeros, poles), 1 / before.square()
     G = _late(Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
@@ -194,10 +195,10 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: 
     if momentum:
         H = Filter.apply(H, momentum * zeros)
         speeds = _sums(speeds + 2 * momentum * (nu @ _late(H)) / after, momentum**2)
-    with_row = nu @ _late(Filter.apply(H, decay * zeros)) / after
+    with_row = nu @ _late(Filter.apply(rates * H, decay * zeros)) / after
     if momentum:
-        both = momentum * _late(_sums(speeds + decay * with_row, decay * momentum)[None])[0]
-    return _sums(speeds + 2 * decay * (both + with_row), decay**2)
+        both = momentum * _late(_sums(rates * speeds + decay * with_row, decay * momentum)[None])[0]
+    return _sums(rates * (rates * speeds + 2 * decay * (both + with_row)), decay**2)
 
 
 def _sums(x: Tensor, ratio: float) -> Tensor:
