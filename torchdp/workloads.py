@@ -7,7 +7,7 @@ quadratic form is ``h^T W h``.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -50,15 +50,18 @@ class Workload:
 class RunningSums:
     """Sums over all steps so far: of up to millions of steps, never formed.
 
-    x_t = decay x_{t-1} + v_t, v_t = momentum v_{t-1} + g_t: W[t, j] = sum_{i <= t - j} decay^i momentum^(t - j - i).
-    Without momentum W[t, j] = decay^(t - j) for j <= t, the prefix sums where decay is 1.
+    x_t = decay x_{t-1} + rates_t v_t, v_t = momentum v_{t-1} + g_t, so that
+    W[t, j] = sum_{j <= i <= t} decay^(t - i) rates_i momentum^(i - j). Without momentum and rates W[t, j] =
+    decay^(t - j) for j <= t, the prefix sums where decay is 1.
 
-    steps: at least 1; decay: in (0, 1]; momentum: in [0, 1); device: of the tensors made for it. Raises ValueError.
+    steps: at least 1; decay: in (0, 1]; momentum: in [0, 1); rates: positive, one for each step, or None for 1; device:
+    of the tensors made for it. Raises TypeError, ValueError.
     """
 
     steps: int
     decay: float = 1.0
     momentum: float = 0.0
+    rates: Tensor | None = None
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
@@ -68,6 +71,21 @@ class RunningSums:
             raise ValueError(f"decay must lie in (0, 1], not {self.decay!r}")
         object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
         object.__setattr__(self, "device", checks.device("device", self.device))
+        if self.rates is not None:
+            rates = checks.floating("rates", self.rates).detach().double().to(self.device)
+            if rates.shape != (self.steps,) or not (rates > 0).all():
+                raise ValueError(f"rates must be {self.steps} positive numbers, one for each step")
+            object.__setattr__(self, "rates", rates)
+
+    def coarse(self, steps: int) -> "RunningSums":
+        """As many steps over the same time, none of them shorter than one of velocity: what larger problems start with.
+
+        decay^(self.steps / steps) a step, the same momentum, rates of so many moments.
+        """
+        rates = self.rates
+        if rates is not None:
+            rates = rates[((torch.arange(steps, device=rates.device) + 0.5) * self.steps / steps).long()]
+        return replace(self, steps=steps, decay=self.decay ** (self.steps / steps), rates=rates)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -76,13 +94,11 @@ class RunningSums:
 
     def dense(self) -> Tensor:
         """W itself, (steps, steps) float64."""
-        age = _differences(self.steps, self.device).clamp_min(0)
-        first = self.decay ** torch.arange(self.steps, dtype=torch.float64, device=self.device)
-        if self.momentum:
-            from scipy.signal import lfilter  # half a second to load
-
-            first = torch.from_numpy(lfilter([1.0], [1.0, -self.momentum], first.cpu().numpy())).to(first)
-        return first[age].tril()
+        age = _differences(self.steps, self.device)
+        inner, outer = ((x ** age.clamp_min(0).double()).tril() for x in (self.momentum, self.decay))
+        if self.rates is None:
+            return outer @ inner if self.momentum else outer
+        return outer @ (self.rates[:, None] * inner)
 
 
 def _side(k: int) -> int:

@@ -1,15 +1,15 @@
 """Secure sums in rings of 32 and 64 bits: the variance of their noise over the needed one, and an attack on the grid.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4, for the protocol; proof: ``secure.rounding``.
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4, for the protocol; proofs:
+    ``secure.rounding``, ``secure.one_copy``.
 Command:  python experiments/secure/grid.py
 Expected: ``factor``: variance over that of real numbers, at most 1.015 of Gaussian noise in every row, where spreading
     a row's difference over whole units of honest clients (``spread``) asks for up to thousands. ``noises``: the same
-    for discrete Laplace noise, at most 1.00001, and for one copy of ten in 100 rows, with 64 bits at most 1.0002; with
-    32 bits what rounding a million clients' noise costs there is more, and the class warns. ``needed``: over a
-    curator's noise, one copy's leverages included. "Gram": encodings of 10 columns and labels, sensitivity and entries
-    those of GramRelease. ``attack``: the exact delta of a sum of rounded normals in one column, by repeated
-    convolution, over the stated delta: at most 1. ``ratios``: the largest log ratio of the discrete noise's chances
-    modulo 256 over epsilon: 1 with as many shares as it is divided among, more than 1 with one less.
+    for discrete Laplace noise and for one copy of ten in 100 rows, at most 1.001. ``needed``: over a curator's noise,
+    one copy's leverages included. "Gram": encodings of 10 columns and labels, sensitivity and entries those of
+    GramRelease. ``attack``: the exact delta of a sum of rounded normals in one column, by repeated convolution, over
+    the stated delta: at most 1. ``ratios``: the largest log ratio of the discrete noise's chances modulo 256 over
+    epsilon: 1 with as many shares as it is divided among, more than 1 with one less.
 Output: results/secure/grid/grid.csv, noises.csv, attack.csv, ratios.csv; printed: ``experiments/bench/grid_cpu.txt``.
 Artifact: Burkhardt et al. (2025) | section 4, on a grid
 Status: agrees; a bound of our own

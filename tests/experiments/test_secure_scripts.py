@@ -54,5 +54,5 @@ def test_grid(smoke):
     assert all(0.5 < row["attack"] <= 1 for row in found.tables["attack"])
     assert len(found.tables["noises"]) == 12
     for row in found.tables["noises"]:
-        assert 0.999 < row["factor"] < 1.01 and row["factor"] * (1 - 1e-9) <= row["needed"] < 1.3
+        assert 0.999 < row["factor"] < 1.001 and row["factor"] * (1 - 1e-9) <= row["needed"] < 1.3
     assert all(0.999 < row["ratio"] < 1 + 1e-9 and row["one_less"] > 1.1 for row in found.tables["ratios"])

@@ -13,18 +13,19 @@ from torchdp.workloads import RunningSums
 
 
 @pytest.mark.parametrize(
-    ("n", "buffers", "p", "decay", "momentum"),
+    ("n", "buffers", "p", "decay", "momentum", "rates"),
     [
-        (1, 1, 2.0, 1.0, 0.0),
-        (2, 3, math.inf, 1.0, 0.0),
-        (30, 2, 2.0, 0.9, 0.0),
-        (2, 2, math.inf, 1.0, 0.9),
-        (30, 2, 2.0, 1.0, 0.9),
-        (30, 2, math.inf, 0.9, 0.9),
+        (1, 1, 2.0, 1.0, 0.0, None),
+        (2, 3, math.inf, 1.0, 0.0, None),
+        (30, 2, 2.0, 0.9, 0.0, None),
+        (2, 2, math.inf, 1.0, 0.9, None),
+        (30, 2, 2.0, 1.0, 0.9, None),
+        (30, 2, 2.0, 1.0, 0.0, torch.linspace(1, 0.1, 30)),
+        (30, 2, math.inf, 0.9, 0.9, torch.linspace(1, 0.1, 30)),
     ],
 )
-def test_norms_are_those_of_the_dense_strategy(n, buffers, p, decay, momentum):
-    found = factorize_buffered(RunningSums(n, decay, momentum), buffers, p)
+def test_norms_are_those_of_the_dense_strategy(n, buffers, p, decay, momentum, rates):
+    found = factorize_buffered(RunningSums(n, decay, momentum, rates), buffers, p)
     C, W = found.strategy.dense(), found.workload.dense()
     rows = torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
     assert torch.allclose(found.row_norms, rows, rtol=1e-10)

@@ -93,6 +93,8 @@ def test_known_values(n, period, p, least):
 def test_bad_input_is_named():
     W, c, D = RunningSums(6), torch.ones(6), torch.eye(2).repeat(3, 1)
     for arguments, name in [
+        ((RunningSums(6, momentum=0.5), 3, c, D, 2.0), "momentum"),
+        ((RunningSums(6, rates=c), 3, c, D, 2.0), "momentum"),
         ((W, 0, c, D, 2.0), "period"),
         ((W, 3, c, D, 1.0), "p "),
         ((W, 3, c[:5], D, 2.0), "row_weights"),

@@ -128,6 +128,13 @@ def test_chosen_among_the_candidates():
     assert run.step == 24 and run.spent == plan.guarantee
 
 
+def test_smaller_steps_than_the_others_count():
+    settings = {"samples": 2000, "generator": keyed_generator(b"fewer")}
+    choice = choose(Iterates(3), 10, 6, epsilon=2.0, delta=0.05, **settings)  # 5 users a step
+    one = next(c for c in choice.candidates if c.name.startswith("balls in bins"))
+    assert one.error == pytest.approx(1.2 * float(one.protocol.standard_errors.square().mean().sqrt()))
+
+
 def test_bad_input_is_named():
     settings = {"doubt": 1e-6, "samples": 1000, "generator": keyed_generator(b"bad")}
     with pytest.raises(ValueError, match="no negative entry"):

@@ -191,8 +191,9 @@ def test_a_run_refuses_what_does_not_fit(task):
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [({"batch": 0}, "batch"), ({"batch": 61}, "batch"), ({"epsilon": 0}, "epsilon"), ({"delta": 1.0}, "delta"),
-     ({"bound": -1.0}, "bound"), ({"p": 1.0}, "p"), ({"W": torch.ones(3, 3)}, "W"), ({"users": 0}, "users")],
+    [({"batch": 0}, "batch"), ({"users": 10**11}, "batch"), ({"batch": 61}, "batch"), ({"epsilon": 0}, "epsilon"),
+     ({"delta": 1.0}, "delta"), ({"bound": -1.0}, "bound"), ({"p": 1.0}, "p"),
+     ({"W": torch.ones(3, 3)}, "W"), ({"users": 0}, "users")],
 )  # fmt: skip
 def test_bad_input_is_named(change, name):
     arguments = {"W": Iterates(4).dense(), "users": 60, "batch": 20, "epsilon": 1.0, "delta": 1e-5} | change

@@ -47,15 +47,22 @@ def row(*c):
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.8, 0.0), (0.0, 0.3), (0.8, 0.3)])
 @pytest.mark.parametrize("rates", [None, [0.5, 0.2, 0.1, 0.7]])
 def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates):
-    x, gradients, path = torch.zeros(1, dtype=torch.float64, requires_grad=True), [1.0, -2.0, 0.5, 3.0], []
-    optimizer = torch.optim.SGD([x], lr=1.0, momentum=momentum, weight_decay=decay)
-    for rate, gradient in zip(rates or [1.0] * 4, gradients, strict=True):
-        optimizer.param_groups[0]["lr"] = rate
-        x.grad = x.new_tensor([gradient])
-        optimizer.step()
-        path.append(-float(x.detach()))
-    W = Iterates(4, momentum, decay, rates)
-    torch.testing.assert_close(W.dense() @ torch.tensor(gradients).double(), torch.tensor(path).double())
+    gradients = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+
+    def path(gradients):
+        x = torch.full((1,), 7.0, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([x], lr=1.0, momentum=momentum, weight_decay=decay)
+        for rate, gradient in zip(rates or [1.0] * 4, gradients, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            x.grad = gradient[None]
+            optimizer.step()
+            yield float(x.detach())
+
+    W, unmoved = Iterates(4, momentum, decay, rates), torch.tensor([*path(0 * gradients)])
+    torch.testing.assert_close(
+        unmoved - W.dense() @ gradients, torch.tensor([*path(gradients)]), check_dtype=False
+    )
+    assert decay or bool((unmoved == 7).all())
     if rates is None:
         torch.testing.assert_close(W.first(4), W.dense()[:, 0])
     if rates is None and not momentum + decay:
@@ -70,10 +77,12 @@ def test_iterates_are_running_sums_unless_they_swing():
         (0.9, 0.02, 0.1),
         (0.5, 0.1, 0.3),
     ):
-        W = Iterates(50, momentum, decay, [rate] * 50)
-        scale, S = W.sums()
-        torch.testing.assert_close(scale * S.dense(), W.dense(), rtol=1e-11, atol=0)
-    for swings in (Iterates(50, 0.9, 0.03), Iterates(50, 0.0, 1.0), Iterates(2, 0.9, 0.0, [1.0, 0.5])):
+        for rates in [rate] * 50, torch.linspace(rate, rate / 9, 50):
+            W = Iterates(50, momentum, decay, rates)
+            if W.constant or not decay:
+                scale, S = W.sums()
+                torch.testing.assert_close(scale * S.dense(), W.dense(), rtol=1e-11, atol=0)
+    for swings in (Iterates(50, 0.9, 0.03), Iterates(50, 0.0, 1.0), Iterates(2, 0.9, 0.1, [1.0, 0.5])):
         assert swings.sums() is None
 
 
@@ -165,7 +174,7 @@ def test_bad_input_is_named(call, message):
         call()
 
 
-@pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9)])
+@pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))])
 def test_a_fixed_order_of_long_passes_has_buffers(W):
     """5 passes of 120 steps."""
     plan = _ordered(W, 120, 1, 8.0, 1e-5, 1.0, 2.0)

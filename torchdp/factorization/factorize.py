@@ -98,8 +98,8 @@ def factorize(
     Minimises (sum_i (w_i ||L_i||)^p)^{1/p} * max_j ||R_j||, w = ``error_weights`` or 1. p = inf is gamma_2 (the
     worst query), p = 2 the root of the summed squared errors, sqrt(m) times gamma_F.
 
-    W: (*batch, m, n), real, or a :class:`Workload`, or :class:`RunningSums` (with momentum, too), which are never
-    formed: in memory for a few vectors, with neither ``shift`` nor ``error_weights``, as a
+    W: (*batch, m, n), real, or a :class:`Workload`, or :class:`RunningSums` (with momentum and learning rates,
+    too), which are never formed: in memory for a few vectors, with neither ``shift`` nor ``error_weights``, as a
     :class:`RunningFactorization`.
     A Kronecker product is factored factor by factor, but whole with
     ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the workload).

@@ -3,22 +3,26 @@
 Client i sends u_i = q_i + round(G_i 2^f), G_i ~ N(0, sigma^2 I_d); servers form Z = sqrt(s) S u, of m rows, from their
 shares and each adds E_k, of m x d independent round(N(0, tau^2) 2^f), to what it publishes.
 
-*Claim.* Let l >= S_i^T (S_h S_h^T)^-1 S_i, S_h the honest columns, for every honest client i, and D >= |q_i - q_i'|_2
-for any two values of a client, in units of the grid, as sigma and tau here. Against all servers but one, the reader and
-the other clients, replacing q_i by q_i' is no easier to see than N(0, 1) from N(mu, 1), mu^2 = (l D^2 + V)/sigma^2 +
-s V/tau^2 with V = min(n d/4, D sqrt(n d l)).
+*Claim.* Replacing q_i by q_i' at distance at most D, in units of the grid as sigma and tau here, is no easier to see
+for all servers but one, the reader and the other clients than N(0, 1) from N(mu, 1), mu^2 = D^2 l/sigma^2, l >= S_i^T
+(S_h S_h^T)^-1 S_i, S_h the honest columns, but for (1 + e^epsilon) v of delta, v = ``lattice_variation``.
 
-*Proof.* Let w = q_i' - q_i, T = sqrt(s) S_h, of entries 0 and +-1, s in each column, t = T^T (T T^T)^-1 T_i, so that
-T t = T_i and |t|^2 = S_i^T (S_h S_h^T)^-1 S_i <= l. Let W have independent entries, the two integers next to those of t
-w^T, with these means. Its variances add up to at most V, because each is at most 1/4 and at most the size of the entry
-(at most n d of them, of squares that add up to at most l D^2). So E |W|^2 <= l D^2 + V, and R = T_i w^T - T W, of
-integers and mean 0, has E |R|^2 <= s V: some W has |W|^2/sigma^2 + |R|^2/tau^2 <= mu^2. Fix it. For an integer k,
-round(g + k) = round(g) + k but on ties: with q_i' the sums are the same function of (G + W, E + R) as they are of (G,
-E) with q_i, E of the honest server, everything else fixed. That pair of Gaussians is at distance mu at most, and the
-function is post-processing, reduction modulo 2^b too. QED
+*Proof.* Columns are independent: let d = 1. What is not known of Z and an honest server's E is Y = T X + E, T =
+sqrt(s) S_h of entries 0 and +-1, s in each column, X_p = round(sigma g_p), E_j = round(tau g_j). Let L be the law of
+round(T (sigma g + U) + tau g'), U uniform on [-1/2, 1/2]. Moved by an integer, L is a function of N(0, sigma^2 T T^T
++ tau^2 I) moved by it, at distance D T_i: at most mu. It remains that Y is within v of L in total variation. With
+q_a(t) = e^(-a^2 t^2/2) sin(t/2)/(t/2), X_p has the series sum_k q_sigma(t + 2 pi k) and so on (``rounding``); L at
+the integers is the density whose transform is f(x) = prod_p q_sigma(<T_p, x>) prod_j q_tau(x_j), the last uniforms
+making these values the law of round(.). So no mass of Y and L differs by more than (2 pi)^-m times the integral of |f
+- series| over |x_j| <= pi and of |f| beyond. Where all |x_j| <= pi/(2 s), |<T_p, x>| <= pi/2, and the factors, none
+above 1, differ by 2.1 e^(-11 sigma^2) and 2.1 e^(-11 tau^2) at most. Where one is larger, it has both products below
+3.1 e^(-tau^2 pi^2/ (8 s^2)). Beyond pi, |f| integrates to m e^(-tau^2 pi^2/2). So no mass differs by more than r =
+(4.1 + 3.1 m) e^(-tau^2 pi^2/(8 s^2)) + 2.1 n e^(-11 sigma^2). Outside the box |Y_j| <= N, N^2 = 200 (c (sigma^2 + 1)
++ tau^2 + 1), c the most pairs of a row, lie 2.1 m e^-100 of either where sigma, tau >= 3 (``rounding``): v = d ((2 N
++ 1)^m r/2 + 2.1 m e^-100). QED
 
-Without E the sums lie on a lattice that the honest columns span, which may be too thin to hide anything on a coarse
-grid. On a fine one E is nothing beside G: its part of mu^2 is chosen for the least variance.
+E costs next to nothing: in units tau^2 grows with s^2 m alone, the clients' noise of a row with the grid. Without E the
+sums lie on the lattice that the honest columns span, whose points may be far apart.
 """
 
 import math
@@ -33,6 +37,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.rounded import RoundedNormal
 from torchdp.secure.gaussian import LEFT
@@ -43,6 +48,7 @@ from torchdp.secure.sums import SecureSums, Words
 from torchdp.sketching.gaussian_noise import OneCopyGaussianNoise
 from torchdp.sketching.transform import add_rows
 
+NARROW = 3.0  # units: for less noise there is no bound
 FLOATS = 1 + 1e-9  # of a leverage: what its inverse may be off by
 
 
@@ -56,7 +62,8 @@ class OneCopySecureSketch(SecureSums):
     of a row is that of c_j clients and S servers; rows are correlated, sigma^2 S S^T.
 
     The arguments are those of ``SecureSketch``. Raises ValueError where the sketch has one copy, or where too many
-    clients may be corrupt for the leverages.
+    clients may be corrupt for the leverages, and where a client's noise is too narrow for the proof on any grid that
+    fits (32 bits and ten million clients).
 
     Guarantees: (epsilon, delta)-DP as for ``SecureSketch``, at most: proof above. One server at least must add its
         noise and keep it to itself: it is what makes the integers as good as real numbers.
@@ -69,6 +76,11 @@ class OneCopySecureSketch(SecureSums):
     def __post_init__(self) -> None:
         self._set("delta", checks.fraction("delta", self.delta))
         super().__post_init__()
+        if self.variation > self._most:
+            raise ValueError(
+                f"fraction_bits = {self.ring.fraction_bits} make the grid too coarse: the noise of a client is "
+                f"{self._noise(self.ring)[0]:.3g} units, too narrow for sums of {self.sketch.height} rows"
+            )
 
     @property
     def words_sent(self) -> int:
@@ -97,6 +109,11 @@ class OneCopySecureSketch(SecureSums):
         """Standard deviation of each server's noise, in units of the data, before rounding."""
         return self._noise(self.ring)[1] / self.ring.scale
 
+    @property
+    def variation(self) -> float:
+        """Total variation distance of all noise that hides a client from a function of Gaussian noise, at most."""
+        return self._variation(*self._noise(self.ring))
+
     @cached_property
     def row_variance(self) -> Tensor:
         """Variance of the noise in an entry of each row, (c_j sigma^2 + S tau^2 + (c_j + S) 4^-f/12)/s: (m,)."""
@@ -118,7 +135,8 @@ class OneCopySecureSketch(SecureSums):
         if self.sensitivity is not None:
             source += f"; for rows of a client at most {self.sensitivity:g} apart"
         model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
-        real = Guarantee(self.epsilon, self.delta * LEFT, model, neighbours, False, source, mu=mu)
+        own = self.variation if mu else 0.0
+        real = Guarantee(self.epsilon, self.delta * LEFT, model, neighbours, False, source, mu=mu, variation=own)
         entries = self.servers * self.sketch.height * self.columns
         variation = self.sketch.clients * self.columns * VARIATION + entries * self._own.variation
         try:
@@ -142,16 +160,8 @@ class OneCopySecureSketch(SecureSums):
         return sums + self._own.draw(tuple(sums.shape), draws).to(sums)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """A normal of the same covariance, rounded once: on a grid of 64 units for ``sigma`` or finer.
-
-        Raises ValueError on a coarser one.
-        """
-        units = self.sigma * self.ring.scale
-        if units < 64:
-            raise ValueError(
-                f"fraction_bits = {self.ring.fraction_bits} make the grid too coarse for sums drawn at once; take "
-                "more of them, or collect"
-            )
+        """A normal of the same covariance, rounded once: uniforms of a unit for each client are taken as normal."""
+        units = math.hypot(self.sigma * self.ring.scale, math.sqrt(1 / 12))
         noise = OneCopyGaussianNoise(units).sums_of(self.sketch, (*shape, *summary.shape), draws)
         own = math.sqrt(self.servers) * self.tau * self.ring.scale
         noise += own * draws.normal(tuple(noise.shape))
@@ -163,23 +173,58 @@ class OneCopySecureSketch(SecureSums):
 
     @cached_property
     def _mu(self) -> float:
-        return 1 / gaussian_sigma(self.epsilon, self.delta * LEFT - self.coalition.slack(self.delta))
+        return 1 / gaussian_sigma(self.epsilon, self.delta * ROUNDED - self.coalition.slack(self.delta))
+
+    @cached_property
+    def _most(self) -> float:
+        """What ``variation`` may be: 2^-42 of delta pays for it."""
+        return self.delta * (1 - ROUNDED) / (4 * (1 + math.exp(min(self.epsilon, 700.0))))
+
+    def _variation(self, sigma: float, tau: float) -> float:
+        sketch, counts = self.sketch, self._rows[1]
+        return lattice_variation(
+            sigma, tau, clients=sketch.clients, height=sketch.height, copies=sketch.copies, columns=self.columns,
+            most=int(counts.max()),
+        )  # fmt: skip
 
     def _noise(self, ring: Ring) -> tuple[float, float]:
-        """sigma and tau in units of the ring: the least variance of the fullest row at mu."""
-        n, d, s = self.sketch.clients, self.columns, self.sketch.copies
-        distance = grid_sensitivity(ring, self.bound, d, self.sensitivity) * ring.scale
-        rounding = min(n * d / 4, distance * math.sqrt(n * d * self.leverage))
-        clients, servers = self.leverage * distance**2 + rounding, s * rounding
-        ratio = math.sqrt(self.servers * servers / (float(self._rows[1].max()) * clients))
-        return math.sqrt(clients * (1 + ratio)) / self._mu, math.sqrt(servers * (1 + 1 / ratio)) / self._mu
+        """sigma and tau in units of the ring: the least sigma at mu, and about the least tau at which E suffices."""
+        distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity) * ring.scale
+        sigma, m, most = (
+            math.sqrt(self.leverage) * distance / self._mu,
+            self.sketch.height,
+            int(self._rows[1].max()),
+        )
+        box = m * math.log(2 * math.sqrt(200 * (most * (sigma**2 + 1) + SURE**2)) + 1)
+        exponent = box + math.log(self.columns * (4.1 + 3.1 * m)) - math.log(self._most)
+        return sigma, max(NARROW, self.sketch.copies * math.sqrt(8 * exponent) / math.pi)
 
     def _fits(self, ring: Ring) -> bool:
         sigma, tau = self._noise(ring)
-        if max(sigma, tau) > SURE:
+        if max(sigma, tau) > SURE or self._variation(sigma, tau) > self._most:
             return False
         entry = self.bound if self.entry is None else self.entry
         unit, whole = 1 / ring.scale, torch.tensor(sigma / ring.scale, dtype=torch.float64)
         distance = reach(self._rows[1], entry, whole, unit)
         distance += TAIL * math.sqrt(self.servers) * tau * unit + self.servers * unit / 2
         return largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
+
+
+def lattice_variation(
+    sigma: float, tau: float, *, clients: int, height: int, copies: int, columns: int, most: int
+) -> float:
+    """How far sums of one-copy noise and a server's are from rounded normals, for ``columns`` columns: proof above.
+
+    sigma, tau: in grid units; most: c, the most pairs of a row. 1 where either is below 3.
+
+    Guarantees: an upper bound on the total variation distance. Source: the proof above.
+    """
+    if min(sigma, tau) < NARROW:
+        return 1.0
+    box = height * math.log(2 * math.sqrt(200 * (most * (sigma**2 + 1) + tau**2 + 1)) + 1)
+    servers = box + math.log(4.1 + 3.1 * height) - (tau * math.pi / copies) ** 2 / 8
+    users = box + math.log(2.1 * clients) - 11 * sigma**2
+    return min(
+        1.0,
+        columns * ((math.exp(min(servers, 1.0)) + math.exp(min(users, 1.0))) / 2 + 2.1 * height * math.exp(-100)),
+    )

@@ -88,7 +88,9 @@ class Settings(ABC):
         fraction_bits says otherwise."""
         finest = next((f for f in range(self.bits - 2, -1, -1) if self._fits(Ring(self.bits, f))), None)
         if finest is None:
-            raise ValueError(f"bits = {self.bits} hold no row's sum, even in whole units; scale the data down")
+            raise ValueError(
+                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; take 64, or scale the data down"
+            )
         if self.fraction_bits is None:
             return Ring(self.bits, finest)
         ring = Ring(self.bits, self.fraction_bits)

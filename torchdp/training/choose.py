@@ -12,6 +12,7 @@ from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.factorization.structure.passes import LEAST_PERIOD, MOST_PASSES, buffered_passes
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Candidate, Choice
 from torchdp.training.binned import BallsInBins
 from torchdp.training.participation import Epochs, sensitivity
@@ -50,7 +51,8 @@ def choose(
 
     samples: with them balls in bins are a candidate (:class:`BallsInBins`), of the number of bands that errs least; its
     noise is found by Monte Carlo, so many samples of each law, 1 / delta or more, in a minute or two; delta holds the
-    chance that the bound is wrong. It is often the best plan. generator: of the samples.
+    chance that the bound is wrong. It is often the best plan. generator: of the samples. There are
+    users / batch bins, rounded up; where users / bins is less than batch, the error counts as many times more.
 
     W: :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal not 0, of up to
     4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
@@ -69,6 +71,10 @@ def choose(
     steps = W.shape[0]
     users, p = checks.integer("users", users, 1), checks.order("p", p, 2)
     batch, bound = checks.integer("batch", batch, 1, users), checks.positive("bound", bound)
+    if users > batch / LEAST_CHANCE:
+        raise ValueError(
+            f"batch must be at least users x {LEAST_CHANCE:g}, not {batch}: no smaller chance is followed"
+        )
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
@@ -79,9 +85,13 @@ def choose(
             raise ValueError(f"samples must be 0 without a generator, and above {MOST_DENSE} steps")
         binned = _binned(W, users, batch, epsilon, delta, bound, p, samples, generator)
         plans[f"balls in bins, {_bands(binned)} bands"] = binned
-    return Choice(
-        tuple(Candidate(name, plan, _mean(plan.standard_errors, p), _note(plan)) for name, plan in plans.items())
-    )
+    return Choice(tuple(Candidate(name, plan, _error(plan, p), _note(plan)) for name, plan in plans.items()))
+
+
+def _error(plan: Plan, p: float) -> float:
+    """The l_p mean of the standard errors; more, where a step sums up fewer users than the other plans' steps."""
+    fewer = plan.batch * plan.sampling.bins / plan.users if isinstance(plan.sampling, BallsInBins) else 1.0
+    return fewer * _mean(plan.standard_errors, p)
 
 
 def _named(groups: int) -> str:

@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.training.memory import Memory
 from torchdp.training.per_example import Gradients, Inputs, PerExample
+from torchdp.training.sharded import gathered, like, settle
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
@@ -39,7 +40,8 @@ def clip_and_sum(
     MultiheadAttention. dropout: draws masks, for each example its own; without it dropout in training mode is refused.
     Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
     :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
-    normal number (2^126 bounds in float32).
+    normal number (2^126 bounds in float32). Of a module that ``fully_shard`` has cut, every process calls this, for the
+    sum of its own examples, and has all parameters for the time of the call.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
     closures, globals): an example could then move a later sum. What has changed is named and put back; where it is a
@@ -51,27 +53,29 @@ def clip_and_sum(
     """
     bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
     checks.function("loss", loss)
-    parameters = _trainable(module, dropout is not None)
     _refuse_unequal(inputs, targets)
-
-    size = sum(p.numel() for p in parameters.values())
-    dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-    total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
-    done = False
-    try:
-        seed = None if dropout is None else int(Simulated(dropout).integers(()))
-        gradients = PerExample(module, loss, parameters, "error" if seed is None else "different")
-        if gradients.large and len(targets) and at_once > 1:  # also for one, whom the next one must not move
-            with _masks(0, targets.device):
-                gradients.look(*next(_split(inputs, targets, 1)))
-        with _masks(seed, targets.device):
-            for x, y in _split(inputs, targets, 1 if gradients.recurrent else at_once):
-                _add(total, gradients(x, y), bound)
-        changed = memory.changed()
-        total, done = memory.unless_changed(total), True
-    finally:
-        if not done or changed:
-            memory.restore()
+    parameters = _trainable(module, dropout is not None)
+    with gathered(module) as whole:
+        parameters = {name: whole.get(name, p) for name, p in parameters.items()}
+        frozen = {name: p for name, p in whole.items() if name not in parameters}
+        size = sum(p.numel() for p in parameters.values())
+        dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
+        total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
+        done = False
+        try:
+            seed = None if dropout is None else int(Simulated(dropout).integers(()))
+            gradients = PerExample(module, loss, parameters, frozen, "error" if seed is None else "different")
+            if gradients.large and len(targets) and at_once > 1:  # also for one, whom the next one must not move
+                with _masks(0, targets.device):
+                    gradients.look(*next(_split(inputs, targets, 1)))
+            with _masks(seed, targets.device):
+                for x, y in _split(inputs, targets, 1 if gradients.recurrent else at_once):
+                    _add(total, gradients(x, y), bound)
+            changed = memory.changed()
+            total, done = memory.unless_changed(total), True
+        finally:
+            if not done or changed:
+                memory.restore()
     if changed:
         raise ValueError(
             f"module and loss must not remember the examples: the call changed {changed}, and what it holds could move "
@@ -231,10 +235,14 @@ def _refuse_unequal(inputs: Inputs, targets: Tensor) -> None:
 
 
 def set_gradients(module: nn.Module, gradient: Tensor) -> None:
-    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError."""
-    parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
+    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError.
+
+    A parameter that is a shard (``fully_shard``) gets its part of it, as a shard.
+    """
+    settle(checks.instance("module", module, nn.Module))
+    parameters = [p for p in module.parameters() if p.requires_grad]
     size = sum(p.numel() for p in parameters)
     if checks.dense("gradient", gradient).shape != (size,):
         raise ValueError(f"gradient must be a flat tensor of shape ({size},)")
     for p, part in zip(parameters, gradient.detach().split([p.numel() for p in parameters]), strict=True):
-        p.grad = part.view_as(p).to(p)
+        p.grad = like(part.view(p.shape).to(p.device, p.dtype), p)

@@ -76,6 +76,10 @@ class Memory:
     def _note(self, path: str, value: Any) -> Iterable[tuple[str, object]]:
         """Keeps what ``value`` holds itself; returns what it leads to, by name."""
         if isinstance(value, Tensor):
+            if isinstance(
+                local := getattr(value, "_local_tensor", None), Tensor
+            ):  # a shard: nobody is asked for more
+                return [(path, local), (f"{path}.grad", value.grad)]
             if value.numel() > LARGEST or value.is_meta:
                 self._keep(path, lambda: value._version, lambda _: None)
             elif value.device.type != "cpu" and value.layout == torch.strided:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from torchdp.training.ghost import SMALL, Differs, Factors, Found, Taps, find
+from torchdp.training.ghost import SMALL, Differs, Factors, Found, Taps, eager, find
 
 FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
 Inputs = Tensor | Mapping[str, Tensor]
@@ -25,16 +25,21 @@ class Gradients:
 
 
 class PerExample:
-    """Gradients of loss(module(x_i), y_i) in ``parameters``, x_i a batch of one: no example sees another."""
+    """Gradients of loss(module(x_i), y_i) in ``parameters``, x_i a batch of one: no example sees another.
+
+    parameters, frozen: by name, in place of the module's own; others are as they are there.
+    """
 
     def __init__(
         self,
         module: nn.Module,
         loss: Callable[[Tensor, Tensor], Tensor],
         parameters: dict[str, Tensor],
+        frozen: dict[str, Tensor],
         randomness: str,
     ) -> None:
         self.module, self.loss, self.parameters, self.randomness = module, loss, parameters, randomness
+        self.frozen = frozen
         self.sizes = {name: p.numel() for name, p in parameters.items()}
         self.recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
         self.large = (
@@ -63,7 +68,8 @@ class PerExample:
 
     def _loss(self, parameters: Mapping[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
         named = {} if isinstance(x, Tensor) else {name: value[None] for name, value in x.items()}
-        swapped = {place: parameters[name] for place, name in self._places.items() if name in parameters}
+        known = {**self.frozen, **parameters}
+        swapped = {place: known[name] for place, name in self._places.items() if name in known}
         args = (x[None],) if isinstance(x, Tensor) else ()
         output = functional_call(self.module, swapped, args, named, tie_weights=False)
         return self.loss(output, y[None]).sum()
@@ -76,7 +82,7 @@ class PerExample:
         def one(rest: dict[str, Tensor], taps: dict[str, list[Tensor]], x: Inputs, y: Tensor) -> Any:
             if not fixed:
                 return self._loss(rest, x, y), {}
-            with Taps(fixed, taps) as mode:
+            with eager(), Taps(fixed, taps) as mode:
                 total = self._loss({**rest, **fixed}, x, y)
             if any(mode.uses[name] != each.uses for name, each in self.found.items()):
                 raise Differs

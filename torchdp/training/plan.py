@@ -24,6 +24,7 @@ from torchdp.training.ledger import Ledger
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.participation import Participation, sensitivity
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
+from torchdp.training.sharded import settle
 from torchdp.training.stream import VERSION
 
 KEY = 32  # bytes; sampling and noise are a function of them and of the step
@@ -36,8 +37,9 @@ class Plan:
 
     strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
-    a step (where sampled: on average). guarantee: of all steps together. standard_errors: of each row of
-    W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`.
+    a step (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps
+    together. standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by
+    :func:`choose`.
     """
 
     strategy: BandedStrategy | BufferedStrategy
@@ -60,7 +62,8 @@ class Plan:
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
-        file that does not exist yet; it is told of each step before its gradient is.
+        file that does not exist yet; it is told of each step before its gradient is. module: in a group of processes
+        a copy in each, or cut by ``fully_shard``; see :class:`Run`. Raises TypeError, ValueError.
         """
         return Run(self, module, loss, source(noise), ledger=ledger)
 
@@ -135,7 +138,10 @@ class Run:
     at once only those with one ledger keep from releasing a step twice: the later one gets a RuntimeError.
 
     Several processes (a group of torch.distributed): all of them make the run; the key is process 0's. Each hands out
-    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it.
+    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it. The module
+    may be cut by ``torch.distributed.fsdp.fully_shard``: ``backward`` gathers its parameters for the time of the call,
+    in their own dtype, and ``.grad`` is a shard, as the optimizer's state then is. Raises ValueError on parameters that
+    are cut along another dimension than 0, and on FullyShardedDataParallel.
 
     Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``.
     """
@@ -151,7 +157,8 @@ class Run:
         ledger: str | Path | None = None,
     ) -> None:
         self.plan, self.module, self.loss = plan, module, loss
-        parameters = [p for p in checks.instance("module", module, nn.Module).parameters() if p.requires_grad]
+        settle(checks.instance("module", module, nn.Module))
+        parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
         steps, dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
@@ -267,8 +274,7 @@ class Run:
         """The private mean of the whole sum into ``.grad``; a batch that waits, by its number, is used up by it."""
         if len(total) != self._whole:
             raise ValueError("module has other trainable parameters than when the run was made")
-        total = replicas.added(total) if self._group else total
-        first = self.noise.shard[0]
+        mine = replicas.added(total, self._chunk) if self._group else total
         with self._turn:
             waiting, step = self._waiting, self.step
             if waiting is None or batch != self.batches.step:
@@ -276,7 +282,7 @@ class Run:
             self._waiting = None  # first, so that no interrupt leaves both a spent step and its batch
             try:
                 self._ledger.record(step + 1)
-                private = self.noise(total[first : first + self.noise.size])
+                private = self.noise(mine[: self.noise.size])
             except BaseException:
                 self._waiting = waiting if self.step == step else None
                 raise

@@ -30,10 +30,12 @@ def most(step: int) -> int:
     return max(steps)
 
 
-def added(total: Tensor) -> Tensor:
-    """The sum over all processes."""
-    distributed.all_reduce(total)
-    return total
+def added(total: Tensor, chunk: int) -> Tensor:
+    """This process's ``chunk`` numbers of the sum over all processes, zeros beyond its end."""
+    parts = torch.nn.functional.pad(total, (0, chunk * distributed.get_world_size() - len(total)))
+    mine = total.new_empty(chunk)
+    distributed.reduce_scatter_tensor(mine, parts)
+    return mine
 
 
 def joined(part: Tensor, chunk: int, whole: int) -> Tensor:

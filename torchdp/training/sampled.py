@@ -22,8 +22,9 @@ SOURCE = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), T
 class CyclicPoisson:
     """Users are in ``groups`` groups, made without the data; step t takes each of group t mod groups with ``chance``.
 
-    One group: Poisson sampling. A strategy of at most ``groups`` bands answers one user's steps by rows that no two of
-    them share, so that all steps together are as private as steps / groups sums of a user with this chance.
+    One group: Poisson sampling. The number of users is public, as groups are alike in size: who is removed leaves a
+    number that adds 0. A strategy of at most ``groups`` bands answers one user's steps by rows that no two of them
+    share, so that all steps together are as private as steps / groups sums of a user with this chance.
 
     groups: at least 1; chance: in (0, 1]. Raises ValueError.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4.
@@ -90,7 +91,8 @@ class SampledBatches(Sampler[list[int]]):
     users: how many. steps: at least 1. noise: source of the 256 bits of which all draws are a function, None for the
     system's. first: the step to go on from, after a restart with the same bits. Raises TypeError, ValueError.
 
-    Guarantees: users are in a step independently of each other, of the data and of all other steps.
+    Guarantees: the groups and who is in a step do not depend on the data; given the groups, users are in a step
+    independently of each other, and with :class:`CyclicPoisson` of all other steps.
     """
 
     def __init__(

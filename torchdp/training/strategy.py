@@ -18,9 +18,10 @@ AT_ONCE = 2**12  # steps whose covariances are made together
 
 @dataclass(frozen=True)
 class Iterates:
-    """What training by gradient descent asks for: row t of W G is how far the parameters are from their start.
+    """What training by gradient descent asks for: row t of W G is how far the gradients have moved the parameters.
 
-    x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps. With
+    x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps; -W G is
+    x_t less what it would be without gradients, its start where weight_decay is 0. With
     momentum and weight decay 0 and learning rates 1, prefix sums. Nothing of size steps x steps is held.
 
     steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one for each step, or
@@ -68,14 +69,16 @@ class Iterates:
         return bool((rates == rates[0]).all())
 
     def sums(self) -> tuple[float, RunningSums] | None:
-        """rate, S with W = rate S, up to rounding: None where learning rates change or parameters swing.
+        """rate, S with W = rate S, up to rounding: None where weights decay at learning rates that change, or swing.
 
         (1 - decay x)(1 - momentum' x) = 1 - (1 + momentum - rate weight_decay) x + momentum x^2 has real roots with
         0 < decay where rate weight_decay <= (1 - sqrt(momentum))^2; without momentum, where it is below 1.
         """
         rate, loss = float(self.rates[0]), float(self.rates[0]) * self.weight_decay
+        if not self.constant:
+            return None if self.weight_decay else (1.0, RunningSums(self.steps, 1.0, self.momentum, self.rates))
         apart = (1 - self.momentum) ** 2 - loss * (2 * (1 + self.momentum) - loss)
-        if not self.constant or loss >= 1 or apart < 0:
+        if loss >= 1 or apart < 0:
             return None
         decay = 1 - (1 - self.momentum + loss - math.sqrt(apart)) / 2
         return rate, RunningSums(self.steps, decay, self.momentum / decay)

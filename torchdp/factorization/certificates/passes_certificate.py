@@ -42,8 +42,8 @@ def passes_lower(
     Source: the lines above; for filters Kalman (1960), Rauch, Tung, Striebel (1965).
     """
     checks.instance("W", W, RunningSums)
-    if W.momentum:
-        raise ValueError("W must have no momentum for this bound; that of factorize, for one step, holds as well")
+    if W.momentum or W.rates is not None:
+        raise ValueError("W must have neither momentum nor rates: pass RunningSums(steps, decay)")
     n, p, period = W.steps, check_exponent(p), min(checks.integer("period", period, 1), W.steps)
     like, passes = torch.zeros(n, dtype=torch.float64), -(-n // period)
     j = checks.matrix("directions", directions).shape[-1]

@@ -1,7 +1,8 @@
 """Certified bounds for running sums of any number of steps, in time and memory for a few vectors."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,7 +56,8 @@ class Quadrature:
 
 def quadrature(W: RunningSums, rows: Tensor, columns: Tensor, loss: float) -> Quadrature:
     """A rule for the spectrum of (M M^T)^{-1}, M = diag(rows)^{1/2} W diag(columns)^{1/2}, weights of sum 1."""
-    least = (1 - W.momentum) ** 2  # no entry of W is above 1 / (1 - momentum)
+    largest = 1.0 if W.rates is None else float(W.rates.max())
+    least = ((1 - W.momentum) / largest) ** 2  # the rates' share of W's entries; what decay takes makes it larger
     return Quadrature.of(least, float(_inverse_diagonal(W, rows, columns).max()), loss, W.device)
 
 
@@ -65,23 +67,38 @@ def row_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature)
     (M M^T)^{-1} + level is the precision of the path with variances ``columns``, seen with precision level rows, in the
     unit rows^{1/2}.
     """
-    found = rule.white / rows
-    levels = max(1, (MOMENTUM_AT_ONCE if W.momentum else AT_ONCE) // W.steps)
+    return _resolvents(W, rows, rule, lambda leaks: variances(W, columns, leaks))
+
+
+def column_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
+    """The diagonal of (M^T M)^{1/2} by the rule, divided by ``columns``.
+
+    W^T with both orders reversed is W with its rates reversed, its decay and momentum exchanged.
+    """
+    if W.rates is None:
+        return row_numbers(W, columns.flip(0), rows.flip(0), rule).flip(0)
+    if not W.momentum:  # the rates scale the columns
+        power = W.rates.square()
+        return power * column_numbers(replace(W, rates=None), rows, columns * power, rule)
+    steps, motion = rows.flip(0), momentum.Motion(W.momentum, W.decay, W.rates.flip(0))
+    return _resolvents(W, columns.flip(0), rule, lambda leaks: momentum.variances(steps, leaks, motion)).flip(0)
+
+
+def _resolvents(
+    W: RunningSums, weights: Tensor, rule: Quadrature, variances: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """white / weights + sum_k shares_k x the variances of the path seen with precision levels_k weights, (n,)."""
+    found, levels = rule.white / weights, max(1, (MOMENTUM_AT_ONCE if W.momentum else AT_ONCE) // W.steps)
     for level, share in zip(rule.levels.split(levels), rule.shares.split(levels), strict=True):
-        found = found + share @ variances(W, columns, level[:, None] * rows)
+        found = found + share @ variances(level[:, None] * weights)
     return found
 
 
 def variances(W: RunningSums, columns: Tensor, leaks: Tensor) -> Tensor:
-    """Of the points of the path W N(0, diag(columns)), seen with precision leaks: (n,), (batch, n) -> (batch, n)."""
+    """Of the points of W N(0, diag(columns)), each seen with precision leaks: (n,), (batch, n) -> (batch, n)."""
     if W.momentum:
-        return momentum.variances(columns, leaks, W.decay, W.momentum)
-    return path.variances(columns, leaks, W.decay)
-
-
-def column_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
-    """The diagonal of (M^T M)^{1/2} by the rule, divided by ``columns``: W^T is W with both orders reversed."""
-    return row_numbers(W, columns.flip(0), rows.flip(0), rule).flip(0)
+        return momentum.variances(columns, leaks, momentum.Motion.of(W))
+    return path.variances(columns if W.rates is None else columns * W.rates.square(), leaks, W.decay)
 
 
 def certify_running(
@@ -94,7 +111,7 @@ def certify_running(
     upper is that of the factors with L L^T = diag(c)^{-1/2} f((M M^T)^{-1}) diag(c)^{-1/2} and R = L^{-1} W: L's row
     norms are known, and R^T R <= diag(P)^{-1/2} f((M^T M)^{-1}) diag(P)^{-1/2} / (1 - loss)^2 since
     f >= (1 - loss) lambda^{-1/2} on both sides. Weights: (n,), positive.
-    rounding = 8 eps (n + 64 levels + nodes) upper.
+    rounding = 8 eps (2 n + 64 log2 n + nodes) upper.
 
     Guarantees: lower <= gamma_(p)(W) <= upper, for any positive weights.
     Source: weak duality, as in :func:`certify`; :class:`Quadrature`; for the rounding
@@ -103,7 +120,7 @@ def certify_running(
     p = check_exponent(p)
     c, P = (x.double() / x.double().sum() for x in (row_weights, column_weights))
     a = row_numbers(W, c, P, rule)
-    symmetric = torch.equal(c, P.flip(0))
+    symmetric = W.rates is None and torch.equal(c, P.flip(0))
     b = a.flip(0) if symmetric else column_numbers(W, c, P, rule)
     size = float((c * variances(W, P, torch.zeros_like(c)[None])[0]).sum())  # ||M||_F^2
     excess = rule.low * size**2 + rule.high * float(_inverse_diagonal(W, c, P).sum())
@@ -112,14 +129,16 @@ def certify_running(
     lower = scale * ((c * a).sum() - excess).clamp_min(0) / (1 + rule.loss)
     sensitivity = b.max().sqrt() / (1 - rule.loss)
     upper = torch.linalg.vector_norm(a.sqrt(), ord=p) * sensitivity
-    levels = 64 * W.steps.bit_length() + len(rule.levels)
-    certificate = Certificate(upper, lower, torch.zeros_like(upper), rounding=allowance(upper, W.steps + levels))
+    terms = 2 * W.steps + 64 * W.steps.bit_length() + len(rule.levels)
+    certificate = Certificate(upper, lower, torch.zeros_like(upper), rounding=allowance(upper, terms))
     return certificate, a, float(sensitivity)
 
 
 def _inverse_diagonal(W: RunningSums, rows: Tensor, columns: Tensor) -> Tensor:
-    """The diagonal of (M M^T)^{-1}, (n,)."""
-    inverse, found = torch.nn.functional.pad(1 / columns, (0, 2)), 1 / columns
-    for lag, number in enumerate((W.decay + W.momentum, W.decay * W.momentum), 1):
-        found = found + number**2 * inverse[lag : lag + W.steps]
+    """The diagonal of (M M^T)^{-1}, (n,): W^{-1} = (1 - momentum x) diag(1 / rates) (1 - decay x)."""
+    own = torch.ones_like(rows) if W.rates is None else 1 / W.rates
+    inverse, after = 1 / columns, torch.nn.functional.pad(own[1:], (0, 1))
+    found = own.square() * inverse
+    found[:-1] += (W.decay * after + W.momentum * own)[:-1].square() * inverse[1:]
+    found[:-2] += (W.decay * W.momentum * after)[:-2].square() * inverse[2:]
     return found / rows

@@ -74,14 +74,14 @@ def buffered_apart(W: RunningSums, gap: int, times: int, buffers: int, p: float)
     for stage, (n, apart) in enumerate(sizes):
         if stage:
             x[: 2 * buffers] *= span[1] / span[0]
-        decay, shapes = W.decay ** (W.steps / n), (hats(n, KNOTS), hats(-(-n // windows), LEVELS))
+        coarse, shapes = W if n == W.steps else W.coarse(n), (hats(n, KNOTS), hats(-(-n // windows), LEVELS))
         for sharp in SHARP[2 * stage :]:
             power = p / 2 if p < math.inf else sharp
 
             def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
                 point = torch.from_numpy(x.copy()).requires_grad_()
                 made = _made(point, *shapes, buffers)  # noqa: B023
-                rows = squares(*made, decay, W.momentum)  # noqa: B023
+                rows = squares(*made, coarse)  # noqa: B023
                 moved = _largest(_links(*made, apart, times), apart, sharp)  # noqa: B023
                 value = (power * rows.log()).logsumexp(0) / power + moved.log()  # noqa: B023
                 (slope,) = torch.autograd.grad(value, point)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.workloads import RunningSums
 
 KNOTS = 12  # of D1's logarithm, piecewise linear in logit((t + 1/2) / steps)
 SHARP = (30.0, 300.0, 3000.0)  # powers that stand for the largest squared row norm, one after the other
@@ -109,8 +110,9 @@ def reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
 
 
-def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: float, momentum: float) -> Tensor:
+def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: RunningSums) -> Tensor:
     """Squared row norms of W C^{-1}, (n,), as in :func:`buffered_squares`, with gradients."""
+    decay, momentum, rates = W.decay, W.momentum, 1.0 if W.rates is None else W.rates.cpu()
     first, second = torch.triu_indices(len(poles), len(poles))
     nu, v = residues(zeros, poles), 1 / before.square()
     G = _late(Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
@@ -121,10 +123,10 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, decay: 
     if momentum:
         H = Filter.apply(H, momentum * zeros)
         speeds = _sums(speeds + 2 * momentum * (nu @ _late(H)) / after, momentum**2)
-    with_row = nu @ _late(Filter.apply(H, decay * zeros)) / after
+    with_row = nu @ _late(Filter.apply(rates * H, decay * zeros)) / after
     if momentum:
-        both = momentum * _late(_sums(speeds + decay * with_row, decay * momentum)[None])[0]
-    return _sums(speeds + 2 * decay * (both + with_row), decay**2)
+        both = momentum * _late(_sums(rates * speeds + decay * with_row, decay * momentum)[None])[0]
+    return _sums(rates * (rates * speeds + 2 * decay * (both + with_row)), decay**2)
 
 
 def _sums(x: Tensor, ratio: float) -> Tensor:

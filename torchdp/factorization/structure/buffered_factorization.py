@@ -54,12 +54,12 @@ def factorize_buffered(
 ) -> BufferedFactorization:
     """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a proved lower bound.
 
-    buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000 steps, 5 for a million.
-    p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the lower bound, which holds
-    for every strategy (:func:`factorize`). gap, times: a user takes part in at most ``times`` steps, any two at least
-    ``gap`` apart, as in ``training.Separated``; for None in one step. Then the error counts for C scaled to move by 1,
-    and the lower bound is that of passes in one order, whatever ``tol``, with momentum that of one step alone.
-    Optimised on the CPU. Raises TypeError, ValueError.
+    W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000
+    steps, 5 for a million. p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the
+    lower bound, which holds for every strategy (:func:`factorize`). gap, times: a user takes part in at most ``times``
+    steps, any two at least ``gap`` apart, as in ``training.Separated``; for None in one step. Then the error counts for
+    C scaled to move by 1, and the lower bound is that of passes in one order, whatever ``tol``; with momentum or rates
+    that of one step alone. Optimised on the CPU. Raises TypeError, ValueError.
 
     Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms; with ``gap`` the same
     of the least value of any strategy for such users.
@@ -78,9 +78,7 @@ def factorize_buffered(
         moved = apart_squares(strategy, gap, times)[0] * (1 + apart_rounding(strategy))
     else:
         strategy, moved = _once(W, buffers, p), 0.0
-    rows, columns, rounding = buffered_squares(
-        strategy.poles, strategy.zeros, strategy.before, strategy.after, W.decay, W.momentum
-    )
+    rows, columns, rounding = buffered_squares(strategy.poles, strategy.zeros, strategy.before, strategy.after, W)
     norms = torch.from_numpy((rows * (moved or columns.max())).astype(float)).sqrt()
     upper = torch.linalg.vector_norm(norms, ord=p)
     slack = slack + torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
@@ -90,7 +88,7 @@ def factorize_buffered(
 
 def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[Tensor, Tensor]:
     """A bound for every strategy, and its rounding, where that counts."""
-    if times == 1 or W.momentum:
+    if times == 1 or W.momentum or W.rates is not None:
         return factorize_running(W, p, tol, 10_000).certificate.lower.cpu(), torch.zeros((), dtype=torch.float64)
     here, period = (
         RunningSums(W.steps, W.decay),
@@ -107,11 +105,11 @@ def _once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     for stage, n in enumerate(sizes):
         if stage:
             x[: 2 * buffers] *= span[1] / span[0]
-        decay = W.decay ** (W.steps / n)
+        coarse = W if n == W.steps else W.coarse(n)
         for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
             most = FINISH if stage else 1000
             x = minimize(
-                _objective, x, (hats(n, KNOTS), decay, W.momentum, buffers, power), jac=True, method="L-BFGS-B",
+                _objective, x, (hats(n, KNOTS), coarse, buffers, power), jac=True, method="L-BFGS-B",
                 options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
             ).x  # fmt: skip
     with torch.no_grad():
@@ -121,12 +119,12 @@ def _once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
 
 
 def _objective(
-    x: np.ndarray, shapes: Tensor, decay: float, momentum: float, buffers: int, power: float
+    x: np.ndarray, shapes: Tensor, W: RunningSums, buffers: int, power: float
 ) -> tuple[float, np.ndarray]:
     """log of the l_power norm of the squared row norms, and its gradient."""
     point = torch.from_numpy(x.copy()).requires_grad_()
     poles, zeros, before = parts(point, shapes, buffers)
-    rows = squares(poles, zeros, before, reciprocals(poles, zeros, before), decay, momentum)
+    rows = squares(poles, zeros, before, reciprocals(poles, zeros, before), W)
     value = (power * rows.log()).logsumexp(0) / power
     (slope,) = torch.autograd.grad(value, point)
     return float(value.detach()), slope.numpy()

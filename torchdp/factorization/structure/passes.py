@@ -48,12 +48,12 @@ def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tupl
         n = W.steps if each == period else min(round(passes * each), math.ceil(passes) * each)
         if stage:
             x[: 2 * buffers] *= span[1] / span[0]
-        decay, shapes, levels = W.decay ** (W.steps / n), hats(n, KNOTS), hats(each, LEVELS)
+        sums, shapes, levels = W if n == W.steps else W.coarse(n), hats(n, KNOTS), hats(each, LEVELS)
         for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
 
             def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
                 point = torch.from_numpy(x.copy()).requires_grad_()
-                rows = squares(*_made(point, shapes, levels, buffers), decay, W.momentum)  # noqa: B023
+                rows = squares(*_made(point, shapes, levels, buffers), sums)  # noqa: B023
                 value = (power * rows.log()).logsumexp(0) / power  # noqa: B023
                 (slope,) = torch.autograd.grad(value, point)
                 return float(value.detach()), slope.numpy()
@@ -63,7 +63,7 @@ def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tupl
             x = minimize(loss, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     with torch.no_grad():
         poles, zeros, before, after = _made(torch.from_numpy(x), shapes, levels, buffers)
-    rows = buffered_squares(poles, zeros, before, after, W.decay, W.momentum)[0]
+    rows = buffered_squares(poles, zeros, before, after, W)[0]
     return BufferedStrategy(poles, zeros, before, after), torch.from_numpy(rows.astype(float)).sqrt()
 
 

@@ -1,7 +1,7 @@
 """factorize for running sums of up to millions of steps: weights and a few numbers, never a matrix."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -65,9 +65,10 @@ class RunningFactorization:
         total = (self.rule.white / c).sqrt()[:, None] * draws.normal((len(c), size))
         for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
             if W.momentum:
-                total += share.sqrt() * momentum.draw(P, level * c, W.decay, W.momentum, size, draws)
+                total += share.sqrt() * momentum.draw(P, level * c, momentum.Motion.of(W), size, draws)
             else:
-                total += share.sqrt() * path.draw(P, level * c, W.decay, size, draws)
+                steps = P if W.rates is None else P * W.rates.square()
+                total += share.sqrt() * path.draw(steps, level * c, W.decay, size, draws)
         return total
 
 
@@ -85,8 +86,7 @@ def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int)
     P, iterations = _start(sizes[-1], W.device), 0
     c = P if p > 2 else torch.full_like(P, 1 / len(P))
     for steps in reversed(sizes[1:]):
-        decay = W.decay ** (W.steps / steps)
-        c, P, used, _ = _iterate(replace(W, steps=steps, decay=decay), c, P, p, min(COARSE_GAP, tol / 4), 40)
+        c, P, used, _ = _iterate(W.coarse(steps), c, P, p, min(COARSE_GAP, tol / 4), 40)
         above = sizes[sizes.index(steps) - 1]
         c, P = (_stretched(x, above, round(END / (1 - W.momentum))) for x in (c, P))
     within, loss = 0.7 * tol, min(tol / 16, 1e-3)
@@ -109,24 +109,25 @@ def _iterate(
     Returns c, P, how many, the gap: of all weights seen, those of the least gap.
     """
     q = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    turned = q == 1 and W.rates is None  # gamma_2 of W, the same from both ends: c is P reversed
     loss, history = min(ROUGH, within / 4), History(MEMORY)
     best = math.inf, c, P
     for iteration in range(max(most, 0) + 1):
         rule = quadrature(W, c, P, loss)
         b = column_numbers(W, c, P, rule)
-        a = b.flip(0) if q == 1 else row_numbers(W, c, P, rule) if p > 2 else None  # gamma_2: c is P reversed
+        a = b.flip(0) if turned else row_numbers(W, c, P, rule) if p > 2 else None
         trace = (P * b).sum()
         height = trace * W.steps if a is None else torch.linalg.vector_norm(a, ord=p / 2)
         gap = float((height * b.max()).sqrt() / trace * torch.linalg.vector_norm(c, ord=q).sqrt()) - 1
         best = min(best, (gap, c, P), key=lambda each: each[0])
         if gap <= within or iteration == most:
             break
-        logs = history.mix(P.log(), POWER * (b / trace).log(), P, None)
-        P = _simplex((logs - logs.max()).exp())
-        if q == 1:
-            c = P.flip(0)
-        elif a is not None:
-            c = _simplex((c * a) ** (1 / q))
+        if a is not None and q == 1 and not turned:  # both vectors move alike
+            logs, moves = torch.cat([P, c]).log(), torch.cat([b, a]) / trace
+            P, c = map(_simplex_of, history.mix(logs, POWER * moves.log(), torch.cat([P, c]), None).chunk(2))
+        else:
+            P = _simplex_of(history.mix(P.log(), POWER * (b / trace).log(), P, None))
+            c = P.flip(0) if turned else c if a is None else _simplex((c * a) ** (1 / q))
     gap, c, P = best
     return c, P, iteration, gap
 
@@ -134,6 +135,10 @@ def _iterate(
 def _simplex(weights: Tensor) -> Tensor:
     """Of sum 1; with momentum the best weights of some steps are 0, which LEAST stands for."""
     return simplex(weights, LEAST / len(weights))
+
+
+def _simplex_of(logs: Tensor) -> Tensor:
+    return _simplex((logs - logs.max()).exp())
 
 
 def _start(steps: int, device: torch.device | str) -> Tensor:
@@ -153,4 +158,4 @@ def _stretched(weights: Tensor, steps: int, end: int) -> Tensor:
     end = min(end, n // 4)  # where single steps show, at the same distance from the end
     values[:end] = density[:end] + (values[end] - density[end])
     values[-end:] = density[-end:] + (values[-end - 1] - density[-end - 1])
-    return _simplex((values - values.max()).exp())
+    return _simplex_of(values)

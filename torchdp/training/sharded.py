@@ -1,0 +1,65 @@
+"""Modules whose parameters lie in shards on several processes (``fully_shard``): gathered for a pass, shards again."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The whole of each parameter that is a shard, by name; the hooks that gather them layer by layer are off.
+
+    Nothing for a module without shards. Every process of the shards calls this. Raises ValueError, as :func:`settle`.
+    """
+    settle(module)
+    whole = {name: p.detach().full_tensor() for name, p in shards(module)}
+    parts = module.modules() if whole else ()
+    held = [(vars(part)[name], dict(vars(part)[name])) for part in parts for name in HOOKS]
+    try:
+        for hooks, before in held:
+            for number, hook in before.items():
+                if str(getattr(hook, "__module__", "")).startswith("torch.distributed"):
+                    del hooks[number]
+        yield whole
+    finally:
+        for hooks, before in held:
+            hooks.clear()
+            hooks.update(before)
+
+
+def settle(module: nn.Module) -> None:
+    """Parameters that a forward pass has gathered are shards again. Raises ValueError on shards of another kind."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever shards has imported it
+    for part in module.modules() if fsdp else ():
+        if isinstance(part, fsdp.FullyShardedDataParallel):
+            raise ValueError(
+                "module must be sharded by fully_shard; FullyShardedDataParallel hides its parameters"
+            )
+        if isinstance(part, fsdp.FSDPModule):
+            part.reshard()
+    for name, p in shards(module):
+        if not all(kind.is_replicate() or kind.is_shard(0) for kind in p.placements):
+            raise ValueError(
+                f"module must have parameters that are whole or cut along dimension 0, and {name} is {p.placements}: "
+                "shard it by fully_shard alone"
+            )
+
+
+def shards(module: nn.Module) -> list[tuple[str, Any]]:
+    """The parameters that are DTensors, by name."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    return [(name, p) for name, p in module.named_parameters() if tensor and isinstance(p, tensor.DTensor)]
+
+
+def like(gradient: Tensor, parameter: Any) -> Tensor:
+    """This process's own copy of its shard of a whole gradient; the gradient itself where the parameter is whole."""
+    if not hasattr(parameter, "placements"):
+        return gradient
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None).clone()
