@@ -175,6 +175,12 @@ def test_what_floats_do_not_decide_is_decided_by_bits():
     first = math.floor(chance * 2**63)
     assert discrete_laplace.exactly([first - 2**12, 0, 0, 0], octave, k, rate)
     assert not discrete_laplace.exactly([first + 2**12, 0, 0, 0], octave, k, rate)
+    octaves = torch.arange(30)
+    words, sizes = SeededNoise(4).integers((30,)), (1 << octaves) + (1 << octaves) // 3
+    kept = discrete_laplace._kept(words, octaves, sizes, 1e-6, SeededNoise(5)).tolist()
+    for w, j, size, found in zip(words.tolist(), octaves.tolist(), sizes.tolist(), kept, strict=True):
+        assert discrete_laplace.exactly([w, 0, 0, 0], j, size, 1e-6) == found
+    assert 5 < sum(kept) < 25
     low, high = first - 2**12, first + 2**12
     while high - low > 1:  # the bit that decides lies beyond the first 63
         low, high = (

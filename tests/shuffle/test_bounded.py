@@ -57,6 +57,16 @@ def test_absent_users_take_their_shares_along():
     assert len(full.noise_law(50).mass) < len(full.noise_law().mass)
 
 
+@pytest.mark.parametrize("levels", [1, 4])
+@pytest.mark.parametrize("reach", [2, 3])
+def test_uniform_noise_loses_its_ends_alone(reach, levels):
+    law = BoundedSum(2, math.sqrt(2 * reach * (reach + 1) / 3), levels=levels)  # a share is uniform
+    for epsilon, change in ((1e-4, 0.01), (0.5, 0.01), (8.0, 0.05)):
+        lost = levels * math.sqrt(change) / (2 * reach + 1)  # exactly, where one instance takes all movement
+        found = law.moved_delta(epsilon, 2, change, absent=1)
+        assert lost <= found <= 1 and (epsilon < 0.1 or found <= 1.02 * math.sqrt(2) * lost)
+
+
 def test_one_bit_needs_no_more_than_poisson_noise():
     bounded, poisson = (kind.calibrated(50, 1.0, 1e-5, 1) for kind in (BoundedSum, PoissonSum))
     assert bounded.rmse < poisson.rmse

@@ -237,3 +237,7 @@ def test_randomized_response_by_movement_needs_what_poisson_noise_does():
     many = RandomizedResponseSum.calibrated(100_000, 1.0, 1e-5, 64, change=4.0)  # few lie, as Poisson noise
     assert many.rmse**2 == pytest.approx(67.13, rel=3e-3)
     assert RandomizedResponseSum.calibrated(1000, 0.1, 1e-5, 64, change=0.01).rmse ** 2 < 37
+
+
+def test_far_more_noise_than_is_needed_takes_no_longer():
+    assert PoissonSum(1000, 400.0).moved_delta(8.0, 16, 1e-4) == pytest.approx(1e-13, rel=1e-3)

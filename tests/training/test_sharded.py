@@ -30,12 +30,19 @@ def model():
     return net
 
 
-def cut(net):
+def cut(net, mesh=None):
     from torch.distributed.fsdp import fully_shard
 
     for part in (net[0], net[2], net):
-        fully_shard(part)
+        fully_shard(part, mesh=mesh)
     return net
+
+
+def copied(net):
+    """Copies of shards: a mesh of two dimensions."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return cut(net, init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards")))
 
 
 def data():
@@ -50,8 +57,9 @@ def alone():
     distributed.destroy_process_group()
 
 
-def test_sums_and_gradients_of_shards(alone):
-    net, x = cut(model()), data()
+@pytest.mark.parametrize("shard", [cut, copied])
+def test_sums_and_gradients_of_shards(alone, shard):
+    net, x = shard(model()), data()
     expected = clip_and_sum(model(), mse_loss, x, x[:, :1], 0.3)
     hooks = [len(part._forward_pre_hooks) for part in net.modules()]
     for _ in range(2):

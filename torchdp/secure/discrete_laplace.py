@@ -102,8 +102,8 @@ def _kept(first: Tensor, octave: Tensor, k: Tensor, rate: float, draws: Draws) -
     chance = torch.exp(-rate * (k - 1).double()) * (1 << octave).double() / k.double()
     above = (first.double() + 0.5) * 2.0**-63 - chance
     kept = above < 0
-    for at in (above.abs() < NEAR).nonzero()[:, 0].tolist():  # once in 2^39
-        kept[at] = exactly([int(first[at]), *draws.words((3,)).tolist()], int(octave[at]), int(k[at]), rate)
+    for at in (above.abs() < NEAR).nonzero()[:, 0].cpu().tolist():  # once in 2^39
+        kept[at] = exactly([int(first[at]), *draws.words((3,)).cpu().tolist()], int(octave[at]), int(k[at]), rate)
     return kept
 
 

@@ -21,8 +21,8 @@ above 1, differ by 2.1 e^(-11 sigma^2) and 2.1 e^(-11 tau^2) at most. Where one 
 + tau^2 + 1), c the most pairs of a row, lie 2.1 m e^-100 of either where sigma, tau >= 3 (``rounding``): v = d ((2 N
 + 1)^m r/2 + 2.1 m e^-100). QED
 
-E costs next to nothing: tau is tens of units, sigma some thousands. Without it the sums lie on the lattice that the
-honest columns span, whose points may be far apart.
+E costs next to nothing: in units tau^2 grows with s^2 m alone, the clients' noise of a row with the grid. Without E the
+sums lie on the lattice that the honest columns span, whose points may be far apart.
 """
 
 import math

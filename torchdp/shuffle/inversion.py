@@ -50,7 +50,9 @@ ENDS = (0.95, 0.97, 0.985, 0.995)  # of the largest distance, in the grid too
 WALK = np.arange(-4.0, 1.6, 0.5)  # ln a, about that of Gaussian noise: skewed noise wants less
 TILT = 0.1  # of ln a, tried on both sides
 WIDTH, NARROW = 2048, 256  # outcomes beyond which they are told by blocks; of pairs that are hardly the worst
-ROUNDING = 1e-9
+ROUNDING, FLOOR = 1e-9, 1e-13  # of a sum, relative and absolute
+LONGEST = 2000.0  # T in s: a rare outcome can make the loss deviate by far more
+FARTHEST = 9.0  # a in deviations of the loss: from there on delta is below e^-40, and the sum long
 
 
 def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, levels: int = 1) -> float:
@@ -71,6 +73,7 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
             return 1.0
         d = cut.mass
         chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())  # c_2 of one step
+        chi = max(chi, float(d[0]) / 100, float(d[-1]) / 100)  # that of uniform noise is 0
         moves = lambda grid, _: _moves(cut, grid, levels)  # noqa: E731
         found = _delta(moves, chi, epsilon, wide, gamma, farthest, setting, tilt)
         return min(1.0, cut.lost * wide + found)
@@ -79,7 +82,7 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
     while (best := cut_at(lost)) >= 1 and lost < 1e-2:  # tails that a Gaussian does not have
         lost *= 1e3
     skewed = farthest < 1 or variance < SKEWED * levels**2  # else the sharp setting gains 0.2 % of the variance
-    if best < 1 and skewed:
+    if 2 * FLOOR < best < 1 and skewed:
         best = _sharpest(cut_at, best, farthest)
     return min(1.0, best + 2 * instances * law.lost)
 
@@ -262,7 +265,7 @@ def response_delta(
 
     while (best := cut_at(tails)) >= 1 and tails < 1e-2:
         tails *= 1e3
-    if best < 1 and not rough and (farthest < 1 or deviation**2 < SKEWED):
+    if 2 * FLOOR < best < 1 and not rough and (farthest < 1 or deviation**2 < SKEWED):
         best = _sharpest(cut_at, best, farthest)
     return min(1.0, best + 2 * instances * lost)
 
@@ -318,7 +321,7 @@ def _delta(
     tilt: what ln a is moved by from where the largest term is least.
     """
     longest, gaussian = setting
-    start = max(epsilon / (gamma * chi) - 0.5, 1e-2)
+    start = max(min(epsilon / (gamma * chi) - 0.5, FARTHEST / math.sqrt(gamma * chi)), 1e-2)
 
     def exponents(moves: list[_Move], a: float, step: float, count: int, grid: Array) -> Array:
         rates, slopes = np.zeros((2, count))
@@ -343,7 +346,7 @@ def _delta(
     found = minimize_scalar(height, bounds=around, method="bounded", options={"xatol": 0.03})
     a = math.exp(float(found.x) + tilt)
     s = gaussian / a
-    period = longest * math.sqrt(gamma * chi + s * s)
+    period = min(longest * math.sqrt(gamma * chi + s * s), LONGEST * s)
     count = math.ceil(REACH / (s * 2 * math.pi / period)) + 1
     grid = _grid(_first(chi, abs(complex(a, 2 * math.pi * (count - 1) / period)), farthest), farthest)
     E = exponents(make(grid, False), a, 2 * math.pi / period, count, grid)
@@ -353,7 +356,7 @@ def _delta(
         terms = np.exp(logs) / np.abs((a + 1j * w) * (a + 1 + 1j * w))
         tail = np.exp(E[0] + (a * a + a - w[-1] ** 2) * s * s / 2 - a * epsilon) / (math.pi * w[-1])
     total = (terms[0] + 2 * terms[1:].sum()) / period + tail
-    return float(min(1.0, total * (1 + ROUNDING) + 1e-13)) if math.isfinite(total) else 1.0
+    return float(min(1.0, total * (1 + ROUNDING) + FLOOR)) if math.isfinite(total) else 1.0
 
 
 def _moves(cut: _Cut, grid: Array, levels: int) -> list[_Move]:

@@ -1,7 +1,9 @@
 """Per-example gradients as what they are products of: norms and weighted sums without the gradients themselves."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +116,11 @@ class Differs(Exception):
     """The module used a weight in another way than when it was looked at."""
 
 
+def eager() -> AbstractContextManager[object]:
+    """Compiled parts of a module run as they are: what is compiled does not see its functions called."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 class Taps(TorchFunctionMode):
     """Calls of ``KINDS`` on these weights: the weight is a constant, a tap is added to the output, the input is kept.
 
@@ -128,6 +135,7 @@ class Taps(TorchFunctionMode):
         self.uses: dict[str, list[Use]] = {name: [] for name in weights}
         self.inputs: dict[str, list[Tensor]] = {name: [] for name in weights}
         self.taps: dict[str, list[Tensor]] = {name: [] for name in weights}
+        self._versions: dict[str, list[int]] = {name: [] for name in weights}
 
     def __torch_function__(
         self,
@@ -137,21 +145,35 @@ class Taps(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         named = dict(zip(("input", "weight"), args, strict=False)) | (kwargs or {})
-        name, kind = self._names.get(id(named.get("weight"))), KINDS.get(func)
+        name, kind, x = self._names.get(id(named.get("weight"))), KINDS.get(func), named.get("input")
+        if name is None or kind is None or x is None or self._inner(x):
+            return self._elsewhere(func, args, kwargs or {})
         rest = {each: value for each, value in named.items() if each not in ("input", "weight")}
-        use = kind.of(named["input"], named["weight"], *args[2:], **rest) if name is not None and kind else None
-        if name is None or use is None:
-            out = func(*args, **(kwargs or {}))
-            whole = isinstance(out, Tensor) or (
-                isinstance(out, tuple | list) and any(torch.is_tensor(x) for x in out)
-            )
-            if self.given is not None and whole and any(id(x) in self._names for x in (*args, *named.values())):
-                raise Differs
-            return out
-        out = func(named["input"], self.weights[name].detach(), *args[2:], **rest)
+        use = kind.of(x, named["weight"], *args[2:], **rest)
+        if use is None:
+            return self._elsewhere(func, args, kwargs or {})
+        out = func(x, self.weights[name].detach(), *args[2:], **rest)
         self.uses[name].append(use)
-        self.inputs[name].append(named["input"].detach())
+        self.inputs[name].append(x.detach())
+        self._versions[name].append(_version(x))
         return out + self._tap(name, out)
+
+    def _elsewhere(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if self.given is not None:
+            parts = out if isinstance(out, tuple | list) else [out]
+            given = any(id(x) in self._names for x in (*args, *kwargs.values()))
+            if given and any(isinstance(part, Tensor) for part in parts):
+                raise Differs
+        return out
+
+    def _inner(self, x: Tensor) -> bool:
+        """Whether the module differentiates or maps the call itself: what it makes of it is more than its output."""
+        return self.given is None and bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+    def changed(self, name: str) -> bool:
+        """Whether an input is not what it was in the call."""
+        return any(_version(x) != v for x, v in zip(self.inputs[name], self._versions[name], strict=True))
 
     def _tap(self, name: str, out: Tensor) -> Tensor:
         if self.given is None:
@@ -161,6 +183,10 @@ class Taps(TorchFunctionMode):
         if count > len(self.given[name]) or self.given[name][count - 1].shape != out.shape:
             raise Differs
         return self.given[name][count - 1]
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
 
 
 @dataclass(frozen=True)
@@ -176,13 +202,15 @@ def find(forward: Callable[[dict[str, Tensor]], Tensor], weights: Mapping[str, T
 
     A weight of p q numbers with T terms a_t b_t^T, p and q numbers each: T (p + q + T) < p q; a table of V rows of q
     numbers where T are looked up: T (2 q + T) < V q. A weight that is used in any other way as well is none of them,
-    nor is one of float64 with several terms, whose sum would have no more digits than its terms.
+    under transforms inside of the module too, nor is one whose input is written over, nor one of float64 with several
+    terms, whose sum would have no more digits than its terms.
     """
     weights = {name: p.detach().requires_grad_() for name, p in weights.items()}
-    with torch.enable_grad(), Taps(weights) as mode:
+    with torch.enable_grad(), eager(), Taps(weights) as mode:
         total = forward(dict(weights))
     seen = {name: Found(mode.uses[name], [t.detach() for t in mode.taps[name]]) for name in weights}
     seen = {name: each for name, each in seen.items() if each.uses and _pays(weights[name], each)}
+    seen = {name: each for name, each in seen.items() if not mode.changed(name)}
     if not seen or not total.requires_grad:
         return {}
     elsewhere = torch.autograd.grad(total, [weights[name] for name in seen], allow_unused=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from torchdp.training.ghost import SMALL, Differs, Factors, Found, Taps, find
+from torchdp.training.ghost import SMALL, Differs, Factors, Found, Taps, eager, find
 
 FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
 Inputs = Tensor | Mapping[str, Tensor]
@@ -82,7 +82,7 @@ class PerExample:
         def one(rest: dict[str, Tensor], taps: dict[str, list[Tensor]], x: Inputs, y: Tensor) -> Any:
             if not fixed:
                 return self._loss(rest, x, y), {}
-            with Taps(fixed, taps) as mode:
+            with eager(), Taps(fixed, taps) as mode:
                 total = self._loss({**rest, **fixed}, x, y)
             if any(mode.uses[name] != each.uses for name, each in self.found.items()):
                 raise Differs
