@@ -6,8 +6,9 @@ Command:  OMP_NUM_THREADS=1 python experiments/training/clipping.py
 Expected: a batch's gradient without privacy is the floor. torchdp's sums take a small multiple of its time, and memory
     that does not hold a copy of the large weights for each example; ``torch.func.vmap(grad)`` does, and so does Opacus
     by hooks; its ghost clipping does not. Where Opacus is not installed its rows are left out.
-Output: results/training/clipping/clipping.csv; seconds: the least of several calls; memory: the process's largest, less
-    what it held before, MiB (Linux; elsewhere empty); differs: from whole gradients' sum, relative.
+Output: results/training/clipping/clipping.csv; seconds: of the processor, the least of several calls; memory: the
+    process's largest, less what it held before, MiB (Linux; elsewhere empty); differs: from whole gradients' sum,
+    relative. Printed, with Opacus 1.6: experiments/bench/clipping_cpu.txt.
 Artifact: - | what clipping costs
 Status: agrees
 Time: 3 minutes on one core; --smoke in seconds.
@@ -166,9 +167,9 @@ def measure(config: Config, report: Report) -> None:
             forget()
             before, seconds = largest(), []
             for _ in range(config.calls):
-                begun = time.perf_counter()
+                begun = time.process_time()
                 run()
-                seconds.append(time.perf_counter() - begun)
+                seconds.append(time.process_time() - begun)
             memory = None if before is None else largest() - before
             report.row(
                 "clipping", model=task, parameters=size, examples=len(x), way=way, seconds=min(seconds),

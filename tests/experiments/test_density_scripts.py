@@ -78,3 +78,9 @@ def test_kernels(smoke):
     rows = {row["way"]: row for row in smoke("density/kernels.py").tables["kernels"]}
     assert rows["before"]["error"] > 2 * rows["now"]["error"] > 2 * rows["curator"]["error"] > 0
     assert rows["now"]["accuracy"] > 0.8
+
+
+@pytest.mark.slow
+def test_messages(smoke):
+    (row,) = smoke("density/messages.py").tables["messages"]
+    assert 1 <= row["error"] <= 1.01 and row["messages"] <= row["messages_least"]

@@ -29,6 +29,7 @@ TRIED: tuple[tuple[type[MessageLaw], int], ...] = (
     (BoundedSum, 1),
     *((kind, levels) for levels in (2, 4, 8) for kind in (PoissonSum, BoundedSum)),
 )
+NEAR = 0.01  # of the least error: of candidates no further above it the one of fewest messages is best
 ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
 
 
@@ -180,12 +181,13 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         *,
         most_messages: float = math.inf,
     ) -> Choice:
-        """Noise and steps by predicted error and messages: ``best`` errs least of those that send few enough.
+        """Noise and steps by predicted error and messages: ``best`` sends least of those within 1 % of the least error.
 
         Candidates: randomized response and bounded shares with bits, bounded shares and Poisson noise with 2, 4 and 8
         steps, where so much noise can be followed. An error is the root of ``worst_mse``, rounding and noise; its note
-        says the messages of a user in all sums together. most_messages: that a user may send, in expectation. Raises
-        ValueError, TypeError.
+        says the messages of a user in all sums together, and their bits. most_messages: that a user may send, in
+        expectation; others are no candidates. Those within 1 % of the least error come first, fewer messages before
+        more; then the others, by error. Raises ValueError, TypeError.
 
         Guarantees: each candidate's own, (epsilon, delta)-DP.
         """
@@ -199,10 +201,10 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
             except ValueError as why:  # so much noise is not followed
                 refused.append(why)
                 continue
-            messages = each.law.messages_per_user * each.instances
+            messages = each.messages_per_user
             if messages <= most_messages:
                 steps = "bits" if levels == 1 else f"{levels} steps"
-                note = f"at most {messages:.4g} messages of a user"
+                note = f"at most {messages:.4g} messages of a user, {each.bits_per_user:.4g} bits"
                 error = float(each.worst_mse(each.law.users).sqrt())
                 found.append(Candidate(f"{kind.__name__}, {steps}", each, error, note))
         if len(refused) == len(TRIED):
@@ -211,7 +213,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
             raise ValueError(
                 f"most_messages must be at least {each.instances}, one for each sum, not {most_messages:g}"
             )
-        return Choice(tuple(found))
+        found.sort(key=lambda one: one.protocol.messages_per_user)
+        return Choice(tuple(found), near=NEAR)
 
     @cached_property
     def guarantee(self) -> Guarantee:

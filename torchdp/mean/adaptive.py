@@ -17,12 +17,18 @@ from torchdp.protocol.rounded_sum import released_guarantee
 from torchdp.rounded import RoundedNormal
 
 CELLS, LOOKS = 64, 10  # of each coordinate's histogram, and how many are asked for at most
-LOOK, LAST = 1 / 40, 0.1  # of rho: each of them, and the histogram of distances
+LOOK, LAST = 1 / 40, 0.15  # of rho: each of them, and the histogram of distances
 HELD = 0.75  # of the users, whom the cells that stand out must hold
 SURE = 2e-3  # chance that noise alone stands out
 GAINED = 4.0  # times narrower: else it was the last look
 NEAREST, RATIO = 0.1, 1.3  # the first distance of the last histogram, in that of most users; how its cells grow
 BEYOND = 2  # cells that count beyond the last that stands out
+CLEAR, WINDOW = (
+    4.0,
+    6,
+)  # times the noise of a sum of directions: so many users show theirs, of so many cells at most
+FINER = 3  # radii that are tried, for each cell
+FINE, MOST = 10, 28  # directions are in steps of 2^-10, or of 2^-28 of the noise where that is more
 FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
 MOST_RINGS = 8192  # cells of the last histogram, at most: they could grow from the least float to the largest
 LEAST = 2.0**-46  # rho for each dimension, at least: below, noise has more whole steps than are drawn
@@ -49,9 +55,10 @@ class AdaptiveMean:
     At most ten histograms of 64 cells a coordinate find where most users are, each up to 21 times finer than the one
     before, until little is gained: a centre c and a deviation s_i of each coordinate. A histogram of d coordinates has
     l_2 sensitivity (2 d)^{1/2}, so they find users who are many against (d/rho)^{1/2}. One more histogram is of the
-    distances ||(x - c)/s^{1/2}||, of sensitivity 2^{1/2}: the radius r makes noise^2 + (estimated bias)^2 least, where
-    two cells beyond the last that stands out count too: a few users far off. What is left of rho, 13/20 or more, goes
-    to a :class:`GaussianMean` in the ellipsoid of axes r s_i^{1/2}, users outside moved onto it.
+    distances ||(x - c)/s^{1/2}||, with the sum of the users' directions in each cell, of sensitivity 2: the radius r
+    makes noise^2 + (estimated bias)^2 least. Tails whose directions cancel bias a mean less than those on one side; two
+    cells beyond the last that stands out count too: a few users far off. What is left of rho, 3/5 or more, goes to a
+    :class:`GaussianMean` in the ellipsoid of axes r s_i^{1/2}, users outside moved onto it.
 
     box: where users' points may lie at all; points outside are refused. rho: at least 2^-46 for each dimension; delta
     in (0, 1): where epsilon is stated. n is public. Raises TypeError, ValueError.
@@ -79,7 +86,8 @@ class AdaptiveMean:
     @property
     def guarantee(self) -> Guarantee:
         """At ``delta``, of the whole numbers that leave."""
-        numbers = LOOKS * CELLS * self.box.dimension + MOST_RINGS + self.box.dimension
+        d = self.box.dimension
+        numbers = LOOKS * CELLS * d + MOST_RINGS * (d + 1) + d
         return replace(released_guarantee(1 / math.sqrt(2 * self.rho), self.delta, numbers), exact=False)
 
     def estimate(self, x: Tensor, *, noise: Noise | None = None) -> AdaptiveEstimate:
@@ -157,8 +165,9 @@ def _radius(
 ) -> float:
     """Of the ellipsoid with axes radius spread^{1/2} for a mean under ``left``, by one more histogram, of distances.
 
-    Noise of such a mean has (2 radius)^2 sum(spread)/(2 left n^2); a user beyond moves it by (distance - radius)/n in
-    these coordinates, by (sum(spread^2)/sum(spread))^{1/2} times that in the data's.
+    Noise of such a mean has (2 radius)^2 sum(spread)/(2 left n^2). A user beyond moves it by (distance - radius)/n in
+    these coordinates, by (sum(spread^2)/sum(spread))^{1/2} times that in the data's: users beyond add up as their
+    coherence says, and else as steps of a random walk.
     """
     n, total = len(x), float(spread.sum())
     if total == 0:
@@ -168,15 +177,58 @@ def _radius(
     count = 2 + math.ceil(math.log(max(2.0, float((furthest / axes).norm()) / usual / NEAREST)) / math.log(RATIO))
     growing = NEAREST * usual * RATIO ** torch.arange(count, dtype=torch.float64, device=x.device)
     edges = torch.cat([growing.new_zeros(1), growing])
-    distances = ((x - centre) / axes).norm(dim=1, keepdim=True).clamp_max(float(edges[-1]))
-    counts, deviation = _histogram(distances, edges[None], rho, draws)
-    kept = _standing(counts, deviation)[0]
-    kept[: int(kept.cumsum(0).argmax()) + 1 + BEYOND] = 1.0  # a few users far off, whom no cell shows
-    out = ((edges[1:] + edges[:-1]) / 2 - edges[:, None]).clamp_min(0)  # of a cell from an edge
-    bias = out @ (kept * counts[0]) / n
-    scale = float(spread.square().sum()) / total
-    loss = 2 * edges.square() * total / (left * n**2) + scale * bias.square()
-    return float(edges[1 + int(loss[1:].argmin())])
+    counts, sums, deviation = _rings((x - centre) / axes, edges, rho, draws)
+    kept = _standing(counts[None], deviation)[0]
+    counts[int(kept.cumsum(0).argmax()) + 1 + BEYOND :] = 0.0  # a few users far off, whom no cell shows, count too
+    radii = edges[1] * RATIO ** (
+        torch.arange(FINER * (count - 1) + 1, dtype=torch.float64, device=x.device) / FINER
+    )
+    low, high = torch.maximum(edges[:-1], radii[:, None]), torch.maximum(edges[1:], radii[:, None])
+    width, below, above = edges.diff(), low - radii[:, None], high - radii[:, None]  # users lie evenly in a cell
+    along = ((above.square() - below.square()) / (2 * width)) @ (_coherence(counts, sums, deviation) * counts)
+    astray = ((above**3 - below**3) / (3 * width)) @ counts
+    bias = (along.clamp_min(0).square() + astray.clamp_min(0)) / n**2
+    loss = 2 * radii.square() * total / (left * n**2) + float(spread.square().sum()) / total * bias
+    return float(radii[int(loss.argmin())])
+
+
+def _rings(offsets: Tensor, edges: Tensor, rho: float, draws: Draws) -> tuple[Tensor, Tensor, float]:
+    """Users at each distance, and the sum of their directions, under rho-zCDP: (cells,), (cells, d), the deviation.
+
+    A user adds (1, u) to one cell, ||u|| <= 1, u in whole steps: who moves changes it by 2 at most, be it from cell to
+    cell or to the other side of one. offsets: (n, d).
+    """
+    cells, d = len(edges) - 1, offsets.shape[1]
+    deviation = 2 / math.sqrt(2 * rho)
+    size = math.ceil(math.log2(deviation))
+    step = 2.0 ** max(min(-FINE, size - 8), size - MOST)
+    length = offsets.norm(dim=1).clamp_max(float(edges[-1]))
+    where = (torch.searchsorted(edges, length) - 1).clamp_(0, cells - 1)
+    scaled = (offsets / offsets.abs().amax(1, keepdim=True).clamp_min(1e-300)).nan_to_num(
+        0.0
+    )  # no square underflows
+    direction = scaled / scaled.norm(dim=1, keepdim=True).clamp_min(1.0) * (1 - 1e-9)
+    each = (
+        torch.cat([torch.ones_like(direction[:, :1]), direction], 1) / step
+    ).trunc()  # towards 0: no norm grows
+    total = torch.zeros(cells, d + 1, dtype=torch.int64, device=offsets.device).index_add_(
+        0, where, each.to(torch.int64)
+    )
+    found = RoundedNormal(deviation, step).added(total.double() * step, draws)
+    return found[:, 0], found[:, 1:], deviation
+
+
+def _coherence(counts: Tensor, sums: Tensor, deviation: float) -> Tensor:
+    """||mean direction|| of the users of each cell, (cells,): with the fewest cells inside it that show it; else 1."""
+    found, shown = torch.ones_like(counts), torch.zeros_like(counts, dtype=torch.bool)
+    whole = [torch.cat([each.new_zeros(WINDOW, *each.shape[1:]), each.cumsum(0)]) for each in (counts, sums)]
+    for width in range(1, WINDOW + 1):
+        users, total = (each[WINDOW:] - each[WINDOW - width : len(each) - width] for each in whole)
+        noise = deviation * math.sqrt(width * sums.shape[1])
+        clear = ~shown & (users >= CLEAR * noise)
+        length = (total.square().sum(1) - noise**2).clamp_min(0).sqrt()
+        found, shown = torch.where(clear, (length / users).clamp_max(1), found), shown | clear
+    return found
 
 
 def _inside(x: Tensor, domain: Ellipsoid) -> Tensor:
