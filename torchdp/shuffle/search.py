@@ -14,10 +14,8 @@ from torchdp.privacy.accounting import Profile, composed_delta, rounding
 
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
-CLOSE, TRIES = (
-    0.03,
-    6,
-)  # of ln delta, where a search that costs much ends; laws that it certifies at most, by and large
+CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
+MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
 FAR_BELOW = 4.0  # ratio of flips to change from which flips are not tried: they ask for more
 
 
@@ -134,19 +132,23 @@ def least_noise(family: Family[Law], start: float, target: Target) -> Law:
 
 
 def settled(family: Family[Law], noise: float, target: Target, slope: float) -> Law:
-    """From a good guess, the law of least noise of a few whose delta over all flips is at most the target's.
+    """From a good guess, a law whose delta over all flips is at most the target's, and within 3 % where that is found.
 
-    slope: how ln delta falls with ln noise, about; secants mend it. It ends where delta is within 3 % of the target.
+    slope: how ln delta falls with ln noise, about; secants mend it. Either direction alone leads there: mixtures cost
+    much.
 
-    Guarantees: as ``least_noise``: the delta of each is certified.
+    Guarantees: as ``least_noise``.
     """
-    kept, place, tried, before = math.inf, math.log(noise), 0, None
+    place, tried, over, before = math.log(noise), 0, MIXED, None
     while True:
-        delta = family(math.exp(place)).flipped_delta(target.epsilon, target.flips, target.absent)
-        gap, tried = math.log(max(delta, 1e-300) / target.delta), tried + 1
-        kept = min(kept, place) if delta <= target.delta else kept
-        if -CLOSE <= gap <= 0 or (tried >= TRIES and kept < math.inf):
-            return family(math.exp(kept))
+        law, tried = family(math.exp(place)), tried + 1
+        gap = math.log(_largest_alone(law, target) / target.delta) + over
+        if -CLOSE <= gap <= 0 or tried >= TRIES:
+            certified = law.flipped_delta(target.epsilon, target.flips, target.absent)
+            if certified <= target.delta:
+                return law
+            over += math.log(certified / target.delta) - gap
+            gap = math.log(certified / target.delta)
         if before is not None and before[0] != place:
             slope = min(max((before[1] - gap) / (place - before[0]), slope / 3), 3 * slope)
         step = (gap + CLOSE / 2) / slope
