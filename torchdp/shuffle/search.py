@@ -14,6 +14,7 @@ from torchdp.privacy.accounting import Profile, composed_delta, rounding
 
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
+LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
 FAR_BELOW = 4.0  # ratio of flips to change from which flips are not tried: they ask for more
 
 
@@ -60,6 +61,11 @@ class Target:
     def central(self) -> float:
         """The sigma of a curator's Gaussian noise where every bit may flip: about the RMSE that is needed."""
         return gaussian_sigma(self.epsilon, self.delta, math.sqrt(self.flips))
+
+    @property
+    def follows(self) -> bool:
+        """Whether the delta of movement is followed as far as this one."""
+        return self.delta >= LEAST_MOVED
 
     @property
     def moving(self) -> tuple[float, int, float, int]:
@@ -134,10 +140,14 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
 
     Guarantees: the certified delta of what is returned is at most the target's: it is computed last.
     """
-    epsilon, delta = target.epsilon, target.delta
-    if target.change > target.flips / FAR_BELOW and family(target.central).levels == 1:
+    epsilon, delta, bits = target.epsilon, target.delta, family(target.central).levels == 1
+    if not (bits or target.follows):
+        raise ValueError(
+            f"delta must be at least {LEAST_MOVED:g} where levels > 1, how far movement is followed, not {delta:g}"
+        )
+    if bits and (target.change > target.flips / FAR_BELOW or not target.follows):
         flipping = least_noise(family, target.central, target)
-        if target.change >= target.flips:
+        if target.change >= target.flips or not target.follows:
             return flipping
     else:
         flipping = None
