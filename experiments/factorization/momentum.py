@@ -3,11 +3,14 @@
 Paper: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum as a workload; Dvijotham, McMahan, Pillutla,
     Steinke, Thakurta (2024), buffered Toeplitz strategies.
 Command:  OMP_NUM_THREADS=1 python experiments/factorization/momentum.py
-Expected: TODO
+Expected: brackets that overlap with those of the dense matrix. Momentum 0.9, errors for noise of one sensitivity:
+    10,000 steps, root mean square at least 27.46, four buffers 27.48, 64 bands 90.7; largest 27.54, 27.72, 127. A
+    million steps: 41.94, 42.25, 889; largest 41.97, 42.77, 1,255. Learning rates that fall along a cosine, 10,000
+    steps: 19.77, 19.81, 68.7; largest 22.94, 23.12, 77.2.
 Output: results/factorization/momentum/momentum.csv.
 Artifact: Denisov et al. (2022) | momentum as a workload
 Status: agrees
-Time: TODO of one core; --smoke in seconds.
+Time: 5 minutes of one core; --smoke in seconds.
 """
 
 import math

@@ -35,6 +35,7 @@ def test_collect(smoke):
     assert smoke("density/collect.py").tables["gain"][0]["noise"] > 0
 
 
+@pytest.mark.slow
 def test_classification(smoke):
     found = smoke("density/classification.py")
     accuracy = {row["protocol"]: row["accuracy"] for row in found.tables["digits"]}
@@ -57,6 +58,7 @@ def test_error(smoke, capsys):
     assert found.drew("error_digits.png") and "--epsilons" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_decode(smoke):
     rows = smoke("density/decode.py").tables["words"]
     assert len(rows) == 3 * 8 and all(row["words"].count(",") == 2 for row in rows)

@@ -98,6 +98,7 @@ def test_bad_input_is_named():
         ((W, 0, c, D, 2.0), "period"),
         ((W, 3, c, D, 1.0), "p "),
         ((W, 3, c[:5], D, 2.0), "row_weights"),
+        ((RunningSums(6, momentum=0.5), 3, c, D, 2.0), "momentum"),
         ((W, 3, -c, D, 2.0), "row_weights"),
         ((W, 3, c, D[:4], 2.0), "directions"),
         ((W, 3, c, torch.ones(6, 1), 2.0), "linearly independent"),

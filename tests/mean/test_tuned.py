@@ -332,3 +332,38 @@ def test_an_adaptive_mean_of_few_users_or_one_value_ends():
         AdaptiveMean(flat, 1.0, 1e-6).estimate(torch.ones(9, 2))
     with pytest.raises(ValueError, match="rho"):
         replace(AdaptiveMean(flat, 1.0, 1e-6), rho=0.0)
+
+
+@pytest.mark.parametrize("value", [1.0, 1 / 3, 0.0])
+def test_an_adaptive_mean_of_one_value_anywhere_in_the_box(value):
+    x = torch.full((1000, 1), value, dtype=torch.float64)
+    box = Box(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    for seed in range(3):
+        found = AdaptiveMean(box, 1.0, 1e-6).estimate(x, noise=SeededNoise(seed))
+        assert float(found.value) == pytest.approx(value, abs=6 * float(found.standard_error) + 1e-16)
+        assert float(found.standard_error) < 1e-9
+
+
+def test_an_adaptive_mean_takes_the_numbers_of_float32_in_its_box():
+    box = Box(torch.tensor([0.1, 0.0], dtype=torch.float64), torch.tensor([0.1, 0.7], dtype=torch.float64))
+    x = torch.stack([torch.full((5000,), 0.1), torch.full((5000,), 0.7)], 1)  # both a little above
+    found = AdaptiveMean(box, 1.0, 1e-6).estimate(x, noise=SeededNoise(0))
+    assert found.value.tolist() == pytest.approx([0.1, 0.7], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "rho", "named"),
+    [(1e-90, 1.0, "box must"), (1e90, 1.0, "box must"), (1.0, 1e6, "rho must be at most 500000")],
+)
+def test_an_adaptive_mean_refuses_what_its_rounds_could_not_follow(size, rho, named):
+    box = Box(torch.full((1,), -size, dtype=torch.float64), torch.full((1,), size, dtype=torch.float64))
+    with pytest.raises(ValueError, match=named):
+        AdaptiveMean(box, rho, 1e-6)
+
+
+@pytest.mark.parametrize("thin", [1e-6, 1e-9, 1e-12])
+def test_a_side_that_is_far_thinner_than_another_costs_pure_noise_next_to_nothing(thin):
+    box = Box(torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, thin], dtype=torch.float64))
+    found = PureMean.tuned(box, epsilon=1.0)
+    laplace = math.sqrt(2) * (1 + 1e-2)  # of the wide side alone
+    assert float(found.noise_root(1)[0].norm()) < laplace

@@ -148,3 +148,11 @@ def test_bad_arguments_are_named():
     for kind in (PoissonSum, RandomizedResponseSum, CentralGaussianSum, PureSum):
         with pytest.raises(ValueError, match="epsilon must be at most 700"):
             kind.calibrated(10, 1e30, 1e-6, 1)
+
+
+@pytest.mark.parametrize("kind", [PoissonSum, RandomizedResponseSum])
+def test_a_delta_below_what_movement_is_followed_to_is_paid_by_flips(kind):
+    assert kind.calibrated(20, 1.0, 1e-15, 1, change=0.1) == kind.calibrated(20, 1.0, 1e-15, 1)
+    if kind is PoissonSum:
+        with pytest.raises(ValueError, match="delta must be at least 1e-12 where levels"):
+            kind.calibrated(20, 1.0, 1e-15, 1, change=0.1, levels=2)

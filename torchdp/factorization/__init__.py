@@ -62,7 +62,8 @@ from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
 from torchdp.factorization.separated import SeparatedFactorization, factorize_separated
 from torchdp.factorization.structure.banded import BandedStrategy
 from torchdp.factorization.structure.blocks import factorize_blocks
-from torchdp.factorization.structure.buffered import BufferedFactorization, BufferedStrategy, factorize_buffered
+from torchdp.factorization.structure.buffered import BufferedStrategy
+from torchdp.factorization.structure.buffered_factorization import BufferedFactorization, factorize_buffered
 from torchdp.factorization.structure.closed_forms import (
     gamma_box,
     gamma_ellipsoid,

@@ -30,8 +30,11 @@ CLEAR, WINDOW = (
 FINER = 3  # radii that are tried, for each cell
 FINE, MOST = 10, 28  # directions are in steps of 2^-10, or of 2^-28 of the noise where that is more
 FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
+GRAIN = 2.0**-26  # of the centre: floats tell apart points of a domain that is as wide
 MOST_RINGS = 8192  # cells of the last histogram, at most: they could grow from the least float to the largest
 LEAST = 2.0**-46  # rho for each dimension, at least: below, noise has more whole steps than are drawn
+MOST_RHO = 5e5  # mu of 1000
+LARGEST = 1e80  # of the box: looks make it up to 1e13 times smaller
 
 Pair = tuple[Tensor, Tensor]  # of each coordinate
 
@@ -60,7 +63,7 @@ class AdaptiveMean:
     cells beyond the last that stands out count too: a few users far off. What is left of rho, 3/5 or more, goes to a
     :class:`GaussianMean` in the ellipsoid of axes r s_i^{1/2}, users outside moved onto it.
 
-    box: where users' points may lie at all; points outside are refused. rho: at least 2^-46 for each dimension; delta
+    box: where users' points may lie at all; points outside are refused. rho: 2^-46 for each dimension to 5e5; delta
     in (0, 1): where epsilon is stated. n is public. Raises TypeError, ValueError.
 
     Guarantees: rho-zCDP in the central model for replacing one user's point: Gaussian rounds, each chosen from earlier
@@ -81,6 +84,13 @@ class AdaptiveMean:
                 f"rho must be at least {self.box.dimension * LEAST:.3g} in {self.box.dimension} dimensions, "
                 f"not {self.rho:g}: no such noise is drawn; ask for less privacy, or for fewer dimensions"
             )
+        if self.rho > MOST_RHO:
+            raise ValueError(f"rho must be at most {MOST_RHO:g}, not {self.rho:g}: it would protect nobody")
+        largest = float(torch.maximum(self.box.low.abs(), self.box.high.abs()).max())
+        if largest and not 1 / LARGEST <= largest <= LARGEST:
+            raise ValueError(
+                f"box must have coordinates up to 1e-80 to 1e80 in size, not {largest:.1g}; change their unit"
+            )
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
 
     @property
@@ -95,7 +105,7 @@ class AdaptiveMean:
         x = checks.real("x", x).detach()
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
-        x, draws = self.box.admit(x.double()), source(noise, x.device)
+        x, draws = self.box.project(self.box.admit(x).double()), source(noise, x.device)
         low, high, left = self.box.low.to(x), self.box.high.to(x), self.rho
         centre, spread = (low + high) / 2, (high - low) / 2
         for _ in range(LOOKS):
@@ -107,7 +117,8 @@ class AdaptiveMean:
         left -= LAST * self.rho
         furthest = torch.maximum(centre - self.box.low.to(x), self.box.high.to(x) - centre)
         # a few users may lie far from a value that most share
-        spread = torch.minimum(torch.maximum(spread, FLOOR * spread.mean()), furthest)
+        spread = torch.maximum(torch.maximum(spread, FLOOR * spread.mean()), GRAIN * centre.abs())
+        spread = torch.minimum(spread, furthest)
         radius = _radius(x, centre, spread, furthest, LAST * self.rho, left, draws)
         domain = Ellipsoid(torch.diag(radius * spread.sqrt()), centre)
         last = GaussianMean.tuned(domain, rho=left, delta=self.delta)

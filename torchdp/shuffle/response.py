@@ -110,7 +110,7 @@ class RandomizedResponseSum(MessageLaw):
                 law = cls(target.users, math.nextafter(law.flip, 1))
             return law
         target = target.composed(cls)
-        if target.change >= target.flips:
+        if target.change >= target.flips or not target.follows:
             return cls._least_of_flips(target)
         present = target.users - target.absent
         start = gaussian_sigma(target.epsilon, target.delta, math.sqrt(target.change))

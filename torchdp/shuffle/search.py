@@ -16,6 +16,7 @@ LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1
 TOLERANCE = 1e-4  # of the noise, relative
 CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
 MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
+LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
 FAR_BELOW = 4.0  # ratio of flips to change from which flips are not tried: they ask for more
 
 
@@ -62,6 +63,11 @@ class Target:
     def central(self) -> float:
         """The sigma of a curator's Gaussian noise where every bit may flip: about the RMSE that is needed."""
         return gaussian_sigma(self.epsilon, self.delta, math.sqrt(self.flips))
+
+    @property
+    def follows(self) -> bool:
+        """Whether the delta of movement is followed as far as this one."""
+        return self.delta >= LEAST_MOVED
 
     @property
     def moving(self) -> tuple[float, int, float, int]:
@@ -160,10 +166,14 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
 
     Guarantees: the certified delta of what is returned is at most the target's: it is computed last.
     """
-    epsilon, delta = target.epsilon, target.delta
-    if target.change > target.flips / FAR_BELOW and family(target.central).levels == 1:
+    epsilon, delta, bits = target.epsilon, target.delta, family(target.central).levels == 1
+    if not (bits or target.follows):
+        raise ValueError(
+            f"delta must be at least {LEAST_MOVED:g} where levels > 1, how far movement is followed, not {delta:g}"
+        )
+    if bits and (target.change > target.flips / FAR_BELOW or not target.follows):
         flipping = least_noise(family, target.central, target)
-        if target.change >= target.flips:
+        if target.change >= target.flips or not target.follows:
             return flipping
     else:
         flipping = None

@@ -10,9 +10,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, BufferedStrategy
 from torchdp.factorization.certificates.worst_sets import most_apart, worst_separated
+from torchdp.factorization.structure.apart import apart_rounding, apart_squares
 from torchdp.factorization.structure.passes import pass_squares
 
 ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
+SEARCHED = 1024  # steps up to which branch and bound looks for better where buffers' own bound is not attained
+MOST_LINKS = 2**26  # steps x times of that bound
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Participation(ABC):
     def largest(self, squares: Tensor) -> float:
         """The largest sum of ``squares`` >= 0, one for each step, over a permitted set."""
 
-    def moved(self, strategy: BufferedStrategy) -> float | None:
-        """The largest squared norm of the sum of C's columns over a permitted set; None where C must be formed."""
+    def moved(self, strategy: BufferedStrategy) -> tuple[float, float] | None:
+        """A bound on the norm of the sum of C's columns over a permitted set, and of some set; None: form C."""
         return None
 
     @abstractmethod
@@ -108,9 +111,11 @@ class Epochs(Participation):
         place = torch.arange(len(squares), device=squares.device) % period
         return float(squares.new_zeros(period).index_add_(0, place, squares).max())
 
-    def moved(self, strategy: BufferedStrategy) -> float | None:
+    def moved(self, strategy: BufferedStrategy) -> tuple[float, float] | None:
         C = strategy.to(torch.device("cpu"))
-        return float(pass_squares(C.poles, C.zeros, C.before, C.after, self.period).max())
+        longest = math.sqrt(float(pass_squares(C.poles, C.zeros, C.before, C.after, self.period).max()))
+        rounding = (8 * strategy.steps + 64) * torch.finfo(torch.float64).eps
+        return longest * (1 + rounding), longest * (1 - rounding)
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         n, period = len(sizes), min(self.period, len(sizes))
@@ -148,6 +153,14 @@ class Separated(Participation):
     def largest(self, squares: Tensor) -> float:
         return most_apart(squares.cpu().numpy(), self.gap, self.most(len(squares)))
 
+    def moved(self, strategy: BufferedStrategy) -> tuple[float, float] | None:
+        if strategy.steps * self.most(strategy.steps) > MOST_LINKS:
+            return None
+        squares, rounding = apart_squares(strategy, self.gap, self.times), apart_rounding(strategy)
+        value, attained = math.sqrt(squares[0]) * (1 + rounding), math.sqrt(squares[1]) * (1 - rounding)
+        open_here = attained < (1 - ATTAINED) * value and strategy.steps <= SEARCHED
+        return None if open_here else (value, attained)
+
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         bound, chosen = worst_separated(sizes.cpu().numpy(), self.gap, self.times)
         return bound, [chosen]
@@ -161,8 +174,9 @@ def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participat
 
     strategy: C, (r, steps), whose gram is computed in float64 and the result rounded up. Of a
     :class:`BandedStrategy` whose columns do not meet in a user's steps, and of a :class:`BufferedStrategy` for
-    ``Once``, column norms are enough, of any number of steps; for ``Epochs`` buffers have recurrences, too; of others C
-    is formed. Raises TypeError, ValueError.
+    ``Once``, column norms are enough, of any number of steps; for ``Epochs`` buffers have recurrences, too, and for
+    ``Separated`` a bound in O(steps times), attained where D1 and D2 do not rise; of others C is formed. Raises
+    TypeError, ValueError.
 
     Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
@@ -176,10 +190,9 @@ def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participat
             found = math.sqrt(participation.largest(strategy.column_norms().square()))
             rounding = (3 * strategy.steps + 16) * torch.finfo(torch.float64).eps
             return Sensitivity(found * (1 + rounding), found * (1 - rounding))
-        longest = participation.moved(strategy) if isinstance(strategy, BufferedStrategy) else None
-        if longest is not None:
-            rounding = (8 * strategy.steps + 64) * torch.finfo(torch.float64).eps
-            return Sensitivity(math.sqrt(longest) * (1 + rounding), math.sqrt(longest) * (1 - rounding))
+        moved = participation.moved(strategy) if isinstance(strategy, BufferedStrategy) else None
+        if moved is not None:
+            return Sensitivity(*moved)
         strategy = strategy.dense()
     C = checks.matrix("strategy", strategy).detach().double()
     if C.ndim != 2:

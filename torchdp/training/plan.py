@@ -189,7 +189,10 @@ class Run:
         else:
             order = self._generator(b"order")  # public: it may become known, and tells of no other word
             self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order, first=self.step)
-        self._waiting: int | None = None  # users in the batch that was handed out and not yet used
+        self._handed = (
+            -1,
+            0,
+        )  # the step that the last batch is for, and its users: it waits while that is the next one
         self._turn = threading.RLock()
 
     @property
@@ -211,28 +214,26 @@ class Run:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Tensor]:
-        batches = iter(self.batches)
         rank, ranks = replicas.place() if self._group else (0, 1)
-        while len(self.batches):
+        while self.step < self.noise.steps:
             with self._turn:
-                if self._waiting is not None:
+                if self._handed[0] == self.step:
                     raise RuntimeError(
                         "the last batch was not used: call backward once for each, or the steps would not fit"
                     )
-                users = torch.tensor(next(batches), dtype=torch.int64)[rank::ranks]
-                self._waiting = len(users)
+                self.batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
+                users = torch.tensor(next(iter(self.batches)), dtype=torch.int64)[rank::ranks]
+                self._handed = (self.step, len(users))
             yield users
-        if self._waiting is not None:
-            raise RuntimeError("the last batch was not used: call backward once for each")
 
     def backward(self, inputs: Inputs, targets: Tensor) -> None:
         """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
 
         Dropout masks are drawn for each user, and are other ones after a kill.
         """
-        batch = self._expect("targets", len(targets))
+        step = self._expect("targets", len(targets))
         total = clip_and_sum(self.module, self.loss, inputs, targets, self.plan.bound, dropout=self._masks)
-        self._release(total, batch)
+        self._release(total, step)
 
     def release(self, gradients: Sequence[Tensor]) -> None:
         """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n users' own.
@@ -240,12 +241,12 @@ class Run:
         Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in module.parameters()]. Each must be a
         function of its own user's data, as it is not after batch normalisation.
         """
-        batch = self._expect("gradients", len(checks.several("gradients", gradients, Tensor)[0]))
+        step = self._expect("gradients", len(checks.several("gradients", gradients, Tensor)[0]))
         shapes = [tuple(g.shape[1:]) for g in gradients]
         expected = [tuple(p.shape) for p in self.module.parameters() if p.requires_grad]
         if shapes != expected:
             raise ValueError(f"gradients must be one (n, *shape) tensor for each parameter, of shapes {expected}")
-        self._release(clipped_sum(gradients, self.plan.bound), batch)
+        self._release(clipped_sum(gradients, self.plan.bound), step)
 
     def state_dict(self) -> dict[str, int]:
         """The step. Nothing in it is secret."""
@@ -262,30 +263,25 @@ class Run:
         return {"step": self.step, "key": key, "past": past, "plan": plan}
 
     def _expect(self, name: str, count: int) -> int:
-        """The number of the batch that waits, where these are as many. Raises RuntimeError, ValueError."""
+        """The step of the batch that waits, where these are as many. Raises RuntimeError, ValueError."""
         with self._turn:
-            if self._waiting is None:
+            step, users = self._handed
+            if step != self.step:
                 raise RuntimeError(NO_BATCH)
-            if count != self._waiting:
-                raise ValueError(f"{name} must be those of the batch's {self._waiting} users, not {count}")
-            return self.batches.step
+            if count != users:
+                raise ValueError(f"{name} must be those of the batch's {users} users, not {count}")
+            return step
 
-    def _release(self, total: Tensor, batch: int) -> None:
-        """The private mean of the whole sum into ``.grad``; a batch that waits, by its number, is used up by it."""
+    def _release(self, total: Tensor, step: int) -> None:
+        """The private mean of the whole sum of the batch for this step into ``.grad``."""
         if len(total) != self._whole:
             raise ValueError("module has other trainable parameters than when the run was made")
         mine = replicas.added(total, self._chunk) if self._group else total
         with self._turn:
-            waiting, step = self._waiting, self.step
-            if waiting is None or batch != self.batches.step:
+            if step != self.step:
                 raise RuntimeError(NO_BATCH)
-            self._waiting = None  # first, so that no interrupt leaves both a spent step and its batch
-            try:
-                self._ledger.record(step + 1)
-                private = self.noise(mine[: self.noise.size])
-            except BaseException:
-                self._waiting = waiting if self.step == step else None
-                raise
+            self._ledger.record(step + 1)
+            private = self.noise(mine[: self.noise.size])
         private = replicas.joined(private, self._chunk, self._whole) if self._group else private
         set_gradients(self.module, private / self.plan.batch)
 

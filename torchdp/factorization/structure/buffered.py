@@ -6,20 +6,15 @@ makes all columns of C one long. Column norms of C and row norms of W C^{-1} com
 y_t = rho y_{t-1} + x_t alone, in O(steps buffers^2).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.buffered_certificate import buffered_squares
-from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent
-from torchdp.factorization.structure.running import factorize_running
 from torchdp.workloads import RunningSums
 
 KNOTS = 12  # of D1's logarithm, piecewise linear in logit((t + 1/2) / steps)
@@ -73,7 +68,7 @@ class BufferedStrategy:
     def column_norms(self) -> Tensor:
         """Of C, (steps,), without forming it; their relative rounding is at most 3 eps steps."""
         poles, zeros, before = (y.cpu() for y in (self.poles, self.zeros, self.before))
-        return self.after / _reciprocals(poles, zeros, before).to(self.after.device)
+        return self.after / reciprocals(poles, zeros, before).to(self.after.device)
 
     def dense(self) -> Tensor:
         """C itself, (steps, steps), lower triangular."""
@@ -83,73 +78,6 @@ class BufferedStrategy:
         powers = self.poles[:, None] ** (age - 1).clamp_min(0)
         first = torch.where(age > 0, residues(self.poles, self.zeros) @ powers, 1.0)
         return self.before[:, None] * first[(age[:, None] - age).clamp_min(0)].tril() * self.after
-
-
-@dataclass(frozen=True)
-class BufferedFactorization:
-    """W (G + C^{-1} Z) for running sums W: a strategy C whose columns are one long, and how good it is.
-
-    row_norms: of W C^{-1}, (steps,), the standard errors for Z of standard deviation 1 where a user enters one step.
-    certificate: of gamma_(p), its upper bound the l_p norm of row_norms.
-    """
-
-    workload: RunningSums
-    strategy: BufferedStrategy
-    row_norms: Tensor
-    certificate: Certificate
-
-
-def factorize_buffered(
-    W: RunningSums, buffers: int = 4, p: float = math.inf, *, tol: float = 1e-3
-) -> BufferedFactorization:
-    """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a proved lower bound.
-
-    W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000
-    steps, 5 for a million.
-    p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the lower bound, which holds
-    for every strategy (:func:`factorize`). Optimised on the CPU. Raises TypeError, ValueError.
-
-    Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms.
-    Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered Toeplitz strategies; D1 and D2 are ours.
-    """
-    checks.instance("W", W, RunningSums)
-    buffers, p = checks.integer("buffers", buffers, 1, 16), check_exponent(p)
-    lower = factorize_running(W, p, tol, 10_000).certificate.lower
-    sizes = [W.steps] if W.steps <= WHOLE else [WHOLE, W.steps]
-    span = [math.log(4 * n) for n in sizes]
-    x = np.concatenate([[span[0]], np.full(2 * buffers - 1, (span[0] + 2) / (2 * buffers)), np.zeros(KNOTS)])
-    for stage, n in enumerate(sizes):
-        if stage:
-            x[: 2 * buffers] *= span[1] / span[0]
-        coarse = W if n == W.steps else W.coarse(n)
-        for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
-            most = FINISH if stage else 1000
-            x = minimize(
-                _objective, x, (hats(n, KNOTS), coarse, buffers, power), jac=True, method="L-BFGS-B",
-                options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
-            ).x  # fmt: skip
-    with torch.no_grad():
-        poles, zeros, before = parts(torch.from_numpy(x), hats(W.steps, KNOTS), buffers)
-        after = _reciprocals(poles, zeros, before)
-    rows, columns, rounding = buffered_squares(poles, zeros, before, after, W)
-    norms = torch.from_numpy((rows * columns.max()).astype(float)).sqrt()
-    upper = torch.linalg.vector_norm(norms, ord=p)
-    slack = torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
-    certificate = Certificate(upper, lower.cpu(), torch.zeros_like(upper), rounding=slack + allowance(upper, 8))
-    strategy = BufferedStrategy(poles, zeros, before, after).to(torch.device(W.device))
-    return BufferedFactorization(W, strategy, norms.to(W.device), certificate)
-
-
-def _objective(
-    x: np.ndarray, shapes: Tensor, W: RunningSums, buffers: int, power: float
-) -> tuple[float, np.ndarray]:
-    """log of the l_power norm of the squared row norms, and its gradient."""
-    point = torch.from_numpy(x.copy()).requires_grad_()
-    poles, zeros, before = parts(point, shapes, buffers)
-    rows = squares(poles, zeros, before, _reciprocals(poles, zeros, before), W)
-    value = (power * rows.log()).logsumexp(0) / power
-    (slope,) = torch.autograd.grad(value, point)
-    return float(value.detach()), slope.numpy()
 
 
 def hats(n: int, knots: int) -> Tensor:
@@ -173,7 +101,7 @@ def residues(poles: Tensor, zeros: Tensor) -> Tensor:
     return (poles[:, None] - zeros).prod(1) / apart.prod(1)
 
 
-def _reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
+def reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     """1 / the column norms of D1 T, (n,)."""
     first, second = torch.triu_indices(len(poles), len(poles))
     w, own = residues(poles, zeros), before.square()

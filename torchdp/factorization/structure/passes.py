@@ -70,31 +70,39 @@ def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tupl
 def pass_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, period: int) -> Tensor:
     """||the sum of C's columns i, i + period, ...||^2 for i < period: (min(period, steps),).
 
-    <c_i, c_j> = D2_i D2_j sum_a w_a poles_a^{j-i-1} Q_a(j) for i < j, Q_a(j) = D1_j^2 + poles_a sum_c w_c q_ac(j + 1),
-    q_ac(j) = D1_j^2 + poles_a poles_c q_ac(j + 1); sums over i < j of one class follow pass by pass. No term is
-    negative, so the relative rounding is at most some 8 eps steps.
+    From :func:`overlaps`, sums over i < j of one class pass by pass. No term is negative, so the relative rounding is
+    at most some 8 eps steps.
     """
     n, period, buffers = len(before), min(period, len(before)), len(poles)
     passes = -(-n // period)
-    w, own = residues(poles, zeros), before.square()
+    own, Q, w = overlaps(poles, zeros, before)
+
+    def folded(y: Tensor) -> Tensor:
+        """(..., n) -> (..., passes, period)."""
+        return torch.nn.functional.pad(y, (0, passes * period - n)).unflatten(-1, (passes, period))
+
+    D2, Q, total = folded(after), folded(Q), folded(own * after.square()).sum(0)
+    past = torch.zeros(buffers, period, dtype=own.dtype)  # sum_{i < j} D2_i poles_a^{j-i-1}
+    for e in range(1, passes):
+        past = (poles**period)[:, None] * past + (poles ** (period - 1))[:, None] * D2[e - 1]
+        total = total + 2 * D2[e] * (w @ (Q[:, e] * past))
+    return total
+
+
+def overlaps(poles: Tensor, zeros: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared norms of D1 T's columns, (steps,), Q, (buffers, steps), and w, (buffers,), of what they share.
+
+    <c_i, c_j> = D2_i D2_j sum_a w_a poles_a^{j-i-1} Q_a(j) for i < j, Q_a(j) = D1_j^2 + poles_a sum_c w_c q_ac(j + 1),
+    q_ac(j) = D1_j^2 + poles_a poles_c q_ac(j + 1).
+    """
+    buffers, w, own = len(poles), residues(poles, zeros), before.square()
     first, second = torch.triu_indices(buffers, buffers)
     place = torch.zeros(buffers, buffers, dtype=torch.long)
     place[first, second] = place[second, first] = torch.arange(len(first))
     q = Filter.apply(own.flip(0).expand(len(first), -1), poles[first] * poles[second]).flip(-1)
     after_j = torch.nn.functional.pad(q[:, 1:], (0, 1))  # q_ac(j + 1)
     mixed = torch.stack([w @ after_j[row] for row in place])  # (buffers, n)
-
-    def folded(y: Tensor) -> Tensor:
-        """(..., n) -> (..., passes, period)."""
-        return torch.nn.functional.pad(y, (0, passes * period - n)).unflatten(-1, (passes, period))
-
-    D2, Q = folded(after), folded(own + poles[:, None] * mixed)
-    total = folded((own + w @ mixed) * after.square()).sum(0)
-    past = torch.zeros(buffers, period, dtype=own.dtype)  # sum_{i < j} D2_i poles_a^{j-i-1}
-    for e in range(1, passes):
-        past = (poles**period)[:, None] * past + (poles ** (period - 1))[:, None] * D2[e - 1]
-        total = total + 2 * D2[e] * (w @ (Q[:, e] * past))
-    return total
+    return own + w @ mixed, own + poles[:, None] * mixed, w
 
 
 def _made(x: Tensor, shapes: Tensor, levels: Tensor, buffers: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
