@@ -3,6 +3,7 @@
 import hashlib
 import sys
 import threading
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -201,16 +202,17 @@ class Stream:
             raise ValueError(f"the secret state is of another part of a gradient, first, whole = {place}")
         _has_digits(past.dtype, sigma, coefficients)
         with self._lock:
+            self._refuse_midst(sys._getframe().f_back)
             if self._awaited not in (None, step):
                 raise ValueError(f"the secret state is at step {step}, the state dict at {self._awaited}")
             if bytes(key.tolist()) == self._key and step < self.step:
                 raise ValueError(f"state is at step {step}, this stream at {self.step}: its noise would repeat")
-            self.coefficients, self.sigma = coefficients.to(self.device, copy=True), sigma
-            self.steps = steps
-            self.buffers = buffers.to(self.device, copy=True)
-            self._past, self._key = past.to(self.device, copy=True), bytes(key.tolist())
-            self._at, self._awaited, self._process = (step, 0, True), None, process()
+            new = {"coefficients": coefficients.to(self.device, copy=True), "sigma": sigma, "steps": steps}
+            new |= {"buffers": buffers.to(self.device, copy=True), "_past": past.to(self.device, copy=True)}
+            new |= {"_key": bytes(key.tolist()), "_at": (step, 0, True), "_awaited": step, "_process": process()}
+            vars(self).update(new)  # all at once: an interrupt leaves one state or the other
             self._digest = self._identify()
+            self._awaited = None
 
     def _advance(self, t: int, total: Tensor | None = None) -> Tensor:
         """Step t from where it is begun on: ``total`` with its noise, (size,); for None nobody sees the noise."""
@@ -238,22 +240,25 @@ class Stream:
 
     def _finish(self) -> None:
         """Ends a step that was interrupted. Raises RuntimeError where this thread is still in the midst of one."""
-        frame = sys._getframe(1).f_back
+        self._refuse_midst(sys._getframe(1).f_back)
+        t, place, sure = self._at
+        if not len(self._past):
+            self._at = (self.step, 0, True)
+        elif not sure:
+            part = slice(place, min(place + self._at_once, self.size))
+            self._past[:, part] = 0
+            for step in range(t + 1):
+                self._change(step, self._numbers(step), part, None)
+            self._at = (t, part.stop, True) if part.stop < self.size else (t + 1, 0, True)
+        if self._at[1]:
+            self._advance(t)
+
+    def _refuse_midst(self, frame: FrameType | None) -> None:
+        """Raises RuntimeError where one of this stream's own functions called ``frame``, or is it."""
         while frame is not None:
             if frame.f_code.co_filename == __file__ and frame.f_locals.get("self") is self:
                 raise RuntimeError(REPEATED)
             frame = frame.f_back
-        t, place, sure = self._at
-        if len(self._past) and not sure:
-            part = slice(place, min(place + self._at_once, self.size))
-            self._past[:, part] = 0
-            for step in range(t):
-                self._change(step, self._numbers(step), part, None)
-            self._at = (t, place, True)
-        if len(self._past) and (place or not sure):
-            self._advance(t)
-        elif not len(self._past):
-            self._at = (self.step, 0, True)
 
     @property
     def _at_once(self) -> int:
