@@ -69,3 +69,10 @@ def test_clipping(smoke):
     rows = smoke("training/clipping.py").tables["clipping"]
     assert {"torchdp", "vmap(grad), whole gradients"} <= {row["way"] for row in rows} and len(rows) >= 6
     assert all(row["differs"] is None or row["differs"] < 1e-4 for row in rows)
+
+
+@pytest.mark.slow
+def test_recalled(smoke):
+    least, buffers, again = smoke("training/recalled.py").tables["recalled"]
+    assert least["error"] < again["error"] < 0.98 * buffers["error"]
+    assert buffers["apart"] < again["apart"] and max(buffers["off"], again["off"]) < 1e-9

@@ -359,3 +359,11 @@ def test_an_adaptive_mean_refuses_what_its_rounds_could_not_follow(size, rho, na
     box = Box(torch.full((1,), -size, dtype=torch.float64), torch.full((1,), size, dtype=torch.float64))
     with pytest.raises(ValueError, match=named):
         AdaptiveMean(box, rho, 1e-6)
+
+
+@pytest.mark.parametrize("thin", [1e-6, 1e-9, 1e-12])
+def test_a_side_that_is_far_thinner_than_another_costs_pure_noise_next_to_nothing(thin):
+    box = Box(torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, thin], dtype=torch.float64))
+    found = PureMean.tuned(box, epsilon=1.0)
+    laplace = math.sqrt(2) * (1 + 1e-2)  # of the wide side alone
+    assert float(found.noise_root(1)[0].norm()) < laplace

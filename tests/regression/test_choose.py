@@ -102,6 +102,16 @@ def test_low_rank_ranks_gram_sketch_local():
     assert "gram" in str(choice) and "words" in str(choice)
 
 
+@pytest.mark.parametrize("epsilon", [1e-4, 60.0])
+def test_local_noise_is_left_out_where_its_randomizer_takes_no_such_epsilon(epsilon):
+    moments = regression(n=200)
+    choice = choose_regression(moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=epsilon, delta=1e-6)
+    assert {one.name.split(",")[0] for one in choice.candidates} == {"gram", "sketch"}
+    rows = SecondMoments.of(spectrum_rows(500, 6, 3) * 0.5)
+    choice = choose_low_rank(rows, 3, 2.0, generator=generator(), epsilon=epsilon, delta=1e-6)
+    assert {one.name.split(",")[0] for one in choice.candidates} == {"gram", "sketch"}
+
+
 def test_bad_input_is_named():
     moments = regression(n=100)
     with pytest.raises(ValueError, match="longer than bound"):

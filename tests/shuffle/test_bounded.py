@@ -29,6 +29,13 @@ def test_the_law_of_the_noise(users, deviation):
     assert (np.diff(mass[: len(mass) // 2 + 1]) > 0).all() and np.array_equal(mass, mass[::-1])
 
 
+@pytest.mark.parametrize("deviation", [1e-160, 1e-9, 0.4])
+def test_the_variance_is_that_of_the_shares_however_small(deviation):
+    law = BoundedSum(1000, deviation)
+    exact = 1000 * (np.arange(-1 - law.reach, law.reach + 2) ** 2 @ law.chances)
+    assert law.rmse**2 == pytest.approx(exact, rel=1e-12) and law.rmse >= deviation
+
+
 @pytest.mark.parametrize(("users", "deviation"), CASES)
 def test_messages_and_sums_have_one_law(users, deviation):
     sums = BitSums(BoundedSum(users, deviation), 3, 0.5, 50.0)

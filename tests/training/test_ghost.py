@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from torchdp.randomness import keyed_generator
@@ -93,6 +94,16 @@ def in_half(layer, x):
         return layer(x).float()
 
 
+def steepness(layer, x):
+    h = x * layer.bias.sum()
+    return torch.autograd.grad(layer(h).tanh().sum(), h, create_graph=True)[0]
+
+
+def tangent(layer, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x.sin())).tanh()).tangent
+
+
 def draw(*shape):
     return torch.randn(N, *shape, generator=keyed_generator(b"x"))
 
@@ -118,6 +129,20 @@ CASES = {  # module, inputs, weights that have factors
     "size of the weight": (lambda: Also(lambda w, x: w.shape[0]), draw(96), {"inner.weight"}),
     "gradient inside": (
         lambda: Calls(lambda f, x: torch.func.grad(lambda v: f(v).tanh().sum())(x)),
+        draw(96),
+        set(),
+    ),
+    "torch.autograd.grad inside": (lambda: Calls(steepness), draw(96), set()),
+    "tangent inside": (lambda: Calls(tangent), draw(96), set()),
+    "map of biases": (
+        lambda: Calls(
+            lambda f, x: torch.func.vmap(lambda b: F.linear(x, f.weight, b).tanh())(f.bias.expand(2, 64))[1]
+        ),
+        draw(96),
+        set(),
+    ),
+    "gradient in a bias": (
+        lambda: Calls(lambda f, x: torch.func.grad(lambda b: F.linear(x, f.weight, b).tanh().sum())(f.bias)[None]),
         draw(96),
         set(),
     ),
@@ -181,17 +206,41 @@ def test_sums_are_those_of_whole_gradients_and_who_has_factors(monkeypatch, name
     assert len(set(norms)) == N and all(p.grad is None for p in net.parameters())
 
 
-def test_a_module_that_uses_a_weight_in_another_way_than_at_first(monkeypatch):
+@pytest.mark.parametrize("use", [lambda w, x: x @ w.mT, lambda w, x: torch.cat([w, w]).sum()])
+def test_a_module_that_uses_a_weight_in_another_way_than_at_first(monkeypatch, use):
     """As one that draws from Python's own generator may: its whole gradients are made."""
     sums, (net, x, y, _) = [], made("product beside")
     for way, turns in ((with_factors, [0.0]), (whole, [])):
         later = itertools.chain(
             turns, itertools.repeat(1.0)
         )  # the walk of what is remembered does not see into it
-        net.use = lambda w, x, later=later: x @ w.mT if next(later) else 0.0
+        net.use = lambda w, x, later=later: use(w, x) if next(later) else 0.0
         sums.append(way(monkeypatch, net, squares, x, y, 0.1))
     assert sums[0][1] == {"inner.weight"}
     torch.testing.assert_close(sums[0][0], sums[1])
+
+
+def test_guarantee_the_first_example_does_not_decide_how_others_gradients_are_made(monkeypatch):
+    """A module that goes by the numbers where it can: it could go another way in the look than in the pass."""
+
+    def use(w, x):
+        try:
+            other = bool(x.sum() < 0)
+        except RuntimeError:  # numbers are not to be seen
+            other = True
+        return Mine.apply(w) if other else 0.0
+
+    class Mine(torch.autograd.Function):
+        generate_vmap_rule = True
+        forward = staticmethod(lambda w: w.sum())
+        setup_context = staticmethod(lambda ctx, inputs, output: None)
+        backward = staticmethod(lambda ctx, g: g.expand(64, 96))
+
+    x, chosen = draw(96), []
+    for first in (x[:1].abs(), -x[:1].abs()):
+        args = Also(use), squares, torch.cat([first, x[1:]]), torch.zeros(N), 0.1
+        chosen.append(with_factors(monkeypatch, *args)[1])
+    assert chosen == [set(), set()]
 
 
 def test_an_input_that_is_written_over_is_no_factor():
@@ -283,6 +332,13 @@ def test_guarantee_norms_are_never_too_small_and_close_where_little_cancels():
             assert (found >= exact * (1 - 1e-13)).all()
             if left > 1e-4:
                 assert (found <= exact * (1 + 1e-4)).all()
+
+
+def test_guarantee_factors_whose_squares_are_no_numbers():
+    net, y = nn.Linear(96, 64, bias=False).double(), torch.zeros(1).double()
+    x, bound = torch.full((1, 96), 1e-165, dtype=torch.float64), 1e-30
+    total = clip_and_sum(net, lambda out, y: 1e150 * out.sum(), x, y, bound)
+    assert float(total.norm() / bound) == pytest.approx(1, abs=1e-5)
 
 
 def test_guarantee_rows_that_cancel_keep_the_bound():

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -87,6 +88,14 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
     with pytest.raises(RuntimeError, match="all 400"):
         iter(batches).__next__()
     assert sorted(next(iter(SampledBatches(CyclicPoisson(1, 1.0), 9, 2)))) == list(range(9))
+
+
+@pytest.mark.parametrize("chance", [1e-9, 0.1, 1 / 3, 1 - 2**-53])
+def test_guarantee_a_chance_is_rounded_down_and_by_no_more_than_a_word(monkeypatch, chance):
+    """floor(2^63 chance) of the 2^63 words take part: the last that does, and the first that does not."""
+    batches, words = SampledBatches(CyclicPoisson(1, chance), 2, 1), math.floor(Fraction(chance) * 2**63)
+    monkeypatch.setattr(SeededNoise, "integers", lambda draws, shape: torch.tensor([words - 1, words]))
+    assert next(iter(batches)) == [0] and 0 <= chance - Fraction(words, 2**63) < Fraction(1, 2**63)
 
 
 @pytest.mark.parametrize(

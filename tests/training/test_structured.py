@@ -8,6 +8,8 @@ import torch
 
 from torchdp import workloads
 from torchdp.factorization import BandedStrategy, BufferedStrategy, factorize_buffered
+from torchdp.factorization.solvers.long_banded_solver import _layout, _product, long_banded
+from torchdp.factorization.solvers.long_banded_solver import _variances as block_variances
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.factorization.structure.passes import buffered_passes
 from torchdp.noise import SeededNoise
@@ -63,6 +65,10 @@ def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates)
         unmoved - W.dense() @ gradients, torch.tensor([*path(gradients)]), check_dtype=False
     )
     assert decay or bool((unmoved == 7).all())
+    past = (torch.arange(4)[:, None] - torch.arange(3)).clamp_min(0)
+    inverse = torch.linalg.inv(W.dense())
+    torch.testing.assert_close(W.inverse().tril(), inverse.gather(1, past).tril())
+    assert inverse.tril(-3).abs().max() < 1e-12
     if rates is None:
         torch.testing.assert_close(W.first(4), W.dense()[:, 0])
     if rates is None and not momentum + decay:
@@ -122,6 +128,11 @@ def test_scaled_columns_err_less_where_users_come_back():
     assert sensitivity(scaled, Epochs(period)).value == pytest.approx(1, rel=1e-9)
     errors = [sensitivity(C, Epochs(period)).value * float(standard_errors(W, C).norm()) for C in (flat, scaled)]
     assert errors[1] < 0.97 * errors[0]
+    for p, gain in ((2.0, 0.995), (math.inf, 0.9)):  # every entry of so many bands
+        C = BandedStrategy(long_banded(W.inverse(), torch.from_numpy(c), period, p, 25), 90)
+        free = [standard_errors(W, each) for each in (C, scaled)]
+        assert sensitivity(C, Epochs(period)).value == pytest.approx(1, rel=1e-6)
+        assert torch.linalg.vector_norm(free[0], ord=p) < gain * torch.linalg.vector_norm(free[1], ord=p)
 
 
 def test_noise_from_one_row_is_that_of_the_matrix_and_a_million_steps_hold_no_more():
@@ -140,6 +151,18 @@ def test_noise_from_one_row_is_that_of_the_matrix_and_a_million_steps_hold_no_mo
     assert CyclicPoisson(3, 0.01).guarantee(long, 20.0, 1.0, 1e-6).epsilon > 0
     with pytest.raises(ValueError, match="above 4096"):
         standard_errors(Iterates(10**6), factorize_buffered(workloads.RunningSums(5000), 1, 2.0).strategy)
+
+
+@pytest.mark.parametrize(("steps", "bands"), [(30, 4), (7, 9), (23, 3)])
+def test_variances_block_by_block_are_those_of_the_matrices(steps, bands):
+    W = Iterates(steps, 0.5, 0.1, torch.linspace(1, 0.3, steps))
+    drawn = 0.1 + torch.rand(steps, bands, generator=keyed_generator(b"blocks"), dtype=torch.float64)
+    C = BandedStrategy(drawn, steps)
+    E = torch.stack(
+        [torch.nn.functional.pad(C.dense().diagonal(-age), (0, age)) for age in range(min(bands, steps))]
+    )
+    found = block_variances(_product(E, W.inverse()), _layout(steps, len(E) + 2)).sqrt()
+    torch.testing.assert_close(found, standard_errors(W, C), rtol=1e-9, atol=0)
 
 
 @pytest.mark.slow

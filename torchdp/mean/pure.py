@@ -86,7 +86,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         found = [
             cls(domain, shape, epsilon, (Block(r, 2.0, 1.0),)),
             cls(domain, cross, epsilon, (Block(k, 1.0, 1.0),)),
-            cls(domain, axes, epsilon, _like_widths(axes.root.norm(dim=0))),
+            cls(domain, axes, epsilon, _like_widths(axes.root.norm(dim=0) + 4 * membership_room(domain))),
         ]
         return min(found, key=lambda each: float(each.noise_root(1).square().sum()))
 
@@ -94,14 +94,11 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def diameters(self) -> list[float]:
         """D_b of each block: proved upper bounds, with what membership tests let through."""
         own, found, start = self.encoding, [], 0
-        room = (
-            4 * membership_room(self.domain) * float(torch.linalg.matrix_norm(own.inverse, 2))
-            if self.blocks
-            else 0
-        )
+        let_through = 4 * membership_room(self.domain)
         corners = self.domain.corners(MOST_CORNERS)
         for block in self.blocks:
             rows = own.inverse[start : start + block.size]
+            room = let_through * float(torch.linalg.matrix_norm(rows, 2))
             widths = ((self.domain.extreme(rows) - self.domain.extreme(-rows)) * rows).sum(1)
             if block.order == 2:
                 whole = block.size == len(own.inverse)
@@ -187,12 +184,12 @@ def _like_widths(widths: Tensor) -> tuple[Block, ...]:
     """Consecutive coordinates, widest first, in boxes: the least sum of c_b^{1/3}, c_b = (k + 1)(k + 2)/3 times its
     squared widths; with shares ~ c_b^{1/3} the noise has the variance (sum_b c_b^{1/3})^3 / epsilon^2.
     """
-    squares = [0.0, *widths.square().cumsum(0).tolist()]
+    beyond = [*widths.square().flip(0).cumsum(0).flip(0).tolist(), 0.0]  # from the narrowest: nothing cancels
     d = len(widths)
 
     def root(i: int, j: int) -> float:
         k = j - i
-        return ((k + 1) * (k + 2) / 3 * (squares[j] - squares[i])) ** (1 / 3)
+        return ((k + 1) * (k + 2) / 3 * (beyond[i] - beyond[j])) ** (1 / 3)
 
     best, back = [0.0], [0]
     for j in range(1, d + 1):

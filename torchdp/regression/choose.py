@@ -44,7 +44,8 @@ def choose_regression(
     moments: a *public* guess of the data's, n among them, labels last (of an earlier or a synthetic table); a choice
     made from private moments is not private. ridge >= 0; bound, label_bound: B and C; generator: draws the public
     sketch and what is predicted from; most_words: numbers that a client may send to each server, None for any. The
-    sketch has one copy (one word for each column and the label) and exact noise. Raises TypeError, ValueError.
+    sketch has one copy (one word for each column and the label) and exact noise. Local noise is left out at an epsilon
+    that its randomizer does not take (``GaussianVector``). Raises TypeError, ValueError.
 
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: the errors are measured, the height is of ``predicted_phi_of_sketch``.
@@ -52,7 +53,7 @@ def choose_regression(
     n, d = checked(moments).clients, moments.columns - 1
     within(moments, d, bound, label_bound)
     gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
-    local = LocalRows(d, bound, epsilon, delta, label_bound)
+    local = _local(d, bound, epsilon, delta, label_bound)
     longest = math.hypot(bound, label_bound)
     V = entry_variance(longest, epsilon=epsilon, delta=delta)
 
@@ -61,11 +62,13 @@ def choose_regression(
 
     shown = _sketch(sketched, d + 2, V, gram, longest, generator)
     height = shown.protocol.sketch.height
-    drawn: tuple[tuple[int, Candidate, NoisyMoments], ...] = (
+    drawn: list[tuple[int, Candidate, NoisyMoments]] = [
         (gram.words, Candidate("gram", gram, 0.0, _gram_note(gram)), _released(gram, moments, generator)),
-        (local.size, shown, _normal_sketch(moments, height, V, generator)),
-        (local.size, Candidate("local", local, 0.0, _local_note(local, n)), _released(local, moments, generator)),
-    )
+        (d + 1, shown, _normal_sketch(moments, height, V, generator)),
+    ]
+    if local is not None:
+        alone = Candidate("local", local, 0.0, _local_note(local, n))
+        drawn.append((local.size, alone, _released(local, moments, generator)))
     candidates = [
         (words, replace(one, name=f"{one.name}, {solve.__name__}", error=_measured(moments, noisy, solve, ridge)))
         for words, one, noisy in drawn
@@ -120,20 +123,30 @@ def choose_low_rank(
     n, d = checked(moments).clients, moments.columns
     within(moments, d, bound, None)
     gram = GramRelease(n, d, bound, epsilon, delta)
-    local = LocalRows(d, bound, epsilon, delta)
+    local = _local(d, bound, epsilon, delta, None)
     V = entry_variance(bound, epsilon=epsilon, delta=delta)
     trace = float(moments.matrix.trace()) / d
-    level = math.sqrt(2 * n * local.sigma**4 + 4 * local.sigma**2 * trace)
 
     def sketched(height: int) -> float:
         return predicted_psi_of_sketch(moments, rank, height, V)
 
     candidates = [
         (gram.words, Candidate("gram", gram, predicted_psi(moments, rank, gram.gram_sigma), _gram_note(gram))),
-        (local.size, _sketch(sketched, rank + 1, V, gram, bound, generator)),
-        (local.size, Candidate("local", local, predicted_psi(moments, rank, level), _local_note(local, n))),
+        (d, _sketch(sketched, rank + 1, V, gram, bound, generator)),
     ]
+    if local is not None:
+        level = math.sqrt(2 * n * local.sigma**4 + 4 * local.sigma**2 * trace)
+        alone = Candidate("local", local, predicted_psi(moments, rank, level), _local_note(local, n))
+        candidates.append((local.size, alone))
     return _affordable(candidates, most_words)
+
+
+def _local(d: int, bound: float, epsilon: float, delta: float, label_bound: float | None) -> LocalRows | None:
+    """None where its randomizer takes no such epsilon or delta; the other routes have checked all arguments."""
+    try:
+        return LocalRows(d, bound, epsilon, delta, label_bound)
+    except ValueError:
+        return None
 
 
 def _best_height(error: Callable[[int], float], least: int, clients: int) -> tuple[float, int]:

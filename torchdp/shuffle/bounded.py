@@ -45,12 +45,13 @@ class BoundedSum(OneTypeSum):
 
     @property
     def noise_variance(self) -> float:
-        return self.deviation**2
+        """n (c + 1) (c + 2 q)/3: deviation^2, and a little more where q was rounded up."""
+        return self.users * (self.reach + 1) * (self.reach + 2 * self.share) / 3
 
     @property
     def reach(self) -> int:
         """c: a share moves by at most c + 1 from its mean."""
-        own = self.noise_variance / self.users
+        own = self.deviation**2 / self.users
         c = max(0, math.floor((math.sqrt(1 + 12 * own) - 1) / 2))
         while (c + 1) * (c + 2) / 3 <= own:
             c += 1
@@ -60,7 +61,7 @@ class BoundedSum(OneTypeSum):
     def share(self) -> float:
         """q, a multiple of 2^-53: drawn without error."""
         c = self.reach
-        share = (self.noise_variance / self.users - c * (c + 1) / 3) / (2 * (c + 1) / 3)
+        share = (self.deviation**2 / self.users - c * (c + 1) / 3) / (2 * (c + 1) / 3)
         return math.ceil(min(1.0, share) * 2.0**53) * 2.0**-53
 
     @property

@@ -5,20 +5,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy.accounting import Profile
+from torchdp.privacy.accounting import Profile, composed_delta
 from torchdp.shuffle.bag import Bag
-from torchdp.shuffle.dominating import correlated_profiles, unlimited_flood_profiles
+from torchdp.shuffle.dominating import coarse_flood, coarse_profile, correlated_profiles, unlimited_flood_profiles
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, variation_of
 from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.search import Target, largest_epsilon, least_noise, root
+from torchdp.shuffle.search import Target, crossing, largest_epsilon, settled
 
-ROUGH = 0.01  # of the flood's size, where floods are compared
+ROUGH = 0.01  # of the root of the flood's shape, where floods are compared
+LEAST = -3.0  # ln of it, where searches end
+MANY = 12  # instances from which on moments are close enough to compare floods by
+FEW = 1.2  # over instances^{1/2}: so much, relatively, moments choose too large a c
+COARSE = 0.03  # of the unlimited flood's epsilon, in what is followed as one count while floods are compared
+FIRST = 2.5  # root of a flood's shape, where searches start
+WIDEST = 2.0**15  # counts in which a flood's chances fall by e, at most
 
 
 @dataclass(frozen=True)
@@ -96,33 +103,92 @@ class CorrelatedSum(MessageLaw):
 
     @classmethod
     def least(cls, target: Target, share: float = 0.05) -> Self:
-        """Noise ratio e^(-(1 - share) e), e the largest that unlimited flood makes private; then the smallest flood.
+        """Noise ratio e^(-(1 - share) e), e the largest that unlimited flood makes private; then a small flood.
 
-        The flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages. Flips alone are counted.
+        The flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages by moments of a coarse
+        law; the shape, found to about 3 % of delta, is certified. Flips alone are counted.
         """
         share = checks.fraction("share", share)
         target, left = target.composed(cls), (target.users - target.absent) / target.users
-        limit = largest_epsilon(lambda e: unlimited_flood_profiles(math.exp(-e), shape=left), target)
-        ratio = math.exp(-(1 - share) * limit)
+        limit = largest_epsilon(lambda e: unlimited_flood_profiles(math.exp(-e), shape=left)[:1], target)
+        ratio, per = math.exp(-(1 - share) * limit), max(1, math.floor(COARSE / limit))
 
         def family(c: float) -> Callable[[float], Self]:
-            flood = math.exp(-c * limit)
-            return lambda noise: cls(target.users, ratio, noise**2 * (1 - flood) ** 2 / flood, flood)
+            return lambda noise: cls(target.users, ratio, noise**2, math.exp(-c * limit))
 
-        near = 10 / limit
+        def roughly(c: float) -> Callable[[float], Rough]:
+            return lambda noise: Rough(ratio, left, noise**2, math.exp(-c * limit), per)
+
+        order, near = _order(limit, target), math.log(FIRST)
+
+        def enough(c: float) -> float:
+            nonlocal near  # where the last search ended, the next one starts
+            some = roughly(c)
+            near = crossing(
+                lambda log: some(math.exp(log)).excess(order, limit, target) if log > LEAST else 1.0, near, ROUGH
+            )
+            return math.exp(near)
 
         def messages(log_c: float) -> float:
-            nonlocal near  # where the last search ended, the next one starts
-            some: Callable[[float], CorrelatedSum] = family(math.exp(log_c))
-            try:
-                near = root(some, near, target, ROUGH)
-                return some(near).messages_per_user
-            except ValueError:  # a flood over more counts than can be followed
-                return math.inf
+            c = math.exp(log_c)
+            return family(c)(enough(c)).messages_per_user
 
-        bounds = (math.log(0.02), math.log(1.5))
-        best = minimize_scalar(messages, bounds=bounds, method="bounded", options={"maxiter": 6, "xatol": 0.3})
-        return least_noise(family(math.exp(float(best.x))), near, target)
+        least = min(1.0, max(0.02, 1 / (WIDEST * limit)))
+        bounds = (math.log(least), math.log(1.5))
+        best = minimize_scalar(messages, bounds=bounds, method="bounded", options={"maxiter": 9, "xatol": 0.2})
+        few = FEW / math.sqrt(target.flips) if target.flips >= MANY else 0.0
+        c = max(least, math.exp(float(best.x)) * (1 - few))
+        noise = enough(c)
+        slope = roughly(c)(noise).excess(order, limit, target) - roughly(c)(1.05 * noise).excess(
+            order, limit, target
+        )
+        return settled(family(c), noise, target, slope / math.log(1.05))
+
+
+@dataclass(frozen=True)
+class Rough:
+    """A :class:`CorrelatedSum` whose flood is followed ``per`` counts at a time: not certified, for searches."""
+
+    ratio: float
+    left: float  # share of the users who are present
+    flood_shape: float
+    flood_ratio: float
+    per: int
+
+    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
+        """In the direction that costs more."""
+        flood = self.left * self.flood_shape, self.flood_ratio
+        return (coarse_profile(self.ratio, *flood, self.per, shape=self.left),)
+
+    def excess(self, order: float, limit: float, target: Target) -> float:
+        """About ln(delta/target's): by the moment of this order, of which unlimited flood at ``limit`` has enough.
+
+        An outcome costs no more than if it were lost.
+        """
+        if target.flips < MANY:
+            delta = composed_delta(self.profiles(), target.flips, target.epsilon)
+            return math.log(max(delta, 1e-300) / target.delta)
+        mass, loss, lost = coarse_flood(
+            self.ratio, self.left * self.flood_shape, self.flood_ratio, self.per, shape=self.left
+        )
+        cap = 1 / target.delta
+        hidden = float(mass @ np.minimum(np.exp(np.minimum(order * loss, 700.0)), cap)) + lost * cap
+        return target.flips * (_log_moment(-math.log(self.ratio), order, hidden) - _log_moment(limit, order))
+
+
+def _log_moment(e: float, order: float, hidden: float = 1.0) -> float:
+    """ln E_P (P/Q)^order of binary randomized response at e, ``hidden`` times as much where P is the larger."""
+    return math.log((math.exp(-e * (1 + order)) + hidden * math.exp(e * order)) / (1 + math.exp(-e)))
+
+
+def _order(e: float, target: Target) -> float:
+    """Of the moment by which such responses are bounded best."""
+    most = min(600 / e, 1e9)
+
+    def bound(log: float) -> float:
+        return target.flips * _log_moment(e, math.exp(log)) - math.exp(log) * target.epsilon - 2 * log
+
+    return math.exp(float(minimize_scalar(bound, bounds=(-2.0, math.log(most)), method="bounded").x))
 
 
 def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> Bag:

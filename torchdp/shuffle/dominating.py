@@ -41,6 +41,28 @@ def pair_profile(masses: np.ndarray, losses: np.ndarray, lost: float) -> Profile
     return profile
 
 
+def coarse_flood(
+    ratio: float, flood_shape: float, flood_ratio: float, per: int, *, shape: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """About the flood's pair in the second of ``correlated_profiles``: masses, losses, and what is lost.
+
+    ``per`` counts are followed as one: a count is 1/per of a step, and so are losses and what is lost. For searches:
+    nothing is certified by it.
+    """
+    flood = negative_binomial_law(flood_shape, flood_ratio**per)
+    law = plus_geometric(flood, ratio ** (2 * per)) if shape == 1 else flood
+    a, _, loss = law.neighbours()
+    return a, loss / per, (float(law.mass[0]) + law.lost) / per
+
+
+def coarse_profile(
+    ratio: float, flood_shape: float, flood_ratio: float, per: int, *, shape: float = 1.0
+) -> Profile:
+    """About the second of ``correlated_profiles``, from ``coarse_flood``."""
+    down = pair_profile(*coarse_flood(ratio, flood_shape, flood_ratio, per, shape=shape))
+    return _sides(checks.fraction("ratio", ratio), shape, down, down)[1]
+
+
 def one_type_profiles(law: CountLaw) -> tuple[Profile, Profile]:
     """(1 + D, D) and (D, 1 + D): the view is x + D + a known number, D the noise and x the user's bit.
 
@@ -96,14 +118,14 @@ def _signed_profiles(w: float, shape: float, flood: CountLaw | None) -> tuple[Pr
     """The pairs of ``correlated_profiles``; no flood stands for one that hides everything."""
     if checks.positive("shape", shape) > 1:
         raise ValueError(f"shape must be at most 1, not {shape!r}; more noise than NB(1, ratio) hides no less")
-    exact = shape == 1
-    up: Profile
-    down: Profile
     if flood is None:
-        up = down = _equal_laws
-    else:
-        up, down = one_type_profiles(plus_geometric(flood, w * w) if exact else flood)
-    if exact:
+        return _sides(w, shape, _equal_laws, _equal_laws)
+    return _sides(w, shape, *one_type_profiles(plus_geometric(flood, w * w) if shape == 1 else flood))
+
+
+def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile, Profile]:
+    """The same from the flood's own pair in both directions."""
+    if shape == 1:
         small, large, loss = np.array([w / (1 + w)]), np.array([1 / (1 + w)]), np.array([-math.log(w)])
         return _two_sides(large, loss, small, -loss, up, 0.0), _two_sides(small, -loss, large, loss, down, 0.0)
     law = negative_binomial_law(shape, w)  # its mode is 0, so it starts at 0

@@ -14,6 +14,8 @@ from torchdp.privacy.accounting import Profile, composed_delta, rounding
 
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
+CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
+MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
 LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
 FAR_BELOW = 4.0  # ratio of flips to change from which flips are not tried: they ask for more
 
@@ -133,6 +135,30 @@ def least_noise(family: Family[Law], start: float, target: Target) -> Law:
         slope = math.log(max(one / other, 1.01)) / math.log(1.01)  # of log delta against log noise
         noise *= math.exp(max(1.1 * math.log(certified / target.delta) / slope, TOLERANCE))
     return family(noise)
+
+
+def settled(family: Family[Law], noise: float, target: Target, slope: float) -> Law:
+    """From a good guess, a law whose delta over all flips is at most the target's, and within 3 % where that is found.
+
+    slope: how ln delta falls with ln noise, about; secants mend it. Either direction alone leads there: mixtures cost
+    much.
+
+    Guarantees: as ``least_noise``.
+    """
+    place, tried, over, before = math.log(noise), 0, MIXED, None
+    while True:
+        law, tried = family(math.exp(place)), tried + 1
+        gap = math.log(_largest_alone(law, target) / target.delta) + over
+        if -CLOSE <= gap <= 0 or tried >= TRIES:
+            certified = law.flipped_delta(target.epsilon, target.flips, target.absent)
+            if certified <= target.delta:
+                return law
+            over += math.log(certified / target.delta) - gap
+            gap = math.log(certified / target.delta)
+        if before is not None and before[0] != place:
+            slope = min(max((before[1] - gap) / (place - before[0]), slope / 3), 3 * slope)
+        step = (gap + CLOSE / 2) / slope
+        before, place = (place, gap), place + min(max(step, -0.2 if tried < TRIES else 0.1), 0.2)
 
 
 def least_noise_or_less(family: Family[Law], target: Target) -> Law:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, BufferedStrategy, factorize_buffered, factorize_epochs
 from torchdp.factorization.solvers.banded_solver import banded_strategy
+from torchdp.factorization.solvers.long_banded_solver import long_banded
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.factorization.structure.passes import LEAST_PERIOD, MOST_PASSES, buffered_passes
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
@@ -22,7 +23,8 @@ from torchdp.training.strategy import MOST_DENSE, Iterates, causal_strategy, low
 from torchdp.workloads import Workload
 
 DENSE = 512  # steps up to which strategies are optimised entry by entry
-SCALED = 2048  # steps up to which the columns of one row of coefficients are scaled one by one
+SCALED = 2048  # steps of a matrix up to which the columns of one row of coefficients are scaled one by one
+EVALUATIONS = 60  # of each power, where all entries of so many bands are free
 LONG = 2**14  # steps after which such a row's best coefficients hardly change
 MOST_BANDS = 64  # of a strategy with one row of coefficients
 BUFFERS = 4
@@ -57,8 +59,9 @@ def choose(
     W: :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal not 0, of up to
     4,096. users, batch: all of them, and those of a step. bound: of a user's gradient. p: in [2, inf]; the error is the
     l_p mean of the standard errors of W's rows: 2 for the root mean square, inf for the largest. Above 512 steps
-    strategies have one row of at most 64 coefficients, optimised for W's first column (``Iterates.first``); up to 2,048
-    and for p = 2 its columns are scaled for the fixed order. Where ``Iterates.sums`` is not None, a fixed order has a
+    strategies have one row of at most 64 coefficients, optimised for W's first column (``Iterates.first``). That of the
+    fixed order has each of its bands' entries optimised for Iterates of up to 4,096 steps, in half a minute, and for
+    a matrix of up to 2,048 and p = 2 its columns scaled. Where ``Iterates.sums`` is not None, a fixed order has a
     strategy of four buffers if that errs less: mostly above so many steps. Raises TypeError, ValueError.
 
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
@@ -176,10 +179,11 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStra
         C = BandedStrategy.of(causal_strategy(W, factorize_epochs(W, period, p)))
         return C, standard_errors(W, C)
     C = _banded(W, min(period, MOST_BANDS), p)
-    if p == 2 and steps <= SCALED:
-        V = W.dense() if isinstance(W, Iterates) else W
+    if isinstance(W, Iterates) and steps <= MOST_DENSE:
+        C = BandedStrategy(long_banded(W.inverse(), C.coefficients[0], period, p, EVALUATIONS), steps)
+    elif isinstance(W, Tensor) and p == 2 and steps <= SCALED:
         c = C.coefficients[0]
-        scales = torch.from_numpy(column_scales(V.cpu().numpy(), c.cpu().numpy(), period)).to(c)
+        scales = torch.from_numpy(column_scales(W.cpu().numpy(), c.cpu().numpy(), period)).to(c)
         place = torch.arange(steps, device=c.device)[:, None] - torch.arange(len(c), device=c.device)
         C = BandedStrategy(c * scales[place.clamp_min(0)], steps)
     errors = standard_errors(W, C)

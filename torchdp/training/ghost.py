@@ -112,8 +112,11 @@ KINDS: dict[Callable[..., Any], type[Linear] | type[Convolution] | type[Embeddin
 }
 
 
-class Differs(Exception):
-    """The module used a weight in another way than when it was looked at."""
+DIFFERENTIATE = (torch.autograd.grad, torch._VF._make_dual)
+
+
+class Differs(BaseException):
+    """The module uses a weight in another way than by its output, or than it did; no module's ``except`` is meant."""
 
 
 def eager() -> AbstractContextManager[object]:
@@ -125,17 +128,21 @@ class Taps(TorchFunctionMode):
     """Calls of ``KINDS`` on these weights: the weight is a constant, a tap is added to the output, the input is kept.
 
     The gradient in the tap is that in the output, and the input is the other factor of the gradient in the weight. Taps
-    are made for None; where they are given, any other use of a weight raises :class:`Differs`.
+    are made for None; where they are given, any other use of a weight by torch's functions raises :class:`Differs`. In
+    both cases so do ``torch.autograd.grad`` and forward_ad, which would not see the weight. level: of the transforms
+    around the module; a call under further ones, inside of it, is another use.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], taps: Mapping[str, list[Tensor]] | None = None) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], level: int, taps: Mapping[str, list[Tensor]] | None = None
+    ) -> None:
         super().__init__()
-        self.weights, self.given = weights, taps
+        self.weights, self.level, self.given = weights, level, taps
         self._names = {id(weight): name for name, weight in weights.items()}
         self.uses: dict[str, list[Use]] = {name: [] for name in weights}
         self.inputs: dict[str, list[Tensor]] = {name: [] for name in weights}
         self.taps: dict[str, list[Tensor]] = {name: [] for name in weights}
-        self._versions: dict[str, list[int]] = {name: [] for name in weights}
+        self._held: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in weights}  # and their versions
 
     def __torch_function__(
         self,
@@ -144,9 +151,12 @@ class Taps(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in DIFFERENTIATE:
+            raise Differs
         named = dict(zip(("input", "weight"), args, strict=False)) | (kwargs or {})
         name, kind, x = self._names.get(id(named.get("weight"))), KINDS.get(func), named.get("input")
-        if name is None or kind is None or x is None or self._inner(x):
+        inside = (torch._C._functorch.maybe_current_level() or 0) > self.level
+        if name is None or kind is None or x is None or inside:
             return self._elsewhere(func, args, kwargs or {})
         rest = {each: value for each, value in named.items() if each not in ("input", "weight")}
         use = kind.of(x, named["weight"], *args[2:], **rest)
@@ -155,34 +165,47 @@ class Taps(TorchFunctionMode):
         out = func(x, self.weights[name].detach(), *args[2:], **rest)
         self.uses[name].append(use)
         self.inputs[name].append(x.detach())
-        self._versions[name].append(_version(x))
+        held = _plain(x)
+        self._held[name].append((held, _version(held)))
         return out + self._tap(name, out)
 
     def _elsewhere(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if self.given is not None:
             parts = out if isinstance(out, tuple | list) else [out]
-            given = any(id(x) in self._names for x in (*args, *kwargs.values()))
+            given = any(id(x) in self._names for x in _leaves((args, kwargs)))
             if given and any(isinstance(part, Tensor) for part in parts):
                 raise Differs
         return out
 
-    def _inner(self, x: Tensor) -> bool:
-        """Whether the module differentiates or maps the call itself: what it makes of it is more than its output."""
-        return self.given is None and bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
-
     def changed(self, name: str) -> bool:
         """Whether an input is not what it was in the call."""
-        return any(_version(x) != v for x, v in zip(self.inputs[name], self._versions[name], strict=True))
+        return any(_version(x) != version for x, version in self._held[name])
 
     def _tap(self, name: str, out: Tensor) -> Tensor:
         if self.given is None:
-            self.taps[name].append(torch.zeros_like(out, requires_grad=True))
+            self.taps[name].append(torch.zeros(out.shape, dtype=out.dtype, device=out.device, requires_grad=True))
             return self.taps[name][-1]
         count = len(self.uses[name])
         if count > len(self.given[name]) or self.given[name][count - 1].shape != out.shape:
             raise Differs
         return self.given[name][count - 1]
+
+
+def _leaves(value: Any) -> Iterator[object]:
+    """What lists, tuples and dicts hold, to any depth."""
+    if not isinstance(value, list | tuple | dict):
+        yield value
+        return
+    for each in value.values() if isinstance(value, dict) else value:
+        yield from _leaves(each)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """What transforms have wrapped: it counts all changes in place."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def _version(x: Tensor) -> int:
@@ -198,16 +221,20 @@ class Found:
 
 
 def find(forward: Callable[[dict[str, Tensor]], Tensor], weights: Mapping[str, Tensor]) -> dict[str, Found]:
-    """The weights whose factors are smaller than their gradient. forward: one example's loss, of the weights.
+    """The weights whose factors are smaller than their gradient. forward: an example's loss, under vmap.
 
     A weight of p q numbers with T terms a_t b_t^T, p and q numbers each: T (p + q + T) < p q; a table of V rows of q
     numbers where T are looked up: T (2 q + T) < V q. A weight that is used in any other way as well is none of them,
     under transforms inside of the module too, nor is one whose input is written over, nor one of float64 with several
-    terms, whose sum would have no more digits than its terms.
+    terms, whose sum would have no more digits than its terms; nor is any where the module itself calls
+    ``torch.autograd.grad`` or forward_ad. The example does not decide it: under vmap Python does not see its numbers.
     """
     weights = {name: p.detach().requires_grad_() for name, p in weights.items()}
-    with torch.enable_grad(), eager(), Taps(weights) as mode:
-        total = forward(dict(weights))
+    try:
+        with torch.enable_grad(), eager(), Taps(weights, 1) as mode:
+            total = forward(dict(weights))
+    except Differs:
+        return {}
     seen = {name: Found(mode.uses[name], [t.detach() for t in mode.taps[name]]) for name in weights}
     seen = {name: each for name, each in seen.items() if each.uses and _pays(weights[name], each)}
     seen = {name: each for name, each in seen.items() if not mode.changed(name)}
@@ -274,13 +301,19 @@ def _product_norms(a: Tensor, b: Tensor) -> Tensor:
     The terms' norms add up to S. Sums of k products in float64 err by k 2^-53 times the sum of their sizes, which is
     S^2 here: where terms cancel, their products tell nothing below sqrt(2 k 2^-53) S.
     """
-    longest = (torch.linalg.vector_norm(a, dim=2) * torch.linalg.vector_norm(b, dim=2)).sum(1)
+    longest = (_lengths(a) * _lengths(b)).sum(1)
     terms = a.shape[1]
     if terms == 1:
         return longest
     products = ((a @ a.mT) * (b @ b.mT)).sum((1, 2)).clamp_min(0.0)
     k = a.shape[2] + b.shape[2] + terms * terms + 8
     return (products + k * 2.0**-52 * longest.square()).sqrt() + MARGIN * longest
+
+
+def _lengths(x: Tensor) -> Tensor:
+    """(n, T, p) -> (n, T): also of numbers whose squares are none."""
+    largest = x.abs().amax(2, keepdim=True)
+    return torch.linalg.vector_norm(x / largest.masked_fill(largest == 0, 1.0), dim=2) * largest[..., 0]
 
 
 def _rows(indices: Tensor, b: Tensor) -> Tensor:

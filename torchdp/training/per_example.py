@@ -55,7 +55,12 @@ class PerExample:
 
     def look(self, x: Inputs, y: Tensor) -> None:
         """Finds by one example, (1, ...), the ``large`` weights whose gradients are smaller as factors."""
-        self.found = find(lambda large: self._loss({**self.parameters, **large}, _pick(x, 0), y[0]), self.large)
+
+        def forward(large: Mapping[str, Tensor]) -> Tensor:
+            one = vmap(lambda x, y: self._loss({**self.parameters, **large}, x, y), randomness=self.randomness)
+            return one(x, y).sum()
+
+        self.found = find(forward, self.large)
 
     def __call__(self, x: Inputs, y: Tensor) -> Gradients:
         """Of examples (n, ...), n >= 1."""
@@ -82,9 +87,9 @@ class PerExample:
         def one(rest: dict[str, Tensor], taps: dict[str, list[Tensor]], x: Inputs, y: Tensor) -> Any:
             if not fixed:
                 return self._loss(rest, x, y), {}
-            with eager(), Taps(fixed, taps) as mode:
+            with eager(), Taps(fixed, 2, taps) as mode:
                 total = self._loss({**rest, **fixed}, x, y)
-            if any(mode.uses[name] != each.uses for name, each in self.found.items()):
+            if any(mode.uses[name] != each.uses or mode.changed(name) for name, each in self.found.items()):
                 raise Differs
             return total, mode.inputs
 

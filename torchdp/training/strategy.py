@@ -92,6 +92,14 @@ class Iterates:
         below = [1.0, rate * self.weight_decay - 1 - self.momentum, self.momentum]
         return torch.from_numpy(lfilter([rate], below, start))
 
+    def inverse(self) -> Tensor:
+        """W^{-1} as its three diagonals, (steps, 3): entry [t, m] is that of row t, column t - m."""
+        rates = self.rates
+        before = torch.cat([rates[:1], rates[:-1]])
+        return torch.stack(
+            [1 / rates, self.weight_decay - 1 / rates - self.momentum / before, self.momentum / before], 1
+        )
+
     def dense(self) -> Tensor:
         """W itself, (steps, steps), lower triangular, float64."""
         checks.fits("W", self.steps, self.steps)
