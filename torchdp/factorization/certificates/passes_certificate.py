@@ -22,7 +22,7 @@ def passes_lower(
     """A lower bound on (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, S as in ``factorize_epochs``; what rounding may cost.
 
     It is the trace norm of diag(c)^{1/2} W M^{1/2}, as in :func:`certify_epochs`: c = row_weights scaled to norm 1 in
-    l_{p/(p-2)}, M zero between classes i, i + period, ... of steps, and mu_i R_i / sum_i mu_i within one: R_i the cosines
+    l_{p/(p-2)}, M zero between classes i, i + period, ... of steps, mu_i R_i / sum_i mu_i within one: R_i the cosines
     of the rows d_s of ``directions``, times 0.999 off the diagonal, mu_i = max_{s in i} ||d_s||^2. A user who may enter
     i, i + period, ... among other sets of steps moves C G at least as far, so it is a bound for (b, k)-participation,
     too, where period >= b and ceil(steps / period) <= k.
