@@ -3,6 +3,7 @@
 import decimal
 import itertools
 import math
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -123,6 +124,14 @@ def candidates(columns):
     steps = torch.tensor(list(itertools.product(range(-20, 21, 5), repeat=columns)), dtype=torch.float64) / 20
     near = torch.cat([steps, steps + 0.049, steps - 0.049])
     return near[near.abs().sum(1) <= 1]
+
+
+def test_guarantee_distances_beyond_the_integers_of_floats_round_no_epsilon_up():
+    sketch = Sketch(torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.int64), 1)
+    epsilon = 626.945
+    protocol = PureSecureSketch(sketch, 1, 2.0455, epsilon)
+    distance = protocol.distance(protocol.ring)
+    assert distance > 2**53 and Fraction(protocol.rate) * distance <= Fraction(epsilon)
 
 
 def test_the_noise_of_one_client_has_the_law_of_a_share():

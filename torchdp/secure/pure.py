@@ -39,7 +39,7 @@ class PureSecureSketch(SecureSums):
 
     Guarantees: epsilon-DP, one client's row replaced by any other within the bounds, against the same coalitions as
         ``SecureSketch``; its delta is what the tables' 128 bits cost, ``Guarantee.pure``. With one honest client of a
-        row less than the coalition allows nothing of the kind: that noise has a peak at 0.
+        row less than the coalition allows epsilon is larger: that noise has a peak at 0.
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.8, with one Laplace variable in an entry in
         place of Corollary 4.10's m; Ghosh, Roughgarden, Sundararajan (2012); Goryczka, Xiong (2017) for the shares.
         Replacing a row moves s rows of integers by D together in l_1; the honest noise of each is a discrete Laplace
@@ -131,7 +131,7 @@ class PureSecureSketch(SecureSums):
             raise ValueError(f"x holds a row of l_1 norm above bound = {self.bound}; clip rows, in float64")
 
     def _rate(self, ring: Ring) -> float:
-        return math.nextafter(self.epsilon / (self.sketch.copies * self.distance(ring)), 0.0)
+        return math.nextafter(float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0)
 
     def _fits(self, ring: Ring) -> bool:
         rate, counts = self._rate(ring), self._rows[1].double()

@@ -11,6 +11,8 @@ from torchdp.factorization.certificates.running_certificate import Quadrature
 from torchdp.workloads import RunningSums
 
 LOSS = 1e-6  # of the rule for the root
+FIRST = 1e-2  # relative error up to which the first order will do; other nodes are left out
+MIXED = 1e-3  # share of unit vectors in each class, against rounding
 EPS = torch.finfo(torch.float64).eps
 
 
@@ -20,10 +22,10 @@ def passes_lower(
     """A lower bound on (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, S as in ``factorize_epochs``; what rounding may cost.
 
     It is the trace norm of diag(c)^{1/2} W M^{1/2}, as in :func:`certify_epochs`: c = row_weights scaled to norm 1 in
-    l_{p/(p-2)}, M zero between classes i, i + period, ... of steps, and D_i D_i^T / sum_i max_{s in i} ||d_s||^2
-    within one, D_i the rows d_s of ``directions``. A user who may enter i, i + period, ... among other sets of steps
-    moves C G at least as far, so it is a bound for (b, k)-participation, too, where period >= b and
-    ceil(steps / period) <= k.
+    l_{p/(p-2)}, M zero between classes i, i + period, ... of steps, mu_i R_i / sum_i mu_i within one: R_i the cosines
+    of the rows d_s of ``directions``, times 0.999 off the diagonal, mu_i = max_{s in i} ||d_s||^2. A user who may enter
+    i, i + period, ... among other sets of steps moves C G at least as far, so it is a bound for (b, k)-participation,
+    too, where period >= b and ceil(steps / period) <= k.
 
     With N = W^{-T} M^{-1} W^{-1}, sigma(lambda) = lambda^{-1/2} of diag(c)^{-1/2} N diag(c)^{-1/2} is the sum of
     tr diag(c) (N + s diag(c))^{-1} over the nodes s of a rule (:class:`Quadrature`), whose excess is taken off; nodes
@@ -32,11 +34,12 @@ def passes_lower(
     so that filters from i = 0 on serve: sums, inverses and congruences of positive definite matrices, no differences.
     A last pass that is shorter is filled up with steps of weight 0, which changes nothing.
 
-    row_weights: (steps,), non-negative; directions: (steps, j), those of a class linearly independent. Float64, on the
-    CPU. Raises TypeError, ValueError.
+    row_weights: (steps,), non-negative; directions: (steps, j), not all 0 in a class. Float64, on the CPU. Raises
+    TypeError, ValueError.
     rounding: to first order. A sum or an inverse of k x k matrices, computed, lies between (1 - e) and (1 + e) times
     the exact one, e = 8 k eps times the condition number after scaling to unit diagonal; the maps are monotone and
-    homogeneous, so that such factors carry over unchanged and add up: e is added over all steps and matrices.
+    homogeneous, so that such factors carry over unchanged and add up: e is added over all steps and matrices. What
+    products of them lose beside is more where R_i are nearly singular, hence the 0.999; tests compare it with e.
 
     Guarantees: lower - rounding <= the least value, for any weights and directions, good or bad.
     Source: the lines above; for filters Kalman (1960), Rauch, Tung, Striebel (1965).
@@ -57,14 +60,21 @@ def passes_lower(
     fill = passes * period - n
     c, D = (torch.nn.functional.pad(x, (0,) * (2 * x.ndim - 1) + (fill,)) for x in (c, D))
     D = D.unflatten(0, (passes, period)).movedim(0, 1)  # (period, passes, j)
-    sizes = D.square().sum(2).amax(1)
-    blocks = D @ D.mT / sizes.sum()
-    if fill:
-        blocks[period - fill :, -1, -1] = blocks[period - fill :, 0, 0]  # never seen
+    lengths = D.norm(dim=2)
+    sizes, D = lengths.amax(1).square(), D / lengths.clamp_min(torch.finfo(D.dtype).tiny)[..., None]
+    if not (sizes > 0).all():
+        raise ValueError("directions must not be 0 in all steps of a class i, i + period, ...; take unit vectors")
+    blocks = (1 - MIXED) * D @ D.mT
+    blocks.diagonal(dim1=1, dim2=2).fill_(1.0)  # of a step that was filled up, too: it is never seen
+    blocks *= (sizes / sizes.sum())[:, None, None]
     c = c.view(passes, period).mT
     diagonal = _diagonal(blocks, c, W.decay)
     rule = Quadrature.of(1 / (float(c.sum()) * passes**2), float(diagonal.max()), LOSS, "cpu")
     traces, error = _traces(blocks, c, W.decay, rule.levels)
+    sure = error < FIRST  # NaN is not
+    if not sure[0]:
+        raise ValueError("row_weights and directions must not differ so much in size; bring them closer together")
+    traces, error = (torch.where(sure, x, 0.0) for x in (traces, error))
     found = rule.shares @ traces + rule.white * (c > 0).sum()
     excess = rule.low * traces[0] ** 2 + rule.high * diagonal.sum()
     rounding = rule.shares @ (error * traces) + 2 * rule.low * error[0] * traces[0] ** 2
@@ -125,7 +135,7 @@ def _inverse(A: Tensor) -> Tensor:
     """Of positive definite matrices. Raises ValueError where rounding has made one singular."""
     root, failed = torch.linalg.cholesky_ex(A)
     if failed.any():
-        raise ValueError("directions of the steps of one class must be linearly independent; mix in unit vectors")
+        raise ValueError("row_weights and directions must not differ so much in size; bring them closer together")
     return torch.cholesky_inverse(root)
 
 

@@ -9,7 +9,8 @@ from torchdp.workloads import RunningSums
 SHORT = 768  # steps of the run whose dual is solved
 LEAST = 6  # classes of it
 TOL = 3e-4  # gap of it
-MIXED = 1e-3  # share of the identity and of equal row weights, against rounding
+MIXED = 1e-3  # share of equal row weights, against rounding
+STEADY = 1e-9  # of the identity, for the root
 
 
 def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,7 @@ def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
         M[rest:, -1, -1] = M[rest:, 0, 0]
     sizes = M.diagonal(dim1=1, dim2=2)
     R = M / (sizes[:, :, None] * sizes[:, None, :]).sqrt()
-    R = (1 - MIXED) * R + MIXED * torch.eye(passes, dtype=R.dtype)
+    R = (1 - STEADY) * R + STEADY * torch.eye(passes, dtype=R.dtype)
     mu = _stretched(sizes.amax(1).log(), period).exp()
     B = torch.linalg.cholesky(_between(R.flatten(1).mT, period).mT.view(period, passes, passes))
     D = (mu.sqrt()[:, None, None] * B).movedim(0, 1).flatten(0, 1)[:n]
