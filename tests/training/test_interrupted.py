@@ -42,7 +42,8 @@ def stopped(line, call):
 
 def test_an_interrupted_load_leaves_one_state_or_the_other():
     parent = make(1)
-    seen = [parent(ZERO) for _ in range(3)]
+    for _ in range(3):
+        parent(ZERO)
     state, following = parent.secret_state(), parent(ZERO)
     for line in itertools.count():
         noise = make(2)
@@ -52,8 +53,7 @@ def test_an_interrupted_load_leaves_one_state_or_the_other():
         except RuntimeError:
             assert noise.step == 3 and not whole
             continue
-        assert noise.step == (4 if torch.equal(drawn, following) else 1)
-        assert not any(torch.equal(drawn, each) for each in seen)
+        assert noise.step in (1, 4) and torch.equal(drawn, following if noise.step == 4 else make(2)(ZERO))
         if whole:
             break
     assert line > 10
