@@ -13,7 +13,7 @@ from torchdp import cli
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 README = PAGES["README.md"]
-HEAD = r"candidate +predicted RMSE\n"
+HEAD = r"candidate +predicted error\n"
 PRINTED = {  # a page and one of its blocks: what it prints
     (
         "README.md",

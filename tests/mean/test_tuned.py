@@ -162,6 +162,16 @@ def test_a_box_that_is_hidden_whole_errs_less_than_coordinates_apart():
     assert len(skewed.blocks) > 2
 
 
+def test_guarantee_shares_that_round_above_one_cost_no_epsilon():
+    shape = noise_shape(BOX, 2.0)
+    spent = []
+    for more in (0.0, 2e-10):
+        blocks = tuple(Block(1, 2.0, 1 / 3 + more) for _ in range(3))
+        protocol = PureMean(BOX, shape, 1.0, blocks)
+        spent.append(sum(most / scale for most, scale in zip(protocol.diameters, protocol.scales, strict=True)))
+    assert all(abs(each - 1) < 1e-15 for each in spent)
+
+
 def test_blocks_of_like_widths_are_the_best_of_all_splits():
     box = Box(torch.zeros(4), torch.tensor([8.0, 1.0, 3.0, 2.5]))
     ours = PureMean.tuned(box, epsilon=1.0)

@@ -53,7 +53,7 @@ def test_functions_by_their_slopes():
 
 def test_a_choice_says_what_is_known():
     candidates = (Candidate("a", None, 2.0), Candidate("b", None, 1.5))
-    assert str(Choice(candidates)).splitlines()[0] == "candidate    predicted RMSE"
+    assert str(Choice(candidates)).splitlines()[0] == "candidate    predicted error"
     assert str(Choice(candidates)).splitlines()[-1] == "lower bound  none known"
     assert str(Choice(candidates, 1.25)).splitlines()[-1].split()[:3] == ["lower", "bound", "1.25"]
     many = queries.choose(workloads.parities(11, 1).dense()[:3], 100, 1.0, Objective.MEAN)

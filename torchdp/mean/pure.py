@@ -115,13 +115,22 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
             start += block.size
         return found
 
+    @property
+    def scales(self) -> list[float]:
+        """Of each block's noise: diameter / (share epsilon), the shares' sum at most 1."""
+        whole = max(1.0, math.fsum(block.share for block in self.blocks))
+        return [
+            most * whole / (block.share * self.epsilon)
+            for block, most in zip(self.blocks, self.diameters, strict=True)
+        ]
+
     @cached_property
     def deviations(self) -> Tensor:
         """Of the noise of the sum of u, (r,)."""
         factors = {1.0: lambda k: 2.0, 2.0: lambda k: k + 1.0, math.inf: lambda k: (k + 1) * (k + 2) / 3}
         each = [
-            most / (block.share * self.epsilon) * math.sqrt(factors[block.order](block.size))
-            for block, most in zip(self.blocks, self.diameters, strict=True)
+            scale * math.sqrt(factors[block.order](block.size))
+            for block, scale in zip(self.blocks, self.scales, strict=True)
         ]
         sizes = torch.tensor([block.size for block in self.blocks], dtype=torch.int64)
         return torch.tensor(each, dtype=torch.float64).repeat_interleave(sizes).to(self.shape.root)
@@ -144,8 +153,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         for u, counts in self.encoded(summary):
             total = total + counts @ u
         parts = [
-            most / (block.share * self.epsilon) * _noise(block, draws, shape)
-            for block, most in zip(self.blocks, self.diameters, strict=True)
+            scale * _noise(block, draws, shape) for block, scale in zip(self.blocks, self.scales, strict=True)
         ]
         noise = torch.cat(parts, -1) if parts else total.expand(*shape, -1)
         return Tally(summary.n, {"sum": total + noise})

@@ -9,7 +9,7 @@ EQUAL = 1e-3  # relative difference of errors that does not count
 
 @dataclass(frozen=True)
 class Candidate:
-    """A protocol, the root of its predicted mean squared error, and what else there is to say of it."""
+    """A protocol, its predicted error (of a mean square the root), and what else there is to say of it."""
 
     name: str
     protocol: Any  # a Protocol; in training, a plan
@@ -44,7 +44,7 @@ class Choice:
 
     def __str__(self) -> str:
         width = max(len("lower bound"), *(len(one.name) for one in self.candidates))
-        lines = [f"{'candidate':<{width}}  predicted RMSE"]
+        lines = [f"{'candidate':<{width}}  predicted error"]
         lines += [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
         least = "none known" if self.bound is None else f"{self.bound:<10.6g}  of what is unbiased"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
