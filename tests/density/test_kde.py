@@ -216,6 +216,7 @@ def test_predicted_error_under_every_law_is_the_measured_one(law):
     assert z_scores(squared, predicted).abs().max() < 4.5 < z_scores(squared, 1.1 * predicted).abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [family for family in FAMILIES if hasattr(family, "cross_moment")],
