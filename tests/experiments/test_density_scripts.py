@@ -24,6 +24,7 @@ def test_attack(smoke):
     assert max(calibrated) < 4 < min(planted)
 
 
+@pytest.mark.slow
 def test_digits(smoke):
     found = smoke("density/digits.py")
     rows = found.tables["digits"]

@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.slow
 def test_errors(smoke):
     found = smoke("mean/errors.py")
     boxes = found.tables["boxes"]

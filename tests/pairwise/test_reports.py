@@ -258,6 +258,7 @@ def test_merged_bins_are_unbiased_but_for_the_bias_they_state():
             StrategyReports.merged(statistic, 2_000, 1.0, bins, generator=keyed_generator(b"bins"))
 
 
+@pytest.mark.slow
 def test_many_types_are_merged_by_choose(monkeypatch):
     monkeypatch.setattr(importlib.import_module("torchdp.pairwise.choose"), "BINS", (24,))
     statistic = pairwise.absolute_difference(66, spacing=1 / 65)

@@ -228,6 +228,7 @@ def test_guarantee_intervals_of_ones_dominate_every_number_in_them():
             assert max(exact([(b, o)], epsilon), exact([(o, b)], epsilon)) <= top + 1e-12
 
 
+@pytest.mark.slow
 def test_randomized_response_by_movement_needs_what_poisson_noise_does():
     """Variance of one sum at delta = 1e-5, beside 66.4 by flips; one message of each user; where it moves little."""
     law = RandomizedResponseSum.calibrated(125, 4.5, 1e-5, 64, change=4.0)
