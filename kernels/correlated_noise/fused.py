@@ -33,7 +33,7 @@ def normals(key, block, step, COUNT: tl.constexpr):
     return tl.reshape(tl.join(radius * cosine, radius * sine), [16 * COUNT])
 
 
-@triton.jit(do_not_specialize=["slot", "step", "first", "size", "memory"])
+@triton.jit(do_not_specialize=["slot", "step", "first", "back", "draws", "size", "memory"])
 def add_kernel(
     out,
     past,
@@ -45,17 +45,24 @@ def add_kernel(
     slot,
     step,
     first,
+    back,
+    draws,
     size,
     memory,
     row,
     NUMBERS: tl.constexpr,
     BUFFERS: tl.constexpr,
+    RECALLED: tl.constexpr,
 ):
     start = first.to(tl.int64) // 16 * 16 + tl.program_id(0).to(tl.int64) * NUMBERS
     place = start - first + tl.arange(0, NUMBERS)
     inside = (place >= 0) & (place < size)
     kind = past.dtype.element_ty
-    u = (normals(key, start // 16, step, NUMBERS // 16) * tl.load(numbers)).to(kind)
+    drawn = normals(key, start // 16, step, NUMBERS // 16) * tl.load(numbers + 1)
+    if RECALLED:
+        for m in range(1, draws):
+            drawn += normals(key, start // 16, step - m * back, NUMBERS // 16) * tl.load(numbers + 1 + m)
+    u = drawn.to(kind)
     found = tl.zeros([NUMBERS], kind)
     line = past + place
     if BUFFERS >= 0:
@@ -68,7 +75,7 @@ def add_kernel(
         for a in range(memory):
             found += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
             line += row
-    w = ((found + u).to(tl.float64) / tl.load(numbers + 1)).to(kind)
+    w = ((found + u).to(tl.float64) / tl.load(numbers)).to(kind)
     if BUFFERS < 0:
         tl.store(past + slot.to(tl.int64) * row + place, w, mask=inside)
     tl.store(out + place, tl.load(total + place, mask=inside, other=0) + w, mask=inside)
@@ -84,6 +91,7 @@ def add(
     slot: int | None,
     step: int,
     first: int,
+    back: int = 0,
 ) -> None:
     """As in reference.py, in one launch."""
     out, past = changed
@@ -92,6 +100,7 @@ def add(
     programs = triton.cdiv(first % 16 + len(total), NUMBERS)
     with on(total.device):
         add_kernel[(programs,)](
-            out, past, total, gains, decays, numbers, key, slot or 0, step, first, len(total), len(past),
-            past.stride(0), NUMBERS=NUMBERS, BUFFERS=len(past) if slot is None else -1, num_warps=4,
+            out, past, total, gains, decays, numbers, key, slot or 0, step, first, back, len(numbers) - 1, len(total),
+            len(past), past.stride(0), NUMBERS=NUMBERS, BUFFERS=len(past) if slot is None else -1,
+            RECALLED=len(numbers) > 2, num_warps=4,
         )  # fmt: skip

@@ -46,12 +46,16 @@ def add(
     slot: int | None,
     step: int,
     first: int,
+    back: int = 0,
 ) -> None:
     """As ``correlated_noise.add``."""
     out, past = changed
     with torch.autocast(past.device.type, enabled=False):
-        u = normals(key, step, first, len(total)).mul_(numbers[0]).to(past.dtype)
-        w = (gains @ past).add_(u).div_(numbers[1]) if len(past) else u.div_(numbers[1])
+        drawn = normals(key, step, first, len(total)).mul_(numbers[1])
+        for m in range(1, len(numbers) - 1):
+            drawn.add_(normals(key, step - m * back, first, len(total)).mul_(numbers[m + 1]))
+        u = drawn.to(past.dtype)
+        w = (gains @ past).add_(u).div_(numbers[0]) if len(past) else u.div_(numbers[0])
         if slot is not None:
             past[slot] = w
         elif len(past):

@@ -256,7 +256,7 @@ NORMALS = Case(
 def _step(device: torch.device, n: int) -> Call:
     past, total = _uniform(device, BUFFERS, n).float(), _uniform(device, n).float()
     gains = -torch.arange(1, BUFFERS + 1, device=device) / 8
-    numbers = torch.tensor([1.5, 0.75], dtype=torch.float64, device=device)
+    numbers = torch.tensor([0.75, 1.5], dtype=torch.float64, device=device)
     return ((torch.empty_like(total), past), total, gains, gains / 2, numbers, _words_key(device), None, 3, 5), {}
 
 

@@ -19,15 +19,17 @@ def word(index, step, stream):
     return int.from_bytes(octets[8 * (index % 8) :][:8], "little")
 
 
-def step(past, first=0, size=None, slot=None, at=3, dtype=torch.float64, device="cpu", form=reference.add):
-    """(private sums, past) of one step over a past that is copied."""
+def step(
+    past, first=0, size=None, slot=None, at=3, dtype=torch.float64, device="cpu", form=reference.add, draws=1
+):
+    """(private sums, past) of one step over a past that is copied; of more draws each is two steps before the last."""
     size = past.shape[1] if size is None else size
     gains = torch.linspace(-0.5, 0.3, len(past), dtype=dtype, device=device)
     total = torch.arange(size, dtype=dtype, device=device)
-    numbers = torch.tensor([1.7, 0.8], dtype=torch.float64, device=device)
+    numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=torch.float64, device=device)
     kept = past.to(device=device, dtype=dtype, copy=True)
     out = torch.empty_like(total)
-    form((out, kept), total, gains, gains / 3, numbers, KEY.to(device), slot, at, first)
+    form((out, kept), total, gains, gains / 3, numbers, KEY.to(device), slot, at, first, 2)
     return out, kept
 
 
@@ -60,18 +62,21 @@ def test_guarantee_the_tail_has_126_bits(monkeypatch):
     assert torch.allclose(below, reference.normals(KEY, 0, 0, 1), rtol=1e-11) and below > 0
 
 
+@pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("slot", [None, 1])
-def test_what_is_written(slot):
+def test_what_is_written(slot, draws):
     past = torch.arange(12).view(3, 4).double()
-    (out, kept), gains = step(past, slot=slot), torch.linspace(-0.5, 0.3, 3, dtype=torch.float64)
+    (out, kept), gains = step(past, slot=slot, draws=draws), torch.linspace(-0.5, 0.3, 3, dtype=torch.float64)
     u = 1.7 * reference.normals(KEY, 3, 0, 4)
+    if draws > 1:
+        u -= 0.6 * reference.normals(KEY, 1, 0, 4)
     w = (u + (gains[:, None] * past).sum(0)) / 0.8
     expected = past + (gains / 3)[:, None] * past + u
     if slot is not None:
         expected = past.clone()
         expected[slot] = w
     assert torch.allclose(out, torch.arange(4) + w) and torch.allclose(kept, expected)
-    assert not torch.equal(step(past, at=4)[0], out) and torch.equal(step(past, slot=slot)[0], out)
+    assert not torch.equal(step(past, at=4)[0], out) and torch.equal(step(past, slot=slot, draws=draws)[0], out)
 
 
 @pytest.mark.parametrize("cut", [1, 16, 23])
@@ -95,11 +100,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("memory", "size", "first", "slot", "dtype"), CASES)
-def test_both_forms_agree(device, memory, size, first, slot, dtype):
+@pytest.mark.parametrize("draws", [1, 3])
+def test_both_forms_agree(device, memory, size, first, slot, dtype, draws):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
     past = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[:, size:].double()
-    wanted = step(past, first, size, slot, dtype=dtype)
-    found = step(past, first, size, slot, dtype=dtype, device=device, form=fused.add)
+    given = {"at": 9, "dtype": dtype, "draws": draws}
+    wanted = step(past, first, size, slot, **given)
+    found = step(past, first, size, slot, device=device, form=fused.add, **given)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, **close)

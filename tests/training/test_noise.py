@@ -237,10 +237,11 @@ def test_threads_take_turns():
 
 
 BUFFERED = factorization.factorize_buffered(workloads.RunningSums(STEPS), 2, 2.0).strategy
+RECALLED = factorization.RecalledStrategy(BUFFERED, 3, normal(2, STEPS, name=b"recalled"))
 
 
 @pytest.mark.parametrize(
-    ("strategy", "drawn"), [(BANDED, False), (torch.eye(STEPS), False), (BUFFERED, False), (BUFFERED, True)]
+    ("strategy", "drawn"), [(BANDED, False), (torch.eye(STEPS), False), (RECALLED, False), (BUFFERED, True)]
 )
 def test_an_interrupted_step_is_spent_or_not_begun(strategy, drawn, monkeypatch):
     """An exception at each line of a step in turn, and at one of what follows; a handler that draws.

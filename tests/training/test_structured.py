@@ -1,16 +1,18 @@
 """Strategies and workloads as coefficients: the numbers of the matrices that are never formed, and a million steps."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import BandedStrategy, BufferedStrategy, factorize_buffered
+from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy, factorize_buffered
 from torchdp.factorization.solvers.long_banded_solver import _layout, _product, long_banded
 from torchdp.factorization.solvers.long_banded_solver import _variances as block_variances
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
+from torchdp.factorization.structure import recalled_passes
 from torchdp.factorization.structure.passes import buffered_passes
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
@@ -40,6 +42,54 @@ def test_guarantee_buffers_of_several_passes_move_as_far_as_the_matrix():
         assert found.exact and math.isclose(found.value, dense.value, rel_tol=1e-9)
     C, norms = buffered_passes(workloads.RunningSums(12_000), 4_000, 1, 2.0)
     assert abs(sensitivity(C, Epochs(4_000)).value - 1) < 1e-9 < float(norms.min())
+
+
+def recalled(n, period, reach):
+    """A random one of two buffers."""
+    generator = keyed_generator(b"recalled")
+    places, before, after = (torch.rand(k, generator=generator).double() for k in (4, n, n))
+    places = places.sort(descending=True).values
+    few = BufferedStrategy(places[0::2], places[1::2], before + 0.1, after + 0.1)
+    return RecalledStrategy(few, period, torch.rand(reach, n, generator=generator).double() - 0.5)
+
+
+@pytest.mark.parametrize("user", [Epochs(4), Epochs(5), Once(), Separated(4, 9)])
+def test_guarantee_noise_that_is_drawn_again_moves_as_far_as_the_matrix(user):
+    for n, reach in ((1, 1), (4, 2), (9, 1), (14, 3), (30, 9)):
+        C = recalled(n, 4, reach)
+        found, dense = (sensitivity(each, user) for each in (C, C.dense()))
+        assert math.isclose(found.value, dense.value, rel_tol=1e-9)
+        assert math.isclose(found.attained, dense.attained, rel_tol=1e-9)
+
+
+def test_noise_that_is_drawn_again_is_that_of_the_matrix_and_of_its_parts():
+    C, zero = recalled(14, 4, 3), torch.zeros(6, dtype=torch.float64)
+    noise, dense, late, part = (
+        CorrelatedNoise(each, len(zero[place]), 2.0, noise=SeededNoise(1), dtype=torch.float64, shard=(first, 6))
+        for each, place, first in (
+            (C, slice(6), 0),
+            (C.dense(), slice(6), 0),
+            (C, slice(6), 0),
+            (C, slice(2, 6), 2),
+        )
+    )
+    late.skip(9)
+    for t in range(14):
+        private = noise(zero)
+        torch.testing.assert_close(private, dense(zero), rtol=1e-9, atol=1e-9)
+        assert torch.equal(private[2:], part(zero[2:]))
+        if t >= 9:
+            assert torch.equal(private, late(zero))
+        if t == 6:
+            fresh = CorrelatedNoise(C.leading(14), 6, 1.0, dtype=torch.float64)
+            fresh.load_secret_state(noise.secret_state())
+            noise = fresh
+    held = noise.secret_state()
+    assert held["past"].shape == (2, 6) and noise.strategy.period == 4
+    torch.testing.assert_close(noise.strategy.dense(), C.dense())
+    for changed in ({"period": 0}, {"coefficients": held["coefficients"][:, :2]}, {"period": -1}):
+        with pytest.raises(ValueError, match=r"(buffers|period) must be"):
+            CorrelatedNoise(C, 6, 1.0, dtype=torch.float64).load_secret_state({**held, **changed})
 
 
 def row(*c):
@@ -198,10 +248,13 @@ def test_bad_input_is_named(call, message):
 
 
 @pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))])
-def test_a_fixed_order_of_long_passes_has_buffers(W):
-    """5 passes of 120 steps."""
+def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
+    """5 passes of 120 steps; under prefix sums noise is drawn again."""
+    monkeypatch.setattr(recalled_passes, "MOST", 20)
     plan = _ordered(W, 120, 1, 8.0, 1e-5, 1.0, 2.0)
-    assert isinstance(plan.strategy, BufferedStrategy) and len(plan.strategy.poles) == 4
+    few = plan.strategy if W.momentum else plan.strategy.buffered
+    assert isinstance(few, BufferedStrategy) and len(few.poles) == 4 and str(plan.strategy) in str(plan)
+    assert plan.digest() != replace(plan, strategy=few.leading(599)).digest()
     assert math.isclose(sensitivity(plan.strategy, Epochs(120)).value, 1, rel_tol=1e-9)
     errors = standard_errors(W, plan.strategy) * plan.sigma
     torch.testing.assert_close(errors, plan.standard_errors, rtol=1e-6, atol=0)

@@ -80,6 +80,7 @@ from torchdp.factorization.structure.constructive import (
     square_root,
 )
 from torchdp.factorization.structure.product import factorize_product
+from torchdp.factorization.structure.recalled import RecalledStrategy
 from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "Certificate",
     "EpochFactorization",
     "Factorization",
+    "RecalledStrategy",
     "Relaxation",
     "RunningFactorization",
     "SeparatedFactorization",

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy, factorize_buffered, factorize_epochs
+from torchdp.factorization import BandedStrategy, factorize_buffered, factorize_epochs
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.long_banded_solver import long_banded
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.factorization.structure.passes import LEAST_PERIOD, MOST_PASSES, buffered_passes
+from torchdp.factorization.structure.recalled_passes import MOST_RECALLED, recalled_passes
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Candidate, Choice
@@ -19,7 +20,14 @@ from torchdp.training.binned import BallsInBins
 from torchdp.training.participation import Epochs, sensitivity
 from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
-from torchdp.training.strategy import MOST_DENSE, Iterates, causal_strategy, lower_triangular, standard_errors
+from torchdp.training.strategy import (
+    MOST_DENSE,
+    Iterates,
+    Made,
+    causal_strategy,
+    lower_triangular,
+    standard_errors,
+)
 from torchdp.workloads import Workload
 
 DENSE = 512  # steps up to which strategies are optimised entry by entry
@@ -172,7 +180,7 @@ def _bands(plan: Plan) -> int:
     return plan.strategy.bands if isinstance(plan.strategy, BandedStrategy) else plan.strategy.steps
 
 
-def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStrategy | BufferedStrategy, Tensor]:
+def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[Made, Tensor]:
     """A strategy for a fixed order, and the row norms of W C^{-1}."""
     steps = W.shape[0]
     if isinstance(W, Tensor) and steps <= DENSE:
@@ -193,7 +201,7 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[BandedStra
     return C, errors
 
 
-def _buffered(W: Iterates, period: int, p: float) -> tuple[BufferedStrategy, Tensor] | None:
+def _buffered(W: Iterates, period: int, p: float) -> tuple[Made, Tensor] | None:
     """Four buffers that a user moves by 1, and the row norms of W C^{-1}; None where they are not made for W."""
     if (sums := W.sums()) is None or period < LEAST_PERIOD or W.steps > MOST_PASSES * period:
         return None
@@ -201,6 +209,9 @@ def _buffered(W: Iterates, period: int, p: float) -> tuple[BufferedStrategy, Ten
     if period >= W.steps:
         once = factorize_buffered(S, BUFFERS, p)
         return once.strategy, rate * once.row_norms
+    if W.steps <= MOST_RECALLED * period and S.decay == 1 and not S.momentum and S.rates is None:
+        recalled, norms = recalled_passes(W.steps, period, BUFFERS, p)
+        return recalled, rate * norms
     C, norms = buffered_passes(S, period, BUFFERS, p)
     return C, rate * norms
 

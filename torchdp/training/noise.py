@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy
+from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
-from torchdp.training.strategy import Strategy, as_strategy
+from torchdp.training.strategy import Made, Strategy, as_strategy
 from torchdp.training.stream import Stream
 
 
@@ -23,12 +23,13 @@ class CorrelatedNoise(nn.Module):
     vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I (independent noise) keeps none.
 
     strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of steps a
-    :class:`BandedStrategy`, or a :class:`BufferedStrategy`, which keeps buffers x size numbers (twice as many while it
-    draws). size: numbers in a gradient. sigma: standard deviation of Z's entries. noise: the 256 bits from which all of
-    it is made come from here, for None from the system. dtype: of the noise, float32 or float64; ``.half()`` and others
-    move the module to a device and change no number. alone: in a process group, this process alone draws noise. shard:
-    (first, whole): of a gradient of ``whole`` numbers this is for those from ``first`` on; each number has the noise
-    that it has without shards. Raises TypeError, ValueError.
+    :class:`BandedStrategy`, a :class:`BufferedStrategy`, which keeps buffers x size numbers, or a
+    :class:`RecalledStrategy`, which keeps as many and draws rows of Z of earlier passes again. size: numbers in a
+    gradient. sigma: standard deviation of Z's entries. noise: the 256 bits from which all of it is made come from here,
+    for None from the system. dtype: of the noise, float32 or float64; ``.half()`` and others move the module to a
+    device and change no number. alone: in a process group, this process alone draws noise. shard: (first, whole): of a
+    gradient of ``whole`` numbers this is for those from ``first`` on; each number has the noise that it has without
+    shards. Raises TypeError, ValueError.
 
     The state dict holds the step, and nothing secret. ``secret_state`` holds the key and the past noise as well and
     resumes the stream on the same kind of device; it is as secret as the data, since with it the noise can be
@@ -63,10 +64,10 @@ class CorrelatedNoise(nn.Module):
         first = checks.integer("shard", first, 0)
         whole = checks.integer("shard", whole, first + size)
         strategy = as_strategy(strategy)
-        coefficients, buffers = _numbers(strategy)
+        coefficients, buffers, period = _numbers(strategy)
         key = source(noise, coefficients.device).words((4,)).cpu().numpy().tobytes()
         steps = strategy.steps
-        self._stream = Stream(coefficients, buffers, steps, size, first, whole, sigma, key, dtype, alone)
+        self._stream = Stream(coefficients, buffers, steps, period, size, first, whole, sigma, key, dtype, alone)
 
     @property
     def sigma(self) -> float:
@@ -94,13 +95,14 @@ class CorrelatedNoise(nn.Module):
         return self._stream.steps
 
     @property
-    def strategy(self) -> BandedStrategy | BufferedStrategy:
+    def strategy(self) -> Made:
         """C."""
-        coefficients, buffers = self._stream.coefficients, self._stream.buffers
+        coefficients, buffers, period = self._stream.coefficients, self._stream.buffers, self._stream.period
         if not buffers.numel():
             return BandedStrategy(coefficients, self.steps)
         before = coefficients[:, 0] / coefficients[:, 1]
-        return BufferedStrategy(buffers[0], buffers[1], before, coefficients[:, 1])
+        few = BufferedStrategy(buffers[0], buffers[1], before, coefficients[:, 1])
+        return RecalledStrategy(few, period, coefficients[:, 2:].mT) if period else few
 
     def guarantee(
         self,
@@ -188,12 +190,15 @@ class CorrelatedNoise(nn.Module):
         self._stream.__reduce_ex__(protocol)
 
 
-def _numbers(strategy: BandedStrategy | BufferedStrategy) -> tuple[Tensor, Tensor]:
-    """What a :class:`Stream` needs of C: coefficients and buffers."""
+def _numbers(strategy: Made) -> tuple[Tensor, Tensor, int]:
+    """What a :class:`Stream` needs of C: coefficients, buffers and period."""
+    if isinstance(strategy, RecalledStrategy):
+        both, buffers, _ = _numbers(strategy.buffered)
+        return torch.cat([both, strategy.earlier.mT], 1), buffers, strategy.period
     if isinstance(strategy, BufferedStrategy):
         both = torch.stack([strategy.before * strategy.after, strategy.after], 1)
-        return both, torch.stack([strategy.poles, strategy.zeros])
-    return strategy.coefficients, strategy.coefficients.new_empty(2, 0)
+        return both, torch.stack([strategy.poles, strategy.zeros]), 0
+    return strategy.coefficients, strategy.coefficients.new_empty(2, 0), 0
 
 
 def _recorded(total: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy
+from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy
 from torchdp.factorization.certificates.worst_sets import most_apart, worst_separated
 from torchdp.factorization.structure.apart import apart_rounding, apart_squares
 from torchdp.factorization.structure.passes import pass_squares
@@ -53,8 +53,8 @@ class Participation(ABC):
     def largest(self, squares: Tensor) -> float:
         """The largest sum of ``squares`` >= 0, one for each step, over a permitted set."""
 
-    def moved(self, strategy: BufferedStrategy) -> tuple[float, float] | None:
-        """A bound on the norm of the sum of C's columns over a permitted set, and of some set; None: form C."""
+    def moved(self, strategy: BufferedStrategy | RecalledStrategy) -> tuple[float, float] | None:
+        """A bound on what a user moves, and what some user does, without the matrix; None: form C."""
         return None
 
     @abstractmethod
@@ -111,7 +111,9 @@ class Epochs(Participation):
         place = torch.arange(len(squares), device=squares.device) % period
         return float(squares.new_zeros(period).index_add_(0, place, squares).max())
 
-    def moved(self, strategy: BufferedStrategy) -> tuple[float, float] | None:
+    def moved(self, strategy: BufferedStrategy | RecalledStrategy) -> tuple[float, float] | None:
+        if isinstance(strategy, RecalledStrategy):
+            return _in_classes(strategy) if strategy.period == self.period else None
         C = strategy.to(torch.device("cpu"))
         longest = math.sqrt(float(pass_squares(C.poles, C.zeros, C.before, C.after, self.period).max()))
         rounding = (8 * strategy.steps + 64) * torch.finfo(torch.float64).eps
@@ -153,8 +155,8 @@ class Separated(Participation):
     def largest(self, squares: Tensor) -> float:
         return most_apart(squares.cpu().numpy(), self.gap, self.most(len(squares)))
 
-    def moved(self, strategy: BufferedStrategy) -> tuple[float, float] | None:
-        if strategy.steps * self.most(strategy.steps) > MOST_LINKS:
+    def moved(self, strategy: BufferedStrategy | RecalledStrategy) -> tuple[float, float] | None:
+        if isinstance(strategy, RecalledStrategy) or strategy.steps * self.most(strategy.steps) > MOST_LINKS:
             return None
         squares, rounding = apart_squares(strategy, self.gap, self.times), apart_rounding(strategy)
         value, attained = math.sqrt(squares[0]) * (1 + rounding), math.sqrt(squares[1]) * (1 - rounding)
@@ -166,7 +168,9 @@ class Separated(Participation):
         return bound, [chosen]
 
 
-def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participation: Participation) -> Sensitivity:
+def sensitivity(
+    strategy: Tensor | BandedStrategy | BufferedStrategy | RecalledStrategy, participation: Participation
+) -> Sensitivity:
     """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps, others 0.
 
     ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with equality for rows of
@@ -175,8 +179,8 @@ def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participat
     strategy: C, (r, steps), whose gram is computed in float64 and the result rounded up. Of a
     :class:`BandedStrategy` whose columns do not meet in a user's steps, and of a :class:`BufferedStrategy` for
     ``Once``, column norms are enough, of any number of steps; for ``Epochs`` buffers have recurrences, too, and for
-    ``Separated`` a bound in O(steps times), attained where D1 and D2 do not rise; of others C is formed. Raises
-    TypeError, ValueError.
+    ``Separated`` a bound in O(steps times), attained where D1 and D2 do not rise; a :class:`RecalledStrategy` has them
+    for ``Epochs`` of its period. Of others C is formed. Raises TypeError, ValueError.
 
     Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
@@ -184,13 +188,13 @@ def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participat
     if not isinstance(participation, Participation):
         raise TypeError("participation must be Once(), Epochs(period) or Separated(gap, times)")
     if not isinstance(strategy, Tensor):
-        checks.instance("strategy", strategy, (BandedStrategy, BufferedStrategy))
+        checks.instance("strategy", strategy, (BandedStrategy, BufferedStrategy, RecalledStrategy))
         reach = strategy.bands if isinstance(strategy, BandedStrategy) else strategy.steps
-        if participation.apart(strategy.steps) >= reach:
+        if participation.apart(strategy.steps) >= reach and not isinstance(strategy, RecalledStrategy):
             found = math.sqrt(participation.largest(strategy.column_norms().square()))
             rounding = (3 * strategy.steps + 16) * torch.finfo(torch.float64).eps
             return Sensitivity(found * (1 + rounding), found * (1 - rounding))
-        moved = participation.moved(strategy) if isinstance(strategy, BufferedStrategy) else None
+        moved = None if isinstance(strategy, BandedStrategy) else participation.moved(strategy)
         if moved is not None:
             return Sensitivity(*moved)
         strategy = strategy.dense()
@@ -208,10 +212,25 @@ def sensitivity(strategy: Tensor | BandedStrategy | BufferedStrategy, participat
     return Sensitivity(value, min(size * attained, value))
 
 
-def _moved(columns: Tensor, gram: Tensor) -> float:
-    """||columns s|| for signs s that turn the largest entries of ``gram`` positive, all where any signs do.
+def _in_classes(strategy: RecalledStrategy) -> tuple[float, float]:
+    """Of users who are in all steps of one class, or in some of them."""
+    products, rounding = strategy.class_products()
+    sums = products.abs().sum((1, 2)) + rounding
+    worst = int(sums.argmax())
+    gram, off = products[worst], float(rounding[worst])
+    signs = _signs(gram)
+    return math.sqrt(float(sums[worst])), math.sqrt(max(float(signs @ gram @ signs) - off, 0.0))
 
-    Signs spread from the first step along the largest entries, a greatest spanning tree (Prim).
+
+def _moved(columns: Tensor, gram: Tensor) -> float:
+    """||columns s|| for signs s that turn the largest entries of ``gram`` positive."""
+    return float((columns @ _signs(gram)).norm())
+
+
+def _signs(gram: Tensor) -> Tensor:
+    """Signs s with s_i s_j gram_ij >= 0 for the largest entries, for all where any signs do.
+
+    They spread from the first step along the largest entries, a greatest spanning tree (Prim).
     """
     signs = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
     link, reach, step = torch.ones_like(signs), torch.zeros_like(signs), 0
@@ -221,4 +240,4 @@ def _moved(columns: Tensor, gram: Tensor) -> float:
         reach = torch.where(closer, gram[step].abs(), reach)
         link = torch.where(closer, gram[step].sign() * signs[step], link)
         step = int(torch.where(signs == 0, reach, -1.0).argmax())
-    return float((columns @ torch.where(signs == 0, 1.0, signs)).norm())
+    return torch.where(signs == 0, 1.0, signs)

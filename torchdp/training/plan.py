@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.randomness import keyed_generator
@@ -25,6 +24,7 @@ from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.participation import Participation, sensitivity
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.sharded import settle
+from torchdp.training.strategy import Made
 from torchdp.training.stream import VERSION
 
 KEY = 32  # bytes; sampling and noise are a function of them and of the step
@@ -42,7 +42,7 @@ class Plan:
     :func:`choose`.
     """
 
-    strategy: BandedStrategy | BufferedStrategy
+    strategy: Made
     sampling: Participation | CyclicPoisson | BallsInBins
     bound: float
     sigma: float
@@ -103,18 +103,16 @@ class Plan:
     def digest(self) -> bytes:
         """32 bytes that name this plan."""
         C = self.strategy
-        kept = (C.coefficients,) if isinstance(C, BandedStrategy) else (C.poles, C.zeros, C.before, C.after)
-        numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in kept)
-        shapes = [tuple(each.shape) for each in kept]  # one row of numbers and one column are two strategies
-        rest = (VERSION, shapes, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in C.tensors)
+        shapes = [tuple(each.shape) for each in C.tensors]  # one row of numbers and one column are two strategies
+        rest = (VERSION, str(C), shapes, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
         return hashlib.sha256(numbers + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
         C = self.strategy
-        kind = f"{C.bands} bands" if isinstance(C, BandedStrategy) else f"{len(C.poles)} buffers"
         return (
             f"{self.guarantee}\n{C.steps} steps of {self.batch} of {self.users} users, {self.sampling}, "
-            f"clipped to {self.bound:g}; noise of standard deviation {self.sigma:g} over a strategy of {kind}"
+            f"clipped to {self.bound:g}; noise of standard deviation {self.sigma:g} over a strategy of {C}"
         )
 
 

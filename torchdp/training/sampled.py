@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy
+from torchdp.factorization import BandedStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
 from torchdp.training.binned import BallsInBins
-from torchdp.training.strategy import Strategy, as_strategy
+from torchdp.training.strategy import Made, Strategy, as_strategy
 
 SOURCE = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4"
 
@@ -71,7 +71,7 @@ class CyclicPoisson:
         """Each user's group, all of them alike in size: (users,)."""
         return draws.permutation(users) % self.groups
 
-    def _longest(self, C: BandedStrategy | BufferedStrategy) -> float:
+    def _longest(self, C: Made) -> float:
         """The largest column norm, rounded up, of a strategy of few enough bands."""
         if not isinstance(C, BandedStrategy) or C.bands > self.groups:
             raise ValueError(

@@ -3,15 +3,23 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy, EpochFactorization, Factorization
+from torchdp.factorization import (
+    BandedStrategy,
+    BufferedStrategy,
+    EpochFactorization,
+    Factorization,
+    RecalledStrategy,
+)
 from torchdp.workloads import RunningSums
 
-Strategy = Tensor | BandedStrategy | BufferedStrategy  # C, or what it is made of
+Made = BandedStrategy | BufferedStrategy | RecalledStrategy  # what C is made of
+Strategy = Tensor | Made
 MOST_DENSE = 4096  # steps of a matrix that is formed
 AT_ONCE = 2**12  # steps whose covariances are made together
 
@@ -112,9 +120,9 @@ class Iterates:
         return W
 
 
-def as_strategy(strategy: Strategy) -> BandedStrategy | BufferedStrategy:
+def as_strategy(strategy: Strategy) -> Made:
     """C as its coefficients. Raises TypeError, ValueError."""
-    if isinstance(strategy, BandedStrategy | BufferedStrategy):
+    if isinstance(strategy, Made):
         return strategy
     return BandedStrategy.of(lower_triangular("strategy", strategy))
 
@@ -169,9 +177,9 @@ def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
     return torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
 
 
-def _formed(name: str, value: "Iterates | BandedStrategy | BufferedStrategy") -> Tensor:
+def _formed(name: str, value: Iterates | Made) -> Tensor:
     """The matrix of not too many steps."""
-    checks.instance(name, value, (Tensor, Iterates, BandedStrategy, BufferedStrategy))
+    checks.instance(name, value, (Tensor, Iterates, *get_args(Made)))
     if value.steps > MOST_DENSE:
         raise ValueError(
             f"{name} has {value.steps} steps: above {MOST_DENSE} the errors are those of Iterates under a "

@@ -20,7 +20,7 @@ AT_ONCE = 2**16  # numbers of a step made together: they stay in the cache
 AT_ONCE_THERE = 2**26  # on a GPU
 COARSE = 2.0**-6  # of the noise: what rounding a sum may move it by
 REPEATED = "this thread drew noise while it was drawing noise: in a signal handler or a hook"
-PLACE = ("steps", "first", "whole")  # of the strategy; of this part of a gradient
+PLACE = ("steps", "period", "first", "whole")  # of the strategy; of this part of a gradient
 VERSION = 2  # of the numbers that a key gives: a secret state of another one is refused
 SECRET = ("version", "coefficients", "buffers", *PLACE, "sigma", "past", "step", "key")
 Numbers = tuple[Tensor, Tensor, Tensor, Tensor, int | None]
@@ -31,6 +31,8 @@ class Stream:
 
     coefficients: [t, j] = C[t, t - j], (steps or 1, bands), float64; with ``buffers``, the poles and zeros of a
     :class:`BufferedStrategy`, (2, count): [t] = (C_tt, D2_t), and the past is the running numbers. For none: (2, 0).
+    With ``period``, of a :class:`RecalledStrategy`, [t] = (C_tt, D2_t, A[t, t - period], A[t, t - 2 period], ...); else
+    it is 0.
     size, first, whole: numbers ``first`` to ``first + size`` of a gradient of ``whole`` ones; a number's noise does not
     depend on who draws it. key: 32 bytes. One thread at a time draws, the others wait. Copies and pickles raise
     TypeError: they would repeat the noise.
@@ -44,6 +46,7 @@ class Stream:
         coefficients: Tensor,
         buffers: Tensor,
         steps: int,
+        period: int,
         size: int,
         first: int,
         whole: int,
@@ -57,7 +60,7 @@ class Stream:
         checks.fits("size", memory + 1, size)
         checks.integer("steps", steps, 1, correlated_noise.STEPS)
         self.coefficients, self.buffers, self.sigma = coefficients, buffers, sigma
-        self.steps, self.first, self.whole = steps, first, whole
+        self.steps, self.period, self.first, self.whole = steps, period, first, whole
         self._past = torch.zeros(memory, size, dtype=dtype, device=coefficients.device)
         self._lock, self._process = threading.RLock(), process()
         self._at = (0, 0, True)  # step; numbers of _past that are past it; whether the next ones are before it
@@ -171,7 +174,7 @@ class Stream:
             self._finish()
             key = torch.frombuffer(bytearray(self._key), dtype=torch.uint8)
             held = (self.coefficients.clone(), self.buffers.clone())
-            place = (self.steps, self.first, self.whole)
+            place = (self.steps, self.period, self.first, self.whole)
             values = (VERSION, *held, *place, self.sigma, self._past.clone(), self.step, key)
         return dict(zip(SECRET, values, strict=True))
 
@@ -188,7 +191,12 @@ class Stream:
         steps, place = checks.integer("steps", state["steps"], 1), (state["first"], state["whole"])
         buffers = checks.floating("buffers", state["buffers"]).double()
         memory = (buffers.shape[1] if buffers.ndim == 2 else 0) or bands - 1
-        if buffers.ndim != 2 or len(buffers) != 2 or (buffers.numel() and bands != 2):
+        period = checks.integer("period", state["period"], 0)
+        if (
+            buffers.ndim != 2
+            or len(buffers) != 2
+            or (buffers.numel() and (bands < 2 or (bands > 2) != (period > 0)))
+        ):
             raise ValueError("buffers must be of shape (2, count), as in secret_state()")
         sigma, step = checks.positive("sigma", state["sigma"]), checks.integer("step", state["step"], 0)
         past, key = state["past"], state["key"]
@@ -208,6 +216,7 @@ class Stream:
             if bytes(key.tolist()) == self._key and step < self.step:
                 raise ValueError(f"state is at step {step}, this stream at {self.step}: its noise would repeat")
             new = {"coefficients": coefficients.to(self.device, copy=True), "sigma": sigma, "steps": steps}
+            new |= {"period": period}
             new |= {"buffers": buffers.to(self.device, copy=True), "_past": past.to(self.device, copy=True)}
             new |= {"_key": bytes(key.tolist()), "_at": (step, 0, True), "_awaited": step, "_process": process()}
             vars(self).update(new)  # all at once: an interrupt leaves one state or the other
@@ -234,8 +243,9 @@ class Stream:
         past = self._past[:, part]
         total, out = sums or (past.new_empty(past.shape[1]),) * 2
         gains, decays, scales, key, slot = numbers
+        first = self.first + part.start
         correlated_noise.add(
-            (out, past), total, gains, decays, scales, key, slot=slot, step=t, first=self.first + part.start
+            (out, past), total, gains, decays, scales, key, slot=slot, step=t, first=first, back=self.period
         )
 
     def _finish(self) -> None:
@@ -266,20 +276,22 @@ class Stream:
         return AT_ONCE if self.device.type == "cpu" else AT_ONCE_THERE
 
     def _numbers(self, t: int) -> Numbers:
-        """gains, decays, (feed, scale), key and slot of step t, as ``correlated_noise.add`` takes them."""
+        """gains, decays, (scale, feeds), key and slot of step t, as ``correlated_noise.add`` takes them."""
         memory, row = len(self._past), self.coefficients[min(t, len(self.coefficients) - 1)]
         key = chacha.key_of(self._key, self.device)
-        if self.buffers.numel():  # D2^{-1} T^{-1} D1^{-1} z, and s <- s - (1 - zero) s + D1^{-1} z
+        if self.buffers.numel():  # D2^{-1} T^{-1} D1^{-1} A z, and s <- s - (1 - zero) s + D1^{-1} A z
             poles, zeros = self.buffers
-            scales = torch.stack([self.sigma * row[1] / row[0], row[1]])
+            feed, drawn = self.sigma * row[1:2] / row[:1], 2 + (t // self.period if self.period else 0)
+            scales = torch.cat([row[1:2], feed, feed * row[2:drawn]])
             return residues(zeros, poles).to(self.dtype), (zeros - 1).to(self.dtype), scales, key, None
-        scales = torch.stack([torch.full_like(row[0], self.sigma), row[0]])
+        scales = torch.stack([row[0], torch.full_like(row[0], self.sigma)])
         slots = (t - 1 - torch.arange(memory, device=row.device)) % max(1, memory)  # of steps t - 1, t - 2, ...
         gains = row.new_zeros(memory).scatter_(0, slots, -row[1:]).to(self.dtype)
         return gains, gains, scales, key, t % memory if memory else None
 
     def _identify(self) -> bytes:
-        numbers, known = (self.sigma, self.steps, self.whole, str(self.dtype)), self.coefficients.cpu()
+        numbers = (self.sigma, self.steps, self.period, self.whole, str(self.dtype))
+        known = self.coefficients.cpu()
         self._diagonal = known[:, 0].tolist()
         return hashlib.sha256(
             self._key

@@ -54,6 +54,14 @@ class BandedStrategy:
         """Whether one row of coefficients serves all steps."""
         return len(self.coefficients) == 1
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that C is made of."""
+        return (self.coefficients,)
+
+    def __str__(self) -> str:
+        return f"{self.bands} bands"
+
     def to(self, device: torch.device) -> "BandedStrategy":
         """On another device."""
         return BandedStrategy(self.coefficients.to(device), self.steps)

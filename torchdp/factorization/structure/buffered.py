@@ -52,9 +52,17 @@ class BufferedStrategy:
         """Rows of C."""
         return len(self.before)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that C is made of."""
+        return self.poles, self.zeros, self.before, self.after
+
+    def __str__(self) -> str:
+        return f"{len(self.poles)} buffers"
+
     def to(self, device: torch.device) -> "BufferedStrategy":
         """On another device."""
-        return BufferedStrategy(*(x.to(device) for x in (self.poles, self.zeros, self.before, self.after)))
+        return BufferedStrategy(*(x.to(device) for x in self.tensors))
 
     def leading(self, steps: int) -> "BufferedStrategy":
         """Its first steps alone."""

@@ -1,0 +1,123 @@
+"""Buffers and noise that is drawn again: what classes move and rows add up against matrices and wider floats."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchdp.factorization import BufferedStrategy, RecalledStrategy, factorize_epochs
+from torchdp.factorization.certificates.passes_certificate import passes_lower
+from torchdp.factorization.structure import recalled_passes as search
+from torchdp.factorization.structure.passes import buffered_passes
+from torchdp.factorization.structure.recalled import folded, recalled_squares
+from torchdp.factorization.structure.recalled_passes import recalled_passes
+from torchdp.factorization.structure.returning import passes_dual
+from torchdp.randomness import keyed_generator
+from torchdp.workloads import RunningSums
+
+
+def strategies():
+    """40 random ones of up to 40 steps, the last pass whole or not, A up to 0.6."""
+    generator = keyed_generator(b"recalled")
+    for case in range(40):
+        n, buffers, period = 2 + case, 1 + case % 4, 1 + case % 7
+        places, before, after = (torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n))
+        places = places.sort(descending=True).values / 1.03
+        earlier = 1.2 * torch.rand(1 + case % 5, n, generator=generator).double() - 0.6
+        yield RecalledStrategy(BufferedStrategy(places[0::2], places[1::2], before, after), period, earlier)
+
+
+def classes(C, period):
+    """abs(C^T C) of each class, summed, in the widest floats; C a numpy matrix."""
+    gram = C.T @ C
+    return [abs(gram[i::period, i::period]).sum() for i in range(min(period, len(C)))]
+
+
+def wide(C):
+    """C itself in the widest floats, by forward substitution."""
+    n, inner = C.steps, C.buffered
+    l, q, D1, D2 = (x.numpy().astype(np.longdouble) for x in inner.tensors)
+    w = [np.prod(l[a] - q) / np.prod(np.delete(l[a] - l, a)) for a in range(len(l))]
+    found = np.zeros((n, n), np.longdouble)
+    for t in range(n):
+        for s in range(t + 1):
+            found[t, s] = D1[t] * (1 if s == t else sum(w * l ** (t - s - 1))) * D2[s]
+        for m, row in enumerate(C.earlier.numpy().astype(np.longdouble), 1):
+            if t >= m * C.period:
+                found[t] -= row[t] * found[t - m * C.period]
+    return found
+
+
+def test_guarantee_no_class_moves_further_than_is_said():
+    for C in strategies():
+        exact = wide(C)
+        assert abs(C.dense().numpy() - exact).max() < 1e-12 * abs(exact).max()
+        products, rounding = C.class_products()
+        for i, truth in enumerate(classes(exact, C.period)):
+            off = abs(float(products[i].abs().sum() - truth))
+            assert off <= float(rounding[i]) and rounding[i] < 1e-10 * max(truth, float(rounding.max()))
+        plain = RecalledStrategy(C.buffered, C.period, torch.zeros_like(C.earlier)).class_products()[0]
+        if C.steps > 2 * C.period:
+            assert not torch.allclose(plain, products, rtol=1e-3)  # the control: A counts
+        shorter = C.leading(C.steps - 1)
+        assert torch.allclose(shorter.dense(), C.dense()[:-1, :-1])
+
+
+def test_row_norms_are_those_of_the_matrix():
+    for C in strategies():
+        rows = recalled_squares(*C.buffered.tensors, C.classes())
+        W = torch.ones(C.steps, C.steps, dtype=torch.float64).tril()
+        expected = torch.linalg.solve_triangular(C.dense(), W, upper=False, left=False).square().sum(1)
+        assert torch.allclose(rows, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "period", "p", "most"),
+    [
+        (40, 14, 2.0, 1.03),  # the last pass is a short one
+        (24, 8, math.inf, 1.04),
+        pytest.param(128, 32, math.inf, 1.02, marks=pytest.mark.slow),
+        pytest.param(512, 64, 2.0, 1.007, marks=pytest.mark.slow),
+        pytest.param(10_000, 1000, 2.0, 1.015, marks=pytest.mark.slow),
+        pytest.param(10_000, 1000, math.inf, 1.055, marks=pytest.mark.slow),
+    ],
+)
+def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, period, p, most):
+    monkeypatch.setattr(search, "MOST", search.MOST if n > 100 else 30)
+    C, rows = recalled_passes(n, period, 4, p)
+    products, rounding = C.class_products()
+    assert float((products.abs().sum((1, 2)) + rounding).max()) <= 1 + 1e-8
+    W = RunningSums(n)
+    if n <= 512:
+        least = float(factorize_epochs(W.dense(), period, p, 1e-4).certificate.lower)
+    else:
+        lower, slack = passes_lower(W, period, *passes_dual(W, period, p), p)
+        least = float(lower - slack)
+    error = float(torch.linalg.vector_norm(rows, ord=p))
+    assert least <= error <= most * least
+    few = float(torch.linalg.vector_norm(buffered_passes(W, period, 4, p)[1], ord=p))
+    assert error < 0.97 * few
+
+
+def test_fewer_passes_drawn_again_err_more(monkeypatch):
+    monkeypatch.setattr(search, "MOST", 20)
+    errors = [float(recalled_passes(32, 8, 2, 2.0, reach)[1].norm()) for reach in (1, 2, 3)]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_folding_puts_a_class_in_a_row():
+    assert folded(torch.arange(7), 3).tolist() == [[0, 3, 6], [1, 4, 0], [2, 5, 0]]
+    assert folded(torch.arange(2), 3).tolist() == [[0], [1]]
+
+
+def test_bad_input_is_named():
+    few = BufferedStrategy(torch.tensor([0.6]), torch.tensor([0.5]), torch.ones(4), torch.ones(4))
+    for arguments, error, name in [
+        ((few, 0, torch.ones(1, 4)), ValueError, "period"),
+        ((few, 2, torch.ones(1, 3)), ValueError, "earlier must be of shape"),
+        ((few, 2, torch.full((1, 4), math.nan)), ValueError, "earlier"),
+        ((few.before, 2, torch.ones(1, 4)), TypeError, "buffered"),
+    ]:
+        with pytest.raises(error, match=name):
+            RecalledStrategy(*arguments)
