@@ -176,12 +176,13 @@ def features() -> Iterator[Launch]:
 def steps() -> Iterator[Launch]:
     from torchdp.kernels.correlated_noise import fused as correlated
 
-    key, numbers = torch.zeros(8, dtype=torch.int32), torch.ones(2, dtype=torch.float64)
-    for memory, slot, dtype in (
-        (0, None, torch.float32),
-        (4, None, torch.float32),
-        (4, None, torch.float64),
-        (31, 5, torch.float32),
+    key, numbers = torch.zeros(8, dtype=torch.int32), torch.ones(5, dtype=torch.float64)
+    for memory, slot, dtype, earlier in (
+        (0, None, torch.float32, 0),
+        (4, None, torch.float32, 0),
+        (4, None, torch.float64, 0),
+        (31, 5, torch.float32, 0),
+        (4, None, torch.float32, 3),
     ):
         total, past, gains = (
             torch.zeros(10**6, dtype=dtype),
@@ -190,11 +191,15 @@ def steps() -> Iterator[Launch]:
         )
         moved = dtype.itemsize * (2 + (2 * memory if slot is None else memory + 1))
         loop = () if slot is None else (memory // 4, memory % 4)
-        work = Work("number", correlated.NUMBERS, (10, 0, 10, *loop), moved, rare=True)
+        loop = (earlier, 10, 0, 10) if earlier else loop
+        work = Work("number", correlated.NUMBERS, (10, 0, 10, *loop), moved, rare=not earlier)
         name = "independent" if not memory else f"{memory} buffers" if slot is None else f"{memory + 1} bands"
+        name += f", {earlier} passes" if earlier else ""
         yield Launch(
             f"{name}, {bits_of(dtype)}",
-            lambda a=((total, past), total, gains, gains, numbers, key, slot): correlated.add(*a, 3, 0),
+            lambda a=((total, past), total, gains, gains, numbers[: earlier + 2], key, slot): correlated.add(
+                *a, 3, 0
+            ),
             (work,),
         )
 

@@ -6,10 +6,10 @@ Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered strategi
     ``RecalledStrategy`` can: its noise needs the buffers and the z of ``passes`` earlier passes, which a keyed
     generator draws again: no memory, at most as many normals more a number.
 Command:  OMP_NUM_THREADS=1 python experiments/training/recalled.py
-Expected: with four buffers and all earlier passes within 0.5 % of a bound for every strategy at 128 and 512 steps,
-    1.2 % at 10,000, where four buffers alone are 6 to 12 % above it; one earlier pass takes half of that. ``apart``: what
-    users move who only keep apart: such a strategy is for a fixed order. ``off``: the largest deviation of the noise
-    made step by step from C^{-1} z, relative, is rounding. ``ns``: a number's noise, the mean over all steps.
+Expected: four buffers and all earlier passes within 0.5 % of a bound for every strategy at 128 and 512 steps, 1.2 % at
+    10,000, where four buffers alone are 6 to 12 % above it; one earlier pass takes half of that. ``apart``: what users
+    move who only keep apart: such a strategy is for a fixed order. ``off``: the largest deviation of the noise made
+    step by step from C^{-1} z, relative, is rounding. ``ns``: a number's noise, the mean over all steps.
 Output: results/training/recalled/recalled.csv; printed: ``experiments/bench/recalled_cpu.txt``.
 Artifact: Dvijotham et al. (2024) | few buffers, many passes
 Status: extends
@@ -58,7 +58,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("recalled", **cell, strategy="at least", **{**dict.fromkeys(names), "error": least})
         few = f"{config.buffers} buffers"
         for name, reach in [(few, 0)] + [
-            (f"{few}, {most} earlier passes at most", most) for most in config.passes
+            (f"{few}, {most} earlier {'pass' if most == 1 else 'passes'} at most", most) for most in config.passes
         ]:
             start = time.process_time()
             if reach:
