@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import urandom
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from torchdp import checks
 from torchdp.noise import Noise, SeededNoise, source
@@ -20,6 +21,7 @@ from torchdp.training.batches import Batches
 from torchdp.training.binned import BallsInBins
 from torchdp.training.clipping import Inputs, clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
+from torchdp.training.loading import Ahead, loader
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.participation import Participation, sensitivity
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
@@ -123,8 +125,8 @@ class Run:
             run.backward(inputs[users], targets[users])  # private gradients in ``.grad``
             optimizer.step()
 
-    ``backward`` clips each user's gradient, adds them up, adds the step's noise and divides by ``plan.batch``;
-    ``release`` does so with gradients that were made elsewhere. Each batch that was handed out must be used, once,
+    ``loader`` reads rows ahead. ``backward`` clips each user's gradient, adds them up, adds the step's noise and divides
+    by ``plan.batch``; ``release`` does so with gradients that were made elsewhere. Each batch that was handed out must be used, once,
     before the next one; else RuntimeError, and nothing is released. An interrupt leaves the step spent and its batch
     used, or neither; threads take turns; copies and pickles are refused.
 
@@ -162,7 +164,7 @@ class Run:
         steps, dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
         self._device, self._whole = parameters[0].device, sum(p.numel() for p in parameters)
         self._group = replicas.several()
-        rank, ranks = replicas.place() if self._group else (0, 1)
+        rank, ranks = self._place()
         self._chunk = -(-self._whole // ranks)
         first = min(rank * self._chunk, self._whole - 1)
         size = max(1, min(self._chunk, self._whole - first))
@@ -212,17 +214,51 @@ class Run:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Tensor]:
-        rank, ranks = replicas.place() if self._group else (0, 1)
+        rank, ranks = self._place()
         while self.step < self.noise.steps:
             with self._turn:
-                if self._handed[0] == self.step:
-                    raise RuntimeError(
-                        "the last batch was not used: call backward once for each, or the steps would not fit"
-                    )
+                self._refuse_unused()
                 self.batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
                 users = torch.tensor(next(iter(self.batches)), dtype=torch.int64)[rank::ranks]
                 self._handed = (self.step, len(users))
             yield users
+
+    def loader(self, data: Dataset[Any], **options: Any) -> Iterator[Any]:
+        """The rows of ``data`` for the batch of each step that is left, read ahead, as a ``DataLoader`` gives them.
+
+            for inputs, targets in run.loader(data, num_workers=4):
+                run.backward(inputs, targets)
+                optimizer.step()
+
+        data: a row for each user. options: of ``DataLoader``, but for those that say who is in a batch. A batch of
+        nobody has tensors of no rows. Each batch must be used before the next one, as in iteration. Raises TypeError,
+        ValueError.
+        """
+        self.batches.step = self.step
+        ahead = Ahead(self.batches, *self._place())
+        rows = loader(data, ahead, self.plan.users, self._generator(b"loader"), options)
+        return self._handing(rows, ahead, self.step)
+
+    def _handing(self, rows: Iterable[Any], ahead: Ahead, first: int) -> Iterator[Any]:
+        for step, batch in enumerate(rows, first):
+            with self._turn:
+                self._refuse_unused()
+                if step != self.step:
+                    raise RuntimeError(
+                        f"the run is at step {self.step}, this loader at {step}: call run.loader again"
+                    )
+                self._handed, self.batches.step = (step, ahead.counts.popleft()), step + 1
+            yield batch
+
+    def _refuse_unused(self) -> None:
+        if self._handed[0] == self.step:
+            raise RuntimeError(
+                "the last batch was not used: call backward once for each, or the steps would not fit"
+            )
+
+    def _place(self) -> tuple[int, int]:
+        """This process's number, and how many there are."""
+        return replicas.place() if self._group else (0, 1)
 
     def backward(self, inputs: Inputs, targets: Tensor) -> None:
         """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.

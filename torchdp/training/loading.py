@@ -1,0 +1,68 @@
+"""A data set's rows for the batches of a run, read ahead by a ``DataLoader``."""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from torchdp import checks
+from torchdp.training.batches import Batches
+from torchdp.training.sampled import SampledBatches
+
+DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")  # by the plan
+
+
+class Ahead(Sampler[list[int]]):
+    """This process's part of the batches that are left, drawn before they are due: the given ones stay where they are.
+
+    counts: of the batches that were drawn, in their order.
+    """
+
+    def __init__(self, batches: Batches | SampledBatches, rank: int, ranks: int) -> None:
+        self.counts: deque[int] = deque()
+        self._batches, self._part = copy.copy(batches), slice(rank, None, ranks)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for users in self._batches if len(self._batches) else ():
+            mine = users[self._part]
+            self.counts.append(len(mine))
+            yield mine
+
+
+class Collate:
+    """The rows of a batch by ``collate``; of a batch of nobody the tensors of one row, less that row."""
+
+    def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self.data, self.collate = data, collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        return self.collate(rows) if rows else _emptied(self.collate([self.data[0]]))
+
+
+def loader(
+    data: Dataset[Any], ahead: Ahead, users: int, generator: torch.Generator, options: Any
+) -> DataLoader[Any]:
+    """The rows of each batch, collated. Raises TypeError, ValueError."""
+    checks.instance("data", data, Dataset)
+    if not hasattr(data, "__len__") or len(data) != users:
+        found = len(data) if hasattr(data, "__len__") else "no length"
+        raise ValueError(f"data must hold one row for each of the plan's {users} users, not {found}")
+    if wrong := sorted(set(DECIDED) & set(options)):
+        raise ValueError(f"{', '.join(wrong)} must be left out: the plan decides who is in a batch")
+    collate = Collate(data, options.pop("collate_fn", None) or default_collate)
+    return DataLoader(data, batch_sampler=ahead, collate_fn=collate, generator=generator, **options)
+
+
+def _emptied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value[:0]
+    if isinstance(value, dict):
+        return {name: _emptied(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_emptied(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
