@@ -125,10 +125,10 @@ class Run:
             run.backward(inputs[users], targets[users])  # private gradients in ``.grad``
             optimizer.step()
 
-    ``loader`` reads rows ahead. ``backward`` clips each user's gradient, adds them up, adds the step's noise and divides
-    by ``plan.batch``; ``release`` does so with gradients that were made elsewhere. Each batch that was handed out must be used, once,
-    before the next one; else RuntimeError, and nothing is released. An interrupt leaves the step spent and its batch
-    used, or neither; threads take turns; copies and pickles are refused.
+    ``loader`` reads rows ahead. ``backward`` clips each user's gradient, adds them up, adds the step's noise and
+    divides by ``plan.batch``; ``release`` does so with gradients that were made elsewhere. Each batch that was handed
+    out must be used, once, before the next one; else RuntimeError, and nothing is released. An interrupt leaves the
+    step spent and its batch used, or neither; threads take turns; copies and pickles are refused.
 
     module, loss: as in :func:`clip_and_sum`, one example for each user.
 
