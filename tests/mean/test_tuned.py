@@ -330,6 +330,12 @@ def test_every_round_of_an_adaptive_mean_is_asked_within_what_is_left(monkeypatc
         asked.clear()
         AdaptiveMean(wide(size=size), 0.05, 1e-6).estimate(crowd(), noise=SeededNoise(0))
         assert sum(asked) == pytest.approx(0.05) and asked[-1] >= 0.03 - 1e-12 and len(asked) >= 3
+    # looks of users who are many against the noise take little, and a flat side asks for none
+    asked.clear()
+    box = Box(torch.full((6,), -1e6), torch.cat([torch.full((5,), 1e6), torch.full((1,), -1e6)]))
+    x = torch.cat([crowd(), torch.full((20_000, 1), -1e6, dtype=torch.float64)], 1)
+    AdaptiveMean(box, 0.5, 1e-6).estimate(x, noise=SeededNoise(0))
+    assert sum(asked) == pytest.approx(0.5) and asked[-1] > 0.83 * 0.5 and len(asked) < 2 + LOOKS
 
 
 def test_an_adaptive_mean_of_few_users_or_one_value_ends():
