@@ -360,6 +360,18 @@ def test_an_adaptive_mean_of_one_value_anywhere_in_the_box(value):
         assert float(found.standard_error) < 1e-9
 
 
+def test_an_adaptive_mean_is_as_good_far_from_the_origin():
+    x, found = crowd(d=1), []
+    for shift in (0.0, 1.7e9):  # seconds of an epoch
+        box = Box(torch.tensor([shift - 1e5], dtype=torch.float64), torch.tensor([shift + 1e5], dtype=torch.float64))
+        found.append(AdaptiveMean(box, 0.05, 1e-6).estimate(shift + x, noise=SeededNoise(0)))
+    near, far = found
+    assert float(far.domain.root) == pytest.approx(float(near.domain.root), rel=1e-3)
+    assert float(far.value) - 1.7e9 == pytest.approx(float(near.value), abs=1e-5)
+    thin = Box(torch.ones(1, dtype=torch.float64), torch.full((1,), 1 + 1e-12, dtype=torch.float64))
+    assert float(AdaptiveMean(thin, 1.0, 1e-6).estimate(thin.low[None].expand(99, 1)).value) == pytest.approx(1.0)
+
+
 def test_an_adaptive_mean_takes_the_numbers_of_float32_in_its_box():
     box = Box(torch.tensor([0.1, 0.0], dtype=torch.float64), torch.tensor([0.1, 0.7], dtype=torch.float64))
     x = torch.stack([torch.full((5000,), 0.1), torch.full((5000,), 0.7)], 1)  # both a little above

@@ -108,8 +108,9 @@ class AdaptiveMean:
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
         x, draws = self.box.project(self.box.admit(x).double()), source(noise, x.device)
-        low, high, left = self.box.low.to(x), self.box.high.to(x), self.rho
-        centre, spread = (low + high) / 2, (high - low) / 2
+        middle = self.box.middle.to(x)  # around it floats tell apart points of a narrow box far from 0
+        x, low, high, left = x - middle, self.box.low.to(x) - middle, self.box.high.to(x) - middle, self.rho
+        centre, spread, reach = (low + high) / 2, (high - low) / 2, (low, high)
         look = min(LOOK * self.rho, max(SHORT * self.rho, len(low) * (STEADY / len(x)) ** 2))
         for _ in range(LOOKS):
             before = high - low
@@ -118,7 +119,7 @@ class AdaptiveMean:
             if bool(((high - low > before / GAINED) | (before == 0)).all()):
                 break
         left -= LAST * self.rho
-        furthest = torch.maximum(centre - self.box.low.to(x), self.box.high.to(x) - centre)
+        furthest = torch.maximum(centre - reach[0], reach[1] - centre)
         # a few users may lie far from a value that most share
         spread = torch.maximum(torch.maximum(spread, FLOOR * spread.mean()), GRAIN * centre.abs())
         spread = torch.minimum(spread, furthest)
@@ -127,7 +128,11 @@ class AdaptiveMean:
         last = GaussianMean.tuned(domain, rho=left, delta=self.delta)
         found = last.analyse(last.hear(_inside(x, domain), draws))
         return AdaptiveEstimate(
-            found.value, found.standard_error, found.n, domain=domain, guarantee=self.guarantee
+            middle + found.value,
+            found.standard_error,
+            found.n,
+            domain=Ellipsoid(domain.root, middle + centre),
+            guarantee=self.guarantee,
         )
 
 
