@@ -363,7 +363,9 @@ def test_an_adaptive_mean_of_one_value_anywhere_in_the_box(value):
 def test_an_adaptive_mean_is_as_good_far_from_the_origin():
     x, found = crowd(d=1), []
     for shift in (0.0, 1.7e9):  # seconds of an epoch
-        box = Box(torch.tensor([shift - 1e5], dtype=torch.float64), torch.tensor([shift + 1e5], dtype=torch.float64))
+        box = Box(
+            torch.tensor([shift - 1e5], dtype=torch.float64), torch.tensor([shift + 1e5], dtype=torch.float64)
+        )
         found.append(AdaptiveMean(box, 0.05, 1e-6).estimate(shift + x, noise=SeededNoise(0)))
     near, far = found
     assert float(far.domain.root) == pytest.approx(float(near.domain.root), rel=1e-3)

@@ -86,32 +86,36 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         found = [
             cls(domain, shape, epsilon, (Block(r, 2.0, 1.0),)),
             cls(domain, cross, epsilon, (Block(k, 1.0, 1.0),)),
-            cls(domain, axes, epsilon, _like_widths(axes.root.norm(dim=0) + 4 * membership_room(domain))),
+            cls(domain, axes, epsilon, _like_widths(axes.root.norm(dim=0))),
         ]
         return min(found, key=lambda each: float(each.noise_root(1).square().sum()))
 
     @cached_property
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest of each coordinate of u over the domain, (r,): users' are cut to them."""
+        rows, centre = self.encoding.inverse, self.encoding.centre
+        low, high = (((self.domain.extreme(each) - centre) * rows).sum(1) for each in (-rows, rows))
+        return low, torch.maximum(low, high)
+
+    @cached_property
     def diameters(self) -> list[float]:
-        """D_b of each block: proved upper bounds, with what membership tests let through."""
+        """D_b of each block: proved upper bounds, with what membership tests let through where it is not cut."""
         own, found, start = self.encoding, [], 0
-        let_through = 4 * membership_room(self.domain)
-        corners = self.domain.corners(MOST_CORNERS)
+        corners, (low, high) = self.domain.corners(MOST_CORNERS), self.limits
         for block in self.blocks:
-            rows = own.inverse[start : start + block.size]
-            room = let_through * float(torch.linalg.matrix_norm(rows, 2))
-            widths = ((self.domain.extreme(rows) - self.domain.extreme(-rows)) * rows).sum(1)
+            rows, widths = (each[start : start + block.size] for each in (own.inverse, high - low))
             if block.order == 2:
-                whole = block.size == len(own.inverse)
-                most = own.diameter if whole else float(widths.norm())
+                most = own.diameter if block.size == len(own.inverse) else float(widths.norm())
             elif block.order == 1:
-                apart = math.inf
+                most = float(widths.sum())
                 if corners is not None:
                     shown = corners @ rows.mT
-                    apart = float(torch.cdist(shown, shown, p=1).max())
-                most = min(apart, float(widths.sum()))
+                    room = 4 * membership_room(self.domain) * float(torch.linalg.matrix_norm(rows, 2))
+                    apart = float(torch.cdist(shown, shown, p=1).max()) + room * math.sqrt(block.size)
+                    most = min(apart, most)
             else:
                 most = float(widths.max())
-            found.append(most * (1 + 1e-12) + room * (math.sqrt(block.size) if block.order == 1 else 1.0))
+            found.append(most * (1 + 1e-12))
             start += block.size
         return found
 
@@ -151,7 +155,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         total = self.shape.root.new_zeros(self.shape.root.shape[1])
         for u, counts in self.encoded(summary):
-            total = total + counts @ u
+            total = total + counts @ u.clamp(*self.limits)
         parts = [
             scale * _noise(block, draws, shape) for block, scale in zip(self.blocks, self.scales, strict=True)
         ]
