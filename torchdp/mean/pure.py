@@ -12,7 +12,7 @@ from torchdp.domains.domain import Domain
 from torchdp.domains.encoding import membership_room
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import difference_shape
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Tally
@@ -156,11 +156,16 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         total = self.shape.root.new_zeros(self.shape.root.shape[1])
         for u, counts in self.encoded(summary):
             total = total + counts @ u.clamp(*self.limits)
-        parts = [
-            scale * _noise(block, draws, shape) for block, scale in zip(self.blocks, self.scales, strict=True)
-        ]
-        noise = torch.cat(parts, -1) if parts else total.expand(*shape, -1)
-        return Tally(summary.n, {"sum": total + noise})
+        return Tally(summary.n, {"sum": total + self._noise(draws, shape)})
+
+    def noise(self, n: int, count: int, draws: Simulated) -> Tensor:
+        return self._noise(draws, (count,)) @ self.shape.root.mT / checks.integer("n", n, 1)
+
+    def _noise(self, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+        """Of the sum of u, (*shape, r)."""
+        each = zip(self.blocks, self.scales, strict=True)
+        parts = [scale * _noise(block, draws, shape) for block, scale in each]
+        return torch.cat(parts, -1) if parts else self.shape.root.new_zeros((*shape, 0))
 
     def analyse(self, tally: Tally) -> Estimate:
         return self.decoded(self.check(tally)["sum"], tally.n)
