@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -75,8 +74,8 @@ class MeanProtocol(DomainProtocol):
         """An upper bound on (E ||projected - mean||_2^2)^{1/2} for n users, whatever their data.
 
         For the projection z of m + Z on a convex K that holds m, <m + Z - z, m - z> <= 0, so ||z - m||^2 <= <Z, z - m>
-        <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the support function, here by Monte Carlo from
-        ``noise``; or E ||Z||^2 where this is less. No dimension enters for a simplex but log d.
+        <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the support function, here by Monte Carlo
+        from ``noise``; or E ||Z||^2 where this is less. No dimension enters for a simplex but log d.
 
         Guarantees: an upper bound, up to the standard error; for a ``LocalMean`` as n grows.
         Source: the inequality above; Dwork, Nikolov, Talwar (2015), "Efficient algorithms for privately releasing
