@@ -85,8 +85,8 @@ class MeanProtocol(DomainProtocol):
         generator = keyed_generator(b"torchdp.mean.projected_error", root.device)
         count = min(WIDTHS, max(256, rows_at_once(max(root.shape))))
         Z = self.noise(n, count, Simulated(generator))
-        widths = (self.domain.extreme(Z) * Z).sum(1)
-        widths = widths - Z @ self.domain.spanning().mean(0)  # of mean 0, and without it the error is larger
+        # around any point: <Z, point> is of mean 0, and with it the error is larger
+        widths = self.domain.supports(Z, self.domain.spanning().mean(0))
         width = float(widths.mean())
         if width >= plain**2:
             return Measured(plain)

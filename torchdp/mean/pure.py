@@ -94,7 +94,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def limits(self) -> tuple[Tensor, Tensor]:
         """The least and the largest of each coordinate of u over the domain, (r,): users' are cut to them."""
         rows, centre = self.encoding.inverse, self.encoding.centre
-        low, high = (((self.domain.extreme(each) - centre) * rows).sum(1) for each in (-rows, rows))
+        low, high = -self.domain.supports(-rows, centre), self.domain.supports(rows, centre)
         return low, torch.maximum(low, high)
 
     @cached_property
@@ -187,7 +187,8 @@ def _noise(block: Block, draws: Draws, shape: tuple[int, ...]) -> Tensor:
 def _widths(domain: Domain) -> Tensor:
     """max x_i - min x_i over the domain, (d,)."""
     one = torch.eye(domain.dimension).to(domain.spanning())
-    return ((domain.extreme(one) - domain.extreme(-one)) * one).sum(1)
+    zero = torch.zeros_like(one[0])
+    return domain.supports(one, zero) + domain.supports(-one, zero)
 
 
 def _axes(shape: NoiseShape, widths: Tensor) -> NoiseShape:
