@@ -38,7 +38,8 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     of the l_q ball of its k coordinates, R ~ Gamma(k + 1, D_b/epsilon_b): of covariance (D_b/epsilon_b)^2 times
     2 (q = 1), k + 1 (q = 2), (k + 1)(k + 2)/3 (q = inf). One block whose ball holds K - K is the K-norm mechanism: for
     a box of d equal sides 6 d^2/((d + 1)(d + 2)) times less variance than Laplace noise in each coordinate apart.
-    ``error(n, p)`` takes the noise for Gaussian but at p = 2. A tally is the noisy sum of u.
+    ``error(n, p)`` takes the noise for Gaussian but at p = 2, and so do intervals: a Laplace number lies outside that
+    of 95 % in 6 % of releases. A tally is the noisy sum of u, each cut to the domain's ``limits``.
 
     shape: A and the centre of u. blocks: sizes that add up to A's columns, q in {1, 2, inf}, shares of sum 1.
     epsilon > 0. Raises TypeError, ValueError. ``tuned`` chooses.
