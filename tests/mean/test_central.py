@@ -10,7 +10,7 @@ from gaussians import rounded
 
 from torchdp.domains import Box, FiniteSet, difference_shape, least_error_shape, lp_ball, noise_shape, round_shape
 from torchdp.factorization import gamma_box
-from torchdp.mean import GaussianMean
+from torchdp.mean import GaussianMean, PureMean
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_log_delta
 from torchdp.protocol import Crowd
@@ -231,3 +231,14 @@ def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_
     encoded = mechanism.encoding(domain.admit(x))
     assert encoded.norm(dim=-1).max() <= mechanism.encoding.radius * (1 + 1e-12)
     assert mechanism.encoding.widest < torch.cdist(encoded, encoded).max() <= mechanism.encoding.diameter
+
+
+def test_guarantee_a_projected_pure_answer_errs_by_the_width_of_its_own_noise():
+    """E max |Laplace(b)| of d is b (1 + 1/2 + ... + 1/d): twice what normal noise of this variance gives."""
+    d, n = 200, 30
+    protocol = PureMean.tuned(lp_ball(d, 1.0), epsilon=0.3)
+    (block,), (scale,) = protocol.blocks, protocol.scales
+    assert block.order == 1.0
+    bound = protocol.projected_error(n)
+    width = scale / n * sum(1 / k for k in range(1, d + 1)) * float(protocol.shape.root.abs().max())
+    assert bound.value == pytest.approx(math.sqrt(width), abs=5 * bound.standard_error)

@@ -330,6 +330,12 @@ def test_every_round_of_an_adaptive_mean_is_asked_within_what_is_left(monkeypatc
         asked.clear()
         AdaptiveMean(wide(size=size), 0.05, 1e-6).estimate(crowd(), noise=SeededNoise(0))
         assert sum(asked) == pytest.approx(0.05) and asked[-1] >= 0.03 - 1e-12 and len(asked) >= 3
+    # looks of users who are many against the noise take little, and a flat side asks for none
+    asked.clear()
+    box = Box(torch.full((6,), -1e6), torch.cat([torch.full((5,), 1e6), torch.full((1,), -1e6)]))
+    x = torch.cat([crowd(), torch.full((20_000, 1), -1e6, dtype=torch.float64)], 1)
+    AdaptiveMean(box, 0.5, 1e-6).estimate(x, noise=SeededNoise(0))
+    assert sum(asked) == pytest.approx(0.5) and asked[-1] > 0.83 * 0.5 and len(asked) < 2 + LOOKS
 
 
 def test_an_adaptive_mean_of_few_users_or_one_value_ends():
@@ -352,6 +358,20 @@ def test_an_adaptive_mean_of_one_value_anywhere_in_the_box(value):
         found = AdaptiveMean(box, 1.0, 1e-6).estimate(x, noise=SeededNoise(seed))
         assert float(found.value) == pytest.approx(value, abs=6 * float(found.standard_error) + 1e-16)
         assert float(found.standard_error) < 1e-9
+
+
+def test_an_adaptive_mean_is_as_good_far_from_the_origin():
+    x, found = crowd(d=1), []
+    for shift in (0.0, 1.7e9):  # seconds of an epoch
+        box = Box(
+            torch.tensor([shift - 1e5], dtype=torch.float64), torch.tensor([shift + 1e5], dtype=torch.float64)
+        )
+        found.append(AdaptiveMean(box, 0.05, 1e-6).estimate(shift + x, noise=SeededNoise(0)))
+    near, far = found
+    assert float(far.domain.root) == pytest.approx(float(near.domain.root), rel=1e-3)
+    assert float(far.value) - 1.7e9 == pytest.approx(float(near.value), abs=1e-5)
+    thin = Box(torch.ones(1, dtype=torch.float64), torch.full((1,), 1 + 1e-12, dtype=torch.float64))
+    assert float(AdaptiveMean(thin, 1.0, 1e-6).estimate(thin.low[None].expand(99, 1)).value) == pytest.approx(1.0)
 
 
 def test_an_adaptive_mean_takes_the_numbers_of_float32_in_its_box():

@@ -15,6 +15,7 @@ from torchdp.regression import (
     NoisyMoments,
     SecondMoments,
     adaptive_ridge,
+    cautious_ridge,
     debiased,
     least_squares,
     loss,
@@ -44,7 +45,7 @@ def released(moments, epsilon, repeats, seed=1):
 def moments_of(gram, cross, sigma=0.0):
     """An estimate of these, all standard errors sigma."""
     value = svec(gram) if cross is None else torch.cat([svec(gram), cross], -1)
-    return NoisyMoments(value, torch.full_like(value, sigma), 1, columns=len(gram))
+    return NoisyMoments(value, torch.full_like(value, sigma), 1, columns=gram.shape[-1])
 
 
 def with_noise(Y, variance):
@@ -160,6 +161,19 @@ def test_debiased_moments_are_unbiased_and_their_levels_are_measured():
     off = noisy.gram[:, ~torch.eye(D, dtype=torch.bool)].var(0).mean().sqrt()
     assert float(off) == pytest.approx(float(noisy.gram_sigma.mean()) / math.sqrt(2), rel=0.05)
     assert float(noisy.cross.var(0).mean().sqrt()) == pytest.approx(float(noisy.cross_sigma.mean()), rel=0.05)
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_a_cautious_solution_stays_away_from_singular_whatever_the_noise(d):
+    """At the noise that the rule takes for the largest, G + t I was 0, and one in 37 solutions of one column beyond."""
+    level = 0.1
+    r = level * math.sqrt(d * math.log(2 * d**2 / 0.05))
+    gram = torch.linspace(-1.5, 1.5, 61, dtype=torch.float64)[:, None, None] * r * torch.eye(d).double()
+    solution = cautious_ridge(moments_of(gram, torch.ones(61, d).double(), level), 0.0)
+    assert float(solution.abs().max()) <= 2 / r * (1 + 1e-9)
+    calm = gram[gram[:, 0, 0] > -0.49 * r, 0, 0]
+    found = solution[-len(calm) :, 0].tolist()
+    assert found == pytest.approx([1 / max(r + min(each, 0), each) for each in calm.tolist()])
 
 
 def test_bad_input_is_named():

@@ -109,6 +109,10 @@ class Product(Domain):
         slopes = directions.split(self.sizes, dim=-1)
         return torch.cat([part.extreme(slope) for part, slope in zip(self.parts, slopes, strict=True)], -1)
 
+    def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
+        each = zip(self.parts, directions.split(self.sizes, dim=-1), centre.split(self.sizes), strict=True)
+        return torch.stack([part.supports(slope, middle) for part, slope, middle in each]).sum(0)
+
     def spanning(self) -> Tensor:
         """One part at a time runs over its spanning points, the others stay at their first."""
         spans = [part.spanning() for part in self.parts]
@@ -220,6 +224,10 @@ class LinearImage(Domain):
 
     def extreme(self, directions: Tensor) -> Tensor:
         return self.domain.extreme(directions @ self.transform) @ self.transform.mT
+
+    def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
+        slopes = directions @ self.transform
+        return self.domain.supports(slopes, torch.zeros_like(slopes[0])) - directions @ centre
 
     def spanning(self) -> Tensor:
         return self.domain.spanning() @ self.transform.mT

@@ -80,6 +80,10 @@ class Domain(ABC):
     def extreme(self, directions: Tensor) -> Tensor:
         """Points x of K with the largest <direction, x>, (k, d) for directions (k, d) float64."""
 
+    def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
+        """Proved upper bounds on max <direction, x - centre> over K, (k,): the maxima where ``extreme`` finds them."""
+        return ((self.extreme(directions) - centre) * directions).sum(-1)
+
     @abstractmethod
     def spanning(self) -> Tensor:
         """Finitely many points of K, (k, d) float64, whose affine hull holds K."""

@@ -77,6 +77,13 @@ class KroneckerProduct(Domain):
             y = self.right.extreme((x[..., None, :] @ theta)[..., 0, :])
         return _products(x, y)
 
+    def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
+        """Exact for directions a (x) b; else the sum of those of a singular value decomposition."""
+        theta = directions.unflatten(-1, (self.left.dimension, self.right.dimension))
+        U, S, Vh = torch.linalg.svd(theta, full_matrices=False)
+        lengths = (_reach(part, z) for part, z in ((self.left, U.mT), (self.right, Vh)))
+        return S.mul(next(lengths)).mul(next(lengths)).sum(-1) - directions @ centre
+
     def spanning(self) -> Tensor:
         x, y = self.left.spanning(), self.right.spanning()
         return torch.kron(x, y)
@@ -139,6 +146,13 @@ class KroneckerProduct(Domain):
         A, B = U[:, 0].reshape(m, m), S[0] * Vh[0].reshape(n, n)
         sign = 1.0 if float(A.trace()) >= 0 else -1.0
         return sign * (A + A.mT) / 2, sign * (B + B.mT) / 2
+
+
+def _reach(part: Domain, directions: Tensor) -> Tensor:
+    """max |<direction, x>| over the part, (k, r) for directions (k, r, d)."""
+    rows = directions.flatten(0, -2)
+    zero = torch.zeros_like(rows[0])
+    return torch.maximum(part.supports(rows, zero), part.supports(-rows, zero)).view(directions.shape[:-1])
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torchdp.protocol.rounded_sum import released_guarantee
 from torchdp.rounded import RoundedNormal
 
 CELLS, LOOKS = 64, 10  # of each coordinate's histogram, and how many are asked for at most
-LOOK, LAST = 1 / 40, 0.15  # of rho: each of them, and the histogram of distances
+LOOK, LAST = 1 / 40, 0.15  # of rho: each of them at most, and the histogram of distances
+SHORT, STEADY = 1 / 500, 200  # of rho: a look at least; for noise below a 200th of n it takes no more
 HELD = 0.75  # of the users, whom the cells that stand out must hold
 SURE = 2e-3  # chance that noise alone stands out
 GAINED = 4.0  # times narrower: else it was the last look
@@ -57,7 +58,8 @@ class AdaptiveMean:
 
     At most ten histograms of 64 cells a coordinate find where most users are, each up to 21 times finer than the one
     before, until little is gained: a centre c and a deviation s_i of each coordinate. A histogram of d coordinates has
-    l_2 sensitivity (2 d)^{1/2}, so they find users who are many against (d/rho)^{1/2}. One more histogram is of the
+    l_2 sensitivity (2 d)^{1/2}, so they find users who are many against (d/rho)^{1/2}; it takes rho/40 at most, and
+    rho/500 where noise stays below n/200. One more histogram is of the
     distances ||(x - c)/s^{1/2}||, with the sum of the users' directions in each cell, of sensitivity 2: the radius r
     makes noise^2 + (estimated bias)^2 least. Tails whose directions cancel bias a mean less than those on one side; two
     cells beyond the last that stands out count too: a few users far off. What is left of rho, 3/5 or more, goes to a
@@ -106,16 +108,18 @@ class AdaptiveMean:
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
         x, draws = self.box.project(self.box.admit(x).double()), source(noise, x.device)
-        low, high, left = self.box.low.to(x), self.box.high.to(x), self.rho
-        centre, spread = (low + high) / 2, (high - low) / 2
+        middle = self.box.middle.to(x)  # around it floats tell apart points of a narrow box far from 0
+        x, low, high, left = x - middle, self.box.low.to(x) - middle, self.box.high.to(x) - middle, self.rho
+        centre, spread, reach = (low + high) / 2, (high - low) / 2, (low, high)
+        look = min(LOOK * self.rho, max(SHORT * self.rho, len(low) * (STEADY / len(x)) ** 2))
         for _ in range(LOOKS):
             before = high - low
-            (low, high), (centre, spread) = _narrowed(x, (low, high), (centre, spread), LOOK * self.rho, draws)
-            left -= LOOK * self.rho
-            if bool((high - low > before / GAINED).all()):
+            (low, high), (centre, spread) = _narrowed(x, (low, high), (centre, spread), look, draws)
+            left -= look
+            if bool(((high - low > before / GAINED) | (before == 0)).all()):
                 break
         left -= LAST * self.rho
-        furthest = torch.maximum(centre - self.box.low.to(x), self.box.high.to(x) - centre)
+        furthest = torch.maximum(centre - reach[0], reach[1] - centre)
         # a few users may lie far from a value that most share
         spread = torch.maximum(torch.maximum(spread, FLOOR * spread.mean()), GRAIN * centre.abs())
         spread = torch.minimum(spread, furthest)
@@ -124,7 +128,11 @@ class AdaptiveMean:
         last = GaussianMean.tuned(domain, rho=left, delta=self.delta)
         found = last.analyse(last.hear(_inside(x, domain), draws))
         return AdaptiveEstimate(
-            found.value, found.standard_error, found.n, domain=domain, guarantee=self.guarantee
+            middle + found.value,
+            found.standard_error,
+            found.n,
+            domain=Ellipsoid(domain.root, middle + centre),
+            guarantee=self.guarantee,
         )
 
 

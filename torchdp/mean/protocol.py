@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -13,6 +12,7 @@ from torchdp.domains.domain import Domain
 from torchdp.domains.encoding import Encoding, admitted, encoding
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import Measured, NormError
+from torchdp.draws import Simulated
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol
 from torchdp.protocol.rounded_sum import in_blocks
@@ -74,26 +74,28 @@ class MeanProtocol(DomainProtocol):
         """An upper bound on (E ||projected - mean||_2^2)^{1/2} for n users, whatever their data.
 
         For the projection z of m + Z on a convex K that holds m, <m + Z - z, m - z> <= 0, so ||z - m||^2 <= <Z, z - m>
-        <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the support function, here for Gaussian Z by
-        Monte Carlo; or E ||Z||^2 where this is less. No dimension enters for a simplex but log d.
+        <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the support function, here by Monte Carlo
+        from ``noise``; or E ||Z||^2 where this is less. No dimension enters for a simplex but log d.
 
-        Guarantees: an upper bound, up to the standard error and for Gaussian noise.
+        Guarantees: an upper bound, up to the standard error; for a ``LocalMean`` as n grows.
         Source: the inequality above; Dwork, Nikolov, Talwar (2015), "Efficient algorithms for privately releasing
         marginals via convex relaxations", section 3, for the idea.
         """
         plain, root = self.error(n, 2.0).floor, self.noise_root(n)
         generator = keyed_generator(b"torchdp.mean.projected_error", root.device)
         count = min(WIDTHS, max(256, rows_at_once(max(root.shape))))
-        Z = (
-            torch.randn(count, root.shape[1], dtype=torch.float64, device=root.device, generator=generator)
-            @ root.mT
-        )
-        widths = (self.domain.extreme(Z) * Z).sum(1)
-        widths = widths - Z @ self.domain.spanning().mean(0)  # of mean 0, and without it the error is larger
+        Z = self.noise(n, count, Simulated(generator))
+        # around any point: <Z, point> is of mean 0, and with it the error is larger
+        widths = self.domain.supports(Z, self.domain.spanning().mean(0))
         width = float(widths.mean())
         if width >= plain**2:
             return Measured(plain)
         return Measured(math.sqrt(width), float(widths.std()) / math.sqrt(count) / (2 * math.sqrt(width)))
+
+    def noise(self, n: int, count: int, draws: Simulated) -> Tensor:
+        """So many draws of the estimate's noise for n users, (count, d); normal, locally by the central limit."""
+        root = self.noise_root(n)
+        return draws.normal((count, root.shape[1])) @ root.mT
 
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.counted(summary)

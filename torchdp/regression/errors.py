@@ -133,7 +133,9 @@ def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
     """
     least = loss(moments, least_squares(moments, ridge), checks.non_negative("ridge", ridge))
     if not float(least) > 1e-12 * moments.label_square:
-        raise ValueError("the least loss is zero to rounding, so phi is undefined; use loss, or a ridge > 0")
+        raise ValueError(
+            "the least loss is zero to rounding, so phi is undefined; use loss, or a ridge > 0 and labels not all 0"
+        )
     return loss(moments, x, ridge) / least
 
 

@@ -62,8 +62,9 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
 def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> Tensor:
     """Solution with as much more regularization as the largest noise may ask for: (*batch, d), float64.
 
-    (G + t I)^-1 c, t = max(ridge, (d ln(2 d^2/failing))^{1/2} gram_sigma - the least eigenvalue of G, at least 0): the
-    rule of :class:`AdaSSP`, from one release of A^T A and A^T b: no third of the budget goes to the eigenvalue. It can
+    (G + t I)^-1 c, t = max(ridge, r - max(l, 0), r/2 - l), r = (d ln(2 d^2/failing))^{1/2} gram_sigma, l the least
+    eigenvalue of G: the rule of :class:`AdaSSP`, from one release of A^T A and A^T b, so that no third of the budget
+    goes to the eigenvalue, and with it G + t I stays r/2 away from singular, whatever the noise. It can
     err less than :func:`adaptive_ridge` where noise is about to hide everything. ridge >= 0; failing in (0, 1): the
     chance that the noise is larger. Raises TypeError, ValueError.
 
@@ -75,7 +76,8 @@ def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> 
     gram = checks.matrix("gram", noisy.gram).double()
     d = gram.shape[-1]
     norm = math.sqrt(d * math.log(2 * d**2 / failing)) * noisy.gram_sigma.double()
-    t = (norm - torch.linalg.eigvalsh(gram)[..., 0].clamp_min(0)).clamp_min(ridge)
+    least = torch.linalg.eigvalsh(gram)[..., 0]
+    t = torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge)
     return solve_ridge(gram + t[..., None, None] * torch.eye(d).to(gram), noisy.cross, 0.0)
 
 
@@ -143,5 +145,8 @@ def _optimum(moments: SecondMoments, ridge: float) -> tuple[Tensor, Tensor, floa
     inverse, info = torch.linalg.inv_ex(shifted)
     least = float(loss(moments, x, ridge))
     if info or not least > 1e-12 * moments.label_square:
-        raise ValueError("the moments are singular or fit without loss, so phi is undefined; take a ridge > 0")
+        raise ValueError(
+            "the moments are singular or fit without loss, so phi is undefined; take a ridge > 0 and labels that are "
+            "not all 0"
+        )
     return x, inverse, least

@@ -88,8 +88,9 @@ class Settings(ABC):
         fraction_bits says otherwise."""
         finest = next((f for f in range(self.bits - 2, -1, -1) if self._fits(Ring(self.bits, f))), None)
         if finest is None:
+            remedy = "take 64, or scale" if self.bits == 32 else "scale"
             raise ValueError(
-                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; take 64, or scale the data down"
+                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; {remedy} the data down"
             )
         if self.fraction_bits is None:
             return Ring(self.bits, finest)
