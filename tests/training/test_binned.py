@@ -70,6 +70,15 @@ def test_guarantee_no_output_passes_the_bound_that_needs_no_samples(added):
     assert reached > 0.99
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_guarantee_nor_where_noise_hides_nothing(added):
+    """Users ten deviations apart: the bound is 1, under the law itself; under a tilted one f / r passes it."""
+    gram, generator = torch.tensor([[100.0, 2.0], [2.0, 80.0]], dtype=torch.float64), keyed_generator(b"loud")
+    law = _Tilted.of(gram, 1.0, added, _drawn(gram, 1000, generator))
+    part, weight = law.logs(law.seen(_drawn(gram, 20_000, generator), law.safe), law.safe)
+    assert law.most == 1.0 and (part - weight).max() <= 1e-9
+
+
 def test_guarantee_a_wrong_range_costs_samples_and_not_truth():
     """A cap at a hundredth of the right one: what is beyond it is counted by the other law."""
     gram, generator = BallsInBins(2).gram(torch.from_numpy(C), 1 / SIGMA), keyed_generator(b"cap")

@@ -181,14 +181,14 @@ class _Tilted:
     def of(cls, gram: Tensor, epsilon: float, added: bool, draws: tuple[Tensor, Tensor]) -> "_Tilted":
         values, vectors = torch.linalg.eigh(gram)
         largest = float(gram.diagonal().max())
-        s = 1 + torch.logspace(-3, 4, 500, dtype=torch.float64)
+        s = 1 + torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-3, 4, 500, dtype=torch.float64)])
         if added:
             power = (s - 1) * (float(gram.diagonal().mean()) / 2 - epsilon) + (s - 1).square() * gram.mean() / 2
         else:
             power = (s - 1) * (s * largest / 2 - epsilon)
         best = power + torch.xlogy(s - 1, s - 1) - torch.xlogy(s, s)
         at = int(best.argmin())
-        safe, most = float(s[at]), min(math.exp(min(float(best[at]), 0.0)) * (1 + 1e-9), 1.0)
+        safe, most = float(s[at]), min(math.exp(float(best[at])) * (1 + 1e-9), 1.0)
         law = cls(gram, vectors * values.clamp_min(0).sqrt(), epsilon, added, safe, safe, most)
         return law if added else replace(law, aimed=law.middle(draws))
 
