@@ -154,3 +154,20 @@ def test_bad_input_is_named():
         BallsInBins(0)
     with pytest.raises(ValueError, match="without a generator"):
         choose(Iterates(4), 8, 2, epsilon=1.0, delta=1e-3, samples=1000)
+
+
+def test_guarantee_bins_without_a_step_and_extremes_are_served():
+    """Four steps of ten bins: most users are in none. Samples that can show nothing are refused by name."""
+    sampling, generator = BallsInBins(10), keyed_generator(b"empty")
+    _, bound = divergence(sampling.gram(torch.eye(4), 1.0), 1.0, 50_000, 1e-6, generator, False)
+    y, bins = (
+        np.random.default_rng(5).standard_normal((400_000, 4)),
+        np.random.default_rng(6).integers(10, size=400_000),
+    )
+    y[bins < 4, bins[bins < 4]] += 1
+    part = np.maximum(0, 1 - math.e / ((6 + np.exp(y - 0.5).sum(1)) / 10))
+    assert part.mean() - 4 * part.std() / len(y) ** 0.5 < bound < 1.5 * part.mean()
+    settings = {"doubt": 1e-9, "samples": 2000, "generator": generator}
+    assert sampling.sigma(torch.eye(4), 1.0, 1e4, 1e-2, **settings) < 0.01
+    with pytest.raises(ValueError, match="samples"):
+        sampling.sigma(torch.eye(4), 1.0, 1e-3, 1e-12, **(settings | {"doubt": 1e-14}))
