@@ -134,6 +134,8 @@ def test_guarantee_first_steps_spend_no_more_than_all():
     spent = [plan.spent(steps).epsilon for steps in range(9)]
     assert max(spent) <= plan.guarantee.epsilon and spent[0] == 0
     assert not plan.spent(7).exact and plan.guarantee.exact
+    with pytest.raises(ValueError, match="steps"):
+        plan.spent(9)
 
 
 def test_a_fixed_order_is_exact_where_its_sensitivity_is():

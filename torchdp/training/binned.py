@@ -108,6 +108,7 @@ class BallsInBins:
         strategy = as_strategy(strategy)
         if strategy.steps > MOST_DENSE:
             raise ValueError(f"strategy must have at most {MOST_DENSE} steps, not {strategy.steps}")
+        checks.fits("bins", self.bins, self.bins)
         C = strategy.dense().cpu()
         if (C < 0).any():
             raise ValueError("strategy must have no negative entry: the worst user is not known there")

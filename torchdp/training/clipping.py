@@ -17,6 +17,7 @@ LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leadi
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
+DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
 TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
 
 
@@ -96,6 +97,8 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     Source: as :func:`clip_and_sum`.
     """
     bound, given = _bound(bound), checks.several("gradients", gradients, Tensor)
+    if any(g.is_complex() for g in given):
+        raise TypeError("gradients must be real; split complex ones by torch.view_as_real")
     n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in given}
     if len(n) > 1 or min(n) < 0:
         raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
@@ -196,9 +199,14 @@ def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inpu
 
 @contextmanager
 def _masks(seed: int | None, device: torch.device) -> Iterator[None]:
-    """torch's own generators start from ``seed``, and are put back."""
+    """torch's own generators start from ``seed``, and are put back; draws from them for None raise ValueError."""
     if seed is None:
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if "randomness error mode" not in str(error):
+                raise
+            raise ValueError(DRAWS) from error
         return
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -213,9 +221,7 @@ def _trainable(module: nn.Module, masks: bool) -> dict[str, Tensor]:
         drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p
         drops = drops or (isinstance(part, nn.RNNBase) and part.dropout)
         if part.training and drops and not masks:
-            raise ValueError(
-                "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
-            )
+            raise ValueError(DRAWS)
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     if any(p.is_complex() for p in parameters.values()):
         raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")

@@ -89,8 +89,11 @@ class Plan:
         return Run(self, module, loss, secret, step=step, ledger=ledger)
 
     def spent(self, steps: int) -> Guarantee:
-        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all."""
-        if not steps:
+        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all.
+
+        Raises ValueError.
+        """
+        if not checks.integer("steps", steps, 0, self.strategy.steps):
             return replace(self.guarantee, epsilon=0.0, delta=0.0, mu=None)
         if isinstance(self.sampling, BallsInBins):
             return self.guarantee
