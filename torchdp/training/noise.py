@@ -66,7 +66,8 @@ class CorrelatedNoise(nn.Module):
         coefficients, buffers = _numbers(strategy)
         key = source(noise, coefficients.device).words((4,)).cpu().numpy().tobytes()
         steps = strategy.steps
-        self._stream = Stream(coefficients, buffers, steps, size, first, whole, sigma, key, dtype, alone)
+        place = (size, first, whole)
+        self._stream = Stream(coefficients, buffers, steps, *place, sigma, key, dtype, alone, shard is not None)
 
     @property
     def sigma(self) -> float:
