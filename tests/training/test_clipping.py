@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.nn.functional import cross_entropy, mse_loss
 
 from torchdp.randomness import keyed_generator
@@ -475,33 +474,3 @@ def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
         clip_and_sum(net, lambda o, t: 100 * (o[:, 0] - o[:, 1]).sum(1), x[:n], y[:n], 1e-6) for n in (1, 2)
     )
     assert 0.99 < float((two - one).norm()) * 1e6 <= 1 + 1e-6
-
-
-class Functional(nn.Module):
-    """Dropout that no module shows, beside a recurrent layer or a linear one."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        out = self.inner(x)
-        return functional.dropout(out[0] if isinstance(out, tuple) else out, 0.5, self.training)
-
-
-@pytest.mark.parametrize("inner", [nn.Linear(4, 3), nn.GRU(4, 3)])
-def test_dropout_that_no_module_shows_is_refused_and_draws_from_no_global_generator(inner):
-    net, x, y = Functional(inner), torch.ones(3, 4), torch.zeros(3, 3)
-    before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="pass dropout="):
-        clip_and_sum(net, mse_loss, x, y, 1.0)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert clip_and_sum(net, mse_loss, x, y, 1.0, dropout=keyed_generator(b"masks")).isfinite().all()
-    assert clip_and_sum(net.eval(), mse_loss, x, y, 1.0).any()
-
-
-def test_what_is_no_loss_or_no_gradient_is_named():
-    with pytest.raises(TypeError, match="loss"):
-        clip_and_sum(nn.Linear(4, 3), lambda output, target: 1.0, torch.ones(2, 4), torch.zeros(2), 1.0)
-    with pytest.raises(TypeError, match="gradients"):
-        clipped_sum([torch.ones(2, 3, dtype=torch.complex64)], 1.0)
