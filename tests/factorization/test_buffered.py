@@ -89,3 +89,12 @@ def test_bad_input_is_named():
         factorize_buffered(RunningSums(3), 0)
     with pytest.raises(TypeError, match="RunningSums"):
         factorize_buffered(torch.eye(3))
+
+
+def test_rates_that_jump_leave_poles_and_zeros_apart():
+    """The best buffers of such rates lie at an end: a pole of 1, or one on a zero."""
+    g = keyed_generator(b"rates")
+    jumps = [torch.exp(2 * torch.randn(12, generator=g, dtype=torch.float64)) for _ in range(8)]
+    for rates in (jumps[0], jumps[7]):
+        found = factorize_buffered(RunningSums(12, 0.9, 0.9, rates), 2, 4.0)
+        assert found.certificate.lower <= found.certificate.upper < 3 * found.certificate.lower

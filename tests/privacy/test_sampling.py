@@ -112,3 +112,11 @@ def test_guarantee_delta_pays_for_the_transforms_and_below_that_chance_counts_no
     assert some > sampled_guarantee(1.2, 0.03, 120, 1.2e-11).epsilon
     once = sampled_guarantee(1.2, 0.03, 1, 1e-15)  # one sum needs no transform
     assert curve(0.03, 1.2, once.epsilon) <= 1e-15 * (1 + 1e-6)
+
+
+def test_sums_whose_noise_would_not_hide_all_users_are_followed():
+    """A million sums at noise 1: all users in each would lose 1000 deviations, one in a thousand loses 1.3."""
+    found = sampled_guarantee(1.0, 1e-3, 1_100_000, 1e-6).epsilon
+    assert sampled_guarantee(1.0, 1e-3, 900_000, 1e-6).epsilon < found < 7.5
+    with pytest.raises(ValueError, match="multiplier"):
+        sampled_guarantee(0.01, 1e-3, 10**6, 1e-5)

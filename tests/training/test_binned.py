@@ -70,6 +70,15 @@ def test_guarantee_no_output_passes_the_bound_that_needs_no_samples(added):
     assert reached > 0.99
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_guarantee_nor_where_noise_hides_nothing(added):
+    """Users ten deviations apart: the bound is 1, under the law itself; under a tilted one f / r passes it."""
+    gram, generator = torch.tensor([[100.0, 2.0], [2.0, 80.0]], dtype=torch.float64), keyed_generator(b"loud")
+    law = _Tilted.of(gram, 1.0, added, _drawn(gram, 1000, generator))
+    part, weight = law.logs(law.seen(_drawn(gram, 20_000, generator), law.safe), law.safe)
+    assert law.most == 1.0 and (part - weight).max() <= 1e-9
+
+
 def test_guarantee_a_wrong_range_costs_samples_and_not_truth():
     """A cap at a hundredth of the right one: what is beyond it is counted by the other law."""
     gram, generator = BallsInBins(2).gram(torch.from_numpy(C), 1 / SIGMA), keyed_generator(b"cap")
@@ -145,3 +154,20 @@ def test_bad_input_is_named():
         BallsInBins(0)
     with pytest.raises(ValueError, match="without a generator"):
         choose(Iterates(4), 8, 2, epsilon=1.0, delta=1e-3, samples=1000)
+
+
+def test_guarantee_bins_without_a_step_and_extremes_are_served():
+    """Four steps of ten bins: most users are in none. Samples that can show nothing are refused by name."""
+    sampling, generator = BallsInBins(10), keyed_generator(b"empty")
+    _, bound = divergence(sampling.gram(torch.eye(4), 1.0), 1.0, 50_000, 1e-6, generator, False)
+    y, bins = (
+        np.random.default_rng(5).standard_normal((400_000, 4)),
+        np.random.default_rng(6).integers(10, size=400_000),
+    )
+    y[bins < 4, bins[bins < 4]] += 1
+    part = np.maximum(0, 1 - math.e / ((6 + np.exp(y - 0.5).sum(1)) / 10))
+    assert part.mean() - 4 * part.std() / len(y) ** 0.5 < bound < 1.5 * part.mean()
+    settings = {"doubt": 1e-9, "samples": 2000, "generator": generator}
+    assert sampling.sigma(torch.eye(4), 1.0, 1e4, 1e-2, **settings) < 0.01
+    with pytest.raises(ValueError, match="samples"):
+        sampling.sigma(torch.eye(4), 1.0, 1e-3, 1e-12, **(settings | {"doubt": 1e-14}))

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 import threading
 from types import ModuleType
 
@@ -140,6 +141,11 @@ def test_bad_arguments(call, error, message):
 SEEN, CALLS = [], 0
 there = ModuleType("there")
 there.factor = 1.0
+package = ModuleType("package")
+package.there = ModuleType("package.there")
+package.there.factor = 1.0
+imported = ModuleType("imported_there")
+imported.factor = 1.0
 
 
 def plain(x):
@@ -219,6 +225,27 @@ class Slots:
     __slots__ = ("factor",)
 
 
+class OfAPackage(Stateful):
+    def remember(self, x):
+        before, package.there.factor = package.there.factor, plain(x)
+        return before
+
+
+class OfAnImport(Stateful):
+    def remember(self, x):
+        import imported_there
+
+        before, imported_there.factor = imported_there.factor, plain(x)
+        return before
+
+
+class Hooked(Stateful):
+    def remember(self, x):
+        number = plain(x)
+        self.register_forward_hook(lambda module, args, out: number * out)
+        return 1.0
+
+
 class InASlot(Stateful):
     def __init__(self):
         super().__init__()
@@ -267,6 +294,9 @@ def counted():
         (OfAThread, cross_entropy, r"changed module\.0\.own\.factor,"),
         (Gradient, cross_entropy, r"changed module\.0\.scale\.grad,"),
         (OfAModule, cross_entropy, r"there\.factor,"),
+        (OfAPackage, cross_entropy, r"package\.there\.factor,"),
+        (OfAnImport, cross_entropy, r"imported_there\.factor,"),
+        (Hooked, cross_entropy, r"changed module\.0, a hook,"),
         (InASlot, cross_entropy, r"changed module\.0\.slots\.factor,"),
         (None, Loss(), r"changed loss\.before,"),
         (None, Loss().__call__, r"changed loss\.__self__\.before,"),
@@ -274,12 +304,14 @@ def counted():
         (None, counted(), r"changed loss, calls,"),
     ],
 )
-def test_guarantee_what_remembers_the_examples_is_refused_by_name_and_put_back(module, loss, name):
+def test_guarantee_what_remembers_the_examples_is_refused_by_name_and_put_back(module, loss, name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "imported_there", imported)
     net, (x, y) = nn.Sequential(module()) if module else model(), data(5)
 
     def state():
         of_class, box = vars(OfTheClass).get("factor"), getattr(net[0], "box", 0)
-        return str((net.state_dict(), box, of_class, len(SEEN), CALLS, there.factor))
+        modules = (there.factor, package.there.factor, imported.factor, len(net[0]._forward_hooks))
+        return str((net.state_dict(), box, of_class, len(SEEN), CALLS, modules))
 
     before = state()
     for at_once in (5, 2, 2):  # the third time as the first: nothing is left of the others

@@ -21,6 +21,7 @@ from torchdp.training import (
     sensitivity,
     standard_errors,
 )
+from torchdp.training.noise import noise_guarantee
 
 
 def losses(C, chances, sigma, groups, user, count=100_000):
@@ -124,6 +125,25 @@ def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
             assert again.epsilon == plan.guarantee.epsilon
         else:
             assert sensitivity(plan.strategy, Epochs(12)).exact
+
+
+def test_guarantee_first_steps_spend_no_more_than_all():
+    """Where entries of C cancel, the sums of sizes of seven steps are larger than those of eight."""
+    choice = choose(Iterates(8), 60, 30, epsilon=8.0, delta=1e-6, p=math.inf)
+    plan = next(one.protocol for one in choice.candidates if one.name == "fixed order")
+    spent = [plan.spent(steps).epsilon for steps in range(9)]
+    assert max(spent) <= plan.guarantee.epsilon and spent[0] == 0
+    assert not plan.spent(7).exact and plan.guarantee.exact
+    with pytest.raises(ValueError, match="steps"):
+        plan.spent(9)
+
+
+def test_a_fixed_order_is_exact_where_its_sensitivity_is():
+    """Three vectors of one user whose products are negative in pairs: no signs turn all of them positive."""
+    C = torch.tensor([[1.0, 0, 0], [-0.5, 1, 0], [-0.5, -0.5, 1]], dtype=torch.float64)
+    assert not noise_guarantee(C, 1.0, 1.0, 1e-5, Epochs(1)).exact
+    assert noise_guarantee(C.abs(), 1.0, 1.0, 1e-5, Epochs(1)).exact
+    assert not noise_guarantee(C.abs(), 1e3, 1.0, 0.1, Epochs(1)).exact  # a smaller delta holds too
 
 
 def test_known_errors_of_120_steps():

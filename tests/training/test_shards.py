@@ -7,7 +7,7 @@ import torch
 
 from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
-from torchdp.training import CorrelatedNoise, stream
+from torchdp.training import CorrelatedNoise, replicas, stream
 
 C = BandedStrategy(torch.tensor([[1.0, 0.5, 0.2]]).double(), 6)
 
@@ -49,3 +49,14 @@ def test_steps_that_are_skipped_are_spent_and_later_noise_is_as_it_was():
         make(5).skip(7)
     with pytest.raises(ValueError, match="step must be"):
         noise.skip(3)
+
+
+def test_a_shard_that_is_all_of_a_gradient_is_compared_with_no_other(monkeypatch):
+    """A model of one number on several processes: only the first has the sum."""
+    compared = []
+    monkeypatch.setattr(replicas, "several", lambda: True)
+    monkeypatch.setattr(replicas, "from_first", lambda key: key)
+    monkeypatch.setattr(replicas, "check_agree", lambda step, digest, total: compared.append(len(total)))
+    for options in ({"shard": (0, 1)}, {}):
+        make(1, **options)(torch.zeros(1))
+    assert compared == [0, 1]

@@ -13,6 +13,7 @@ from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 STEP, FINE, MOST = 1e-3, 0.25, 1e5  # of the privacy loss: at most; in chance / multiplier; steps of one sum's loss
 LEAST = 3.0  # powers of e below what one sum over all needs, where the search for less noise ends
 TOLERANCE = 1e-4  # relative: noise is at most so much more than what the target needs
+SMALL, LOST = 1e-3, 1e4  # multiplier, and mean privacy loss of all sums, beyond which nothing is promised
 LEAST_CHANCE, MOST_TIMES = 1e-9, 2**24  # what loss distributions follow
 SOURCE = "privacy loss distribution of the Poisson-subsampled Gaussian, Doroshenko et al. (2022); dp_accounting"
 
@@ -31,7 +32,7 @@ def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float
     """
     epsilon = _epsilon(*_checked(chance, times, delta), checks.positive("multiplier", multiplier))
     if epsilon == math.inf:
-        raise ValueError(f"multiplier is too small: no epsilon holds at delta = {delta:g}")
+        raise ValueError(f"multiplier is too small: no epsilon is found at delta = {delta:g}")
     return Guarantee(epsilon, delta, Model.CENTRAL, Neighbours.ADD_REMOVE, False, SOURCE)
 
 
@@ -49,7 +50,8 @@ def sampled_multiplier(epsilon: float, delta: float, chance: float, times: int) 
         return math.exp(every)
 
     def excess(log_multiplier: float) -> float:
-        return math.log(_epsilon(chance, times, delta, math.exp(log_multiplier)) or 1e-300) - math.log(epsilon)
+        found = _epsilon(chance, times, delta, math.exp(log_multiplier))
+        return math.log(min(max(found, 1e-300), 1e300)) - math.log(epsilon)
 
     once, low, width = every - math.log(times) / 2, every - 0.5, 0.5
     while excess(low) <= 0:
@@ -70,7 +72,8 @@ def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float
 def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> float:
     """The epsilon of ``times`` sums; at most that of sums over all, whose mixture each is; math.inf for none."""
     every = gaussian_epsilon(math.sqrt(times) / multiplier, delta)
-    if chance == 1 or every in (0.0, math.inf):
+    hopeless = every == math.inf and (multiplier < SMALL or times * _loss(chance, multiplier) > LOST)
+    if chance == 1 or every == 0.0 or hopeless:
         return every
     try:
         from dp_accounting.pld import privacy_loss_distribution as pld
@@ -82,6 +85,13 @@ def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> floa
     one = pld.from_gaussian_mechanism(multiplier, sampling_prob=chance, value_discretization_interval=step)
     left = delta - (rounding(times) if times > 1 else 0.0)
     return min(every, float(one.self_compose(times).get_epsilon_for_delta(left)) if left > 0 else math.inf)
+
+
+def _loss(chance: float, multiplier: float) -> float:
+    """At least the mean privacy loss of one sum, of who is in it: by convexity, and by the chi-squared divergence."""
+    square = multiplier**-2
+    mixed = chance * square / 2
+    return mixed if square > 700 else min(mixed, math.log1p(chance**2 * math.expm1(square)))
 
 
 def _step(chance: float, multiplier: float) -> float:

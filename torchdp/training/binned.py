@@ -13,8 +13,9 @@ from torchdp.noise import Noise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.training.strategy import MOST_DENSE, Strategy, as_strategy
 
-FEW = 2**15  # samples of a search
+FEW, BEYOND = 2**15, 10.0  # samples of a search; powers of e of noise above what is needed without any chance
 NUMBERS = 2**20  # normals made together
+LEAST, FARTHEST = 1e-300, 4  # of a bound: not 0, to divide by; of a tilt, in tilts that are best for the worst bin
 SOURCE = "Choquette-Choo, Ganesh, Haque, Steinke, Thakurta (2025), balls in bins; Clopper, Pearson (1934)"
 
 
@@ -107,6 +108,7 @@ class BallsInBins:
         strategy = as_strategy(strategy)
         if strategy.steps > MOST_DENSE:
             raise ValueError(f"strategy must have at most {MOST_DENSE} steps, not {strategy.steps}")
+        checks.fits("bins", self.bins, self.bins)
         C = strategy.dense().cpu()
         if (C < 0).any():
             raise ValueError("strategy must have no negative entry: the worst user is not known there")
@@ -130,7 +132,9 @@ def search(
         gaussian_sigma(epsilon, delta, float(gram.diagonal().max()) ** 0.5)
     )  # without any chance
     while excess(high) > 0:
-        low, high = high, high + 0.5
+        if high > low + BEYOND:
+            raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
+        high += 0.5
     while excess(low) < 0:
         low, high = low - 0.5, low
     return math.exp(float(brentq(excess, low, high, xtol=1e-3)))
@@ -181,25 +185,30 @@ class _Tilted:
     def of(cls, gram: Tensor, epsilon: float, added: bool, draws: tuple[Tensor, Tensor]) -> "_Tilted":
         values, vectors = torch.linalg.eigh(gram)
         largest = float(gram.diagonal().max())
-        s = 1 + torch.logspace(-3, 4, 500, dtype=torch.float64)
+        s = 1 + torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-3, 4, 500, dtype=torch.float64)])
         if added:
             power = (s - 1) * (float(gram.diagonal().mean()) / 2 - epsilon) + (s - 1).square() * gram.mean() / 2
         else:
             power = (s - 1) * (s * largest / 2 - epsilon)
         best = power + torch.xlogy(s - 1, s - 1) - torch.xlogy(s, s)
         at = int(best.argmin())
-        safe, most = float(s[at]), min(math.exp(min(float(best[at]), 0.0)) * (1 + 1e-9), 1.0)
+        safe, most = float(s[at]), min(max(math.exp(float(best[at])), LEAST) * (1 + 1e-9), 1.0)
         law = cls(gram, vectors * values.clamp_min(0).sqrt(), epsilon, added, safe, safe, most)
         return law if added else replace(law, aimed=law.middle(draws))
 
     def middle(self, draws: tuple[Tensor, Tensor]) -> float:
-        """.7 of the way to the tilt under which f > 0 half of the time, without ``added``: measured to vary least."""
+        """.7 of the way to the tilt under which f > 0 half of the time, without ``added``: measured to vary least.
+
+        ``safe`` where a much larger one does not reach it: half of the bins may have no step.
+        """
 
         def loss(tilt: float) -> float:
             return float(self.log_mean(self.seen(draws, tilt), 1.0).median()) - self.epsilon
 
         high = 2.0
         while loss(high) < 0:
+            if high > FARTHEST * self.safe:
+                return self.safe
             high *= 2
         return 0.3 + 0.7 * float(brentq(loss, 1.0, high, xtol=1e-2)) if loss(1.0) < 0 else 1.0
 

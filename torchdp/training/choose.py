@@ -13,10 +13,11 @@ from torchdp.factorization.solvers.long_banded_solver import long_banded
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
 from torchdp.factorization.structure.passes import LEAST_PERIOD, MOST_PASSES, buffered_passes
 from torchdp.factorization.structure.recalled_passes import MOST_RECALLED, recalled_passes
-from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Candidate, Choice
 from torchdp.training.binned import BallsInBins
+from torchdp.training.noise import noise_guarantee
 from torchdp.training.participation import Epochs, sensitivity
 from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
@@ -138,7 +139,7 @@ def _ordered(
     order, C, errors = Epochs(period), *_correlated(W, period, p)
     longest = bound * sensitivity(C, order).value
     sigma = gaussian_sigma(epsilon, delta, longest) * (1 + 1e-11)
-    guarantee = gaussian_guarantee(sigma, delta, longest, Model.CENTRAL, Neighbours.ADD_REMOVE)
+    guarantee = noise_guarantee(C, sigma, bound, delta, order)
     return Plan(C, order, bound, sigma, users, batch, guarantee, sigma * errors)
 
 

@@ -15,8 +15,10 @@ from torchdp.training.sharded import gathered, like, settle
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
+TABLES = (nn.Embedding, nn.EmbeddingBag)
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
+DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
 TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
 
 
@@ -44,8 +46,9 @@ def clip_and_sum(
     sum of its own examples, and has all parameters for the time of the call.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
     training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
-    closures, globals): an example could then move a later sum. What has changed is named and put back; where it is a
-    tensor of a GPU, which the host does not wait for, it is put back and the sum is NaN.
+    closures, globals): an example could then move a later sum. What has changed is named and put back, but for tensors
+    of more than 2^22 numbers, which are only named; where it is a tensor of a GPU, which the host does not wait for, it
+    is put back and the sum is NaN.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
@@ -96,6 +99,8 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     Source: as :func:`clip_and_sum`.
     """
     bound, given = _bound(bound), checks.several("gradients", gradients, Tensor)
+    if any(g.is_complex() for g in given):
+        raise TypeError("gradients must be real; split complex ones by torch.view_as_real")
     n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in given}
     if len(n) > 1 or min(n) < 0:
         raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
@@ -196,9 +201,14 @@ def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inpu
 
 @contextmanager
 def _masks(seed: int | None, device: torch.device) -> Iterator[None]:
-    """torch's own generators start from ``seed``, and are put back."""
+    """torch's own generators start from ``seed``, and are put back; draws from them for None raise ValueError."""
     if seed is None:
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if "randomness error mode" not in str(error):
+                raise
+            raise ValueError(DRAWS) from error
         return
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -210,12 +220,15 @@ def _trainable(module: nn.Module, masks: bool) -> dict[str, Tensor]:
     for part in checks.instance("module", module, nn.Module).modules():
         if part.training and isinstance(part, MIXING):
             raise ValueError("module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it")
+        if isinstance(part, TABLES) and (part.max_norm is not None or part.sparse):
+            raise ValueError(
+                "module has an embedding with max_norm, which writes users' rows anew in each call, or with sparse "
+                "gradients; make it without either"
+            )
         drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p
         drops = drops or (isinstance(part, nn.RNNBase) and part.dropout)
         if part.training and drops and not masks:
-            raise ValueError(
-                "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
-            )
+            raise ValueError(DRAWS)
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     if any(p.is_complex() for p in parameters.values()):
         raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")

@@ -2,7 +2,8 @@
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -144,10 +145,8 @@ class Memory:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         found += [(f"{path}, {name}", cell) for name, cell in cells]
         names = _names(function.__code__)
-        for name in names:
-            module = function.__globals__.get(name)
-            if isinstance(module, ModuleType) and module.__name__.split(".")[0] not in LIBRARY:
-                found += self._table(f"{path}, {name}", vars(module), names)
+        for name, module in _modules(function, names):
+            found += self._table(f"{path}, {name}", vars(module), names)
         return found + self._table(f"{path}, global", function.__globals__, names)
 
     def _class(self, path: str, kind: type) -> list[tuple[str, object]]:
@@ -177,10 +176,22 @@ class Memory:
         found: list[tuple[str, object]] = [(path, type(value))]
         if hasattr(value, "__dict__"):
             found.append((path, value.__dict__))
+        if isinstance(value, nn.Module):
+            self._no_hooks(path, [table for name in HOOKS if isinstance(table := vars(value).get(name), dict)])
         for name in (name for part in type(value).__mro__ for name in _slots(part)):
             self._slot(f"{path}.{name}", value, name)
             found.append((f"{path}.{name}", getattr(value, name, None)))
         return found
+
+    def _no_hooks(self, path: str, tables: list[dict[Any, Any]]) -> None:
+        """Of a module's tables of hooks those that are empty, as one note: one of each would take too long."""
+        empty = [table for table in tables if not table]
+
+        def write(old: int) -> None:
+            for table in empty:
+                table.clear()
+
+        self._keep(f"{path}, a hook", lambda: sum(map(len, empty)), write)
 
     def _slot(self, path: str, owner: object, name: str) -> None:
         def write(old: Any) -> None:
@@ -234,6 +245,23 @@ def _names(code: Any) -> list[str]:
     return [*code.co_names, *inner]
 
 
+def _modules(function: FunctionType, names: list[str]) -> Iterator[tuple[str, ModuleType]]:
+    """The modules of no library that a function names or imports, and those that it names inside of them."""
+    known, cells = function.__globals__, function.__closure__ or ()
+    left = [(name, found) for name in names for found in (known.get(name), sys.modules.get(name))]
+    left.append(("its package", sys.modules.get(str(known.get("__package__")))))
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        with suppress(ValueError):  # not filled yet
+            left.append((name, cell.cell_contents))
+    seen = set()
+    while left:
+        name, module = left.pop()
+        if isinstance(module, ModuleType) and not _library(module, "__name__") and module not in seen:
+            seen.add(module)
+            yield name, module
+            left += [(f"{name}.{inner}", vars(module).get(inner)) for inner in names]
+
+
 def _slots(kind: type) -> list[str]:
     names = vars(kind).get("__slots__", ())
     return [name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
@@ -244,8 +272,8 @@ def _spends(kind: type) -> bool:
     return kind.__module__.startswith("torchdp.") and kind.__reduce_ex__ is not object.__reduce_ex__
 
 
-def _library(value: Any) -> bool:
-    return str(getattr(value, "__module__", None) or "builtins").split(".")[0] in LIBRARY
+def _library(value: Any, named: str = "__module__") -> bool:
+    return str(getattr(value, named, None) or "builtins").split(".")[0] in LIBRARY
 
 
 def _refill(value: Any, old: list[Any]) -> None:

@@ -67,7 +67,8 @@ class CorrelatedNoise(nn.Module):
         coefficients, buffers, period = _numbers(strategy)
         key = source(noise, coefficients.device).words((4,)).cpu().numpy().tobytes()
         steps = strategy.steps
-        self._stream = Stream(coefficients, buffers, steps, period, size, first, whole, sigma, key, dtype, alone)
+        place = (size, first, whole)
+        self._stream = Stream(coefficients, buffers, steps, period, *place, sigma, key, dtype, alone, shard is not None)
 
     @property
     def sigma(self) -> float:
@@ -119,10 +120,7 @@ class CorrelatedNoise(nn.Module):
         Guarantees: (epsilon, delta)-DP; exact where the sensitivity is.
         Source: Denisov et al. (2022), Theorem 2.1 (adaptivity); Balle, Wang (2018), Theorem 8.
         """
-        found = _scaled(self.strategy, bound, participation, neighbours)
-        result = gaussian_guarantee(self.sigma, delta, found.value, Model.CENTRAL, neighbours)
-        source = f"{result.source}; Denisov et al. (2022), Theorem 2.1"
-        return replace(result, exact=found.exact, source=source)
+        return noise_guarantee(self.strategy, self.sigma, bound, delta, participation, neighbours)
 
     def secret_state(self) -> dict[str, Any]:
         """The whole state, for ``torch.save``: strategy, sigma, step, past noise and key. As secret as the data."""
@@ -238,6 +236,21 @@ def calibrated_noise(
     found = _scaled(strategy, bound, participation, neighbours)
     sigma = gaussian_sigma(epsilon, delta, found.value) * (1 + 1e-11)  # ``guarantee`` finds epsilon to rounding
     return CorrelatedNoise(strategy, size, sigma, noise=noise, dtype=dtype, alone=alone)
+
+
+def noise_guarantee(
+    C: Strategy,
+    sigma: float,
+    bound: float,
+    delta: float,
+    participation: Participation,
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+) -> Guarantee:
+    """As :meth:`CorrelatedNoise.guarantee`, of any strategy and sigma."""
+    found = _scaled(C, bound, participation, neighbours)
+    result = gaussian_guarantee(sigma, delta, found.value, Model.CENTRAL, neighbours)
+    source = f"{result.source}; Denisov et al. (2022), Theorem 2.1"
+    return replace(result, exact=result.exact and found.exact, source=source)
 
 
 def _scaled(C: Strategy, bound: float, participation: Participation, neighbours: Neighbours) -> Sensitivity:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from torchdp import checks
 from torchdp.training.ghost import SMALL, Differs, Factors, Found, Taps, eager, find
 
 FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
@@ -77,7 +78,7 @@ class PerExample:
         swapped = {place: known[name] for place, name in self._places.items() if name in known}
         args = (x[None],) if isinstance(x, Tensor) else ()
         output = functional_call(self.module, swapped, args, named, tie_weights=False)
-        return self.loss(output, y[None]).sum()
+        return checks.instance("what loss returns", self.loss(output, y[None]), Tensor).sum()
 
     def _with_factors(self, x: Inputs, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Factors]]:
         fixed = {name: self.parameters[name] for name in self.found}
@@ -98,13 +99,25 @@ class PerExample:
         return rows, {name: Factors(self.found[name].uses, inputs[name], outputs[name]) for name in fixed}
 
     def _one_by_one(self, x: Inputs, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Factors]]:
-        """In a loop; vmap has no rule for recurrent layers, which get their own weights back: torch leaves others."""
+        """In a loop; vmap has no rule for recurrent layers, which get their own weights back: torch leaves others.
+
+        Each under a vmap over nothing, which refuses random numbers where they are to be refused.
+        """
         layers = [part for part in self.module.modules() if isinstance(part, nn.RNNBase)]
         lists = [value for part in layers for name, value in vars(part).items() if name in FLAT]
         attributes = [(part, {name: vars(part)[name] for name in FLAT if name in vars(part)}) for part in layers]
         held = [list(value) for value in lists]
+
+        def one(i: int) -> dict[str, Tensor]:
+            def own(nothing: Tensor) -> dict[str, Tensor]:
+                return grad(self._loss)(self.parameters, _pick(x, i), y[i])
+
+            if self.randomness != "error":
+                return own(y)
+            return {name: g[0] for name, g in vmap(own, randomness="error")(torch.zeros(1)).items()}
+
         try:
-            found = [grad(self._loss)(self.parameters, _pick(x, i), y[i]) for i in range(len(y))]
+            found = [one(i) for i in range(len(y))]
         finally:
             for value, old in zip(lists, held, strict=True):
                 value[:] = old

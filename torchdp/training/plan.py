@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from torchdp import checks
 from torchdp.noise import Noise, SeededNoise, source
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
+from torchdp.privacy import Guarantee
 from torchdp.randomness import keyed_generator
 from torchdp.training import replicas
 from torchdp.training.batches import Batches
@@ -22,8 +22,8 @@ from torchdp.training.binned import BallsInBins
 from torchdp.training.clipping import Inputs, clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
 from torchdp.training.loading import Ahead, loader
-from torchdp.training.noise import CorrelatedNoise
-from torchdp.training.participation import Participation, sensitivity
+from torchdp.training.noise import CorrelatedNoise, noise_guarantee
+from torchdp.training.participation import Participation
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.sharded import settle
 from torchdp.training.strategy import Made
@@ -91,16 +91,20 @@ class Plan:
         return Run(self, module, loss, secret, step=step, ledger=ledger)
 
     def spent(self, steps: int) -> Guarantee:
-        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all."""
-        if not steps:
+        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all.
+
+        Raises ValueError.
+        """
+        if not checks.integer("steps", steps, 0, self.strategy.steps):
             return replace(self.guarantee, epsilon=0.0, delta=0.0, mu=None)
         if isinstance(self.sampling, BallsInBins):
             return self.guarantee
         C, delta = self.strategy.leading(steps), self.guarantee.delta
         if isinstance(self.sampling, CyclicPoisson):
             return self.sampling.guarantee(C, self.sigma, self.bound, delta)
-        longest = self.bound * sensitivity(C, self.sampling).value
-        return gaussian_guarantee(self.sigma, delta, longest, Model.CENTRAL, Neighbours.ADD_REMOVE)
+        found = noise_guarantee(C, self.sigma, self.bound, delta, self.sampling)
+        # fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first ones, too
+        return found if found.epsilon <= self.guarantee.epsilon else replace(self.guarantee, exact=False)
 
     def digest(self) -> bytes:
         """32 bytes that name this plan."""

@@ -54,6 +54,7 @@ class Stream:
         key: bytes,
         dtype: torch.dtype,
         alone: bool,
+        sharded: bool,
     ) -> None:
         _has_digits(dtype, sigma, coefficients)
         memory = buffers.shape[1] or coefficients.shape[1] - 1
@@ -64,7 +65,7 @@ class Stream:
         self._past = torch.zeros(memory, size, dtype=dtype, device=coefficients.device)
         self._lock, self._process = threading.RLock(), process()
         self._at = (0, 0, True)  # step; numbers of _past that are past it; whether the next ones are before it
-        self._alone = alone or not replicas.several()
+        self._alone, self._sharded = alone or not replicas.several(), sharded
         self._key = key if self._alone else replicas.from_first(key)
         self._digest = self._identify()
         self._awaited: int | None = None
@@ -111,7 +112,7 @@ class Stream:
             least = self.sigma / self._diagonal[min(t, len(self._diagonal) - 1)]  # deviation, given all before
             self._judge(total, least)
             if not self._alone:
-                replicas.check_agree(t, self._digest, total if len(total) == self.whole else total[:0])
+                replicas.check_agree(t, self._digest, total[:0] if self._sharded else total)
             private = self._advance(t, total)
         return private if self._refused is None else torch.where(self._refused, torch.nan, private)
 

@@ -24,6 +24,7 @@ from torchdp.factorization.structure.buffered import (
     reciprocals,
     squares,
 )
+from torchdp.factorization.structure.passes import APART
 from torchdp.factorization.structure.returning import passes_dual
 from torchdp.factorization.structure.running import factorize_running
 from torchdp.workloads import RunningSums
@@ -102,6 +103,7 @@ def _once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     sizes = [W.steps] if W.steps <= WHOLE else [WHOLE, W.steps]
     span = [math.log(4 * n) for n in sizes]
     x = np.concatenate([[span[0]], np.full(2 * buffers - 1, (span[0] + 2) / (2 * buffers)), np.zeros(KNOTS)])
+    bounds = [(None, 25.0)] + [APART] * (2 * buffers - 1) + [(None, None)] * KNOTS
     for stage, n in enumerate(sizes):
         if stage:
             x[: 2 * buffers] *= span[1] / span[0]
@@ -110,7 +112,7 @@ def _once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
             most = FINISH if stage else 1000
             x = minimize(
                 _objective, x, (hats(n, KNOTS), coarse, buffers, power), jac=True, method="L-BFGS-B",
-                options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
+                bounds=bounds, options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
             ).x  # fmt: skip
     with torch.no_grad():
         poles, zeros, before = parts(torch.from_numpy(x), hats(W.steps, KNOTS), buffers)

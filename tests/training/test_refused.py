@@ -1,0 +1,50 @@
+"""Modules and losses whose sums would not be an example's own, or not repeat: refused by name."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.functional import mse_loss
+
+from torchdp.randomness import keyed_generator
+from torchdp.training import clip_and_sum, clipped_sum
+
+
+class Functional(nn.Module):
+    """Dropout that no module shows, beside a recurrent layer or a linear one."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        out = self.inner(x)
+        return functional.dropout(out[0] if isinstance(out, tuple) else out, 0.5, self.training)
+
+
+@pytest.mark.parametrize("inner", [nn.Linear(4, 3), nn.GRU(4, 3)])
+def test_dropout_that_no_module_shows_is_refused_and_draws_from_no_global_generator(inner):
+    net, x, y = Functional(inner), torch.ones(3, 4), torch.zeros(3, 3)
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="pass dropout="):
+        clip_and_sum(net, mse_loss, x, y, 1.0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert clip_and_sum(net, mse_loss, x, y, 1.0, dropout=keyed_generator(b"masks")).isfinite().all()
+    assert clip_and_sum(net.eval(), mse_loss, x, y, 1.0).any()
+
+
+def test_what_is_no_loss_or_no_gradient_is_named():
+    with pytest.raises(TypeError, match="loss"):
+        clip_and_sum(nn.Linear(4, 3), lambda output, target: 1.0, torch.ones(2, 4), torch.zeros(2), 1.0)
+    with pytest.raises(TypeError, match="gradients"):
+        clipped_sum([torch.ones(2, 3, dtype=torch.complex64)], 1.0)
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"sparse": True}])
+def test_guarantee_tables_that_a_call_writes_to_are_refused_before_it(option):
+    """Rows that are made shorter in place would show who was in a batch."""
+    net = nn.Sequential(nn.Embedding(50, 4, **option), nn.GRU(4, 3))
+    before = net[0].weight.detach().clone()
+    with pytest.raises(ValueError, match="max_norm"):
+        clip_and_sum(net, lambda out, y: out[0].sum(), torch.arange(6).view(3, 2), torch.zeros(3), 1.0)
+    assert torch.equal(net[0].weight, before)
