@@ -225,7 +225,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
-        if len(self.features.family.admit(x)) > self.law.users:
+        x = self.features.family.admit(x)
+        if len(x) > self.law.users:
             raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
         return x
 
@@ -308,7 +309,8 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
-        if len(self.features.family.admit(x)) != self.law.users:
+        x = self.features.family.admit(x)
+        if len(x) != self.law.users:
             raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
         return x
 
