@@ -14,6 +14,7 @@ from torchdp.density.rounding import fused, fused_ones
 from torchdp.draws import Simulated
 
 POINTS = 512  # multipliers that are tried
+FARTHEST = 1e100  # radians; further out nothing is gained, and squares end
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,9 @@ class OrthogonalFeatures(Features):
 
         Guarantees: an upper bound over all x, x' of norm at most ``radius``.
         """
-        radius = self.family.radius * (1 + SLACK)
-        if math.isinf(radius):
+        radius, waves = self.family.radius * (1 + SLACK), self.frequencies.double()
+        if not radius * float(waves.norm(dim=0).max()) < FARTHEST:
             return float(self.repetitions)
-        waves = self.frequencies.double()
         most = sum(_most(part, 2 * radius) for part in waves.split(self.family.dimension, 1))
         room = (len(waves) + 8) * 2.0**-52 * radius * float(waves.norm(dim=0).max()) * math.sqrt(self.repetitions)
         return min(float(self.repetitions), (math.sqrt(most) + room) ** 2)
