@@ -20,7 +20,7 @@ from torchdp.density import (
 from torchdp.density.errors import expected_mse
 from torchdp.density.family import SLACK
 from torchdp.protocol import Crowd
-from torchdp.shuffle import PoissonSum
+from torchdp.shuffle import PoissonSum, RandomizedResponseSum
 
 D = 5
 
@@ -106,3 +106,29 @@ def test_wrong_objects_are_named(kde):
             ShuffledClasses.calibrated(features, PoissonSum, counts, 1.0, 1e-5)
     with pytest.raises(ValueError, match="epsilon must be at most 700"):
         ShuffledKDE.calibrated(features, PoissonSum, 8, 1e30, 1e-5)
+
+
+@pytest.mark.parametrize("family", [GaussianFourier(D), LaplacianSigns(D), Exponential(D, radius=5.0)])
+def test_whole_numbers_are_the_same_vectors_as_floats(family):
+    whole = torch.randint(-1, 2, (8, D), generator=generator())
+    features = family.draw(6, generator=generator())
+    torch.testing.assert_close(features.left(whole), features.left(whole.double()), rtol=0, atol=1e-12)
+    kde = ShuffledKDE(features, PoissonSum(8, 200.0), 1e-3)
+    assert kde.admit(whole).dtype == torch.float64
+    summaries = [kde.summary(whole), kde.summary(whole.double())]
+    torch.testing.assert_close(*(kde.exact(each) for each in summaries), rtol=0, atol=1e-12)
+    totals = [kde.sample_tally(each, generator=generator()).parts["total"] for each in summaries]
+    assert (totals[0] == totals[1]).all()
+
+
+def test_steps_of_a_law_of_bits_and_steps_that_are_no_number_are_refused_by_name():
+    features = GaussianFourier(D).draw(3, generator=generator())
+    with pytest.raises(TypeError, match="levels must be 1 with RandomizedResponseSum"):
+        ShuffledKDE.calibrated(features, RandomizedResponseSum, 8, 1.0, 1e-3, levels=2)
+    with pytest.raises(ValueError, match="levels must be"):
+        ShuffledKDE.calibrated(features, PoissonSum, 8, 1.0, 1e-3, levels="2")
+
+
+def test_a_radius_whose_square_overflows_bounds_nothing():
+    family = GaussianOrthogonal(D, 1.0, radius=1e300)
+    assert family.draw(4, generator=generator()).movement == 4

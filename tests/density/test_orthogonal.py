@@ -124,3 +124,10 @@ def test_bad_arguments_are_named():
         GaussianOrthogonal(0)
     with pytest.raises(ValueError, match="repetitions"):
         GaussianOrthogonal(D).draw(0, generator=generator())
+
+
+def test_movement_is_bounded_block_by_block_to_the_last_wave():
+    features = GaussianOrthogonal(3, 1.0, 0.1).draw(7, generator=generator(1))
+    squares = features.frequencies.norm(dim=0).square()
+    longest = sum(float(part.max()) for part in squares.split(3))
+    assert 0.95 * longest * 0.1**2 < features.movement <= longest * 0.1**2 * (1 + 1e-5)  # sin a is nearly a

@@ -7,6 +7,7 @@ import pytest
 
 from torchdp.privacy import gaussian_sigma
 from torchdp.shuffle import (
+    BoundedSum,
     CentralGaussianSum,
     CorrelatedSum,
     ExactSum,
@@ -156,3 +157,11 @@ def test_a_delta_below_what_movement_is_followed_to_is_paid_by_flips(kind):
     if kind is PoissonSum:
         with pytest.raises(ValueError, match="delta must be at least 1e-12 where levels"):
             kind.calibrated(20, 1.0, 1e-15, 1, change=0.1, levels=2)
+
+
+@pytest.mark.parametrize("kind", [RandomizedResponseSum, BoundedSum])
+def test_flips_are_counted_where_they_ask_for_less_than_little_movement(kind):
+    target = (3, 6.0, 1e-10, 1)
+    little, flips = kind.calibrated(*target, change=0.2), kind.calibrated(*target)
+    assert little.rmse <= 1.001 * flips.rmse
+    assert delta_of(little, 6.0, 1, change=0.2) <= 1e-10

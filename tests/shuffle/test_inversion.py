@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mass_functions
 from scipy import stats
 
-from torchdp.privacy import gaussian_log_delta
+from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.count_laws import poisson_law
 from torchdp.shuffle.inversion import _Cut, _Move, moved_delta
@@ -242,3 +243,17 @@ def test_randomized_response_by_movement_needs_what_poisson_noise_does():
 
 def test_far_more_noise_than_is_needed_takes_no_longer():
     assert PoissonSum(1000, 400.0).moved_delta(8.0, 16, 1e-4) == pytest.approx(1e-13, rel=1e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "levels"), [(0.001, 1), (0.02, 8)])
+def test_wide_noise_is_told_from_gaussian_noise_by_little(epsilon, levels):
+    sigma = 1.02 * gaussian_sigma(epsilon, 1e-6, 2.0)
+    found = PoissonSum(100, (levels * sigma) ** 2, levels=levels).moved_delta(epsilon, 8, 4.0)
+    least = math.exp(gaussian_log_delta(sigma, epsilon, 2.0))
+    assert least < found < 1.1 * least
+
+
+def test_noise_of_three_users_is_calibrated_without_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BoundedSum.calibrated(3, 1.0, 1e-6, 8, change=4.0)

@@ -76,8 +76,12 @@ class Family(ABC):
         return self.k(x.to(dtype), y.to(dtype))
 
     def admit(self, x: Tensor) -> Tensor:
-        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError."""
-        if not len(self._rows("x", x)):
+        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError.
+
+        Whole numbers become float64.
+        """
+        x = self._rows("x", x)
+        if not len(x):
             raise ValueError("x must hold one user at least, not none")
         return self.inside("x", x)
 

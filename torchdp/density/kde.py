@@ -21,6 +21,7 @@ from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarant
 from torchdp.shuffle import BitLaw, BoundedSum, CentralGaussianSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.one_type import OneTypeSum
 from torchdp.shuffle.references import CuratorSum
 from torchdp.shuffle.sums import Shuffled
 
@@ -225,7 +226,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
-        if len(self.features.family.admit(x)) > self.law.users:
+        x = self.features.family.admit(x)
+        if len(x) > self.law.users:
             raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
         return x
 
@@ -308,7 +310,8 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
-        if len(self.features.family.admit(x)) != self.law.users:
+        x = self.features.family.admit(x)
+        if len(x) != self.law.users:
             raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
         return x
 
@@ -363,5 +366,7 @@ def _calibrated(
     flips: int,
     levels: int,
 ) -> MessageLaw:
-    own = {} if levels == 1 else {"levels": levels}
+    own = {} if checks.integer("levels", levels, 1) == 1 else {"levels": levels}
+    if own and not issubclass(kind, OneTypeSum):
+        raise TypeError(f"levels must be 1 with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum")
     return kind.calibrated(users, epsilon, delta, instances, absent, change=change, flips=flips, **own)

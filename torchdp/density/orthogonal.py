@@ -13,7 +13,8 @@ from torchdp.density.gaussian import GaussianKernel
 from torchdp.density.rounding import fused, fused_ones
 from torchdp.draws import Simulated
 
-POINTS = 512  # multipliers that are tried
+POINTS, CLOSER = 16, 4  # multipliers that are tried at once, and how often, ever closer to the best
+FARTHEST = 1e100  # radians; further out nothing is gained, and squares end
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,10 @@ class OrthogonalFeatures(Features):
 
         Guarantees: an upper bound over all x, x' of norm at most ``radius``.
         """
-        radius = self.family.radius * (1 + SLACK)
-        if math.isinf(radius):
+        radius, waves = self.family.radius * (1 + SLACK), self.frequencies.double()
+        if not radius * float(waves.norm(dim=0).max()) < FARTHEST:
             return float(self.repetitions)
-        waves = self.frequencies.double()
-        most = sum(_most(part, 2 * radius) for part in waves.split(self.family.dimension, 1))
+        most = float(_most(waves, self.family.dimension, 2 * radius).sum())
         room = (len(waves) + 8) * 2.0**-52 * radius * float(waves.norm(dim=0).max()) * math.sqrt(self.repetitions)
         return min(float(self.repetitions), (math.sqrt(most) + room) ** 2)
 
@@ -123,20 +123,32 @@ class OrthogonalFeatures(Features):
         return fused_ones(x, self.frequencies, phases, labels, classes, draws, shape)
 
 
-def _most(waves: Tensor, distance: float) -> float:
-    """An upper bound of sum_i sin^2(<w_i, z>/2) over ||z|| <= distance, (d, k): by weak duality, on a grid."""
-    lengths = waves.norm(dim=0).clamp_min(1e-300)
-    stretch = float(torch.linalg.matrix_norm(waves / lengths, ord=2)) * (1 + 1e-9)
-    angles = torch.linspace(
-        0, 1, POINTS, dtype=torch.float64, device=waves.device
-    )  # of the longest, in half turns
-    multiplier = lengths.square().max() / 4 * torch.sinc(angles).clamp_min(0)
-    slope = 4 * multiplier[:, None] / lengths.square()  # (POINTS, k): sin(a)/a at the best a, 0 from 1 on
-    low, high = torch.zeros_like(slope), torch.full_like(slope, math.pi)
-    for _ in range(60):
-        a = (low + high) / 2
-        above = torch.sinc(a / math.pi) > slope
-        low, high = torch.where(above, a, low), torch.where(above, high, a)
-    gained = ((low / 2).sin().square() - slope / 4 * low.square()).sum(1)
-    bound = (multiplier * (stretch * distance) ** 2 + gained).min() * (1 + 1e-9)
-    return min(float(waves.shape[1]), float(bound))
+def _most(waves: Tensor, size: int, distance: float) -> Tensor:
+    """Upper bounds of sum_i sin^2(<w_i, z>/2) over ||z|| <= distance, of each ``size`` waves: by weak duality.
+
+    The bound is convex in the multiplier: the best of a grid lies next to the best of all.
+    """
+    padded = torch.nn.functional.pad(waves, (0, -waves.shape[1] % size))  # by zeros, which gain nothing
+    blocks = padded.unflatten(1, (-1, size)).transpose(0, 1)  # (blocks, d, size)
+    lengths = blocks.norm(dim=1)
+    held, longest = lengths > 0, lengths.amax(1, keepdim=True).clamp_min(1e-300)
+    lengths = torch.where(held, lengths, longest)
+    stretch = torch.linalg.matrix_norm(blocks / lengths[:, None], ord=2) * (1 + 1e-9)
+    steps = torch.linspace(0, 1, POINTS, dtype=torch.float64, device=waves.device)
+    start, end = torch.zeros_like(stretch), torch.ones_like(stretch)  # angles of the longest, in half turns
+    best = held.sum(1).double()
+    for _ in range(CLOSER):
+        angles = start[:, None] + (end - start)[:, None] * steps
+        multiplier = longest.square() / 4 * torch.sinc(angles).clamp_min(0)  # (blocks, POINTS)
+        slope = 4 * multiplier[..., None] / lengths[:, None].square()  # sin(a)/a at the best a, 0 from 1 on
+        low, high = torch.zeros_like(slope), torch.full_like(slope, math.pi)
+        for _ in range(60):
+            a = (low + high) / 2
+            above = torch.sinc(a / math.pi) > slope
+            low, high = torch.where(above, a, low), torch.where(above, high, a)
+        gained = (((low / 2).sin().square() - slope / 4 * low.square()) * held[:, None]).sum(2)
+        bound, at = (multiplier * (stretch * distance).square()[:, None] + gained).min(1)
+        best = torch.minimum(best, bound * (1 + 1e-9))
+        near = torch.stack([(at - 1).clamp_min(0), (at + 1).clamp_max(POINTS - 1)], 1)
+        start, end = angles.gather(1, near).unbind(1)
+    return best

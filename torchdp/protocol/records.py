@@ -38,12 +38,12 @@ class Crowd:
         """``summary``, a crowd of one user at least, its values admitted, no gradient. Raises TypeError, ValueError."""
         crowd = checks.instance("summary", summary, Crowd)
         try:
-            admit(crowd.values)
+            values = admit(crowd.values)
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
         if crowd.n < 1:
             raise ValueError("summary must count at least one user")
-        return Crowd(crowd.values.detach(), crowd.counts) if crowd.values.requires_grad else crowd
+        return Crowd(values.detach(), crowd.counts)
 
     @staticmethod
     def of(x: Tensor) -> "Crowd":

@@ -45,6 +45,8 @@ FAST, SHARP = (5.0, 0.15), (10.0, 0.08)  # T in deviations of the loss; s a
 REACH = 3.5  # the last frequency, in 1/s
 SHARES = (1e-3, 2e-2, 5e-2, 0.1, 0.2)  # of delta that the cuts may cost
 SKEWED = 50.0  # variance, in ones, below which the loss is far from normal
+LOPSIDED = 1 / 300  # skewness^2 of the noise, above which it is too where a user moves by less than one step
+FLAT = 1.0  # mass at a cut, times variance^2: more would show among the fourth powers of small moves
 RATIO = 1.08  # of neighbouring points of the grid
 ENDS = (0.95, 0.97, 0.985, 0.995)  # of the largest distance, in the grid too
 WALK = np.arange(-4.0, 1.6, 0.5)  # ln a, about that of Gaussian noise: skewed noise wants less
@@ -68,7 +70,7 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
     wide, most, best = math.sqrt(instances * gamma), math.ceil(farthest), 1.0
 
     def cut_at(lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
-        cut = _cut(law, lost / wide, most)
+        cut = _cut(law, min(lost / wide, 4 * FLAT / max(variance, 1e-3) ** 2), most)
         if cut is None:
             return 1.0
         d = cut.mass
@@ -81,10 +83,16 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
     lost = SHARES[0] * max(guess, 1e-25)
     while (best := cut_at(lost)) >= 1 and lost < 1e-2:  # tails that a Gaussian does not have
         lost *= 1e3
-    skewed = farthest < 1 or variance < SKEWED * levels**2  # else the sharp setting gains 0.2 % of the variance
-    if 2 * FLOOR < best < 1 and skewed:
+    if 2 * FLOOR < best < 1 and _skewed(law.mass, levels, farthest):
         best = _sharpest(cut_at, best, farthest)
     return min(1.0, best + 2 * instances * law.lost)
+
+
+def _skewed(mass: Array, one: float, farthest: float) -> bool:
+    """Whether the sharp setting gains more than 0.2 % of the variance; one: counts that a bit is worth."""
+    off = np.arange(len(mass)) - mass @ np.arange(len(mass))
+    variance = float(mass @ off**2)
+    return variance < SKEWED * one**2 or (farthest < 1 and float(mass @ off**3) ** 2 > LOPSIDED * variance**3)
 
 
 def _sharpest(cut_at: Callable[[float, Setting, float], float], best: float, farthest: float) -> float:
@@ -197,14 +205,14 @@ class _Move:
         """G and r for all distances up to x, at each z; their real parts are one number."""
         p = 1 + z if self.up else -z
         c1, c2, c3 = self.moments
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # then no bound is found
             grown = np.maximum(1.0, (1 + x * self.excess) ** (float(p[0].real) - 4))
             fourth = float(self.base @ (self.excess**4 * grown))
-        rest = np.abs(p * (p - 1) * (p - 2) * (p - 3)) * x * x / 24 * fourth
-        slope = p * c1 - self.edge
-        curves = np.stack([p * (p - 1) * (c2 / 2 + at * (p - 2) * c3 / 6) for at in (0.0, x)])
-        largest = np.abs(curves).max(0) + rest
-        rate = curves.real.max(0) + rest + (np.abs(slope) + largest * x) ** 2 / 2
+            rest = np.abs(p * (p - 1) * (p - 2) * (p - 3)) * x * x / 24 * fourth
+            slope = p * c1 - self.edge
+            curves = np.stack([p * (p - 1) * (c2 / 2 + at * (p - 2) * c3 / 6) for at in (0.0, x)])
+            largest = np.abs(curves).max(0) + rest
+            rate = curves.real.max(0) + rest + (np.abs(slope) + largest * x) ** 2 / 2
         return rate, np.maximum(0.0, slope.real)
 
 
@@ -265,7 +273,7 @@ def response_delta(
 
     while (best := cut_at(tails)) >= 1 and tails < 1e-2:
         tails *= 1e3
-    if 2 * FLOOR < best < 1 and not rough and (farthest < 1 or deviation**2 < SKEWED):
+    if 2 * FLOOR < best < 1 and not rough and _skewed(b, float(y @ (o - b)), farthest):
         best = _sharpest(cut_at, best, farthest)
     return min(1.0, best + 2 * instances * lost)
 

@@ -17,7 +17,7 @@ from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.inversion import response_delta
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.response_curve import response_pair, response_pairs, response_profile
-from torchdp.shuffle.search import FAR_BELOW, TOLERANCE, Target, crossing, least_noise
+from torchdp.shuffle.search import TOLERANCE, Target, crossing, least_noise, less_by_flips
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ class RandomizedResponseSum(MessageLaw):
                 law = cls(target.users, math.nextafter(law.flip, 1))
             return law
         target = target.composed(cls)
+        family = lambda rmse: cls.of_rmse(target.users, rmse)  # noqa: E731
         if target.change >= target.flips or not target.follows:
-            return cls._least_of_flips(target)
+            return least_noise(family, target.central, target)
         present = target.users - target.absent
         start = gaussian_sigma(target.epsilon, target.delta, math.sqrt(target.change))
         start *= math.sqrt(target.users / present)
@@ -128,13 +129,7 @@ class RandomizedResponseSum(MessageLaw):
         while (delta := found.moved_delta(*target.moving)) > target.delta:
             log_rmse += max(1.02 * math.log(delta / target.delta) / slope, TOLERANCE)
             found = cls.of_rmse(target.users, math.exp(log_rmse))
-        if target.change < target.flips / FAR_BELOW:
-            return found
-        return min(found, cls._least_of_flips(target), key=lambda law: law.rmse)
-
-    @classmethod
-    def _least_of_flips(cls, target: Target) -> Self:
-        return least_noise(lambda rmse: cls.of_rmse(target.users, rmse), target.central, target)
+        return less_by_flips(found, None, family, target)
 
     @classmethod
     def of_rmse(cls, users: int, rmse: float) -> Self:

@@ -17,7 +17,7 @@ TOLERANCE = 1e-4  # of the noise, relative
 CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
 MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
 LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
-FAR_BELOW = 4.0  # ratio of flips to change from which flips are not tried: they ask for more
+FAR_BELOW = 4.0  # ratio of flips to change from which movement is tried first: mostly flips ask for more
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,28 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     def excess(log_noise: float) -> float:
         return math.log(max(moved(math.exp(log_noise)), 1e-300) / delta)
 
-    noise = math.exp(crossing(excess, math.log(1.08 * start)))
-    while moved(noise) > delta:
-        noise *= 1 + TOLERANCE / 4  # the root is found to a tolerance: end on its safe side
-    return family(noise) if flipping is None else min(flipping, family(noise), key=lambda law: law.rmse)
+    try:
+        noise = math.exp(crossing(excess, math.log(1.08 * start)))
+        while moved(noise) > delta:
+            noise *= 1 + TOLERANCE / 4  # the root is found to a tolerance: end on its safe side
+    except ValueError:  # so much noise is not followed; flips may ask for less
+        if not bits:
+            raise
+        return flipping or least_noise(family, target.central, target)
+    law = family(noise)
+    return law if not bits else less_by_flips(law, flipping, family, target)
+
+
+def less_by_flips(law: Law, flipping: Law | None, family: Family[Law], target: Target) -> Law:
+    """``law``, or that which flips ask for where its noise is less; flipping: that one, None: not known."""
+    if flipping is None:
+        try:
+            if law.flipped_delta(target.epsilon, target.flips, target.absent) > target.delta:
+                return law
+            flipping = least_noise(family, law.rmse, target)
+        except ValueError:  # so much noise is not followed
+            return law
+    return min(law, flipping, key=lambda each: each.rmse)
 
 
 def root(family: Family[Law], start: float, target: Target, tolerance: float = TOLERANCE) -> float:
