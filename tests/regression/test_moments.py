@@ -12,6 +12,7 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.protocol import Tally
+from torchdp.randomness import keyed_generator
 from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram, paper
 from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace
 
@@ -170,3 +171,24 @@ def test_bad_input_is_named():
         SecureHistogram(10, 3, 1.0).estimate(torch.tensor([1, 2, 0, 0, 0, 1]))
     with pytest.raises(ValueError, match="x must hold at most the 10 clients, not 11"):
         FrequencyMoments(10, 1.0, (1.0,), 1.0).collect(torch.zeros(11))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "x"),
+    [
+        (FrequencyMoments(40, 2.0, (1.0, 2.5), 1.0), NUMBERS.repeat(2)[:40]),
+        (SecureHistogram(40, 4, 1.0), TYPES.repeat(2)[:40]),
+        (SecureHistogram(40, 4, 1.0).secure_sum(servers=2), None),
+    ],
+)
+def test_intervals_of_laplace_noise_cover(protocol, x):
+    """Everybody is heard and nobody may be corrupt: the noise of a sum is one Laplace variable."""
+    summary = protocol.summary(torch.zeros(40, 4).double() if x is None else x)
+    found = protocol.sample_estimate(summary, generator=keyed_generator(b"covered"), sample_shape=(20_000,))
+    truth, at_once = protocol.exact(summary), 20_000 * found.value[0].numel()
+    for level in (0.95, 0.99, 0.999):
+        low, high = found.interval(level)
+        outside = 1 - float(((low <= truth) & (truth <= high)).double().mean())
+        assert outside < (1 - level) + 5 * math.sqrt((1 - level) / at_once)
+    normal = float(((found.value - truth).abs() > stats.norm.ppf(0.9995) * found.standard_error).double().mean())
+    assert normal > 0.003  # the control: normal ends are passed five times as often

@@ -4,7 +4,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from scipy.optimize import brentq
+from scipy.special import betainc, gammaincc, gammaincinv
 from torch import Tensor
 
 from torchdp import checks
@@ -16,8 +19,10 @@ from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Tally
+from torchdp.protocol.interval import quantile
 
 ORDERS = (1.0, 2.0, math.inf)
+LENGTHS = 2**14  # equally likely ones of noise of l_2
 MOST_CORNERS = 2000  # whose distances in l_1 are all looked at
 
 
@@ -38,8 +43,8 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     of the l_q ball of its k coordinates, R ~ Gamma(k + 1, D_b/epsilon_b): of covariance (D_b/epsilon_b)^2 times
     2 (q = 1), k + 1 (q = 2), (k + 1)(k + 2)/3 (q = inf). One block whose ball holds K - K is the K-norm mechanism: for
     a box of d equal sides 6 d^2/((d + 1)(d + 2)) times less variance than Laplace noise in each coordinate apart.
-    ``error(n, p)`` takes the noise for Gaussian but at p = 2, and so do intervals: a Laplace number lies outside that
-    of 95 % in 6 % of releases. A tally is the noisy sum of u, each cut to the domain's ``limits``.
+    ``error(n, p)`` takes the noise for Gaussian but at p = 2; intervals are those of a number of its block's noise, and
+    the widest where several make an answer. A tally is the noisy sum of u, each cut to the domain's ``limits``.
 
     shape: A and the centre of u. blocks: sizes that add up to A's columns, q in {1, 2, inf}, shares of sum 1.
     epsilon > 0. Raises TypeError, ValueError. ``tuned`` chooses.
@@ -169,7 +174,23 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         return torch.cat(parts, -1) if parts else self.shape.root.new_zeros((*shape, 0))
 
     def analyse(self, tally: Tally) -> Estimate:
-        return self.decoded(self.check(tally)["sum"], tally.n)
+        return replace(self.decoded(self.check(tally)["sum"], tally.n), stretch=self.stretch)
+
+    def stretch(self, level: float) -> Tensor:
+        """How far the ends of an interval lie over those of normal noise of the same deviation, (d,).
+
+        One block of l_2 is as long in all directions, and a number of l_1 or l_inf alone has its block's law; where
+        several numbers make an answer, the widest of their laws and the normal one.
+        """
+        each = torch.tensor([_stretch(block, level) for block in self.blocks], dtype=torch.float64)
+        sizes = torch.tensor([block.size for block in self.blocks], dtype=torch.int64)
+        used = (self.shape.root != 0).cpu()
+        widest = (
+            torch.where(used, each.repeat_interleave(sizes), 0.0).amax(1) if len(each) else torch.ones(len(used))
+        )
+        round_one = len(self.blocks) == 1 and self.blocks[0].order == 2
+        alone = used.sum(1) <= 1 if not round_one else torch.ones(len(used), dtype=torch.bool)
+        return torch.where(alone, widest, widest.clamp_min(1.0)).to(self.shape.root)
 
 
 def _noise(block: Block, draws: Draws, shape: tuple[int, ...]) -> Tensor:
@@ -183,6 +204,28 @@ def _noise(block: Block, draws: Draws, shape: tuple[int, ...]) -> Tensor:
         normal = draws.normal(whole)
         return draws.gamma(k * ones) * normal / normal.norm(dim=-1, keepdim=True)
     return draws.gamma((k + 1) * ones) * (2 * draws.uniform(whole) - 1)
+
+
+def _stretch(block: Block, level: float) -> float:
+    """Of one coordinate z of the block's noise: its P(abs(z) > t) = 1 - level is solved for t.
+
+    l_1: e^-t. l_inf: R times a uniform number, R ~ Gamma(k + 1). l_2: R times a coordinate of a uniform unit vector, R
+    ~ Gamma(k), by the mean over equally likely R.
+    """
+    k, beyond = block.size, 1 - level
+    factors = {1.0: 2.0, 2.0: k + 1.0, math.inf: (k + 1) * (k + 2) / 3}
+    lengths = gammaincinv(k, (np.arange(LENGTHS) + 0.5) / LENGTHS) if block.order == 2 and k > 1 else np.empty(0)
+
+    def outside(t: float) -> float:
+        if block.order == math.inf:
+            return float(gammaincc(k + 1, t) - t / k * gammaincc(k, t))
+        if block.order == 1 or k == 1:
+            return math.exp(-t)
+        return float(1 - betainc(0.5, (k - 1) / 2, np.minimum(t / lengths, 1.0) ** 2).mean())
+
+    deviation = math.sqrt(factors[block.order])
+    end = brentq(lambda t: outside(t) - beyond, 0.0, 4.0 * k + 800.0, xtol=1e-12)
+    return float(end) / (deviation * quantile(level))
 
 
 def _widths(domain: Domain) -> Tensor:

@@ -1,5 +1,6 @@
 """Confidence intervals whose variance belongs to each end: score intervals, Fieller's for ratios, sums of both."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -89,19 +90,29 @@ def quantile(level: float) -> float:
     return float(ndtri((1 + checks.fraction("level", level)) / 2))
 
 
+def laplace_stretch(level: float) -> float:
+    """Half a Laplace variable's two-sided interval, -log(1 - level) / sqrt(2) deviations, over a normal variable's.
+
+    At least 1: a sum of several such variables lies between the two.
+    """
+    return max(1.0, -math.log1p(-level) / (math.sqrt(2) * quantile(level)))
+
+
 def interval(
     value: Tensor,
     error: ErrorParts,
     level: float,
     limits: tuple[float, float] = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
+    stretch: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be.
 
+    stretch: how far ends lie, over those of a normal error of this variance, (*batch) or a number.
     Where the denominator of a ratio may be 0, Fieller's set is all but a gap: if that reaches beyond one of the limits,
     the interval ends where the gap begins.
     """
-    z, (least, most) = quantile(level), limits
+    z, (least, most) = quantile(level) * stretch, limits
     below, above = error.reach(z)
     low, high = value - below - bias, value + above + bias
     first, last = (value + end + sign * bias for end, sign in zip(error.gap(z), (1, -1), strict=True))

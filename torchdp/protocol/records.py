@@ -88,6 +88,8 @@ class Estimate:
 
     bias: bounds what an approximation may add. error: the independent parts that intervals are made of (None: one
     normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need not.
+    stretch: where the error is far from normal, as one Laplace number is: of a level, how far the interval's ends lie
+    over those of a normal error of this deviation, a number or (*answer).
     """
 
     value: Tensor
@@ -96,6 +98,7 @@ class Estimate:
     bias: Tensor | float = 0.0
     error: ErrorParts | None = None
     limits: tuple[float, float] = (-math.inf, math.inf)
+    stretch: Callable[[float], Tensor | float] | None = None
 
     @property
     def parts(self) -> ErrorParts:
@@ -104,7 +107,8 @@ class Estimate:
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """(low, high): the parts' ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
-        return interval(self.value, self.parts, level, self.limits, self.bias)
+        stretch = 1.0 if self.stretch is None else self.stretch(checks.fraction("level", level))
+        return interval(self.value, self.parts, level, self.limits, self.bias, stretch)
 
 
 class Objective(Enum):

@@ -105,7 +105,8 @@ class FrequencyMoments(SharedSum[Tally]):
         """The moments of the clients heard, (*batch, r), unbiased. Raises ValueError where they are too few."""
         total = self.heard(tally)
         value = total * self.scales.to(total)
-        return Estimate(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)
+        error = self.variances(tally.n).sqrt().to(value).expand_as(value)
+        return Estimate(value, error, tally.n, stretch=self.noise.stretch)
 
 
 @dataclass(frozen=True)
@@ -178,4 +179,5 @@ class SecureHistogram(SharedSum[Tensor]):
         """The counts of the clients heard, (*batch, k), adding up to them; unbiased. Raises ValueError for too few."""
         total = self.heard(tally)
         value = total + (tally.n - total.sum(-1, keepdim=True)) / self.types
-        return Estimate(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)
+        error = self.variances(tally.n).sqrt().to(value).expand_as(value)
+        return Estimate(value, error, tally.n, stretch=self.noise.stretch)

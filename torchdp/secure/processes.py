@@ -195,7 +195,8 @@ def run_processes(
         finally:
             for context in started.values():
                 context.processes[0].kill()
-        return Estimate(*torch.load(Path(folder) / "release.pt"))
+        value, error, n = torch.load(Path(folder) / "release.pt")
+        return Estimate(value, error, n, stretch=protocol.stretch)
 
 
 def _kept(timeout: float, record: Path | None) -> float:

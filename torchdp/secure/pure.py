@@ -13,6 +13,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol import Tally
+from torchdp.protocol.interval import laplace_stretch
 from torchdp.secure import discrete_laplace as laplace
 from torchdp.secure.ring import Ring, largest_fraction_bits
 from torchdp.secure.sums import SLACK, SecureSums, Words
@@ -86,6 +87,9 @@ class PureSecureSketch(SecureSums):
         """Variance of the noise in an entry of each row, of all clients: 4^-f c_j/(2 h s sinh^2(rate/2)), (m,)."""
         each = laplace.variance(self.rate) * self.part / (self.ring.scale**2 * self.sketch.copies)
         return self.sketch.counts().double() * each
+
+    def stretch(self, level: float) -> float:
+        return laplace_stretch(level)
 
     @property
     def grid_factor(self) -> float:

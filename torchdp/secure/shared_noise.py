@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.protocol.interval import laplace_stretch
 
 
 class SharedNoise(ABC):
@@ -44,6 +45,10 @@ class SharedNoise(ABC):
     @abstractmethod
     def level_of(self, clients: int) -> float:
         """Standard deviation of the noise in a sum of so many clients' messages."""
+
+    def stretch(self, level: float) -> float:
+        """How far the ends of an interval lie over those of normal noise of this deviation."""
+        return 1.0
 
     @abstractmethod
     def guarantee_of(self, clients: int) -> Guarantee:
@@ -162,6 +167,9 @@ class SharedLaplace(SharedNoise):
 
     def level_of(self, clients: int) -> float:
         return self.scale * math.sqrt(2 * checks.integer("clients", clients, 0, self.clients) / self.honest)
+
+    def stretch(self, level: float) -> float:
+        return laplace_stretch(level)
 
     @property
     def guarantee(self) -> Guarantee:

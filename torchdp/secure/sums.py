@@ -159,7 +159,11 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
                 f"absent = {self.coalition.absent} may drop out"
             )
         value = self.ring.to_reals(tally["words"]) / math.sqrt(self.sketch.copies)
-        return Estimate(value, self.row_variance.sqrt()[:, None].expand_as(value), tally.n)
+        return Estimate(value, self.row_variance.sqrt()[:, None].expand_as(value), tally.n, stretch=self.stretch)
+
+    def stretch(self, level: float) -> float:
+        """As in :class:`Estimate`."""
+        return 1.0
 
     def exact(self, summary: Tensor) -> Tensor:
         """S A, (m, d), of rows truncated to the grid."""

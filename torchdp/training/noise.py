@@ -68,7 +68,9 @@ class CorrelatedNoise(nn.Module):
         key = source(noise, coefficients.device).words((4,)).cpu().numpy().tobytes()
         steps = strategy.steps
         place = (size, first, whole)
-        self._stream = Stream(coefficients, buffers, steps, period, *place, sigma, key, dtype, alone, shard is not None)
+        self._stream = Stream(
+            coefficients, buffers, steps, period, *place, sigma, key, dtype, alone, shard is not None
+        )
 
     @property
     def sigma(self) -> float:
