@@ -1,8 +1,9 @@
-"""Adam without ``torch.optim``: the first optimizer of a process loads torch's compiler, which takes seconds."""
+"""Descent without ``torch.optim``: the first optimizer of a process loads torch's compiler, which takes seconds."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,3 +37,26 @@ class Adam:
 def cosine(rate: float, step: int, steps: int) -> float:
     """A rate that falls from ``rate`` at step 0 to zero at step ``steps``: half a cosine."""
     return rate * (1 + math.cos(math.pi * step / max(1, steps))) / 2
+
+
+def quasi_newton(
+    value: Callable[[Tensor], Tensor],
+    x: np.ndarray,
+    most: int,
+    bounds: Sequence[tuple[float | None, float | None]] | None = None,
+    stop: float = 1e-9,
+) -> np.ndarray:
+    """x after at most ``most`` evaluations of a smooth function of a float64 tensor, by L-BFGS within ``bounds``.
+
+    stop: relative fall of the value below which it ends. Source: Byrd, Lu, Nocedal, Zhu (1995), by scipy.
+    """
+    from scipy.optimize import minimize  # half a second to load
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.from_numpy(x.copy()).requires_grad_()
+        found = value(point)
+        (slope,) = torch.autograd.grad(found, point)
+        return float(found.detach()), slope.numpy()
+
+    options = {"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": stop}
+    return np.asarray(minimize(loss, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)

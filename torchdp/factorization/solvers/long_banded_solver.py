@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
+
+from torchdp.descent import quasi_newton
 
 SHARP = (30.0, 300.0, 3000.0)  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets
@@ -33,15 +34,11 @@ def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: 
 
     for power in [p / 2] if p < math.inf else SHARP:
 
-        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-            point = torch.from_numpy(x.copy()).requires_grad_()
+        def value(point: Tensor) -> Tensor:
             rows = _variances(_product(columns(point), inverse), layout)
-            value = (power * rows.log()).logsumexp(0) / power  # noqa: B023
-            (slope,) = torch.autograd.grad(value, point)
-            return float(value.detach()), slope.numpy()
+            return (power * rows.log()).logsumexp(0) / power  # noqa: B023
 
-        options = {"maxfun": evaluations, "maxiter": evaluations, "maxcor": 30, "ftol": 1e-8}
-        x = minimize(loss, x, jac=True, method="L-BFGS-B", options=options).x
+        x = quasi_newton(value, x, evaluations, stop=1e-8)
     found = columns(torch.from_numpy(x))
     age = torch.arange(bands)
     past = torch.arange(n)[:, None] - age

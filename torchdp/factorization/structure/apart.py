@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
+from torchdp.descent import quasi_newton
 from torchdp.factorization.structure.buffered import (
     KNOTS,
     BufferedStrategy,
@@ -78,18 +78,13 @@ def buffered_apart(W: RunningSums, gap: int, times: int, buffers: int, p: float)
         for sharp in SHARP[2 * stage :]:
             power = p / 2 if p < math.inf else sharp
 
-            def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-                point = torch.from_numpy(x.copy()).requires_grad_()
+            def value(point: Tensor) -> Tensor:
                 made = _made(point, *shapes, buffers)  # noqa: B023
                 rows = squares(*made, coarse)  # noqa: B023
                 moved = _largest(_links(*made, apart, times), apart, sharp)  # noqa: B023
-                value = (power * rows.log()).logsumexp(0) / power + moved.log()  # noqa: B023
-                (slope,) = torch.autograd.grad(value, point)
-                return float(value.detach()), slope.numpy()
+                return (power * rows.log()).logsumexp(0) / power + moved.log()  # noqa: B023
 
-            most = FINISH if stage else MOST
-            options = {"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-9}
-            x = minimize(loss, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+            x = quasi_newton(value, x, FINISH if stage else MOST, bounds)
     with torch.no_grad():
         found = BufferedStrategy(*_made(torch.from_numpy(x), *shapes, buffers))
         moved, _ = apart_squares(found, gap, times)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.descent import quasi_newton
 from torchdp.factorization.certificates.buffered_certificate import buffered_squares
 from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent
 from torchdp.factorization.certificates.passes_certificate import passes_lower
@@ -107,26 +107,16 @@ def _once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     for stage, n in enumerate(sizes):
         if stage:
             x[: 2 * buffers] *= span[1] / span[0]
-        coarse = W if n == W.steps else W.coarse(n)
+        coarse, shapes = W if n == W.steps else W.coarse(n), hats(n, KNOTS)
         for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
-            most = FINISH if stage else 1000
-            x = minimize(
-                _objective, x, (hats(n, KNOTS), coarse, buffers, power), jac=True, method="L-BFGS-B",
-                bounds=bounds, options={"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-10},
-            ).x  # fmt: skip
+
+            def value(point: Tensor) -> Tensor:
+                poles, zeros, before = parts(point, shapes, buffers)  # noqa: B023
+                rows = squares(poles, zeros, before, reciprocals(poles, zeros, before), coarse)  # noqa: B023
+                return (power * rows.log()).logsumexp(0) / power  # noqa: B023
+
+            x = quasi_newton(value, x, FINISH if stage else 1000, bounds, 1e-10)
     with torch.no_grad():
         poles, zeros, before = parts(torch.from_numpy(x), hats(W.steps, KNOTS), buffers)
         after = reciprocals(poles, zeros, before)
     return BufferedStrategy(poles, zeros, before, after)
-
-
-def _objective(
-    x: np.ndarray, shapes: Tensor, W: RunningSums, buffers: int, power: float
-) -> tuple[float, np.ndarray]:
-    """log of the l_power norm of the squared row norms, and its gradient."""
-    point = torch.from_numpy(x.copy()).requires_grad_()
-    poles, zeros, before = parts(point, shapes, buffers)
-    rows = squares(poles, zeros, before, reciprocals(poles, zeros, before), W)
-    value = (power * rows.log()).logsumexp(0) / power
-    (slope,) = torch.autograd.grad(value, point)
-    return float(value.detach()), slope.numpy()

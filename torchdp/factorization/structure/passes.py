@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
+from torchdp.descent import quasi_newton
 from torchdp.factorization.certificates.buffered_certificate import buffered_squares
 from torchdp.factorization.structure.buffered import (
     FINISH,
@@ -51,16 +51,11 @@ def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tupl
         sums, shapes, levels = W if n == W.steps else W.coarse(n), hats(n, KNOTS), hats(each, LEVELS)
         for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
 
-            def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-                point = torch.from_numpy(x.copy()).requires_grad_()
+            def value(point: Tensor) -> Tensor:
                 rows = squares(*_made(point, shapes, levels, buffers), sums)  # noqa: B023
-                value = (power * rows.log()).logsumexp(0) / power  # noqa: B023
-                (slope,) = torch.autograd.grad(value, point)
-                return float(value.detach()), slope.numpy()
+                return (power * rows.log()).logsumexp(0) / power  # noqa: B023
 
-            most = FINISH if stage else MOST
-            options = {"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-9}
-            x = minimize(loss, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+            x = quasi_newton(value, x, FINISH if stage else MOST, bounds)
     with torch.no_grad():
         poles, zeros, before, after = _made(torch.from_numpy(x), shapes, levels, buffers)
     rows = buffered_squares(poles, zeros, before, after, W)[0]

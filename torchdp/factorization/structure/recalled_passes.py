@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
+from torchdp.descent import quasi_newton
 from torchdp.factorization.structure.buffered import KNOTS, BufferedStrategy, hats, parts
 from torchdp.factorization.structure.passes import APART, LEAST_PERIOD, LEVELS
 from torchdp.factorization.structure.recalled import RecalledStrategy, folded, recalled_squares, shared
@@ -71,16 +71,11 @@ def recalled_passes(
 
         for smooth, power in list(zip(SMOOTH, SHARP if p == math.inf else [p / 2] * 3, strict=True))[2 * stage :]:
 
-            def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-                point = torch.from_numpy(x.copy()).requires_grad_()
+            def value(point: Tensor) -> Tensor:
                 rows = recalled_squares(*made(point, smooth))  # noqa: B023
-                value = (power * rows.log()).logsumexp(0) / power  # noqa: B023
-                (slope,) = torch.autograd.grad(value, point)
-                return float(value.detach()), slope.numpy()
+                return (power * rows.log()).logsumexp(0) / power  # noqa: B023
 
-            most = FINISH if stage else MOST
-            options = {"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": 1e-9}
-            x = minimize(loss, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+            x = quasi_newton(value, x, FINISH if stage else MOST, bounds)
     with torch.no_grad():
         found = made(torch.from_numpy(x), 0.0)
         A, rows = found[-1], recalled_squares(*found)
