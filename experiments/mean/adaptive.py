@@ -47,9 +47,14 @@ def data(users: int) -> Iterator[tuple[str, Tensor, float]]:
     yield "breast cancer, d = 30", torch.from_numpy(load_breast_cancer().data).double(), 0.5
 
 
-def coinpress(x: Tensor, centre: Tensor, radius: float, deviation: float, rho: float, generator) -> Tensor:
-    """Rounds of clipping to a ball and adding noise; the radius that is left follows from a normal law's tails."""
-    n, d = x.shape
+def coinpress(
+    x: Tensor, centre: Tensor, radius: float, deviation: float, rho: float, generator, users: int | None = None
+) -> Tensor:
+    """Rounds of clipping to a ball and adding noise; the radius that is left follows from a normal law's tails.
+
+    users: where there are more of them, as many for each row of x.
+    """
+    n, d = users or len(x), x.shape[1]
     spent = [rho / 4 / (ROUNDS - 1)] * (ROUNDS - 1) + [3 * rho / 4]
 
     def tail(k: float, failing: float) -> float:
