@@ -110,8 +110,7 @@ class Plan:
         """32 bytes that name this plan."""
         C = self.strategy
         numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in C.tensors)
-        shapes = [tuple(each.shape) for each in C.tensors]  # one row of numbers and one column are two strategies
-        rest = (VERSION, str(C), shapes, C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        rest = (VERSION, str(C), C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
         return hashlib.sha256(numbers + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
