@@ -267,7 +267,7 @@ def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(famil
     loaded = Density.load(tmp_path / "density.pt")
     torch.testing.assert_close(loaded.evaluate(y), density.evaluate(y), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(loaded.standard_error_at(y), density.standard_error_at(y), rtol=1e-12, atol=0)
-    assert loaded.guarantee == density.guarantee and loaded.features.family == family
+    assert loaded.guarantee == density.guarantee and loaded.features.family == family and loaded.stretch is None
     assert set(vars(loaded)) == {
         "features",
         "value",
@@ -276,6 +276,7 @@ def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(famil
         "bias",
         "error",
         "limits",
+        "stretch",
         "guarantee",
     }
     # nothing but the means depends on the data
