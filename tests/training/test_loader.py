@@ -1,5 +1,6 @@
 """Rows of a data set for a run's batches, read ahead by workers or not: the same rows for the same steps."""
 
+from collections import UserDict
 from dataclasses import replace
 
 import pytest
@@ -78,7 +79,18 @@ def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):
     run.backward(named, targets)
     assert named["input"].shape == targets.shape == (0, 1) and run.step == 1
     pairs = Collate([(1.0, "a")], lambda rows: [torch.tensor([a for a, _ in rows]), tuple(b for _, b in rows)])
-    assert len(pairs([])[0]) == 0 and len(pairs([(2.0, "b")])[0]) == 1
+    assert len(pairs([])[0]) == 0 and len(pairs([(2.0, "b")])[0]) == 1 and pairs([])[1] == ()
+    texts = Collate(
+        [0], lambda rows: UserDict(x=torch.ones(len(rows), 2), y=["a"] * len(rows), most=torch.tensor(2))
+    )
+    empty = texts([])
+    assert type(empty) is UserDict and empty["x"].shape == (0, 2) and empty["y"] == [] and empty["most"] == 2
+
+
+@pytest.mark.parametrize("rows", [torch.ones(3, 1), torch.ones(3, 1).numpy()])
+def test_a_data_set_may_read_a_whole_batch_at_once(rows):
+    collate = Collate(TensorDataset(X), torch.as_tensor)
+    assert torch.equal(collate(rows), torch.ones(3, 1))
 
 
 def test_a_loader_refuses_what_does_not_fit(plans):
@@ -89,6 +101,8 @@ def test_a_loader_refuses_what_does_not_fit(plans):
     ]:
         with pytest.raises(ValueError, match=name):
             run.loader(data, **options)
+    with pytest.raises(ValueError, match="in_order must be left out"):  # a slow worker's batch would come later
+        run.loader(TensorDataset(X), num_workers=2, in_order=False)
     with pytest.raises(TypeError, match="data"):
         run.loader(X)
     first, second, third = (run.loader(TensorDataset(X, 2 * X)) for _ in range(3))

@@ -2,9 +2,10 @@
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -13,7 +14,8 @@ from torchdp import checks
 from torchdp.training.batches import Batches
 from torchdp.training.sampled import SampledBatches
 
-DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")  # by the plan
+# by the plan; out of order a batch would be used for another step, and users would come back too soon
+DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator", "in_order")
 
 
 class Ahead(Sampler[list[int]]):
@@ -34,13 +36,13 @@ class Ahead(Sampler[list[int]]):
 
 
 class Collate:
-    """The rows of a batch by ``collate``; of a batch of nobody the tensors of one row, less that row."""
+    """The rows of a batch by ``collate``; of a batch of nobody what it makes of one row, less that row."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.data, self.collate = data, collate
 
     def __call__(self, rows: list[Any]) -> Any:
-        return self.collate(rows) if rows else _emptied(self.collate([self.data[0]]))
+        return self.collate(rows) if len(rows) else _emptied(self.collate([self.data[0]]))
 
 
 def loader(
@@ -58,11 +60,14 @@ def loader(
 
 
 def _emptied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value[:0]
-    if isinstance(value, dict):
-        return {name: _emptied(part) for name, part in value.items()}
+    if isinstance(value, Tensor | np.ndarray):
+        return value[:0] if value.ndim else value
+    if isinstance(value, MutableMapping):
+        emptied = copy.copy(value)
+        emptied.update({name: _emptied(part) for name, part in value.items()})
+        return emptied
+    if hasattr(value, "_fields"):
+        return type(value)(*map(_emptied, value))
     if isinstance(value, tuple | list):
-        parts = [_emptied(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return type(value)([] if all(isinstance(part, str) for part in value) else map(_emptied, value))
     return value
