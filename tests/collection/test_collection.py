@@ -18,6 +18,7 @@ from torchdp.collection.description import described, difference, made
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, MessageProtocol, Tally
+from torchdp.protocol.interval import laplace_stretch, quantile
 
 POINTS = torch.tensor([[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]).double()
 PLACES = Places(4, 1.5, POINTS)
@@ -267,3 +268,18 @@ def test_a_difference_of_biased_estimates_is_wider_and_stays_inside_the_limits()
     assert float(found.interval(1 - 1e-12)[1]) == 0.25
     with pytest.raises(TypeError, match="second must be a Estimate"):
         differ(one, 0.5)
+
+
+def test_a_difference_of_estimates_that_are_not_normal_has_their_wider_ends():
+    value, error = torch.tensor([0.5, 0.0]).double(), torch.tensor([0.03, 0.01]).double()
+    one = Estimate(value, error, 10, stretch=laplace_stretch)
+    found = pickle.loads(pickle.dumps(differ(one, Estimate(value - 0.1, error * 4 / 3, 20))))
+    for level in (0.5, 0.99):
+        assert float(found.interval(level)[1][0]) == pytest.approx(
+            0.1 + 0.05 * laplace_stretch(level) * quantile(level)
+        )
+    low, _ = found.interval(1 - float(found.p_value[0]))
+    assert abs(float(low[0])) < 1e-4 and float(found.p_value[0]) == pytest.approx(math.exp(-(2**1.5)), rel=1e-3)
+    assert float(found.p_value[1]) == pytest.approx(math.exp(-6 * 2**0.5), rel=2e-3)
+    same = differ(one, one).p_value
+    assert same.tolist() == pytest.approx([1.0, 1.0])

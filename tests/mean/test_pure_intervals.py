@@ -51,3 +51,14 @@ def test_a_laplace_number_alone_and_its_sums():
     turned = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=torch.float64)
     mixed = PureMean(box(2.0, 4.0), replace(shape, root=shape.root @ turned), 1.0, (Block(2, 1.0, 1.0),))
     assert (mixed.stretch(0.5) == 1.0).all() and (mixed.stretch(0.99) > 1.2).all()
+
+
+def test_sums_of_numbers_of_one_cube_have_its_length_in_common():
+    turned, runs, level = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=torch.float64), 200_000, 0.999
+    square = box(2.0, 2.0)
+    shape = noise_shape(square, 2.0)
+    mixed = PureMean(square, replace(shape, root=shape.root @ turned), 1.0, (Block(2, math.inf, 1.0),))
+    summary = mixed.summary(torch.zeros(50, 2).double())
+    found = mixed.sample_estimate(summary, generator=keyed_generator(b"mixed"), sample_shape=(runs,))
+    low, high = found.interval(level)
+    assert (((low <= 0) & (high >= 0)).double().mean(0) > level - 4 * math.sqrt(level * (1 - level) / runs)).all()

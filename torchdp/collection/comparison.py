@@ -1,5 +1,8 @@
 """Two groups of users compared."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from scipy.special import ndtr
 from torch import Tensor
@@ -9,7 +12,10 @@ from torchdp.collection.collection import Collection
 from torchdp.collection.description import same
 from torchdp.collection.journal import Journal, held
 from torchdp.protocol import Estimate
-from torchdp.protocol.interval import distance
+from torchdp.protocol.interval import distance, quantile
+
+Stretch = Callable[[float], Tensor | float]
+TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64)[:-1]  # p-values where the error is not normal
 
 
 class Difference(Estimate):
@@ -18,8 +24,9 @@ class Difference(Estimate):
     @property
     def p_value(self) -> Tensor:
         """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
-        z = distance(self.value, self.parts, self.bias)
-        return torch.as_tensor(2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=self.value.device)
+        z = distance(self.value, self.parts, self.bias).cpu()
+        p = torch.as_tensor(2 * ndtr(-z.numpy())) if self.stretch is None else _tails(z, self.stretch)
+        return p.to(self.value.device, torch.float64)
 
 
 def difference(first: Estimate, second: Estimate) -> Difference:
@@ -41,7 +48,30 @@ def difference(first: Estimate, second: Estimate) -> Difference:
         first.bias + second.bias,
         first.parts.joined(second.parts.negated()),
         (low - other_high, high - other_low),
+        partial(_widest, stretches) if (stretches := [e.stretch for e in (first, second) if e.stretch]) else None,
     )
+
+
+def _widest(stretches: list[Stretch], level: float) -> Tensor:
+    """Of a sum of independent errors: it lies between their laws and the normal one."""
+    return torch.stack(
+        torch.broadcast_tensors(
+            torch.ones(()).double(), *(torch.as_tensor(each(level)).cpu() for each in stretches)
+        )
+    ).amax(0)
+
+
+def _tails(z: Tensor, stretch: Stretch) -> Tensor:
+    """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS, the first at least."""
+    ends = torch.stack(
+        [torch.as_tensor(quantile(1 - p) * stretch(1 - p)).cpu().double().expand(z.shape) for p in TAILS.tolist()]
+    )
+    ends = torch.cat([ends, torch.zeros_like(z)[None]])
+    logs = torch.cat([TAILS.log(), TAILS.new_zeros(1)])
+    place = (ends >= z).sum(0).clamp(1, len(TAILS))
+    above, below = (ends.gather(0, (place - back)[None])[0] for back in (1, 0))
+    share = ((above - z) / (above - below)).clamp(0, 1)
+    return torch.lerp(logs[place - 1], logs[place], share).exp()
 
 
 def compare(first: Collection | Journal, second: Collection | Journal) -> Difference:

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from scipy.optimize import brentq
-from scipy.special import betainc, gammaincc, gammaincinv
+from scipy.special import betainc, gammaincc, gammaincinv, ndtr
 from torch import Tensor
 
 from torchdp import checks
@@ -180,17 +180,19 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         """How far the ends of an interval lie over those of normal noise of the same deviation, (d,).
 
         One block of l_2 is as long in all directions, and a number of l_1 or l_inf alone has its block's law; where
-        several numbers make an answer, the widest of their laws and the normal one.
+        several numbers make an answer, the widest of their laws, the normal one, and for l_inf R times a normal number.
         """
         each = torch.tensor([_stretch(block, level) for block in self.blocks], dtype=torch.float64)
         sizes = torch.tensor([block.size for block in self.blocks], dtype=torch.int64)
         used = (self.shape.root != 0).cpu()
-        widest = (
-            torch.where(used, each.repeat_interleave(sizes), 0.0).amax(1) if len(each) else torch.ones(len(used))
+        together = torch.tensor([_stretch(block, level, True) for block in self.blocks], dtype=torch.float64)
+        widest, mixed = (
+            torch.where(used, law.repeat_interleave(sizes), 0.0).amax(1) if len(each) else torch.ones(len(used))
+            for law in (each, torch.maximum(each, together))
         )
         round_one = len(self.blocks) == 1 and self.blocks[0].order == 2
         alone = used.sum(1) <= 1 if not round_one else torch.ones(len(used), dtype=torch.bool)
-        return torch.where(alone, widest, widest.clamp_min(1.0)).to(self.shape.root)
+        return torch.where(alone, widest, mixed.clamp_min(1.0)).to(self.shape.root)
 
 
 def _noise(block: Block, draws: Draws, shape: tuple[int, ...]) -> Tensor:
@@ -206,17 +208,21 @@ def _noise(block: Block, draws: Draws, shape: tuple[int, ...]) -> Tensor:
     return draws.gamma((k + 1) * ones) * (2 * draws.uniform(whole) - 1)
 
 
-def _stretch(block: Block, level: float) -> float:
+def _stretch(block: Block, level: float, mixed: bool = False) -> float:
     """Of one coordinate z of the block's noise: its P(abs(z) > t) = 1 - level is solved for t.
 
-    l_1: e^-t. l_inf: R times a uniform number, R ~ Gamma(k + 1). l_2: R times a coordinate of a uniform unit vector, R
-    ~ Gamma(k), by the mean over equally likely R.
+    l_1: e^-t. l_inf: R times a uniform number, R ~ Gamma(k + 1), or, for a sum of several (``mixed``), as R is common
+    to them, R times a normal one. l_2: R times a coordinate of a uniform unit vector, R ~ Gamma(k). By the mean over
+    equally likely R.
     """
     k, beyond = block.size, 1 - level
     factors = {1.0: 2.0, 2.0: k + 1.0, math.inf: (k + 1) * (k + 2) / 3}
-    lengths = gammaincinv(k, (np.arange(LENGTHS) + 0.5) / LENGTHS) if block.order == 2 and k > 1 else np.empty(0)
+    likely = (np.arange(LENGTHS) + 0.5) / LENGTHS
+    lengths = gammaincinv(k + (block.order == math.inf), likely) if block.order > 1 and k > 1 else np.empty(0)
 
     def outside(t: float) -> float:
+        if block.order == math.inf and mixed and k > 1:
+            return float(2 * ndtr(-t * math.sqrt(3) / lengths).mean())
         if block.order == math.inf:
             return float(gammaincc(k + 1, t) - t / k * gammaincc(k, t))
         if block.order == 1 or k == 1:
