@@ -262,3 +262,16 @@ def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
     users = next(iter(run))
     run.backward(torch.zeros(len(users), 1), torch.zeros(len(users), 1))
     assert 0 < run.spent.epsilon < 8.0001
+
+
+def test_what_rounding_of_a_formed_inverse_hides_is_in_the_sensitivity():
+    n, generator = 30, torch.Generator().manual_seed(0)
+    powers = torch.stack([torch.full((n,), 3.0**m, dtype=torch.float64) for m in range(1, n)])
+    pole, zero, ones = torch.tensor([0.9]).double(), torch.tensor([0.4]).double(), torch.ones(n).double()
+    for _ in range(6):
+        before = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
+        C = RecalledStrategy(BufferedStrategy(pole, zero, before, ones), 1, powers)
+        exact = C.buffered.dense()
+        exact[1:] -= 3 * exact[:-1].clone()  # A^{-1} has two diagonals
+        found, longest = sensitivity(C, Once()), float(exact.norm(dim=0).max())
+        assert found.attained <= longest * (1 + 1e-12) and found.value >= longest * (1 - 1e-12)

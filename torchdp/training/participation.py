@@ -187,6 +187,7 @@ def sensitivity(
     """
     if not isinstance(participation, Participation):
         raise TypeError("participation must be Once(), Epochs(period) or Separated(gap, times)")
+    slack = 0.0
     if not isinstance(strategy, Tensor):
         checks.instance("strategy", strategy, (BandedStrategy, BufferedStrategy, RecalledStrategy))
         reach = strategy.bands if isinstance(strategy, BandedStrategy) else strategy.steps
@@ -197,6 +198,8 @@ def sensitivity(
         moved = None if isinstance(strategy, BandedStrategy) else participation.moved(strategy)
         if moved is not None:
             return Sensitivity(*moved)
+        if isinstance(strategy, RecalledStrategy):
+            slack = participation.most(strategy.steps) * float(strategy.dense_rounding().max())
         strategy = strategy.dense()
     C = checks.matrix("strategy", strategy).detach().double()
     if C.ndim != 2:
@@ -207,9 +210,9 @@ def sensitivity(
     rows, steps = C.shape
     # a gram's entry errs by rows x eps x the columns' norms, so a set's sum by at most (rows x its steps) eps of itself
     rounding = (rows * participation.most(steps) + steps + 16) * torch.finfo(torch.float64).eps
-    value = size * math.sqrt(bound) * (1 + rounding)
-    attained = max(_moved(C[:, chosen] / size, gram[chosen][:, chosen]) for chosen in sets)
-    return Sensitivity(value, min(size * attained, value))
+    value = size * math.sqrt(bound) * (1 + rounding) + slack
+    attained = size * max(_moved(C[:, chosen] / size, gram[chosen][:, chosen]) for chosen in sets)
+    return Sensitivity(value, min(max(attained - slack, 0.0), value))
 
 
 def _in_classes(strategy: RecalledStrategy) -> tuple[float, float]:

@@ -74,6 +74,11 @@ class RecalledStrategy:
                 A.diagonal(-m * self.period).copy_(row[m * self.period :])
         return torch.linalg.solve_triangular(A, inner, upper=False)
 
+    def dense_rounding(self) -> Tensor:
+        """Above how far each column of ``dense`` may lie from C's, in l_2: (steps,); by (2 - abs(A))^{-1}, as below."""
+        sizes = RecalledStrategy(self.buffered, self.period, -self.earlier.abs()).dense()
+        return (4 * self.steps + 64) * EPS * sizes.norm(dim=0)
+
     def class_products(self) -> tuple[Tensor, Tensor]:
         """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a bound on rounding.
 
