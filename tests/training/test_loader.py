@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from torchdp.noise import SeededNoise
 from torchdp.training import CyclicPoisson, Iterates, choose
@@ -18,6 +18,14 @@ X = torch.linspace(-1, 1, 60)[:, None]
 
 def squares(output, target):
     return nn.functional.mse_loss(output, target, reduction="none").mean(1)
+
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return iter(X)
+
+    def __len__(self):
+        return 60
 
 
 class Model(nn.Module):
@@ -103,8 +111,10 @@ def test_a_loader_refuses_what_does_not_fit(plans):
             run.loader(data, **options)
     with pytest.raises(ValueError, match="in_order must be left out"):  # a slow worker's batch would come later
         run.loader(TensorDataset(X), num_workers=2, in_order=False)
-    with pytest.raises(TypeError, match="data"):
-        run.loader(X)
+    for data in (iter(X), Streamed()):
+        with pytest.raises(TypeError, match="data must be a data set with a length"):
+            run.loader(data)
+    assert len(next(plans["fixed order"].start(Model(), squares).loader(X))) == 15  # rows by number are enough
     first, second, third = (run.loader(TensorDataset(X, 2 * X)) for _ in range(3))
     batch = next(first)
     with pytest.raises(RuntimeError, match="was not used"):

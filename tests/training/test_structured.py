@@ -87,8 +87,10 @@ def test_noise_that_is_drawn_again_is_that_of_the_matrix_and_of_its_parts():
     held = noise.secret_state()
     assert held["past"].shape == (2, 6) and noise.strategy.period == 4
     torch.testing.assert_close(noise.strategy.dense(), C.dense())
-    for changed in ({"period": 0}, {"coefficients": held["coefficients"][:, :2]}, {"period": -1}):
-        with pytest.raises(ValueError, match=r"(buffers|period) must be"):
+    damaged = [{"period": 0}, {"coefficients": held["coefficients"][:, :2]}, {"period": -1}]
+    damaged += [{"buffers": held["buffers"].flip(0)}, {"coefficients": -held["coefficients"].abs()}]
+    for changed in damaged:
+        with pytest.raises(ValueError, match=r"(buffers|period|before|after|poles and zeros) must"):
             CorrelatedNoise(C, 6, 1.0, dtype=torch.float64).load_secret_state({**held, **changed})
 
 

@@ -95,7 +95,8 @@ def laplace_stretch(level: float) -> float:
 
     At least 1: a sum of several such variables lies between the two.
     """
-    return max(1.0, -math.log1p(-level) / (math.sqrt(2) * quantile(level)))
+    z = quantile(level)
+    return max(1.0, -math.log1p(-level) / (math.sqrt(2) * z)) if z else 1.0
 
 
 def interval(

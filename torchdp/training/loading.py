@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
-from torchdp import checks
 from torchdp.training.batches import Batches
 from torchdp.training.sampled import SampledBatches
 
@@ -49,10 +48,13 @@ def loader(
     data: Dataset[Any], ahead: Ahead, users: int, generator: torch.Generator, options: Any
 ) -> DataLoader[Any]:
     """The rows of each batch, collated. Raises TypeError, ValueError."""
-    checks.instance("data", data, Dataset)
-    if not hasattr(data, "__len__") or len(data) != users:
-        found = len(data) if hasattr(data, "__len__") else "no length"
-        raise ValueError(f"data must hold one row for each of the plan's {users} users, not {found}")
+    if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise TypeError(
+            f"data must be a data set with a length and rows by number, not {type(data).__name__}: "
+            "torch.utils.data.TensorDataset makes one of tensors"
+        )
+    if len(data) != users:
+        raise ValueError(f"data must hold one row for each of the plan's {users} users, not {len(data)}")
     if wrong := sorted(set(DECIDED) & set(options)):
         raise ValueError(f"{', '.join(wrong)} must be left out: the plan decides who is in a batch")
     collate = Collate(data, options.pop("collate_fn", None) or default_collate)

@@ -239,7 +239,7 @@ class Run:
         """
         self.batches.step = self.step
         ahead = Ahead(self.batches, *self._place())
-        rows = loader(data, ahead, self.plan.users, self._generator(b"loader"), options)
+        rows = loader(data, ahead, self.plan.users, self._generator(b"loader", urandom(16)), options)
         return self._handing(rows, ahead, self.step)
 
     def _handing(self, rows: Iterable[Any], ahead: Ahead, first: int) -> Iterator[Any]:

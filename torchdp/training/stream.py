@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.structure.buffered import residues
+from torchdp.factorization.structure.buffered import BufferedStrategy, residues
 from torchdp.kernels import chacha, correlated_noise
 from torchdp.noise import process
 from torchdp.training import replicas
@@ -199,6 +199,8 @@ class Stream:
             or (buffers.numel() and (bands < 2 or (bands > 2) != (period > 0)))
         ):
             raise ValueError("buffers must be of shape (2, count), as in secret_state()")
+        if buffers.numel():  # in order, and D1 and D2 positive
+            BufferedStrategy(buffers[0], buffers[1], coefficients[:, 0] / coefficients[:, 1], coefficients[:, 1])
         sigma, step = checks.positive("sigma", state["sigma"]), checks.integer("step", state["step"], 0)
         past, key = state["past"], state["key"]
         if not isinstance(past, Tensor) or past.shape != (memory, self.size) or not past.isfinite().all():
