@@ -123,17 +123,17 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: Runn
     decay, momentum, rates = W.decay, W.momentum, 1.0 if W.rates is None else W.rates.cpu()
     first, second = torch.triu_indices(len(poles), len(poles))
     nu, v = residues(zeros, poles), 1 / before.square()
-    G = _late(Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
+    G = late(Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
     place = torch.zeros(len(nu), len(nu), dtype=torch.long)
     place[first, second] = place[second, first] = torch.arange(len(first))
     mixed = torch.stack([nu @ G[row] for row in place])  # (buffers, n)
     H, speeds, both = (zeros[:, None] * mixed + v) / after, (v + nu @ mixed) / after**2, torch.zeros_like(v)
     if momentum:
         H = Filter.apply(H, momentum * zeros)
-        speeds = _sums(speeds + 2 * momentum * (nu @ _late(H)) / after, momentum**2)
-    with_row = nu @ _late(Filter.apply(rates * H, decay * zeros)) / after
+        speeds = _sums(speeds + 2 * momentum * (nu @ late(H)) / after, momentum**2)
+    with_row = nu @ late(Filter.apply(rates * H, decay * zeros)) / after
     if momentum:
-        both = momentum * _late(_sums(rates * speeds + decay * with_row, decay * momentum)[None])[0]
+        both = momentum * late(_sums(rates * speeds + decay * with_row, decay * momentum)[None])[0]
     return _sums(rates * (rates * speeds + 2 * decay * (both + with_row)), decay**2)
 
 
@@ -141,7 +141,7 @@ def _sums(x: Tensor, ratio: float) -> Tensor:
     return Filter.apply(x[None], x.new_tensor([ratio]))[0]
 
 
-def _late(y: Tensor) -> Tensor:
+def late(y: Tensor) -> Tensor:
     """One step later, 0 first."""
     return torch.nn.functional.pad(y[:, :-1], (1, 0))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.structure.buffered import BufferedStrategy, Filter, residues
+from torchdp.factorization.structure.buffered import BufferedStrategy, Filter, late, residues
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -39,8 +39,8 @@ class RecalledStrategy:
             raise ValueError(
                 f"earlier must be of shape (reach, {self.steps}), on the buffers' device, not {tuple(value.shape)}"
             )
-        late = torch.arange(1, len(value) + 1, device=value.device)[:, None] * period
-        value = torch.where(torch.arange(self.steps, device=value.device) >= late, value, 0.0)
+        first = torch.arange(1, len(value) + 1, device=value.device)[:, None] * period
+        value = torch.where(torch.arange(self.steps, device=value.device) >= first, value, 0.0)
         object.__setattr__(self, "earlier", value)
         object.__setattr__(self, "period", period)
 
@@ -152,7 +152,7 @@ def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor
     n, (period, passes, _) = len(before), A.shape
     nu, pass_ = residues(zeros, poles), torch.arange(passes)
     age = pass_[:, None] - pass_
-    D1 = folded(before - 1, period) + 1
+    D1 = folded(before, period) + (folded(torch.ones_like(before), period) == 0)
     K = (A @ A.mT) / (D1[:, :, None] * D1[:, None, :])
 
     def in_time(y: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor
     with_o = in_time((K.tril(-1) * folded(moved, period)[:, None]).sum(-1)) - (nu[:, None] * with_s * ahead).sum(0)
     first, second = torch.triu_indices(len(nu), len(nu))
     both = own + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
-    pairs = _late(Filter.apply(both, zeros[first] * zeros[second]))  # cov(s_a, s_b)
+    pairs = late(Filter.apply(both, zeros[first] * zeros[second]))  # cov(s_a, s_b)
     place = torch.zeros(len(nu), len(nu), dtype=torch.long)
     place[first, second] = place[second, first] = torch.arange(len(first))
     sums = torch.stack([nu @ pairs[row] for row in place])
@@ -175,14 +175,9 @@ def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor
     held = Filter.apply(
         with_o + (zeros[:, None] * (with_s + sums) + own + nu @ with_s) / after, zeros
     )  # cov(o, s_a)
-    return (new + 2 * (with_o + nu @ _late(held)) / after).cumsum(0)
+    return (new + 2 * (with_o + nu @ late(held)) / after).cumsum(0)
 
 
 def _powers(ratios: Tensor, exponents: Tensor) -> Tensor:
     """(buffers, *exponents.shape); 1 for exponents below 0."""
     return ratios.view(-1, *(1,) * exponents.ndim) ** exponents.clamp_min(0)
-
-
-def _late(y: Tensor) -> Tensor:
-    """One step later, 0 first."""
-    return torch.nn.functional.pad(y[:, :-1], (1, 0))

@@ -54,9 +54,9 @@ def recalled_passes(
 
         def made(x: Tensor, smooth: float) -> tuple[Tensor, ...]:
             poles, zeros, before = parts(x[:head], shapes, buffers)  # noqa: B023
-            after = (x[head:].split([LEVELS * whole, PLACES * len(later)])[0].view(-1, LEVELS) @ levels.mT).exp()  # noqa: B023
-            after = after.flatten()[: len(before)]
-            values = there[:, later] * (places @ x[head + LEVELS * whole :].view(-1, PLACES).mT)  # noqa: B023
+            heights, diagonals = x[head:].tensor_split([LEVELS * whole])
+            after = (heights.view(-1, LEVELS) @ levels.mT).exp().flatten()[: len(before)]  # noqa: B023
+            values = there[:, later] * (places @ diagonals.view(-1, PLACES).mT)  # noqa: B023
             period = torch.arange(len(values))[:, None]
             A = (
                 torch.eye(whole, dtype=x.dtype)
