@@ -46,6 +46,7 @@ def test_intervals_cover_at_every_level(protocol):
 
 def test_a_laplace_number_alone_and_its_sums():
     assert laplace_stretch(0.95) * quantile(0.95) == pytest.approx(math.log(20) / math.sqrt(2))
+    assert laplace_stretch(1e-18) == 1.0 and (CASES[1].stretch(1e-18) == 1.0).all()
     assert laplace_stretch(0.5) == 1.0  # a sum of several is further than one there
     shape = noise_shape(box(2.0, 4.0), 2.0)
     turned = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=torch.float64)

@@ -229,9 +229,11 @@ def _stretch(block: Block, level: float, mixed: bool = False) -> float:
             return math.exp(-t)
         return float(1 - betainc(0.5, (k - 1) / 2, np.minimum(t / lengths, 1.0) ** 2).mean())
 
-    deviation = math.sqrt(factors[block.order])
+    deviation, z = math.sqrt(factors[block.order]), quantile(level)
+    if not z:  # a level that rounds to nothing
+        return 1.0
     end = brentq(lambda t: outside(t) - beyond, 0.0, 4.0 * k + 800.0, xtol=1e-12)
-    return float(end) / (deviation * quantile(level))
+    return float(end) / (deviation * z)
 
 
 def _widths(domain: Domain) -> Tensor:

@@ -237,10 +237,11 @@ class Run:
         nobody has tensors of no rows. Each batch must be used before the next one, as in iteration. Raises TypeError,
         ValueError.
         """
-        self.batches.step = self.step
-        ahead = Ahead(self.batches, *self._place())
+        with self._turn:
+            first = self.batches.step = self.step
+            ahead = Ahead(self.batches, *self._place())
         rows = loader(data, ahead, self.plan.users, self._generator(b"loader", urandom(16)), options)
-        return self._handing(rows, ahead, self.step)
+        return self._handing(rows, ahead, first)
 
     def _handing(self, rows: Iterable[Any], ahead: Ahead, first: int) -> Iterator[Any]:
         for step, batch in enumerate(rows, first):
