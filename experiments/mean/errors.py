@@ -232,7 +232,7 @@ def draw(tables: dict) -> dict:
         axes.axhline(1.0, color="black", linewidth=0.8, label="lower bound, worst data")
         axes.set(title=f"p = {p:g}", xticks=range(len(names)))
         axes.set_xticklabels(names, rotation=60, ha="right")
-    panels[0].set_ylabel(f"(E error$_p^2$)$^{{1/2}}$ / lower bound, rho = {RHO:g}, central")
+    panels[0].set_ylabel(f"error / lower bound, rho = {RHO:g}")
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize="x-small", loc="outside lower center", ncols=4)
     return {"errors.png": figure}
 
