@@ -1,4 +1,4 @@
-"""--help is instant: it imports nothing heavy."""
+"""--help imports nothing heavy, and little in all."""
 
 import subprocess
 import sys
@@ -9,22 +9,21 @@ import torchdp
 from torchdp import cli
 
 SCRIPT = """
-import contextlib, io, sys, time
-start = time.process_time()
+import contextlib, io, sys
 from torchdp import cli
 with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
     cli.main(sys.argv[1:])
-seconds = time.process_time() - start
 assert output.getvalue().startswith("usage: torchdp"), output.getvalue()
-print(seconds, *sorted({"torch", "numpy", "scipy", "matplotlib", "cvxpy", "sklearn", "triton"} & set(sys.modules)))
+heavy = {"torch", "numpy", "scipy", "matplotlib", "cvxpy", "sklearn", "triton"}
+print(len(sys.modules), *sorted(heavy & set(sys.modules)))
 """
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"], ["sweep", "--help"]])
-def test_help_is_instant(arguments):
+def test_help_imports_little(arguments):
     done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
-    seconds, *heavy = done.stdout.split()
-    assert heavy == [] and float(seconds) < 1
+    modules, *heavy = done.stdout.split()
+    assert heavy == [] and int(modules) < 300
 
 
 def test_help_of_the_module():

@@ -2,7 +2,6 @@
 
 import importlib
 import math
-import time
 
 import pytest
 import torch
@@ -178,11 +177,8 @@ def test_a_prior_is_optimised_for():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1024, 4096])
-def test_many_types_take_seconds(k):
-    """Processor time: 4.4 s and 15 s of one core when written; factorizations alone took 10 s at 1,024 types."""
-    start = time.process_time()
+def test_many_types_take_the_shift_strategy(k):
     choice = choose(workloads.prefix(k), 10**6, 1.0, Objective.MEAN)
-    assert time.process_time() - start < (15 if k == 1024 else 45)
     assert choice.candidates[0].name == "shift strategy"
     if k == 1024:
         assert choice.bound < choice.candidates[0].error < 1.08 * choice.bound

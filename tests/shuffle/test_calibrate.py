@@ -165,3 +165,11 @@ def test_flips_are_counted_where_they_ask_for_less_than_little_movement(kind):
     little, flips = kind.calibrated(*target, change=0.2), kind.calibrated(*target)
     assert little.rmse <= 1.001 * flips.rmse
     assert delta_of(little, 6.0, 1, change=0.2) <= 1e-10
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [PoissonSum, BoundedSum, NegativeBinomialSum])
+def test_movement_too_small_for_floats_is_counted_as_one_that_they_follow(kind):
+    """At 1e-300 a Poisson law's mean was 39, that of a movement of 1e-30 is 3e-7, and squares were not numbers."""
+    least, more = (kind.calibrated(100, 1.0, 1e-5, 2, change=change) for change in (1e-300, 1e-18))
+    assert 0 < least.rmse <= more.rmse < 1e-2

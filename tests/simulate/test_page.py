@@ -43,14 +43,14 @@ def test_status_of_a_sweep_that_was_killed_and_of_one_that_runs(tmp_path):
             time.sleep(0.02)
             if config == GRID[2]:
                 reached.set()
-                assert go_on.wait(60)
+                assert go_on.wait(600)
             return trials.make_trial(config).sample(generator, size)
 
         return sample
 
     running = threading.Thread(target=sweep, args=(make_trial, GRID), kwargs={"store": store, **SETTINGS})
     running.start()
-    assert reached.wait(60)
+    assert reached.wait(600)
     try:
         stand = status(store)
         assert [each.state for each in stand.standings] == ["done", "done", "open", "open"]

@@ -17,7 +17,7 @@ from torchdp.simulate.store import load
 sys.path.insert(0, str(Path(__file__).parent))
 import worker_trials as trials
 from test_shared_stores import SWEEP, other_process
-from worker_trials import GRID, SETTINGS, block_lines
+from worker_trials import GRID, SETTINGS, block_lines, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -63,9 +63,7 @@ def test_a_hundred_kills_of_two_sweeps_on_one_store(tmp_path, expected):
             process.stdin.write("go\n")
             process.stdin.flush()
         before = len(block_lines(store))
-        deadline = time.monotonic() + 60
-        while len(block_lines(store)) <= before < 12 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda store=store, before=before: not len(block_lines(store)) <= before < 12)
         time.sleep(draw.random() * 0.05)
         for process in both:
             kills += process.poll() is None

@@ -16,7 +16,7 @@ from torchdp.simulate.store import load
 
 sys.path.insert(0, str(Path(__file__).parent))
 import worker_trials as trials
-from worker_trials import GRID, SETTINGS, block_lines
+from worker_trials import GRID, PATIENCE, SETTINGS, block_lines
 
 
 def results(rows):
@@ -69,8 +69,9 @@ from functools import partial
 from pathlib import Path
 import worker_trials as trials
 from torchdp.simulate import sweep
-make_trial = partial(trials.slow, Path(sys.argv[1]), 0.1)
+make_trial = partial(trials.slow, Path(sys.argv[1]), 0.1, 12)
 make_trial.__wrapped__ = trials.make_trial
+print("ready", flush=True)
 sys.stdin.readline()
 sweep(make_trial, trials.GRID, store=sys.argv[2], **trials.SETTINGS)
 """
@@ -79,10 +80,11 @@ sweep(make_trial, trials.GRID, store=sys.argv[2], **trials.SETTINGS)
 def test_two_sweeps_on_one_store_share_its_work(tmp_path, expected):
     store = tmp_path / "s.jsonl"
     both = [other_process(SWEEP, tmp_path, store) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
     for process in both:
         process.stdin.write("go\n")
         process.stdin.flush()
-    assert [process.wait(120) for process in both] == [0, 0]
+    assert [process.wait(PATIENCE) for process in both] == [0, 0]
     assert len(block_lines(store)) == 12 and len(load(store).starts) == 2
     made_by = {record.start for run in load(store).runs.values() for record in run.values()}
     assert len(made_by) == 2
@@ -98,10 +100,11 @@ def test_a_sweep_waits_for_blocks_in_other_hands_and_does_those_of_the_dead(tmp_
     hold = HOLD.replace('assert claims.take("a block")', "[claims.take(name) for name in sys.argv[2:]]")
     holder = other_process(hold, store, *names)
     assert holder.stdout.readline() == "held\n"
-    dead = threading.Timer(0.5, holder.kill)
+    killed = []
+    dead = threading.Timer(0.5, lambda: (killed.append(True), holder.kill()))
     dead.start()
     rows = sweep(trials.make_trial, GRID, store=store, **SETTINGS)
-    assert holder.poll() is not None  # it had to wait for that
+    assert killed  # it had to wait for that
     assert results(rows) == expected
     holder.wait()
     dead.join()

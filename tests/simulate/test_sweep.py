@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 import torchdp
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worker_trials import block_lines
+from worker_trials import PATIENCE, block_lines, wait_until
 
 from torchdp.simulate import OnError, OtherCode, Row, Trial, read, run, sweep
 from torchdp.simulate.blocks import Asked, Block, run_block
@@ -111,19 +110,20 @@ def test_real_kill_then_resume(tmp_path, expected):
     script = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_sweep import GRID, SETTINGS, Trial, make_trial, sweep
+from pathlib import Path
+from test_sweep import GRID, SETTINGS, Trial, block_lines, make_trial, sweep
+path = Path({str(path)!r})
 def slow(config):
     trial = make_trial(config)
-    return Trial(lambda generator, size: (time.sleep(0.05), trial.sample(generator, size))[1], trial.facts)
+    def sample(generator, size):
+        time.sleep(0.05 if len(block_lines(path)) < 6 else {PATIENCE})
+        return trial.sample(generator, size)
+    return Trial(sample, trial.facts)
 slow.__wrapped__ = make_trial
-sweep(slow, GRID, store={str(path)!r}, **SETTINGS)
+sweep(slow, GRID, store=path, **SETTINGS)
 """
     child = subprocess.Popen([sys.executable, "-c", script], cwd=Path(torchdp.__file__).parents[1])
-    deadline = time.monotonic() + 120
-    while child.poll() is None and time.monotonic() < deadline:
-        if len(block_lines(path)) >= 3:
-            break
-        time.sleep(0.005)
+    wait_until(lambda: len(block_lines(path)) >= 3 or child.poll() is not None)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     assert 3 <= len(block_lines(path)) < 12

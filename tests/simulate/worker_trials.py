@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torchdp.simulate import Trial
 from torchdp.simulate.streams import block_generator
 
+done: Counter[int] = Counter()  # blocks of each process
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
 SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}
 
@@ -62,17 +65,30 @@ def hanging(config: dict[str, Any]) -> Trial:
     return before_block(config, 1, lambda: time.sleep(60)) if config == GRID[1] else make_trial(config)
 
 
-def late_first_block(config: dict[str, Any]) -> Trial:
-    return before_block(config, 0, lambda: time.sleep(0.3))
+PATIENCE = 600  # seconds for what must come, on a machine that does other things too
 
 
-def slow(folder: Path, seconds: float, config: dict[str, Any]) -> Trial:
-    """``make_trial`` that takes its time and leaves its process number in ``folder``."""
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
+def late_first_block(store: Path, count: int, config: dict[str, Any]) -> Trial:
+    """The first block waits until others have put more than ``count`` into the store."""
+    return before_block(config, 0, lambda: wait_until(lambda: len(block_lines(store)) > count))
+
+
+def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Trial:
+    """``make_trial`` that takes its time and leaves its process number in ``folder``; it hangs after ``most``."""
     trial = make_trial(config)
 
     def sample(generator: torch.Generator, size: int) -> torch.Tensor:
         (folder / f"{os.getpid()}.pid").touch()
-        time.sleep(seconds)
+        done[os.getpid()] += 1
+        time.sleep(seconds if done[os.getpid()] <= most else PATIENCE)
         return trial.sample(generator, size)
 
     return Trial(sample, trial.facts)

@@ -55,7 +55,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         """By a strategy of small variance for the covariances at a few means. effort: steps of the search."""
         d = checks.instance("domain", domain, Box).dimension
         first, second, (rows, columns) = _moments(checks.integer("steps", steps, 1), d)
-        weight = torch.where(rows == columns, 1.0, 2.0).sqrt()
+        weight = torch.where(rows == columns, 1.0, 2.0).double().sqrt()
         means = [torch.zeros(d), torch.full((d,), 0.5), torch.full((d,), 0.5) * (-1.0) ** torch.arange(d)]
         asked = [(second - m[rows] * first[:, columns] - m[columns] * first[:, rows]) * weight for m in means]
         W = torch.cat(asked, 1).mT.double()

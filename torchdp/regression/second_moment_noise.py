@@ -66,25 +66,30 @@ def triangular(d: int) -> int:
     return d * (d + 1) // 2
 
 
+def _off_diagonal(i: Tensor, j: Tensor, factor: float, like: Tensor) -> Tensor:
+    """1 where i = j, else ``factor``, in the dtype of ``like``: torch.where of two numbers would round to float32."""
+    return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(i == j, 1.0)
+
+
 def vectorized(rows: Tensor) -> Tensor:
     """svec(x x^T) of rows (..., d): the upper triangle, off-diagonals times sqrt 2: (..., d (d + 1) / 2).
 
     An isometry: |svec(x x^T) - svec(y y^T)| = |x x^T - y y^T|_F.
     """
     i, j = triangle(rows.shape[-1], rows.device)
-    return rows[..., i] * rows[..., j] * torch.where(i == j, 1.0, math.sqrt(2)).to(rows)
+    return rows[..., i] * rows[..., j] * _off_diagonal(i, j, math.sqrt(2), rows)
 
 
 def svec(matrices: Tensor) -> Tensor:
     """The upper triangles of symmetric matrices (..., d, d), off-diagonals times sqrt 2: (..., d (d + 1) / 2)."""
     i, j = triangle(matrices.shape[-1], matrices.device)
-    return matrices[..., i, j] * torch.where(i == j, 1.0, math.sqrt(2)).to(matrices)
+    return matrices[..., i, j] * _off_diagonal(i, j, math.sqrt(2), matrices)
 
 
 def symmetric(vectors: Tensor, d: int) -> Tensor:
     """The symmetric matrices with these svecs: (..., d (d + 1) / 2) -> (..., d, d)."""
     i, j = triangle(d, vectors.device)
-    values = vectors * torch.where(i == j, 1.0, math.sqrt(0.5)).to(vectors)
+    values = vectors * _off_diagonal(i, j, math.sqrt(0.5), vectors)
     matrices = vectors.new_zeros(*vectors.shape[:-1], d, d)
     matrices[..., i, j] = values
     matrices[..., j, i] = values

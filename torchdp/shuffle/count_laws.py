@@ -59,7 +59,7 @@ def negative_binomial_law(shape: float, ratio: float) -> CountLaw:
     shape, ratio = checks.positive("shape", shape), checks.fraction("ratio", ratio)
     mode = math.floor(max(0.0, (shape - 1) * ratio / (1 - ratio)))
     deviation = math.sqrt(shape * ratio) / (1 - ratio)
-    return _count_law(lambda y: np.log((shape - 1 + y) * ratio / y), mode, deviation, ratio)
+    return _count_law(lambda y: np.log((y - 1 + shape) * ratio / y), mode, deviation, ratio)
 
 
 def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: float, limit: float) -> CountLaw:

@@ -17,6 +17,7 @@ TOLERANCE = 1e-4  # of the noise, relative
 CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
 MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
 LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
+LEAST_CHANGE = 1e-24  # less is counted as this, whose delta without noise is at most 3.2e-10 in 1e5 instances
 FAR_BELOW = 4.0  # ratio of flips to change from which movement is tried first: mostly flips ask for more
 
 
@@ -94,9 +95,9 @@ class Target:
 
 
 def movement(instances: int, change: float | None, flips: int | None) -> tuple[int, float, int]:
-    """Instances, change and flips, all of them where nothing is said. Raises ValueError."""
+    """Instances, change and flips, all of them where nothing is said; change no less than LEAST_CHANGE. ValueError."""
     instances = checks.integer("instances", instances, 1)
-    change = float(instances) if change is None else checks.positive("change", change)
+    change = float(instances) if change is None else max(checks.positive("change", change), LEAST_CHANGE)
     if change > instances:
         raise ValueError(f"change must be at most the number of instances, {instances}, not {change}")
     if flips is None:

@@ -1,6 +1,5 @@
 """Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder for a workload."""
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -148,7 +147,7 @@ class StrategyMatrix(StrategyOracle):
                 f"k must leave a design of {LARGEST_DESIGN} outputs times types, not {k}: take fewer types"
             )
         rows, often = found
-        Q = torch.where(rows, 1.0, math.exp(-(1 - SLACK) * epsilon)).double() * often[:, None]
+        Q = often[:, None] * torch.exp((1 - SLACK) * epsilon * (rows.double() - 1))
         return cls(Q / Q.sum(0))
 
     def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:

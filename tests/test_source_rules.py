@@ -1,0 +1,66 @@
+"""What no line of the library may be, held by reading its code: a run would see one case, this sees the next one."""
+
+import ast
+import math
+import struct
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted({path.resolve() for folder in ("torchdp", "kernels") for path in (ROOT / folder).rglob("*.py")})
+
+
+def asserts(node: ast.AST) -> bool:
+    """It would disappear under ``python -O``."""
+    return isinstance(node, ast.Assert)
+
+
+def rounds_two_numbers(node: ast.AST) -> bool:
+    """torch.where of two Python numbers is float32, so that one that float32 does not hold is off by up to 6e-8."""
+    named = isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.where" and len(node.args) == 3
+    values = [number(argument) for argument in node.args[1:]] if named else [None]
+    return None not in values and not all(map(of_single_precision, values))
+
+
+def number(node: ast.expr) -> float | None:
+    """The value of an expression of numbers; NaN where a name decides it; None where it may be a tensor."""
+    match node:
+        case ast.Constant(value=int() | float()):
+            return float(node.value)
+        case ast.UnaryOp(operand=operand):
+            value = number(operand)
+            return None if value is None else -value
+        case ast.Attribute(value=ast.Name(id="math"), attr=name):
+            return math.inf if name == "inf" else math.nan
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"))) | ast.Call(func=ast.Name(id="float")):
+            return math.nan
+        case ast.BinOp(left=left, right=right):
+            return None if number(left) is None or number(right) is None else math.nan
+    return None
+
+
+def of_single_precision(value: float) -> bool:
+    return math.isinf(value) or struct.unpack("f", struct.pack("f", value))[0] == value
+
+
+RULES = (asserts, rounds_two_numbers)
+
+
+def lines(rule, source: str) -> list[int]:
+    return [node.lineno for node in ast.walk(ast.parse(source)) if rule(node)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_line_breaks_a_rule(path, rule):
+    assert lines(rule, path.read_text()) == []
+
+
+def test_the_search_sees_every_room_and_finds_what_it_looks_for():
+    assert {"torchdp", "privacy", "randomizers", "privunitg"} <= {path.parent.name for path in FILES}
+    assert lines(asserts, "def f(x):\n    assert x\n") == [2]
+    wrong = ("1.0, math.sqrt(2)", "0.1, 1", "float(a), 0.0", "-0.3, 1.0", "1.0, 1 - math.exp(-e)")
+    right = ("1.0, -1.5", "x, 0.1", "0.0, -math.inf", "x, y")
+    assert all(lines(rounds_two_numbers, f"torch.where(c, {values})") == [1] for values in wrong)
+    assert not any(lines(rounds_two_numbers, f"torch.where(c, {values})") for values in right)
