@@ -1,7 +1,7 @@
 """Closed forms of the literature for the parameters of bitsum protocols, to compare with ``BitLaw.calibrated``.
 
-They are kept as published, valid or not: at many instances they add several tens of times the noise that is needed,
-and the one for randomized response is not private at a large epsilon. Nothing else in the package rests on them.
+They are kept as published: with ``split`` they add several tens of times the noise that is needed. Nothing else in the
+package rests on them.
 """
 
 import math
@@ -58,8 +58,8 @@ def randomized_response(users: int, epsilon: float, delta: float) -> RandomizedR
     With L = ln(4/delta): lambda = 64 L/epsilon^2 where epsilon >= sqrt(192 L/n), else
     n - epsilon n^(3/2)/sqrt(432 L). Raises ValueError.
 
-    Guarantees: (epsilon, delta)-DP for epsilon <= 1, where a test measures it. It fails at larger epsilon: at
-    epsilon = 7, delta = 1e-6, n = 1e5 the exact delta is 4e-5.
+    Guarantees: (epsilon, delta)-DP for epsilon <= 1, its published range, and so for the results of ``split`` up to a
+    total of 7; fed epsilon = 7 itself it would have delta 4e-5 for 1e-6 at n = 1e5.
     Source: Cheu, Smith, Ullman, Zeber, Zhilyaev (2019), as Wagner (2025) uses it.
     """
     users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, LEAST, LARGEST)
