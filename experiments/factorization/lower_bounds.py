@@ -4,11 +4,13 @@ Paper: Edmonds, Nikolov, Ullman (2020), Theorems 10, 22, 23 and 28, here with ev
 Command:  python experiments/factorization/lower_bounds.py
 Expected: local model, root mean squared error alpha of the worst query: needed <= enough everywhere. At alpha = 0.001
     the ratio is at most 1.7, 1.9 and 2.7 for epsilon = 0.5, 1 and 2, at alpha = 0.01 at most 1.9, 2.1 and 3.1; at
-    alpha = 0.1 the bound weakens (thresholds: 4 to 12). Central model, additive noise: the Gaussian factorization
+    alpha = 0.1 the bound weakens (thresholds: 4 to 12). In the paper's own error, the mean of the largest error of all
+    queries (ratio_max, of many users), the ratio is 11 to 26 at alpha = 0.001 and epsilon <= 1: there the bound is
+    that of the worst single query, and the mechanism pays the maximum. Central model, additive noise: the Gaussian factorization
     mechanism within a factor of 3 to 4.6 of the bound.
 Output: results/factorization/lower_bounds/local.csv and central.csv.
 Artifact: Edmonds, Nikolov, Ullman (2020) | Theorems 10, 22, 23, 28
-Status: agrees
+Status: agrees, in the worst query's root mean squared error; 11 to 26 in the paper's mean largest error
 Time: 5 seconds on one core; --smoke in 3 (small workloads, epsilon = 1).
 """
 
@@ -37,6 +39,7 @@ class Config:
 FULL = Config()
 SMOKE = Config((1.0,), (16,), 4)
 DELTA = 1e-6
+DRAWS = 4_000  # of the noise, for the mean of its largest entry
 
 
 def problems(config: Config) -> dict[str, Tensor]:
@@ -51,12 +54,19 @@ def problems(config: Config) -> dict[str, Tensor]:
     }
 
 
+def mean_largest(left: Tensor) -> float:
+    """E max abs(L Z), Z standard normal: the noise of many users' messages has this law, times a scale."""
+    z = torch.randn(DRAWS, left.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return float((z @ left.mT).abs().amax(1).mean())
+
+
 def local(found: dict, config: Config, report: Report) -> None:
     report.say(
         "Local model: epsilon-LDP messages, not interactive; root mean squared error alpha of the worst query"
     )
     for name, (W, factors, instance) in found.items():
         spread = float((W.amax(1) - W.amin(1)).max())
+        largest = mean_largest(factors.left) * float(factors.sensitivity)
         for epsilon in config.epsilons:
             variance = PrivUnitG(factors.right.shape[0], epsilon).moments.variance
             for alpha in ALPHAS:
@@ -73,6 +83,8 @@ def local(found: dict, config: Config, report: Report) -> None:
                     enough=enough,
                     ratio=enough / needed if needed else math.inf,
                     needed_absolute=absolute,
+                    enough_max=largest**2 * variance / alpha**2,
+                    ratio_max=largest**2 * variance / alpha**2 / absolute if absolute else math.inf,
                 )
 
 

