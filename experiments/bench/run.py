@@ -12,7 +12,7 @@ Expected: no row above 1.25 times its ratio in experiments/bench/tables/<machine
 Output: results/bench/run/table.csv: a row for each case and what it is held against.
 Artifact: peers | speed and memory
 Status: on a CPU; on a GPU not yet measured
-Time: under 20 minutes on two cores; --quick a third of it; --smoke in seconds.
+Time: under 20 minutes on two cores; --quick a third of it; --smoke in a minute.
 """
 
 import datetime

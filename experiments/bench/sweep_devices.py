@@ -11,7 +11,7 @@ Output: results/bench/sweep_devices/*.csv: the least and the largest of the repe
     use the machine) on the cores.
 Artifact: - | speed of sweeps
 Status: on a CPU; on a GPU not yet measured
-Time: about three minutes; --smoke in seconds.
+Time: about three minutes; --smoke in 10 to 20 CPU-seconds.
 """
 
 import resource

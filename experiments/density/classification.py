@@ -136,7 +136,9 @@ class Config:
 
 FULL = Config()
 QUICK = ("no privacy", CURATOR, "3NB", "3NB, paper")  # calibrated within a second
-SMOKE = Config("digits", label_epsilon=math.inf, kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5,), trials=2)
+SMOKE = Config(
+    "digits", label_epsilon=math.inf, kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5,), trials=2
+)
 
 
 def measure(config: Config, report: Report) -> None:

@@ -14,7 +14,7 @@ Output: results/density/digits/digits.csv and digits.png: mean and standard erro
     ``experiments/bench/digits_cpu.txt``.
 Artifact: Wagner (2025) | section 4.1
 Status: agrees, on digits
-Time: one to two minutes on one core; --smoke in seconds.
+Time: one to two minutes on one core; --smoke in half a minute.
 """
 
 import math

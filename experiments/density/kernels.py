@@ -11,7 +11,7 @@ Expected: accuracy over splits of the table, the same in all rows of one kernel 
 Output: results/density/kernels/kernels.csv; printed: ``experiments/bench/kernels_cpu.txt``.
 Artifact: Wagner (2025) | section 4.1
 Status: agrees, on digits and docstrings
-Time: a quarter of an hour on one core; --smoke in seconds.
+Time: a quarter of an hour on one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import math

@@ -7,7 +7,7 @@ Expected: a row for each kernel and epsilon, delta = 1e-5. "least": the candidat
 Output: results/density/messages/messages.csv; printed: ``experiments/bench/messages_cpu.txt``.
 Artifact: Wagner (2025) | Figure 2
 Status: own rule; the paper has no choice
-Time: five minutes on one core; --smoke in seconds.
+Time: five minutes on one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ Expected: variance of one sum at delta = 1e-5 in five settings: I sums, where a 
 Output: results/density/noise/noise.csv; printed: ``experiments/bench/noise_cpu.txt``.
 Artifact: - | noise of shuffled sums by movement
 Status: agrees
-Time: five minutes on one core; --smoke in seconds.
+Time: five minutes on one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import math

@@ -6,8 +6,8 @@ Expected: local model, root mean squared error alpha of the worst query: needed 
     the ratio is at most 1.7, 1.9 and 2.7 for epsilon = 0.5, 1 and 2, at alpha = 0.01 at most 1.9, 2.1 and 3.1; at
     alpha = 0.1 the bound weakens (thresholds: 4 to 12). In the paper's own error, the mean of the largest error of all
     queries (ratio_max, of many users), the ratio is 11 to 26 at alpha = 0.001 and epsilon <= 1: there the bound is
-    that of the worst single query, and the mechanism pays the maximum. Central model, additive noise: the Gaussian factorization
-    mechanism within a factor of 3 to 4.6 of the bound.
+    that of the worst single query, and the mechanism pays the maximum. Central model, additive noise: the Gaussian
+    factorization mechanism within a factor of 3 to 4.6 of the bound.
 Output: results/factorization/lower_bounds/local.csv and central.csv.
 Artifact: Edmonds, Nikolov, Ullman (2020) | Theorems 10, 22, 23, 28
 Status: agrees, in the worst query's root mean squared error; 11 to 26 in the paper's mean largest error

@@ -10,7 +10,7 @@ Expected: brackets that overlap with those of the dense matrix. Momentum 0.9, er
 Output: results/factorization/momentum/momentum.csv.
 Artifact: Denisov et al. (2022) | momentum as a workload
 Status: agrees
-Time: 5 minutes of one core; --smoke in seconds.
+Time: 5 minutes of one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import math

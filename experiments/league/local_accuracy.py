@@ -13,7 +13,7 @@ Expected: 51 cells: a workload or statistic, its types, users, epsilon and data.
 Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md and .png (kept: experiments/league/).
 Artifact: own | least error of local protocols
 Status: agrees
-Time: eight minutes of one core; --smoke in seconds.
+Time: eight minutes of one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import math

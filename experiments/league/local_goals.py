@@ -10,7 +10,7 @@ Expected: variance that one user adds to the average prefix query, worst type, e
 Output: results/league/local_goals/goals.csv.
 Artifact: own | goals of local statistics
 Status: agrees but for one
-Time: two minutes of one core; --smoke in seconds.
+Time: two minutes of one core; --smoke in half a minute.
 """
 
 import time

@@ -13,7 +13,7 @@ Output: results/mean/errors/errors.csv, boxes.csv, pure.csv, coinpress.csv, erro
     ``experiments/bench/means_cpu.txt``.
 Artifact: Nikolov, Tang (2023) | Theorems 15, 23, 42, 43, Lemma 60
 Status: agrees
-Time: a minute on one core; --smoke in seconds.
+Time: a minute on one core; --smoke in half a minute.
 """
 
 import itertools

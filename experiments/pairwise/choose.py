@@ -11,7 +11,7 @@ and are measured at n = 500 only (their predicted errors are in every table).
 Output: results/pairwise/choose/choose.csv and summary.csv.
 Artifact: Ghazi et al. (2023); Bell et al. (2020) | all protocols
 Status: agrees
-Time: about fifteen minutes on one core; --smoke in seconds.
+Time: about fifteen minutes on one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import math

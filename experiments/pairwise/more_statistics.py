@@ -12,7 +12,7 @@ Data: users of 12 to 32 types, related and unrelated columns; the error is the p
 Output: results/pairwise/more_statistics/cells.csv, marked.csv.
 Artifact: figure | statistics beyond the paper's
 Status: agrees
-Time: about 5 minutes on one thread; --smoke in seconds (no search for strategies).
+Time: about 5 minutes on one thread; --smoke in 10 to 20 CPU-seconds (no search for strategies).
 """
 
 import math

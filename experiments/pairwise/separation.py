@@ -11,7 +11,7 @@ Data: all users of one type, the worst of the k for the non-interactive protocol
 Output: results/pairwise/separation/predicted.csv, crossings.csv, separation.png.
 Artifact: Ghazi et al. (2023) | Theorem 24, Appendix C.1
 Status: agrees; two rounds do what the paper's three do
-Time: about four minutes on one core; --smoke in seconds.
+Time: about four minutes on one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import math

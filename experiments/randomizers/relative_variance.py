@@ -12,7 +12,7 @@ A row that a constructor refuses is left out. The classes lift x to one dimensio
 Output: results/randomizers/relative_variance/relative_variance.csv.
 Artifact: Asi et al. (2022, 2023); Edmonds, Nikolov, Ullman (2020) | variances on the ball
 Status: agrees; a published point release is not private above epsilon = 2.58
-Time: 1 minute on one thread; --smoke in seconds (d = 16, fewer draws).
+Time: 1 minute on one thread; --smoke in 10 to 20 CPU-seconds (d = 16, fewer draws).
 """
 
 import math

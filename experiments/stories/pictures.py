@@ -8,7 +8,7 @@ Expected: survey: the 95 % intervals hold nearly all of the truth; errors fall a
 Output: survey.csv, federated.csv, training.csv, accuracy.csv and a .png of each story.
 Artifact: our own | pictures of the stories
 Status: agrees
-Time: two minutes on one core; --smoke, the survey alone, in seconds.
+Time: two minutes on one core; --smoke, the survey alone, in ten.
 """
 
 import contextlib

@@ -11,7 +11,7 @@ Expected: balls in bins are best where epsilon is large or there are few passes,
 Output: results/training/choose/{errors,accuracy}.csv.
 Artifact: Choquette-Choo et al. (2023) | amplification by sampling, banded matrices
 Status: agrees
-Time: half an hour on one core, a third of it Opacus's; --smoke in seconds.
+Time: half an hour on one core, a third of it Opacus's; --smoke in 10 to 20 CPU-seconds.
 """
 
 import zlib

@@ -64,7 +64,7 @@ def test_error(smoke, capsys):
 
 @pytest.mark.slow
 def test_decode(smoke):
-    rows = smoke("density/decode.py").tables["words"]
+    rows = smoke("density/decode.py", random=4000, protocols=("no privacy", "Poisson", "3NB")).tables["words"]
     assert len(rows) == 3 * 8 and all(row["words"].count(",") == 2 for row in rows)
 
 

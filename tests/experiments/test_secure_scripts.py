@@ -56,3 +56,10 @@ def test_grid(smoke):
     for row in found.tables["noises"]:
         assert 0.999 < row["factor"] < 1.001 and row["factor"] * (1 - 1e-9) <= row["needed"] < 1.3
     assert all(0.999 < row["ratio"] < 1 + 1e-9 and row["one_less"] > 1.1 for row in found.tables["ratios"])
+
+
+def test_contest(smoke):
+    rows = smoke("regression/contest.py", real=("diabetes",)).tables["contest"]
+    assert len(rows) >= 6
+    for row in rows:
+        assert row["chosen"] < row["AdaSSP"] + 4 * (row["chosen_error"] + row["AdaSSP_error"])

@@ -1,8 +1,8 @@
 """The pictures of the stories are drawn from what their blocks leave, and the stories say what their data say."""
 
-import csv
-
 from scripts import FOLDER
+
+from torchdp.simulate.report import read_table
 
 
 def test_pictures(smoke):
@@ -15,11 +15,15 @@ def test_pictures(smoke):
 
 
 def test_the_story_of_training_says_the_means_of_its_own_runs():
-    found = {}
-    with open(FOLDER.parent / "docs/pictures/accuracy.csv") as file:
-        for row in csv.DictReader(file):
-            found.setdefault(row["plan"], []).append(float(row["accuracy"]))
-    story = " ".join((FOLDER.parent / "docs/story_training.md").read_text().split())
-    means = {name: f"{100 * sum(runs) / len(runs):.1f} %" for name, runs in found.items()}
-    assert f"DP-SGD has {means['DP-SGD']} in the mean, the best plan {means['best']}" in story
-    assert f"training without noise {means['no noise']}." in story
+    docs = FOLDER.parent / "docs"
+    rows, story = (
+        read_table(docs / "pictures/accuracy.csv"),
+        " ".join((docs / "story_training.md").read_text().split()),
+    )
+    for plan, said in (
+        ("DP-SGD", "DP-SGD has"),
+        ("best", "the best plan"),
+        ("no noise", "training without noise"),
+    ):
+        runs = [row["accuracy"] for row in rows if row["plan"] == plan]
+        assert f"{said} {100 * sum(runs) / len(runs):.1f} %" in story

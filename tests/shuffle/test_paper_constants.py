@@ -47,7 +47,9 @@ def test_guarantee_the_papers_response_of_one_instance_is_private_as_its_theorem
     one, delta = paper.split(7.0, DELTA, 1)
     assert one == pytest.approx(0.989258, abs=1e-6) and delta == DELTA / 2
     assert delta_of(paper.randomized_response(users, one, delta), 7.0, 1) <= 1e-300
-    if users == 100_000:  # outside its range, at epsilon = 7 in one bit, which the paper never does, the form fails
+    if (
+        users == 100_000
+    ):  # outside its range, at epsilon = 7 in one bit, which the paper never does, the form fails
         assert delta_of(paper.randomized_response(users, 7.0, DELTA), 7.0, 1) > 40 * DELTA
 
 

@@ -28,7 +28,7 @@ class Experiment(Generic[C]):
     """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its command.
 
     measure: ``measure(config, report)`` computes and reports rows.
-    full, smoke: configurations; with the second it takes seconds.
+    full, smoke: configurations; with the second it takes under a minute of a CPU, mostly seconds.
     draw: ``draw(tables)`` makes the figures, by file name, from what was written.
     """
 
@@ -59,7 +59,7 @@ class Experiment(Generic[C]):
         parser = argparse.ArgumentParser(
             description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        parser.add_argument("--smoke", action="store_true", help="small sizes: seconds on a CPU")
+        parser.add_argument("--smoke", action="store_true", help="small sizes: seconds on a CPU, a minute at most")
         parser.add_argument(
             "--out", type=Path, default=Path("results", path.parent.name, path.stem), help="default: %(default)s"
         )

@@ -1,0 +1,317 @@
+"""Edmonds, Nikolov, Ullman (2020): statements about factorization norms and mechanisms."""
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from scipy.stats import binom
+
+from statements.base import EPSILONS, Instances, check, dual, gamma_of, matrix, ratio, simplex, trace_norm
+from torchdp import workloads
+from torchdp.factorization import additive_noise_bound, approximate, factorize, gamma2_dual
+from torchdp.factorization.additive import least_noise_variance
+from torchdp.privacy import gaussian_sigma
+from torchdp.queries import PrivateLearner
+from torchdp.queries.concepts import ConceptClass
+from torchdp.randomizers import PrivUnitG
+
+NAME = "Edmonds"
+SMALL = tuple(e for e in EPSILONS if e <= 1)
+
+
+def approximated(W: np.ndarray, alpha: float) -> tuple[float, float]:
+    """(lower, upper) of gamma_2(W; alpha), entries moved by at most alpha: recomputed, the lower by Lemma 12 itself."""
+    found = approximate(torch.as_tensor(W), alpha, tol=2e-4)
+    left, right = found.left.numpy(), found.right.numpy()
+    if np.abs(left @ right - W).max() > alpha * (1 + 1e-7) + 1e-9 * np.abs(W).max():
+        raise ArithmeticError("the approximation is further away than alpha")
+    upper = float(np.linalg.norm(left, axis=1).max() * np.linalg.norm(right, axis=0).max())
+    return float(found.certificate.lower), upper
+
+
+@check(
+    NAME,
+    "Lemma 12",
+    "(<W, U> - alpha ||U||_1)/gamma_2*(U) <= gamma_2(W; alpha), entries moved by at most alpha; some U attains it",
+    "W of 1 to 4 rows and 1 to 5 columns, alpha = 0 to 1.2 max abs(W), random U and W itself",
+)
+def approximate_duality(rng: np.random.Generator, count: int, share: float = 1.0) -> Instances:
+    for i in range(count):
+        W = matrix(rng, i, int(rng.integers(1, 5)), int(rng.integers(1, 6)))
+        alpha = float(np.abs(W).max() * rng.choice([0.0, 0.1, 0.5, 0.9, 1.2]))
+        lower, upper = approximated(W, share * alpha)
+        for U in (W, rng.normal(size=W.shape), matrix(rng, i + 1, *W.shape)):
+            if U.any():
+                most = float(gamma2_dual(torch.as_tensor(U)).upper)
+                yield (
+                    f"weak {W.shape}, alpha = {alpha:.3g}",
+                    ratio(float((W * U).sum() - alpha * np.abs(U).sum()) / most, upper),
+                )
+        yield f"attained {W.shape}, alpha = {alpha:.3g}", ratio(lower, approximated(W, alpha)[1])
+
+
+@check(
+    NAME,
+    "Lemma 12",
+    "as printed: the definition moves entries by at most alpha/2, the maximum is that of alpha",
+    "the same instances",
+    false=True,
+)
+def approximate_duality_as_printed(rng: np.random.Generator, count: int) -> Instances:
+    yield from approximate_duality(rng, count, 0.5)
+
+
+@check(
+    NAME,
+    "Lemma 13",
+    "gamma_2*(U) <= ||P^-1 U Q^-1|| for every P, Q of Frobenius norm 1; the least attains it",
+    "U of 1 to 5 rows and columns, random diagonals, rows of zeros",
+)
+def dual_norm(rng: np.random.Generator, count: int) -> Instances:
+    for i in range(count):
+        U = matrix(rng, i, int(rng.integers(1, 6)), int(rng.integers(1, 6)))
+        if not U.any():
+            continue
+        found = gamma2_dual(torch.as_tensor(U))
+        x, y = found.left.numpy(), found.right.numpy()
+        least = float((U * (x @ y.T)).sum())
+        yield f"vectors {U.shape}", ratio(float(found.lower), least)
+        for c, P in [(found.row_weights.numpy(), found.column_weights.numpy())] + [
+            (simplex(rng, U.shape[0]) + 1e-9, simplex(rng, U.shape[1]) + 1e-9) for _ in range(5)
+        ]:
+            used, seen = U.any(1), U.any(0)
+            scaled = U[used][:, seen] / np.sqrt(c[used] / c.sum())[:, None] / np.sqrt(P[seen] / P.sum())
+            most = float(np.linalg.norm(scaled, 2))
+            yield f"weak {U.shape}", ratio(least, most)
+        yield f"strong {U.shape}", ratio(float(found.upper), least)
+        signs = itertools.product(*[[-1.0, 1.0]] * U.shape[0])
+        yield f"signs {U.shape}", ratio(max(float(np.abs(np.array(s) @ U).sum()) for s in signs), least)
+
+
+@check(
+    NAME,
+    "Corollaries 5 and 6",
+    "gamma_2(W; 1/2) >= C(d, w)^(1/2)/2 >= (d/w)^(w/2)/2 for parities of w of d bits",
+    "d = 1 to 6, w = 0 to d, all 2^d types",
+)
+def parities(rng: np.random.Generator, count: int) -> Instances:
+    for d in range(1, 7):
+        x = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
+        for w in range(d + 1):
+            W = np.array([x[:, list(S)].prod(1) for S in itertools.combinations(range(d), w)])
+            claimed = math.comb(d, w) ** 0.5 / 2
+            yield f"d = {d}, w = {w}", ratio(claimed, approximated(W, 0.5)[1])
+            yield f"the binomial, d = {d}, w = {w}", ratio((d / w) ** (w / 2) / 2 if w else 0.5, claimed)
+
+
+def least_largest(W: np.ndarray, epsilon: float) -> tuple[float, float]:
+    """(gamma_2(W), sqrt(n) E max error of the local factorization mechanism, of many users)."""
+    factors = factorize(torch.as_tensor(W), tol=2e-4)
+    left, right = factors.left.numpy(), factors.right.numpy()
+    variance = float(PrivUnitG(right.shape[0], epsilon).moments.variance)
+    Z = np.random.default_rng(0).normal(size=(2000, left.shape[1]))
+    largest = float(np.abs(Z @ left.T).max(1).mean()) * float(np.linalg.norm(right, axis=0).max())
+    return gamma_of(W)[0], largest * math.sqrt(variance)
+
+
+@check(
+    NAME,
+    "Theorem 10",
+    "users for E max error alpha: n <= C gamma_2(W)^2 ln(2 k)/(epsilon^2 alpha^2), alpha -> 0",
+    "k = 1 to 64 queries, epsilon = 0.01 to 1",
+    limit=16,
+)
+def local_users(
+    rng: np.random.Generator, count: int, twice: float = 2.0, epsilons: tuple[float, ...] = SMALL
+) -> Instances:
+    for i in range(count):
+        k, epsilon = int(rng.choice([1, 2, 3, 8, 64])), epsilons[i % len(epsilons)]
+        W = np.tril(np.ones((k, k))) if i % 3 == 0 else matrix(rng, i, k, int(rng.integers(2, 9)))
+        if W.any():
+            norm, largest = least_largest(W, epsilon)
+            yield f"k = {k}, epsilon = {epsilon:g}", ratio((largest * epsilon) ** 2, norm**2 * math.log(twice * k))
+
+
+@check(NAME, "Theorem 10", "as printed: ln k, which is 0 for one query", "the same", limit=16, false=True)
+def local_users_as_printed(rng: np.random.Generator, count: int) -> Instances:
+    yield from local_users(rng, max(count, 20), 1.0)
+
+
+def least_subgaussian(d: int, epsilon: float) -> float:
+    """A lower bound of sigma, E exp(Z^2/sigma^2) <= 2, of every epsilon-DP unbiased Y of points of R^d's unit ball.
+
+    Averaged over x on the sphere an output's density f has max/min <= e^epsilon and mean 1, so it moves <x, u> by at
+    most sqrt(2 KL(f)/d) <= sqrt(2 epsilon/d) (a coordinate is 1/sqrt(d)-sub-Gaussian). Unbiasedness makes the mean of
+    <Y, x> equal to 1, so E||Y||^2 >= d/(2 epsilon), some direction of Y - x has variance 1/(2 epsilon) - 1/d, at most
+    sigma^2 ln 2 by Jensen's inequality.
+    """
+    return math.sqrt(max(0.0, 1 / (2 * epsilon) - 1 / d) / math.log(2))
+
+
+@check(
+    NAME,
+    "Lemma 9",
+    "for every epsilon > 0 an unbiased epsilon-DP randomizer is C/epsilon-sub-Gaussian, one C for all d",
+    "d = 1 to 1e6, epsilon = 0.01 to 1e4, against a lower bound for every randomizer; C = 10",
+    limit=10,
+    false=True,
+)
+def randomizer(rng: np.random.Generator, count: int) -> Instances:
+    for epsilon, d in itertools.product((*EPSILONS, 100.0, 1000.0, 1e4), (1, 10, 1000, 10**6)):
+        yield f"epsilon = {epsilon:g}, d = {d}", ratio(least_subgaussian(d, epsilon) * epsilon, 1.0)
+
+
+@check(
+    NAME, "Lemma 9", "the same for epsilon <= 1", "PrivUnitG, d = 1 to 512, epsilon = 0.01 to 1; C = 5", limit=5
+)
+def randomizer_mended(rng: np.random.Generator, count: int) -> Instances:
+    for epsilon, d in itertools.product(SMALL, (1, 2, 8, 64, 512)):
+        yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnitG(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
+
+
+@check(
+    NAME,
+    "Theorem 24",
+    "n = C ln k/alpha^2 (more with privacy) learns with probability 1 - beta, C free of beta, as printed",
+    "two opposite concepts without privacy: the best rule's failure over beta; alpha = 0.01 to 0.5, beta to "
+    "1e-300, C = 100",
+    false=True,
+)
+def learning(rng: np.random.Generator, count: int, grows: bool = False) -> Instances:
+    for alpha, exponent in itertools.product((0.01, 0.1, 0.5), (1, 10, 50, 100, 300)):
+        beta = 10.0**-exponent
+        n = math.ceil((100 * math.log(2) if not grows else 2 * math.log(2 / beta)) / alpha**2)
+        bias = min(1.0, 1.0001 * alpha)  # losses (1 - bias)/2 and (1 + bias)/2 are more than alpha apart
+        failing = float(binom.logcdf((n - 1) // 2, n, (1 + bias) / 2))
+        yield f"alpha = {alpha:g}, beta = {beta:g}", math.exp(min(700.0, failing - math.log(beta)))
+
+
+@check(
+    NAME,
+    "Theorem 24",
+    "the same with ln(k/beta): our learner's users <= C gamma_2^2 ln(4 k/beta)/(epsilon^2 alpha^2)",
+    "k = 1 to 8 concepts, alpha = 0.01 to 0.9, beta = 1e-9 to 0.9, epsilon = 0.01 to 1",
+    limit=64,
+)
+def learning_mended(rng: np.random.Generator, count: int) -> Instances:
+    yield from learning(rng, count, True)
+    for i in range(count):
+        D = rng.choice([-1.0, 1.0], (int(rng.integers(1, 9)), int(rng.integers(1, 9))))
+        epsilon, alpha = SMALL[i % len(SMALL)], float(rng.choice([0.01, 0.1, 0.9]))
+        beta = float(rng.choice([1e-9, 1e-3, 0.1, 0.9]))
+        concepts = ConceptClass(tuple(map(str, range(len(D)))), (torch.as_tensor(D),))
+        n = PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, beta)
+        bound = gamma_of(D)[0] ** 2 * math.log(4 * len(D) / beta) / (epsilon * alpha) ** 2
+        yield f"{D.shape}, epsilon = {epsilon:g}, alpha = {alpha:g}, beta = {beta:g}", ratio(n - 1, bound)
+
+
+def noises(epsilon: float) -> Instances:
+    """(name, variance) of noise that makes a query of width 1 epsilon-DP."""
+    q = math.exp(-epsilon)
+    yield "discrete Laplace", 2 * q / (1 - q) ** 2
+    yield "Laplace", 2 / epsilon**2
+    values = np.arange(-4000, 4001)
+    for mesh in (2, 5):  # a staircase on a finer lattice: constant on steps of the width, centred
+        weights = q ** np.floor((np.abs(values) + mesh / 2) / mesh)
+        weights /= weights.sum()
+        if weights[0] < 1e-18:
+            yield f"staircase {mesh}", float(weights @ values**2) / mesh**2
+
+
+@check(
+    NAME,
+    "Lemmas 26, 27",
+    "Lemma 26: E z^2 >= ||w||_inf/(C epsilon), as printed: without squares",
+    "discrete Laplace noise in multiples of the width, ||w|| = 1e-6 to 1e6, epsilon = 0.01 to 1; C = 100",
+    limit=100,
+    false=True,
+)
+def single_query(rng: np.random.Generator, count: int) -> Instances:
+    for epsilon, width in itertools.product(SMALL, (1e-6, 1e-3, 1.0, 1e3, 1e6)):
+        for name, variance in noises(epsilon):
+            claimed = width / epsilon
+            yield f"{name}, epsilon = {epsilon:g}, width = {width:g}", claimed / (variance * width**2)
+
+
+@check(
+    NAME,
+    "Lemmas 26, 27",
+    "Lemma 26 with squares: E z^2 >= ||w||^2 V, V = 1/(2 sinh^2(epsilon/2))",
+    "discrete and continuous Laplace, staircase, Gaussian noise with delta = 1e-12 to 0.1; epsilon = 0.01 to 32",
+)
+def single_query_mended(rng: np.random.Generator, count: int) -> Instances:
+    for epsilon in EPSILONS:
+        for name, variance in noises(epsilon):
+            yield f"{name}, epsilon = {epsilon:g}", least_noise_variance(epsilon) / variance
+        for delta in (1e-12, 1e-4, 0.1):
+            spent = gaussian_sigma(epsilon, delta, 1.0) ** 2
+            yield (
+                f"Gaussian, epsilon = {epsilon:g}, delta = {delta:g}",
+                least_noise_variance(epsilon, delta) / spent,
+            )
+
+
+@check(
+    NAME,
+    "Lemmas 26, 27",
+    "Lemma 27, Theorem 28: error of a private additive mechanism >= sqrt(2 V) gamma_F",
+    "Gaussian noise of the best and of random shapes; W of 1 to 4 rows, 2 to 6 columns; epsilon = 0.01 to 32",
+)
+def additive(rng: np.random.Generator, count: int) -> Instances:
+    for i in range(count):
+        W = matrix(rng, i, int(rng.integers(1, 5)), int(rng.integers(2, 7)))
+        epsilon, delta = EPSILONS[i % len(EPSILONS)], float(rng.choice([1e-9, 1e-3, 0.1]))
+        claimed = additive_noise_bound(gamma_of(W, 2.0, True)[0], epsilon, delta)
+        shapes = [
+            np.eye(len(W)),
+            rng.normal(size=(len(W), len(W))),
+            factorize(torch.as_tensor(W), 2.0, shift=True).left.numpy(),
+        ]
+        for A in shapes:
+            images = np.linalg.pinv(A) @ W
+            if np.abs(A @ images - W + (W - A @ images).mean(1, keepdims=True)).max() > 1e-9 * (
+                1 + np.abs(W).max()
+            ):
+                continue
+            width = max(float(np.linalg.norm(a - b)) for a, b in itertools.product(images.T, images.T))
+            error = gaussian_sigma(epsilon, delta, width) * float(np.linalg.norm(A)) if width > 1e-12 else 0.0
+            yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", ratio(claimed, error)
+
+
+@check(NAME, "Lemmas 14, 15", "Lemma 18: gamma_2(W, -W) = gamma_2(W)", "W of 1 to 4 rows, 1 to 5 columns")
+def with_negative(rng: np.random.Generator, count: int) -> Instances:
+    for i in range(count):
+        W = matrix(rng, i, int(rng.integers(1, 5)), int(rng.integers(1, 6)))
+        one, both = gamma_of(W), gamma_of(np.concatenate([W, -W], 1))
+        yield f"{W.shape}", max(ratio(one[0], both[1]), ratio(both[0], one[1]))
+
+
+@check(
+    NAME,
+    "Corollary 4",
+    "gamma_2(prefix sums of T) grows like ln T: (1/2 + ln T/pi) within its certificates",
+    "T = 1 to 64",
+    limit=1.35,
+)
+def thresholds(rng: np.random.Generator, count: int) -> Instances:
+    for T in (1, 2, 3, 8, 32, 64):
+        bracket = gamma_of(workloads.prefix(T).dense().double().numpy())
+        claimed = 1 + math.log(T) / math.pi
+        yield f"T = {T}", max(ratio(claimed, bracket[1]), ratio(bracket[0], claimed))
+
+
+@check(
+    NAME,
+    "Lemma 13",
+    "gamma_2(W) >= tr norm(W)/sqrt(m n), gamma_2(W) <= sqrt(rank) max abs(W)",
+    "W of 1 to 5 rows and columns",
+)
+def known_bounds(rng: np.random.Generator, count: int) -> Instances:
+    for i in range(count):
+        W = matrix(rng, i, int(rng.integers(1, 6)), int(rng.integers(1, 6)))
+        lower, upper = gamma_of(W)
+        yield f"trace {W.shape}", ratio(trace_norm(W) / math.sqrt(W.size), upper)
+        yield f"rank {W.shape}", ratio(lower, math.sqrt(np.linalg.matrix_rank(W)) * float(np.abs(W).max()))
+        weights = simplex(rng, W.shape[0]), simplex(rng, W.shape[1])
+        yield f"dual {W.shape}", ratio(dual(W.T, weights[1], weights[0], math.inf, False), upper)

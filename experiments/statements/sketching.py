@@ -1,0 +1,183 @@
+"""Burkhardt, Keller, Orlandi, Schwiegelshohn (2025): statements about sketches and divided noise."""
+
+import itertools
+import math
+
+import numpy as np
+from scipy.special import kve
+from scipy.stats import binom, norm
+
+from statements.base import EPSILONS, Instances, check, ratio
+
+NAME = "Burkhardt"
+DELTAS = (1e-12, 1e-6, 1e-3, 0.1, 0.9)
+
+
+def gaussian_delta(sigma: float, epsilon: float) -> float:
+    """Exact delta of N(0, sigma^2) noise for sensitivity 1."""
+    a, b = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
+    return float(norm.cdf(a) - math.exp(epsilon + norm.logcdf(b)))
+
+
+@check(
+    NAME,
+    "Lemmas 3.3 to 3.5",
+    "Lemma 3.3: sigma^2 = 2 Delta^2 ln(1.25/delta)/epsilon^2 is (epsilon, delta)-DP, for every epsilon",
+    "epsilon = 0.01 to 32, delta = 1e-12 to 0.9, against the exact delta",
+    false=True,
+)
+def gaussian(rng: np.random.Generator, count: int, epsilons: tuple[float, ...] = EPSILONS) -> Instances:
+    for epsilon, delta in itertools.product(epsilons, DELTAS):
+        sigma = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+        yield f"epsilon = {epsilon:g}, delta = {delta:g}", gaussian_delta(sigma, epsilon) / delta
+
+
+@check(NAME, "Lemmas 3.3 to 3.5", "the same for epsilon <= 1, the range of its source", "the same deltas")
+def gaussian_mended(rng: np.random.Generator, count: int) -> Instances:
+    yield from gaussian(rng, count, tuple(e for e in EPSILONS if e <= 1))
+
+
+@check(
+    NAME,
+    "Lemmas 3.3 to 3.5",
+    "Lemmas 3.4 and 3.5: Laplace noise of scale Delta_1/epsilon, sums of losses",
+    "integer changes of 1 to 5 coordinates, on a grid of outputs; epsilon = 0.01 to 32",
+)
+def laplace(rng: np.random.Generator, count: int) -> Instances:
+    for i in range(count):
+        epsilon, change = EPSILONS[i % len(EPSILONS)], rng.integers(-3, 4, int(rng.integers(1, 6))).astype(float)
+        scale = np.abs(change).sum() / epsilon
+        outputs = rng.normal(size=(200, len(change))) * 10
+        if scale:
+            losses = (np.abs(outputs - change).sum(1) - np.abs(outputs).sum(1)) / scale
+            yield f"epsilon = {epsilon:g}", ratio(float(np.abs(losses).max()), epsilon)
+
+
+def crowded(m: int, n: int, gamma: float) -> tuple[float, float]:
+    """P of one given row's count being above (1 + gamma) n/m, and below (1 - gamma) n/m."""
+    mean, law = n / m, binom(n, 1 / m)
+    return float(law.sf(math.floor(mean * (1 + gamma) + 1e-9))), float(
+        law.cdf(math.ceil(mean * (1 - gamma) - 1e-9) - 1)
+    )
+
+
+SIZES = ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_000), (100, 10**6))
+
+
+@check(
+    NAME,
+    "Theorem 4.4",
+    "Lemma 4.5: P(some row's count is off by more than gamma n/m) < 2 m exp(-gamma^2 n/(2 m)), two-sided as "
+    "printed",
+    "m = 2 to 100, n to 1e6, gamma = 0.05 to 0.99; one row alone, exact",
+    false=True,
+)
+def counts(rng: np.random.Generator, count: int) -> Instances:
+    for (m, n), gamma in itertools.product(SIZES, (0.05, 0.3, 0.5, 0.9, 0.99)):
+        bound = -gamma * gamma * n / (2 * m) + math.log(2 * m)
+        at_least = sum(crowded(m, n, gamma))
+        if at_least > 0 and bound > -700:
+            yield f"m = {m}, n = {n}, gamma = {gamma:g}", at_least / math.exp(bound)
+
+
+@check(
+    NAME,
+    "Theorem 4.4",
+    "the lower side, which the privacy proof uses: m exp(-gamma^2 n/(2 m)); the upper with gamma^2/(2 + gamma)",
+    "the same, the union over rows",
+)
+def counts_mended(rng: np.random.Generator, count: int) -> Instances:
+    for (m, n), gamma in itertools.product(SIZES, (0.05, 0.3, 0.5, 0.9, 0.99)):
+        above, below = crowded(m, n, gamma)
+        if gamma * gamma * n / m < 1000:
+            yield f"below, m = {m}, n = {n}, gamma = {gamma:g}", below / math.exp(-gamma * gamma * n / (2 * m))
+            yield (
+                f"above, m = {m}, n = {n}, gamma = {gamma:g}",
+                above / math.exp(-gamma * gamma * n / (m * (2 + gamma))),
+            )
+
+
+def sums_of_gammas(x: np.ndarray, shape: float) -> np.ndarray:
+    """Log density, up to a constant, of the difference of two gamma variables of this shape and scale 1."""
+    y = np.abs(x) + 1e-300
+    return (shape - 0.5) * np.log(y) + np.log(kve(shape - 0.5, y)) - y
+
+
+def fewest_honest(n: int, m: int, corrupt: int) -> int:
+    """Honest clients of the row with the fewest, over all coalitions: n/m clients a row, by enumeration."""
+    rows = np.arange(n) % m
+    if math.comb(n, corrupt) > 5000:
+        return max(0, n // m - corrupt)
+    return min(
+        min(np.bincount(np.delete(rows, list(bad)), minlength=m))
+        for bad in itertools.combinations(range(n), corrupt)
+    )
+
+
+@check(
+    NAME,
+    "Theorem 4.8",
+    "Lemma 4.9: Laplace noise divided into n/m - t' parts keeps every column's loss within epsilon/d, t' < "
+    "n as printed",
+    "n = 4 to 12, m = 1 to 4 that divides n, t' = 0 to n - 1, all coalitions, d = 1 to 3",
+    false=True,
+)
+def divided(rng: np.random.Generator, count: int, whole_rows: bool = True) -> Instances:
+    for (n, m), d in itertools.product(((4, 1), (4, 2), (6, 3), (8, 2), (12, 4)), (1, 3)):
+        for corrupt in range(n if whole_rows else n // m):
+            honest, parts = fewest_honest(n, m, corrupt), n // m - corrupt
+            at = f"n = {n}, m = {m}, t' = {corrupt}, d = {d}"
+            if honest == 0 or parts <= 0:
+                yield at, math.inf  # a row without noise
+                continue
+            for epsilon in (0.1, 1.0, 8.0):
+                change = epsilon / d  # 2 eta over the scale 2 eta d/epsilon
+                x = np.concatenate([np.linspace(-30, 30, 4001), rng.normal(size=200)])
+                for shape in (honest / parts, (honest + 1) / parts, 4 * honest / parts):
+                    losses = sums_of_gammas(x, shape) - sums_of_gammas(x + change, shape)
+                    yield f"{at}, epsilon = {epsilon:g}", ratio(d * float(np.abs(losses).max()), epsilon)
+
+
+@check(NAME, "Theorem 4.8", "the same for t' < n/m", "the same")
+def divided_mended(rng: np.random.Generator, count: int) -> Instances:
+    yield from divided(rng, count, False)
+
+
+@check(
+    NAME,
+    "Table 2",
+    "Definition 3.1: E S^T S = I for entries +-1, as printed without 1/sqrt(s)",
+    "m = 1 to 6, s = 1 to m, two columns, every choice of rows and signs",
+    false=True,
+)
+def isotropic(rng: np.random.Generator, count: int, scaled: bool = False) -> Instances:
+    for m in range(1, 7):
+        for s in range(1, m + 1):
+            columns = []
+            for rows in itertools.combinations(range(m), s):
+                for signs in itertools.product((-1.0, 1.0), repeat=s):
+                    column = np.zeros(m)
+                    column[list(rows)] = signs
+                    columns.append(column / (math.sqrt(s) if scaled else 1.0))
+            all_columns = np.stack(columns)
+            mean = all_columns.mean(0)
+            off = max(abs(float((all_columns**2).sum(1).mean()) - 1), abs(float(mean @ mean)))
+            yield f"m = {m}, s = {s}", ratio(off, 1e-9)
+
+
+@check(NAME, "Table 2", "the same with entries +-1/sqrt(s), those of its equation (3)", "the same")
+def isotropic_mended(rng: np.random.Generator, count: int) -> Instances:
+    yield from isotropic(rng, count, True)
+
+
+@check(
+    NAME,
+    "Lemmas 5.1 to 5.3",
+    "Lemma 5.5: abs(a^2 - b^2) <= alpha a^2 + (1 + 1/alpha)(a - b)^2",
+    "real a, b of all signs and sizes, alpha = 1e-3 to 1e3",
+)
+def triangle(rng: np.random.Generator, count: int) -> Instances:
+    for alpha in (1e-3, 0.1, 1.0, 10.0, 1e3):
+        for _ in range(count):
+            a, b = rng.normal(size=2) * np.exp(3 * rng.normal(size=2))
+            yield f"alpha = {alpha:g}", ratio(abs(a * a - b * b), alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2)

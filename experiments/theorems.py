@@ -1,0 +1,90 @@
+"""Every inequality that docs/papers.md calls checked, over its whole range: which theorem holds, and which fails where.
+
+Paper:    all five; the statements are in experiments/statements/, a file for each paper.
+Command:  OMP_NUM_THREADS=1 python experiments/theorems.py --page docs/theorems.md
+What: random small instances and grids over all parameters of a statement: p, l, d, epsilon small and large, n = 1,
+    k = 1, degenerate sets and matrices. Norms are bracketed by witnesses that are evaluated again here, in numpy; laws
+    are enumerated. The ratio is (side that should be smaller)/(other side); where the paper's O() names no constant,
+    the limit is the constant that is granted.
+Expected: the statements marked false in experiments/statements fail, each beside its mended form, and no other.
+Output: results/experiments/theorems/theorems.csv; with --page the table as a page.
+Artifact: all five papers | every inequality that is checked
+Status: the statements named in docs/corrections.md fail as printed, all others hold
+Time: ten minutes on one core; --smoke, with few instances, in seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statements import densities, factorization, gaussian, pairwise, sketching
+from statements.base import CHECKS, Check
+
+from torchdp.simulate import Experiment, Report
+
+PAPERS = [room.NAME for room in (pairwise, factorization, gaussian, sketching, densities)]
+HEAD = """# The theorem checker
+
+Each row is an inequality of one of the five papers, tried over its whole range of parameters by
+`python experiments/theorems.py --page docs/theorems.md`, which wrote this page. *Worst* is the largest ratio of the
+side that should be smaller to the other one, *limit* what it may be: 1, or the constant that is granted where the
+paper's O() names none. A statement that fails as printed is followed by the form that holds;
+[corrections](corrections.md) gives counterexamples and proofs. [The papers](papers.md) says where each result is in
+the code.
+"""
+
+
+@dataclass(frozen=True)
+class Config:
+    instances: int = 140  # of each random statement; grids are walked whole
+    seed: int = 1
+    match: str = ""  # part of a statement's or a row's text
+    page: Path | None = None
+
+
+FULL = Config()
+SMOKE = Config(3)
+
+
+def chosen(config: Config) -> list[Check]:
+    """The checks that match, paper by paper."""
+    found = [each for each in CHECKS if config.match in f"{each.paper} {each.row} {each.statement}"]
+    return sorted(found, key=lambda each: PAPERS.index(each.paper))
+
+
+def measure(config: Config, report: Report) -> None:
+    rows = []
+    for each in chosen(config):
+        rows.append(each.run(config.instances, config.seed))
+        report.row("theorems", **rows[-1])
+    failing = [row["statement"] for row in rows if row["verdict"] == "fails"]
+    tried = sum(int(str(row["instances"])) for row in rows)
+    report.say(f"\n{len(rows)} statements, {tried} instances, {len(failing)} fail as printed")
+    if config.page:
+        config.page.write_text(page(rows))
+
+
+def page(rows: Sequence[Mapping[str, object]]) -> str:
+    titles = "result, statement, range, instances, worst, limit, failures, verdict".split(", ")
+    lines = [HEAD, "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for row in rows:
+        at = f" at {row['where']}" if row["failures"] else ""
+        worst, limit = (f"{float(str(row[name])):.4g}" for name in ("worst", "limit"))
+        said = (
+            f"{row['paper']}: {row['result']}",
+            row["statement"],
+            row["range"],
+            row["instances"],
+            worst + at,
+            limit,
+        )
+        cells = [str(cell).replace("|", "\\|").replace("*", "\\*") for cell in (*said, row["failures"])]
+        verdict = f"**{row['verdict']}**" if at else str(row["verdict"])
+        lines.append("| " + " | ".join([*cells, verdict]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()
