@@ -10,7 +10,7 @@ Expected: the statements marked false in experiments/statements fail, each besid
 Output: results/experiments/theorems/theorems.csv; with --page the table as a page.
 Artifact: all five papers | every inequality that is checked
 Status: the statements named in docs/corrections.md fail as printed, all others hold
-Time: ten minutes on one core; --smoke, with few instances, in seconds.
+Time: three minutes of one core; --smoke, with few instances, in seconds.
 """
 
 from collections.abc import Mapping, Sequence
