@@ -239,7 +239,7 @@ def test_a_server_whom_nobody_may_miss_holds_its_sums_and_one_frame():
         for frame in frames:
             server.receive(frame)
     assert seen.bytes <= 2 * one * d * 8 < words.nbytes / 10
-    held = sum(t.nbytes for t in vars(server).values() if isinstance(t, torch.Tensor))
+    held = sum(getattr(each, "nbytes", 0) for each in vars(server).values())
     assert held == 4 * d * 8 + 17 * n  # the sums; for each client whether it is here, and of what range its key is
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,7 +94,7 @@ class Server:
         kept = sketch.clients if protocol.coalition.absent else 0
         self._words = torch.empty(protocol.words_sent, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
-        self._issued = torch.zeros(sketch.clients, 2, dtype=torch.int64)  # first and count of each client's key
+        self._issued = np.zeros((sketch.clients, 2), np.int64)  # first and count of those who share a client's key
         self._rolls: dict[int, Tensor] = {}
         self._closed = self._published = False
 
@@ -110,13 +111,13 @@ class Server:
         """
         first = checks.integer("first", first, 0, len(self._issued) - 1)
         count = checks.integer("count", count, 1, len(self._issued) - first)
-        held, own = self._issued[first : first + count], torch.tensor([first, count])
-        if bool((held[:, 1] != 0).any()) and not bool((held == own).all()):
+        held = self._issued[first : first + count]
+        if held[:, 1].any() and (held != (first, count)).any():
             raise ValueError(
                 f"first = {first}, count = {count}: one of these clients holds a key of other clients too; "
                 "issue one key to each group, once"
             )
-        held[:] = own
+        held[:] = first, count
         return client_key(self._links["clients"], self.session, self.number, first, count)
 
     def receive(self, frame: bytes) -> None:
