@@ -86,7 +86,10 @@ def server(clients: int, most: int) -> Work:
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
     coalition = AdaptiveCoalition(absent=most)
     whole = SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, entry=1.0, coalition=coalition)
-    session, links = whole.session(bytes(32)), [Links.derived(bytes(range(32)), f"server {k}", 2) for k in range(2)]
+    session, links = (
+        whole.session(bytes(32)),
+        [Links.derived(bytes(range(32)), f"server {k}", 2) for k in range(2)],
+    )
     other = Server(whole, session, 1, links[1])
     keys = [Server(whole, session, 0, links[0]).issue(0, clients), other.issue(0, clients)]
     shares, both = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1)), [[], []]

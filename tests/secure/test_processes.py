@@ -102,7 +102,10 @@ def test_each_process_is_handed_its_own_secrets_alone(monkeypatch):
     keys = [{name: links[name] for name in links.names} for links in (pickle.loads(given[k])[3] for k in range(4))]
     names = processes.parties(p)
     for rank, own in enumerate(keys):
-        for other, key in own.items():  # nobody else has what a server issues clients' keys from, or what it issued
+        for (
+            other,
+            key,
+        ) in own.items():  # nobody else has what a server issues clients' keys from, or what it issued
             assert holders(key) == ({rank} if "clients" in (names[rank], other) else {rank, names.index(other)})
     monkeypatch.setattr(
         processes, "take_part", lambda *given, **more: interfaces.append(os.environ["GLOO_SOCKET_IFNAME"])

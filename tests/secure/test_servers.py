@@ -1,6 +1,7 @@
 """Frames between clients, servers and analyst: what was changed, dropped, swapped or repeated on its way is found."""
 
 import hmac
+import math
 import os
 import random
 from itertools import permutations
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.noise import SeededNoise
+from torchdp.privacy import gaussian_log_delta
 from torchdp.secure import (
     FrameError,
     Links,
@@ -360,12 +362,16 @@ def test_one_client_can_not_speak_for_another():
                         server.receive(frame)
             for k, server in enumerate(servers):  # nor under the other's own header
                 with pytest.raises(FrameError, match="tag"):
-                    server.receive(forged(run.keys[mine][k], run.frames[other][k][:HEADER_BYTES], run.shares[k][:, :each]))
+                    server.receive(
+                        forged(run.keys[mine][k], run.frames[other][k][:HEADER_BYTES], run.shares[k][:, :each])
+                    )
                 with pytest.raises(InvalidTag):  # nor read them
                     opened(run.keys[mine][k], run.frames[other][k])
         assert not any(server.seen.any() for server in servers)
         for k, server in enumerate(servers):  # with its own keys all of it succeeds
-            assert torch.equal(opened(run.keys[2][k], run.frames[2][k]), run.shares[k, :, 2 * each : 3 * each].flatten())
+            assert torch.equal(
+                opened(run.keys[2][k], run.frames[2][k]), run.shares[k, :, 2 * each : 3 * each].flatten()
+            )
             server.receive(forged(run.keys[2][k], run.frames[2][k][:HEADER_BYTES], run.shares[k][:, :each]))
             assert server.seen.nonzero()[:, 0].tolist() == list(range(2 * each, 3 * each))
 
@@ -419,7 +425,9 @@ def test_who_has_no_key_of_a_link_reads_nothing():
         assert (total != words[:, i].flatten()).all()
         read = [opened(key, frame) for key, frame in zip(run.keys[i], run.frames[i], strict=True)]
         assert torch.equal(reconstruct(torch.stack(read)), words[:, i].flatten())  # with the keys they do
-        for key, frame in zip(run.keys[i - 1] + run.keys[i][::-2], run.frames[i] + run.frames[i][::2], strict=True):
+        for key, frame in zip(
+            run.keys[i - 1] + run.keys[i][::-2], run.frames[i] + run.frames[i][::2], strict=True
+        ):
             with pytest.raises(InvalidTag):  # other clients' keys, and those of other servers
                 opened(key, frame)
         assert len({run.sent(i, run.keys[i])[0][HEADER_BYTES:] for _ in range(20)}) == 20
@@ -445,6 +453,23 @@ def test_bad_arguments_are_refused():
         client_frames(p, p.session(SESSION_NONCE), torch.zeros(3, 2, 1, 3, dtype=torch.int32), 0, [bytes(32)] * 3)
     with pytest.raises(ValueError, match="keys must be a list of 3"):
         client_frames(p, p.session(SESSION_NONCE), torch.zeros(3, 2, 1, 3, dtype=torch.int64), 0, [bytes(32)] * 2)
+
+
+def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
+    """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a client."""
+    for absent in (0, 10):
+        p = SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent))
+        exact, run = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0), Run(p)
+        assert (exact <= math.log(1e-6) + 1e-9) is (absent == 10)
+        for gone in (10, 11):
+            servers = run.fed(without={(i, i % 2) for i in range(gone)})
+            if gone <= absent:
+                assert reveal_frames(p, run.session, agreed(servers), run.links["analyst"]).n == 20
+            else:
+                with pytest.raises(FrameError, match=f"{gone} of 30 .* absent = {absent} drop out"):
+                    agreed(servers)
+    with pytest.raises(ValueError, match=r"corrupt \+ absent must be below"):
+        SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(20, absent=10))
 
 
 def test_a_secure_sum_of_one_client():

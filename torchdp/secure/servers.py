@@ -68,7 +68,9 @@ class Links:
                 f"party must be analyst, server 0, ... or server {servers - 1}, not {party!r}; clients hold what "
                 "each server's issue returns"
             )
-        others = [name for name in ("clients", *names) if name != party and {name, party} != {"clients", "analyst"}]
+        others = [
+            name for name in ("clients", *names) if name != party and {name, party} != {"clients", "analyst"}
+        ]
         return Links({name: link_key(secret, *sorted((party, name))) for name in others})
 
 
