@@ -199,6 +199,14 @@ def real(name: str, value: Tensor) -> Tensor:
     return value if value.is_floating_point() else value.to(torch.float64)
 
 
+def precise(name: str, value: Tensor) -> Tensor:
+    """``real``, if users' numbers are float32 or float64: fewer digits move them over a bound. Raises TypeError."""
+    value = real(name, value)
+    if value.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} must be float32 or float64, not {value.dtype}; call .float()")
+    return value
+
+
 def dense(name: str, value: Tensor) -> Tensor:
     """``value``, if it is a strided tensor with data, of a type that torch computes with. Raises TypeError."""
     if not isinstance(value, Tensor):

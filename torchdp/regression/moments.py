@@ -70,7 +70,7 @@ class FrequencyMoments(SharedSum[Tally]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) numbers, of at most ``clients`` clients. Raises TypeError, ValueError."""
-        x = checks.floating("x", x)
+        x = checks.floating("x", checks.precise("x", x))
         if x.ndim != 1 or len(x) == 0:
             raise ValueError(f"x must have shape (n,), n >= 1, one value for each client, not {tuple(x.shape)}")
         return self.few(x)
