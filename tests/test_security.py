@@ -1,4 +1,4 @@
-"""The page on security: each test that a page names exists and attacks what users can call; what is not covered isn't."""
+"""The page on security: tests that a page names exist and attack what users can call; what is not covered is not."""
 
 import ast
 import importlib
@@ -80,10 +80,9 @@ def private(path, name):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             imported |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-        elif isinstance(node, ast.Import):  # ``import a.b`` binds a
-            imported |= {
-                a.asname or a.name.split(".")[0]: a.asname and a.name or a.name.split(".")[0] for a in node.names
-            }
+        elif isinstance(node, ast.Import):
+            for a in node.names:  # ``import a.b`` binds a
+                imported[a.asname or a.name.split(".")[0]] = a.name if a.asname else a.name.split(".")[0]
     for node in tree.body:
         stored = [
             each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)

@@ -16,13 +16,13 @@ from torchdp import checks
 
 def gram_sensitivity(bound: float, columns: int) -> float:
     """Largest |x x^T - x' x'^T|_F over |x|, |x'| <= B: sqrt 2 B^2, and B^2 with one column. Raises ValueError."""
-    bound, columns = checks.squarable("bound", bound), checks.integer("columns", columns, 1)
+    bound, columns = checks.squarable("bound", bound, 4), checks.integer("columns", columns, 1)
     return bound**2 * (math.sqrt(2) if columns > 1 else 1.0)
 
 
 def cross_sensitivity(bound: float, label_bound: float) -> float:
     """Largest |y x - y' x'| over |x|, |x'| <= B and |y|, |y'| <= C: 2 B C. Raises ValueError."""
-    return 2 * checks.squarable("bound", bound) * checks.squarable("label_bound", label_bound)
+    return 2 * checks.squarable("bound", bound, 4) * checks.squarable("label_bound", label_bound, 4)
 
 
 def joint_sensitivity(bound: float, columns: int) -> float:
@@ -30,5 +30,5 @@ def joint_sensitivity(bound: float, columns: int) -> float:
 
     2 B^2 with one column. Attained; derived at the top of this module. Raises ValueError.
     """
-    bound, columns = checks.squarable("bound", bound), checks.integer("columns", columns, 1)
+    bound, columns = checks.squarable("bound", bound, 4), checks.integer("columns", columns, 1)
     return bound**2 * (3 / math.sqrt(2) if columns > 1 else 2.0)
