@@ -27,8 +27,8 @@ class Given(Noise):
             self.more.fill(words[len(first) :])
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
 
 
 def normal(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from products import gaussian_delta
 
 from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Arithmetic, Model, gaussian_sigma
+from torchdp.privacy import Arithmetic, Model, gaussian_log_delta, gaussian_sigma
 from torchdp.protocol import Tally
 from torchdp.regression import clipped_rows
 from torchdp.secure import SecureSketch, Words, reconstruct, share
@@ -309,11 +309,11 @@ def test_guarantee_a_coalition_that_was_fixed_before_is_averaged_over():
 
 
 def test_a_grid_that_costs_noise_warns_with_its_factor():
-    with pytest.warns(UserWarning, match="times the least; take bits=64"):
+    with pytest.warns(UserWarning, match="times the least; take more fraction_bits"):
         p = SecureSketch(ones(10**6), 10, 1.0, 10.0, 1e-6, bits=32, fraction_bits=6)
     least = gaussian_sigma(10.0, 1e-6, 2.0) ** 2
     assert p.grid_factor == pytest.approx(float(p.row_variance[0]) / least, rel=1e-6) and p.variation == 0
-    with pytest.warns(UserWarning, match="times the least; take bits=64"):
+    with pytest.warns(UserWarning, match="times the least; take more fraction_bits"):
         p = SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6, bits=32, fraction_bits=6)
     least = gaussian_sigma(1.0, 1e-6, 2.0) ** 2
     assert p.grid_factor == pytest.approx(float(p.row_variance[0]) / least, rel=1e-6)

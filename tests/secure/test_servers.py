@@ -10,6 +10,7 @@ import pytest
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from laws import generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.noise import SeededNoise
@@ -31,10 +32,6 @@ from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
 
 SECRET, SESSION_NONCE = bytes(range(32)), bytes(32)
 HEADER_BYTES, NONCE_BYTES, TAG_BYTES = 62, 12, 28  # of a frame, the tag with its nonce: anybody can count them
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def protocol(n=24, absent=3, **settings):
@@ -328,7 +325,7 @@ def test_another_ring_or_sketch_is_another_session():
             run.servers()[0].receive(other.frames[0][0])
         # even where a client gives its frame of the other protocol this session's name
         front, body = other.frames[-1][0][:HEADER_BYTES], opened(other.keys[-1][0], other.frames[-1][0])
-        with pytest.raises(FrameError, match="ring|beyond the 24"):
+        with pytest.raises(FrameError, match=r"ring|beyond the 24"):
             run.servers()[0].receive(forged(run.keys[-1][0], run.session + front[16:], body))
 
 
@@ -358,7 +355,7 @@ def test_one_client_can_not_speak_for_another():
             tries = [(each * other, each), (each * other + each - 1, 1), (min(mine, other) * each, 2 * each)]
             for first, count in tries:
                 for server, frame in zip(servers, run.sent(first, run.keys[mine], count), strict=True):
-                    with pytest.raises(FrameError, match="tag|issued no key"):
+                    with pytest.raises(FrameError, match=r"tag|issued no key"):
                         server.receive(frame)
             for k, server in enumerate(servers):  # nor under the other's own header
                 with pytest.raises(FrameError, match="tag"):

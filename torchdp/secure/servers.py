@@ -64,13 +64,9 @@ class Links:
             raise ValueError("secret must be at least 16 random bytes, such as os.urandom(32)")
         names = ["analyst", *(f"server {k}" for k in range(servers))]
         if party not in names:
-            raise ValueError(
-                f"party must be analyst, server 0, ... or server {servers - 1}, not {party!r}; clients hold what "
-                "each server's issue returns"
-            )
-        others = [
-            name for name in ("clients", *names) if name != party and {name, party} != {"clients", "analyst"}
-        ]
+            known = f"party must be analyst, server 0, ... or server {servers - 1}, not {party!r}"
+            raise ValueError(f"{known}; clients hold what each server's issue returns")
+        others = [name for name in names if name != party] + ["clients"] * (party != "analyst")
         return Links({name: link_key(secret, *sorted((party, name))) for name in others})
 
 
