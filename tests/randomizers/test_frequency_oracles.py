@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator
+from laws import generator, normal
 from scipy import stats
 from scipy.linalg import hadamard
 
@@ -33,10 +33,6 @@ ORACLES = [
     SubsetSelection,
     HadamardResponse,
 ]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def packed(sets, k):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from contract import MessageContract
 from laws import generator
-from products import gaussian_delta
+from products import gaussian_delta, written_out
 
 from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
@@ -43,14 +43,6 @@ def rows(n, d, bound=1.0, seed=5):
 def protocol(n=60, m=6, s=2, d=3, **settings):
     sketch = balanced_osnap(n, m, s, generator=generator())
     return SecureSketch(sketch, d, 1.0, 1.0, 1e-5, **{"servers": 3, **settings})
-
-
-def written_out(sketch):
-    """S, entry by entry."""
-    S = torch.zeros(sketch.height, sketch.clients, dtype=torch.float64)
-    for c, i in itertools.product(range(sketch.copies), range(sketch.clients)):
-        S[sketch.rows[c, i], i] += float(sketch.signs[c, i]) / math.sqrt(sketch.copies)
-    return S
 
 
 I = torch.arange(24)
