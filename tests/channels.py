@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from laws import Given
 from scipy import integrate, stats
 
 from torchdp.randomizers import (
@@ -32,11 +33,41 @@ def spent_by(laws):
     return spent(max(max(chances) / min(chances) for chances in zip(*laws, strict=True)))
 
 
+def counted(said, n):
+    """For n users the number of words W in [0, 2^63) of which ``said`` is true, those below it: by asking 63 times."""
+    low, high = [0] * n, [2**63] * n
+    for _ in range(63):
+        middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]
+        below = said(middle).tolist()
+        low = [m if yes else a for m, a, yes in zip(middle, low, below, strict=True)]
+        high = [b if yes else m for m, b, yes in zip(middle, high, below, strict=True)]
+    return high
+
+
+def others(oracle):
+    """Of 2^63 words those for which a user who holds another type says 0, of randomized response."""
+    x = torch.arange(1, oracle.k)
+    (found,) = set(counted(lambda words: oracle.randomize(x, noise=Given(words)) == 0, len(x)))
+    ends = [
+        0,
+        found - 1,
+        *(y * found + step for y in range(1, oracle.k) for step in (-1, 0)),
+        oracle.k * found - 1,
+    ]
+    said = oracle.randomize(torch.zeros(len(ends), dtype=torch.int64), noise=Given(ends)).tolist()
+    assert said == [0, 0, *(y + step for y in range(1, oracle.k) for step in (-1, 0)), oracle.k - 1]
+    last = [oracle.k * found, 2**63 - 1] if oracle.k * found < 2**63 else []
+    assert oracle.randomize(torch.ones(len(last), dtype=torch.int64), noise=Given(last)).tolist() == [1] * len(
+        last
+    )
+    return found
+
+
 def channel(oracle):
     """The law of all messages for each type, in rational numbers."""
     k = oracle.k
     if isinstance(oracle, RandomizedResponse):
-        other = Fraction(oracle._step, 2**63)
+        other = Fraction(others(oracle), 2**63)
         return [[1 - (k - 1) * other if y == x else other for y in range(k)] for x in range(k)]
     if isinstance(oracle, StrategyMatrix):
         return [[Fraction(n, 2**63) for n in column] for column in oracle.table.mT.tolist()]
@@ -52,7 +83,7 @@ def channel(oracle):
             found.append(law)
         return found
     if isinstance(oracle, HadamardResponse):
-        size, low = oracle.outputs, Fraction(oracle._unlikely)
+        size, low = oracle.outputs, Fraction(oracle.lost)
         odd = [[bin((x + 1) & y).count("1") % 2 for y in range(size)] for x in range(k)]
         return [[(low if each else 1 - low) * 2 / size for each in row] for row in odd]
     lost, off = Fraction(oracle.lost), Fraction(oracle.off)
@@ -94,7 +125,12 @@ def two_densities(randomizer):
 
 def signs(randomizer):
     """The sign of <V, x> is lost with a chance that depends on ||x|| alone: all pairs of lengths and signs."""
-    behind = randomizer._behind(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()
+    x, front = torch.zeros(101, randomizer.dim, dtype=torch.float64), [2**61] * 10**4  # V in the positive orthant
+    x[:, 0] = randomizer.radius * torch.linspace(0, 1, 101, dtype=torch.float64)
+    probe = Given(front)
+    randomizer.randomize(x, noise=probe)
+    front = front[len(probe.left) + 101 :]  # words come before the users' own
+    behind = counted(lambda words: randomizer.randomize(x, noise=Given(front + words))[:, 0] < 0, 101)
     densities = [Fraction(each, 2**63) for n in behind for each in (n, 2**63 - n)]
     return spent(max(densities) / min(densities))
 

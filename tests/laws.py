@@ -1,18 +1,34 @@
 """Statistics that tests share: two-sample tests on atoms that rounding split, z-scores, generators."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from scipy.stats import ks_2samp
 from torch import Tensor
 
+from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 
 UNLIKELY = 1e-6  # level of every statistical test
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+class Given(Noise):
+    """A user's noise whose words are put in by hand, one after the other, and then those of a seed."""
+
+    def __init__(self, words: Iterable[int]) -> None:
+        super().__init__()
+        self.left, self.more = [word % 2**64 - (word % 2**64 >> 63 << 64) for word in words], SeededNoise(0)
+
+    def fill(self, words: Tensor) -> None:
+        first, self.left = self.left[: len(words)], self.left[len(words) :]
+        words[: len(first)] = torch.tensor(first, dtype=torch.int64)
+        if len(first) < len(words):
+            self.more.fill(words[len(first) :])
+
+
+def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
 
 
 def normal(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:

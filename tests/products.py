@@ -1,4 +1,4 @@
-"""What tests of second moments share: rows, their products written out, delta of a Gaussian pair."""
+"""What tests of second moments share: rows, their products and sketches written out, delta of a Gaussian pair."""
 
 import itertools
 import math
@@ -7,11 +7,21 @@ import torch
 from laws import generator
 from torch import Tensor
 
+from torchdp.sketching import Sketch
+
 
 def rows(n: int, d: int, seed: int = 0, bound: float = 1.5) -> Tensor:
     """Rows of norm at most ``bound``."""
     A = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
     return A * (bound / torch.linalg.vector_norm(A, dim=1, keepdim=True)).clamp_max(1)
+
+
+def written_out(sketch: Sketch) -> Tensor:
+    """S, entry by entry."""
+    S = torch.zeros(sketch.height, sketch.clients, dtype=torch.float64)
+    for c, i in itertools.product(range(sketch.copies), range(sketch.clients)):
+        S[sketch.rows[c, i], i] += float(sketch.signs[c, i]) / math.sqrt(sketch.copies)
+    return S
 
 
 def products(A: Tensor, b: Tensor | None = None) -> Tensor:

@@ -8,31 +8,20 @@ from itertools import pairwise
 import mpmath
 import pytest
 import torch
+from laws import Given
 from scipy import stats
 
 from torchdp import rounded
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Simulated
 from torchdp.kernels.inversion import discrete_normal, rounded_normal
 from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import gaussian_log_delta
+from torchdp.protocol import Crowd
+from torchdp.queries import IntegerSums
 from torchdp.rounded import RoundedNormal
 
 WHOLE, MASK = 2**128, 2**64 - 1
 SIGMAS = (1 / 16, 0.3, 1.0, 4.0, 16.3)
-
-
-class Given(Draws):
-    """Words put in by hand, one after the other."""
-
-    def __init__(self, words):
-        self.device, self.left = torch.device("cpu"), [word - (word >> 63 << 64) for word in words]
-
-    def fill(self, words):
-        words.copy_(torch.tensor(self.left[: len(words)], dtype=torch.int64))
-        del self.left[: len(words)]
-
-    def kernel_key(self):
-        return None
 
 
 @functools.cache
@@ -43,22 +32,12 @@ def thresholds(sigma, kind=rounded_normal):
 
 
 def drawn(sigma, numbers):
-    """What these 128-bit numbers W make: their first bits, packed into words, then the others, two words for each."""
-    normal, bits = RoundedNormal(sigma), 16 if len(thresholds(sigma)[0]) <= rounded.MANY else 32
-    firsts = [number >> (128 - bits) for number in numbers]
-    per = 64 // bits
-    firsts += [0] * (-len(firsts) % per)
-    packed = [
-        sum(first << bits * j for j, first in enumerate(firsts[i : i + per])) for i in range(0, len(firsts), per)
-    ]
-    cells = normal._pieces("cpu")[0][1].cells
-    shift = bits - (len(cells).bit_length() - 1)
-    late = [n for n, first in zip(numbers, firsts, strict=False) if cells[first >> shift] == rounded.OPEN]
-    rest = [
-        (n >> 64 - bits & MASK << bits) & MASK | 5 for n in late
-    ]  # the lowest bits of the first word are not used
-    given = Given(packed + rest + [n & MASK for n in late])
-    return normal.draw((len(numbers),), given).tolist(), given.left
+    """What a curator adds for these 128-bit numbers W: words of the first bits, of the others, of the lowest 64."""
+    bits = 16 if len(thresholds(sigma)[0]) <= rounded.MANY else 32
+    curator = IntegerSums(1, 2**12, sigma, 1e-6)
+    zero, unused = curator.counted(Crowd.of(torch.zeros(1, 1, dtype=torch.int64))), 2**bits - 1 & 0x55555555
+    words = [(n >> 128 - bits, (n >> 64 - bits & MASK << bits) & MASK | unused, n & MASK) for n in numbers]
+    return [int(curator.release(zero, Given(each), ())["sum"]) for each in words]
 
 
 def by_hand(sigma, number):
@@ -86,8 +65,7 @@ def test_words_put_in_by_hand(sigma):
     numbers += [
         t + step for t in every[:: max(1, len(every) // 60)] for step in (-1, 0, 1) if 0 <= t + step < WHOLE
     ]
-    found, left = drawn(sigma, numbers)
-    assert found == [by_hand(sigma, number) for number in numbers] and not left
+    assert drawn(sigma, numbers) == [by_hand(sigma, number) for number in numbers]
 
 
 @pytest.mark.parametrize("sigma", [0.3, 4.0, 200.0])

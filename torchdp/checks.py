@@ -32,12 +32,13 @@ def non_negative(name: str, value: float) -> float:
     return number
 
 
-def squarable(name: str, value: float) -> float:
-    """``value`` as a float in [1e-150, 1e150]: a radius or a scale. Raises ValueError."""
-    number = positive(name, value)
-    if not 1 / LARGEST <= number <= LARGEST:
+def squarable(name: str, value: float, power: int = 2) -> float:
+    """``value`` as a float whose power, the square, is one, and that of its inverse: a scale. Raises ValueError."""
+    number, largest = positive(name, value), LARGEST ** (2 / power)
+    if not 1 / largest <= number <= largest:
         raise ValueError(
-            f"{name} must lie between 1e-150 and 1e150, not be {value!r}: its square is no float; change the unit"
+            f"{name} must lie between {1 / largest:.0e} and {largest:.0e}, not be {value!r}: its powers are no floats; "
+            "bring it nearer to 1, by another unit where it has one"
         )
     return number
 
@@ -197,6 +198,14 @@ def real(name: str, value: Tensor) -> Tensor:
     if value.is_complex():
         raise TypeError(f"{name} must be real, not {value.dtype}")
     return value if value.is_floating_point() else value.to(torch.float64)
+
+
+def precise(name: str, value: Tensor) -> Tensor:
+    """``real``, if users' numbers are float32 or float64: fewer digits move them over a bound. Raises TypeError."""
+    value = real(name, value)
+    if value.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} must be float32 or float64, not {value.dtype}; call .float()")
+    return value
 
 
 def dense(name: str, value: Tensor) -> Tensor:

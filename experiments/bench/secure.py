@@ -86,21 +86,24 @@ def server(clients: int, most: int) -> Work:
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
     coalition = AdaptiveCoalition(absent=most)
     whole = SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, entry=1.0, coalition=coalition)
-    session, names = whole.session(bytes(32)), ("server 0", "server 1", "clients")
-    links = {name: Links.derived(bytes(range(32)), name, 2) for name in names}
-    inbound = [links["clients"][f"server {k}"] for k in range(2)]
+    session, links = (
+        whole.session(bytes(32)),
+        [Links.derived(bytes(range(32)), f"server {k}", 2) for k in range(2)],
+    )
+    other = Server(whole, session, 1, links[1])
+    keys = [Server(whole, session, 0, links[0]).issue(0, clients), other.issue(0, clients)]
     shares, both = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1)), [[], []]
     for part in whole.parts():
-        sealed = client_frames(whole, session, shares[None, :, part].repeat(2, 1, 1, 1), part.start, inbound)
+        sealed = client_frames(whole, session, shares[None, :, part].repeat(2, 1, 1, 1), part.start, keys)
         for frames, frame in zip(both, sealed, strict=True):
             frames.append(frame)
-    other = Server(whole, session, 1, links["server 1"])
     for frame in both[1]:
         other.receive(frame)
     call = other.roll_call(0)
 
     def served() -> bytes:
-        one = Server(whole, session, 0, links["server 0"])
+        one = Server(whole, session, 0, links[0])
+        one.issue(0, clients)
         for frame in both[0]:
             one.receive(frame)
         one.agree(call)

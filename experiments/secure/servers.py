@@ -26,9 +26,9 @@ from torch import Tensor
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
-from torchdp.secure import Links, SecureSketch, run_processes, take_part
+from torchdp.secure import SecureSketch, run_processes, take_part
 from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
-from torchdp.secure.processes import parties
+from torchdp.secure.processes import links_of_all, parties
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 
@@ -92,11 +92,11 @@ def under_torchrun(config: Config, secret: bytes, report: Report) -> None:
     """Be the party of this process's rank."""
     protocol, A = setting(config)
     rank, seed = int(os.environ["RANK"]), int.from_bytes(hashlib.sha256(b"noise" + secret).digest(), "little")
-    name, clients = parties(protocol)[rank], parties(protocol)[rank] == "clients"
+    nonce, name = hashlib.sha256(b"nonce" + secret).digest(), parties(protocol)[rank]
+    links, clients = links_of_all(protocol, nonce, secret)[name], name == "clients"
     release = take_part(
-        protocol, hashlib.sha256(b"nonce" + secret).digest(), rank, Links.derived(secret, name, protocol.servers),
-        x=A if clients else None, noise=SeededNoise(seed) if clients else None
-    )  # fmt: skip
+        protocol, nonce, rank, links, x=A if clients else None, noise=SeededNoise(seed) if clients else None
+    )
     if release is not None:
         compare(protocol, A, release, seed, report)
 

@@ -43,17 +43,17 @@ from torchdp.shuffle import (
 )
 
 D, DELTA = 5, 1e-6
-FAMILIES = [
+OFFERED = [
     GaussianFourier(D, 1.3),
     GaussianSquareWave(D, 1.3),
     InnerProduct(D),
     InnerProductSigns(D),
     InnerProductRotated(D, 1.5),
     LaplacianSigns(D, 2.0),
-    LaplacianBuckets(D, 2.0, 4),
     Exponential(D, 0.7, 1.0),
     Projected(D, GaussianSquareWave(3, 1.3)),
 ]
+FAMILIES = [*OFFERED, LaplacianBuckets(D, 2.0, 4)]
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 
 
@@ -258,7 +258,7 @@ def test_memory_does_not_grow_with_the_users():
     assert largest * features.instances <= 2**20
 
 
-@EACH
+@pytest.mark.parametrize("family", OFFERED, ids=lambda family: type(family).__name__)
 def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(family, tmp_path):
     x, y = ball(8), ball(4, seed=5)
     kde = ShuffledKDE(family.draw(3, generator=generator()), PoissonSum(8, 30.0), DELTA)

@@ -76,13 +76,17 @@ class Fresh:
     def frames(self):
         secure, protocol = self.found["secure"], self.found["sum_of_five"]
         shares = secure.share(protocol.randomize(self.found["rows"]).values, 2, noise=SeededNoise(1))
-        inbound = [self.links("clients")[f"server {k}"] for k in range(2)]
-        return secure.client_frames(protocol, self.session, shares, 0, inbound)
+        return secure.client_frames(protocol, self.session, shares, 0, self.issued)
+
+    @property
+    def issued(self):
+        return [self.server(number, heard=False).issue(0, 5) for number in range(2)]
 
     def server(self, number, heard=True):
         made = self.found["secure"].Server(
             self.found["sum_of_five"], self.session, number, self.links(f"server {number}")
         )
+        made.issue(0, 5)
         if heard:
             made.receive(self.frames[number])
         return made

@@ -43,8 +43,7 @@ def test_known_answers_of_rfc_8439(name):
     key, index = as_key(octets), torch.tensor([0, counter | first << 32])
     words = chacha.block(key, index, group, stream)
     assert words.shape == (2, 16) and words[1].numpy().tobytes() == bytes.fromhex(expected)
-    for keystream in (reference.keystream, chacha.keystream):
-        assert keystream(key, counter | first << 32, 1, group, stream).numpy().tobytes() == bytes.fromhex(expected)
+    assert chacha.keystream(key, int(index[1]), 1, group, stream).numpy().tobytes() == bytes.fromhex(expected)
 
 
 @pytest.mark.parametrize(("first", "blocks"), [(0, 1), (7, 63), (2**32 - 3, 5), (2**62, 3), (5, 0), (1, 4099)])

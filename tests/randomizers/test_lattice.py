@@ -7,11 +7,10 @@ from fractions import Fraction
 import mpmath
 import pytest
 import torch
-from laws import generator, normal
+from laws import Given, generator, normal
 
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import GaussianVector, PrivUnit, PrivUnitG
-from torchdp.randomizers.ball import lattice
 from torchdp.randomizers.ball.lattice import Words, on_lattice
 from torchdp.randomizers.ball.tilted_normal import TiltedNormal
 
@@ -42,50 +41,64 @@ def nasty(dim, radius, rows):
 
 
 def both(protocol, rows, words=None, seed=3):
-    """Float and long answers before the floor, and the bound, of ``rows`` messages at nasty points."""
+    """Float and long answers before the floor, and the bound, of ``rows`` messages at nasty points; what users send."""
     noise = SeededNoise(seed)
     words = protocol.words(rows, noise) if words is None else words
-    whole, squares = on_lattice(nasty(protocol.dim, protocol.radius, rows), protocol.radius)
-    t, bound = protocol.shifted(whole, squares, words)
-    more = protocol.further(rows, noise)
+    x = nasty(protocol.dim, protocol.radius, rows)
+    x[7:] *= 1 - 2**-20  # no rounding to the lattice leaves the ball
+    whole = (x * (2**26 / protocol.radius)).round()
+    t, bound = protocol.shifted(whole, whole.square().sum(-1), words)
+    more = protocol.further(1, noise).expand(rows, -1, -1)  # whichever rows ask for it
     long = [
-        protocol.exactly(x, Words(*own), rest) for x, *own, rest in zip(whole.tolist(), *words, more, strict=True)
+        protocol.exactly(point, type(words)(*own), more[0])
+        for point, *own in zip(whole.tolist(), *words, strict=True)
     ]
-    return t, bound, long
+    given = Given(torch.cat([each.flatten() for each in (*words, more)]).tolist())
+    sent = protocol.randomize(x, noise=given) / protocol.step
+    return t, bound, long, sent.round().long()
+
+
+def differ(protocol, long, sent):
+    """How many of the whole numbers that users send are not those of the long ones."""
+    most = 2 ** (protocol.bits_per_user // protocol.dim - 1)
+    exact = [[max(-most, min(most - 1, int(one.context.nint(one)))) for one in row] for row in long]
+    return int((sent != torch.tensor(exact)).sum())
 
 
 def compared(t, bound, long):
-    """Floors that differ, and the largest error over its bound, of rows that have a bound."""
-    differ, worst = 0, 0.0
+    """The largest error over its bound, of rows that have a bound."""
+    worst = 0.0
     for row, most, exact in zip(t.tolist(), bound.tolist(), long, strict=True):
-        differ += sum(round(one) != int(other.context.nint(other)) for one, other in zip(row, exact, strict=True))
         errors = [float(abs(other - one)) for one, other in zip(row, exact, strict=True)]
         worst = max(worst, max(errors) / most) if math.isfinite(most) else worst
-    return differ, worst
+    return worst
 
 
 @every
 @pytest.mark.parametrize(("dim", "epsilon"), SIZES)
 def test_floats_decide_as_long_numbers_do(kind, dim, epsilon):
-    differ, worst = compared(*both(kind(dim, epsilon, 2.5), 40 if dim < 20 else 12))
-    assert differ == 0 and worst < 1 / 4
+    protocol = kind(dim, epsilon, 2.5)
+    *found, long, sent = both(protocol, 40 if dim < 20 else 12)
+    assert differ(protocol, long, sent) == 0 and compared(*found, long) < 1 / 4
 
 
 @pytest.mark.slow
 @every
 @pytest.mark.parametrize(("dim", "epsilon"), [*SIZES, (256, 0.1), (257, 30.0), (1025, 1.0)])
 def test_floats_decide_as_long_numbers_do_ten_thousand_times(kind, dim, epsilon):
-    differ, worst = compared(*both(kind(dim, epsilon, 2.5), max(12, 4000 // dim), seed=5))
-    assert differ == 0 and worst < 1 / 4
+    protocol = kind(dim, epsilon, 2.5)
+    *found, long, sent = both(protocol, max(12, 4000 // dim), seed=5)
+    assert differ(protocol, long, sent) == 0 and compared(*found, long) < 1 / 4
 
 
 @every
 def test_the_bound_is_not_idle(kind):
     """An error that could move a message past its neighbours is above it; so is that of single precision."""
-    t, bound, long = both(kind(8, 2.0), 40)
-    assert float(bound[7:].max()) < 2**-25
-    assert compared(t + 2**-24, bound, long)[1] > 1
-    assert compared(t.float().double(), bound, long)[1] > 1
+    protocol = kind(8, 2.0)
+    t, bound, long, sent = both(protocol, 40)
+    assert float(bound[7:].max()) < 2**-25 and differ(protocol, long[1:] + long[:1], sent) > 250
+    assert compared(t + 2**-24, bound, long) > 1
+    assert compared(t.float().double(), bound, long) > 1
 
 
 @every
@@ -100,8 +113,9 @@ def test_words_put_in_by_hand(kind, word):
             words = protocol.words(20, SeededNoise(place))
             part = words[place]
             part[:, : max(1, part.shape[1] // 2)] = word
-            t, bound, long = both(protocol, 20, words)
-            assert compared(t.nan_to_num(math.inf).clamp(-1e9, 1e9), bound, long)[1] < 1 / 4
+            t, bound, long, sent = both(protocol, 20, words)
+            assert compared(t.nan_to_num(math.inf).clamp(-1e9, 1e9), bound, long) < 1 / 4
+            assert differ(protocol, long, sent) == 0
             if place == 0 and word in (0, 1, 2**10):
                 assert not bound.isfinite().any()
 
@@ -122,29 +136,24 @@ def test_a_radius_of_zero_has_no_bound(kind, word):
 def test_no_tail_ends(kind):
     """Floats of 53 bits end at 8.6; a pair of normals goes on as long as its words do."""
     protocol = kind(2, 1.0)
-    words = protocol.words(20, SeededNoise(0))
-    words.radii[:], words.angles[:] = 0, 0  # along the first axis
-    more = torch.zeros_like(protocol.further(1, SeededNoise(0))[0])
-    far = protocol.exactly([0.0, 0.0], Words(*(each[0] for each in words)), more)
-    assert float(far[0]) * protocol.grid > 1.2 or kind is PrivUnit  # whose vectors have one length
-    assert kind is PrivUnit or float(far[0]) * protocol.grid > 18
+    far = protocol.randomize(torch.zeros(1, 2).double(), noise=Given([0] * 100))[0]  # along the first axis
+    assert kind is PrivUnit or float(far[0] / protocol.step) * protocol.grid > 18  # its vectors have one length
 
 
 @every
-def test_rows_in_doubt_are_decided_by_long_numbers(kind, monkeypatch):
-    """All rows forced into doubt send what none of them would have sent otherwise: the same."""
-    protocol = kind(9, 2.0, 2.5)
-    x, asked, exactly = nasty(9, 2.5, 12), [], type(protocol).exactly
-
-    def counted(self, *given):
-        asked.append(given)
-        return exactly(self, *given)
-
-    monkeypatch.setattr(lattice.LatticeRandomizer, "exactly", counted)
-    usual = protocol.speak(x, SeededNoise(4))
-    assert asked == []
-    monkeypatch.setattr(lattice, "MARGIN", 1e30)
-    assert torch.equal(usual, protocol.speak(x, SeededNoise(4))) and len(asked) == 12
+def test_rows_in_doubt_are_decided_by_long_numbers(kind):
+    """A word of few bits leaves its row in doubt: more words are read for it, and what it sends is their function."""
+    protocol, x = kind(9, 2.0, 2.5), nasty(9, 2.5, 12)
+    words = protocol.words(12, SeededNoise(4))
+    usual = protocol.randomize(x, noise=Given(torch.cat([each.flatten() for each in words]).tolist()))
+    words.radii[[3, 8], 2] = 0
+    first, sent = torch.cat([each.flatten() for each in words]).tolist(), []
+    for further in (0, -1):
+        given = Given([*first, *[further] * 500])
+        sent.append(protocol.randomize(x, noise=given))
+        assert len(given.left) == 500 - 2 * protocol.further(1, SeededNoise(1)).numel()
+    same = [(usual == sent[0]).all(1), (sent[0] == sent[1]).all(1)]
+    assert [each.logical_not().nonzero()[:, 0].tolist() for each in same] == [[3, 8], [3, 8]]
 
 
 @every

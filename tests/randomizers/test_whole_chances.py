@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from channels import others
 
 from torchdp.randomizers import (
     HadamardResponse,
@@ -144,10 +145,11 @@ def ratio(oracle):
     """The largest ratio of a message's chances between two types, from the numbers that its sampler draws with."""
     k = oracle.k
     if isinstance(oracle, RandomizedResponse):
-        return Fraction(TOTAL - (k - 1) * oracle._step, oracle._step)
+        other = others(oracle)
+        return Fraction(TOTAL - (k - 1) * other, other)
+    lost, off = Fraction(oracle.lost), Fraction(getattr(oracle, "off", 0.5))
     if isinstance(oracle, HadamardResponse):  # the K/2 indices of one sign are equally likely
-        return (1 - Fraction(oracle._unlikely)) / Fraction(oracle._unlikely)
-    lost, off = Fraction(oracle.lost), Fraction(oracle.off)
+        return (1 - lost) / lost
     if isinstance(oracle, SubsetSelection):
         w = oracle.subset
         return (1 - lost) * math.comb(k - 1, w) / (lost * math.comb(k - 1, w - 1))

@@ -123,7 +123,7 @@ def test_on_a_coarse_grid_the_claim_is_false_and_refused():
     rows = torch.tensor([[0, 0, 2, 2, 0], [1, 1, 3, 3, 3]])
     sketch = Sketch(rows, torch.tensor([[1, 1, 1, 1, 1], [1, -1, 1, -1, 1]]), 4)
     with pytest.raises(ValueError, match="too coarse"):
-        OneCopySecureSketch(sketch, 1, 0.5, epsilon, delta, fraction_bits=0)
+        OneCopySecureSketch(sketch, 1, 1.0, epsilon, delta, fraction_bits=0)
 
 
 def test_sums_are_further_from_normals_where_noise_is_narrow_and_rows_are_many():

@@ -71,7 +71,7 @@ def test_bad_arguments_are_refused_before_any_process_starts():
         run_processes(p, torch.ones(600, 3))
     with pytest.raises(TypeError, match="seed"):
         run_processes(p, torch.zeros(600, 3), seed=b"short")
-    links = Links.derived(KEY, "clients", 2)
+    links = Links({"server 0": KEY, "server 1": KEY})
     with pytest.raises(ValueError, match="rank must be below 4"):
         take_part(p, KEY, 4, links)
     for rank, given in ((2, {}), (0, {"x": torch.zeros(600, 3)}), (3, {"noise": SeededNoise(1)})):
@@ -102,8 +102,11 @@ def test_each_process_is_handed_its_own_secrets_alone(monkeypatch):
     keys = [{name: links[name] for name in links.names} for links in (pickle.loads(given[k])[3] for k in range(4))]
     names = processes.parties(p)
     for rank, own in enumerate(keys):
-        for other, key in own.items():
-            assert holders(key) == {rank, names.index(other)}
+        for (
+            other,
+            key,
+        ) in own.items():  # nobody else has what a server issues clients' keys from, or what it issued
+            assert holders(key) == ({rank} if "clients" in (names[rank], other) else {rank, names.index(other)})
     monkeypatch.setattr(
         processes, "take_part", lambda *given, **more: interfaces.append(os.environ["GLOO_SOCKET_IFNAME"])
     )
@@ -125,7 +128,6 @@ import os, sys, torch
 from pathlib import Path
 from torchdp.secure import FrameError, SecureSketch, processes
 from torchdp.sketching import balanced_osnap
-from torchdp.secure.servers import Links
 
 rank, key, fault = int(sys.argv[1]), bytes(range(32)), sys.argv[3]
 p = SecureSketch(balanced_osnap(600, 6, 2, generator=torch.Generator().manual_seed(0)), 3, 1.0, 1.0, 1e-5, servers=2)
@@ -134,7 +136,7 @@ if rank == 1 and fault == "dies":  # the second server, as soon as all have met
 frames = processes.client_frames
 if fault == "length":  # the clients send the second server frames that are too long
     processes.client_frames = lambda *arguments: [f + bytes(9 * k) for k, f in enumerate(frames(*arguments))]
-links = Links.derived(key, processes.parties(p)[rank], 2)
+links = processes.links_of_all(p, key, key)[processes.parties(p)[rank]]
 try:
     processes.take_part(
         p, key, rank, links, init_method="file://" + sys.argv[2], timeout=20.0,

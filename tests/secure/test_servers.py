@@ -1,14 +1,20 @@
 """Frames between clients, servers and analyst: what was changed, dropped, swapped or repeated on its way is found."""
 
+import hmac
+import math
 import os
 import random
-from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from laws import generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.noise import SeededNoise
+from torchdp.privacy import gaussian_log_delta
 from torchdp.secure import (
     FrameError,
     Links,
@@ -21,24 +27,11 @@ from torchdp.secure import (
     reveal_frames,
     share,
 )
-from torchdp.secure.frames import (
-    HEADER_BYTES,
-    TAG_BYTES,
-    client_key,
-    header_of,
-    pack_set,
-    seal,
-    set_digest,
-    unpack_set,
-    unseal,
-)
+from torchdp.secure.frames import pack_set, set_digest, unpack_set
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
 
-SECRET, SESSION_NONCE, KEY = bytes(range(32)), bytes(32), bytes(range(1, 33))
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+SECRET, SESSION_NONCE = bytes(range(32)), bytes(32)
+HEADER_BYTES, NONCE_BYTES, TAG_BYTES = 62, 12, 28  # of a frame, the tag with its nonce: anybody can count them
 
 
 def protocol(n=24, absent=3, **settings):
@@ -47,24 +40,46 @@ def protocol(n=24, absent=3, **settings):
     return SecureSketch(sketch, 3, 1.0, 1.0, 1e-5, **settings)
 
 
-class Run:
-    """A session of a protocol: its parties and the frames that clients send, one client in each."""
+def opened(key, frame):
+    """The words of a frame by code of its own, for whoever has the key. Raises InvalidTag."""
+    front, body, nonce = frame[:HEADER_BYTES], frame[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
+    cipher = ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
+    return torch.frombuffer(bytearray(cipher.decrypt(nonce, body, front)), dtype=torch.int64)
 
-    def __init__(self, p, nonce=SESSION_NONCE, secret=SECRET):
-        self.protocol, self.session = p, p.session(nonce)
-        names = ["clients", "analyst", *(f"server {k}" for k in range(p.servers))]
+
+def forged(key, front, words):
+    """A frame with this header, true or not, by code of its own."""
+    nonce = os.urandom(NONCE_BYTES)
+    body = words.contiguous().numpy().tobytes()
+    return front + ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256")).encrypt(nonce, body, front) + nonce
+
+
+class Run:
+    """A session of a protocol: its parties and the frames that clients send, ``each`` clients under one key."""
+
+    def __init__(self, p, nonce=SESSION_NONCE, secret=SECRET, each=1):
+        self.protocol, self.session, self.each = p, p.session(nonce), each
+        names = ["analyst", *(f"server {k}" for k in range(p.servers))]
         self.links = {name: Links.derived(secret, name, p.servers) for name in names}
         self.A = torch.full((p.sketch.clients, p.columns), 0.1)
         words = p.randomize(self.A, noise=SeededNoise(1)).values
-        shares = share(words, p.servers, noise=SeededNoise(2))
-        inbound = [self.links["clients"][f"server {k}"] for k in range(p.servers)]
-        self.frames = [
-            client_frames(p, self.session, shares[:, :, i : i + 1], i, inbound) for i in range(p.sketch.clients)
-        ]
+        self.shares, self.firsts = share(words, p.servers, noise=SeededNoise(2)), range(0, p.sketch.clients, each)
+        issuing = self.servers()
+        self.keys = [[server.issue(i, each) for server in issuing] for i in self.firsts]
+        self.frames = [self.sent(i, keys) for i, keys in zip(self.firsts, self.keys, strict=True)]
+
+    def sent(self, first, keys, count=None):
+        """Clients' frames by any keys."""
+        shares = self.shares[:, :, first : first + (self.each if count is None else count)]
+        return client_frames(self.protocol, self.session, shares, first, keys)
 
     def servers(self):
         p = self.protocol
-        return [Server(p, self.session, k, self.links[f"server {k}"]) for k in range(p.servers)]
+        servers = [Server(p, self.session, k, self.links[f"server {k}"]) for k in range(p.servers)]
+        for server in servers:
+            for first in self.firsts:
+                server.issue(first, self.each)
+        return servers
 
     def fed(self, without=()):
         servers = self.servers()
@@ -210,20 +225,21 @@ class Largest(TorchDispatchMode):
 
 
 def test_a_server_whom_nobody_may_miss_holds_its_sums_and_one_frame():
-    n, d, parts = 6000, 5, 20
+    n, d, parts = 6000, 20, 20
     p = SecureSketch(balanced_osnap(n, 4, 2, generator=generator()), d, 1.0, 1.0, 1e-5)
     links, session = Links.derived(SECRET, "server 0", 2), p.session(SESSION_NONCE)
-    inbound = [Links.derived(SECRET, "clients", 2)[f"server {k}"] for k in range(2)]
     words, one = p.randomize(torch.full((n, d), 0.1), noise=SeededNoise(1)).values, n // parts
-    frames = [client_frames(p, session, words[None, :, i : i + one].repeat(2, 1, 1, 1), i, inbound)[0]
+    keys = [Server(p, session, 0, links).issue(0, n)] * 2
+    frames = [client_frames(p, session, words[None, :, i : i + one].repeat(2, 1, 1, 1), i, keys)[0]
               for i in range(0, n, one)]  # fmt: skip
     with Largest() as seen:
         server = Server(p, session, 0, links)
+        server.issue(0, n)
         for frame in frames:
             server.receive(frame)
     assert seen.bytes <= 2 * one * d * 8 < words.nbytes / 10
-    held = sum(t.nbytes for t in vars(server).values() if isinstance(t, torch.Tensor))
-    assert held == 4 * d * 8 + n  # the sums, and one byte for each client
+    held = sum(getattr(each, "nbytes", 0) for each in vars(server).values())
+    assert held == 4 * d * 8 + 17 * n  # the sums; for each client whether it is here, and of what range its key is
 
 
 def test_attacks_on_roll_calls_and_sums_are_found():
@@ -233,6 +249,9 @@ def test_attacks_on_roll_calls_and_sums_are_found():
     for wrong in (other.fed()[0].roll_call(1), servers[0].roll_call(2), run.frames[0][1], b"", call[:-1]):
         with pytest.raises(FrameError):
             servers[1].agree(wrong)
+    for back in (servers[0], servers[2]):  # reflected to its sender, or to a third
+        with pytest.raises(FrameError):
+            back.agree(call)
     for _ in range(200):
         with pytest.raises(FrameError):
             servers[1].agree(changed(call, chance))
@@ -304,41 +323,89 @@ def test_another_ring_or_sketch_is_another_session():
     for other in (narrow, wide):
         with pytest.raises(FrameError):
             run.servers()[0].receive(other.frames[0][0])
-        # even where somebody gives the other protocol this session's name
-        header = replace(header_of(other.frames[0][0]), session=run.session, first=27)
-        forged = seal(bytes(32), header, torch.zeros(header.shape, dtype=other.protocol.ring.dtype))
-        with pytest.raises(FrameError):
-            run.servers()[0].receive(forged)
+        # even where a client gives its frame of the other protocol this session's name
+        front, body = other.frames[-1][0][:HEADER_BYTES], opened(other.keys[-1][0], other.frames[-1][0])
+        with pytest.raises(FrameError, match=r"ring|beyond the 24"):
+            run.servers()[0].receive(forged(run.keys[-1][0], run.session + front[16:], body))
 
 
 def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
     run = Run(protocol())
     sums = agreed(run.fed())
     honest = reveal_frames(run.protocol, run.session, sums, run.links["analyst"]).value
-    header, key = header_of(sums[1]), run.links["server 1"]["analyst"]
-    words = unseal(key, header, sums[1])
-    words[0, 0, 0] += 2**run.protocol.ring.fraction_bits
-    lie = seal(key, header, words)  # only the server itself has the key
+    servers, own = run.servers(), run.shares[:, :, 5:6].clone()
+    own[1, 0] += 2**run.protocol.ring.fraction_bits
+    lies = client_frames(run.protocol, run.session, own, 5, [server.issue(5) for server in servers])
+    for i, frames in enumerate(run.frames):
+        for k, server in enumerate(servers):
+            server.receive((lies if (i, k) == (5, 1) else frames)[k])  # only the server itself has its secret
+    lie = agreed(servers)[1]
     released = reveal_frames(run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"]).value
     moved = torch.zeros(4, 3, dtype=torch.float64)
-    moved[0, 0] = 2**-0.5
+    moved[run.protocol.sketch.rows[0, 5]] = 2**-0.5
     assert torch.allclose(released - honest, moved, atol=1e-12)
 
 
 def test_one_client_can_not_speak_for_another():
-    run = Run(protocol())
-    inbound = run.links["clients"]["server 0"]
-    header = header_of(run.frames[4][0])
-    forged = seal(client_key(inbound, 3), header, torch.zeros(header.shape, dtype=torch.int64))
+    """Single clients, and organisations of several: for others, for a part of them, or for some of both."""
+    for each in (1, 8):
+        run = Run(protocol(), each=each)
+        servers = run.servers()
+        for mine, other in permutations(range(3), 2):
+            tries = [(each * other, each), (each * other + each - 1, 1), (min(mine, other) * each, 2 * each)]
+            for first, count in tries:
+                for server, frame in zip(servers, run.sent(first, run.keys[mine], count), strict=True):
+                    with pytest.raises(FrameError, match=r"tag|issued no key"):
+                        server.receive(frame)
+            for k, server in enumerate(servers):  # nor under the other's own header
+                with pytest.raises(FrameError, match="tag"):
+                    server.receive(
+                        forged(run.keys[mine][k], run.frames[other][k][:HEADER_BYTES], run.shares[k][:, :each])
+                    )
+                with pytest.raises(InvalidTag):  # nor read them
+                    opened(run.keys[mine][k], run.frames[other][k])
+        assert not any(server.seen.any() for server in servers)
+        for k, server in enumerate(servers):  # with its own keys all of it succeeds
+            assert torch.equal(
+                opened(run.keys[2][k], run.frames[2][k]), run.shares[k, :, 2 * each : 3 * each].flatten()
+            )
+            server.receive(forged(run.keys[2][k], run.frames[2][k][:HEADER_BYTES], run.shares[k][:, :each]))
+            assert server.seen.nonzero()[:, 0].tolist() == list(range(2 * each, 3 * each))
+
+
+def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_else():
+    run = Run(protocol(), each=8)
+    p, keys = run.protocol, run.keys
+    server = Server(p, run.session, 0, run.links["server 0"])
+    for first, count in ((0, 8), (3, 2)):  # its key is the right one, but no client is known here yet
+        with pytest.raises(FrameError, match="issued no key"):
+            server.receive(run.sent(first, keys[0], count)[0])
+    assert server.issue(8, 8) == server.issue(8, 8) == keys[1][0]
+    for first, count in ((8, 1), (15, 1), (0, 16), (15, 2), (8, 16)):
+        with pytest.raises(ValueError, match="holds a key of other clients"):
+            server.issue(first, count)
+    for first, count in ((8, 3), (15, 1), (11, 4)):  # one organisation in three frames
+        server.receive(run.sent(first, keys[1], count)[0])
+    assert server.seen.nonzero()[:, 0].tolist() == list(range(8, 16))
+    later = Run(p, nonce=bytes(range(1, 33)), each=8)  # the same secrets: keys of one session open no other's
+    issued = {key for kept in (run, later) for group in kept.keys for key in group}
+    assert len(issued) == 2 * 3 * 3
     with pytest.raises(FrameError, match="tag"):
-        run.servers()[0].receive(forged)
+        later.servers()[0].receive(later.sent(0, keys[0])[0])
+    for given, name in (((24, 1), "first"), ((20, 5), "count"), ((0, 0), "count"), ((-1, 1), "first")):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            server.issue(*given)
 
 
 def test_both_ends_of_a_link_have_its_key_and_no_two_links_share_one():
-    names = ["clients", "analyst", *(f"server {k}" for k in range(12))]
+    names = ["analyst", *(f"server {k}" for k in range(12))]
     links = {name: Links.derived(SECRET, name, 12) for name in names}
     keys = {frozenset((a, b)): links[a][b] for a in names for b in names if a != b}
-    assert all(links[b][a] == links[a][b] for a, b in map(tuple, keys)) and len(set(keys.values())) == len(keys)
+    secrets = {links[name]["clients"] for name in names[1:]}
+    assert all(links[b][a] == links[a][b] for a, b in map(tuple, keys)) and len(secrets) == 12
+    assert len(secrets | set(keys.values())) == len(keys) + 12 and "clients" not in links["analyst"].names
+    with pytest.raises(ValueError, match="not 'clients'; clients hold what each server's issue returns"):
+        Links.derived(SECRET, "clients", 12)
     with pytest.raises(FrameError, match="no key"):
         _ = links["server 1"]["server 99"]
     with pytest.raises(ValueError, match="16 random bytes"):
@@ -353,14 +420,14 @@ def test_who_has_no_key_of_a_link_reads_nothing():
         bodies = [frame[HEADER_BYTES:-TAG_BYTES] for frame in run.frames[i]]
         total = sum(torch.frombuffer(bytearray(body), dtype=torch.int64) for body in bodies)
         assert (total != words[:, i].flatten()).all()
-        headers = [header_of(frame) for frame in run.frames[i]]
-        opened = [
-            unseal(client_key(run.links["clients"][f"server {k}"], i), headers[k], frame)
-            for k, frame in enumerate(run.frames[i])
-        ]
-        assert torch.equal(reconstruct(torch.stack(opened))[:, 0], words[:, i])  # with the keys they do
-        frames = {seal(KEY, headers[0], opened[0]) for _ in range(20)}
-        assert len({frame[HEADER_BYTES:] for frame in frames}) == 20
+        read = [opened(key, frame) for key, frame in zip(run.keys[i], run.frames[i], strict=True)]
+        assert torch.equal(reconstruct(torch.stack(read)), words[:, i].flatten())  # with the keys they do
+        for key, frame in zip(
+            run.keys[i - 1] + run.keys[i][::-2], run.frames[i] + run.frames[i][::2], strict=True
+        ):
+            with pytest.raises(InvalidTag):  # other clients' keys, and those of other servers
+                opened(key, frame)
+        assert len({run.sent(i, run.keys[i])[0][HEADER_BYTES:] for _ in range(20)}) == 20
 
 
 def test_sets_of_clients_survive_packing():
@@ -379,9 +446,27 @@ def test_bad_arguments_are_refused():
         Server(p, p.session(SESSION_NONCE), 3, links)
     with pytest.raises(ValueError, match="16 bytes"):
         Server(p, b"short", 0, links)
-    header = header_of(Run(p).frames[0][0])
     with pytest.raises(ValueError, match="words must have shape"):
-        seal(bytes(32), header, torch.zeros(1, 1, 3, dtype=torch.int32))
+        client_frames(p, p.session(SESSION_NONCE), torch.zeros(3, 2, 1, 3, dtype=torch.int32), 0, [bytes(32)] * 3)
+    with pytest.raises(ValueError, match="keys must be a list of 3"):
+        client_frames(p, p.session(SESSION_NONCE), torch.zeros(3, 2, 1, 3, dtype=torch.int64), 0, [bytes(32)] * 2)
+
+
+def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
+    """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a client."""
+    for absent in (0, 10):
+        p = SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent))
+        exact, run = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0), Run(p)
+        assert (exact <= math.log(1e-6) + 1e-9) is (absent == 10)
+        for gone in (10, 11):
+            servers = run.fed(without={(i, i % 2) for i in range(gone)})
+            if gone <= absent:
+                assert reveal_frames(p, run.session, agreed(servers), run.links["analyst"]).n == 20
+            else:
+                with pytest.raises(FrameError, match=f"{gone} of 30 .* absent = {absent} drop out"):
+                    agreed(servers)
+    with pytest.raises(ValueError, match=r"corrupt \+ absent must be below"):
+        SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(20, absent=10))
 
 
 def test_a_secure_sum_of_one_client():

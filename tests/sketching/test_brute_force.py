@@ -129,8 +129,8 @@ def cross(x, y, z, w):
     return np.linalg.norm(x * y - z * w)
 
 
-def joint(x, y, z, w):
-    return math.hypot(gram(x, y, z, w), cross(x, y, z, w))
+def joint(weight, x, y, z, w):
+    return math.hypot(gram(x, y, z, w), weight * cross(x, y, z, w))
 
 
 def upper(x, y, z, w):
@@ -143,7 +143,7 @@ def sensitivities(chance, fault):
         claims = {
             "gram_sensitivity": (gram, sensitivity.gram_sensitivity(B, d)),
             "cross_sensitivity": (cross, sensitivity.cross_sensitivity(B, C)),
-            "joint_sensitivity": (joint, sensitivity.joint_sensitivity(B, C, d)),
+            "joint_sensitivity": (functools.partial(joint, B / C), sensitivity.joint_sensitivity(B, d)),
             "ModSulq": (upper, regression.ModSulq.calibrated(d, B, 1.0, 1e-6).sensitivity),
         }
         for name, (distance, claim) in claims.items():

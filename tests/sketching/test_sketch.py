@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from laws import generator, normal
+from products import written_out
 
 from torchdp.sketching import (
     Sketch,
@@ -15,15 +17,6 @@ from torchdp.sketching import (
     osnap_blocks,
     rademacher,
 )
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
-
 
 SKETCHES = [
     osnap(60, 8, 3, generator=generator(1)),
@@ -39,14 +32,6 @@ SKETCHES = [
     osnap(1, 2, 2, generator=generator(6)),
     osnap(3, 50, 1, generator=generator(7)),
 ]
-
-
-def written_out(sketch):
-    """S from its definition, entry by entry."""
-    S = torch.zeros(sketch.height, sketch.clients, dtype=torch.float64)
-    for c, i in itertools.product(range(sketch.copies), range(sketch.clients)):
-        S[sketch.rows[c, i], i] += float(sketch.signs[c, i]) / math.sqrt(sketch.copies)
-    return S
 
 
 @pytest.mark.parametrize("sketch", SKETCHES)

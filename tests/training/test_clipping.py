@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import CorrelatedNoise, clip_and_sum, clipped_sum, set_gradients
-from torchdp.training.clipping import _scales
 
 
 def data(n):
@@ -59,11 +58,10 @@ def test_no_examples_give_zero():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_guarantee_no_clipped_gradient_is_longer_than_the_bound(dtype):
     g = keyed_generator(b"rows")
-    size = 10 ** torch.empty(2000, 1).uniform_(-3, 3, generator=g)
-    rows = (torch.randn(2000, 50, generator=g) * size).to(dtype)
+    size = 10 ** torch.empty(500, 1).uniform_(-3, 3, generator=g)
+    rows = (torch.randn(500, 50, generator=g) * size).to(dtype)
     for bound in (1.0, 0.3, 7.7):
-        wide = rows.to(torch.promote_types(dtype, torch.float32))
-        found = wide * _scales([wide[:, :20], wide[:, 20:]], bound)[:, None].to(wide.dtype)
+        found = torch.stack([clipped_sum([row[:, :20], row[:, 20:]], bound) for row in rows.split(1)])
         norms = found.double().norm(dim=1)
         assert (norms <= bound).all() and norms.max() > 0.98 * bound
         small = rows.double().norm(dim=1) < 0.99 * bound

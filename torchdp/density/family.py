@@ -94,9 +94,7 @@ class Family(ABC):
         return points
 
     def _points(self, name: str, value: Tensor) -> Tensor:
-        value = checks.real(name, value)
-        if value.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"{name} must be float32 or float64, not {value.dtype}; call .float()")
+        value = checks.precise(name, value)
         if value.ndim < 2 or value.shape[-1] != self.dimension:
             raise ValueError(f"{name} must have shape (..., n, {self.dimension}), not {tuple(value.shape)}")
         if (

@@ -104,7 +104,7 @@ class AdaptiveMean:
 
     def estimate(self, x: Tensor, *, noise: Noise | None = None) -> AdaptiveEstimate:
         """x: (n, d) in the box, n >= 1; noise: None is the system's cipher. Raises TypeError, ValueError."""
-        x = checks.real("x", x).detach()
+        x = checks.precise("x", x).detach()
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
         x, draws = self.box.project(self.box.admit(x).double()), source(noise, x.device)

@@ -36,7 +36,7 @@ class OfCovariance(Relay[Crowd, Tensor, C]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        x = checks.real("x", x)
+        x = checks.precise("x", x)
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
         return self.domain.admit(x)

@@ -38,7 +38,7 @@ class DomainProtocol(Protocol[Crowd]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the domain. Raises TypeError, ValueError."""
-        return admitted("x", x, self.domain, self.shape)
+        return admitted("x", checks.precise("x", x), self.domain, self.shape)
 
     def summary(self, x: Tensor) -> Crowd:
         return Crowd.of(x)

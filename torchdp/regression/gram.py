@@ -60,7 +60,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
         if self.label_bound is None:
             sensitivity = gram_sensitivity(self.bound, self.columns)
         else:
-            sensitivity = joint_sensitivity(self.bound, self.bound, self.columns)
+            sensitivity = joint_sensitivity(self.bound, self.columns)
         return SharedGaussian(
             self.clients, sensitivity, self.epsilon, self.delta, self.corrupt, self.model, self.absent
         )

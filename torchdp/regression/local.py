@@ -40,9 +40,9 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
 
     def __post_init__(self) -> None:
         checks.integer("columns", self.columns, 1)
-        checks.positive("bound", self.bound)
+        checks.squarable("bound", self.bound, 4)
         if self.label_bound is not None:
-            checks.positive("label_bound", self.label_bound)
+            checks.squarable("label_bound", self.label_bound, 4)
         _ = self.client
 
     @cached_property

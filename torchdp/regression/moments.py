@@ -44,6 +44,11 @@ class FrequencyMoments(SharedSum[Tally]):
         orders = tuple(checks.positive("orders", order) for order in orders)
         if not orders or len(set(orders)) < len(orders):
             raise ValueError("orders must hold at least one number, none twice")
+        if max(orders) * abs(math.log10(self.bound)) > 140:
+            raise ValueError(
+                f"bound = {self.bound:g} to the power of orders up to {max(orders):g} has a square that is no float; "
+                "measure in a unit in which bound is about 1"
+            )
         object.__setattr__(self, "orders", orders)
         _ = self.noise.level
 
@@ -70,7 +75,7 @@ class FrequencyMoments(SharedSum[Tally]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) numbers, of at most ``clients`` clients. Raises TypeError, ValueError."""
-        x = checks.floating("x", x)
+        x = checks.floating("x", checks.precise("x", x))
         if x.ndim != 1 or len(x) == 0:
             raise ValueError(f"x must have shape (n,), n >= 1, one value for each client, not {tuple(x.shape)}")
         return self.few(x)

@@ -31,7 +31,7 @@ class RowsProtocol(Protocol[SecondMoments]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, if it can hold such rows. Raises TypeError, ValueError."""
-        x, wanted = checks.floating("x", x), self.columns + self.labelled
+        x, wanted = checks.floating("x", checks.precise("x", x)), self.columns + self.labelled
         if x.ndim != 2 or x.shape[1] != wanted or len(x) == 0:
             labels = "the label last" if self.labelled else "without labels, since label_bound is None"
             raise ValueError(f"x must have shape (n, {wanted}), n >= 1, {labels}, not {tuple(x.shape)}")

@@ -9,8 +9,9 @@
 
 A client rounds its row to integers modulo 2^bits, adds its part of the noise (``randomize``) and splits the words into
 one share for each server (``share``). Servers add, anyone adds up what they publish (``reconstruct``), ``analyse``
-reads it. Who plays which role where: ``client_frames``, ``Server``, ``reveal_frames`` pass authenticated frames;
-``take_part`` runs a role in its own process, ``run_processes`` all of them on one machine.
+reads it. Who plays which role where: ``Server`` issues each client's keys, ``client_frames``, ``Server``,
+``reveal_frames`` pass authenticated frames; ``take_part`` runs a server, the analyst or all clients in its own process,
+``run_processes`` all of them on one machine.
 
 | class | noise | words of a client, to each server |
 |---|---|---|

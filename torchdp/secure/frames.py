@@ -93,9 +93,9 @@ def link_key(secret: bytes, sender: str, receiver: str) -> bytes:
     return hmac.digest(secret, f"{sender}>{receiver}".encode(), "sha256")
 
 
-def client_key(inbound: bytes, first: int, count: int = 1) -> bytes:
-    """The key of a client (or of one who speaks for ``count`` clients) to a server, from that server's secret."""
-    return link_key(inbound, f"clients {first}+{count}", "server")
+def client_key(secret: bytes, session: bytes, server: int, first: int, count: int) -> bytes:
+    """The key of whoever speaks for ``count`` clients from ``first`` on to a server, from that server's secret."""
+    return link_key(secret, f"{session.hex()} clients {first}+{count}", f"server {server}")
 
 
 def seal(key: bytes, header: Header, words: Tensor) -> bytes:

@@ -3,7 +3,9 @@
 gloo encrypts and authenticates nothing: whoever reaches the meeting point may take any rank. What he gets there are
 frames (``frames``), which without the links' keys he can neither read nor make; he can hold them back, and end a
 process by speaking gloo otherwise than here. Between machines keep it inside a network of its own (WireGuard, IPsec).
-The keys themselves are the parties' to agree on: nothing here tells a client who holds a server's key.
+The keys themselves are the parties' to agree on: nothing here tells a client who holds a server's key. One process
+holds the rows and the keys of all clients: it plays organisations that trust each other, or simulates them. Clients
+who are to hide from each other send frames of their own, by ``client_frames``, to ``Server``.
 """
 
 import os
@@ -42,6 +44,15 @@ def parties(protocol: SecureSums) -> list[str]:
     """Names by rank: the servers, then all clients in one process, then the analyst."""
     checks.instance("protocol", protocol, SecureSums)
     return [*(f"server {k}" for k in range(protocol.servers)), "clients", "analyst"]
+
+
+def links_of_all(protocol: SecureSums, nonce: bytes, secret: bytes) -> dict[str, Links]:
+    """Each party's links for ``take_part``, by its name, from one secret: for a simulation, whose maker knows all."""
+    *servers, clients, analyst = parties(protocol)
+    links = {name: Links.derived(secret, name, protocol.servers) for name in (*servers, analyst)}
+    issuing = [Server(protocol, protocol.session(nonce), k, links[name]) for k, name in enumerate(servers)]
+    issued = {f"server {server.number}": server.issue(0, protocol.sketch.clients) for server in issuing}
+    return {**links, clients: Links(issued)}
 
 
 class Wire:
@@ -115,9 +126,10 @@ def take_part(
     """What the process of this rank does, from rendezvous to the end; the analyst's returns the estimate (m, d).
 
     ``parties(protocol)`` says who has which rank. protocol, nonce: public, the same for all
-    (``SecureSums.session``). links: this party's keys alone. init_method: torch.distributed's, "env://" under
-    torchrun, or "file:///new/file". x: (n, d), and noise, of the clients' messages and their shares: for the clients'
-    process alone. timeout: seconds that any step may wait. record: folder for "<party>.pt", all frames that were sent.
+    (``SecureSums.session``). links: this party's keys alone; the clients' are what each server's ``issue(0, n)``
+    returned, by the server's name. init_method: torch.distributed's, "env://" under torchrun, or "file:///new/file".
+    x: (n, d), and noise, of the clients' messages and their shares: for the clients' process alone. timeout: seconds
+    that any step may wait. record: folder for "<party>.pt", all frames that were sent.
     Raises ConnectionError where another process is gone, FrameError, ValueError, TypeError.
     """
     names = parties(protocol)
@@ -183,13 +195,13 @@ def run_processes(
     timeout = _kept(timeout, record)
     if seed is not None:
         SeededNoise(seed)  # refuses what is no seed
-    secret, nonce, started = os.urandom(32), os.urandom(32), {}
+    nonce, started = os.urandom(32), {}
+    links = links_of_all(protocol, nonce, os.urandom(32))
     with tempfile.TemporaryDirectory() as folder:
         try:
             for rank, name in enumerate(parties(protocol)):
-                links = Links.derived(secret, name, protocol.servers)
                 own = (x, seed) if name == "clients" else (None, None)
-                given = (protocol, nonce, rank, links, *own, timeout, record, folder)
+                given = (protocol, nonce, rank, links[name], *own, timeout, record, folder)
                 started[name] = mp.start_processes(_process, given, nprocs=1, join=False, start_method="spawn")
             _wait(started)
         finally:
@@ -246,14 +258,15 @@ def _process(
 
 
 def _send(protocol: SecureSums, session: bytes, x: Tensor, noise: Noise, links: Links, wire: Wire) -> None:
-    inbound = [links[f"server {k}"] for k in range(protocol.servers)]
+    keys = [links[f"server {k}"] for k in range(protocol.servers)]
     for words in protocol.spoken(x, noise):
         shares = share(words.values, protocol.servers, noise=noise)
-        frames = client_frames(protocol, session, shares, words.first, inbound)
+        frames = client_frames(protocol, session, shares, words.first, keys)
         wire.exchange([(f"server {k}", frame) for k, frame in enumerate(frames)])
 
 
 def _serve(protocol: SecureSums, session: bytes, server: Server, wire: Wire) -> None:
+    server.issue(0, protocol.sketch.clients)  # the key that the clients' process holds
     for part in protocol.parts():
         due = message_header(protocol, session, server.number, part.start, part.stop - part.start)
         try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,9 +33,8 @@ MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
 class Links:
     """The keys of one party, by the other end's name: "clients", "server 0", ..., "analyst".
 
-    ``derived`` takes all of them from one secret, for a simulation; in a deployment each key comes from a key
-    exchange of its two ends, and a server's key "clients" is the secret from which it issues each client's
-    (``client_key``).
+    A server's "clients" is a secret of its own, from which ``Server.issue`` makes the clients' keys; a client holds
+    what each server issued to it. Every other key comes from a key exchange of its two ends, outside torchdp.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
@@ -55,24 +55,30 @@ class Links:
 
     @staticmethod
     def derived(secret: bytes, party: str, servers: int) -> "Links":
-        """The links of ``party`` (one of the names above), the same at both ends, from a secret of 32 random bytes."""
+        """The links of a server or of the analyst from one secret of 32 random bytes, for a simulation.
+
+        Whoever holds this secret plays every server. Raises TypeError, ValueError.
+        """
         servers = checks.integer("servers", servers, 2, MOST_SERVERS)
         if not isinstance(secret, bytes) or len(secret) < 16:
             raise ValueError("secret must be at least 16 random bytes, such as os.urandom(32)")
-        others = ["clients", "analyst", *(f"server {k}" for k in range(servers))]
-        if party not in others:
-            raise ValueError(f"party must be one of {', '.join(others[:4])}, ..., not {party!r}")
-        return Links({name: link_key(secret, *sorted((party, name))) for name in others if name != party})
+        names = ["analyst", *(f"server {k}" for k in range(servers))]
+        if party not in names:
+            known = f"party must be analyst, server 0, ... or server {servers - 1}, not {party!r}"
+            raise ValueError(f"{known}; clients hold what each server's issue returns")
+        others = [name for name in names if name != party] + ["clients"] * (party != "analyst")
+        return Links({name: link_key(secret, *sorted((party, name))) for name in others})
 
 
 class Server:
     """One of the servers of ``SecureSums``: adds up the shares it is sent, and publishes their sums once.
 
-    protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. Every
-    frame is verified before it changes anything; a frame that was changed, repeated, or meant for another place
-    raises FrameError. That it publishes once is kept by this object alone: a server that starts again must refuse the
-    sessions it had before. Memory: the sums, (m, d), where nobody may drop out (``coalition.absent`` = 0); elsewhere
-    also each word that arrives, because one who did not reach another server has to be taken out again.
+    protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. It
+    opens frames of the clients it issued a key to, and of nobody else. Every frame is verified before it changes
+    anything; a frame that was changed, repeated, or meant for another place raises FrameError. That it publishes once
+    is kept by this object alone: a server that starts again must refuse the sessions it had before. Memory: the sums,
+    (m, d), and 17 bytes a client where nobody may drop out (``coalition.absent`` = 0); elsewhere also each word that
+    arrives, because one who did not reach another server has to be taken out again.
     """
 
     def __init__(self, protocol: SecureSums, session: bytes, number: int, links: Links) -> None:
@@ -86,6 +92,7 @@ class Server:
         kept = sketch.clients if protocol.coalition.absent else 0
         self._words = torch.empty(protocol.words_sent, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
+        self._issued = np.zeros((sketch.clients, 2), np.int64)  # first and count of those who share a client's key
         self._rolls: dict[int, Tensor] = {}
         self._closed = self._published = False
 
@@ -94,14 +101,35 @@ class Server:
         """The clients whose shares are here: (n,) bool."""
         return self._seen.clone()
 
+    def issue(self, first: int, count: int = 1) -> bytes:
+        """The key of clients first, ..., first + count - 1 to this server, in this session: for them alone.
+
+        Whoever holds it speaks for all of them. The same call returns the same key, also after a restart. Raises
+        TypeError, ValueError; ValueError too where one of them was issued a key together with others.
+        """
+        first = checks.integer("first", first, 0, len(self._issued) - 1)
+        count = checks.integer("count", count, 1, len(self._issued) - first)
+        held = self._issued[first : first + count]
+        if held[:, 1].any() and (held != (first, count)).any():
+            raise ValueError(
+                f"first = {first}, count = {count}: one of these clients holds a key of other clients too; "
+                "issue one key to each group, once"
+            )
+        held[:] = first, count
+        return client_key(self._links["clients"], self.session, self.number, first, count)
+
     def receive(self, frame: bytes) -> None:
-        """Add the shares of one client, or of a range of clients. Raises FrameError."""
+        """Add the shares of one client, or of several who hold one key. Raises FrameError."""
         claim = header_of(frame)
         expected = message_header(self.protocol, self.session, self.number, claim.first, claim.count)
-        words = unseal(client_key(self._links["clients"], claim.first, claim.count), expected, frame)
-        part = slice(claim.first, claim.first + claim.count)
         if not 0 < claim.count <= len(self._seen) - claim.first:
             raise FrameError(f"a frame is of clients beyond the {len(self._seen)} of the sketch")
+        first, count = self._issued[claim.first].tolist()
+        if claim.first + claim.count > first + count:
+            raise FrameError("a frame is of clients to whom this server issued no key, or not the same one")
+        key = client_key(self._links["clients"], self.session, self.number, first, count)
+        words = unseal(key, expected, frame)
+        part = slice(claim.first, claim.first + claim.count)
         if self._closed:
             raise FrameError("a frame came after the servers had begun to agree on the clients")
         if bool(self._seen[part].any()):
@@ -214,11 +242,12 @@ def roll_header(protocol: SecureSums, session: bytes, sender: int, receiver: int
 
 
 def client_frames(
-    protocol: SecureSums, session: bytes, shares: Tensor, first: int, inbound: list[bytes]
+    protocol: SecureSums, session: bytes, shares: Tensor, first: int, keys: list[bytes]
 ) -> list[bytes]:
-    """A frame for each server from clients first, ...: shares (S, words_sent, k, d), each server's key for its clients.
+    """A frame for each server from clients first, first + 1, ..., by the keys that were issued to them.
 
-    Raises ValueError, TypeError.
+    shares: (S, words_sent, k, d), of k clients. keys: what each server's ``issue`` returned, server 0's first, for a
+    range of clients that holds these. Raises ValueError, TypeError.
     """
     checks.instance("protocol", protocol, SecureSums)
     shape = (protocol.servers, protocol.words_sent, protocol.columns)
@@ -226,12 +255,11 @@ def client_frames(
         raise ValueError(f"shares must be a tensor of shape {(*shape[:2], 'k', shape[2])}, as share returns it")
     checks.dense("shares", shares)
     checks.integer("first", first, 0, protocol.sketch.clients - shares.shape[2])
-    keys_given = isinstance(inbound, list) and all(isinstance(key, bytes) for key in inbound)
-    if not keys_given or len(inbound) != protocol.servers:
-        raise ValueError(f"inbound must be a list of {protocol.servers} keys, bytes, one for each server")
+    keys_given = isinstance(keys, list) and all(isinstance(key, bytes) for key in keys)
+    if not keys_given or len(keys) != protocol.servers:
+        raise ValueError(f"keys must be a list of {protocol.servers}, bytes, as each server's issue returns them")
     session = _session(session)
     headers = (message_header(protocol, session, k, first, shares.shape[2]) for k in range(protocol.servers))
-    keys = (client_key(key, first, shares.shape[2]) for key in inbound)
     return [seal(key, header, words) for key, header, words in zip(keys, headers, shares, strict=True)]
 
 

@@ -39,7 +39,6 @@ class Settings(ABC):
     def __post_init__(self) -> None:
         checks.instance("sketch", self.sketch, Sketch)
         checks.instance("coalition", self.coalition, Coalition)
-        checks.squarable("bound", self.bound)
         for name in ("bound", "epsilon", "sensitivity", "entry"):
             if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
                 self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session
@@ -48,12 +47,31 @@ class Settings(ABC):
         self._set("servers", checks.integer("servers", self.servers, 2, 2**15 - 1))
         if self.entry is not None and self.entry > self.bound:
             raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
+        if not 2.0**-62 <= self.bound <= 2.0**62:
+            raise ValueError(
+                f"bound must lie between 2^-62 and 2^62, not be {self.bound:g}: no grid of 64 bits holds such rows; "
+                "measure them in a unit in which bound is about 1"
+            )
+        step = 1 / self.ring.scale
+        for name, least in (("bound", self.bound), ("sensitivity", self.sensitivity), ("entry", self.entry)):
+            if least is not None and least < step:
+                raise ValueError(
+                    f"{name} = {least:g} is below {step:.3g}, the step of {self.ring.fraction_bits} fraction bits: "
+                    f"rounding and its noise swallow the data; {self._finer}"
+                )
         if self.grid_factor > WASTE:
             warnings.warn(
                 f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
-                f"noise {self.grid_factor:.3g} times the least; take bits=64, or a smaller entry",
+                f"noise {self.grid_factor:.3g} times the least; {self._finer}",
                 stacklevel=4,
             )
+
+    @property
+    def _finer(self) -> str:
+        """What makes the grid finer beside the noise."""
+        if self.fraction_bits is not None:
+            return "take more fraction_bits, or leave them out"
+        return f"{'take bits=64' if self.bits == 32 else 'measure in a smaller unit'}, or state a smaller entry"
 
     def _set(self, name: str, value: float) -> None:
         object.__setattr__(self, name, value)
@@ -88,9 +106,10 @@ class Settings(ABC):
         fraction_bits says otherwise."""
         finest = next((f for f in range(self.bits - 2, -1, -1) if self._fits(Ring(self.bits, f))), None)
         if finest is None:
-            remedy = "take 64, or scale" if self.bits == 32 else "scale"
+            more = "64, " if self.bits == 32 else ""
             raise ValueError(
-                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; {remedy} the data down"
+                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; take {more}a less extreme bound "
+                f"(now {self.bound:g}), epsilon or delta, or fewer clients"
             )
         if self.fraction_bits is None:
             return Ring(self.bits, finest)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy.gaussian import LARGEST
 from torchdp.protocol.interval import laplace_stretch
 
 
@@ -82,7 +83,7 @@ class SharedNoise(ABC):
         if self.model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (gone and self.model is Model.CENTRAL):
             raise ValueError("model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = absent = 0")
         checks.positive("sensitivity", self.sensitivity)
-        checks.positive("epsilon", self.epsilon)
+        checks.within("epsilon", checks.positive("epsilon", self.epsilon), 1e-100, LARGEST)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def within(self, x: Tensor) -> Tensor:
         """x, rows (k, d) of any clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
-        x = checks.real("x", x)
+        x = checks.precise("x", x)
         if x.ndim != 2 or x.shape[1] != self.columns or len(x) == 0:
             raise ValueError(f"x must have shape (clients, {self.columns}), not {tuple(x.shape)}")
         if x.device != self.sketch.device:

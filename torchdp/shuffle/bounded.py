@@ -102,7 +102,8 @@ class BoundedSum(OneTypeSum):
         """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises ValueError."""
         if self.deviation * 30 > WIDEST:
             raise ValueError(
-                f"deviation must be at most {WIDEST / 30:.3g}, or take PoissonSum, whose floor is far then"
+                f"deviation must be at most {WIDEST / 30:.3g}, not {self.deviation:.3g}; ask for a larger epsilon or "
+                "delta, or take PoissonSum, whose floor is far then"
             )
         n = self.present(absent)
         law, power, lost = np.ones(1), self.chances, 0.0

@@ -72,7 +72,10 @@ def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: f
     while True:
         low, high = max(0, math.floor(mode - width)), math.ceil(mode + width)
         if high - low > _LARGEST_LAW:
-            raise ValueError(f"the noise spreads over {high - low} counts; at most {_LARGEST_LAW} can be followed")
+            raise ValueError(
+                f"the noise spreads over {high - low} counts; at most {_LARGEST_LAW} can be followed: take less of it, "
+                "by a larger epsilon or delta"
+            )
         steps = step(np.arange(low + 1, high + 1, dtype=np.float64))
         logs = np.concatenate([-np.cumsum(steps[: mode - low][::-1])[::-1], [0.0], np.cumsum(steps[mode - low :])])
         if (low == 0 or logs[0] < -FAR) and logs[-1] < -FAR:

@@ -172,6 +172,11 @@ class PureSum(MessageLaw):
         else:
             each = largest_epsilon(lambda e: (pure_profile(e),), target.composed(cls))
         left = each * (2 - ROUNDED_UP) ** 2 - math.log(target.users / (target.users - target.absent))
+        if target.flips > 1 and each < 1e-6:
+            raise ValueError(
+                f"epsilon = {target.epsilon:g} leaves {each:.3g} to each of flips = {target.flips}, where PureSum "
+                "needs 1e-06; ask for a larger epsilon, or fewer instances"
+            )
         if left <= 0:
             raise ValueError(
                 f"absent = {target.absent} of {target.users} users alone cost PureSum {each - left:.3g} in each "

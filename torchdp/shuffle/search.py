@@ -16,6 +16,7 @@ LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1
 TOLERANCE = 1e-4  # of the noise, relative
 CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
 MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
+LEAST_ALONE = 1e-25  # delta in one instance: counts are followed to e^-100
 LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
 LEAST_CHANGE = 1e-24  # less is counted as this, whose delta without noise is at most 3.2e-10 in 1e5 instances
 FAR_BELOW = 4.0  # ratio of flips to change from which movement is tried first: mostly flips ask for more
@@ -86,10 +87,10 @@ class Target:
 
     def composed(self, law: type) -> "Target":
         """Itself. Raises ValueError where delta is 0, or below what composition follows."""
-        least = 10 * rounding(self.flips)
-        if self.positive_delta(law).flips > 1 and self.delta < least:
+        least = 10 * rounding(self.flips) if self.flips > 1 else LEAST_ALONE
+        if self.positive_delta(law).delta < least:
             raise ValueError(
-                f"delta must be at least {least:.2g} in {self.flips} instances, where rounding ends, not {self.delta:g}"
+                f"delta must be at least {least:.2g} for flips = {self.flips}, where rounding ends, not {self.delta:g}"
             )
         return self
 

@@ -38,11 +38,11 @@ class HadamardResponse(SymmetricOracle):
         object.__setattr__(self, "k", alphabet(self.k))
         object.__setattr__(self, "epsilon", budget(self.epsilon))
         growth = exponential(self.epsilon)
-        told_apart(self.epsilon, 1 - 2 * Fraction(self._unlikely), (growth - 1) / (growth + 1))
+        told_apart(self.epsilon, 1 - 2 * Fraction(self.lost), (growth - 1) / (growth + 1))
 
     @property
     def guarantee(self) -> Guarantee:
-        drawn = logarithm(1 / Fraction(self._unlikely) - 1)
+        drawn = logarithm(1 / Fraction(self.lost) - 1)
         source = "Acharya, Sun, Zhang (2019); log ratio of the two probabilities drawn"
         return exact_local(stated(self.epsilon, drawn), source)
 
@@ -52,13 +52,13 @@ class HadamardResponse(SymmetricOracle):
         return 1 << self.k.bit_length()
 
     @cached_property
-    def _unlikely(self) -> float:
+    def lost(self) -> float:
         """P(H[x + 1, y] = -1)."""
         return at_least(1 / (exponential(self.epsilon) + 1))
 
     @property
     def _scale(self) -> float:
-        return 1 / (1 - 2 * self._unlikely)  # a difference without rounding, near 1/2
+        return 1 / (1 - 2 * self.lost)  # a difference without rounding, near 1/2
 
     @property
     def own_and_other(self) -> tuple[float, float]:
@@ -89,7 +89,7 @@ class HadamardResponse(SymmetricOracle):
         the indices of one sign one to one onto those of the other.
         """
         y, row = draws.words(tuple(x.shape)) & (self.outputs - 1), x.long() + 1
-        wanted = bernoulli(x.numel(), self._unlikely, draws).view(x.shape)  # 1: H = -1
+        wanted = bernoulli(x.numel(), self.lost, draws).view(x.shape)  # 1: H = -1
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
 
     def totals(self, tally: Tally) -> Tensor:
@@ -108,7 +108,7 @@ class HadamardResponse(SymmetricOracle):
         step = max(1, DRAWS_AT_ONCE // (2 * size))
         for some, held in zip(result.split(step), flat.split(step), strict=True):
             crowds = torch.zeros(len(some), 1, size, 2, dtype=torch.int64, device=counts.device)
-            odd = draws.binomial(held, self._unlikely)
+            odd = draws.binomial(held, self.lost)
             crowds[:, 0, 1 : self.k + 1] = torch.stack([held - odd, odd], -1)
             for _ in range(self.bits_per_user):
                 high = crowds.unflatten(

@@ -212,11 +212,9 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
         """Sums of messages for points (m, dim) of the unit ball, radius 1: (*shape, dim)."""
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
-        x = checks.real(name, x)
+        x = checks.precise(name, x)
         if x.ndim == 0 or x.shape[-1] != self.dim:
             raise ValueError(f"{name} must have shape (..., {self.dim}), not {tuple(x.shape)}")
-        if x.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"{name} must be float32 or float64, not {x.dtype}: the message needs their precision")
         norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)  # one pass; NaN and infinity come through
         ((_, largest),) = checks.ends(norms)
         if not math.isfinite(largest):

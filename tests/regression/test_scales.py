@@ -1,0 +1,89 @@
+"""Bounds, epsilons and deltas out of all proportion: refused by their names, or the release has noise of its size."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+
+from torchdp import checks, regression, shuffle, sketching
+from torchdp.secure import OneCopySecureSketch, PureSecureSketch, SecureSketch
+
+N = 8
+SKETCH = sketching.balanced_osnap(N, 4, 2, generator=torch.Generator().manual_seed(0))
+KINDS = {  # of bound, epsilon, delta; and whether a row ends in a label
+    "SecureSketch": (lambda *given: SecureSketch(sketching.ones(N), 2, *given), False),
+    "32 bits": (lambda *given: SecureSketch(sketching.ones(N), 2, *given, bits=32), False),
+    "PureSecureSketch": (lambda b, e, _: PureSecureSketch(sketching.ones(N), 2, b, e), False),
+    "OneCopySecureSketch": (lambda *given: OneCopySecureSketch(SKETCH, 2, *given), False),
+    "GramRelease": (lambda *given: regression.GramRelease(N, 2, *given, 1.0), True),
+    "FrequencyMoments": (lambda b, e, d: regression.FrequencyMoments(N, b, (1.0, 2.0), e, d), None),
+    "Laplace": (lambda b, e, _: regression.FrequencyMoments(N, b, (1.0, 2.0), e), None),
+    "LocalRows": (lambda *given: regression.LocalRows(2, *given), False),
+    "ModSulq": (functools.partial(regression.ModSulq.calibrated, 2), False),
+    "SufficientStatistics": (lambda b, *given: regression.SufficientStatistics(2, b, 1.0, *given), True),
+    "AdaSSP": (lambda b, *given: regression.AdaSSP(2, b, 1.0, *given), True),
+}
+FAR = [10.0**power for power in (-300, -150, -100, -60, -20, -17, -10, 10, 20, 60, 100, 150)]
+CASES = [
+    *((b, 1.0, 1e-6) for b in FAR),
+    *((1.0, e, 1e-6) for e in (1e-300, 1e-15, 1e3, 1e10, 1e300)),
+    (1, 1, 1e-300),
+]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_scale_that_swallows_the_data_is_refused_by_name(name):
+    (make, labelled), found = KINDS[name], []
+    for given in CASES:
+        x = torch.full((N, 2), given[0] / 4, dtype=torch.float64)
+        x = x[:, 0] if labelled is None else torch.cat([x, x[:, :1] * 0 + 0.5], 1) if labelled else x
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                release = make(*given).estimate(x)
+            except ValueError as error:
+                found.append(str(error))
+                assert "bound" in found[-1] or "epsilon" in found[-1] or "delta" in found[-1]
+                continue
+        errors = release.standard_error
+        assert release.value.isfinite().all() and errors.isfinite().all() and (errors > 0).all()
+        assert "Secure" not in name or given[1] != 1 or float(errors.max()) < 100 * given[0]
+    assert 4 <= len(found) < len(CASES) - 2
+
+
+def test_a_grid_says_what_makes_it_finer():
+    cures = (
+        ({"bits": 32}, "bits=64"),
+        ({"fraction_bits": 9}, "more fraction_bits"),
+        ({"entry": 1e-30}, "smaller unit"),
+    )
+    for given, cure in cures:
+        with pytest.raises(
+            ValueError, match=f"e-[13]0 is below .*: rounding and its noise swallow the data; .*{cure}"
+        ):
+            SecureSketch(sketching.ones(N), 2, 1.0 if "entry" in given else 1e-10, 1.0, 1e-6, **given)
+    with pytest.raises(ValueError, match="sensitivity = 1e-30 is below"):
+        SecureSketch(sketching.ones(N), 2, 1.0, 1.0, 1e-6, sensitivity=1e-30)
+
+
+LAWS = "PoissonSum", "BoundedSum", "RandomizedResponseSum", "CorrelatedSum", "NegativeBinomialSum"
+
+
+@pytest.mark.parametrize("law", [getattr(shuffle, name) for name in LAWS], ids=LAWS)
+def test_a_delta_that_no_law_follows_is_named(law):
+    for delta in (1e-300, 1e-40):
+        with pytest.raises(ValueError, match=r"delta must be at least 1e-25 for flips = 1"):
+            law.calibrated(100, 1.0, delta, 1)
+    assert law.calibrated(100, 1.0, 1e-24, 1).flipped_delta(1.0, 1) <= 1e-24
+
+
+def test_epsilon_of_each_instance_is_told_by_the_whole():
+    with pytest.raises(ValueError, match=r"epsilon = 1 leaves 1e-09 to each of flips = 1000000000"):
+        shuffle.PureSum.calibrated(100, 1.0, 0.0, 10**9)
+
+
+def test_powers_have_their_own_limits():
+    assert checks.squarable("x", 1e74, 4) == 1e74
+    with pytest.raises(ValueError, match=r"x must lie between 1e-75 and 1e\+75, not be 1e\+76"):
+        checks.squarable("x", 1e76, 4)
