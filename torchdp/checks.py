@@ -217,6 +217,16 @@ def indices(name: str, value: Tensor, k: int) -> Tensor:
     return whole_below(name, value, k).to(torch.int64)
 
 
+def types(name: str, value: Tensor, k: int, widen: bool = True) -> Tensor:
+    """``value``, (n,) types below k, n >= 1; int64, or of any width. Raises TypeError, ValueError."""
+    value = indices(name, value, k) if widen else whole_below(name, value, k)
+    if value.ndim != 1 or len(value) == 0:
+        raise ValueError(
+            f"{name} must have shape (n,) with n >= 1, one type for each user, not {tuple(value.shape)}"
+        )
+    return value
+
+
 def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
     value = integers(name, value)
@@ -240,8 +250,8 @@ def integers(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def counts(name: str, value: Tensor, k: int, most: int = MOST) -> Tensor:
-    """``value`` as int64 counts of shape (k,), each >= 0, at most so many users. Raises TypeError, ValueError."""
+def counts(name: str, value: Tensor, k: int, most: int = MOST, least: int = 0) -> Tensor:
+    """``value`` as int64 counts of shape (k,), each >= 0, of least to most users. Raises TypeError, ValueError."""
     value = dense(name, value)
     if value.shape != (k,):
         raise ValueError(f"{name} must have shape ({k},), one count for each type, not {tuple(value.shape)}")
@@ -259,6 +269,8 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST) -> Tensor:
         raise ValueError(f"{name} must hold no negative counts")
     if total > most:
         raise ValueError(f"{name} must add up to at most {most} users; draw larger sums in parts")
+    if total < least:
+        raise ValueError(f"{name} must count at least one user")
     return value.to(torch.int64)
 
 

@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
-from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.rounded_sum import RoundedSum
 
 
@@ -65,6 +65,10 @@ class GaussianCovariance(GaussianRelease):
     def layout(self) -> Layout:
         r = self.root.shape[1]
         return {"second": ((r, r), torch.float64), "first": ((r,), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        both = super().limits(n)
+        return {**both, "first": Limits.around(both["first"].high / self.mean_weight)}
 
     @cached_property
     def sums(self) -> RoundedSum:

@@ -94,8 +94,6 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
 
     def analyse(self, tally: Tally) -> Covariance:
         n, (first, second, (rows, columns)) = self.check(tally).n, self._tables
-        if bool((tally["reports"] < 0).any()) or bool((tally["reports"].sum(-1) != n).any()):
-            raise ValueError(f"tally must hold one report of each of its {n} users")
         c, V, d = tally["reports"].double() / n, self._decoder, self.domain.dimension
         mean = c @ V.mT
         m, S = mean[..., :d], mean[..., d:]

@@ -9,10 +9,10 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
-from torchdp.pairwise.protocol import ROUNDING, LocalPairs, reach
+from torchdp.pairwise.protocol import ROUNDING, LocalPairs
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Layout, Tally
+from torchdp.protocol import Layout, Limits, Tally
 from torchdp.protocol.interval import ErrorParts
 from torchdp.randomizers import PrivUnit, PrivUnitG
 
@@ -50,6 +50,9 @@ class TwoMessage(LocalPairs):
     def layout(self) -> Layout:
         return {name: ((self.statistic.dim,), torch.float64) for name in ("first", "second")}
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
+
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         given = self.statistic.points[x]
         return torch.stack([self.randomizer.speak(given, draws) for _ in range(2)], 1)
@@ -80,10 +83,6 @@ class TwoMessage(LocalPairs):
         if checks.real("messages", messages).ndim != 3 or messages.shape[1] != 2:
             raise ValueError(f"messages must have shape (n, 2, {self.statistic.dim}), not {tuple(messages.shape)}")
         return messages
-
-    def contradiction(self, tally: Tally) -> str | None:
-        total = torch.stack([tally["first"], tally["second"]])
-        return reach(total, tally.n, self.statistic.radius, self.randomizer.moments.variance)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         return (form.weights * tally["first"] * tally["second"]).sum(-1) / float(tally.n) ** 2 + form.constant
@@ -141,6 +140,9 @@ class SingleMessage(LocalPairs):
     def bits_per_user(self) -> float:
         return self.client.bits_per_user
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        return self.client.limits(n)
+
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         return self.client.speak(self.statistic.points[x], draws)
 
@@ -188,9 +190,6 @@ class OneMessage(SingleMessage):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.drawn(self.statistic.crowd(self.counted(summary)), draws, shape)
-
-    def contradiction(self, tally: Tally) -> str | None:
-        return reach(tally["sum"], tally.n, self.statistic.radius, self.client.moments.variance)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         n, v = float(tally.n), self.client.moments.variance
@@ -260,12 +259,13 @@ class OneMessagePairs(SingleMessage):
         squares = checks.floating("messages", messages).double().square().sum(0)
         return Tally(total.n, {"sum": total["sum"], "squares": squares})
 
-    def contradiction(self, tally: Tally) -> str | None:
-        total, squares, n = tally["sum"], tally["squares"], tally.n
-        if bool((squares * n < total.square() * (1 - ROUNDING)).any()):
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {**super().limits(n), "squares": Limits(0.0, n * self.client.reach**2)}
+
+    def impossible(self, tally: Tally) -> str | None:
+        if bool((tally["squares"] * tally.n < tally["sum"].square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
-        radius, v = self.statistic.radius, self.client.moments.variance
-        return reach(total, n, radius, v) or reach(squares.sqrt(), n, radius, v)
+        return None
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         n = float(tally.n)

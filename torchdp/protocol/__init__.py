@@ -23,7 +23,7 @@ from torchdp.protocol.choice import Candidate, Choice
 from torchdp.protocol.curator import CuratorProtocol
 from torchdp.protocol.message import LocalProtocol, MessageProtocol
 from torchdp.protocol.protocol import Protocol
-from torchdp.protocol.records import Crowd, Estimate, Layout, Objective, Tally
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.relay import Relay
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol
@@ -36,6 +36,7 @@ __all__ = [
     "Estimate",
     "InteractiveProtocol",
     "Layout",
+    "Limits",
     "LocalProtocol",
     "MessageProtocol",
     "Objective",

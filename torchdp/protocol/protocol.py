@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-from torchdp.protocol.records import Estimate, Objective, Tally
+from torchdp.protocol.records import Estimate, Layout, Limits, Objective, Tally
 
 S = TypeVar("S")  # what the law of a tally depends on: counts (k,), a Crowd, moments, sums
 
@@ -26,6 +26,33 @@ class Protocol(ABC, Generic[S]):
     @abstractmethod
     def guarantee(self) -> Guarantee:
         """What a user is promised; its model names the channel."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Name -> shape and dtype of each part of a tally."""
+
+    @abstractmethod
+    def limits(self, n: int) -> dict[str, Limits]:
+        """Name -> what n >= 1 users can make of each part of a tally, with noise but for a chance of 1e-300."""
+
+    def impossible(self, tally: Tally) -> str | None:
+        """Why no users can have sent this tally though all of its parts are within their limits; None where they can.
+
+        What parts say of each other; unchecked.
+        """
+        return None
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        """``tally``, if it has this layout and at least so many users, who can have sent it: what every analyst calls.
+
+        Raises TypeError, ValueError.
+        """
+        checks.instance("tally", tally, Tally).checked(self.layout, self.limits, least)
+        wrong = self.impossible(tally)
+        if wrong is not None:
+            raise ValueError(f"tally is not what {tally.n} users can have sent: {wrong}")
+        return tally
 
     @abstractmethod
     def admit(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol.message import LocalProtocol, M
 from torchdp.protocol.protocol import S
-from torchdp.protocol.records import Layout, Tally
+from torchdp.protocol.records import Layout, Limits, Tally
 
 C = TypeVar("C", bound=LocalProtocol)
 
@@ -29,6 +29,12 @@ class Relay(LocalProtocol[S, M], Generic[S, M, C]):
     @property
     def layout(self) -> Layout:
         return self.client.layout
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return self.client.limits(n)
+
+    def impossible(self, tally: Tally) -> str | None:
+        return self.client.impossible(tally)
 
     @property
     def bits_per_user(self) -> float:

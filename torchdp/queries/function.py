@@ -142,12 +142,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         return self._estimate(tally, sampling=True)
 
     def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
-        n, reports = self.check(tally).n, tally["reports"]
-        if bool(((reports < 0) | (reports > n)).any()):
-            raise ValueError(
-                f"tally is not what {n} users can have sent: a count of reports is negative or above n"
-            )
-        totals = self.client.totals(tally)
+        n, totals = self.check(tally).n, self.client.totals(tally)
         h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
         batch = h.shape[:-1]
         rows = h.reshape(-1, self.client.k)

@@ -12,7 +12,8 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma, rounded_guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Objective, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol.records import farthest
 from torchdp.rounded import RoundedNormal
 
 LONGEST = 2**20  # of a user's vector
@@ -87,6 +88,10 @@ class IntegerSums(CuratorProtocol[Crowd]):
     @property
     def layout(self) -> Layout:
         return {"sum": ((self.dim,), torch.int64 if self.step == 1 else torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        noise = farthest(math.sqrt(self.noise.variance))
+        return {"sum": Limits(-n * self.bound * self.signed - noise, n * self.bound + noise)}
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, dim), integers, n >= 1, of norm ``bound`` at most. Raises TypeError, ValueError."""

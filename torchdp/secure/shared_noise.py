@@ -12,6 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol.interval import laplace_stretch
+from torchdp.protocol.records import farthest
 
 
 class SharedNoise(ABC):
@@ -45,6 +46,10 @@ class SharedNoise(ABC):
     @abstractmethod
     def level_of(self, clients: int) -> float:
         """Standard deviation of the noise in a sum of so many clients' messages."""
+
+    def farthest(self, clients: int) -> float:
+        """What the noise in a sum of so many clients' messages stays below, but with a chance of 1e-300."""
+        return farthest(self.level_of(1) * math.sqrt(clients))
 
     def stretch(self, level: float) -> float:
         """How far the ends of an interval lie over those of normal noise of this deviation."""
@@ -167,6 +172,9 @@ class SharedLaplace(SharedNoise):
 
     def level_of(self, clients: int) -> float:
         return self.scale * math.sqrt(2 * checks.integer("clients", clients, 0, self.clients) / self.honest)
+
+    def farthest(self, clients: int) -> float:
+        return farthest(self.level_of(1) * math.sqrt(clients), self.scale)
 
     def stretch(self, level: float) -> float:
         return laplace_stretch(level)

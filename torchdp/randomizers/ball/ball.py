@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, LocalProtocol, Objective, Tally
+from torchdp.protocol.records import farthest
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.base import user_counts
@@ -94,6 +95,16 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     @property
     def layout(self) -> Layout:
         return {"sum": ((self.dim,), torch.float64)}
+
+    @property
+    def reach(self) -> float:
+        """What no entry of a message exceeds in size, but with a chance of 1e-300."""
+        return self.radius + farthest(
+            math.sqrt(self.moments.variance + max(self.moments.outer, 0) * self.radius**2)
+        )
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"sum": Limits.around(n * self.reach)}
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""

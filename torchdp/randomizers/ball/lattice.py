@@ -112,6 +112,10 @@ class LatticeRandomizer(BallRandomizer):
         return 1 << (self._bits - 1)
 
     @property
+    def reach(self) -> float:
+        return self._limit * self.step
+
+    @property
     def variation(self) -> float:
         """Bound on the total variation distance of a message from the real mechanism's, rounded.
 
