@@ -154,9 +154,14 @@ def device(name: str, value: torch.device | str) -> torch.device:
     return found
 
 
-def matrix(name: str, value: Tensor) -> Tensor:
-    """``value`` as a finite, non-empty floating tensor of shape (..., m, n). Raises TypeError, ValueError."""
+def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
+    """``value`` as a finite, non-empty floating tensor of shape (..., m, n). Raises TypeError, ValueError.
+
+    most: of the entries in size; eigenvalues of larger ones than ``LARGEST`` may be no floats.
+    """
     value = floating(name, value)
+    if most < math.inf and max(map(abs, ends(value)[0])) > most:
+        raise ValueError(f"{name} must hold numbers of at most {most:g} in size; change the unit")
     if value.ndim < 2 or 0 in value.shape:
         raise ValueError(f"{name} must be a non-empty (..., m, n) tensor, not of shape {tuple(value.shape)}")
     return value

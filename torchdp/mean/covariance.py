@@ -176,7 +176,7 @@ def project_covariance(matrix: Tensor) -> Tensor:
 
 def _square(matrix: Tensor) -> Tensor:
     """(*batch, d, d), at least float32."""
-    matrix = checks.matrix("matrix", matrix)
+    matrix = checks.matrix("matrix", matrix, checks.LARGEST)
     if matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(f"matrix must have shape (..., d, d), not {tuple(matrix.shape)}")
     return matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()

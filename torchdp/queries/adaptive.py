@@ -79,7 +79,9 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         """
         Q, W, full = self._small
         law = h @ self.client.matrix.mT  # (b, outputs)
-        seen = Q / law.sqrt()[..., None]  # M = seen^T seen would lose half of the digits: an h of few types has few
+        seen = (
+            Q / law.sqrt()[..., None]
+        )  # M = seen^T seen would lose half of the digits: an h of few types has few
         triangle = torch.linalg.qr(seen, mode="r").R
         weights = torch.cholesky_solve(W.mT.expand(len(h), -1, -1), triangle, upper=True)  # (b, r, m)
         second = (weights * W.mT).sum(-2)
