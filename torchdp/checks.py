@@ -255,8 +255,8 @@ def integers(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def counts(name: str, value: Tensor, k: int, most: int = MOST, least: int = 0) -> Tensor:
-    """``value`` as int64 counts of shape (k,), each >= 0, of least to most users. Raises TypeError, ValueError."""
+def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) -> Tensor:
+    """``value`` as int64 counts of shape (k,), each >= 0, of fewest to most users. Raises TypeError, ValueError."""
     value = dense(name, value)
     if value.shape != (k,):
         raise ValueError(f"{name} must have shape ({k},), one count for each type, not {tuple(value.shape)}")
@@ -274,7 +274,7 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, least: int = 0) -
         raise ValueError(f"{name} must hold no negative counts")
     if total > most:
         raise ValueError(f"{name} must add up to at most {most} users; draw larger sums in parts")
-    if total < least:
+    if total < fewest:
         raise ValueError(f"{name} must count at least one user")
     return value.to(torch.int64)
 

@@ -107,10 +107,7 @@ class GaussianCovariance(GaussianRelease):
         return Covariance(value, mse.sqrt(), n, mean=error)
 
     def exact(self, summary: Crowd) -> Tensor:
-        crowd = self.counted(summary)
-        counts = crowd.counts.double()
-        off = crowd.values.double() - counts @ crowd.values.double() / crowd.n
-        return (counts[:, None] * off).mT @ off / crowd.n
+        return self.counted(summary).covariance
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """tau^2 Q/2 + (tau/t)^4 Q + (tau/t)^2 (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - c, exactly.
@@ -118,8 +115,7 @@ class GaussianCovariance(GaussianRelease):
         Q_ij = G_ii G_jj + G_ij^2, G = B B^T.
         """
         crowd = self.counted(summary)
-        mean = crowd.counts.double() @ crowd.values.double() / crowd.n
-        own, of_mean, _ = self._parts(crowd.n, mean - self.encoding.centre)
+        own, of_mean, _ = self._parts(crowd.n, crowd.mean - self.encoding.centre)
         return own + of_mean
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

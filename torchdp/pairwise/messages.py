@@ -12,9 +12,9 @@ from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import ROUNDING, LocalPairs
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Layout, Limits, Tally
+from torchdp.protocol import Layout, Limits, Relay, Tally
 from torchdp.protocol.interval import ErrorParts
-from torchdp.randomizers import PrivUnit, PrivUnitG
+from torchdp.randomizers import BallRandomizer, PrivUnit, PrivUnitG
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class TwoMessage(LocalPairs):
 
 
 @dataclass(frozen=True)
-class SingleMessage(LocalPairs):
+class SingleMessage(LocalPairs, Relay[Tensor, Tensor, BallRandomizer]):
     """Protocols in which each user sends its vector once, at the full epsilon.
 
     kind: PrivUnitG, or PrivUnit, whose noise is less by a fraction of order 1/r (a quarter at r = 16, epsilon = 8).
@@ -128,7 +128,7 @@ class SingleMessage(LocalPairs):
         super().__post_init__()
 
     @cached_property
-    def client(self) -> PrivUnit | PrivUnitG:
+    def client(self) -> PrivUnit | PrivUnitG:  # type: ignore[override]
         """What a user runs."""
         return self.kind(self.statistic.dim, self.epsilon, self.statistic.radius)
 
@@ -136,21 +136,9 @@ class SingleMessage(LocalPairs):
     def guarantee(self) -> Guarantee:
         return replace(self.client.guarantee, exact=False)  # exact for the ball, these are k points of it
 
-    @property
-    def bits_per_user(self) -> float:
-        return self.client.bits_per_user
-
-    def limits(self, n: int) -> dict[str, Limits]:
-        return self.client.limits(n)
-
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.client.speak(self.statistic.points[x], draws)
-
-    def encode(self, messages: Tensor) -> bytes:
-        return self.client.encode(messages)
-
-    def decode(self, data: bytes) -> Tensor:
-        return self.client.decode(data)
+    def shown(self, x: Tensor) -> Tensor:
+        """The users' vectors."""
+        return self.statistic.points[x]
 
     def mean_point(self, tally: Tally) -> Tensor:
         return tally["sum"] / tally.n
@@ -176,14 +164,6 @@ class OneMessage(SingleMessage):
     @property
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
-
-    @property
-    def layout(self) -> Layout:
-        return self.client.layout
-
-    def tally(self, messages: Tensor) -> Tally:
-        """Messages (n, r)."""
-        return self.client.tally(messages)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.hear_types(self.statistic.points, self.summary(x), draws)
@@ -258,6 +238,9 @@ class OneMessagePairs(SingleMessage):
         total = self.client.tally(messages)
         squares = checks.floating("messages", messages).double().square().sum(0)
         return Tally(total.n, {"sum": total["sum"], "squares": squares})
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return LocalPairs.hear(self, x, draws)
 
     def limits(self, n: int) -> dict[str, Limits]:
         return {**super().limits(n), "squares": Limits(0.0, n * self.client.reach**2)}

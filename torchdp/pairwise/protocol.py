@@ -89,7 +89,7 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     def counted(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
-        return checks.counts("summary", summary, self.statistic.types, least=1).to(self.statistic.points.device)
+        return checks.counts("summary", summary, self.statistic.types, fewest=1).to(self.statistic.points.device)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.statistic.exact(summary)

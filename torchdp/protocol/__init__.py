@@ -22,9 +22,9 @@
 from torchdp.protocol.choice import Candidate, Choice
 from torchdp.protocol.curator import CuratorProtocol
 from torchdp.protocol.message import LocalProtocol, MessageProtocol
-from torchdp.protocol.protocol import Protocol
+from torchdp.protocol.protocol import OfCrowds, Protocol
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
-from torchdp.protocol.relay import Relay
+from torchdp.protocol.relay import CrowdRelay, Relay
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol
 
@@ -32,6 +32,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Crowd",
+    "CrowdRelay",
     "CuratorProtocol",
     "Estimate",
     "InteractiveProtocol",
@@ -40,6 +41,7 @@ __all__ = [
     "LocalProtocol",
     "MessageProtocol",
     "Objective",
+    "OfCrowds",
     "Protocol",
     "Relay",
     "Tally",

@@ -71,6 +71,17 @@ class Crowd:
         """Users."""
         return int(self.counts.sum())
 
+    @property
+    def mean(self) -> Tensor:
+        """Of the users' values, float64."""
+        return self.counts.double() @ self.values.double() / self.n
+
+    @property
+    def covariance(self) -> Tensor:
+        """Of the users' values (m, d), divisor n: (d, d), float64."""
+        off = self.values.double() - self.mean
+        return (self.counts.double()[:, None] * off).mT @ off / self.n
+
     @staticmethod
     def checked(summary: object, admit: Callable[[Tensor], Tensor]) -> "Crowd":
         """``summary``, a crowd of one user at least, its values admitted, no gradient. Raises TypeError, ValueError."""

@@ -32,7 +32,7 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
 
     def counted(self, summary: Tensor) -> Tensor:
         """summary, (k,) whole numbers of users, not all 0. Raises TypeError, ValueError."""
-        return checks.counts("summary", summary, self.k, least=1)
+        return checks.counts("summary", summary, self.k, fewest=1)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""

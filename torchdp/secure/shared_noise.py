@@ -27,6 +27,7 @@ class SharedNoise(ABC):
     corrupt: int
     model: Model
     absent: int
+    scale: float = 0.0  # over which the noise's tails fall by a factor e, where they are not a normal variable's
 
     @property
     def honest(self) -> int:
@@ -49,7 +50,7 @@ class SharedNoise(ABC):
 
     def farthest(self, clients: int) -> float:
         """What the noise in a sum of so many clients' messages stays below, but with a chance of 1e-300."""
-        return farthest(self.level_of(1) * math.sqrt(clients))
+        return farthest(self.level_of(1) * math.sqrt(clients), self.scale)
 
     def stretch(self, level: float) -> float:
         """How far the ends of an interval lie over those of normal noise of this deviation."""
@@ -166,15 +167,12 @@ class SharedLaplace(SharedNoise):
         self._check()
 
     @property
-    def scale(self) -> float:
+    def scale(self) -> float:  # type: ignore[override]
         """b."""
         return self.sensitivity / self.epsilon
 
     def level_of(self, clients: int) -> float:
         return self.scale * math.sqrt(2 * checks.integer("clients", clients, 0, self.clients) / self.honest)
-
-    def farthest(self, clients: int) -> float:
-        return farthest(self.level_of(1) * math.sqrt(clients), self.scale)
 
     def stretch(self, level: float) -> float:
         return laplace_stretch(level)

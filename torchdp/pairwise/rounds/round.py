@@ -80,7 +80,7 @@ class Round(LocalProtocol[Tensor, Tensor]):
 
     def counted(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError, ValueError."""
-        return checks.counts("summary", summary, len(self.points), least=1).to(self.points.device)
+        return checks.counts("summary", summary, len(self.points), fewest=1).to(self.points.device)
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         vectors = [each.speak(self.points[x], draws) for each in self.randomizers]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, LocalProtocol, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, LocalProtocol, Objective, OfCrowds, Tally
 from torchdp.protocol.records import farthest
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
@@ -44,7 +44,7 @@ class BallMoments:
 
 
 @dataclass(frozen=True)
-class BallRandomizer(LocalProtocol[Crowd, Tensor]):
+class BallRandomizer(OfCrowds, LocalProtocol[Crowd, Tensor]):
     """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
 
     The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
@@ -113,12 +113,6 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
             raise ValueError(f"x must have shape (n, {self.dim}) with n >= 1, not {tuple(x.shape)}")
         return x
 
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.admit)
-
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
         users = x.detach().reshape(-1, self.dim)
@@ -174,8 +168,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' mean, (dim,)."""
-        crowd = self.counted(summary)
-        return crowd.counts.double() @ crowd.values.double() / crowd.n
+        return self.counted(summary).mean
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(variance + outer mean(x_i^2))/n."""
