@@ -11,8 +11,8 @@ from torchdp.randomness import keyed_generator
 UNLIKELY = 1e-6  # level of every statistical test
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
 
 
 def normal(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp import draws
@@ -12,10 +13,6 @@ from torchdp.draws import Simulated
 from torchdp.shuffle.draws import logarithmic, scattered_negative_binomial, scattered_poisson
 
 ALPHA = 1e-6
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def agrees(sample, law):

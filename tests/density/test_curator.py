@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.density import (
     CentralKDE,
@@ -41,10 +42,6 @@ FAMILIES = [
     (LaplacianBuckets(D, 1.0, 4), 6),
 ]
 IDS = [type(family).__name__ for family, _ in FAMILIES]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def points(n, seed=1):

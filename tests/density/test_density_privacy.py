@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
+from laws import generator
 
 from torchdp.density import (
     GaussianFourier,
@@ -22,10 +23,6 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum, delta_of, epsilon_of
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0, 3.0)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def divergence(p, q, epsilon):

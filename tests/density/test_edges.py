@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.density import (
     Exponential,
@@ -23,10 +24,6 @@ from torchdp.protocol import Crowd
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum
 
 D = 5
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def unit(n, seed=1):

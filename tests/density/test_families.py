@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.density import (
     Exponential,
@@ -37,10 +38,6 @@ EVERY = [
     Projected(40, GaussianSquareWave(D, 1.3)),
     Projected(40, GaussianFourier(D, 1.3)),
 ]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def ball(n, d, seed):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.density import (
@@ -22,10 +23,6 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import CentralGaussianSum, ExactSum, PoissonSum, RandomizedResponseSum
 
 D, CLASSES, DELTA = 8, 3, 1e-5
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def clusters(n, spread=0.15, seed=1):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.density import Density, GaussianFourier, GaussianOrthogonal
@@ -11,10 +12,6 @@ from torchdp.privacy import Guarantee, Model, Neighbours
 
 D = 8
 NOTHING = Guarantee(math.inf, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, True, "none")
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def points(cosine, d=D):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.density import (
@@ -21,10 +22,6 @@ from torchdp.shuffle import PoissonSum
 ALPHA = 1e-4
 D = 5
 FAMILIES = [GaussianFourier(D, 1.3), GaussianSquareWave(D, 1.3), GaussianOrthogonal(D, 1.3)]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 class Words:

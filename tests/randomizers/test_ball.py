@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.noise import SeededNoise
@@ -28,10 +29,6 @@ MAKE = {
     "Gaussian": lambda dim, epsilon, radius=1.0: GaussianVector(dim, epsilon, radius, delta=1e-6),
 }
 every = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE.keys())
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
 
 
 def said(randomizer, x, noise):

@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy.special import betainc
 from scipy.stats import chi2
 
@@ -16,10 +17,6 @@ EPSILONS = [1e-6, 0.01, 1, 8, 20, 50]
 # gamma for dim 256, and variances, as published here and there; the second argument is dim.
 GAMMA = {(0.5, 256): 0.012466962, (1, 256): 0.024861862, (4, 256): 0.094606970, (8, 256): 0.170344762}
 VARIANCE = {(1, 16): 6.10472, (1, 256): 6.31574, (1, 4096): 6.32915, (8, 16): 0.100582, (8, 4096): 0.132774}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def cap(dim, g):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRelease, PrivUnit, PrivUnitG, ProjUnit
@@ -18,10 +19,6 @@ KINDS = [
     lambda dim: PointRelease(dim, 4.0, 1.5),
     lambda dim: GaussianVector(dim, 4.0, 1.5, delta=1e-6),
 ]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def points(dim, dtype=torch.float64):

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 from scipy.linalg import hadamard
 
@@ -32,10 +33,6 @@ ORACLES = [
     SubsetSelection,
     HadamardResponse,
 ]
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
 
 
 def normal(*shape, seed=0):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp import workloads
 from torchdp.randomizers import (
@@ -25,10 +26,6 @@ WORKLOADS = {
     "one query": torch.tensor([[1.5, -0.3, -2.2, 0.6, -1.1]], dtype=torch.float64),
     "ranges": workloads.all_ranges(5).dense(),
 }
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def tuned(W, epsilon, average=True, **options):

@@ -15,10 +15,6 @@ from torchdp.randomizers.ball.sphere import uniform_coordinate
 EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def lifted(x):
     """x' in the ball of R^d -> u on the sphere of R^{d+1}."""
     return np.concatenate([x, np.sqrt(np.maximum(0, 1 - np.square(x).sum(-1, keepdims=True)))], -1)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 from scipy.special import log_ndtr, ndtr
 
@@ -13,10 +14,6 @@ from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG
 
 ALPHA = 1e-6
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
 
 
 def moment_scores(samples, mean, variance, correlated=0.0):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.draws import Simulated
@@ -12,10 +13,6 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit, ProjUnit
 from torchdp.randomizers.ball.sphere import CapLaw
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def by_definition(randomizer, x, number, seed):

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.noise import SeededNoise
@@ -15,10 +16,6 @@ from torchdp.randomizers import RandomizedResponse
 
 ALPHA = 1e-6
 EPSILONS = [1e-3, 0.01, 0.1, 0.3, 0.5, 1, 2, 4, 6, 8, 12, 20]
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
 
 
 def channel(randomizer):

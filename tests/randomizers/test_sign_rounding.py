@@ -15,10 +15,6 @@ EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 BOTH = pytest.mark.parametrize("kind", [DuchiJordanWainwright, PointRelease])
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def norms(*values):
     return torch.tensor(values, dtype=torch.float64)
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.noise import SeededNoise
@@ -11,10 +12,6 @@ from torchdp.protocol import Tally
 from torchdp.randomizers import HadamardResponse, RandomizedResponse, StrategyMatrix
 
 ALPHA = 1e-6
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
 
 
 def normal(*shape, seed=0):

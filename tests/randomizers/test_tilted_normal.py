@@ -5,6 +5,7 @@ import math
 import mpmath
 import pytest
 import torch
+from laws import generator
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import chi2
@@ -21,10 +22,6 @@ TABLE = {
     8: 2.742944791,
     20: 5.289202385,
 }
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def excess(epsilon, k):

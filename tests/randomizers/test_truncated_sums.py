@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 from scipy.integrate import quad
 from scipy.interpolate import CubicSpline
@@ -16,10 +17,6 @@ from torchdp.randomizers.ball.truncated_sums import excess_moments, quantile, tr
 
 THRESHOLDS = [4e-7, 0.004, 0.4, 2.7, 9.0]
 Z = torch.linspace(-7, 7, 14 * 500 + 1, dtype=torch.float64)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def at(threshold, copies, z):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from laws import generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.noise import SeededNoise
@@ -35,10 +36,6 @@ from torchdp.secure.frames import (
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
 
 SECRET, SESSION_NONCE, KEY = bytes(range(32)), bytes(32), bytes(range(1, 33))
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def protocol(n=24, absent=3, **settings):

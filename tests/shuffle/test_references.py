@@ -5,16 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
 from torchdp.shuffle import CentralGaussianSum, CuratorSums, ExactSum, RoundedGaussianSum, delta_of, epsilon_of
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 2.0, 30.0])

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import special, stats
 
 from torchdp.noise import SeededNoise
@@ -32,10 +33,6 @@ from torchdp.sketching.noise import EVERYBODY
 
 EPSILON, DELTA, BOUND = 0.7, 1e-5, 1.3
 MU = 1 / gaussian_sigma(EPSILON, DELTA)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def rows(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.sketching import (
@@ -18,10 +19,6 @@ from torchdp.sketching import (
 )
 
 ALPHA = 1e-6
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def dense_sketch(n, m, s, *, generator):

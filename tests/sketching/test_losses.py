@@ -7,6 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from laws import generator
 
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
@@ -21,10 +22,6 @@ from torchdp.sketching import (
     osnap,
 )
 from torchdp.sketching.losses import client_losses, convex_delta, copy_losses, gaussian_delta, worst_loss
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("epsilon", [1e-4, 0.03, 1.0, 8.0])

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import signal, stats
 
 from torchdp.noise import SeededNoise
@@ -21,10 +22,6 @@ from torchdp.sketching import (
 )
 
 ALPHA = 1e-6
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
 
 
 def rows_of(*counts):

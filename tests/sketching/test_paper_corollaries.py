@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
@@ -24,10 +25,6 @@ from torchdp.sketching import (
 from torchdp.sketching.coalition import row_loss
 
 DELTA = 1e-6
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def exact_log_delta(noise, sketch, bound, epsilon):

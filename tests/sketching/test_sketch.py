@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.sketching import (
     Sketch,
@@ -15,10 +16,6 @@ from torchdp.sketching import (
     osnap_blocks,
     rademacher,
 )
-
-
-def generator(seed=0, device="cpu"):
-    return torch.Generator(device).manual_seed(seed)
 
 
 def normal(*shape, seed=0):

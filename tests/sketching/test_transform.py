@@ -4,13 +4,10 @@ import re
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.sketching import Sketch, balanced_osnap, ones, osnap, rademacher
 from torchdp.sketching.transform import add_rows
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def sketches():
