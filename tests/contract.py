@@ -187,6 +187,8 @@ class Contract:
         foreign = {name: torch.zeros(*part.shape, 97) for name, part in tally.parts.items()}
         for wrong in (Tally(tally.n, foreign), Tally(tally.n, {}), "text"):
             self.refuse(wrong)
+        if hasattr(self.protocol, "law"):  # of so many users
+            self.refuse(Tally(10**9, tally.parts), "analyse")
 
     def refuse(self, tally, *names):
         """That no verb that takes tallies takes this one, and that each says so in words of its own."""

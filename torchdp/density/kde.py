@@ -311,6 +311,9 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     def limits(self, n: int) -> dict[str, Limits]:
         return {"total": self.law.limits(n)}
 
+    def impossible(self, tally: Tally) -> str | None:
+        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
+
     def admit(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
         x = self.features.family.admit(x)

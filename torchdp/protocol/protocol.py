@@ -87,7 +87,7 @@ class Protocol(ABC, Generic[S]):
         """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not be whole."""
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """(): the largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; here inf, none."""
+        """(): the largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known."""
         checks.integer("n", n, 1)
         checks.instance("objective", objective, Objective)
         return torch.tensor(torch.inf, dtype=torch.float64)

@@ -250,6 +250,9 @@ class CuratorSums(OfBits, CuratorProtocol[Tensor]):
     def limits(self, n: int) -> dict[str, Limits]:
         return {"total": self.law.limits(n)}
 
+    def impossible(self, tally: Tally) -> str | None:
+        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
+
     def admit(self, x: Tensor) -> Tensor:
         """x, (law.users, instances) bool. Raises TypeError, ValueError."""
         if len(self._bits(x)) != self.law.users:
