@@ -46,7 +46,7 @@ class Limits:
 
     def of(self, name: str, part: Tensor) -> list[tuple[str, Tensor, float, float]]:
         """What must lie where, with room for rounding: the numbers and their sum, each with its name."""
-        room = ROUNDING * max(abs(self.low), abs(self.high)) * part.is_floating_point()
+        room = ROUNDING * max(abs(self.low), abs(self.high)) if part.is_floating_point() else 0.0
         found = [(name, part, self.low - room, self.high + room)]
         if self.total is not None:
             least, most = (self.total * (1 + sign * ADDED) for sign in (-1, 1))
