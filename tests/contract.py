@@ -181,14 +181,13 @@ class Contract:
             both = {name: torch.stack([tally[name].to(part), part]) for name, part in wrong.parts.items()}
             self.refuse(wrong)
             self.refuse(Tally(wrong.n, both), "analyse")  # beside a possible one
-        self.refuse(Tally(0, tally.parts), "analyse")
+        for n in (0, 10**9) if hasattr(self.protocol, "law") else (0,):  # a law is of so many users
+            self.refuse(Tally(n, tally.parts), "analyse")
         for n in (-1, True, 1.5, math.nan, "4", None, 2**60):
             self.refuse(Tally(n, tally.parts))
         foreign = {name: torch.zeros(*part.shape, 97) for name, part in tally.parts.items()}
         for wrong in (Tally(tally.n, foreign), Tally(tally.n, {}), "text"):
             self.refuse(wrong)
-        if hasattr(self.protocol, "law"):  # of so many users
-            self.refuse(Tally(10**9, tally.parts), "analyse")
 
     def refuse(self, tally, *names):
         """That no verb that takes tallies takes this one, and that each says so in words of its own."""
