@@ -204,8 +204,6 @@ def test_the_covariances_projection_takes_away_what_is_below_zero():
     assert torch.allclose(project_covariance(matrix), torch.diag(torch.tensor([3.0, 0.0], dtype=torch.float64)))
 
 
-@pytest.mark.parametrize(("d", "tau"), [(1, 0.5), (3, 0.01), (20, 0.3), (20, 5.0)])
-@pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("call", [project_covariance, project_second_moment, partial(SecondMoments, 5)])
 def test_matrices_whose_eigenvalues_are_no_floats_are_refused(call):
     call(torch.full((2, 2), 1e150, dtype=torch.float64))
@@ -213,6 +211,8 @@ def test_matrices_whose_eigenvalues_are_no_floats_are_refused(call):
         call(torch.full((2, 2), 1e308, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(("d", "tau"), [(1, 0.5), (3, 0.01), (20, 0.3), (20, 5.0)])
+@pytest.mark.parametrize("spread", [False, True])
 def test_guarantee_the_projections_error_is_below_its_bound(d, tau, spread):
     exact = torch.eye(d, dtype=torch.float64) / d if spread else torch.zeros(d, d, dtype=torch.float64)
     noisy = exact + tau * symmetrised(normal(400, d, d, seed=11), 2)
