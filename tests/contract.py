@@ -15,6 +15,7 @@ enumeration, or "same draws, same sum", stays beside it.
 import dataclasses
 import math
 import random
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -23,10 +24,11 @@ import torch
 from attacks import strongest
 from laws import generator, one_law, z_scores
 
-from torchdp.collection import Journal
+from torchdp.collection import Collection, Journal
 from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import Arithmetic
-from torchdp.protocol import Crowd, Objective, Tally
+from torchdp.protocol import Crowd, LocalProtocol, Objective, Tally
+from torchdp.regression import SecondMoments
 from torchdp.secure import SecureSums
 from torchdp.shuffle.sums import Shuffled
 
@@ -177,19 +179,33 @@ class Contract:
             found = self.protocol.estimate(x), self.protocol.exact(self.protocol.summary(self.protocol.admit(x)))
             assert not (found[0].value.requires_grad or found[1].requires_grad)
 
-    def test_a_foreign_tally_is_refused(self):
+    def test_a_tally_that_nobody_can_have_sent_is_refused(self):
         tally = self.protocol.collect(self.x, noise=SeededNoise(1))
-        name = next(iter(tally.parts))
-        odd = {**tally.parts, name: torch.zeros(*tally[name].shape, 97)}
-        for wrong in [
-            Tally(tally.n, odd),
-            Tally(0, tally.parts),
-            Tally(-1, tally.parts),
-            Tally(tally.n, {}),
-            "text",
-        ]:
-            with pytest.raises((TypeError, ValueError)):
-                self.protocol.analyse(wrong)
+        for wrong in never_sent(tally):
+            both = {name: torch.stack([tally[name].to(part), part]) for name, part in wrong.parts.items()}
+            self.refuse(wrong)
+            self.refuse(Tally(wrong.n, both), "analyse")  # beside a possible one
+        for n in (0, 10**9) if hasattr(self.protocol, "law") else (0,):  # a law is of so many users
+            self.refuse(Tally(n, tally.parts), "analyse")
+        for n in (-1, True, 1.5, math.nan, "4", None, 2**60):
+            self.refuse(Tally(n, tally.parts))
+        foreign = {name: torch.zeros(*part.shape, 97) for name, part in tally.parts.items()}
+        for wrong in (Tally(tally.n, foreign), Tally(tally.n, {}), "text"):
+            self.refuse(wrong)
+
+    def refuse(self, tally, *names):
+        """That no verb that takes tallies takes this one, and that each says so in words of its own."""
+        p = self.protocol
+        verbs = [getattr(p, name, p.check) for name in names or ("check", "analyse", "add")]
+        if isinstance(p, LocalProtocol) and not names:
+            verbs.append(partial(Collection.of(p).add, "batch"))
+        for verb in verbs:
+            with pytest.raises((TypeError, ValueError), match=r"tally|must be|NaN"):
+                verb(tally)
+
+    def test_tallies_of_its_own_law_are_taken(self, summary):
+        tally = self.protocol.sample_tally(summary, generator=generator(2), sample_shape=(200,))
+        assert self.protocol.check(tally) is tally
 
     def test_randomness_is_typed(self, summary):
         for wrong in (generator(), 1):
@@ -273,10 +289,39 @@ class MessageContract(Contract):
 class LocalContract(MessageContract):
     """Each message stands alone."""
 
+    many = 100  # times the users whose tallies must be taken; more where the law is drawn without messages
+
     def test_one_user_speaks(self):
         sent = [self.protocol.randomize(row[None]) for row in self.x]
         tally = self.protocol.add(*map(self.protocol.tally, sent))
         assert tally.n == len(self.x) and self.protocol.analyse(tally).n == len(self.x)
+
+    def test_counts_that_do_not_add_up_are_refused(self):
+        """What each user alone adds says what counts are: never negative or above n, and of what sum."""
+        users, p = enumerate(self.x), self.protocol
+        sent = [p.tally(p.randomize(row[None], noise=SeededNoise(seed))) for seed, row in users]
+        tally = p.add(*sent)
+        for name, part in tally.parts.items():
+            alone = torch.stack([each[name] for each in sent])
+            if part.is_floating_point() or not part.numel() or alone.min() < 0 or alone.max() > 1:
+                continue
+            place = torch.zeros_like(part).flatten()
+            place[0], place[-1] = 1, -1
+            moved = place.view_as(part) * (tally.n + 1)  # the sum stays
+            for wrong in (part + moved, part - moved, part * 0 - 1, part * 0 + tally.n + 1):
+                self.refuse(Tally(tally.n, {**tally.parts, name: wrong}))
+            if len(alone.flatten(1).sum(1).unique()) == 1:
+                for n in (1, tally.n - 1, tally.n + 1, 10**9):
+                    self.refuse(Tally(n, tally.parts))
+                self.refuse(Tally(tally.n, {**tally.parts, name: part + place.clamp_min(0).view_as(part)}))
+
+    def test_tallies_of_one_user_and_of_very_many_are_taken(self, summary):
+        p, draws = self.protocol, generator(3)
+        for x in (self.x[:1], self.x[-1:], self.x[:1].expand(self.x.shape).contiguous()):
+            heard = p.collect(x, noise=SeededNoise(2))
+            p.check(p.add(heard, p.empty, heard))
+            p.check(p.sample_tally(p.summary(p.admit(x)), generator=draws, sample_shape=(200,)))
+        p.check(p.sample_tally(times(summary, self.many), generator=draws, sample_shape=(3,)))
 
     def test_the_length_is_what_is_sent(self):
         data = self.protocol.encode(self.protocol.randomize(self.x))
@@ -314,6 +359,28 @@ class RelayContract(LocalContract):
         assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol) * (
             1 + 1e-9
         )
+
+
+def never_sent(tally):
+    """Tallies that no users can have sent, each for one part alone."""
+    for name, part in tally.parts.items():
+        whole = not part.is_floating_point()
+        far = torch.iinfo(part.dtype).max if whole else 1e6 * float(part.abs().max() + tally.n)
+        alone = part.clone()
+        alone.view(-1)[:1] = -far
+        odd = [torch.full_like(part, far), torch.full_like(part, -far), alone]
+        odd += [part + 0.5] if whole else [part * math.nan, part + math.inf]
+        for wrong in odd if part.numel() else ():
+            yield Tally(tally.n, {**tally.parts, name: wrong})
+    if any(bool(part.any()) for part in tally.parts.values()):
+        yield Tally(0, tally.parts)
+
+
+def times(summary, m):
+    """The summary of m times as many users."""
+    if isinstance(summary, Crowd):
+        return Crowd(summary.values, summary.counts * m)
+    return SecondMoments(summary.clients * m, summary.matrix * m) if hasattr(summary, "matrix") else summary * m
 
 
 def states():

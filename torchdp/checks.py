@@ -155,9 +155,14 @@ def device(name: str, value: torch.device | str) -> torch.device:
     return found
 
 
-def matrix(name: str, value: Tensor) -> Tensor:
-    """``value`` as a finite, non-empty floating tensor of shape (..., m, n). Raises TypeError, ValueError."""
+def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
+    """``value`` as a finite, non-empty floating tensor of shape (..., m, n). Raises TypeError, ValueError.
+
+    most: of the entries in size; eigenvalues of larger ones than ``LARGEST`` may be no floats.
+    """
     value = floating(name, value)
+    if most < math.inf and max(map(abs, ends(value)[0])) > most:
+        raise ValueError(f"{name} must hold numbers of at most {most:g} in size; change the unit")
     if value.ndim < 2 or 0 in value.shape:
         raise ValueError(f"{name} must be a non-empty (..., m, n) tensor, not of shape {tuple(value.shape)}")
     return value
@@ -226,6 +231,16 @@ def indices(name: str, value: Tensor, k: int) -> Tensor:
     return whole_below(name, value, k).to(torch.int64)
 
 
+def types(name: str, value: Tensor, k: int, widen: bool = True) -> Tensor:
+    """``value``, (n,) types below k, n >= 1; int64, or of any width. Raises TypeError, ValueError."""
+    value = indices(name, value, k) if widen else whole_below(name, value, k)
+    if value.ndim != 1 or len(value) == 0:
+        raise ValueError(
+            f"{name} must have shape (n,) with n >= 1, one type for each user, not {tuple(value.shape)}"
+        )
+    return value
+
+
 def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
     value = integers(name, value)
@@ -249,8 +264,8 @@ def integers(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def counts(name: str, value: Tensor, k: int, most: int = MOST) -> Tensor:
-    """``value`` as int64 counts of shape (k,), each >= 0, at most so many users. Raises TypeError, ValueError."""
+def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) -> Tensor:
+    """``value`` as int64 counts of shape (k,), each >= 0, of fewest to most users. Raises TypeError, ValueError."""
     value = dense(name, value)
     if value.shape != (k,):
         raise ValueError(f"{name} must have shape ({k},), one count for each type, not {tuple(value.shape)}")
@@ -268,6 +283,8 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST) -> Tensor:
         raise ValueError(f"{name} must hold no negative counts")
     if total > most:
         raise ValueError(f"{name} must add up to at most {most} users; draw larger sums in parts")
+    if total < fewest:
+        raise ValueError(f"{name} must count at least one user")
     return value.to(torch.int64)
 
 

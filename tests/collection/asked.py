@@ -7,7 +7,7 @@ import torch
 
 from torchdp import checks
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.protocol import Estimate, Objective, Tally, TypeProtocol
+from torchdp.protocol import Estimate, Limits, Objective, Tally, TypeProtocol
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class Votes(TypeProtocol):
     @property
     def layout(self):
         return {"votes": ((self.k,), torch.int64)}
+
+    def limits(self, n):
+        return {"votes": Limits(0, n, n)}
 
     @property
     def outputs(self):
@@ -67,6 +70,10 @@ class Places(Votes):
     @property
     def layout(self):
         return {"place": ((self.places.shape[1],), torch.float64), "square": ((), torch.float64)}
+
+    def limits(self, n):
+        size = float(self.places.abs().max())
+        return {"place": Limits.around(n * size), "square": Limits(0.0, n * self.places.shape[1] * size**2)}
 
     @property
     def subject(self):

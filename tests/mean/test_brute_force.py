@@ -203,7 +203,7 @@ def test_guarantee_pure_noise_hides_products_whose_furthest_point_no_search_find
         domain, corners = linear_image(mixed, domain), corners @ mixed.mT
     protocol = PureMean.tuned(domain, epsilon=1.0)
     u = protocol.encoding(corners)
-    assert u.clamp(*protocol.limits).tolist() == [pytest.approx(row) for row in u.tolist()]  # nothing true is cut
+    assert u.clamp(*protocol.ends).tolist() == [pytest.approx(row) for row in u.tolist()]  # nothing true is cut
     loss, start = torch.zeros(len(u), len(u)).double(), 0
     for block, scale in zip(protocol.blocks, protocol.scales, strict=True):
         part = u[:, start : start + block.size]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gaussians import rounded
+from laws import generator
 
 from torchdp.domains import Box, FiniteSet, difference_shape, least_error_shape, lp_ball, noise_shape, round_shape
 from torchdp.factorization import gamma_box
@@ -15,10 +16,6 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_log_delta
 from torchdp.protocol import Crowd
 from torchdp.rounded import RoundedNormal
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def uniform(*shape, seed=0):

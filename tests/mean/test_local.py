@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.domains import Box, FiniteSet, lp_ball, noise_shape
 from torchdp.mean import LocalMean
@@ -11,10 +12,6 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.protocol import Crowd
 from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def box(*sides):

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.domains import Box, FiniteSet, difference_shape, lp_ball, noise_shape
@@ -22,11 +23,6 @@ from torchdp.mean import (
 )
 from torchdp.mean.lower_bounds import distributional_approximate_lower_bound
 from torchdp.randomizers import PrivUnitG
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
 
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
 POINTS = FiniteSet(torch.rand(9, 4, dtype=torch.float64, generator=generator(3)))

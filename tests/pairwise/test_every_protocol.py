@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from contract import never_sent
 
 import torchdp.pairwise as pairwise
 from torchdp.noise import SeededNoise
@@ -50,20 +51,16 @@ def made(name):
 def test_tallies_that_no_users_can_have_sent(name):
     protocol = made(name)
     tally = protocol.collect(TYPES, noise=SeededNoise(1))
-    protocol.analyse(tally)
+    for wrong in never_sent(protocol.check(tally)):
+        with pytest.raises(ValueError, match=r"can have sent|must be|NaN"):
+            protocol.analyse(wrong)
+        if hasattr(protocol, "round") and wrong.n and not torch.equal(wrong["0.vector0"], tally["0.vector0"]):
+            with pytest.raises(ValueError, match=r"can have sent|must be|NaN"):
+                protocol.round(protocol.split(wrong)[:1])
     for part, each in tally.parts.items():
-        for wrong in (each + 10**12, each - 10**12):
-            given = {**tally.parts, part: wrong}
-            both = {key: torch.stack([tally[key], given[key]]) for key in given}  # in a batch too
-            for parts in (given, both):
-                with pytest.raises(ValueError, match="can have sent"):
-                    protocol.analyse(Tally(N, parts))
         if len(tally.parts) > 1:
             with pytest.raises(ValueError, match="same leading dimensions"):
                 protocol.analyse(Tally(N, {**tally.parts, part: each[None]}))
-    if name in ("StrategyReports", "RandomizedResponsePlugIn"):
-        with pytest.raises(ValueError, match="can have sent"):
-            protocol.analyse(Tally(N + 1, tally.parts))
 
 
 @pytest.mark.parametrize("name", ["OneMessagePairs", "SubsetPairs"])

@@ -56,7 +56,8 @@ class WrongVariance(PrivateCDF):
 
 class WrongHalf(PrivateCDF):
     def tally(self, messages):
-        return Tally(len(messages), {n: p // 2 for n, p in super().tally(messages).parts.items()})
+        heard = super().tally(messages)
+        return Tally(heard.n, {**heard.parts, "yes": heard["yes"] // 2})
 
 
 class Biased(PrivateCDF):

@@ -27,6 +27,22 @@ def squares(protocol, counts, trials=2_000, seed=b"draws"):
     return found, (found.value - protocol.exact(counts)).square().mean(-1)
 
 
+@pytest.mark.parametrize("outputs", [3, 9])
+@pytest.mark.parametrize("epsilon", [1e-6, 1.0, 40.0])
+def test_decoding_ends_for_every_strategy_and_histogram(epsilon, outputs):
+    """M has entries of 1 and of e^epsilon where all users hold one type: rounded, it is not positive definite."""
+    Q = 1 + torch.eye(3, dtype=torch.float64).repeat(outputs // 3, 1) * math.expm1(epsilon)
+    protocol = AdaptiveOracle(torch.eye(3), StrategyMatrix(Q / Q.sum(0)))
+    for counts in torch.tensor([[200, 0, 0], [1, 0, 0], [100, 100, 0]]):
+        found = protocol.sample_estimate(counts, generator=keyed_generator(b"one type"), sample_shape=(5,))
+        predicted = protocol.predicted_mse(counts)
+        assert bool(found.value.isfinite().all() and predicted.isfinite().all())
+        q = math.exp(-epsilon) / (1 + 2 * math.exp(-epsilon))
+        p = 1 - 2 * q
+        exact = (q * (1 - q) + (p - q) * (1 - p - q) * counts / counts.sum()) / (p - q) ** 2 / counts.sum()
+        assert bool((predicted <= exact * (1 + 1e-6) + 1e-9).all())  # no more than decoded once
+
+
 def test_values_and_errors_are_those_of_weighted_least_squares():
     Q = strategy(5, 9, 1.0)
     W, counts = workloads.prefix(5).dense(), torch.tensor([400, 0, 30, 500, 70])

@@ -12,6 +12,7 @@ from scipy import stats
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta
+from torchdp.protocol import Tally
 from torchdp.regression import AdaSSP, LocalRows, ModSulq, SecondMoments, SufficientStatistics, paper, phi
 from torchdp.regression.local import wishart
 
@@ -34,6 +35,13 @@ class TestLocalRows(LocalContract):
 
     def truth(self):
         return products(self.x[:, :2], self.x[:, 2])
+
+    def test_sums_of_squares_that_no_rows_have_are_refused(self):
+        gram = self.protocol.collect(self.x, noise=SeededNoise(1))["gram"]
+        own = gram.diagonal().diag()
+        for wrong in (gram.triu(), own - gram, own + (own[0, 0] * own[1, 1]).sqrt() * 1.01 * (1 - torch.eye(3))):
+            with pytest.raises(ValueError, match="gram holds no products of rows"):
+                self.protocol.analyse(Tally(len(self.x), {"gram": wrong}))
 
 
 class TestModSulq(Contract):

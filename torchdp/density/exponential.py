@@ -32,22 +32,6 @@ class Exponential(OneTermFamily):
         object.__setattr__(self, "radius", checks.positive("radius", self.radius))
 
     @property
-    def coordinates(self) -> int:
-        return 1
-
-    @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
-    def support(self) -> int:
-        return 1
-
-    @property
-    def bias(self) -> float:
-        return 0.0
-
-    @property
     def hyperplanes(self) -> float:
         """L: their expected number in one repetition."""
         d = self.dimension
@@ -107,6 +91,3 @@ class ParityFeatures(SignFeatures):
         above = (x @ self.normals.to(x).mT > self.thresholds.to(x)).to(torch.int32)
         total = torch.zeros(len(x), self.repetitions, dtype=torch.int32, device=x.device)
         return total.index_add_(1, self.owner.to(x.device), above) % 2 == 0
-
-    def g(self, y: Tensor) -> Tensor:
-        return self.f(y)

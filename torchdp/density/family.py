@@ -38,14 +38,14 @@ class Family(ABC):
         """Q: numbers of one repetition."""
 
     @property
-    @abstractmethod
     def bound(self) -> float:
         """R: the largest absolute coordinate of f."""
+        return 1.0
 
     @property
-    @abstractmethod
     def support(self) -> int:
         """S: the most coordinates of f(x) that are not zero."""
+        return self.coordinates
 
     @property
     def movement(self) -> float:
@@ -53,9 +53,9 @@ class Family(ABC):
         return float(self.support)
 
     @property
-    @abstractmethod
     def bias(self) -> float:
         """beta: the largest |E <f(x), g(y)> - k(x, y)|; queries as in ``queries``."""
+        return 0.0
 
     @abstractmethod
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "Features":
@@ -113,6 +113,10 @@ class Family(ABC):
 @dataclass(frozen=True)
 class OneTermFamily(Family):
     """A family with at most one product f(x)_j g(y)_j that is not zero; its second moments are known."""
+
+    @property
+    def coordinates(self) -> int:
+        return 1
 
     @abstractmethod
     def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
@@ -217,9 +221,9 @@ class Features(ABC):
     def f(self, x: Tensor) -> Tensor:
         """``left``, unchecked."""
 
-    @abstractmethod
     def g(self, y: Tensor) -> Tensor:
         """``right``, unchecked."""
+        return self.f(y)
 
     def share(self, x: Tensor) -> Tensor:
         """f_i(x)_j / R, in [-1, 1], unchecked."""

@@ -24,10 +24,6 @@ class GaussianKernel(Family):
         super().__post_init__()
         object.__setattr__(self, "bandwidth", checks.positive("bandwidth", self.bandwidth))
 
-    @property
-    def bias(self) -> float:
-        return 0.0
-
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-squared_distances(x, y) / self.bandwidth**2)
 
@@ -35,14 +31,6 @@ class GaussianKernel(Family):
 @dataclass(frozen=True)
 class GaussianFamily(GaussianKernel, OneTermFamily):
     """One wave of random phase for each frequency, and the frequencies independent."""
-
-    @property
-    def coordinates(self) -> int:
-        return 1
-
-    @property
-    def support(self) -> int:
-        return 1
 
     def _of(self, difference: Tensor) -> Tensor:
         """E cos <w, difference>: (..., d) -> (...)."""
@@ -101,9 +89,6 @@ class FourierFeatures(Features):
             return super().class_ones(x, labels, classes, draws, shape)
         return fused_ones(x, self.frequencies, self.phases[None], labels, classes, draws, shape)
 
-    def g(self, y: Tensor) -> Tensor:
-        return self.f(y)
-
 
 @dataclass(frozen=True)
 class GaussianSquareWave(GaussianFamily):
@@ -118,10 +103,6 @@ class GaussianSquareWave(GaussianFamily):
     exp(-||x - y||^2 / bandwidth^2); dimension >= 1, bandwidth > 0. Raises ValueError.
     Source: Schellekens, Jacques (2020), asymmetric random periodic features.
     """
-
-    @property
-    def bound(self) -> float:
-        return 1.0
 
     def query_moment(self, y: Tensor) -> Tensor:
         """pi^2/8."""

@@ -49,18 +49,6 @@ class InnerProduct(InnerProductFamily):
     def coordinates(self) -> int:
         return self.dimension
 
-    @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
-    def support(self) -> int:
-        return self.dimension
-
-    @property
-    def bias(self) -> float:
-        return 0.0
-
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "IdentityFeatures":
         """The generator is not used; repetitions round the same coordinates anew."""
         return IdentityFeatures(self, drawn(repetitions, generator)[0])
@@ -85,25 +73,13 @@ class InnerProductSigns(InnerProductFamily, OneTermFamily):
     """
 
     @property
-    def coordinates(self) -> int:
-        return 1
-
-    @property
     def bound(self) -> float:
         return math.sqrt(self.dimension)
-
-    @property
-    def support(self) -> int:
-        return 1
 
     @property
     def movement(self) -> float:
         """1: the vectors may lie along the signs."""
         return 1.0
-
-    @property
-    def bias(self) -> float:
-        return 0.0
 
     def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
         """<x, other> ||y||^2 + 2 <x, y> <other, y> - 2 sum_j x_j other_j y_j^2."""
@@ -129,9 +105,6 @@ class SignedSumFeatures(LinearFeatures):
 
     def f(self, x: Tensor) -> Tensor:
         return x @ self.signs.to(x)
-
-    def g(self, y: Tensor) -> Tensor:
-        return self.f(y)
 
 
 @dataclass(frozen=True)
@@ -164,10 +137,6 @@ class InnerProductRotated(InnerProductFamily):
     @property
     def bound(self) -> float:
         return min(1.0, self.width / math.sqrt(self.coordinates))
-
-    @property
-    def support(self) -> int:
-        return self.coordinates
 
     @property
     def bias(self) -> float:

@@ -16,7 +16,7 @@ from torchdp.density.levels import class_steps, crowd_steps, rounding_variances,
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Candidate, Choice, Crowd, CuratorProtocol, Layout, Objective, Protocol, Tally
+from torchdp.protocol import Candidate, Choice, Crowd, CuratorProtocol, Layout, Limits, Objective, Protocol, Tally
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.shuffle import BitLaw, BoundedSum, CentralGaussianSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.accounting import certified, kept, sent
@@ -307,6 +307,12 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     @property
     def layout(self) -> Layout:
         return {"total": ((self.features.instances,), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"total": self.law.limits(n)}
+
+    def impossible(self, tally: Tally) -> str | None:
+        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""

@@ -27,10 +27,6 @@ class LaplacianFamily(Family):
         object.__setattr__(self, "scale", checks.positive("scale", self.scale))
 
     @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
     def support(self) -> int:
         return 1
 
@@ -60,14 +56,6 @@ class LaplacianSigns(LaplacianFamily, OneTermFamily):
     Source: Rahimi, Recht (2007), random binning, with a sign for each bin.
     """
 
-    @property
-    def coordinates(self) -> int:
-        return 1
-
-    @property
-    def bias(self) -> float:
-        return 0.0
-
     def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
         """k(x, other), since g^2 = 1."""
         together = torch.exp(-(x - other).abs().sum(-1) / self.scale)
@@ -88,9 +76,6 @@ class BinSignFeatures(SignFeatures):
 
     def over(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         return self.grid.reader(x)
-
-    def g(self, y: Tensor) -> Tensor:
-        return self.f(y)
 
 
 @dataclass(frozen=True)
@@ -153,6 +138,3 @@ class BucketFeatures(Features):
             .scatter_(-1, hit[..., None], 1)
             .flatten(1)
         )
-
-    def g(self, y: Tensor) -> Tensor:
-        return self.f(y)

@@ -45,10 +45,6 @@ class GaussianOrthogonal(GaussianKernel):
         return 2
 
     @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
     def support(self) -> int:
         return 2
 
@@ -110,9 +106,6 @@ class OrthogonalFeatures(Features):
     def f(self, x: Tensor) -> Tensor:
         angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)  # overflow too must stay on the circle
         return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
-
-    def g(self, y: Tensor) -> Tensor:
-        return self.f(y)
 
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]

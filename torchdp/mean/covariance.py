@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
-from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.rounded_sum import RoundedSum
 
 
@@ -66,6 +66,10 @@ class GaussianCovariance(GaussianRelease):
         r = self.root.shape[1]
         return {"second": ((r, r), torch.float64), "first": ((r,), torch.float64)}
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        both = super().limits(n)
+        return {**both, "first": Limits.around(both["first"].high / self.mean_weight)}
+
     @cached_property
     def sums(self) -> RoundedSum:
         """Of (w w^T, t w)."""
@@ -103,10 +107,7 @@ class GaussianCovariance(GaussianRelease):
         return Covariance(value, mse.sqrt(), n, mean=error)
 
     def exact(self, summary: Crowd) -> Tensor:
-        crowd = self.counted(summary)
-        counts = crowd.counts.double()
-        off = crowd.values.double() - counts @ crowd.values.double() / crowd.n
-        return (counts[:, None] * off).mT @ off / crowd.n
+        return self.counted(summary).covariance
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """tau^2 Q/2 + (tau/t)^4 Q + (tau/t)^2 (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - c, exactly.
@@ -114,8 +115,7 @@ class GaussianCovariance(GaussianRelease):
         Q_ij = G_ii G_jj + G_ij^2, G = B B^T.
         """
         crowd = self.counted(summary)
-        mean = crowd.counts.double() @ crowd.values.double() / crowd.n
-        own, of_mean, _ = self._parts(crowd.n, mean - self.encoding.centre)
+        own, of_mean, _ = self._parts(crowd.n, crowd.mean - self.encoding.centre)
         return own + of_mean
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
@@ -172,7 +172,7 @@ def project_covariance(matrix: Tensor) -> Tensor:
 
 def _square(matrix: Tensor) -> Tensor:
     """(*batch, d, d), at least float32."""
-    matrix = checks.matrix("matrix", matrix)
+    matrix = checks.matrix("matrix", matrix, checks.LARGEST)
     if matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(f"matrix must have shape (..., d, d), not {tuple(matrix.shape)}")
     return matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()

@@ -13,15 +13,13 @@ from torchdp.domains.encoding import encoding
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import normal_moment
 from torchdp.domains.shapes import least_error_shape
-from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, Relay, Tally
+from torchdp.protocol import CrowdRelay, Estimate, Tally
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
 
 @dataclass(frozen=True, eq=False)
-class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
+class LocalMean(MeanProtocol, CrowdRelay[Tensor, BallRandomizer]):
     """Each user sends A^+ (x - c) through a randomizer of the ball; the analyst averages and applies A.
 
     With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T / n exactly,
@@ -78,13 +76,6 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     def shown(self, x: Tensor) -> Tensor:
         """A^+ (x - c), (n, r): what the client hides."""
         return self.encoding(x)
-
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        parts = x.split(rows_at_once(x.shape[1]))
-        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
-
-    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(Crowd(self.shown(summary.values), summary.counts), draws, shape)
 
     def noise_root(self, n: int) -> Tensor:
         """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""

@@ -10,16 +10,14 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains import Box
-from torchdp.draws import Draws, Simulated
 from torchdp.mean.covariance import Covariance
-from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, LocalProtocol, Objective, Relay, Tally
+from torchdp.protocol import Crowd, CrowdRelay, Estimate, LocalProtocol, Objective, Tally
 from torchdp.randomizers import BallRandomizer, PrivUnitG
 
 C = TypeVar("C", bound=LocalProtocol)
 
 
-class OfCovariance(Relay[Crowd, Tensor, C]):
+class OfCovariance(CrowdRelay[Tensor, C]):
     """The covariance of the users' own numbers in a box, divisor n. x: (n, d); a summary is a ``Crowd``."""
 
     domain: Box
@@ -41,18 +39,9 @@ class OfCovariance(Relay[Crowd, Tensor, C]):
             raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
         return self.domain.admit(x)
 
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.admit)
-
     def exact(self, summary: Crowd) -> Tensor:
         """The users' own covariance, divisor n: (d, d)."""
-        crowd = self.counted(summary)
-        counts, values = crowd.counts.double(), crowd.values.double()
-        off = values - counts @ values / crowd.n
-        return (counts[:, None] * off).mT @ off / crowd.n
+        return self.counted(summary).covariance
 
     def scaled(self, x: Tensor) -> Tensor:
         """w in [-1, 1], float64, (n, d)."""
@@ -128,13 +117,6 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
         products = (w[:, rows] * w[:, columns] - c * (rows == columns).double()) * weight
         return torch.cat([math.sqrt(square) * w, products], 1)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        parts = x.split(rows_at_once(self.client.dim))
-        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
-
-    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(Crowd(self.shown(summary.values), summary.counts), draws, shape)
-
     def analyse(self, tally: Tally) -> Covariance:
         n, d = self.check(tally).n, self.domain.dimension
         (square, _, c), (rows, columns, weight) = self.weights(d), self._pairs
@@ -157,8 +139,7 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
         In units of the half widths, m from the middle of the box; as if the mean message were normal.
         """
         crowd = self.counted(summary)
-        mean = crowd.counts.double() @ crowd.values.double() / crowd.n
-        own, of_mean, _ = self._parts(crowd.n, (mean - self.domain.middle) / self.half)
+        own, of_mean, _ = self._parts(crowd.n, (crowd.mean - self.domain.middle) / self.half)
         return (own + of_mean) * (self.half * self.half[:, None]).square()
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

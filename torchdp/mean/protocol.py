@@ -14,14 +14,14 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import Measured, NormError
 from torchdp.draws import Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, Objective, Protocol
+from torchdp.protocol import Crowd, Estimate, Objective, OfCrowds
 from torchdp.protocol.rounded_sum import in_blocks
 from torchdp.randomness import keyed_generator
 
 WIDTHS = 1 << 14  # draws of the noise for the width of a domain
 
 
-class DomainProtocol(Protocol[Crowd]):
+class DomainProtocol(OfCrowds):
     """Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public.
 
     domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. Points outside the domain
@@ -39,13 +39,6 @@ class DomainProtocol(Protocol[Crowd]):
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the domain. Raises TypeError, ValueError."""
         return admitted("x", checks.precise("x", x), self.domain, self.shape)
-
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        """``summary``, a crowd of points of the domain. Raises TypeError, ValueError."""
-        return Crowd.checked(summary, self.admit)
 
     def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
         """Vectors (k, r) and how many users hold each (k,), float64, block by block."""
@@ -98,8 +91,7 @@ class MeanProtocol(DomainProtocol):
         return draws.normal((count, root.shape[1])) @ root.mT
 
     def exact(self, summary: Crowd) -> Tensor:
-        crowd = self.counted(summary)
-        return crowd.counts.double() @ crowd.values.double() / crowd.n
+        return self.counted(summary).mean
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         return self.noise_root(self.counted(summary).n).square().sum(1)

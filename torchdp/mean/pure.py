@@ -18,8 +18,9 @@ from torchdp.domains.shapes import difference_shape
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Tally
 from torchdp.protocol.interval import quantile
+from torchdp.protocol.records import farthest
 
 ORDERS = (1.0, 2.0, math.inf)
 LENGTHS = 2**14  # equally likely ones of noise of l_2
@@ -44,7 +45,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     2 (q = 1), k + 1 (q = 2), (k + 1)(k + 2)/3 (q = inf). One block whose ball holds K - K is the K-norm mechanism: for
     a box of d equal sides 6 d^2/((d + 1)(d + 2)) times less variance than Laplace noise in each coordinate apart.
     ``error(n, p)`` takes the noise for Gaussian but at p = 2; intervals are those of a number of its block's noise, and
-    the widest where several make an answer. A tally is the noisy sum of u, each cut to the domain's ``limits``.
+    the widest where several make an answer. A tally is the noisy sum of u, each cut to the domain's ``ends``.
 
     shape: A and the centre of u. blocks: sizes that add up to A's columns, q in {1, 2, inf}, shares of sum 1.
     epsilon > 0. Raises TypeError, ValueError. ``tuned`` chooses.
@@ -97,7 +98,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         return min(found, key=lambda each: float(each.noise_root(1).square().sum()))
 
     @cached_property
-    def limits(self) -> tuple[Tensor, Tensor]:
+    def ends(self) -> tuple[Tensor, Tensor]:
         """The least and the largest of each coordinate of u over the domain, (r,): users' are cut to them."""
         rows, centre = self.encoding.inverse, self.encoding.centre
         low, high = -self.domain.supports(-rows, centre), self.domain.supports(rows, centre)
@@ -107,7 +108,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def diameters(self) -> list[float]:
         """D_b of each block: proved upper bounds, with what membership tests let through where it is not cut."""
         own, found, start = self.encoding, [], 0
-        corners, (low, high) = self.domain.corners(MOST_CORNERS), self.limits
+        corners, (low, high) = self.domain.corners(MOST_CORNERS), self.ends
         for block in self.blocks:
             rows, widths = (each[start : start + block.size] for each in (own.inverse, high - low))
             if block.order == 2:
@@ -154,6 +155,11 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def layout(self) -> Layout:
         return {"sum": ((self.shape.root.shape[1],), torch.float64)}
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        low, high = self.ends
+        noise = farthest(float(self.deviations.sum()), math.fsum(self.scales))
+        return {"sum": Limits.around(n * float(torch.maximum(-low, high).sum()) + noise)}
+
     def noise_root(self, n: int) -> Tensor:
         """B = A diag(deviations) / n: Cov(estimate) = B B^T exactly."""
         return self.shape.root * self.deviations / checks.integer("n", n, 1)
@@ -161,7 +167,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         total = self.shape.root.new_zeros(self.shape.root.shape[1])
         for u, counts in self.encoded(summary):
-            total = total + counts @ u.clamp(*self.limits)
+            total = total + counts @ u.clamp(*self.ends)
         return Tally(summary.n, {"sum": total + self._noise(draws, shape)})
 
     def noise(self, n: int, count: int, draws: Simulated) -> Tensor:

@@ -12,7 +12,7 @@ from torchdp.domains import Box
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.covariance import Covariance
 from torchdp.mean.local_covariance import LocalCovariance, OfCovariance
-from torchdp.protocol import Candidate, Choice, Crowd, Estimate, Objective, Tally
+from torchdp.protocol import Candidate, Choice, Crowd, Estimate, Tally
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.draws import multinomial
@@ -94,8 +94,6 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
 
     def analyse(self, tally: Tally) -> Covariance:
         n, (first, second, (rows, columns)) = self.check(tally).n, self._tables
-        if bool((tally["reports"] < 0).any()) or bool((tally["reports"].sum(-1) != n).any()):
-            raise ValueError(f"tally must hold one report of each of its {n} users")
         c, V, d = tally["reports"].double() / n, self._decoder, self.domain.dimension
         mean = c @ V.mT
         m, S = mean[..., :d], mean[..., d:]
@@ -152,12 +150,6 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         kappa = ((h @ laws) @ (V[rows] * V[columns]).mT - h @ (w[:, rows] * w[:, columns])) / n
         width = self.half[rows] * self.half[columns]
         return self._matrix((own / n + _squares(kappa, rows, columns)) * width.square())
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """inf: no bound is known."""
-        checks.integer("n", n, 1)
-        checks.instance("objective", objective, Objective)
-        return torch.tensor(torch.inf, dtype=torch.float64)
 
     def _position(self, x: Tensor) -> Tensor:
         """In steps from the lower end."""

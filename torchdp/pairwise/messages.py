@@ -9,12 +9,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
-from torchdp.pairwise.protocol import ROUNDING, LocalPairs, reach
+from torchdp.pairwise.protocol import ROUNDING, LocalPairs
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Layout, Tally
+from torchdp.protocol import Layout, Limits, Relay, Tally
 from torchdp.protocol.interval import ErrorParts
-from torchdp.randomizers import PrivUnit, PrivUnitG
+from torchdp.randomizers import BallRandomizer, PrivUnit, PrivUnitG
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class TwoMessage(LocalPairs):
     def layout(self) -> Layout:
         return {name: ((self.statistic.dim,), torch.float64) for name in ("first", "second")}
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
+
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         given = self.statistic.points[x]
         return torch.stack([self.randomizer.speak(given, draws) for _ in range(2)], 1)
@@ -81,10 +84,6 @@ class TwoMessage(LocalPairs):
             raise ValueError(f"messages must have shape (n, 2, {self.statistic.dim}), not {tuple(messages.shape)}")
         return messages
 
-    def contradiction(self, tally: Tally) -> str | None:
-        total = torch.stack([tally["first"], tally["second"]])
-        return reach(total, tally.n, self.statistic.radius, self.randomizer.moments.variance)
-
     def mean(self, tally: Tally, form: Form) -> Tensor:
         return (form.weights * tally["first"] * tally["second"]).sum(-1) / float(tally.n) ** 2 + form.constant
 
@@ -113,7 +112,7 @@ class TwoMessage(LocalPairs):
 
 
 @dataclass(frozen=True)
-class SingleMessage(LocalPairs):
+class SingleMessage(LocalPairs, Relay[Tensor, Tensor, BallRandomizer]):
     """Protocols in which each user sends its vector once, at the full epsilon.
 
     kind: PrivUnitG, or PrivUnit, whose noise is less by a fraction of order 1/r (a quarter at r = 16, epsilon = 8).
@@ -129,7 +128,7 @@ class SingleMessage(LocalPairs):
         super().__post_init__()
 
     @cached_property
-    def client(self) -> PrivUnit | PrivUnitG:
+    def client(self) -> PrivUnit | PrivUnitG:  # type: ignore[override]
         """What a user runs."""
         return self.kind(self.statistic.dim, self.epsilon, self.statistic.radius)
 
@@ -137,18 +136,9 @@ class SingleMessage(LocalPairs):
     def guarantee(self) -> Guarantee:
         return replace(self.client.guarantee, exact=False)  # exact for the ball, these are k points of it
 
-    @property
-    def bits_per_user(self) -> float:
-        return self.client.bits_per_user
-
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.client.speak(self.statistic.points[x], draws)
-
-    def encode(self, messages: Tensor) -> bytes:
-        return self.client.encode(messages)
-
-    def decode(self, data: bytes) -> Tensor:
-        return self.client.decode(data)
+    def shown(self, x: Tensor) -> Tensor:
+        """The users' vectors."""
+        return self.statistic.points[x]
 
     def mean_point(self, tally: Tally) -> Tensor:
         return tally["sum"] / tally.n
@@ -175,22 +165,11 @@ class OneMessage(SingleMessage):
     def native_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    @property
-    def layout(self) -> Layout:
-        return self.client.layout
-
-    def tally(self, messages: Tensor) -> Tally:
-        """Messages (n, r)."""
-        return self.client.tally(messages)
-
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.hear_types(self.statistic.points, self.summary(x), draws)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.drawn(self.statistic.crowd(self.counted(summary)), draws, shape)
-
-    def contradiction(self, tally: Tally) -> str | None:
-        return reach(tally["sum"], tally.n, self.statistic.radius, self.client.moments.variance)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         n, v = float(tally.n), self.client.moments.variance
@@ -260,12 +239,16 @@ class OneMessagePairs(SingleMessage):
         squares = checks.floating("messages", messages).double().square().sum(0)
         return Tally(total.n, {"sum": total["sum"], "squares": squares})
 
-    def contradiction(self, tally: Tally) -> str | None:
-        total, squares, n = tally["sum"], tally["squares"], tally.n
-        if bool((squares * n < total.square() * (1 - ROUNDING)).any()):
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return LocalPairs.hear(self, x, draws)
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {**super().limits(n), "squares": Limits(0.0, n * self.client.reach**2)}
+
+    def impossible(self, tally: Tally) -> str | None:
+        if bool((tally["squares"] * tally.n < tally["sum"].square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
-        radius, v = self.statistic.radius, self.client.moments.variance
-        return reach(total, n, radius, v) or reach(squares.sqrt(), n, radius, v)
+        return None
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         n = float(tally.n)

@@ -12,12 +12,10 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
-from torchdp.protocol import Estimate, LocalProtocol, MessageProtocol, Objective, Protocol, Tally
+from torchdp.protocol import Estimate, LocalProtocol, Objective, Protocol, Tally
 from torchdp.protocol.interval import ErrorParts
-from torchdp.protocol.message import M
 from torchdp.protocol.types import from_messages
 
-FARTHEST = 40  # standard deviations that no message lies from what it says: less likely than 1e-300
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 ROUNDING = 1e-9  # of sums over users
 
@@ -59,10 +57,6 @@ class PairwiseProtocol(Protocol[Tensor]):
         """The pairs whose mean the analyst estimates directly."""
 
     @abstractmethod
-    def check(self, tally: Tally, least: int = 1) -> Tally:
-        """``tally``, if so many users can have sent it. Raises TypeError, ValueError."""
-
-    @abstractmethod
     def mean(self, tally: Tally, form: Form) -> Tensor:
         """Unbiased estimate of the mean of a form over the native pairs."""
 
@@ -88,20 +82,14 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
-        x = checks.indices("x", x, self.statistic.types)
-        if x.ndim != 1 or len(x) == 0:
-            raise ValueError(f"x must have shape (n,) with n >= 1 users, one type for each, not {tuple(x.shape)}")
-        return x.to(self.statistic.points.device)
+        return checks.types("x", x, self.statistic.types).to(self.statistic.points.device)
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.statistic.types)
 
     def counted(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
-        counts = checks.counts("summary", summary, self.statistic.types).to(self.statistic.points.device)
-        if not bool(counts.any()):
-            raise ValueError("summary must count at least one user")
-        return counts
+        return checks.counts("summary", summary, self.statistic.types, fewest=1).to(self.statistic.points.device)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.statistic.exact(summary)
@@ -230,23 +218,7 @@ class PairwiseProtocol(Protocol[Tensor]):
 
 
 @dataclass(frozen=True)
-class OneRound(PairwiseProtocol, MessageProtocol[Tensor, M]):
-    """Protocols whose users speak once."""
-
-    @abstractmethod
-    def contradiction(self, tally: Tally) -> str | None:
-        """Why no n users can have sent this tally, of the right shapes and finite; None where they can."""
-
-    def check(self, tally: Tally, least: int = 1) -> Tally:
-        tally = MessageProtocol.check(self, tally, least)
-        wrong = self.contradiction(tally)
-        if wrong is not None:
-            raise ValueError(f"tally is not what {tally.n} users of {type(self).__name__} can have sent: {wrong}")
-        return tally
-
-
-@dataclass(frozen=True)
-class LocalPairs(OneRound[Tensor], LocalProtocol[Tensor, Tensor]):
+class LocalPairs(PairwiseProtocol, LocalProtocol[Tensor, Tensor]):
     """Those whose messages hide their senders each by itself."""
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -257,14 +229,6 @@ class LocalPairs(OneRound[Tensor], LocalProtocol[Tensor, Tensor]):
 def _difference(form: Form, ratio: Tensor, denominator: Form) -> Form:
     """The form f - ratio g, whose error over mean g is the ratio's to first order; f where the ratio is NaN."""
     return Form(form.weights - ratio.nan_to_num(0.0)[..., None] * denominator.weights)
-
-
-def reach(total: Tensor, n: int, radius: float, variance: float) -> str | None:
-    """Why n vectors of this norm with noise of this variance a coordinate cannot add up to ``total`` (..., r)."""
-    most = n * (radius + FARTHEST * variance**0.5)
-    if bool((total.abs() > most).any()):
-        return f"an entry is above {most:.3g}, more than {FARTHEST} standard errors of each user"
-    return None
 
 
 def _warn_of_small(squared_error: Tensor) -> None:

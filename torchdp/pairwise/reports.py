@@ -23,7 +23,7 @@ from torchdp.pairwise.variance import (
     worst_symmetric,
     worst_variance,
 )
-from torchdp.protocol import Layout, Relay, Tally
+from torchdp.protocol import Layout, Limits, Relay, Tally
 from torchdp.protocol.interval import ErrorParts
 from torchdp.randomizers import (
     FrequencyOracle,
@@ -54,12 +54,6 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.drawn(self.counted(summary), draws, shape)
-
-    def contradiction(self, tally: Tally) -> str | None:
-        reports = tally["reports"]
-        if bool((reports < 0).any()):
-            return "a count is negative"
-        return "the counts do not add up to n" if bool((reports.sum(-1) != tally.n).any()) else None
 
     def decoded(self, tally: Tally) -> Tensor:
         """Unbiased counts of the types, (*batch, k)."""
@@ -144,16 +138,17 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         squares = (bits @ centred / self.client.gap + middle).square().sum(0)
         return Tally(reports.n, {**reports.parts, "squares": squares})
 
-    def contradiction(self, tally: Tally) -> str | None:
-        counts, squares, n = tally["reports"], tally["squares"], tally.n
-        if bool(((counts < 0) | (counts > n)).any()):
-            return "a count is negative or above n"
+    def limits(self, n: int) -> dict[str, Limits]:
+        (centred, middle), gap = self._centred, self.client.gap
+        most = float((centred.abs().sum(0) / gap + middle.abs()).square().max())
+        return {**super().limits(n), "squares": Limits(0.0, n * most)}
+
+    def impossible(self, tally: Tally) -> str | None:
+        squares, n = tally["squares"], tally.n
         slack = ROUNDING * (squares + self._centred[0].square().sum(0)) * n  # a coordinate may be rounding alone
         if bool((squares * n + slack < self._total(tally).square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
-        centred, middle = self._centred
-        most = n * (centred.abs().sum(0) / self.client.gap + middle.abs()).square() * (1 + ROUNDING)
-        return "the squares add up to more than any reports' can" if bool((squares > most).any()) else None
+        return None
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         n = float(tally.n)

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.pairwise.protocol import FARTHEST, OneRound
+from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
-from torchdp.shuffle import Bag, PoissonSum
+from torchdp.shuffle import PoissonSum
 from torchdp.shuffle.accounting import certified, sent
 from torchdp.shuffle.sums import Shuffled
 
@@ -22,7 +22,7 @@ MOST_THIRD = 0.1  # max q (1 - q) (1 - 2q) = 0.0963
 
 
 @dataclass(frozen=True)
-class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
+class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
     """Each user rounds its vector's coordinates to bits; shuffled sums S of the bits give the form S^T J S/n^2.
 
     Coordinate t lies in [low_t, low_t + width_t] over the types; a user's bit is one with probability
@@ -138,12 +138,6 @@ class ShuffledForm(OneRound[Bag], Shuffled[Tensor]):
         if least > 1 and tally.n != self.users:  # for the analyst
             raise ValueError(f"tally must be of {self.users} users, as the protocol says, not {tally.n}")
         return tally
-
-    def contradiction(self, tally: Tally) -> str | None:
-        most = tally.n + self.noise + FARTHEST * (self.noise**0.5 + FARTHEST)  # the noise with its tail
-        if bool(((tally["total"] < 0) | (tally["total"] > most)).any()):
-            return "a sum of ones is negative or above n, by more than the noise"
-        return None
 
     def _ones(self, tally: Tally) -> Tensor:
         """Unbiased estimates of how many users hold a one in each sum, (*batch, r + 1)."""

@@ -5,19 +5,13 @@ from typing import final
 
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol.protocol import Protocol, S
-from torchdp.protocol.records import Layout, Tally
+from torchdp.protocol.records import Tally
 
 
 class CuratorProtocol(Protocol[S]):
     """Collecting is the summary, released once. Nothing is sent, and tallies do not add."""
-
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """Name -> shape and dtype of each part of a tally."""
 
     @abstractmethod
     def release(self, summary: S, draws: Draws, shape: tuple[int, ...]) -> Tally:
@@ -30,7 +24,3 @@ class CuratorProtocol(Protocol[S]):
     @final
     def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.release(summary, draws, shape)
-
-    def check(self, tally: Tally) -> Tally:
-        """``tally``, if it has this layout and a user. Raises TypeError, ValueError."""
-        return checks.instance("tally", tally, Tally).checked(self.layout)

@@ -6,11 +6,10 @@ from typing import Generic, TypeVar, final
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.noise import Noise, source
 from torchdp.protocol.protocol import Protocol, S
-from torchdp.protocol.records import Layout, Tally
+from torchdp.protocol.records import Tally
 
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
 
@@ -19,11 +18,6 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     """Users speak once; tallies of different users add."""
 
     users_at_once: int = 2**18  # whose messages ``collect`` holds
-
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """Name -> shape and dtype of each part of a tally."""
 
     @property
     @abstractmethod
@@ -59,10 +53,6 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     def empty(self) -> Tally:
         """Before the first user, on the CPU."""
         return Tally(0, {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()})
-
-    def check(self, tally: Tally, least: int = 1) -> Tally:
-        """``tally``, if it has this layout and at least so many users. Raises TypeError, ValueError."""
-        return checks.instance("tally", tally, Tally).checked(self.layout, least)
 
     @final
     def add(self, *tallies: Tally) -> Tally:

@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-from torchdp.protocol.records import Estimate, Objective, Tally
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 
 S = TypeVar("S")  # what the law of a tally depends on: counts (k,), a Crowd, moments, sums
 
@@ -26,6 +26,33 @@ class Protocol(ABC, Generic[S]):
     @abstractmethod
     def guarantee(self) -> Guarantee:
         """What a user is promised; its model names the channel."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Name -> shape and dtype of each part of a tally."""
+
+    @abstractmethod
+    def limits(self, n: int) -> dict[str, Limits]:
+        """Name -> what n >= 1 users can make of each part of a tally, with noise but for a chance of 1e-300."""
+
+    def impossible(self, tally: Tally) -> str | None:
+        """Why no users can have sent this tally though all of its parts are within their limits; None where they can.
+
+        What parts say of each other; unchecked.
+        """
+        return None
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        """``tally``, if it has this layout and at least so many users, who can have sent it: what every analyst calls.
+
+        Raises TypeError, ValueError.
+        """
+        checks.instance("tally", tally, Tally).checked(self.layout, self.limits, least)
+        wrong = self.impossible(tally)
+        if wrong is not None:
+            raise ValueError(f"tally is not what {tally.n} users can have sent: {wrong}")
+        return tally
 
     @abstractmethod
     def admit(self, x: Tensor) -> Tensor:
@@ -59,9 +86,11 @@ class Protocol(ABC, Generic[S]):
     def predicted_mse(self, summary: S) -> Tensor:
         """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not be whole."""
 
-    @abstractmethod
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """(): the largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf where none is."""
+        """(): the largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known."""
+        checks.integer("n", n, 1)
+        checks.instance("objective", objective, Objective)
+        return torch.tensor(torch.inf, dtype=torch.float64)
 
     @final
     def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tally:
@@ -85,3 +114,14 @@ class Protocol(ABC, Generic[S]):
     ) -> Estimate:
         """``analyse(sample_tally(summary))``."""
         return self.analyse(self.sample_tally(summary, generator=generator, sample_shape=sample_shape))
+
+
+class OfCrowds(Protocol[Crowd]):
+    """Each user holds a row; a summary says how many hold which."""
+
+    def summary(self, x: Tensor) -> Crowd:
+        return Crowd.of(x)
+
+    def counted(self, summary: Crowd) -> Crowd:
+        """``summary``, a crowd of rows that users may hold, one user at least. Raises TypeError, ValueError."""
+        return Crowd.checked(summary, self.admit)

@@ -15,6 +15,44 @@ from torchdp.protocol.interval import ErrorParts, interval
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of each part of a tally."""
 
+ROUNDING, ADDED = 1e-6, 5e-15  # relative: of sums of floats, which may be float32; of sums of whole numbers
+FARTHEST = 40  # standard deviations that no noise reaches: less likely than 1e-300
+
+
+def farthest(deviation: float, scale: float = 0.0) -> float:
+    """What a number's noise stays below, but with a chance of 1e-300: 40 (deviation + 40 scale).
+
+    For noise whose tails fall like those of a normal variable up to some deviations, then by a factor e each ``scale``
+    (Bernstein's bound: P(Z > (2 L)^(1/2) deviation + L scale) <= e^-L, here at L = 800).
+    """
+    return FARTHEST * (deviation + FARTHEST * scale)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What users can make of one part of a tally: numbers from low to high, whose sum (last dimension) is ``total``.
+
+    total: None where it is not known beforehand.
+    """
+
+    low: float
+    high: float
+    total: float | None = None
+
+    @staticmethod
+    def around(size: float) -> "Limits":
+        """From -size to size."""
+        return Limits(-size, size)
+
+    def of(self, name: str, part: Tensor) -> list[tuple[str, Tensor, float, float]]:
+        """What must lie where, with room for rounding: the numbers and their sum, each with its name."""
+        room = ROUNDING * max(abs(self.low), abs(self.high)) if part.is_floating_point() else 0.0
+        found = [(name, part, self.low - room, self.high + room)]
+        if self.total is not None:
+            least, most = (self.total * (1 + sign * ADDED) for sign in (-1, 1))
+            found.append((f"the sum of {name}", part.sum(-1, dtype=torch.float64), least, most))
+        return found if part.numel() else []
+
 
 @dataclass(frozen=True, eq=False)
 class Crowd:
@@ -32,6 +70,17 @@ class Crowd:
     def n(self) -> int:
         """Users."""
         return int(self.counts.sum())
+
+    @property
+    def mean(self) -> Tensor:
+        """Of the users' values, float64."""
+        return self.counts.double() @ self.values.double() / self.n
+
+    @property
+    def covariance(self) -> Tensor:
+        """Of the users' values (m, d), divisor n: (d, d), float64."""
+        off = self.values.double() - self.mean
+        return (self.counts.double()[:, None] * off).mT @ off / self.n
 
     @staticmethod
     def checked(summary: object, admit: Callable[[Tensor], Tensor]) -> "Crowd":
@@ -61,24 +110,33 @@ class Tally:
     def __getitem__(self, name: str) -> Tensor:
         return self.parts[name]
 
-    def checked(self, layout: Layout, least: int = 1) -> "Tally":
-        """Itself, if it has this layout and at least so many users. Raises TypeError, ValueError."""
+    def checked(self, layout: Layout, limits: Callable[[int], dict[str, Limits]], least: int = 1) -> "Tally":
+        """Itself, if it has this layout, at least so many users, and no number that these can not have made.
+
+        limits: of each part, by the number of users. Raises TypeError, ValueError.
+        """
         if set(checks.instance("tally.parts", self.parts, Mapping)) != set(layout):
             raise ValueError(
                 f"tally must hold {sorted(layout)}, not {sorted(self.parts)}; make it by this protocol's own verbs"
             )
-        parts = {name: checks.real(name, self[name]) for name in layout}
-        checks.finite(**parts)
         for name, (shape, dtype) in layout.items():
-            part = parts[name]
-            if part.shape[part.ndim - len(shape) :] != shape or self[name].dtype != dtype:
+            part = checks.dense(name, self[name])
+            if part.shape[part.ndim - len(shape) :] != shape or part.dtype != dtype:
                 wanted = "x".join(map(str, shape)) or "()"
                 raise ValueError(
-                    f"{name} must be {dtype} of shape (..., {wanted}), not {self[name].dtype} {tuple(part.shape)}"
+                    f"{name} must be {dtype} of shape (..., {wanted}), not {part.dtype} {tuple(part.shape)}"
                 )
         if len({self[name].shape[: self[name].ndim - len(shape)] for name, (shape, _) in layout.items()}) > 1:
             raise ValueError(f"the parts {sorted(layout)} must have the same leading dimensions")
-        checks.integer("tally.n", self.n, least)
+        n = checks.integer("tally.n", self.n, least)
+        known = limits(n) if n else {name: Limits(0.0, 0.0) for name in layout}
+        judged = [each for name in layout for each in known[name].of(name, self[name])]
+        ends = checks.finite(**{name: value for name, value, *_ in judged})
+        for (name, _, low, high), (least_held, most_held) in zip(judged, ends, strict=True):
+            if not low <= least_held <= most_held <= high:
+                raise ValueError(
+                    f"tally is not what {n} users can have sent: {name} must lie in [{low:.6g}, {high:.6g}]"
+                )
         return self
 
 

@@ -1,14 +1,16 @@
 """The users of one protocol, the analyst of another."""
 
+import math
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Simulated
+from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol.message import LocalProtocol, M
-from torchdp.protocol.protocol import S
-from torchdp.protocol.records import Layout, Tally
+from torchdp.protocol.protocol import OfCrowds, S
+from torchdp.protocol.records import Crowd, Layout, Limits, Tally
 
 C = TypeVar("C", bound=LocalProtocol)
 
@@ -30,6 +32,12 @@ class Relay(LocalProtocol[S, M], Generic[S, M, C]):
     def layout(self) -> Layout:
         return self.client.layout
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        return self.client.limits(n)
+
+    def impossible(self, tally: Tally) -> str | None:
+        return self.client.impossible(tally)
+
     @property
     def bits_per_user(self) -> float:
         return self.client.bits_per_user
@@ -48,3 +56,14 @@ class Relay(LocalProtocol[S, M], Generic[S, M, C]):
 
     def decode(self, data: bytes) -> M:
         return self.client.decode(data)
+
+
+class CrowdRelay(OfCrowds, Relay[Crowd, M, C], Generic[M, C]):
+    """Users hold rows and show points of the client, part by part."""
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
+        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
+
+    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.drawn(Crowd(self.shown(summary.values), summary.counts), draws, shape)

@@ -13,6 +13,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
+from torchdp.protocol.records import Limits, farthest
 from torchdp.rounded import RoundedNormal
 
 BLOCK = 2**13  # users whose vectors floats add up
@@ -74,6 +75,10 @@ class RoundedSum:
     def step(self) -> float:
         """A power of two."""
         return math.ldexp(1 / FINE, math.frexp(self.sigma or self.reach)[1])
+
+    def limits(self, n: int) -> Limits:
+        """What a number of Y can be for n users."""
+        return Limits.around(n * (self.reach + self.step) + farthest(self.sigma))
 
     @property
     def sensitivity(self) -> float:

@@ -25,19 +25,14 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types, n >= 1. Raises TypeError, ValueError."""
-        x = checks.indices("x", x, self.k)
-        if x.ndim != 1 or len(x) == 0:
-            raise ValueError(f"x must have shape (n,) with n >= 1, one type for each user, not {tuple(x.shape)}")
-        return x
+        return checks.types("x", x, self.k)
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.k)
 
     def counted(self, summary: Tensor) -> Tensor:
         """summary, (k,) whole numbers of users, not all 0. Raises TypeError, ValueError."""
-        counts = checks.counts("summary", summary, self.k)
-        checks.users("summary", counts, self.k)  # not all 0
-        return counts
+        return checks.counts("summary", summary, self.k, fewest=1)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""

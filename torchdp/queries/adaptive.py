@@ -46,7 +46,10 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         root = self.client.law.sqrt()[:, None]
         _, size, rows = torch.linalg.svd(self.client.matrix / root, full_matrices=False)
         basis = rows[size > RANK * size[0]]
-        return self.client.matrix @ basis.mT, self._centred @ basis.mT, len(basis) == self.client.k
+        full = len(basis) == self.client.k
+        if full:  # a rotation would mix the scales of types, which a large epsilon sets far apart
+            basis = self.client.identity
+        return self.client.matrix @ basis.mT, self._centred @ basis.mT, full
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """Of each query, (*batch, m), for counts (*batch, k), to first order. Raises TypeError, ValueError."""
@@ -76,10 +79,12 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         """
         Q, W, full = self._small
         law = h @ self.client.matrix.mT  # (b, outputs)
-        seen = Q / law[..., None]
-        triangle = torch.linalg.cholesky(Q.mT @ seen)
-        weights = torch.cholesky_solve(W.mT.expand(len(h), -1, -1), triangle)  # (b, r, m)
+        seen = (
+            Q / law.sqrt()[..., None]
+        )  # M = seen^T seen would lose half of the digits: an h of few types has few
+        triangle = torch.linalg.qr(seen, mode="r").R
+        weights = torch.cholesky_solve(W.mT.expand(len(h), -1, -1), triangle, upper=True)  # (b, r, m)
         second = (weights * W.mT).sum(-2)
         mean = h @ self._centred.square().mT if full or reports is None else (h @ self._centred.mT).square()
-        value = second if reports is None else ((reports[:, None] @ seen) @ weights)[:, 0]
+        value = second if reports is None else (((reports / law)[:, None] @ Q) @ weights)[:, 0]
         return value, (second - mean).clamp_min(0)

@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, Tally
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally
 from torchdp.protocol.rounded_sum import RoundedSum, exact_sums, released
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
@@ -78,6 +78,9 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     @property
     def layout(self) -> Layout:
         return {"sum": ((self.queries.right.shape[0],), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"sum": self.sums.limits(n)}
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
         counts, n = self.counts(summary)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import grad, hessian, vmap
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Candidate, Choice, Estimate, Objective, Relay, Tally
+from torchdp.draws import Simulated
+from torchdp.protocol import Candidate, Choice, Estimate, Relay, Tally
 from torchdp.queries.bound import lower_bound
 from torchdp.randomizers import (
     FrequencyOracle,
@@ -124,9 +124,6 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
     def counted(self, summary: Tensor) -> Tensor:
         return self.client.counted(summary)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.hear(x, draws)
-
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.drawn(summary, draws, shape)
 
@@ -142,12 +139,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         return self._estimate(tally, sampling=True)
 
     def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
-        n, reports = self.check(tally).n, tally["reports"]
-        if bool(((reports < 0) | (reports > n)).any()):
-            raise ValueError(
-                f"tally is not what {n} users can have sent: a count of reports is negative or above n"
-            )
-        totals = self.client.totals(tally)
+        n, totals = self.check(tally).n, self.client.totals(tally)
         h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
         batch = h.shape[:-1]
         rows = h.reshape(-1, self.client.k)
@@ -163,12 +155,6 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         h, n = self._shares(summary)
         _, linear, square, _ = self._expanded(h[None], n)
         return (linear + square / 2)[0]
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """inf: no bound is known for all functions."""
-        checks.integer("n", n, 1)
-        checks.instance("objective", objective, Objective)
-        return torch.tensor(torch.inf, dtype=torch.float64)
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
         counts = checks.users("summary", summary, self.client.k).double()

@@ -12,14 +12,15 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma, rounded_guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Objective, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, OfCrowds, Tally
+from torchdp.protocol.records import farthest
 from torchdp.rounded import RoundedNormal
 
 LONGEST = 2**20  # of a user's vector
 
 
 @dataclass(frozen=True)
-class IntegerSums(CuratorProtocol[Crowd]):
+class IntegerSums(OfCrowds, CuratorProtocol[Crowd]):
     """sum_u x_u + R, x_u whole numbers of l2 norm ``bound`` at most, R rounded normals: whole numbers leave.
 
     The error of each sum is sigma^2 + step^2/12, whatever the data. x: (n, dim), integers.
@@ -88,6 +89,10 @@ class IntegerSums(CuratorProtocol[Crowd]):
     def layout(self) -> Layout:
         return {"sum": ((self.dim,), torch.int64 if self.step == 1 else torch.float64)}
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        noise = farthest(math.sqrt(self.noise.variance))
+        return {"sum": Limits(-n * self.bound * self.signed - noise, n * self.bound + noise)}
+
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, dim), integers, n >= 1, of norm ``bound`` at most. Raises TypeError, ValueError."""
         x = checks.integers("x", x)
@@ -106,12 +111,9 @@ class IntegerSums(CuratorProtocol[Crowd]):
             )
         return x
 
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
     def counted(self, summary: Crowd) -> Crowd:
         """summary, of fewer than 2^53/bound users. Raises TypeError, ValueError."""
-        crowd = Crowd.checked(summary, self.admit)
+        crowd = super().counted(summary)
         if crowd.n * self.bound > checks.MOST:
             raise ValueError(
                 f"summary must count at most 2^53/bound users, not {crowd.n}: the sums would not be exact"

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
-from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
+from torchdp.protocol import Crowd, CrowdRelay, Estimate, Objective, Tally
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import BallRandomizer, PrivUnit
 
@@ -49,7 +47,7 @@ class Learned:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
+class PrivateLearner(CrowdRelay[Tensor, BallRandomizer]):
     """Each user sends y code(record) through a randomizer of the ball; the analyst reads off every concept's loss.
 
     loss of concept i = 1/2 - <readers_i, mean of y code(record)>/2. Its variance over the noise is
@@ -104,22 +102,9 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         records = [checks.indices("x", column, table.shape[1]) for column, table in columns]
         return torch.stack([*records, x[:, -1].to(torch.int64)], 1)
 
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.admit)
-
     def shown(self, x: Tensor) -> Tensor:
         """y code(record), (n, dim)."""
         return x[:, -1:].double() * self.concepts.codes(x[:, :-1])
-
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        parts = x.split(rows_at_once(self.client.dim))
-        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
-
-    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(Crowd(self.shown(summary.values), summary.counts), draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
         """The losses; the standard error is that of the worst records."""

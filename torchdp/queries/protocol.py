@@ -34,10 +34,7 @@ class QueryProtocol(Protocol[Tensor]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types, n >= 1. Raises TypeError, ValueError."""
-        x = checks.indices("x", x, self.workload.shape[1])
-        if x.ndim != 1 or len(x) == 0:
-            raise ValueError(f"x must have shape (n,) with n >= 1, one type for each user, not {tuple(x.shape)}")
-        return x
+        return checks.types("x", x, self.workload.shape[1])
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.workload.shape[1])

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
-from torchdp.protocol import CuratorProtocol, Layout, Objective, Tally
+from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally
+from torchdp.protocol.records import farthest
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.ridge import solve_ridge
 from torchdp.regression.rows import RowsProtocol
@@ -29,6 +30,10 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
     @property
     def layout(self) -> Layout:
         return {"noisy": ((self.width,), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        exact = n * self.bound * max(self.bound, self.label_bound or 0.0)
+        return {"noisy": Limits.around(exact + farthest(float(self.deviations().max())))}
 
     def release(self, summary: SecondMoments, draws: Draws, shape: tuple[int, ...]) -> Tally:
         exact = self.exact(summary)

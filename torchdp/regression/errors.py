@@ -23,7 +23,7 @@ class SecondMoments:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", checks.integer("clients", self.clients, 1))
-        matrix = checks.matrix("matrix", self.matrix).double()
+        matrix = checks.matrix("matrix", self.matrix, checks.LARGEST).double()
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"matrix must have shape (d, d), not {tuple(matrix.shape)}")
         scale = float(matrix.abs().amax())

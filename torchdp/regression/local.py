@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Layout, LocalProtocol, Objective, Tally
+from torchdp.protocol import Layout, Limits, LocalProtocol, Objective, Tally
+from torchdp.protocol.records import ROUNDING
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol, within
@@ -69,6 +70,16 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
     @property
     def layout(self) -> Layout:
         return {"gram": ((self.size, self.size), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"gram": Limits.around(n * self.client.reach**2)}
+
+    def impossible(self, tally: Tally) -> str | None:
+        gram = tally["gram"]
+        squares = gram.diagonal(dim1=-2, dim2=-1)
+        product, room = squares[..., :, None] * squares[..., None, :], ROUNDING * squares.sum(-1)[..., None, None]
+        wrong = ((gram - gram.mT).abs() > room) | (gram.square() > product + room.square())
+        return "gram holds no products of rows" if bool(wrong.any() | (squares < 0).any()) else None
 
     @property
     def bits_per_user(self) -> int:

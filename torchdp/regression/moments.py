@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Estimate, Tally
+from torchdp.protocol import Estimate, Limits, Tally
 from torchdp.regression.shared_sum import SharedSum, shared_noise
 from torchdp.secure.shared_noise import SharedNoise
 
@@ -91,13 +91,16 @@ class FrequencyMoments(SharedSum[Tally]):
 
     def total(self, summary: Tally) -> tuple[Tensor, int]:
         try:
-            tally = checks.instance("summary", summary, Tally).checked(self.layout)
+            tally = checks.instance("summary", summary, Tally).checked(self.layout, self.summed)
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must be what this protocol's own verb makes: {error}") from None
-        total, rounding = tally["sum"], 1e-9 * tally.n
-        if total.ndim != 1 or not -rounding <= float(total.min()) <= float(total.max()) <= tally.n + rounding:
-            raise ValueError(f"summary must hold {self.words} sums of numbers in [0, 1] of its {tally.n} clients")
-        return total, tally.n
+        if tally["sum"].ndim != 1:
+            raise ValueError(f"summary must hold {self.words} sums, not {tuple(tally['sum'].shape)}")
+        return tally["sum"], tally.n
+
+    def summed(self, n: int) -> dict[str, Limits]:
+        """What n clients' encodings add up to."""
+        return {"sum": Limits(0.0, n)}
 
     def exact(self, summary: Tally) -> Tensor:
         return self.total(summary)[0] * self.scales.to(summary["sum"])
@@ -154,10 +157,7 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types, of at most ``clients`` clients. Raises TypeError, ValueError."""
-        x = checks.indices("x", x, self.types)
-        if x.ndim != 1 or len(x) == 0:
-            raise ValueError(f"x must have shape (n,), n >= 1, one type for each client, not {tuple(x.shape)}")
-        return self.few(x)
+        return self.few(checks.types("x", x, self.types))
 
     def shown(self, x: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(x, self.types).double()

@@ -11,7 +11,7 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Layout, MessageProtocol, Objective, Tally
+from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.protocol.protocol import S
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
@@ -67,6 +67,9 @@ class SharedSum(MessageProtocol[S, Tensor]):
     @property
     def layout(self) -> Layout:
         return {"sum": ((self.words,), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"sum": Limits.around(n * self.reach[1] + self.noise.farthest(n))}
 
     @property
     def bits_per_user(self) -> int:

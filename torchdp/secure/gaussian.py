@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.kernels.secure_sketch import SURE, VARIATION
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.secure.ring import Ring, largest_fraction_bits, reach
+from torchdp.secure.ring import Ring, reach
 from torchdp.secure.rounding import grid_sensitivity, grid_sigma, grid_variation
 from torchdp.secure.settings import Settings
 from torchdp.sketching.gaussian_noise import GaussianNoise
@@ -147,9 +147,8 @@ class GaussianSettings(Settings):
         sigma = grid_sigma(honest, self.sketch.copies, self.columns, ring, distance, self._mu)
         return torch.where(counts > 0, sigma, 0.0)
 
-    def _fits(self, ring: Ring) -> bool:
-        entry = self.bound if self.entry is None else self.entry
-        sigma = self._sigma(ring)
-        distance = reach(self._rows[1], entry, sigma, 1 / ring.scale)
-        dense = float(sigma.max()) * ring.scale <= SURE
-        return dense and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
+    def _reach(self, ring: Ring) -> float:
+        sigma, entry = self._sigma(ring), self.bound if self.entry is None else self.entry
+        if float(sigma.max()) * ring.scale > SURE:
+            return math.inf
+        return reach(self._rows[1], entry, sigma, 1 / ring.scale)

@@ -42,7 +42,7 @@ from torchdp.protocol import Tally
 from torchdp.rounded import RoundedNormal
 from torchdp.secure.gaussian import LEFT
 from torchdp.secure.protocol import one_key
-from torchdp.secure.ring import TAIL, Ring, largest_fraction_bits, reach
+from torchdp.secure.ring import TAIL, Ring, reach
 from torchdp.secure.rounding import grid_sensitivity
 from torchdp.secure.sums import SecureSums, Words
 from torchdp.sketching.gaussian_noise import OneCopyGaussianNoise
@@ -199,15 +199,13 @@ class OneCopySecureSketch(SecureSums):
         exponent = box + math.log(self.columns * (4.1 + 3.1 * m)) - math.log(self._most)
         return sigma, max(NARROW, self.sketch.copies * math.sqrt(8 * exponent) / math.pi)
 
-    def _fits(self, ring: Ring) -> bool:
+    def _reach(self, ring: Ring) -> float:
         sigma, tau = self._noise(ring)
         if max(sigma, tau) > SURE or self._variation(sigma, tau) > self._most:
-            return False
-        entry = self.bound if self.entry is None else self.entry
-        unit, whole = 1 / ring.scale, torch.tensor(sigma / ring.scale, dtype=torch.float64)
-        distance = reach(self._rows[1], entry, whole, unit)
-        distance += TAIL * math.sqrt(self.servers) * tau * unit + self.servers * unit / 2
-        return largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
+            return math.inf
+        entry, unit = self.bound if self.entry is None else self.entry, 1 / ring.scale
+        clients = reach(self._rows[1], entry, torch.tensor(sigma * unit, dtype=torch.float64), unit)
+        return clients + TAIL * math.sqrt(self.servers) * tau * unit + self.servers * unit / 2
 
 
 def lattice_variation(

@@ -15,7 +15,7 @@ from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol import Tally
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.secure import discrete_laplace as laplace
-from torchdp.secure.ring import Ring, largest_fraction_bits
+from torchdp.secure.ring import Ring
 from torchdp.secure.sums import SLACK, SecureSums, Words
 from torchdp.sketching.coalition import AdaptiveCoalition
 
@@ -137,10 +137,9 @@ class PureSecureSketch(SecureSums):
     def _rate(self, ring: Ring) -> float:
         return math.nextafter(float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0)
 
-    def _fits(self, ring: Ring) -> bool:
+    def _reach(self, ring: Ring) -> float:
         rate, counts = self._rate(ring), self._rows[1].double()
         if rate < laplace.LEAST_RATE:
-            return False
+            return math.inf
         noise = laplace.tail(counts * self.part, rate, EXPONENT) / ring.scale
-        distance = float((counts * (self.bound if self.entry is None else self.entry) + noise).max())
-        return largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
+        return float((counts * (self.bound if self.entry is None else self.entry) + noise).max())

@@ -1,6 +1,7 @@
 """What the parties of a secure sum agree upon, whatever its noise."""
 
 import hashlib
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.secure.frames import payload_bytes
-from torchdp.secure.ring import Ring
+from torchdp.secure.ring import Ring, largest_fraction_bits
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
@@ -92,8 +93,13 @@ class Settings(ABC):
         """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
 
     @abstractmethod
+    def _reach(self, ring: Ring) -> float:
+        """How far from 0 a sum gets, with its noise; inf where that can not be drawn on this ring."""
+
     def _fits(self, ring: Ring) -> bool:
-        """Whether no sum wraps around in this ring, and its noise can be drawn."""
+        """Whether no sum wraps around in this ring."""
+        distance = self._reach(ring)
+        return distance < math.inf and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
 
     @property
     def words_sent(self) -> int:

@@ -13,6 +13,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import LARGEST
 from torchdp.protocol.interval import laplace_stretch
+from torchdp.protocol.records import farthest
 
 
 class SharedNoise(ABC):
@@ -27,6 +28,7 @@ class SharedNoise(ABC):
     corrupt: int
     model: Model
     absent: int
+    scale: float = 0.0  # over which the noise's tails fall by a factor e, where they are not a normal variable's
 
     @property
     def honest(self) -> int:
@@ -46,6 +48,10 @@ class SharedNoise(ABC):
     @abstractmethod
     def level_of(self, clients: int) -> float:
         """Standard deviation of the noise in a sum of so many clients' messages."""
+
+    def farthest(self, clients: int) -> float:
+        """What the noise in a sum of so many clients' messages stays below, but with a chance of 1e-300."""
+        return farthest(self.level_of(1) * math.sqrt(clients), self.scale)
 
     def stretch(self, level: float) -> float:
         """How far the ends of an interval lie over those of normal noise of this deviation."""
@@ -162,7 +168,7 @@ class SharedLaplace(SharedNoise):
         self._check()
 
     @property
-    def scale(self) -> float:
+    def scale(self) -> float:  # type: ignore[override]
         """b."""
         return self.sensitivity / self.epsilon
 

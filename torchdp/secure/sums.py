@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.noise import Noise, source
-from torchdp.protocol import Estimate, Layout, MessageProtocol, Objective, Tally
+from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
 from torchdp.sketching.transform import add_rows
 
@@ -44,6 +44,10 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
     @property
     def layout(self) -> Layout:
         return {"words": ((self.sketch.height, self.columns), self.ring.dtype)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        crowds = max(1.0, n / self.sketch.clients)  # added tallies may be of more clients
+        return {"words": Limits.around(crowds * self._reach(self.ring) * self.ring.scale)}
 
     @property
     def bits_per_user(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile, composed_delta
+from torchdp.protocol.records import Limits, farthest
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.dominating import coarse_flood, coarse_profile, correlated_profiles, unlimited_flood_profiles
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, variation_of
@@ -92,6 +93,9 @@ class CorrelatedSum(MessageLaw):
     def decode(self, total: Tensor, n: int) -> Tensor:
         """The total."""
         return total.double()
+
+    def limits(self, n: int) -> Limits:
+        return signed_limits(n, n / self.users, self.ratio)
 
     def variance(self, ones: Tensor) -> Tensor:
         """2 ratio/(1 - ratio)^2."""
@@ -197,6 +201,12 @@ def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> Bag:
     content = torch.ones_like(instance, dtype=torch.int8)
     content[positive:] = -1
     return Bag(n, instance, content)
+
+
+def signed_limits(n: int, share: float, ratio: float) -> Limits:
+    """Of n bits and a difference of two NB(share, ratio)."""
+    noise = farthest(math.sqrt(2 * share * ratio) / (1 - ratio), 1 / (1 - ratio))
+    return Limits(-noise, n + noise)
 
 
 def discrete_laplace(like: Tensor, ratio: float, draws: Draws) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
+from torchdp.protocol import Limits
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.search import Target
 
@@ -50,6 +51,10 @@ class BitLaw(ABC):
     @abstractmethod
     def variance(self, ones: Tensor) -> Tensor:
         """Exact variance of the estimate at (*batch,) ones in [0, users], float64, unchecked; affine in the ones."""
+
+    @abstractmethod
+    def limits(self, n: int) -> Limits:
+        """What the total of n users can be, with noise but for a chance of 1e-300."""
 
     def spread(self, ones: Tensor, n: int) -> Tensor:
         """Variance where n of the users are heard, so many of whom hold a one; unchecked."""

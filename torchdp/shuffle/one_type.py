@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
+from torchdp.protocol.records import Limits, farthest
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import one_type_profiles
@@ -107,6 +108,10 @@ class OneTypeSum(MessageLaw):
     def decode(self, total: Tensor, n: int) -> Tensor:
         """(total - E D n/users)/levels."""
         return (total.double() - self.noise_mean * (n / self.users)) / self.levels
+
+    def limits(self, n: int) -> Limits:
+        mean, variance = (each * (n / self.users) for each in (self.noise_mean, self.noise_variance))
+        return Limits(0, self.levels * n + mean + farthest(math.sqrt(variance), max(1.0, variance / mean)))
 
     def variance(self, ones: Tensor) -> Tensor:
         """Var D/levels^2."""

@@ -14,8 +14,9 @@ from torchdp.kernels import inversion
 from torchdp.kernels.inversion import Table
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.profiles import pure_profile
+from torchdp.protocol import Limits
 from torchdp.shuffle.bag import Bag
-from torchdp.shuffle.correlated import discrete_laplace, signed_messages
+from torchdp.shuffle.correlated import discrete_laplace, signed_limits, signed_messages
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, tabulated, variation_of
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target, largest_epsilon
@@ -150,6 +151,9 @@ class PureSum(MessageLaw):
     def decode(self, total: Tensor, n: int) -> Tensor:
         """total/(1 - drop)."""
         return total.double() / (1 - self.drop)
+
+    def limits(self, n: int) -> Limits:
+        return signed_limits(n, n / self.users, self.ratio)
 
     def variance(self, ones: Tensor) -> Tensor:
         """S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2)."""

@@ -23,6 +23,7 @@ from torchdp.privacy import (
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.privacy.profiles import gaussian_profile
+from torchdp.protocol.records import Limits, farthest
 from torchdp.rounded import RoundedNormal
 from torchdp.shuffle.laws import BitLaw
 from torchdp.shuffle.search import Target
@@ -40,6 +41,10 @@ class CuratorSum(BitLaw):
     def decode(self, total: Tensor, n: int) -> Tensor:
         """The total."""
         return total.double()
+
+    def limits(self, n: int) -> Limits:
+        noise = farthest(self.rmse)
+        return Limits(-noise, n + noise)
 
     @abstractmethod
     def promise(self, delta: float, distance: float, sums: int) -> Guarantee:

@@ -12,6 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
+from torchdp.protocol import Limits
 from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.inversion import response_delta
@@ -80,6 +81,9 @@ class RandomizedResponseSum(MessageLaw):
     def decode(self, total: Tensor, n: int) -> Tensor:
         """(Y - n flip)/(1 - 2 flip)."""
         return (total.double() - n * self.flip) / (1 - 2 * self.flip)
+
+    def limits(self, n: int) -> Limits:
+        return Limits(0, n)
 
     def variance(self, ones: Tensor) -> Tensor:
         """n flip (1 - flip)/(1 - 2 flip)^2."""

@@ -12,7 +12,7 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, MessageProtocol, Objective, Protocol, Tally
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Protocol, Tally
 from torchdp.protocol.protocol import S
 from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.bag import Bag
@@ -48,6 +48,9 @@ class Shuffled(MessageProtocol[S, Bag]):
     @property
     def layout(self) -> Layout:
         return {"total": ((self.instances,), torch.int64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"total": self.law.limits(n)}
 
     @property
     def messages_per_user(self) -> float:
@@ -243,6 +246,12 @@ class CuratorSums(OfBits, CuratorProtocol[Tensor]):
     @property
     def layout(self) -> Layout:
         return {"total": ((self.instances,), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"total": self.law.limits(n)}
+
+    def impossible(self, tally: Tally) -> str | None:
+        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (law.users, instances) bool. Raises TypeError, ValueError."""

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.rounds.question import Question, check_clip
-from torchdp.pairwise.rounds.round import Round, possible, round_layout
+from torchdp.pairwise.rounds.round import Round, round_layout, round_limits
 from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import InteractiveProtocol, Layout, Tally
+from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator
 
@@ -98,8 +98,11 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         if at >= self.rounds:
             raise ValueError(f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}")
         means: list[Tensor] = []
-        for tally, (vectors, answers) in zip(heard, self.schedule, strict=False):
-            checks.instance("heard", tally, Tally).checked(round_layout(dim, vectors, answers))
+        for r, tally in enumerate(heard):
+            (first, asked), (vectors, answers) = self._before(r), self.schedule[r]
+            layout, own = round_layout(dim, vectors, answers), self.responses[asked : asked + answers]
+            limits = partial(round_limits, layout, self.randomizers[first : first + vectors], own)
+            checks.instance("heard", tally, Tally).checked(layout, limits)
             means += [tally[f"vector{index}"] / tally.n for index in range(vectors)]
         (first, asked), (vectors, answers) = self._before(at), self.schedule[at]
         questions = self.questions(tuple(means))[asked : asked + answers] if answers else ()
@@ -124,10 +127,9 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
                 named[f"{at}.{name}"] = kind
         return named
 
-    def check(self, tally: Tally, least: int = 1) -> Tally:
-        tally = checks.instance("tally", tally, Tally).checked(self.layout, least)
-        ordered = {name: self.layout[name] for name in (*self._named("vector"), *self._named("answer"))}
-        return possible(tally, ordered, self.randomizers, self.responses)
+    def limits(self, n: int) -> dict[str, Limits]:
+        names = (*self._named("vector"), *self._named("answer"))
+        return round_limits(names, self.randomizers, self.responses, n)
 
     def _named(self, kind: str) -> list[str]:
         return [name for name in self.layout if kind in name]

@@ -1,5 +1,6 @@
 """One round: users of k types send noisy copies of their vector and answer public questions about it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,11 +9,10 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
-from torchdp.pairwise.protocol import FARTHEST, ROUNDING
 from torchdp.pairwise.rounds.question import Question
 from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, LocalProtocol, Objective, Tally
 from torchdp.randomizers import PrivUnitG
 
 
@@ -60,6 +60,9 @@ class Round(LocalProtocol[Tensor, Tensor]):
     def layout(self) -> Layout:
         return round_layout(self.points.shape[1], len(self.vectors), len(self.answers))
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        return round_limits(self.layout, self.randomizers, self.responses, n)
+
     @property
     def width(self) -> int:
         """Numbers in a message."""
@@ -70,19 +73,14 @@ class Round(LocalProtocol[Tensor, Tensor]):
         return 64 * self.width
 
     def admit(self, x: Tensor) -> Tensor:
-        x = checks.indices("x", x, len(self.points))
-        if x.ndim != 1 or len(x) == 0:
-            raise ValueError(f"x must have shape (n,) with n >= 1 users, one type for each, not {tuple(x.shape)}")
-        return x.to(self.points.device)
+        return checks.types("x", x, len(self.points)).to(self.points.device)
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=len(self.points))
 
     def counted(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError, ValueError."""
-        counts = checks.counts("summary", summary, len(self.points)).to(self.points.device)
-        checks.users("summary", counts, len(self.points))
-        return counts
+        return checks.counts("summary", summary, len(self.points), fewest=1).to(self.points.device)
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         vectors = [each.speak(self.points[x], draws) for each in self.randomizers]
@@ -121,9 +119,6 @@ class Round(LocalProtocol[Tensor, Tensor]):
         for question, response in zip(self.questions, self.responses, strict=True):
             sums.append(response.sums(question.shown(self.points).expand(*batch, -1), counts, draws))
         return Tally(crowd.n, dict(zip(self.layout, sums, strict=True)))
-
-    def check(self, tally: Tally, least: int = 1) -> Tally:
-        return possible(super().check(tally, least), self.layout, self.randomizers, self.responses)
 
     def analyse(self, tally: Tally) -> Estimate:
         n, sums = self.check(tally).n, list(tally[name] for name in self.layout)
@@ -179,15 +174,9 @@ def round_layout(dim: int, vectors: int, answers: int) -> Layout:
     return {**named, **{f"answer{index}": ((), torch.float64) for index in range(answers)}}
 
 
-def possible(
-    tally: Tally, layout: Layout, randomizers: tuple[PrivUnitG, ...], responses: tuple[ScalarResponse, ...]
-) -> Tally:
-    """``tally``, vectors before answers, if its n users can have sent it. Raises ValueError."""
-    farthest = [each.radius + FARTHEST * each.moments.variance**0.5 for each in randomizers]
-    farthest += [each.largest * (1 + ROUNDING) for each in responses]
-    for name, most in zip(layout, farthest, strict=True):
-        if bool((tally[name].abs() > tally.n * most).any()):
-            raise ValueError(
-                f"tally is not what {tally.n} users can have sent: an entry of {name} is above {tally.n * most:.3g}"
-            )
-    return tally
+def round_limits(
+    names: Iterable[str], randomizers: tuple[PrivUnitG, ...], responses: tuple[ScalarResponse, ...], n: int
+) -> dict[str, Limits]:
+    """What n users can make of parts of these names, vectors before answers."""
+    each = (*randomizers, *(response.randomizer for response in responses))
+    return {name: one.limits(n)["sum"] for name, one in zip(names, each, strict=True)}

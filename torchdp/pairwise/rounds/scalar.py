@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.pairwise.protocol import FARTHEST
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import BallRandomizer, DuchiJordanWainwright, PrivUnitG
 
@@ -39,11 +38,6 @@ class ScalarResponse(ABC):
         """One message for each value of (n,)."""
         return self.randomizer.speak(values[..., None], draws)[..., 0]
 
-    @property
-    @abstractmethod
-    def largest(self) -> float:
-        """What no message exceeds in size (TiltedResponse: but for 40 standard deviations)."""
-
     @abstractmethod
     def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """Sum over types of the messages of counts[x] users who hold values[..., x]: (*batch, k), (k,) -> (*batch,).
@@ -64,10 +58,6 @@ class SignResponse(ScalarResponse):
     def randomizer(self) -> DuchiJordanWainwright:
         return DuchiJordanWainwright(1, self.epsilon)
 
-    @property
-    def largest(self) -> float:
-        return 1 / self.randomizer.bias
-
     def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """The number of plus signs of each type is binomial."""
         bias = self.randomizer.bias
@@ -87,10 +77,6 @@ class TiltedResponse(ScalarResponse):
     @cached_property
     def randomizer(self) -> PrivUnitG:
         return PrivUnitG(1, self.epsilon)
-
-    @property
-    def largest(self) -> float:
-        return 1 + FARTHEST * self.randomizer.moments.variance**0.5
 
     def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """Sum of values_x tau + N(0, 1 - values_x^2): along the value the tilted normal, across it a normal."""

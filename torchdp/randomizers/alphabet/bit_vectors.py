@@ -13,7 +13,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Layout, Tally
+from torchdp.protocol import Layout, Limits, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import (
     WORDS_AT_ONCE,
@@ -68,6 +68,9 @@ class BitVectorOracle(SymmetricOracle):
     @property
     def layout(self) -> Layout:
         return {"reports": ((self.k,), torch.int64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"reports": Limits(0, n)}
 
     @property
     def words(self) -> int:

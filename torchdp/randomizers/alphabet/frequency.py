@@ -9,7 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Estimate, Layout, Objective, Tally, TypeProtocol
+from torchdp.protocol import Estimate, Layout, Limits, Objective, Tally, TypeProtocol
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
 
@@ -47,6 +47,9 @@ class FrequencyOracle(TypeProtocol):
     def layout(self) -> Layout:
         return {"reports": ((self.outputs,), torch.int64)}
 
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"reports": Limits(0, n, n)}
+
     @property
     def words(self) -> int:
         """Numbers that one message takes in memory."""
@@ -54,10 +57,7 @@ class FrequencyOracle(TypeProtocol):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types of any width of integers, n >= 1. Raises TypeError, ValueError."""
-        x = checks.whole_below("x", x, self.k)
-        if x.ndim != 1 or len(x) == 0:
-            raise ValueError(f"x must have shape (n,) with n >= 1, one type for each user, not {tuple(x.shape)}")
-        return x
+        return checks.types("x", x, self.k, widen=False)
 
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n,) integers below ``outputs``. Raises TypeError, ValueError."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
+from torchdp.protocol import Limits
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import spread
@@ -87,6 +88,9 @@ class SubsetSelection(BitVectorOracle):
         if k <= 4096:
             return (self.outputs - 1).bit_length()
         return math.ceil((math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2))
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"reports": Limits(0, n, n * self.subset)}
 
     def packed(self, messages: Tensor) -> Tensor:
         messages = super().packed(messages)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Crowd, Estimate, Layout, LocalProtocol, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, LocalProtocol, Objective, OfCrowds, Tally
+from torchdp.protocol.records import farthest
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.base import user_counts
@@ -43,7 +44,7 @@ class BallMoments:
 
 
 @dataclass(frozen=True)
-class BallRandomizer(LocalProtocol[Crowd, Tensor]):
+class BallRandomizer(OfCrowds, LocalProtocol[Crowd, Tensor]):
     """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
 
     The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
@@ -95,18 +96,22 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
     def layout(self) -> Layout:
         return {"sum": ((self.dim,), torch.float64)}
 
+    @property
+    def reach(self) -> float:
+        """What no entry of a message exceeds in size, but with a chance of 1e-300."""
+        return self.radius + farthest(
+            math.sqrt(self.moments.variance + max(self.moments.outer, 0) * self.radius**2)
+        )
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"sum": Limits.around(n * self.reach)}
+
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""
         x = self._inside("x", x).detach()
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, {self.dim}) with n >= 1, not {tuple(x.shape)}")
         return x
-
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.admit)
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
@@ -163,8 +168,7 @@ class BallRandomizer(LocalProtocol[Crowd, Tensor]):
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' mean, (dim,)."""
-        crowd = self.counted(summary)
-        return crowd.counts.double() @ crowd.values.double() / crowd.n
+        return self.counted(summary).mean
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(variance + outer mean(x_i^2))/n."""

@@ -112,6 +112,10 @@ class LatticeRandomizer(BallRandomizer):
         return 1 << (self._bits - 1)
 
     @property
+    def reach(self) -> float:
+        return self._limit * self.step
+
+    @property
     def variation(self) -> float:
         """Bound on the total variation distance of a message from the real mechanism's, rounded.
 
@@ -266,8 +270,8 @@ class LatticeRandomizer(BallRandomizer):
         least, most = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
         if not float((near - whole).abs_().amax() if whole.numel() else 0.0) < 0.01:
             raise ValueError(f"messages must be whole multiples of step = {self.step!r}, as users send them")
-        if least < -self._limit or most >= self._limit:
-            raise ValueError(f"messages must be below 2^{self._bits - 1} times step = {self.step!r} in size")
+        if least < -self._limit or most >= self._limit or max(-least, most) * self.step > self.reach * (1 + 1e-9):
+            raise ValueError(f"messages must be below {self.reach:g} in size, what users send")
         return whole.to(torch.int64)
 
 

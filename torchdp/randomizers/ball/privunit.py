@@ -64,6 +64,10 @@ class PrivUnit(LatticeRandomizer, SphereRandomizer):
         return 16 if self._size < (2**15 - 1) * self.grid else 32
 
     @property
+    def reach(self) -> float:
+        return self.radius / self.cap.threshold + self.step
+
+    @property
     def _size(self) -> float:
         """||V||, lifted."""
         return math.sqrt(self.dim + 1)

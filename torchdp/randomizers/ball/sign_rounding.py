@@ -131,6 +131,10 @@ class DuchiJordanWainwright(SignRounding):
     def _scale(self) -> float:
         return 1 / (self.bias * mean_coordinate(self.dim))  # B, radius 1
 
+    @property
+    def reach(self) -> float:
+        return self.radius * self._scale
+
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
         normals = draws.normal(tuple(users.shape))
         lengths = torch.linalg.vector_norm(normals, dim=-1)

@@ -38,6 +38,10 @@ class SphereRandomizer(BallRandomizer):
         """E T."""
 
     @property
+    def reach(self) -> float:
+        return self.radius / self._mean
+
+    @property
     @abstractmethod
     def _along(self) -> Law:
         """T by quadrature: nodes and weights."""
