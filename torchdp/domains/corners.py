@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp.memory import rows_at_once
+from torchdp.threads import one_thread
 
 ROUNDS = 1000
 CLOSE = 1e-7  # of the size of the set
@@ -13,6 +14,7 @@ KEPT = 0.75  # share of the rows that go on at which the others are put aside
 RIDGE = 1e-15  # of its square
 
 
+@one_thread
 def nearest_by_corners(x: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None = None) -> Tensor:
     """The nearest point to x (..., d), float64, of the convex hull of what ``extreme`` returns, for all rows at once.
 
@@ -37,7 +39,7 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
     weights = torch.zeros_like(corners[..., 0])
     weights[:, 0] = 1.0
     active = weights > 0
-    size = torch.maximum(corners.abs().amax(), target.abs().amax(-1)) * d**0.5 + 1e-300  # of each row: none sees others
+    size = torch.maximum(corners.abs().amax(), target.abs().amax(-1)) * d**0.5 + 1e-300  # a row sees no other
     for _ in range(ROUNDS):
         used = int(active.any(0).nonzero()[-1]) + 1  # places are filled from the first on
         aim = torch.zeros_like(weights)

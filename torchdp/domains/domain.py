@@ -18,7 +18,7 @@ ROUNDED = 4  # times a dtype's eps of a coordinate: what computing the coordinat
 
 @dataclass(frozen=True)
 class Frame:
-    """A set's own units: it reaches 1 from ``centre`` along each of ``axes``, and its flat directions count by its size.
+    """A set's own units: it reaches 1 from ``centre`` along each of ``axes``; flat directions count by its size.
 
     axes: (d, d), the columns orthogonal, their lengths how far spanning points reach; rounding: (d,), the largest
     absolute value of each coordinate.
@@ -140,17 +140,21 @@ class Domain(ABC):
         return Frame.of(self.spanning())
 
     def contains(self, x: Tensor) -> Tensor:
-        """Whether x (..., d) lies in K, bool (...): up to 1e-9 of how far K reaches where K has a formula, 1e-6 elsewhere.
+        """Whether x (..., d) lies in K, bool (...), up to 1e-9 of K's reach by formula, else 1e-6, and rounding.
 
-        To that comes what x's dtype rounds the coordinates of K's points by.
+        The reach is from K's centre in each direction; rounding is that of x's dtype at the coordinates of K.
         """
         x, own = self._vectors(x), self.frame
         room, z = own.room(max(NEAR, slack(x)), x.dtype), (x.double() - own.centre) @ own.inverse.mT
-        near = nearest_by_corners(z, lambda g: (self.extreme(g @ own.inverse) - own.centre) @ own.inverse.mT, room / 2)
+
+        def extreme(g: Tensor) -> Tensor:
+            return (self.extreme(g @ own.inverse) - own.centre) @ own.inverse.mT
+
+        near = nearest_by_corners(z, extreme, room / 2)
         return (z - near).norm(dim=-1) <= room
 
     def missed(self, rows: Tensor) -> float:
-        """A bound on ||rows e|| for what a float64 point that ``contains`` lets through lies off K by, e; rows (r, d)."""
+        """A bound on ||rows e||, e from K to a float64 point that ``contains`` lets through; rows (r, d)."""
         own = self.frame
         return own.room(NEAR * math.sqrt(self.dimension)) * float(torch.linalg.matrix_norm(rows @ own.axes, 2))
 

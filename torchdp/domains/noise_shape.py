@@ -13,6 +13,7 @@ from torchdp.domains.evaluate import Enclosed, dual_value, enclose, hull
 from torchdp.domains.generate import heavy, merged, on_points
 from torchdp.factorization import Certificate
 from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.threads import one_thread
 
 ROUNDS = 300  # calls of the oracle
 PROGRESS = 0.02  # of the gap
@@ -70,6 +71,7 @@ class NoiseShape:
         return self.centre + u @ self.root.mT
 
 
+@one_thread
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:
     """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of how good it is.
 
@@ -181,7 +183,7 @@ class _Search:
             warnings.warn(
                 f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {self.tol:.2e}; raise tol",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         root, centre, dual = self.best.root, self.holder.centre, self.dual
         weights = dual.weights / dual.weights.sum()
