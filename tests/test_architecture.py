@@ -12,7 +12,7 @@ import pytest
 from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded"}
+FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded", "threads"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "rounded": {"checks", "draws", "kernels"},
     "descent": set(),
     "memory": set(),
+    "threads": set(),
     "randomness": set(),
     "privacy": FLOOR,
     "wire": {"checks"},

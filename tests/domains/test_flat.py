@@ -54,7 +54,7 @@ def measured(domain, p, shift=True):
     u = torch.linalg.lstsq(shape.root, (points - shape.centre).mT, driver="gelsd").solution
     size = float((spanning - spanning.mean(0)).norm(dim=-1).max())
     back = shape.points(shape.coordinates(points)) - points
-    contradiction = not 0 < lower <= upper * (1 + 1e-10) + 1e-13 * float(spanning.abs().max())
+    contradiction = not 0 < lower <= upper * (1 + 1e-10) + 2.0**-46 * float(spanning.abs().max())
     return contradiction, upper / lower - 1, float(u.norm(dim=0).max()) - 1, float(back.norm(dim=-1).max()) / size
 
 

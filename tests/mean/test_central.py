@@ -9,7 +9,16 @@ import torch
 from gaussians import rounded
 from laws import generator
 
-from torchdp.domains import Box, FiniteSet, difference_shape, least_error_shape, lp_ball, noise_shape, round_shape
+from torchdp.domains import (
+    Box,
+    FiniteSet,
+    Polytope,
+    difference_shape,
+    least_error_shape,
+    lp_ball,
+    noise_shape,
+    round_shape,
+)
 from torchdp.factorization import gamma_box
 from torchdp.mean import GaussianMean, PureMean
 from torchdp.noise import SeededNoise
@@ -221,13 +230,19 @@ def test_a_point_outside_among_points_inside_is_refused():
 def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_the_diameter(make):
     """Vertices that are not symmetric, each moved outwards by as much as the membership test lets through."""
     vertices = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.2, 0.7]], dtype=torch.float64)
-    domain = FiniteSet(vertices)
-    mechanism = GaussianMean.calibrated(domain, make(domain, 2.0), epsilon=1.0, delta=1e-6)
     outwards = vertices - vertices.mean(0)
-    x = (vertices + 8e-7 * outwards / outwards.norm(dim=1, keepdim=True)).float()  # its rounding is let through
-    encoded = mechanism.encoding(domain.admit(x))
-    assert encoded.norm(dim=-1).max() <= mechanism.encoding.radius * (1 + 1e-12)
-    assert mechanism.encoding.widest < torch.cdist(encoded, encoded).max() <= mechanism.encoding.diameter
+    moved = vertices + 3e-7 * outwards / outwards.norm(dim=1, keepdim=True)
+    for x, offset in (
+        (moved, 0.0),
+        (moved.float(), 0.0),
+        ((moved + 1e7).float(), 1e7),
+    ):  # its rounding is let through
+        domain = Polytope(vertices + offset)
+        encoding = GaussianMean.calibrated(domain, make(domain, 2.0), epsilon=1.0, delta=1e-6).encoding
+        encoded = encoding(domain.admit(x))
+        assert encoded.norm(dim=-1).max() <= encoding.radius * (1 + 1e-12)
+        assert torch.cdist(encoded, encoded).max() <= encoding.diameter
+        assert x.dtype == torch.float32 or encoding.widest < torch.cdist(encoded, encoded).max()
 
 
 def test_guarantee_a_projected_pure_answer_errs_by_the_width_of_its_own_noise():

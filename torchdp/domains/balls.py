@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.ball_image import BallImage
-from torchdp.domains.domain import slack
+from torchdp.domains.domain import rounding, slack
 from torchdp.domains.groups import Groups
 from torchdp.domains.nearest import nearest_in_ball, nearest_in_ellipsoid
 from torchdp.factorization.solvers.fixed_point import power_norm
@@ -45,8 +45,8 @@ class Box(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        room = slack(x) * float((self.high - self.low).max())
-        return ((x >= self.low.to(x) - room) & (x <= self.high.to(x) + room)).all(-1)
+        room = slack(x) * (self.high - self.low) + rounding(x, torch.maximum(self.low.abs(), self.high.abs()))
+        return ((x >= self.low - room) & (x <= self.high + room)).all(-1)
 
     def project(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
@@ -89,13 +89,12 @@ class LpBall(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        scaled = ((x - self.middle.to(x)) / self.axes.to(x)).abs()
-        return power_norm(scaled, self.q) <= 1 + slack(x)
+        off = ((x.double() - self.centre).abs() - rounding(x, self.centre.abs())).clamp_min(0)
+        return power_norm(off / self.axes, self.q) <= 1 + slack(x)
 
     def project(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        middle = self.middle.to(x)
-        return middle + nearest_in_ball(x - middle, self.axes.to(x), self.q)
+        return (self.centre + nearest_in_ball(x.double() - self.centre, self.axes, self.q)).to(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,18 +125,17 @@ class Ellipsoid(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        z = (x - self.middle.to(x)).double()
-        U, S, _ = torch.linalg.svd(self.root.to(z), full_matrices=False)
+        z, rounded = x.double() - self.centre, rounding(x, self.centre.abs())
+        U, S, _ = torch.linalg.svd(self.root, full_matrices=False)
         kept = S > 1e-12 * S[0]
         U, S = U[:, kept], S[kept]
         along = z @ U
-        off = (z - along @ U.mT).norm(dim=-1) <= slack(x) * self.root.norm()
-        return ((along / S).norm(dim=-1) <= 1 + slack(x)) & off
+        off = (z - along @ U.mT).norm(dim=-1) <= slack(x) * self.root.norm() + rounded.norm()
+        return ((along / S).norm(dim=-1) <= 1 + slack(x) + (rounded @ U.abs() / S).norm()) & off
 
     def project(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        middle = self.middle.to(x)
-        return middle + nearest_in_ellipsoid(x - middle, self.root.to(x))
+        return (self.centre + nearest_in_ellipsoid(x.double() - self.centre, self.root)).to(x)
 
 
 @dataclass(frozen=True, eq=False)

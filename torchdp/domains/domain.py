@@ -1,7 +1,9 @@
 """Bounded domains K in R^d, known through quadratic maximisation."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,7 +11,42 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains.corners import nearest_by_corners
 
-TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the size of the domain: by formula, by search
+TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the set's own reach: by formula, by search
+FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a direction shorter than that share of the longest is flat
+ROUNDED = 4  # times a dtype's eps of a coordinate: what computing the coordinate may cost
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A set's own units: it reaches 1 from ``centre`` along each of ``axes``; flat directions count by its size.
+
+    axes: (d, d), the columns orthogonal, their lengths how far spanning points reach; rounding: (d,), the largest
+    absolute value of each coordinate.
+    """
+
+    centre: Tensor
+    axes: Tensor
+    rounding: Tensor
+
+    @staticmethod
+    def of(points: Tensor) -> "Frame":
+        """Of the set that these points (k, d) span: turns and grows with them, and does not see where they lie."""
+        centre = points[0] + (points - points[0]).mean(0)
+        z, rounding = points - centre, points.abs().amax(0)
+        shorter = torch.linalg.qr(z, mode="r").R if len(z) > z.shape[1] else z
+        size, V = float(z.norm(dim=-1).max()), torch.linalg.svd(shorter)[2].mT
+        reach, rounded = (z @ V).abs().amax(0), 8 * EPS * float(rounding.max())
+        flat = reach <= FLAT * size + rounded
+        return Frame(centre, V * torch.where(flat, max(size, rounded, 1e-300), reach), rounding)
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """axes^{-1}, (d, d)."""
+        return (self.axes / self.axes.square().sum(0)).mT
+
+    def room(self, share: float, dtype: torch.dtype = torch.float64) -> float:
+        """What a membership test lets through in these units: ``share``, and what ``dtype`` rounds coordinates by."""
+        return share + ROUNDED * torch.finfo(dtype).eps * float((self.inverse.abs() @ self.rounding).norm())
 
 
 @dataclass(frozen=True)
@@ -97,15 +134,34 @@ class Domain(ABC):
         """The convex hull, where means of K's points lie: itself for a convex K."""
         return self
 
+    @cached_property
+    def frame(self) -> Frame:
+        """The units in which points are near K or not, whatever K's place, turn and unit."""
+        return Frame.of(self.spanning())
+
     def contains(self, x: Tensor) -> Tensor:
-        """Whether x (..., d) lies in K, up to 1e-9 of K's size where K has a formula and 1e-6 elsewhere; bool (...)."""
-        x = self._vectors(x)
-        room = max(NEAR, slack(x)) * float(self.spanning().to(x).abs().max())
-        return (x - nearest_by_corners(x, self.extreme, near=room / 2)).norm(dim=-1) <= room
+        """Whether x (..., d) lies in K, bool (...), up to 1e-9 of K's reach by formula, else 1e-6, and rounding.
+
+        The reach is from K's centre in each direction; rounding is that of x's dtype at the coordinates of K.
+        """
+        x, own = self._vectors(x), self.frame
+        room, z = own.room(max(NEAR, slack(x)), x.dtype), (x.double() - own.centre) @ own.inverse.mT
+
+        def extreme(g: Tensor) -> Tensor:
+            return (self.extreme(g @ own.inverse) - own.centre) @ own.inverse.mT
+
+        near = nearest_by_corners(z, extreme, room / 2)
+        return (z - near).norm(dim=-1) <= room
+
+    def missed(self, rows: Tensor) -> float:
+        """A bound on ||rows e||, e from K to a float64 point that ``contains`` lets through; rows (r, d)."""
+        own = self.frame
+        return own.room(NEAR * math.sqrt(self.dimension)) * float(torch.linalg.matrix_norm(rows @ own.axes, 2))
 
     def project(self, x: Tensor) -> Tensor:
         """The nearest point of K, for x of shape (..., d). Raises NotImplementedError where none is at hand."""
-        return nearest_by_corners(self._vectors(x), self.extreme)
+        x, centre = self._vectors(x), self.frame.centre
+        return (centre + nearest_by_corners(x.double() - centre, lambda g: self.extreme(g) - centre)).to(x)
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         """An ellipsoid known from the structure of K, optimal or close to it; None where there is none."""
@@ -140,8 +196,13 @@ class Domain(ABC):
 
 
 def slack(x: Tensor) -> float:
-    """What a membership test by formula lets through, relative: 1e-9, or the rounding of x's dtype."""
+    """What a membership test by formula lets through, of a set's reach: 1e-9, or the rounding of x's dtype."""
     return max(TOLERANCE, 8 * torch.finfo(x.dtype).eps)
+
+
+def rounding(x: Tensor, coordinates: Tensor) -> Tensor:
+    """What x's dtype may have rounded numbers of that size by, (d,)."""
+    return ROUNDED * torch.finfo(x.dtype).eps * coordinates
 
 
 def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int = 30) -> Tensor:

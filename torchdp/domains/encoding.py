@@ -9,13 +9,13 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.composite import differences
-from torchdp.domains.domain import Domain, Maximum
+from torchdp.domains.domain import EPS, Domain, Maximum
 from torchdp.domains.finite import Vertices
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.memory import rows_at_once
 
 MOST_CORNERS = 20_000  # whose distances are all looked at
-LET_THROUGH = 1e-6  # what the membership tests of finite sets and hulls let through, relative to their size
+MISSED = 1e-6  # of the domain's reach: what a shape may leave out
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Encoding:
             )
         z = self.domain.spanning() - self.centre
         missed = float((z - z @ self.inverse.mT @ self.shape.root.mT).norm(dim=-1).max())
-        if missed > LET_THROUGH * float(z.norm(dim=-1).max()):
+        if missed > MISSED * float(z.norm(dim=-1).max()) + 64 * EPS * float(self.centre.norm()):
             raise ValueError(
                 "shape does not reach all of the domain, and its noise would leave a bias; "
                 "make it with noise_shape(domain, p), around the origin with shift=False"
@@ -79,7 +79,8 @@ class Encoding:
         """A proved upper bound on ||A^+ (x - y)|| over two admitted points: 2 radius, or less without symmetry.
 
         Vectors are shortened to ``radius``, so that what a membership test lets through costs nothing; a diameter
-        below 2 radius, that of corners (at most 20,000) or of the differences' own oracle, is enlarged by it.
+        below 2 radius, that of corners (at most 20,000) or of the differences' own oracle, is enlarged by it, and
+        points of shorter floats are moved into the domain.
         """
         domain = self.domain
         if not self.inverse.any() or (self._listed is None and domain.middle is not None):
@@ -87,8 +88,7 @@ class Encoding:
         most = self.widest
         if self._listed is None:
             most = math.sqrt(differences(domain).maximise(self.inverse, torch.zeros_like(self.centre)).upper)
-        room = 2 * membership_room(domain) * float(torch.linalg.matrix_norm(self.inverse, 2))
-        return min(2 * self.radius, most + room)
+        return min(2 * self.radius, most + 2 * domain.missed(self.inverse))
 
     @cached_property
     def _listed(self) -> Tensor | None:
@@ -98,14 +98,10 @@ class Encoding:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""
+        if x.dtype != torch.float64 and self.domain.middle is None:
+            x = torch.where(self.domain.contains(x.double())[:, None], x.double(), self.domain.project(x.double()))
         u = (x.double() - self.centre) @ self.inverse.mT
         return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
-
-
-def membership_room(domain: Domain) -> float:
-    """How far from the domain a point may lie that its membership test lets through, in l_2."""
-    parts = 1.0 if isinstance(domain, Vertices) else math.sqrt(domain.dimension)  # each of a product has its own
-    return LET_THROUGH * parts * float(domain.spanning().abs().max())
 
 
 def admitted(name: str, x: Tensor, domain: Domain, shape: NoiseShape) -> Tensor:

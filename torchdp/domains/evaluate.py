@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp.domains.domain import Domain, Proposal
+from torchdp.domains.domain import EPS, FLAT, Domain, Proposal
 
 TINY = 1e-300
-FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a set thinner than that share of its length is flat
 THIN = 1e-7  # of the longest axis: shorter ones of a proposal are mostly rounding,
 ROOM = 1e3  # and are made so many times what the domain needs, which costs 1e-6
 
@@ -53,9 +52,9 @@ def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: floa
     basis: (d, r), of :func:`hull`. root's part in it is completed where it has axes below 1e-7 of the longest: they
     become 1000 times as long as spanning points reach. With A, its axes for columns, scale^2 = the oracle's upper bound
     on max ||A^+ (x - v)||^2 over K. residual is how far spanning points stick out of v + the hull; upper is inf where
-    that is more than rounding (1e-8 of the largest distance from v, 1e-13 of v).
+    that is more than rounding (1e-8 of the largest distance from v, 64 eps of v).
 
-    Guarantees: Gamma_p(K) <= upper, up to 1e-10 of it and 1e-13 of the largest coordinate.
+    Guarantees: Gamma_p(K) <= upper, up to 1e-10 of it and 64 eps of the largest coordinate.
     """
     z = domain.spanning() - centre
     inside = z @ basis
@@ -70,7 +69,7 @@ def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: floa
     A = axes * lengths
     upper = float(torch.linalg.vector_norm(A.norm(dim=-1), ord=p))
     residual = float((z - inside @ basis.mT).norm(dim=-1).max())
-    rounding = 1e-8 * float(z.norm(dim=-1).max()) + 1e-13 * float(centre.norm())
+    rounding = 1e-8 * float(z.norm(dim=-1).max()) + 64 * EPS * float(centre.norm())
     return Enclosed(
         A,
         axes.mT / lengths[:, None],
@@ -96,8 +95,9 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
     c = row_weights / row_weights.max()
     order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
     c = c / torch.linalg.vector_norm(c, ord=order)
-    mu = torch.zeros_like(points[0])
+    z = points
     if shift:
-        mu = P @ points if domain.middle is None else domain.middle
-    matrix = c.sqrt() * (points - mu) * P.sqrt()[:, None]
+        z = points - (points[0] if domain.middle is None else domain.middle)
+        z = z - P @ z if domain.middle is None else z
+    matrix = c.sqrt() * z * P.sqrt()[:, None]
     return float(torch.linalg.svdvals(matrix).sum())

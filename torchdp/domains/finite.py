@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, slack
+from torchdp.domains.domain import EPS, FLAT, ROUNDED, Domain, Frame, Maximum, Proposal, best_first, slack
 from torchdp.domains.generate import on_points
 from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
@@ -30,14 +30,14 @@ class Vertices(Domain):
     def middle(self) -> Tensor | None:
         """The mean of the distinct points where each has its mirror image, else None."""
         distinct = torch.unique(self.points, dim=0)
-        mean, size = distinct.mean(0), float(self.points.abs().max())
+        mean = self.frame.centre if len(distinct) == len(self.points) else Frame.of(distinct).centre
+        room = FLAT * (distinct - mean).abs().amax(0) + ROUNDED * EPS * distinct.abs().amax(0)
         generator = keyed_generator(b"torchdp.mean.finite.middle")
         line = torch.randn(self.dimension, dtype=torch.float64, device="cpu", generator=generator).to(distinct)
         order = torch.argsort((distinct - mean) @ line)  # mirror images stand at opposite ends
-        off = (distinct[order] + distinct[order.flip(0)] - 2 * mean).abs().max()
-        if not off <= 1e-12 * size:
+        if bool(((distinct[order] - mean + (distinct[order.flip(0)] - mean)).abs() > room).any()):
             return None
-        return torch.where(mean.abs() <= 1e-13 * size, 0.0, mean)
+        return torch.where(mean.abs() <= room / 8, 0.0, mean)
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
         points, value = best_first(self.points, B, centre, most=max(64, self.dimension))
@@ -72,18 +72,18 @@ class FiniteSet(Vertices):
         return Polytope(self.points)
 
     def contains(self, x: Tensor) -> Tensor:
-        x = self._vectors(x)
-        return (x - self.project(x)).norm(dim=-1) <= slack(x) * self.points.abs().max()
+        x, own = self._vectors(x), self.frame
+        off = (x.double() - self.project(x.double())) @ own.inverse.mT
+        return off.norm(dim=-1) <= own.room(slack(x), x.dtype)
 
     def project(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        points = self.points.to(x)
-        flat = x.reshape(-1, self.dimension)
+        points, flat = self.points.to(x.device), x.double().reshape(-1, self.dimension)
         nearest = [
             torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
             for part in flat.split(rows_at_once(len(points)))
         ]
-        return points[torch.cat(nearest)].reshape(x.shape) if nearest else x
+        return points[torch.cat(nearest)].reshape(x.shape).to(x) if nearest else x
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,16 +8,17 @@ from torchdp.factorization.solvers.fixed_point import solve
 
 NOTHING = 1e-8  # of the largest weight: the solver keeps weights above 0
 LIGHT = 1e-4  # of the largest weight: points below are dropped, and found again where they matter
-CLOSE = 1e-5  # of the largest coordinate: points that differ by less are one
+CLOSE = 1e-5  # of the set's reach: points that differ by less are one
 TINY = 1e-300
 
 
 def on_points(points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000) -> Proposal:
     """The best ellipsoid around the points (k, d): about ``middle``, or with a centre of its own where that is None."""
-    W = (points if middle is None else points - middle).mT
+    origin = points[0] if middle is None else middle
+    W = (points - origin).mT
     solution = solve(W, p=p, shift=middle is None, tol=tol, max_iterations=max_iterations)
     root = solution.left * solution.right.norm(dim=-2).max()
-    centre = W @ solution.primal_weights if middle is None else middle
+    centre = origin + W @ solution.primal_weights if middle is None else middle
     weights = solution.column_weights
     kept = weights > NOTHING * weights.max()
     return Proposal(root, centre, points[kept], weights[kept], solution.row_weights)
@@ -33,7 +34,7 @@ def heavy(proposal: Proposal) -> Tensor:
 def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | None) -> Tensor:
     """The next points: those to start from, those with weight and those found, one of two mirror images."""
     points = torch.cat([start, heavy(proposal), found])
-    z = points if middle is None else points - middle
+    z = points - (points[0] if middle is None else middle)
     if middle is not None:
         lead = z.gather(-1, (z.abs() > 1e-9 * z.abs().max()).to(torch.uint8).argmax(-1, keepdim=True))
         z = torch.where(lead < 0, -z, z)

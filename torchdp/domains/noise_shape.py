@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain, Proposal, climb
+from torchdp.domains.domain import EPS, Domain, Proposal, climb
 from torchdp.domains.evaluate import Enclosed, dual_value, enclose, hull
 from torchdp.domains.generate import heavy, merged, on_points
 from torchdp.factorization import Certificate
 from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.threads import one_thread
 
 ROUNDS = 300  # calls of the oracle
 PROGRESS = 0.02  # of the gap
 PATIENCE = 6  # rounds without a better bound
 SHARE = 0.25  # of tol: what the solver may lose on the points it has
 ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rounds
-ROUNDING, RELATIVE, TINY = 1e-13, 1e-10, 1e-300  # of the largest coordinate, of the norm: what float64 may cost
+ROUNDING, RELATIVE, TINY = 64 * EPS, 1e-10, 1e-300  # of the largest coordinate, of the norm: what float64 may cost
 LARGEST = 1e100  # coordinates whose squares are far from the ends of float64
 
 
@@ -70,6 +71,7 @@ class NoiseShape:
         return self.centre + u @ self.root.mT
 
 
+@one_thread
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:
     """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of how good it is.
 
@@ -84,7 +86,7 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
     theory promises sqrt(domain.factor) - 1 for the best points, and the certificate says what it is.
     Flat sets get flat ellipsoids, of the rank of K's affine hull (without shift, of its linear hull).
     Warns (RuntimeWarning) where the gap is above tol although the oracle is exact. Raises ValueError, TypeError;
-    ArithmeticError where the bounds contradict each other by more than 1e-10 of the norm and 1e-13 of the largest
+    ArithmeticError where the bounds contradict each other by more than 1e-10 of the norm and 64 eps of the largest
     coordinate.
 
     Guarantees: certificate.lower <= Gamma_p(K) <= certificate.upper; K lies in the ellipsoid.
@@ -181,7 +183,7 @@ class _Search:
             warnings.warn(
                 f"stopped at a certified gap of {float(certificate.gap):.2e}, above tol = {self.tol:.2e}; raise tol",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         root, centre, dual = self.best.root, self.holder.centre, self.dual
         weights = dual.weights / dual.weights.sum()

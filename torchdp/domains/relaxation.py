@@ -8,6 +8,7 @@ from torch import Tensor
 from torchdp.domains.groups import TINY, Groups, dual_order, longest, moved_inside, total
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.randomness import keyed_generator
+from torchdp.threads import one_thread
 
 ENUMERATED = 12  # signs: all 2^11 pairs of corners are tried
 STARTS = 64  # random roundings
@@ -16,6 +17,7 @@ SOLVED = 1e-6  # relative gap at which it stops
 SPLIT_STEPS, SPLIT_TOL = 5000, 1e-10
 
 
+@one_thread
 def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]:
     """Points z with ||z_b||_{q_b} <= 1 in every block and large ||G z + g||^2, and a proved bound on the maximum.
 

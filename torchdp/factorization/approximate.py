@@ -13,6 +13,7 @@ from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
 from torchdp.factorization.solvers.splitting import Best, Bound, Price, conic, weighted
 from torchdp.factorization.solvers.stopping import warn_where_open, working
+from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 LARGEST_CONE = 1024  # m + n up to which the semidefinite program is worth its eigendecompositions
@@ -122,6 +123,7 @@ class _Found:
     iterations: int
 
 
+@one_thread
 def _solve(W: Tensor, batch: torch.Size, h: Bound | Price, tol: float, max_iterations: int) -> _Found:
     """Both phases on W scaled to largest entry 1, its longer side first, in a flat batch; h in that scale."""
     m, n = W.shape[-2:]

@@ -10,6 +10,7 @@ from torchdp import checks
 from torchdp.factorization.certificates.certificate import allowance, dual_weights, fitting, refuse_contradiction
 from torchdp.factorization.solvers.stopping import warn_open
 from torchdp.randomness import keyed_generator
+from torchdp.threads import one_thread
 
 SMALLEST_WEIGHT = 1e-15  # relative: the weight of a row that the vectors have not reached yet
 
@@ -75,6 +76,7 @@ def certify_dual(
     return lower, torch.where(unproved, math.inf, upper)
 
 
+@one_thread
 def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -> Gamma2Dual:
     """gamma_2*(U) = max of <W, U> over gamma_2(W) <= 1, with a certificate of relative gap ``tol``.
 
@@ -126,7 +128,7 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
             break
     result = Gamma2Dual(lower, upper, _unit(S), Y, weights[0], weights[1], iteration, rounding)
     if not bool(done.all()):
-        warn_open(float(result.gap.max()), tol, U.dtype, iteration, max_iterations)
+        warn_open(float(result.gap.max()), tol, U.dtype, iteration, max_iterations, stacklevel=3)
     return result
 
 

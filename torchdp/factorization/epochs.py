@@ -12,6 +12,7 @@ from torchdp.factorization.certificates.epochs_certificate import certify_epochs
 from torchdp.factorization.solvers.epochs_solver import Attempt, attempts, classes_of
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
+from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient
@@ -34,6 +35,7 @@ class EpochFactorization:
     iterations: int
 
 
+@one_thread
 def factorize_epochs(
     W: Tensor | Workload, period: int, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 1000
 ) -> EpochFactorization:
@@ -60,7 +62,7 @@ def factorize_epochs(
     Source: here. The problem: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order participation; its dual
     for one epoch: Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
-    W = working("W", checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach())
+    W = working("W", checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach(), stacklevel=4)
     if W.ndim != 2:
         raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
     period, p, tol = checks.integer("period", period, 1), check_exponent(p), checks.positive("tol", tol)
@@ -76,7 +78,7 @@ def factorize_epochs(
         if closed(result.certificate, tol, W.double().abs().max(), W.dtype):
             break
     warn_where_open(
-        result.certificate, tol, W.double().abs().max(), W.dtype, result.iterations, max_iterations, stacklevel=2
+        result.certificate, tol, W.double().abs().max(), W.dtype, result.iterations, max_iterations, stacklevel=3
     )
     return result
 

@@ -21,6 +21,7 @@ from torchdp.factorization.solvers.stopping import closed, warn_where_open, work
 from torchdp.factorization.structure import combine
 from torchdp.factorization.structure.running import RunningFactorization, factorize_running
 from torchdp.factorization.structure.signature import Root, root, signature
+from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums, Workload
 
 
@@ -150,6 +151,7 @@ def factors(
     return tuple(_factorization(f, p, shift, share, max_iterations) for f in matrices)
 
 
+@one_thread
 def _factorization(W: Tensor, p: float, shift: bool, tol: float, max_iterations: int) -> Factorization:
     for solution in attempts(W.double(), p=p, shift=shift, tol=tol, max_iterations=max_iterations):
         result = finish(W, solution, p)
@@ -199,6 +201,7 @@ def signature_form(
     return SignatureFactorization(right, signs, certificate)
 
 
+@one_thread
 def _root(W: Tensor, dtype: torch.dtype, tol: float, max_iterations: int) -> tuple[Root, Certificate, int]:
     """The best root of W in ``dtype``, its certificate, and the iterations."""
     for solution in attempts(W, tol=tol, max_iterations=max_iterations):

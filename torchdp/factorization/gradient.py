@@ -15,6 +15,7 @@ from torchdp.factorization.rank import LowRankFactorization, measure
 from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, smooth_log_norm
 from torchdp.factorization.solvers.fixed_point import Solution, power_norm
 from torchdp.factorization.solvers.stopping import working
+from torchdp.threads import one_thread
 
 MOST_STEPS = 10**6
 SHARPNESS = 4.0, 4000.0  # of the smoothed maximum, first and last step
@@ -26,6 +27,7 @@ MOST_MULTIPLIERS = 10.0
 MARGIN = 0.995  # share of alpha aimed at, because a penalty ends a little outside
 
 
+@one_thread
 def gradient(
     W: Tensor,
     p: float = math.inf,
@@ -53,7 +55,7 @@ def gradient(
     p = check_exponent(p)
     steps = checks.integer("steps", steps, 1, MOST_STEPS)
     learning_rate = checks.positive("learning_rate", learning_rate)
-    W = working("W", checks.matrix("W", W).detach())
+    W = working("W", checks.matrix("W", W).detach(), stacklevel=4)
     with torch.inference_mode(False), torch.enable_grad():
         module = Relaxation(W.double().clone())
         q = module.T.shape[-1]
@@ -84,6 +86,7 @@ def gradient(
     )
 
 
+@one_thread
 def low_rank(
     W: Tensor,
     rank: int,
@@ -112,7 +115,7 @@ def low_rank(
     alpha = checks.positive("alpha", alpha)
     steps = checks.integer("steps", steps, 1, MOST_STEPS)
     learning_rate = checks.positive("learning_rate", learning_rate)
-    W = working("W", checks.matrix("W", W).detach())
+    W = working("W", checks.matrix("W", W).detach(), stacklevel=4)
     with torch.inference_mode(False), torch.enable_grad():
         exact = W.double().clone()
         module = LowRankRelaxation(exact, rank)
@@ -137,7 +140,7 @@ def low_rank(
             f"rank {rank} came within {float(found.distortion.max()):.3g} of W, not within alpha = {alpha:.3g}; "
             "raise rank, alpha or steps",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return found
 

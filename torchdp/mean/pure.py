@@ -12,7 +12,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.domain import Domain
-from torchdp.domains.encoding import membership_room
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import difference_shape
 from torchdp.draws import Draws, Simulated
@@ -117,8 +116,8 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
                 most = float(widths.sum())
                 if corners is not None:
                     shown = corners @ rows.mT
-                    room = 4 * membership_room(self.domain) * float(torch.linalg.matrix_norm(rows, 2))
-                    apart = float(torch.cdist(shown, shown, p=1).max()) + room * math.sqrt(block.size)
+                    room = 2 * self.domain.missed(rows) * math.sqrt(block.size)
+                    apart = float(torch.cdist(shown, shown, p=1).max()) + room
                     most = min(apart, most)
             else:
                 most = float(widths.max())

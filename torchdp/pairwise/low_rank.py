@@ -10,11 +10,13 @@ from torchdp.descent import Adam, cosine
 from torchdp.factorization import SignatureRelaxation
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
 from torchdp.randomizers import PrivUnitG
+from torchdp.threads import one_thread
 
 SHARPNESS = 4.0, 400.0  # of the smoothed maxima, first and last step
 FINALISTS = 2  # ranks that are trained to the end
 
 
+@one_thread
 def low_rank(
     statistic: PairwiseStatistic,
     rank: int,

@@ -20,10 +20,12 @@ from torchdp.regression.second_moment_noise import NoisyMoments, debiased
 from torchdp.secure.protocol import SecureSketch
 from torchdp.sketching.constructions import balanced_count_sketch
 from torchdp.sketching.gaussian_noise import entry_variance
+from torchdp.threads import one_thread
 
 DRAWN = 64  # releases that an error is measured by
 
 
+@one_thread
 def choose_regression(
     moments: SecondMoments,
     ridge: float,
@@ -100,6 +102,7 @@ def _measured(
     return float(phi(moments, solve(noisy, ridge), ridge).mean())
 
 
+@one_thread
 def choose_low_rank(
     moments: SecondMoments,
     rank: int,

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchdp.threads import one_thread
+
 TINY = torch.finfo(torch.float64).tiny
 RIDGE = 1e-16  # of the least squares' normal equations, whose columns have length about 1 / d
 
@@ -73,6 +75,7 @@ def onto_simplex(x: Tensor) -> Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
+@one_thread
 def nearest_histogram(gram: Tensor, pull: Tensor, limit: float, most: int) -> tuple[Tensor, Tensor]:
     """argmin over probability vectors h of h^T gram h/2 - <pull, h>, (*batch, k), and the Frank-Wolfe gap, (*batch).
 

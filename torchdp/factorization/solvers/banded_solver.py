@@ -7,6 +7,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from torchdp.threads import one_thread
+
 SHARP = (
     30.0,
     100.0,
@@ -18,6 +20,7 @@ SHARP = (
 FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
 
 
+@one_thread
 def banded_strategy(
     W: Tensor, gap: int, times: int, p: float, max_iterations: int, bands: int | None = None
 ) -> tuple[Tensor, Tensor]:

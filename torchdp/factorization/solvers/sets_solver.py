@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.separated_certificate import SeparatedDual
+from torchdp.threads import one_thread
 
 STEP = 0.6  # exponent of the updates
 SEARCH = 14  # iterations between two searches for sets
@@ -16,6 +17,7 @@ DROPPED = 1e-6  # weight below which a set is left out
 SPREAD = 1e-14  # share of the largest eigenvalue of M below which one is rounding
 
 
+@one_thread
 def separated_bound(
     W: Tensor,
     C: Tensor,

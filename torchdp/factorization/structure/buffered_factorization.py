@@ -27,6 +27,7 @@ from torchdp.factorization.structure.buffered import (
 from torchdp.factorization.structure.passes import APART
 from torchdp.factorization.structure.returning import passes_dual
 from torchdp.factorization.structure.running import factorize_running
+from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums
 
 
@@ -44,6 +45,7 @@ class BufferedFactorization:
     certificate: Certificate
 
 
+@one_thread
 def factorize_buffered(
     W: RunningSums,
     buffers: int = 4,

@@ -18,6 +18,7 @@ from torchdp.factorization.certificates.running_certificate import (
 from torchdp.factorization.solvers.acceleration import History, simplex
 from torchdp.factorization.structure import momentum, path
 from torchdp.noise import Noise, source
+from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums
 
 POWER, MEMORY = 1.5, 3  # of the multiplicative update, in (0, 2); differences that Anderson's acceleration keeps
@@ -72,6 +73,7 @@ class RunningFactorization:
         return total
 
 
+@one_thread
 def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int) -> RunningFactorization:
     """The factorization of least gamma_(p) norm; see :func:`factorize`, which calls it and warns where it is open."""
     p, tol = check_exponent(p), checks.positive("tol", tol)

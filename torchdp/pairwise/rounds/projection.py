@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.solvers.acceleration import onto_simplex
+from torchdp.threads import one_thread
 
 MOST_STEPS = 20_000
 FIRST_STEPS = 10  # before the first look at the gap; each stretch is twice as long as the last
@@ -25,6 +26,7 @@ class Projection:
     gap: Tensor
 
 
+@one_thread
 def project(vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: int = MOST_STEPS) -> Projection:
     """The point of conv(vertices) nearest to each target, by accelerated projected gradients on the simplex.
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchdp.descent import Adam
+from torchdp.threads import one_thread
 
 PATTERNS = 8
 COARSEST, FACTORED = 64, 256  # types at which the search begins; up to which M is factored
@@ -54,6 +55,7 @@ class Shifts:
 Judge = Callable[[Tensor, Tensor, Tensor], float]  # of patterns, shares and a workload: the worst type's variance
 
 
+@one_thread
 def search(
     W: Tensor, epsilon: float, steps: int, starts: int, judge: Judge, generator: torch.Generator
 ) -> tuple[Tensor, Tensor] | None:

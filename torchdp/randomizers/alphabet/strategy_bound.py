@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.threads import one_thread
 
 LEAST_EPSILON, LARGEST_EPSILON = 1e-6, 30.0
 MOST = 700.0  # epsilon without the program
@@ -29,6 +30,7 @@ class VarianceWitness:
     mixed: Tensor
 
 
+@one_thread
 def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None, *, program: bool = True) -> float:
     """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and prior-weighted types.
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.randomizers.alphabet.strategy_design import Design, Worth, even_design, reweigh, worsen, worth
 from torchdp.randomizers.draws import popcount
+from torchdp.threads import one_thread
 
 LEARNING_RATE = 0.1
 SLACK = 1e-6  # share of epsilon left to the rounding of the column sums
@@ -39,6 +40,7 @@ class Effort:
     restarts: int
 
 
+@one_thread
 def search(
     W: Tensor,
     epsilon: float,

@@ -1,0 +1,258 @@
+"""All domains, and what rests on them: where a set lies, its turn and its unit change nothing."""
+
+import inspect
+import math
+from functools import cache
+
+import pytest
+import torch
+
+import torchdp.domains
+from torchdp.domains import (
+    Box,
+    Domain,
+    Ellipsoid,
+    FiniteSet,
+    KroneckerProduct,
+    LpBall,
+    Polytope,
+    Product,
+    SchattenBall,
+    Zonotope,
+    difference_shape,
+    linear_image,
+    lp_ball,
+    minkowski_sum,
+    noise_shape,
+)
+from torchdp.domains.balls import BallSum
+from torchdp.domains.composite import LinearImage
+from torchdp.mean import AdaptiveMean, GaussianMean, LocalMean, PureMean
+from torchdp.noise import SeededNoise
+from torchdp.protocol import Crowd
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+ZERO = torch.zeros(3, dtype=torch.float64)
+ROOT, POINTS = normal(3, 3, seed=1), normal(7, 3, seed=2)
+SETS = {
+    "points": FiniteSet(POINTS),
+    "points about 0": FiniteSet(torch.cat([POINTS, -POINTS])),
+    "polytope": Polytope(POINTS),
+    "thin polytope": Polytope(POINTS * torch.tensor([1.0, 1e-2, 1e-4], dtype=torch.float64)),
+    "flat polytope": Polytope(torch.eye(3, dtype=torch.float64)),
+    "box": Box(-ROOT[0].abs(), ROOT[1].abs()),
+    "l1": LpBall(ROOT[0].abs(), 1.0, ROOT[1]),
+    "l1.5": LpBall(ROOT[0].abs(), 1.5, ROOT[1]),
+    "l4": LpBall(ROOT[0].abs(), 4.0, ROOT[1]),
+    "ellipsoid": Ellipsoid(ROOT, ROOT[1]),
+    "flat ellipsoid": Ellipsoid(ROOT[:, :2], ROOT[1]),
+    "zonotope": Zonotope(normal(3, 5, seed=3), ROOT[1]),
+    "ball sum": BallSum(normal(3, 5, seed=4), ((2, 2.0), (3, 3.0)), ROOT[1]),
+    "product": Product((Polytope(POINTS[:4, :2]), lp_ball(1, 2.0))),
+    "image": LinearImage(normal(3, 4, seed=5), SchattenBall(2, 2)),
+    "operator": SchattenBall(3, 1),
+    "kronecker": KroneckerProduct(lp_ball(1, 2.0), lp_ball(3, math.inf)),
+}
+
+
+def by_a_sum(domain, s, t):
+    return minkowski_sum([linear_image(s * torch.eye(domain.dimension).double(), domain), FiniteSet(t[None])])
+
+
+def by_columns(domain, s, t):
+    return type(domain)(
+        s * domain.generators, *([domain.groups] * (type(domain) is BallSum)), s * domain.middle + t
+    )
+
+
+def by_parts(domain, s, t):
+    return Product(
+        tuple(PLACED[type(part)](part, s, t) for part, t in zip(domain.parts, t.split(domain.sizes), strict=True))
+    )
+
+
+PLACED = {  # s K + t of each class of domains, in its own words where it has them
+    FiniteSet: lambda K, s, t: FiniteSet(s * K.points + t),
+    Polytope: lambda K, s, t: Polytope(s * K.points + t),
+    Box: lambda K, s, t: Box(s * K.low + t, s * K.high + t),
+    LpBall: lambda K, s, t: LpBall(s * K.axes, K.q, s * K.centre + t),
+    Ellipsoid: by_columns,
+    Zonotope: by_columns,
+    BallSum: by_columns,
+    Product: by_parts,
+    LinearImage: by_a_sum,
+    SchattenBall: by_a_sum,
+    KroneckerProduct: by_a_sum,
+}
+TURN = torch.linalg.qr(normal(3, 3, seed=6)).Q
+DIRECTION = torch.tensor([1.0, -0.7, 0.4], dtype=torch.float64)
+STILL = (1.0, 0.0, False)
+MOVES = {"1e3": (1.0, 1e3, False), "1e6": (1.0, 1e6, False), "1e9": (1.0, 1e9, False), "turned": (1.0, 0.0, True)}
+MOVES |= {"1e6 times": (1e6, 0.0, False), "1e-6 times": (1e-6, 0.0, False), "1e6 times, 1e9": (1e6, 1e9, False)}
+MOVES |= {"turned, 1e6": (1.0, 1e6, True)}
+HEAVY = ("ball sum", "image", "operator", "kronecker")  # a second of column generation, and more
+QUICK = ("1e9", "turned, 1e6", "1e-6 times")
+cells = pytest.mark.parametrize(
+    ("name", "move"),
+    [
+        pytest.param(name, move, marks=() if move in QUICK[: 1 if name in HEAVY else 3] else pytest.mark.slow)
+        for name in SETS
+        for move in MOVES
+    ],
+)
+
+
+@cache
+def placed(name, s, offset, turn):
+    """s Q K + offset DIRECTION, Q the TURN or the identity."""
+    domain = linear_image(TURN, SETS[name]) if turn else SETS[name]
+    return PLACED[type(domain)](domain, s, offset * DIRECTION)
+
+
+@cache
+def shape(name, move, make):
+    return make(placed(name, *move), 2.0)
+
+
+def both(name, move):
+    """The set and the same one elsewhere, how points follow, how lengths do, the relative error allowed.
+
+    That is 1e-6, and 64 times what coordinates are rounded by over the set's least reach.
+    """
+    s, offset, turn = MOVES[move]
+    base, moved = placed(name, *STILL), placed(name, s, offset, turn)
+    Q = TURN if turn else torch.eye(3, dtype=torch.float64)
+    least = s * float(base.frame.axes.norm(dim=0).min())
+    return base, moved, lambda x: s * x @ Q.mT + offset * DIRECTION, s, 1e-6 + 64 * EPS * offset / least
+
+
+def concrete(kind):
+    below = {each for sub in kind.__subclasses__() for each in concrete(sub)}
+    return below | ({kind} if not inspect.isabstract(kind) and kind.__module__.startswith("torchdp.") else set())
+
+
+def test_no_class_of_domains_is_missing_here():
+    named = {
+        each for each in vars(torchdp.domains).values() if isinstance(each, type) and issubclass(each, Domain)
+    }
+    assert concrete(Domain) | (named - {Domain}) == set(PLACED) == {type(domain) for domain in SETS.values()}
+    assert len(SETS) >= 12
+
+
+@cells
+def test_membership_follows(name, move):
+    base, moved, follow, s, bound = both(name, move)
+    ends = base.extreme(normal(6, 3, seed=7))
+    centre, room = base.frame.centre, 10 * bound
+    inside, outside = ends, ends + room * (ends - centre)
+    if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
+        inside = torch.cat([ends, ends - room * (ends - centre)])
+    assert bool(base.contains(inside).all()) and bool(moved.contains(follow(inside)).all())
+    assert not bool(base.contains(outside).any()) and not bool(moved.contains(follow(outside)).any())
+    cloud = centre + 1.5 * normal(40, 3, seed=8) @ base.frame.axes.mT / 3**0.5
+    torch.testing.assert_close(moved.contains(follow(cloud)), base.contains(cloud))
+    if type(SETS[name]) is not KroneckerProduct:
+        here, there = ((x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud))))
+        torch.testing.assert_close(there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm()))
+
+
+@cells
+def test_norm_support_and_shape_follow(name, move):
+    base, moved, follow, s, bound = both(name, move)
+    slopes, size = normal(5, 3, seed=9), s * float(base.frame.axes.norm())
+    turned = follow(slopes) - follow(ZERO)
+    reach = moved.supports(turned / s, follow(base.frame.centre))
+    torch.testing.assert_close(reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size)
+    assert (base.middle is None) == (moved.middle is None)
+    for make in (noise_shape, difference_shape):
+        one, two = shape(name, STILL, make), shape(name, MOVES[move], make)
+        gap = float(one.certificate.gap)
+        assert two.upper == pytest.approx(s * one.upper, rel=bound + min(gap, 1e-4), abs=0)
+        assert float(two.certificate.lower) == pytest.approx(
+            s * float(one.certificate.lower), rel=bound + gap, abs=0
+        )
+        if make is noise_shape:  # the other's is the mean of points that a set is listed by
+            torch.testing.assert_close(
+                two.centre, follow(one.centre), rtol=0, atol=(bound + min(gap, 1e-4)) * size
+            )
+
+
+@cells
+def test_noise_and_estimates_of_means_follow(name, move):
+    base, moved, follow, s, bound = both(name, move)
+    x, n = base.extreme(normal(50, 3, seed=10)), 50
+    made = [
+        (maker.calibrated(K, shape(name, place, make), **level), shape(name, place, make))
+        for maker, make, level in (
+            (GaussianMean, difference_shape, {"epsilon": 1.0, "delta": 1e-6}),
+            (LocalMean, noise_shape, {"epsilon": 1.0}),
+            (GaussianMean, noise_shape, {"rho": 1e14, "delta": 1e-6}),
+        )
+        for K, place in ((base, STILL), (moved, MOVES[move]))
+    ]
+    if "turned" not in move and name not in HEAVY:  # balls and boxes of pure privacy are along the coordinates
+        made += [(PureMean.tuned(K, epsilon=1.0), made[0][1]) for K in (base, moved)]
+    for (one, ellipsoid), (two, _) in zip(made[::2], made[1::2], strict=True):
+        here, there = (float(each.noise_root(n).norm()) for each in (one, two))
+        assert there == pytest.approx(s * here, rel=bound + min(float(ellipsoid.certificate.gap), 1e-4), abs=0)
+    exact, found = two.exact(two.summary(follow(x))), made[5][0].estimate(follow(x), noise=SeededNoise(1)).value
+    for value in (exact, found):  # the noise of the second is 1e-7 of the set's size
+        assert float((value - follow(x.mean(0))).norm()) <= bound * s * float(base.frame.axes.norm())
+
+
+@pytest.mark.parametrize("move", ["1e3", "1e6", "1e6 times", "1e-6 times"])
+def test_adaptive_means_follow(move):
+    base, moved, follow, s, bound = both("box", move)
+    x = 0.1 * normal(2000, 3, seed=11).clamp(-1, 1) * base.high
+    one, two = (
+        AdaptiveMean(K, 2.0, 1e-6).estimate(y, noise=SeededNoise(1)) for K, y in ((base, x), (moved, follow(x)))
+    )
+    assert float((two.value - follow(one.value)).norm()) <= bound * float(two.standard_error.norm()) * 1e3
+    torch.testing.assert_close(two.standard_error, s * one.standard_error, rtol=bound, atol=0)
+
+
+def test_users_outside_a_day_in_seconds_since_1970_are_refused():
+    """The negative control: a room measured from the origin held points 1,500 s outside."""
+    day = Polytope(torch.tensor([[1.7e9], [1.7e9 + 86400]], dtype=torch.float64))
+    for dtype, off in ((torch.float64, 0.2), (torch.float32, 1500.0)):
+        ends = day.points.to(dtype)
+        assert bool(day.contains(ends).all())
+        assert not bool(day.contains(torch.stack([ends[0] - off, ends[1] + off])).any())
+    protocol = GaussianMean.tuned(day, epsilon=1.0, delta=1e-6)
+    with pytest.raises(ValueError, match="100 points outside"):
+        protocol.estimate(torch.full((100, 1), 1.7e9 - 1500.0, dtype=torch.float64))
+    with pytest.raises(ValueError, match="1 points outside"):
+        protocol.sample_tally(
+            Crowd(torch.full((1, 1), 1.7e9 + 86400.2, dtype=torch.float64), torch.tensor([5])),
+            generator=torch.Generator().manual_seed(1),
+        )
+
+
+def test_a_point_far_off_decides_nothing_about_the_others():
+    square = Polytope(torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3))
+    x = torch.cat(
+        [torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).double(), torch.full((1, 3), 1e12)]
+    )
+    assert square.contains(x).tolist() == [True] * 20 + [False]
+    torch.testing.assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
+
+
+def test_asymmetric_points_of_a_few_thousand_floats_are_not_symmetric():
+    points = 1 + EPS * torch.tensor([[0.0], [60.0], [6300.0]], dtype=torch.float64)
+    assert FiniteSet(points).middle is None
+    assert noise_shape(FiniteSet(points), 2.0).certificate.lower <= 6300 * EPS / 2 * (1 + 1e-10)
+
+
+@pytest.mark.parametrize("kind", [FiniteSet, Polytope, Box])
+def test_a_narrow_coordinate_is_judged_by_its_own_width(kind):
+    ends = torch.tensor([[0.0, 0.0], [1.0, 1e9]], dtype=torch.float64)
+    corners = torch.cartesian_prod(*ends.mT)
+    domain = Box(*ends) if kind is Box else kind(corners)
+    outside = corners + torch.tensor([1e-3, 0.0], dtype=torch.float64) * (2 * corners[:, :1] - 1)
+    assert bool(domain.contains(corners).all()) and not bool(domain.contains(outside).any())
