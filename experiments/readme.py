@@ -14,6 +14,7 @@ recipe: the command, what to expect and how closely, time and hardware.
     python experiments/density/error.py --smoke                # seconds on a CPU
     python experiments/density/error.py --help                 # every field of its configuration is an option
     python experiments/density/error.py --draw-only            # figures from the tables of an earlier run
+    python experiments/pairwise/error_vs_n.py --smoke          # a sweep: the same as torchdp sweep experiments/...
 
 Tables are printed and written to `results/<folder>/<script>/*.csv`, figures are drawn from them. `NOTES.md` says what
 was tried and did not win. This page is made by `python experiments/readme.py`.

@@ -12,7 +12,7 @@ import pytest
 from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded", "threads"}
+FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded", "text", "threads"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "memory": set(),
     "threads": set(),
     "randomness": set(),
+    "text": set(),
     "privacy": FLOOR,
     "wire": {"checks"},
     "protocol": FLOOR | {"privacy", "wire"},

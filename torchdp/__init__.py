@@ -3,6 +3,8 @@
 The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothing):
 
 - :mod:`torchdp.privacy`: what is guaranteed, and calibration
+- :mod:`torchdp.protocol`: the verbs that every mechanism has, tallies, estimates, choices
+- :mod:`torchdp.noise`: the randomness of what users and curators send
 - :mod:`torchdp.workloads`: linear queries and pairwise kernels as matrices
 - :mod:`torchdp.factorization`: certified factorization norms
 - :mod:`torchdp.randomizers`: what one user runs
@@ -32,8 +34,10 @@ __all__ = [
     "factorization",
     "kernels",
     "mean",
+    "noise",
     "pairwise",
     "privacy",
+    "protocol",
     "queries",
     "randomizers",
     "regression",
@@ -53,4 +57,4 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -3,7 +3,8 @@
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,6 +138,15 @@ def function(name: str, value: object) -> Callable[..., Any]:
     if not callable(value):
         raise TypeError(f"{name} must be a function, not {type(value).__name__}")
     return value
+
+
+@contextmanager
+def needing(what: str, *packages: str) -> Iterator[None]:
+    """Imports inside that fail are said of ``what``, with these distributions as the remedy. Raises ImportError."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what} needs {packages[0]} ({error}): pip install {' '.join(packages)}") from error
 
 
 def device(name: str, value: torch.device | str) -> torch.device:

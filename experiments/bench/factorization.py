@@ -70,3 +70,7 @@ def cases(small: bool) -> Iterator[Case]:
         name = f"one step, {path.__name__}" + f", gap {gap:g}" * (path is Iterated)
         yield Case(name, partial(step, path, 16 if small else 256, gap))
     yield Case("factorize_epochs, 4 epochs", partial(epochs, 16 if small else 128))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --only factorization")

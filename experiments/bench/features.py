@@ -50,3 +50,7 @@ def cases(small: bool) -> Iterator[Case]:
     for family in FAMILIES:
         some = n // 16 if family == "Laplacian signs" else n
         yield Case(f"{family}, d = I = {d}", partial(ones, family, some, d))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --only features")

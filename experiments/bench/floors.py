@@ -35,3 +35,7 @@ def unit_vectors(n: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Inside the unit ball."""
     x = torch.randn(n, d, dtype=dtype, device=DEVICE, generator=keyed_generator(b"points", DEVICE))
     return x / (1.01 * x.norm(dim=1, keepdim=True))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py")

@@ -138,3 +138,7 @@ def cases(small: bool) -> Iterator[Case]:
         yield Case(
             f"{kind.__name__}.speak, k = 1024, cipher", partial(cipher, kind, 200 if small else 10_000, 1024)
         )
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --only oracles")

@@ -155,3 +155,7 @@ def cases(small: bool) -> Iterator[Case]:
     }
     for name, call in calls.items():
         yield Case(f"first {name}", partial(first, call))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --only rooms")

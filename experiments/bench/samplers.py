@@ -113,3 +113,7 @@ def cases(small: bool) -> Iterator[Case]:
     yield Case("normals of at least 2", partial(half_line, users))
     for sigma in (4.0, 64.0, 1024.0, 1e5):
         yield Case(f"rounded normal, sigma = {sigma:g}", partial(rounded, users, sigma))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --only samplers")

@@ -136,3 +136,7 @@ def cases(small: bool) -> Iterator[Case]:
     for bits in (64, 32):
         yield Case(f"SecureSketch.collect, {bits} bits", partial(collect, n, bits))
     yield Case("SecureSketch.sample_tally", partial(drawn, n))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --only secure")

@@ -7,13 +7,14 @@ Status: predictions hold; times on a CPU
 Time: under 5 minutes on 2 CPU cores, through a cluster (--cluster local:2) too; --smoke in 10 to 20 CPU-seconds.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdp import domains, factorization, mean, pairwise, queries, workloads
+from torchdp import cli, domains, factorization, mean, pairwise, queries, workloads
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG
 from torchdp.shuffle import BitSums, PoissonSum
@@ -86,3 +87,7 @@ def experiment(smoke: bool) -> Sweep:
     return Sweep(
         "six_mechanisms", grid, make_trial, trials=400 if smoke else 200_000, block_size=200 if smoke else 4_000
     )
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(["sweep", *sys.argv]))

@@ -90,3 +90,7 @@ def cases(small: bool) -> Iterator[Case]:
     for kind in (PrivUnitG, PointRelease, PrivUnit, DuchiJordanWainwright):
         for many in (10**9,) if small else (10**4, 10**6, 10**9):
             yield Case(f"{kind.__name__}.sample_tally, {many:.0e} users", partial(drawn, kind, many, 256))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --only vectors")

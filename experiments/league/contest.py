@@ -128,3 +128,7 @@ def _row(method: Method, name: str, squares: Tensor, z: float) -> dict:
     predicted = None if name else method.predicted
     words = {"side": method.side, "method": method.name, "afterwards": name}
     return {**words, "rmse": root, "standard_error": error, "predicted": predicted, "z": z}
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/league/local_accuracy.py")

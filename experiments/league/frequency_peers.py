@@ -190,3 +190,7 @@ HISTOGRAMS: dict[str, Peer] = {
 SMALL_HISTOGRAMS: dict[str, Peer] = {"Hadamard response": hadamard_response}
 RANGES: dict[str, Peer] = {"HH_2": tree(2), "HH_4": tree(4), "HH_8": tree(8), "HaarHRR": haar}
 AFTERWARDS = {"norm-sub": norm_sub, "clipped": clipped}
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/league/local_accuracy.py")

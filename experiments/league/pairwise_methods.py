@@ -169,3 +169,7 @@ def bound(cell: Cell) -> float:
         return simple
     query = statistic.kernel(statistic.form) @ h
     return max(simple, math.sqrt(4 * strategy_lower_bound(query[None], cell.epsilon, h) / cell.n))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/league/local_accuracy.py")

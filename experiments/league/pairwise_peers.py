@@ -119,3 +119,7 @@ def plug_ins(kernels: list[np.ndarray], offset: float) -> dict[str, Peer]:
     """By the name of the frequency oracle."""
     oracles = {"OUE": frequency.optimized_unary, "subset selection": frequency.subset_selection}
     return {name: plug_in(kernels, offset, oracle) for name, oracle in oracles.items()}
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/league/local_accuracy.py")

@@ -125,3 +125,7 @@ def bound(cell: Cell) -> float:
     if cell.k > BOUNDED:
         return simple
     return max(simple, math.sqrt(strategy_lower_bound(W, cell.epsilon, h) / cell.n))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/league/local_accuracy.py")

@@ -328,3 +328,7 @@ ABSENT = {  # not run, and why
     "correlated-noise-mechanism": "5 GB for what jax-privacy and opacus do here",
 }
 SIDES = Path(__file__).with_name("sides")
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/league/run.py")

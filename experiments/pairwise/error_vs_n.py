@@ -10,6 +10,7 @@ Status: agrees
 Time: about 4 minutes on 2 CPU cores; --smoke in seconds.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdp import pairwise
+from torchdp import cli, pairwise
 from torchdp.simulate import Row, Sweep, Trial, error_curves, ratio_strip
 
 
@@ -117,3 +118,7 @@ def experiment(smoke: bool) -> Sweep:
         for n in config.users
     ]
     return Sweep("error_vs_n", grid, make_trial, config.trials, config.block_size, draw, needs=["matplotlib"])
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(["sweep", *sys.argv]))

@@ -104,3 +104,7 @@ class HierarchicalAUC:
 
     def _oracle(self, level: int) -> OptimizedUnaryEncoding:
         return OptimizedUnaryEncoding(2**level, self.epsilon)
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/pairwise/tables.py")

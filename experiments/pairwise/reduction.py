@@ -48,3 +48,7 @@ def linear_queries_bound(protocol: OneMessage | TwoMessage, counts: Tensor) -> T
     crowds = torch.diag(counts.sum().expand(len(counts)))
     joined = [protocol.mean_variance(counts + crowd, form) for crowd in crowds]
     return (2 * torch.stack(joined).sqrt() + protocol.mean_variance(counts, form).sqrt() / 2) ** 2
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/factorization/rank.py")

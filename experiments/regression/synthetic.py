@@ -29,3 +29,7 @@ def regression_rows(
     x = spread * torch.randn(columns, dtype=torch.float64, generator=generator)
     A = torch.randn(clients, columns, dtype=torch.float64, generator=generator).clamp_(-1, 1)
     return A, (A @ x).clamp_(-1, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/regression/ridge.py")

@@ -163,7 +163,7 @@ def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, capsys):
 @pytest.mark.parametrize(
     "change",
     [
-        "--statistic median",
+        "--statistic mode",
         "--epsilon one",
         "--bins many",
         "--protocol any",

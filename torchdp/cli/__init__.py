@@ -3,6 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+
+from torchdp.text import integer, number, say, until_closed
 
 STATISTICS = {
     "auc": "SCORE LABEL",
@@ -19,9 +22,20 @@ STATISTICS = {
     "kendall-b": "two numbers",
     "mann-whitney": "SCORE LABEL",
     "mean": "one number",
+    "median": "one number",
     "mmd": "NUMBER LABEL",
     "quantiles": "one number",
     "spearman": "two numbers",
+}
+COMMANDS = {  # the module of each, below torchdp.cli, and its function
+    "doctor": ("doctor", "doctor"),
+    "estimate": ("estimate", "estimate"),
+    "list": ("scripts", "list_scripts"),
+    "merge": ("store", "merge"),
+    "new": ("scripts", "new"),
+    "report": ("store", "report"),
+    "status": ("store", "status"),
+    "sweep": ("sweep", "sweep"),
 }
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
@@ -54,7 +68,7 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
     estimate.add_argument("--columns", required=True, nargs="+", metavar="NAME", help=columns)
-    estimate.add_argument("--epsilon", required=True, type=float, help="privacy budget of one user, > 0")
+    estimate.add_argument("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
     estimate.add_argument(
         "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
         help="public range of each numeric column, known without looking at the data",
@@ -64,13 +78,13 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
     estimate.add_argument(
-        "--bins", type=int, help="equal bins for each numeric column (default: 32; fewer of several)"
+        "--bins", type=integer, help="equal bins for each numeric column (default: 32; fewer of several)"
     )
     estimate.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
     estimate.add_argument(
         "--quantiles",
         nargs="+",
-        type=float,
+        type=number,
         metavar="SHARE",
         help="quantiles: of these shares, such as .25 .5 .75",
     )
@@ -90,7 +104,7 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "types also protocols that are optimised for the statistic, up to half a minute",
     )  # fmt: skip
     estimate.add_argument(
-        "--plan", type=float, metavar="ERROR",
+        "--plan", type=number, metavar="ERROR",
         help="no table: how many users make the predicted standard error at most this, in the statistic's unit "
         "(quantiles, histogram: in shares of users)",
     )  # fmt: skip
@@ -103,8 +117,10 @@ def _estimate_output(estimate: argparse.ArgumentParser) -> None:
         "--population", action="store_true",
         help="intervals for the population that the users are a random sample from (default: for these users)",
     )  # fmt: skip
-    estimate.add_argument("--level", type=float, default=0.95, help="of the confidence interval (default: 0.95)")
-    estimate.add_argument("--seed", type=int, help="repeatable noise, for trying out; default: from the system")
+    estimate.add_argument("--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)")
+    estimate.add_argument(
+        "--seed", type=integer, help="repeatable noise, for trying out; default: from the system"
+    )
     estimate.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -135,9 +151,11 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     sweep.add_argument("experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)")
     sweep.add_argument("--out", metavar="FOLDER", help="default: results/NAME")
-    sweep.add_argument("--seed", type=int, default=0, help="of the whole run (default: 0)")
-    sweep.add_argument("--trials", type=int, help="for each configuration (default: the script's)")
-    sweep.add_argument("--target-relative-ci", type=float, help="stop a configuration earlier, at this half-width")
+    sweep.add_argument("--seed", type=integer, default=0, help="of the whole run (default: 0)")
+    sweep.add_argument("--trials", type=integer, help="for each configuration (default: the script's)")
+    sweep.add_argument(
+        "--target-relative-ci", type=number, help="stop a configuration earlier, at this half-width"
+    )
     where = sweep.add_mutually_exclusive_group()
     where.add_argument("--device", default="cpu", help="where the trials run, for example cuda (default: cpu)")
     where.add_argument(
@@ -153,8 +171,8 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
         "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
     )  # fmt: skip
-    sweep.add_argument("--retries", type=int, default=2, help="of a block whose worker died (default: 2)")
-    sweep.add_argument("--time-limit", type=float, metavar="SECONDS", help="for a block; needs worker processes")
+    sweep.add_argument("--retries", type=integer, default=2, help="of a block whose worker died (default: 2)")
+    sweep.add_argument("--time-limit", type=number, metavar="SECONDS", help="for a block; needs worker processes")
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
     sweep.add_argument(
         "--other-code", choices=("refuse", "keep", "again"), default="refuse",
@@ -221,29 +239,17 @@ def _scripts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
-    options = parser().parse_args(arguments)
+    command = "torchdp"
     try:
-        if options.command == "estimate":
-            from torchdp.cli.estimate import estimate as command
-        elif options.command == "merge":
-            from torchdp.cli.store import merge as command
-        elif options.command == "status":
-            from torchdp.cli.store import status as command
-        elif options.command == "report":
-            from torchdp.cli.store import report as command
-        elif options.command == "new":
-            from torchdp.cli.scripts import new as command
-        elif options.command == "list":
-            from torchdp.cli.scripts import list_scripts as command
-        elif options.command == "doctor":
-            from torchdp.cli.doctor import doctor as command
-        else:
-            from torchdp.cli.sweep import sweep as command
-        return command(options)
+        with until_closed():
+            options = parser().parse_args(arguments)
+            command = f"torchdp {options.command}"
+            module, function = COMMANDS[options.command]
+            return int(getattr(import_module(f"torchdp.cli.{module}"), function)(options))
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
-        print(f"torchdp {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"{command}: {' '.join(str(error).split())}", error=True)
         return 2
     except KeyboardInterrupt:
-        kept = "; finished blocks are kept" if options.command == "sweep" else ""
-        print(f"torchdp {options.command}: interrupted{kept}", file=sys.stderr)
+        kept = "; finished blocks are kept" if command == "torchdp sweep" else ""
+        say(f"{command}: interrupted{kept}", error=True)
         return 130

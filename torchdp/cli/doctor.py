@@ -18,6 +18,7 @@ from torchdp.kernels.dispatch import Kernel, LostDevice, mode, verdicts
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
+from torchdp.text import say
 
 NEEDED = ("torch", "numpy", "scipy", "tqdm", "dp-accounting", "cryptography")
 OPTIONAL = ("triton", "cvxpy", "cvxpylayers", "matplotlib", "scikit-learn", "pyarrow", "dask")
@@ -59,7 +60,7 @@ def doctor(options: argparse.Namespace) -> int:
     report["kernels"] = [asdict(finding) for finding in findings]
     lost = any(finding.fault == LOST for finding in findings)
     report["collect"] = fault = DEAD if lost else collects(device)
-    print(json.dumps(report, indent=1) if options.json else text(report, findings))
+    say(*(json.dumps(report, indent=1).split("\n") if options.json else page(report, findings)))
     tried = options.interpret or device.type == "cuda"
     return int(fault is not None or (tried and any(finding.fault for finding in findings)))
 
@@ -157,8 +158,8 @@ def collects(device: torch.device) -> str | None:
     return None if error < 6 * deviation else f"a share is wrong by {error / deviation:.1f} standard deviations"
 
 
-def text(report: dict, findings: list[Finding]) -> str:
-    """The report as a page."""
+def page(report: dict, findings: list[Finding]) -> list[str]:
+    """The report's lines."""
     found: dict[str, str] = report["installed"]
     here = [f"{name} {found[name]}" for name in ("python", *NEEDED, *OPTIONAL) if found[name] != "absent"]
     lines = [f"torchdp    {report['torchdp']}", "installed  " + ", ".join(here)]
@@ -175,8 +176,7 @@ def text(report: dict, findings: list[Finding]) -> str:
     if report.get("kept"):
         lines += ["", f"kept in {report['kept']}"]
     fault = report["collect"]
-    lines += ["", f"collect on {report['device']}: " + (f"FAILS: {fault}" if fault else "works")]
-    return "\n".join(lines)
+    return [*lines, "", f"collect on {report['device']}: " + (f"FAILS: {fault}" if fault else "works")]
 
 
 def table(findings: list[Finding]) -> list[str]:

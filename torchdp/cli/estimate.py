@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
 from torchdp.cli.users import Users, read_users
 from torchdp.noise import Noise, SeededNoise
+from torchdp.text import say, shown
 
 __all__ = ["PROTOCOLS", "estimate"]
 
@@ -49,12 +49,11 @@ def estimate(options: argparse.Namespace) -> int:
         options.protocol, sum(len(types) for _, types in parts) // len(parts), epsilon
     )
     heard = [Heard(group, len(types), *_hear(question, protocol, types, noise, options)) for group, types in parts]
-    for note in notes:
-        print(f"torchdp estimate: {note}", file=sys.stderr)
     if options.bounds_from_data:
-        print("torchdp estimate: the bounds were read from the data: this run is NOT PRIVATE", file=sys.stderr)
+        notes.append("the bounds were read from the data: this run is NOT PRIVATE")
     if options.seed is not None:
-        print("torchdp estimate: noise from a stated seed can be removed: for trying out only", file=sys.stderr)
+        notes.append("noise from a stated seed can be removed: for trying out only")
+    say(*(f"torchdp estimate: {note}" for note in notes), error=True)
     result = {
         "statistic": question.title,
         "discretisation": question.words,
@@ -66,7 +65,7 @@ def estimate(options: argparse.Namespace) -> int:
         "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
         "source": protocol.guarantee.source,
     }
-    print(json.dumps(_record(result, heard)) if options.json else _table(result, heard, question.unit))
+    say(*([json.dumps(_record(result, heard))] if options.json else _table(result, heard, question.unit)))
     return 0
 
 
@@ -109,7 +108,7 @@ def _hear(
         answers = question.answers(protocol, tally, options.level, options.population)
     for each in caught:
         if issubclass(each.category, UserWarning):  # torchdp's own
-            print(f"torchdp estimate: {each.message}", file=sys.stderr)
+            say(f"torchdp estimate: {each.message}", error=True)
     if not all(each.finite for each in answers):
         raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
     shares = question.shares(protocol, tally)
@@ -131,21 +130,21 @@ def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:
     return result | (rows[0] if len(rows) == 1 and not heard[0].group else {"answers": rows})
 
 
-def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
+def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> list[str]:
     level, users = f"{100 * result['level']:g} % interval", sum(each.users for each in heard)
     lines = [(result["statistic"], f"{users} users, {result['discretisation']}")]
     if len(heard) == len(heard[0].answers) == 1 and not heard[0].group:
-        one = heard[0].answers[0]
+        one, words = heard[0].answers[0], f"({result['error_of']}, computed from the messages)"
         lines += [
             ("estimate", f"{one.value:.6g}"),
-            ("predicted RMSE", f"{one.error:.3g} ({result['error_of']}, computed from the messages)"),
+            ("predicted RMSE", " ".join(filter(None, (f"{one.error:.3g}", unit, words)))),
             ("lower bound", _bound(heard[0], result)),
             (level, f"[{one.interval[0]:.6g}, {one.interval[1]:.6g}]"),
         ]
     else:
         lines += [("answer", f"estimate, {level}, +- predicted RMSE {unit}".strip() + f" ({result['error_of']})")]
         for each in heard:
-            lines += [(f"{each.group}: {each.users} users", "")] if each.group else []
+            lines += [(f"{shown(each.group)}: {each.users} users", "")] if each.group else []
             lines += [("  " + one.name, _line(one)) for one in each.answers]
             lines += [("  lower bound", _bound(each, result))]
     lines += [
@@ -154,7 +153,7 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> str:
         ("source", result["source"]),
     ]
     width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in lines)
+    return [f"{name:<{width}}  {text}".rstrip() for name, text in lines]
 
 
 def _bound(each: Heard, result: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import json
 from torchdp import checks
 from torchdp.cli.questions import Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
+from torchdp.text import say
 
 FIRST, ROUNDS, MOST = 10_000, 4, 2**50
 
@@ -40,7 +41,7 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
         "assumes": question.assumes,
         "discretisation": question.words,
     }
-    print(json.dumps(result) if options.json else _table(result, question.unit))
+    say(*([json.dumps(result)] if options.json else _table(result, question.unit)))
     return 0
 
 
@@ -57,7 +58,7 @@ def least_users(question: Question, protocol: Asked, error: float) -> int:
     return high
 
 
-def _table(result: dict, unit: str) -> str:
+def _table(result: dict, unit: str) -> list[str]:
     error = f"{result['predicted_rmse']:.3g} {unit}".strip()
     lines = {
         result["statistic"]: result["discretisation"],
@@ -68,4 +69,4 @@ def _table(result: dict, unit: str) -> str:
         "guarantee": result["guarantee"],
     }
     width = max(len(name) for name in lines)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+    return [f"{name:<{width}}  {text}" for name, text in lines.items()]

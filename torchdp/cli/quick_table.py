@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp.cli.table import places
+from torchdp.cli.table import opened, places
 
 ROWS, BYTES = 2**9, 2**20  # at a time: fewer rows than make the garbage collector look at them
 LONG = 2**16  # ``csv`` refuses a cell of twice as many characters: in its bytes are so many from a multiple on
@@ -38,21 +38,21 @@ def quick_columns(path: str, numeric: Sequence[str], labels: Labels) -> Found | 
 def _by_rows(path: str, numeric: Sequence[str], labels: Labels) -> Found:
     index = {name: {label: i for i, label in enumerate(texts)} for name, texts in labels.items()}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in (*numeric, *labels)}
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with opened(path) as file:
         reader = csv.reader(file, strict=True)
         where, width = places(path, next(reader, None), list(parts))
         while rows := list(islice(reader, ROWS)):
             if set(map(len, rows)) != {width}:
-                rows = [row for row in rows if row]
-                if set(map(len, rows)) - {width}:
-                    raise ValueError("a row has another number of cells than the header")
+                raise ValueError("a row has another number of cells than the header")
             for name, place in zip(parts, where, strict=True):
-                cells = map(itemgetter(place), rows)
+                cells = list(map(itemgetter(place), rows))
                 if name in index:
                     found = map(index[name].__getitem__, map(str.strip, cells))
                     parts[name].append(np.fromiter(found, np.int64, len(rows)))
-                else:
+                elif (text := "".join(cells)).isascii() and "_" not in text:
                     parts[name].append(np.fromiter(map(float, cells), np.float64, len(rows)))
+                else:
+                    raise ValueError("a number in other digits, or with underscores")
     return {name: torch.from_numpy(np.concatenate(part)) for name, part in parts.items()}
 
 
@@ -68,7 +68,7 @@ def _by_arrow(path: str, numeric: Sequence[str], labels: Labels) -> Found:
     table = arrow.read_csv(
         path,
         arrow.ReadOptions(skip_rows=1, column_names=[str(i) for i in range(width)]),
-        arrow.ParseOptions(quote_char=False),
+        arrow.ParseOptions(quote_char=False, ignore_empty_lines=False),
         arrow.ConvertOptions(include_columns=list(kinds), column_types=kinds, null_values=[]),
     )
     found = {}

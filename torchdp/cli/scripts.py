@@ -3,8 +3,9 @@
 import argparse
 import ast
 import re
-import sys
 from pathlib import Path
+
+from torchdp.text import say
 
 SKELETON = '''\
 """{title}: the error of a mean under randomized response, predicted and measured. (Put your question here.)
@@ -15,9 +16,11 @@ Status: new
 """
 
 import math
+import sys
 
 import torch
 
+from torchdp import cli
 from torchdp.simulate import Sweep, Trial
 
 GRID = [{{"users": users, "epsilon": epsilon}} for users in (10**3, 10**5, 10**7) for epsilon in (0.5, 2.0)]
@@ -38,6 +41,10 @@ def make_trial(config):
 
 def experiment(smoke):
     return Sweep("{name}", GRID, make_trial, trials=100 if smoke else 10_000, block_size=100 if smoke else 1_000)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(["sweep", *sys.argv]))
 '''
 
 
@@ -49,9 +56,7 @@ def new(options: argparse.Namespace) -> int:
     text = SKELETON.format(title=path.stem.replace("_", " ").capitalize(), file=path, name=path.stem)
     with open(path, "x", encoding="utf-8") as file:  # never over what is there
         file.write(text)
-    print(
-        f"{path}\ntorchdp sweep {path} --smoke   # then without --smoke; it writes results/{path.stem}/report.html"
-    )
+    say(path, f"torchdp sweep {path} --smoke   # then without --smoke; it writes results/{path.stem}/report.html")
     return 0
 
 
@@ -75,10 +80,10 @@ def list_scripts(options: argparse.Namespace) -> int:
     """A line for each script: its path, what it reproduces, what became of that, its title."""
     found = scripts(Path(options.folder))
     if not found:
-        print(f"torchdp list: no experiments below {options.folder}", file=sys.stderr)
+        say(f"torchdp list: no experiments below {options.folder}", error=True)
         return 1
     for path in found:
         said = fields(path)
         source = ", ".join(part.strip() for part in said.get("Artifact", "").split("|"))
-        print(f"{path}\n    {said['title']}\n    {source}; {said.get('Status', 'no status')}")
+        say(path, f"    {said['title']}", f"    {source}; {said.get('Status', 'no status')}")
     return 0

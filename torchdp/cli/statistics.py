@@ -64,10 +64,11 @@ def _histogram(axes: list[Axis], options: argparse.Namespace) -> Question:
 
 
 def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
-    bins, shares = _bins(axes[0]), [checks.fraction("--quantiles", share) for share in options.quantiles]
+    bins, name = _bins(axes[0]), f"{options.statistic} of {axes[0].name}"
+    shares = [checks.fraction("--quantiles", share) for share in options.quantiles or [0.5]]  # or of a median
     words = f"{bins.count} bins of width {bins.width:g}: an interval ends where bins do"
     W = workloads.prefix(bins.count).dense()[:-1]
-    return OfShares(f"quantiles of {axes[0].name}", words, W, quantiles_of(bins, shares), unit="of users")
+    return OfShares(name, words, W, quantiles_of(bins, shares), unit="of users")
 
 
 def _gini_mean_difference(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -178,6 +179,7 @@ KINDS = {
     "kendall-b": Kind(("number", "number"), _of_ranks, bins=8),
     "mann-whitney": Kind(("number", "label"), _mann_whitney),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
+    "median": Kind(("number",), _quantiles),
     "mmd": Kind(("number", "label"), _of_groups),
     "quantiles": Kind(("number",), _quantiles),
     "spearman": Kind(("number", "number"), _of_ranks, bins=8),

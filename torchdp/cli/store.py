@@ -8,6 +8,7 @@ from torchdp import simulate
 from torchdp.simulate.page import write_page
 from torchdp.simulate.standing import Standing
 from torchdp.simulate.standing import status as status_of
+from torchdp.text import say
 
 
 def _store(given: str) -> Path:
@@ -18,15 +19,14 @@ def _store(given: str) -> Path:
 def status(options: argparse.Namespace) -> int:
     """Prints a line for each configuration, and one for all."""
     stand = status_of(_store(options.store))
-    for each in stand.standings:
-        print(_line(each))
+    say(*map(_line, stand.standings))
     ends = ""
     if stand.seconds_left is not None:
         at = time.strftime("%H:%M", time.localtime(time.time() + stand.seconds_left))
         ends = f"; about {stand.seconds_left:,.0f} s left, until {at}"
     running = {0: "nothing running", 1: "1 sweep running"}.get(stand.running, f"{stand.running} sweeps running")
     done, failed = stand.count("done"), stand.count("failed")
-    print(f"{done} of {len(stand.standings)} done, {failed} failed, {running}{ends}")
+    say(f"{done} of {len(stand.standings)} done, {failed} failed, {running}{ends}")
     return 0
 
 
@@ -40,12 +40,11 @@ def report(options: argparse.Namespace) -> int:
     """Writes the page; prints its files."""
     store = _store(options.store)
     out = Path(options.out) if options.out else store.with_name("report.html")
-    for path in write_page(store, out, options.title or ""):
-        print(path)
+    say(*write_page(store, out, options.title or ""))
     return 0
 
 
 def merge(options: argparse.Namespace) -> int:
     """Adds stores to one; prints how many blocks were new."""
-    print(simulate.merge(options.stores, options.into), "new blocks in", options.into)
+    say(f"{simulate.merge(options.stores, options.into)} new blocks in {options.into}")
     return 0

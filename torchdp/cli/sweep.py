@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,8 +14,10 @@ from typing import Any
 from torchdp import checks, simulate
 from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
 from torchdp.simulate.code import code_of
+from torchdp.simulate.page import write_page
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
+from torchdp.text import integer, say
 
 RANKS = (  # the number of this process among its kin, their count, their first number
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
@@ -34,9 +35,8 @@ def sweep(options: argparse.Namespace) -> int:
     experiment = _loaded(str(Path(options.experiment).resolve()), options.smoke)
     missing = [] if options.measure_only else [name for name in experiment.needs if find_spec(name) is None]
     if missing:
-        raise ImportError(
-            f"the figures need {', '.join(missing)}: pip install torchdp[plot], or add --measure-only for the table"
-        )
+        names = " ".join(missing)
+        raise ImportError(f"the figures need {names}: pip install {names}, or add --measure-only for the table")
     folder = Path(options.out or f"results/{experiment.name}")
     trials = experiment.trials if options.trials is None else checks.integer("--trials", options.trials, 1)
     store, there = folder / "results.jsonl", Script(str(Path(options.experiment).resolve()), options.smoke)
@@ -64,46 +64,40 @@ def sweep(options: argparse.Namespace) -> int:
             )
     failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
     if not rows:
-        print(
-            f"torchdp sweep: shard {options.shard} has no block of any configuration; the other shards have them all"
-        )
+        say(f"torchdp sweep: shard {options.shard} has no block of any configuration; the other shards have all")
         return 0
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
     simulate.write_csv(rows, table)
-    drawn = [] if options.measure_only else [*experiment.draw(good, folder), *_page(store, experiment.name)]
-    for path in (store, table, *drawn):
-        print(path)
+    drawn = list(experiment.draw(good, folder)) if not options.measure_only else []
+    if not options.measure_only:
+        drawn += write_page(store, store.with_name("report.html"), experiment.name)
+    say(store, table, *drawn)
     for row in failed:
-        print(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", file=sys.stderr)
+        say(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", error=True)
     return 1 if failed else 0
-
-
-def _page(store: Path, name: str) -> list[Path]:
-    """The report, where matplotlib is; a script may draw without it."""
-    if find_spec("matplotlib") is None:
-        return []
-    from torchdp.simulate.page import write_page
-
-    return write_page(store, store.with_name("report.html"), name)
 
 
 def shard(text: str | None) -> tuple[int, int] | None:
     """``i/n``, or for ``env`` what a SLURM array, srun or torchrun says. Raises ValueError."""
     if text is None:
         return None
+    first = "0"
     if text == "env":
         names = next((names for names in RANKS if names[0] in os.environ and names[1] in os.environ), None)
         if names is None:
             raise ValueError(
                 f"--shard env found none of {', '.join(names[0] for names in RANKS)} in the environment"
             )
-        text = f"{int(os.environ[names[0]]) - int(os.environ.get(names[2], 0))}/{os.environ[names[1]]}"
-    index, slash, count = text.partition("/")
-    if not slash or not index.isdigit() or not count.isdigit() or not int(index) < int(count):
+        text, first = f"{os.environ[names[0]]}/{os.environ[names[1]]}", os.environ.get(names[2], "0")
+    try:
+        index, count, begin = map(integer, [*text.split("/"), first])
+    except ValueError:
+        index = count = begin = 0
+    if not 0 <= index - begin < count:
         raise ValueError(f"--shard must be I/N with 0 <= I < N, such as 0/4, or env, not {text!r}")
-    return int(index), int(count)
+    return index - begin, count
 
 
 @contextmanager
@@ -112,18 +106,19 @@ def cluster(address: str | None) -> Iterator[Any]:
     if address is None:
         yield None
         return
-    if find_spec("distributed") is None:
-        raise ImportError("--cluster needs Dask: pip install torchdp[cluster]")
-    import dask
-    import distributed
+    with checks.needing("--cluster", "distributed"):
+        import dask
+        import distributed
 
     kind, _, count = address.partition(":")
     if kind == "local":
-        if not count.isdigit() or not int(count):
+        if not count.isdecimal() or not count.isascii() or not int(count):
             raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
         told = {name: value for name, value in dask.config.get(SURROUNDINGS).items() if name != TRIM}
         with dask.config.set({SURROUNDINGS: told}):
-            there: Any = distributed.LocalCluster(int(count), threads_per_worker=1, dashboard_address=None)
+            there: Any = distributed.LocalCluster(
+                n_workers=int(count), threads_per_worker=1, dashboard_address=None
+            )
     elif kind in distributed.comm.registry.backends:
         there = nullcontext(address)
     else:
@@ -145,7 +140,11 @@ def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
     if not found:
         raise ValueError(f"{store} holds no row of this grid and seed; run without --draw-only first")
     if others := sorted({row.code for row in found.values()} - {code}):
-        print(f"torchdp sweep: drawn from blocks by other code: {'; '.join(others)}", file=sys.stderr)
+        say(f"torchdp sweep: drawn from blocks by other code: {'; '.join(others)}", error=True)
+    if lacking := len(wanted - set(found)):
+        say(
+            f"torchdp sweep: {lacking} of {len(wanted)} configurations are not yet measured, nor drawn", error=True
+        )
     return list(found.values())
 
 

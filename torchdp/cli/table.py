@@ -2,16 +2,23 @@
 
 import codecs
 import csv
+import gzip
+import io
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torchdp.text import number
+
 MOST_TYPES = 4096
 MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small letters
 WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
+SWAPPED = str.maketrans(".,", ",.")
 
 
 @dataclass(frozen=True)
@@ -41,10 +48,25 @@ class Bins:
         return below.long() + (uniform < position - below)
 
 
+@contextmanager
+def opened(path: str, encoding: str = "utf-8-sig") -> Iterator[io.TextIOWrapper]:
+    """The text of a file, of what it holds where it is packed by gzip. Raises ValueError for a damaged one, OSError."""
+    try:
+        with open(path, "rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            with io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, encoding, newline="") as file:
+                yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is a damaged gzip file: {error}") from error
+
+
 def read_columns(
     path: str, names: Sequence[str], delimiter: str = ",", encoding: str = "utf-8-sig"
 ) -> dict[str, list[str]]:
-    """The cells of these columns, as text. Raises ValueError (empty file, missing column, short row), OSError."""
+    """The cells of these columns, as text; "" for those of a blank line, which is a row too.
+
+    Raises ValueError (empty file, missing column, short row), OSError.
+    """
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise ValueError(f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}")
@@ -53,14 +75,13 @@ def read_columns(
     except LookupError as error:
         raise ValueError(f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16") from error
     try:
-        with open(path, newline="", encoding=encoding) as file:
+        with opened(path, encoding) as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = next(reader, None)
             where, width = places(path, header, names, delimiter)
             cells: dict[str, list[str]] = {name: [] for name in names}
             for row in reader:
-                if not row:
-                    continue
+                row = row or [""] * width
                 if len(row) != width:
                     found = f"{len(row)} cells, the header has {width}"
                     raise ValueError(f"{path}, line {reader.line_num}: {found}")
@@ -69,7 +90,8 @@ def read_columns(
     except UnicodeError as error:
         kind = "UTF-8" if encoding == "utf-8-sig" else encoding
         raise ValueError(
-            f"{path} is not a {kind} text file; --encoding names another (such as latin-1)"
+            f"{path} is not a {kind} text file; --encoding names another (such as latin-1); of packed files and "
+            "spreadsheets only text packed by gzip is read"
         ) from error
     except csv.Error as error:
         raise ValueError(f"{path} is not a readable CSV file: {error}") from error
@@ -104,19 +126,26 @@ def is_missing(cell: str) -> bool:
 
 def numbers(name: str, cells: Sequence[str], decimal: str = ".") -> Tensor:
     """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any other text."""
-    values = []
+    values, other = [], "," if decimal == "." else "."
     for row, cell in enumerate(cells, start=1):
-        try:
-            value = math.nan if is_missing(cell) else float(cell if decimal == "." else cell.replace(",", "."))
-        except ValueError:
-            value = math.inf
-        if math.isinf(value):
-            hint = ", or its mark is a comma: --decimal ," if decimal == "." and "," in cell else ""
-            raise ValueError(
-                f"column {name!r}, row {row}: not a finite number; correct or leave out the row{hint}"
-            )
+        value = math.nan if is_missing(cell) else _finite(cell, decimal)
+        if value is None:
+            remedy = "correct or leave out the row"
+            if other in cell:
+                remedy = f"take out marks between thousands such as {other!r}"
+                if _finite(cell, other) is not None:
+                    remedy += f"; or if it is the decimal mark: --decimal {other}"
+            raise ValueError(f"column {name!r}, row {row}: not a finite number; {remedy}")
         values.append(value)
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _finite(cell: str, decimal: str) -> float | None:
+    try:
+        value = number(cell if decimal == "." else cell.translate(SWAPPED))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def to_categories(name: str, cells: Sequence[str], categories: Sequence[str]) -> Tensor:
@@ -135,7 +164,7 @@ def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tupl
     for text in texts:
         name, equals, interval = text.rpartition("=")
         try:
-            low, high = (float(end) for end in interval.split(":"))
+            low, high = map(number, interval.split(":"))
         except ValueError:
             low = high = math.nan
         if not equals or not (math.isfinite(low) and math.isfinite(high)):

@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import isfile
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def read_users(options: argparse.Namespace, labels: Labels) -> Users:
     how = options.delimiter, options.encoding, options.decimal, options.group
     plain = how == (",", "utf-8-sig", ".", None)
     if plain and len(set(options.columns)) == len(options.columns):
-        found = quick_columns(options.csv, numeric, labels)
+        found = quick_columns(options.csv, numeric, labels) if isfile(options.csv) else None  # a pipe is read once
         if found:
             return Users.of({name: found[name] for name in options.columns})
     wanted = [*options.columns, *([] if options.group is None else [options.group])]

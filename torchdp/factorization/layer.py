@@ -88,11 +88,9 @@ def gram_layer(W: Tensor) -> GramFactorization:
 @lru_cache(maxsize=16)
 def _program(m: int, n: int) -> Any:
     """The layer of (m, n) matrices: W -> (t, Z, multipliers of diag Z <= t)."""
-    try:
+    with checks.needing("gram_layer", "cvxpylayers", "cvxpy"):
         import cvxpy as cp
         from cvxpylayers.torch import CvxpyLayer
-    except ImportError as error:
-        raise ImportError("gram_layer needs cvxpylayers: pip install torchdp[layer]") from error
 
     W, Z, t = cp.Parameter((m, n)), cp.Variable((m + n, m + n), PSD=True), cp.Variable()
     bounded = cp.diag(Z) <= t

@@ -44,10 +44,8 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
             f"W must be one (m, n) matrix with m + n <= {LARGEST}, not of shape {tuple(W.shape)}; "
             "factorize takes batches and large matrices"
         )
-    try:
+    with checks.needing("reference", "cvxpy"):
         import cvxpy as cp
-    except ImportError as error:
-        raise ImportError("reference needs cvxpy: pip install torchdp[reference]") from error
 
     scale = float(W.double().abs().max()) or 1.0
     Z, v, column_weights, row_weights, iterations = _optimum(cp, W.double().cpu() / scale, p, shift)

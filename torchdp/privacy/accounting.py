@@ -189,10 +189,6 @@ def _nodes(step: float, end: float) -> np.ndarray:
 
 
 def _dp_accounting() -> ModuleType:
-    try:
+    with checks.needing("composition of several instances", "dp-accounting"):
         from dp_accounting.pld import pld_pmf
-    except ImportError as error:
-        raise ImportError(
-            "composition of several instances needs the package dp-accounting; pip install 'dp-accounting>=0.6'"
-        ) from error
     return pld_pmf

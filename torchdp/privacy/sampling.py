@@ -75,12 +75,8 @@ def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> floa
     hopeless = every == math.inf and (multiplier < SMALL or times * _loss(chance, multiplier) > LOST)
     if chance == 1 or every == 0.0 or hopeless:
         return every
-    try:
+    with checks.needing("amplification by sampling", "dp-accounting"):
         from dp_accounting.pld import privacy_loss_distribution as pld
-    except ImportError as error:
-        raise ImportError(
-            "amplification by sampling needs the package dp-accounting: pip install torchdp"
-        ) from error
     step = _step(chance, multiplier)
     one = pld.from_gaussian_mechanism(multiplier, sampling_prob=chance, value_discretization_interval=step)
     left = delta - (rounding(times) if times > 1 else 0.0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from torchdp.simulate.plans import Row
 from torchdp.simulate.report import Report, Rows, read_table
 from torchdp.simulate.sweep import MakeTrial
+from torchdp.text import integer, number, until_closed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +53,7 @@ class Experiment(Generic[C]):
         print(*(path.resolve() for path in paths), sep="\n")
         return tables
 
+    @until_closed()
     def main(self, arguments: Sequence[str] | None = None) -> None:
         """The command line: a field of the configuration is an option."""
         module = sys.modules[self.measure.__module__]
@@ -67,10 +69,12 @@ class Experiment(Generic[C]):
         add_options(parser, self.full)
         given = vars(parser.parse_args(arguments))
         smoke, out, draw_only = given.pop("smoke"), given.pop("out"), given.pop("draw_only")
-        if draw_only:
+        if not draw_only:
+            self.run(replace(self.smoke if smoke else self.full, **given), out)  # type: ignore[type-var]
+        elif any(out.glob("*.csv")):
             self.drawn(out)
         else:
-            self.run(replace(self.smoke if smoke else self.full, **given), out)  # type: ignore[type-var]
+            parser.error(f"{out} holds no table to draw from; run without --draw-only first")
 
 
 def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
@@ -85,12 +89,17 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is tuple:
-            settings |= {"type": typing.get_args(kind)[0], "nargs": "+", "action": _Tuple}
+            settings |= {"type": _read(typing.get_args(kind)[0]), "nargs": "+", "action": _Tuple}
         elif typing.get_origin(kind) is typing.Literal:
             settings["choices"] = typing.get_args(kind)
         else:
-            settings["type"] = kind
+            settings["type"] = _read(kind)
         parser.add_argument("--" + each.name.replace("_", "-"), **settings)
+
+
+def _read(kind: Any) -> Any:
+    """How an option's text becomes a value of this type."""
+    return {int: integer, float: number}.get(kind, kind)
 
 
 class _Tuple(argparse.Action):

@@ -4,8 +4,10 @@ import html
 import io
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from torchdp.simulate.plans import Row
 from torchdp.simulate.plots import curves, ratios
 from torchdp.simulate.standing import Standing, Status, digest_of, status
 from torchdp.simulate.streams import canonical
+from torchdp.text import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,48 +39,50 @@ footer{font-size:13px;color:#555;border-top:1px solid #ddd;margin-top:2em}.bad{c
 
 
 class Page:
-    """Paragraphs, tables and figures, written as HTML with everything inside and as Markdown without the figures."""
+    """Paragraphs, tables and figures, written as HTML with everything inside and as Markdown without the figures.
+
+    All text is escaped here, for both, and nowhere else.
+    """
 
     def __init__(self, title: str) -> None:
-        self._html, self._text = [f"<h1>{html.escape(title)}</h1>"], [f"# {title}"]
+        self._html, self._text = [f"<h1>{_safe(title)}</h1>"], [f"# {_marked(title)}"]
         self.title = title
 
     def heading(self, text: str) -> None:
-        self._html.append(f"<h2>{html.escape(text)}</h2>")
-        self._text.append(f"## {text}")
+        self._html.append(f"<h2>{_safe(text)}</h2>")
+        self._text.append(f"## {_marked(text)}")
 
     def say(self, text: str, bad: bool = False) -> None:
-        self._html.append(f"<p{' class=bad' * bad}>{html.escape(text)}</p>")
-        self._text.append(text)
+        self._html.append(f"<p{' class=bad' * bad}>{_safe(text)}</p>")
+        self._text.append(_marked(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         kinds = [all(isinstance(row[at], str) for row in rows) for at in range(len(columns))]
         mark = [' class="word"' if words else "" for words in kinds]
-        head = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, name in zip(mark, columns, strict=True))
+        head = "".join(f"<th{kind}>{_safe(name)}</th>" for kind, name in zip(mark, columns, strict=True))
         body = "".join(
-            "<tr>"
-            + "".join(f"<td{m}>{html.escape(_shown(c))}</td>" for m, c in zip(mark, row, strict=True))
-            + "</tr>"
+            "<tr>" + "".join(f"<td{m}>{_safe(_cell(c))}</td>" for m, c in zip(mark, row, strict=True)) + "</tr>"
             for row in rows
         )
         self._html.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
         lines = [
-            columns,
+            list(map(_marked, columns)),
             ["---" if words else "---:" for words in kinds],
-            *([_shown(c) for c in row] for row in rows),
+            *([_marked(_cell(c)) for c in row] for row in rows),
         ]
-        self._text.append("\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines))
+        self._text.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
 
     def figure(self, figure: "Figure", caption: str) -> None:
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
         picture = drawn.getvalue()[drawn.getvalue().index("<svg") :]
-        self._html.append(f"<figure>{picture}<figcaption>{html.escape(caption)}</figcaption></figure>")
+        self._html.append(f"<figure>{picture}<figcaption>{_safe(caption)}</figcaption></figure>")
+        self._text.append(f"(In the HTML page: a figure. {_marked(caption)})")
 
     def write(self, path: str | os.PathLike[str]) -> list[Path]:
         """``path`` and its .md twin; returns both."""
         page, text = Path(path), Path(path).with_suffix(".md")
-        head = f'<meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{_STYLE}</style>'
+        head = f'<meta charset="utf-8"><title>{_safe(self.title)}</title><style>{_STYLE}</style>'
         page.write_text(
             f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(self._html)}</body></html>\n'
         )
@@ -89,20 +94,17 @@ def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], titl
     """What ``store`` holds of its last sweep, at ``path`` (HTML) and beside it (Markdown); returns both.
 
     Error against each number of the configurations that varies, with 95 % intervals, predicted lines and slopes;
-    measured over predicted; the table; failures; how it was made. Raises ImportError without matplotlib, OSError,
-    ValueError where the store says nothing.
+    measured over predicted; the table; failures; how it was made. Without matplotlib the page says so in place of
+    figures. Raises OSError, ValueError where the store says nothing.
     """
     checks.path("path", path), checks.instance("title", title, str)
     stand = status(store)
     page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
     _summary(page, stand)
-    rows = [_row(each, stand.asked) for each in stand.standings if each.moments.count > 1]
-    for names, part in _views(rows):
-        figure = curves(part, **names, word=word)
-        page.figure(figure, f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.")
-    if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
-        page.heading("Measured over predicted squared error")
-        page.figure(ratios(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals.")
+    if find_spec("matplotlib") is None:
+        page.say("Without figures: these need matplotlib (pip install matplotlib); then run torchdp report again.")
+    else:
+        _figures(page, [_row(each, stand.asked) for each in stand.standings if each.moments.count > 1])
     _table(page, stand.standings)
     _made(page, stand)
     return page.write(path)
@@ -111,6 +113,15 @@ def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], titl
 def word(name: str) -> str:
     """What a person calls a key of a configuration."""
     return WORDS.get(name, name.replace("_", " "))
+
+
+def _figures(page: Page, rows: Sequence[Row]) -> None:
+    for names, part in _views(rows):
+        figure = curves(part, **names, word=word)
+        page.figure(figure, f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.")
+    if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
+        page.heading("Measured over predicted squared error")
+        page.figure(ratios(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals.")
 
 
 def _row(each: Standing, asked: Mapping[str, Any]) -> Row:
@@ -217,11 +228,17 @@ def _seconds(value: float) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
-def _shown(value: object) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _safe(text: str) -> str:
+    """As HTML, on one line."""
+    return html.escape(shown(text))
+
+
+def _marked(text: str) -> str:
+    """As Markdown, on one line, none of it markup."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(shown(text), quote=False))

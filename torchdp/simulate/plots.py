@@ -40,10 +40,8 @@ def subplots(
 
     Raises ImportError where matplotlib is not installed.
     """
-    try:
+    with checks.needing("a figure", "matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("figures are drawn with matplotlib: pip install torchdp[plot]") from error
     count, wide = checks.integer("count", count, 1, 10**4), checks.integer("wide", wide, 1)
     if not isinstance(size, tuple) or len(size) != 2:
         raise TypeError(f"size must be (width, height) in inches, not {type(size).__name__}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdp import checks
+from torchdp.text import integer, number
 
 Rows = list[dict[str, Any]]
 
@@ -117,7 +118,7 @@ def read_table(path: str | os.PathLike[str]) -> Rows:
 
 
 def _value(cell: str) -> object:
-    for kind in (int, float):
+    for kind in (integer, number):
         try:
             return kind(cell)
         except ValueError:

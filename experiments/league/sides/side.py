@@ -101,3 +101,7 @@ def main(package: str, rows: dict[str, Callable], version: str = "") -> None:
         except Exception as error:  # another row of the same side may go well
             said = {"failed": f"{type(error).__name__}: {error}"[:200]}
         print(json.dumps({"row": name, **said}, default=plain), flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/league/run.py")

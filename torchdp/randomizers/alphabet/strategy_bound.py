@@ -86,10 +86,8 @@ def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
 
 
 def _by_program(W: Tensor, epsilon: float, prior: Tensor | None) -> float:
-    try:
+    with checks.needing("strategy_lower_bound", "cvxpy"):
         import cvxpy as cp
-    except ImportError as error:
-        raise ImportError("strategy_lower_bound needs cvxpy: pip install torchdp[reference]") from error
 
     W, low, prior = _problem(W, epsilon, prior)
     k = W.shape[1]

@@ -1,0 +1,52 @@
+"""Text of others: numbers are read from it as they are written, and no terminal obeys it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CLOSED = 141  # 128 + SIGPIPE: what a shell calls a command whose reader has left
+
+
+def number(text: str) -> float:
+    """``text`` as a float; unlike ``float``, without underscores and digits of other scripts. Raises ValueError."""
+    return float(_plain(text))
+
+
+def integer(text: str) -> int:
+    """``text`` as an int, as strictly. Raises ValueError."""
+    return int(_plain(text))
+
+
+def shown(text: object) -> str:
+    """``text`` on one line: what is no printable character (escape codes, line breaks, marks of direction) escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def say(*lines: object, error: bool = False) -> None:
+    """Prints each as one line, to stderr if it is an error: all that the command line prints."""
+    for line in lines:
+        print(shown(line), file=sys.stderr if error else sys.stdout)
+
+
+@contextmanager
+def until_closed() -> Iterator[None]:
+    """Ends quietly, with code 141, where the reader of stdout leaves early, as ``head`` does."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        try:
+            print(flush=True)  # another pipe broke if this one holds
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit would write once more
+            raise SystemExit(CLOSED) from None
+        raise
+
+
+def _plain(text: str) -> str:
+    if not text.isascii() or "_" in text:
+        raise ValueError("not a number of plain digits")
+    return text
