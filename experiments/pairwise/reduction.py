@@ -51,4 +51,4 @@ def linear_queries_bound(protocol: OneMessage | TwoMessage, counts: Tensor) -> T
 
 
 if __name__ == "__main__":
-    raise SystemExit("others import this: run python experiments/factorization/rank.py")
+    raise SystemExit("tests alone import this: python -m pytest tests/experiments/test_pairwise_models.py")

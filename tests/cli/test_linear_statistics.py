@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from torchdp import cli, pairwise, queries, workloads
-from torchdp.cli.questions import quantiles_of
+from torchdp.cli.questions import each_answer, quantiles_of
 from torchdp.cli.statistics import KINDS, asking
 from torchdp.cli.table import Bins
 from torchdp.cli.users import Users
 from torchdp.noise import SeededNoise
-from torchdp.protocol import Candidate, Choice, Tally
+from torchdp.protocol import Candidate, Choice, Estimate, Tally
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 
@@ -114,6 +114,26 @@ def test_quantiles_and_their_order(table, capsys, quick):
         assert low <= quantile <= high and high - low <= 3 and abs(row["estimate"] - quantile) < 0.7
         assert low <= row["estimate"] <= high and 0 < row["predicted_rmse"] < 0.05
     assert all(one["estimate"] < two["estimate"] for one, two in itertools.pairwise(rows))
+
+
+def test_a_median_is_a_quantile(table, capsys, quick):
+    half = ask(capsys, table, QUANTILES)["answers"][1]
+    got = ask(capsys, table, QUANTILES.replace("quantiles", "median", 1).partition(" --quantiles")[0])
+    assert got["statistic"] == "median of dose" and got | half == got | {"answer": "quantile 0.5"}
+
+
+def test_what_an_approximation_may_add_counts_in_the_predicted_error():
+    off = Estimate(torch.tensor([0.5, 0.8]), torch.tensor([0.03, 0.04]), 9, bias=torch.tensor([0.04, 0.03]))
+    for read in (each_answer(["a", "b"], (0, 1)), quantiles_of(Bins(0, 3, 3), [0.2, 0.7])):
+        assert [one.error for one in read(off, 0.95)] == pytest.approx([0.05, 0.05])
+
+
+def test_a_terminal_obeys_no_cell(tmp_path, capsys, quick):
+    path = tmp_path / "people.csv"
+    path.write_text("dose,town\n" + '1,"\x1b[31mA\nB: 9 users"\n2,\u202eC\n' * 40)
+    said = run(capsys, "--csv", path, *MEAN.split(), "--epsilon", 1, "--group", "town").out.splitlines()
+    assert r"\x1b[31mA\nB: 9 users: 40 users" in said and r"\u202eC: 40 users" in said
+    assert all(line.isprintable() for line in said)
 
 
 def test_groups_have_answers_of_their_own(table, capsys, quick):

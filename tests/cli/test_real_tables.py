@@ -200,7 +200,8 @@ ERRORS = {  # a table, arguments, what the one line says: the option or the plac
     "decimal commas": (
         "wine, semicolons and decimal commas",
         "mean --columns colour --bounds colour=0:14 --delimiter ;",
-        "row 1: not a finite number; correct or leave out the row, or its mark is a comma: --decimal ,",
+        "row 1: not a finite number; take out marks between thousands such as ','; or if it is the decimal mark: "
+        "--decimal ,",
     ),
     "latin-1": (
         "cancer, a header in latin-1",

@@ -51,9 +51,11 @@ def test_bad_names(name, tmp_path, monkeypatch, capsys):
     assert cli.main(["new", "experiment", name]) == 2 and "NAME must be a word" in capsys.readouterr().err
 
 
-def test_the_list_is_of_all_scripts(monkeypatch, capsys):
+def test_the_list_is_of_all_scripts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert cli.main(["list"]) == 0
     said = capsys.readouterr().out
     assert "experiments/pairwise/error_vs_n.py" in said and said.count("no status") == 0
     assert cli.main(["list", "kernels"]) == 1
+    (tmp_path / "old.py").write_bytes(b"print 'x'\ndef experiment(smoke): return '\xe9'\n")
+    assert cli.main(["list", str(tmp_path)]) == 0 and "not Python: " in capsys.readouterr().out

@@ -88,9 +88,11 @@ def test_resumes_with_more_trials(toy, tmp_path):
             assert a["mse"] == b["mse"] and a["trials"] == b["trials"] == "120"
 
 
-def test_draws_only_the_grid_that_was_asked_for(toy, tmp_path):
+def test_draws_only_the_grid_that_was_asked_for(toy, tmp_path, capsys):
     # one folder for the smoke run, the full run and another seed, as by default
     run(toy, "--smoke", "--out", tmp_path)
+    run(toy, "--out", tmp_path, "--draw-only")
+    assert "2 of 3 configurations are not yet measured, nor drawn" in capsys.readouterr().err
     run(toy, "--out", tmp_path)
     run(toy, "--out", tmp_path, "--seed", 1)
     run(toy, "--out", tmp_path, "--draw-only")
@@ -137,6 +139,11 @@ def test_bad_paths(name, tmp_path, capsys):
         ("experiment = 3", "defines no experiment(smoke)"),
         ("def experiment(smoke): return 3", "must return a torchdp.simulate.Sweep"),
         ("import a_package_that_nobody_has", "a_package_that_nobody_has"),
+        ("x = 1\nx / 0", "bad.py, line 2: ZeroDivisionError: division by zero"),
+        ("def f(:", "SyntaxError: invalid syntax (bad.py, line 1)"),
+        ("def experiment(smoke):\n    return smoke['n']", "bad.py, line 2: TypeError: 'bool'"),
+        (TOY.replace("[{", "[] and [{"), "its grid is empty, nothing was measured"),
+        (TOY.replace("for row in rows", "for row in 3"), "bad.py, line 12: TypeError: 'int'"),
     ],
 )
 def test_bad_scripts(text, words, tmp_path, capsys):
@@ -155,6 +162,8 @@ def test_bad_scripts(text, words, tmp_path, capsys):
         (["--device", "abacus"], "--device must be a device of this machine"),
         (["--time-limit", "3"], "devices="),
         (["--shard", "4/4"], "--shard must be I/N"),
+        (["--shard", "0/\uff14"], "--shard must be I/N"),
+        (["--cluster", "local:\uff14"], "needs a number of workers, such as local:4"),
         (["--shard", "env"], "--shard env found none of SLURM_ARRAY_TASK_ID"),
         (["--retries", "-1"], "retries must be an integer"),
         (["--cluster", "local:0"], "needs a number of workers, such as local:4"),
@@ -235,5 +244,5 @@ def test_shards_and_their_merge(toy, tmp_path, monkeypatch, capsys):
         for name in ("whole", "c")
     )
     assert whole == merged
-    assert cli.main(["merge", stores[0], str(tmp_path / "absent")]) == 2
-    assert "absent" in capsys.readouterr().err
+    for bad, words in ((tmp_path / "absent", "absent"), (toy, "holds no line of a sweep's store")):
+        assert cli.main(["merge", stores[0], str(bad)]) == 2 and words in capsys.readouterr().err

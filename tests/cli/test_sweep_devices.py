@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from torchdp import cli
+from torchdp.cli.sweep import cluster
 
 TOY = """
 import torch
@@ -57,6 +58,8 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["sweep", "toy.py", "--smoke", "--out", "one"]) == 0
     assert cli.main(["sweep", "toy.py", "--smoke", "--out", "two", "--cluster", "local:2"]) == 0
+    with cluster("local:3") as client:
+        assert len(client.scheduler_info()["workers"]) == 3
     assert table(tmp_path / "one") == table(tmp_path / "two") and len(table(tmp_path / "two")) == 3
 
 

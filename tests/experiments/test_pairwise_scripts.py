@@ -3,12 +3,11 @@
 import csv
 
 import pytest
-from scripts import FOLDER
 
 
-def test_error_vs_n(run, tmp_path):
-    """A sweep as its user runs it."""
-    printed = run("-m", "torchdp", "sweep", FOLDER / "pairwise/error_vs_n.py", "--smoke", "--out", tmp_path)
+def test_error_vs_n(command, tmp_path):
+    """A sweep as its user runs it, as a script."""
+    printed = command("pairwise/error_vs_n.py", "--out", tmp_path)
     assert str(tmp_path / "ratio.png") in printed.splitlines()
     with (tmp_path / "results.csv").open() as file:
         ratios = [float(row["ratio"]) for row in csv.DictReader(file) if row["statistic"] != "auc"]

@@ -1,5 +1,8 @@
 """Every script is in the generated page, says how it is run, and has a test that runs it."""
 
+import ast
+import re
+
 import pytest
 from scripts import FOLDER, loaded
 
@@ -13,6 +16,17 @@ def test_docstrings_are_recipes(name):
     said = SCRIPTS[name]
     assert {"title", "Command", "Expected", "Artifact", "Status", "Time"} <= set(said)
     assert f"experiments/{name}" in said["Command"] and "--smoke" in said["Time"]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER)))
+def test_no_script_does_nothing(path):
+    """Run by python it measures, sweeps, or says what to run, with a code other than 0."""
+    *_, last = ast.parse(path.read_text()).body
+    assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'"
+    done = ast.unparse(last.body[-1])
+    called = re.search(r"main\(|\.write_text\(|^for line in sys.stdin", done)
+    said = re.fullmatch(r"raise SystemExit\('[^']*: (run python|python -m pytest) (\S+)[^']*'\)", done)
+    assert called or (FOLDER.parent / said[2]).is_file()
 
 
 def test_the_page_is_current():

@@ -1,6 +1,5 @@
 """The differentiable semidefinite program: its value, its gradients, and its errors."""
 
-import builtins
 from functools import partial
 
 import laws
@@ -114,17 +113,3 @@ def test_solver_failure_is_an_error(monkeypatch):
 def test_bad_arguments(W, error, message):
     with pytest.raises(error, match=message):
         gram_layer(W)
-
-
-def test_without_cvxpylayers_it_says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def absent(name, *args, **kwargs):
-        if name.startswith("cvxpylayers"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    layer._program.cache_clear()
-    monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ImportError, match=r"pip install torchdp\[layer\]"):
-        gram_layer(torch.eye(2))

@@ -1,6 +1,5 @@
 """The fixed point against the semidefinite program."""
 
-import builtins
 import math
 
 import pytest
@@ -94,19 +93,6 @@ def test_bad_arguments():
         reference(torch.eye(2), 1.0)
     with pytest.raises(TypeError, match="shift must be"):
         reference(torch.eye(2), 2.0, 1e-3)
-
-
-def test_without_cvxpy_it_says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def absent(name, *args, **kwargs):
-        if name == "cvxpy":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ImportError, match=r"pip install torchdp\[reference\]"):
-        reference(torch.eye(2))
 
 
 def test_solver_failure_is_an_error(monkeypatch):

@@ -41,9 +41,12 @@ def test_fields_are_options(tmp_path, capsys):
     EXPERIMENT.main(["--smoke", "--out", str(tmp_path)])
     assert SEEN[-2:] == [Config((4, 5), math.inf, Path("x"), "b", True), Config((3,))]
     assert str(tmp_path / "table.csv") in capsys.readouterr().out
-    for wrong in (["--kind", "c"], ["--sizes", "x"], ["--absent", "1"]):
+    for wrong in (["--kind", "c"], ["--sizes", "x"], ["--sizes", "1_0"], ["--rate", "1_0"], ["--absent", "1"]):
         with pytest.raises(SystemExit):
             EXPERIMENT.main(wrong)
+    with pytest.raises(SystemExit):
+        EXPERIMENT.main(["--draw-only", "--out", str(tmp_path / "empty")])
+    assert "holds no table to draw from" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         EXPERIMENT.main(["--help"])
     assert "options from its configuration" in capsys.readouterr().out

@@ -101,6 +101,7 @@ def test_a_page_has_everything_inside(store, tmp_path):
     for picture in re.findall(r"<svg.*?</svg>", written, re.DOTALL):
         xml.fromstring(picture)
     assert "slope" in written and "predicted" in written
+    assert not re.search(r"^#.*\n\n##", text.read_text(), re.M)  # no heading over nothing
 
 
 def test_several_makers_are_flagged(store, tmp_path):
@@ -112,10 +113,29 @@ def test_several_makers_are_flagged(store, tmp_path):
 
 
 def test_cells_cannot_break_out(tmp_path):
-    page = Page("<b>")
-    page.table(["a|b"], [["<script>|"]])
-    html, text = page.write(tmp_path / "x.html")
-    assert "<script>" not in html.read_text() and "<script>\\|" in text.read_text()
+    bad = "a|<b>\n\x1b[31m`[x](y)\u202e"
+    page = Page(bad)
+    page.heading(bad), page.say(bad), page.table([bad], [[bad], [0.5]])
+    html, text = (path.read_text() for path in page.write(tmp_path / "x.html"))
+    for written in (html, text):
+        assert (
+            "<b>" not in written
+            and written.replace("\n", "").isprintable()
+            and written.count("\\n") == 6 - (written == text)
+        )
+    assert text.count(r"a\|&lt;b&gt;\\n\\x1b\[31m\`\[x\](y)\\u202e") == 5 and "[x](y)" not in text.replace(
+        r"\[x\]", ""
+    )
+    with pytest.raises(ValueError, match=r"name the HTML page, such as x\.html"):
+        page.write(tmp_path / "x.md")
+
+
+def test_a_page_without_matplotlib(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["report", str(store)]) == 0
+    said, text = capsys.readouterr(), store.with_name("report.md").read_text()
+    assert "pip install matplotlib" in said.err and said.err.count("\n") == 1 and said.out.count("report.") == 2
+    assert "need matplotlib" in text and text.count("\n| ") > 5 and not re.search(r"^#.*\n\n##", text, re.M)
 
 
 def test_the_commands(store, tmp_path, capsys):

@@ -54,12 +54,6 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, rows, labels, message):
         error_curves(rows, path=tmp_path / "figure.png", **{**LABELS, **labels})
 
 
-def test_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install torchdp\[plot\]"):
-        error_curves(ROWS, path=tmp_path / "figure.png", **LABELS)
-
-
 def test_csv_holds_the_numbers(tmp_path):
     path = tmp_path / "table.csv"
     extra = replace(row(5, "c", 2.0), config={"k": 3})

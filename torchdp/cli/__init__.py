@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -241,7 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     command = "torchdp"
     try:
-        with until_closed():
+        with until_closed(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # others' own
+            warnings.showwarning = lambda message, *where: say(f"{command}: {message}", error=True)
             options = parser().parse_args(arguments)
             command = f"torchdp {options.command}"
             module, function = COMMANDS[options.command]

@@ -21,7 +21,7 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.text import say
 
 NEEDED = ("torch", "numpy", "scipy", "tqdm", "dp-accounting", "cryptography")
-OPTIONAL = ("triton", "cvxpy", "cvxpylayers", "matplotlib", "scikit-learn", "pyarrow", "dask")
+OPTIONAL = ("triton", "cvxpy", "cvxpylayers", "matplotlib", "scikit-learn", "dask")
 COMPILERS = ("cc", "ptxas", "nvcc")
 ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's interpreter"
 LOST = "killed the CUDA context when it was tried"

@@ -269,7 +269,12 @@ def _refuse_named(protocol: str) -> None:
 
 def _answer(name: str, estimate: Estimate, level: float) -> Answer:
     low, high = estimate.interval(level)
-    return Answer(name, float(estimate.value), float(estimate.standard_error), (float(low), float(high)))
+    return Answer(name, float(estimate.value), float(_rmse(estimate)), (float(low), float(high)))
+
+
+def _rmse(estimate: Estimate) -> Tensor:
+    """The standard error, and what an approximation may add."""
+    return (estimate.standard_error.square() + torch.as_tensor(estimate.bias).square()).sqrt()
 
 
 def _first(choice: Choice) -> tuple[str, Asked]:
@@ -281,7 +286,7 @@ def each_answer(names: list[str], limits: tuple[float, float]) -> Callable[[Esti
 
     def read(estimate: Estimate, level: float) -> list[Answer]:
         lows, highs = (end.clamp(*limits).tolist() for end in estimate.interval(level))
-        values, errors = estimate.value.tolist(), estimate.standard_error.tolist()
+        values, errors = estimate.value.tolist(), _rmse(estimate).tolist()
         return [Answer(*each[:3], each[3:]) for each in zip(names, values, errors, lows, highs, strict=True)]
 
     return read
@@ -300,7 +305,7 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
     def read(estimate: Estimate, level: float) -> list[Answer]:
         low, high = estimate.interval(level)
         zero, one = torch.zeros(1).double(), torch.ones(1).double()
-        error = torch.cat([zero, estimate.standard_error, zero])
+        error = torch.cat([zero, _rmse(estimate), zero])
         before, high = torch.cat([zero, low]), torch.cat([high, one])  # of each bin's lower and upper end
         edges = torch.tensor(bins.edges, dtype=torch.float64)
         fit = queries.consistent(workloads.prefix(bins.count).dense()[:-1], estimate.value).value

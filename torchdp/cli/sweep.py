@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from torchdp import checks, simulate
@@ -63,6 +64,8 @@ def sweep(options: argparse.Namespace) -> int:
                 on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
             )
     failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
+    if not rows and options.shard is None:
+        raise ValueError(f"{options.experiment}: its grid is empty, nothing was measured")
     if not rows:
         say(f"torchdp sweep: shard {options.shard} has no block of any configuration; the other shards have all")
         return 0
@@ -70,9 +73,11 @@ def sweep(options: argparse.Namespace) -> int:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
     simulate.write_csv(rows, table)
-    drawn = list(experiment.draw(good, folder)) if not options.measure_only else []
+    drawn: list[Path] = []
     if not options.measure_only:
         drawn += write_page(store, store.with_name("report.html"), experiment.name)
+        with explained(options.experiment):
+            drawn = [*experiment.draw(good, folder), *drawn]
     say(store, table, *drawn)
     for row in failed:
         say(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", error=True)
@@ -148,6 +153,18 @@ def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
     return list(found.values())
 
 
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """What goes wrong inside, as a ValueError that names the script and its last line on the way."""
+    try:
+        yield
+    except Exception as error:
+        here = str(Path(path).resolve())
+        lines = [each.lineno for each in extract_tb(error.__traceback__) if each.filename == here]
+        at = f", line {lines[-1]}" if lines else ""
+        raise ValueError(f"{path}{at}: {type(error).__name__}: {error}") from error
+
+
 def load(path: str, smoke: bool) -> Sweep:
     """``experiment(smoke)`` of the script at ``path``. Raises ValueError, OSError."""
     file = Path(path)
@@ -157,10 +174,12 @@ def load(path: str, smoke: bool) -> Sweep:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} cannot be loaded as a Python script")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with explained(path):
+        spec.loader.exec_module(module)
     if not callable(getattr(module, "experiment", None)):
         raise ValueError(f"{path} defines no experiment(smoke); see experiments/pairwise/error_vs_n.py")
-    made = module.experiment(smoke)
+    with explained(path):
+        made = module.experiment(smoke)
     if not isinstance(made, Sweep):
         raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Sweep")
     return made

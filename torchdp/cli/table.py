@@ -6,11 +6,14 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from torchdp.text import number
@@ -18,7 +21,9 @@ from torchdp.text import number
 MOST_TYPES = 4096
 MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small letters
 WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
+ROWS = 2**9  # at a time: fewer than make the garbage collector look at them
 SWAPPED = str.maketrans(".,", ",.")
+Read = Callable[[list[str], int], np.ndarray]  # the cells of a part, and the number of its first row
 
 
 @dataclass(frozen=True)
@@ -61,32 +66,31 @@ def opened(path: str, encoding: str = "utf-8-sig") -> Iterator[io.TextIOWrapper]
 
 
 def read_columns(
-    path: str, names: Sequence[str], delimiter: str = ",", encoding: str = "utf-8-sig"
-) -> dict[str, list[str]]:
-    """The cells of these columns, as text; "" for those of a blank line, which is a row too.
+    path: str, readers: Mapping[str, Read], delimiter: str = ",", encoding: str = "utf-8-sig"
+) -> dict[str, np.ndarray]:
+    """What these make of the cells of their columns, part by part; a blank line is a row of empty cells.
 
-    Raises ValueError (empty file, missing column, short row), OSError.
+    Raises ValueError (empty file, missing column, short row, and what the readers refuse), OSError.
     """
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise ValueError(f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}")
     try:
         encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
-    except LookupError as error:
+        "".encode(encoding)
+    except (LookupError, UnicodeError) as error:
         raise ValueError(f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16") from error
+    found: dict[str, list[np.ndarray]] = {name: [] for name in readers}
+    first = 1
     try:
         with opened(path, encoding) as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            header = next(reader, None)
-            where, width = places(path, header, names, delimiter)
-            cells: dict[str, list[str]] = {name: [] for name in names}
-            for row in reader:
-                row = row or [""] * width
-                if len(row) != width:
-                    found = f"{len(row)} cells, the header has {width}"
-                    raise ValueError(f"{path}, line {reader.line_num}: {found}")
-                for name, index in zip(names, where, strict=True):
-                    cells[name].append(row[index].strip())
+            lines = csv.reader(file, delimiter=delimiter, strict=True)
+            where, width = places(path, next(lines, None), list(readers), delimiter)
+            rows = _rows(path, lines, width)
+            while part := list(islice(rows, ROWS)):
+                for (name, read), place in zip(readers.items(), where, strict=True):
+                    found[name].append(read(list(map(itemgetter(place), part)), first))
+                first += len(part)
     except UnicodeError as error:
         kind = "UTF-8" if encoding == "utf-8-sig" else encoding
         raise ValueError(
@@ -95,17 +99,22 @@ def read_columns(
         ) from error
     except csv.Error as error:
         raise ValueError(f"{path} is not a readable CSV file: {error}") from error
-    if not cells[names[0]]:
+    if first == 1:
         raise ValueError(f"{path} holds 0 rows below its header; it needs one row for each user")
-    return cells
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _rows(path: str, lines: Any, width: int) -> Iterator[list[str]]:
+    for row in lines:
+        if row and len(row) != width:
+            raise ValueError(f"{path}, line {lines.line_num}: {len(row)} cells, the header has {width}")
+        yield row or [""] * width
 
 
 def places(
     path: str, header: Sequence[str] | None, names: Sequence[str], delimiter: str = ","
 ) -> tuple[list[int], int]:
     """Where these columns stand in the header, and its width. Raises ValueError."""
-    if len(set(names)) != len(names):
-        raise ValueError("--columns names a column twice")
     if not header:
         raise ValueError(f"{path} is empty; it needs a header line and one row for each user")
     header = [name.strip() for name in header]
@@ -124,10 +133,22 @@ def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING
 
 
-def numbers(name: str, cells: Sequence[str], decimal: str = ".") -> Tensor:
+def texts(cells: Sequence[str], first: int) -> np.ndarray:
+    """The cells as they are, without white space around them."""
+    return np.array([cell.strip() for cell in cells], object)
+
+
+def numbers(name: str, decimal: str, cells: Sequence[str], first: int = 1) -> np.ndarray:
     """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any other text."""
+    try:
+        if decimal == "." and "_" not in (text := "".join(cells)) and text.isascii():
+            found = np.fromiter(map(float, cells), np.float64, len(cells))
+            if np.isfinite(found).all():
+                return found
+    except ValueError:
+        pass
     values, other = [], "," if decimal == "." else "."
-    for row, cell in enumerate(cells, start=1):
+    for row, cell in enumerate(map(str.strip, cells), first):
         value = math.nan if is_missing(cell) else _finite(cell, decimal)
         if value is None:
             remedy = "correct or leave out the row"
@@ -137,7 +158,7 @@ def numbers(name: str, cells: Sequence[str], decimal: str = ".") -> Tensor:
                     remedy += f"; or if it is the decimal mark: --decimal {other}"
             raise ValueError(f"column {name!r}, row {row}: not a finite number; {remedy}")
         values.append(value)
-    return torch.tensor(values, dtype=torch.float64)
+    return np.array(values)
 
 
 def _finite(cell: str, decimal: str) -> float | None:
@@ -148,14 +169,13 @@ def _finite(cell: str, decimal: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def to_categories(name: str, cells: Sequence[str], categories: Sequence[str]) -> Tensor:
-    """The index of each cell in ``categories``, -1 where it is missing. Raises ValueError that names another's row."""
-    index = {category: i for i, category in enumerate(categories)}
-    found = [index.get(cell, -1 if is_missing(cell) else -2) for cell in cells]
+def to_categories(name: str, index: Mapping[str, int], cells: Sequence[str], first: int = 1) -> np.ndarray:
+    """The index of each cell, -1 where it is missing. Raises ValueError that names another's row."""
+    found = [index.get(cell, -1 if is_missing(cell) else -2) for cell in map(str.strip, cells)]
     if -2 in found:
-        row = found.index(-2) + 1
-        raise ValueError(f"column {name!r}, row {row}: none of the stated values {', '.join(categories)}")
-    return torch.tensor(found)
+        row = found.index(-2) + first
+        raise ValueError(f"column {name!r}, row {row}: none of the stated values {', '.join(index)}")
+    return np.array(found)
 
 
 def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[float, float]]:

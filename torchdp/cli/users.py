@@ -4,13 +4,12 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import isfile
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from torchdp.cli.quick_table import quick_columns
-from torchdp.cli.table import Bins, is_missing, numbers, read_columns, to_categories
+from torchdp.cli.table import Bins, Read, is_missing, numbers, read_columns, texts, to_categories
 
 Labels = Mapping[str, Sequence[str]]
 SEEN = "that they send nothing is seen"
@@ -60,30 +59,23 @@ class Users:
 
 def read_users(options: argparse.Namespace, labels: Labels) -> Users:
     """The users of a table who are asked, cells read and missing ones settled. Raises ValueError, OSError."""
-    numeric = [name for name in options.columns if name not in labels]
-    how = options.delimiter, options.encoding, options.decimal, options.group
-    plain = how == (",", "utf-8-sig", ".", None)
-    if plain and len(set(options.columns)) == len(options.columns):
-        found = quick_columns(options.csv, numeric, labels) if isfile(options.csv) else None  # a pipe is read once
-        if found:
-            return Users.of({name: found[name] for name in options.columns})
-    wanted = [*options.columns, *([] if options.group is None else [options.group])]
     if options.group in options.columns:
         raise ValueError(f"--group {options.group} is one of --columns: a group is public, and not asked about")
-    cells = read_columns(options.csv, wanted, options.delimiter, options.encoding)
-    columns = {
-        name: numbers(name, cells[name], options.decimal)
-        if name in numeric
-        else to_categories(name, cells[name], labels[name])
+    readers: dict[str, Read] = {
+        name: partial(to_categories, name, {label: i for i, label in enumerate(labels[name])})
+        if name in labels
+        else partial(numbers, name, options.decimal)
         for name in options.columns
     }
-    users = Users.of(columns)
     if options.group is not None:
-        names = tuple(sorted({cell for cell in cells[options.group] if not is_missing(cell)}))
+        readers[options.group] = texts
+    found = read_columns(options.csv, readers, options.delimiter, options.encoding)
+    users = Users.of({name: torch.from_numpy(found[name]) for name in options.columns})
+    if options.group is not None:
+        names = tuple(sorted({cell for cell in found[options.group] if not is_missing(cell)}))
         place = {name: i for i, name in enumerate(names)}
-        users = replace(
-            users, groups=names, group=torch.tensor([place.get(cell, -1) for cell in cells[options.group]])
-        )
+        group = torch.tensor([place.get(cell, -1) for cell in found[options.group]])
+        users = replace(users, groups=names, group=group)
     return _settled(users, options)
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,6 +83,8 @@ class Page:
     def write(self, path: str | os.PathLike[str]) -> list[Path]:
         """``path`` and its .md twin; returns both."""
         page, text = Path(path), Path(path).with_suffix(".md")
+        if page == text:
+            raise ValueError(f"{page} is where the Markdown goes; name the HTML page, such as {page.stem}.html")
         head = f'<meta charset="utf-8"><title>{_safe(self.title)}</title><style>{_STYLE}</style>'
         page.write_text(
             f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(self._html)}</body></html>\n'
@@ -102,7 +105,9 @@ def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], titl
     page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
     _summary(page, stand)
     if find_spec("matplotlib") is None:
-        page.say("Without figures: these need matplotlib (pip install matplotlib); then run torchdp report again.")
+        lacking = "no figures: these need matplotlib (pip install matplotlib); then run torchdp report again"
+        page.say(f"There are {lacking}.")
+        warnings.warn(lacking, RuntimeWarning, stacklevel=2)
     else:
         _figures(page, [_row(each, stand.asked) for each in stand.standings if each.moments.count > 1])
     _table(page, stand.standings)

@@ -224,8 +224,11 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
     checks.path("into", into)
     for path in checks.each_of("stores", stores, object):
         os.stat(checks.path("each of stores", path))
-    there = load(into) if os.path.exists(into) else Reader(into)
-    added = [line for path in stores for line in load(path).lines() if there.insert(line)]
+    there, readers = load(into) if os.path.exists(into) else Reader(into), [load(path) for path in stores]
+    for path, reader in zip(stores, readers, strict=True):
+        if not any(reader.lines()):
+            raise ValueError(f"{os.fspath(path)} holds no line of a sweep's store; name a results.jsonl")
+    added = [line for reader in readers for line in reader.lines() if there.insert(line)]
     for line in added:
         append(into, line)
     return sum(isinstance(line, Record) for line in added)

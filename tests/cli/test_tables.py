@@ -1,0 +1,119 @@
+"""Tables written by all manners of programs: every row is a user, or reported; every number is what was written."""
+
+import argparse
+import csv
+import gzip
+import io
+import math
+import random
+import re
+
+import pytest
+
+from torchdp.cli import table
+from torchdp.cli.users import read_users
+
+NUMBERS = ["1.5", " 2", "-0.25 ", "1e-3", "7.", ".5", "1234567890123456789", "5e-324", "+3", "-0", '"4"', '"5\n"']
+MISSING = ["", " ", "NA", '""', "null", "nan", "\t"]
+REFUSED = ["inf", "1e999", "0x10", "1_75", "\uff11\uff17\uff15", "\u0663", '"1,5"', "1 5", "1d5", "true", "2\x0b5",
+           "#1", "1\x00", "7" * 200_000, "\u221e", "1__0", "_1", "--1", "\xbd", "1e5.5"]  # fmt: skip
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?")
+
+
+def messy(chance, columns):
+    """A table's text."""
+    end, odd, bad = chance.choice(["\n", "\r\n", "\r"]), chance.choice([0, 0.1, 0.3]), chance.choice([0, 0, 0.02])
+    lines = [",".join(f" {name} " for name in "abc"[:columns])]
+    for _ in range(chance.randrange(1, 12)):
+        row = [chance.choice(MISSING if chance.random() < odd else NUMBERS) for _ in range(columns)]
+        row = [chance.choice(REFUSED) if chance.random() < bad else cell for cell in row]
+        lines += [",".join(row), *[""] * (chance.random() < odd)]
+    return end.join(lines) + end * chance.choice([0, 1, 1, 1, 2])
+
+
+def read(cell):
+    """What a person reads: a number, None for a missing one; ValueError."""
+    cell = cell.strip()
+    if cell.lower() in ("", "na", "null", "nan"):
+        return None
+    if not NUMBER.fullmatch(cell) or math.isinf(float(cell)):
+        raise ValueError
+    return float(cell)
+
+
+def asked(path, columns, missing, group=None):
+    names = list("abc"[:columns])
+    how = {"csv": str(path), "delimiter": ",", "encoding": "utf-8-sig", "decimal": ".", "missing": missing}
+    return argparse.Namespace(columns=names, group=group, **how)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
+    """Users and rows reported as missing are the rows that ``csv`` sees, blank lines too; and nothing else is read."""
+    monkeypatch.setattr(table, "ROWS", 3)
+    chance, path, seen = random.Random(columns), tmp_path / "table", dict.fromkeys(("whole", "part", "refused"), 0)
+    for _ in range(300):
+        text = messy(chance, columns)
+        data = text.encode(chance.choice(["utf-8", "utf-8-sig"]))
+        path.write_bytes(gzip.compress(data) if chance.random() < 0.3 else data)
+        try:
+            rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
+            rows = [[read(cell) for cell in row or [""] * columns] for row in rows]
+        except (ValueError, csv.Error):
+            seen["refused"] += 1
+            with pytest.raises(ValueError, match=r"not a finite number|not a readable CSV"):
+                read_users(asked(path, columns, "drop"), {})
+            continue
+        whole = [row for row in rows if None not in row]
+        lost = len(rows) - len(whole)
+        if lost:
+            seen["part"] += 1
+            with pytest.raises(ValueError, match=rf"row \d+: the cell is missing \({lost} such rows\)"):
+                read_users(asked(path, columns, "refuse"), {})
+        if whole:
+            seen["whole"] += not lost
+            users = read_users(asked(path, columns, "drop"), {})
+            assert [
+                list(row) for row in zip(*(each.tolist() for each in users.columns.values()), strict=True)
+            ] == whole
+            assert users.n == len(whole) and len(users.notes) == bool(lost)
+            assert not lost or users.notes[0].startswith(f"{lost} of {len(rows)} users are left out")
+    assert min(seen.values()) > 10
+
+
+def test_groups_and_labels_lose_no_row_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "ROWS", 2)
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"a,b\n x ,1\n\ny,0\n,1\nx,\n y,1\r\n")
+    users = read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "y"]})
+    assert users.columns["a"].tolist() == [0, 1, 1] and users.group.tolist() == [1, 0, 1]
+    assert users.rows.tolist() == [1, 3, 6] and users.notes[0].startswith("3 of 6 users")
+    with pytest.raises(ValueError, match="column 'a', row 6: none of the stated values x, z"):
+        path.write_bytes(path.read_bytes().replace(b"\ny", b"\nx"))
+        read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "z"]})
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:20] + b"0000" + data[24:]])
+def test_a_damaged_gzip_file_is_no_table(damage, tmp_path):
+    path = tmp_path / "table.csv.gz"
+    path.write_bytes(damage(gzip.compress(b"a\n" + b"".join(b"%d\n" % i for i in range(999)))))
+    with pytest.raises(ValueError, match="damaged gzip file"):
+        read_users(asked(path, 1, "drop"), {})
+
+
+@pytest.mark.parametrize(
+    ("cell", "decimal", "remedy"),
+    [
+        ("12,345.67", ".", "take out marks between thousands such as ','$"),
+        ("1,5", ".", "such as ','; or if it is the decimal mark: --decimal ,$"),
+        ("1.5", ",", "such as '.'; or if it is the decimal mark: --decimal .$"),
+        ("1.234,5", ",", "take out marks between thousands such as '.'$"),
+        ("1x5", ".", "not a finite number; correct or leave out the row$"),
+    ],
+)
+def test_the_remedy_for_a_number_works(cell, decimal, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        table.numbers("a", decimal, [cell])
+    other = "," if decimal == "." else "."
+    if f"--decimal {other}" in remedy:
+        assert table.numbers("a", other, [cell]).tolist() == [1.5]

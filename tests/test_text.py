@@ -1,0 +1,96 @@
+"""Text of others is neither misread nor obeyed; what the library prints and advises, by rules that hold everywhere."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchdp import factorization, privacy, randomizers, text
+from torchdp.factorization.layer import gram_layer
+from torchdp.privacy import profiles, sampling
+from torchdp.simulate import plots
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    path for folder in ("torchdp", "kernels", "experiments") for path in (ROOT / folder).rglob("*.py")
+)
+PRINTS = {"text.py", "report.py", "experiment.py"}  # the last two speak for experiments
+
+
+def test_numbers_are_of_plain_digits():
+    assert text.number(" -1.5e3 ") == -1500 and text.integer("-7") == -7 and text.number("inf") == np.inf
+    for bad in ("1_75", "\uff11\uff17\uff15", "\u0663", "", "1,5", "0x1", "1e"):
+        for read in (text.number, text.integer):
+            with pytest.raises(ValueError):
+                read(bad)
+
+
+def test_what_is_shown_is_one_line_of_printable_characters():
+    assert text.shown("M\xfcller, Zo\xeb \u4e2d") == "M\xfcller, Zo\xeb \u4e2d"
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert text.shown(every).isprintable() and text.shown("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
+
+
+def offences(source):
+    """Lines that print, or whose command reads numbers as int and float do."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "print",
+            "sys.stdout.write",
+            "sys.stderr.write",
+        ):
+            yield node.lineno
+        if isinstance(node, ast.keyword) and node.arg == "type" and ast.unparse(node.value) in ("int", "float"):
+            yield node.value.lineno
+
+
+def test_the_package_prints_by_one_function_and_reads_numbers_by_two():
+    assert list(offences("x = 1\nprint(1)\nf(type=int)\nsay(1)")) == [2, 3]
+    for path in (ROOT / "torchdp").rglob("*.py"):
+        assert path.name in PRINTS or not list(offences(path.read_text())), path
+
+
+def test_no_message_names_a_distribution_that_no_index_has():
+    pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md", *SOURCES]
+    wrong = [path for path in pages if re.search(r"pip install (-\S+ )*'?torchdp\b", path.read_text())]
+    assert not wrong and len(pages) > 400
+
+
+ABSENT = {
+    "cvxpy": lambda: factorization.reference(torch.eye(2)),
+    "cvxpylayers": lambda: gram_layer(torch.ones(5, 7)),
+    "dp-accounting": lambda: privacy.composed_delta([profiles.gaussian_profile(10.0)], 2, 1.0),
+    "dp-accounting ": lambda: sampling.sampled_guarantee(1.0, 0.1, 10, 1e-6),
+    "matplotlib": plots.subplots,
+    "cvxpy ": lambda: randomizers.strategy_lower_bound(torch.eye(3).double()[:2], 1.0, torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("package", ABSENT)
+def test_a_missing_package_is_named_with_the_command(package, monkeypatch):
+    for name in ("cvxpy", "cvxpylayers.torch", "dp_accounting.pld", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"needs {package.strip()} .*: pip install {package.strip()}"):
+        ABSENT[package]()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [["torchdp", "list"], ["torchdp", "--help"], ["torchdp", "status", "absent"]])
+def test_a_reader_who_leaves_ends_a_command_quietly(command, unbuffered):
+    """As ``torchdp list | head`` does; an error is still said."""
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", *command]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    os.close(write)
+    if "absent" in command:
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "absent" in done.stderr
+    else:
+        assert done.stderr == "" and done.returncode in (text.CLOSED, 0 if "--help" in command else text.CLOSED)
