@@ -16,7 +16,7 @@ import torch
 
 import torchdp
 from torchdp.simulate import Moments
-from torchdp.simulate.store import Record, append, check_writable, decode, encode, load
+from torchdp.simulate.store import Record, append, decode, encode, load
 
 CONFIG = {"n": 100, "eps": 0.1, "name": "é\n", "list": [1, None, True]}
 
@@ -194,10 +194,9 @@ for _ in range(2):
 def test_unwritable_paths_are_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "store.jsonl", Path("/proc/store.jsonl")):
-        for act in (lambda path: append(path, record(0)), check_writable):
-            with pytest.raises(OSError, match="cannot append to the results store") as caught:
-                act(path)
-            assert str(path) in str(caught.value)
+        with pytest.raises(OSError, match="cannot append to the results store") as caught:
+            append(path, record(0))
+        assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,7 @@ STATISTICS = {
     "quantiles": "one number",
     "spearman": "two numbers",
 }
-COMMANDS = {  # the module of each, below torchdp.cli, and its function
-    "doctor": ("doctor", "doctor"),
-    "estimate": ("estimate", "estimate"),
-    "list": ("scripts", "list_scripts"),
-    "merge": ("store", "merge"),
-    "new": ("scripts", "new"),
-    "report": ("store", "report"),
-    "status": ("store", "status"),
-    "sweep": ("sweep", "sweep"),
-}
+MODULES = {"list": "scripts", "merge": "store", "new": "scripts", "report": "store", "status": "store"}
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
 
@@ -79,22 +70,14 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
     estimate.add_argument(
-        "--bins", type=integer, help="equal bins for each numeric column (default: 32; fewer of several)"
+        "--bins", type=integer, help="equal bins for each number (default: 32; fewer of several)"
     )
     estimate.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
-    estimate.add_argument(
-        "--quantiles",
-        nargs="+",
-        type=number,
-        metavar="SHARE",
-        help="quantiles: of these shares, such as .25 .5 .75",
-    )
-    estimate.add_argument(
-        "--positive", metavar="VALUE", default="1", help="the label that counts as 1 (default: 1)"
-    )
-    estimate.add_argument(
-        "--negative", metavar="VALUE", default="0", help="the label that counts as 0 (default: 0)"
-    )
+    shares = "quantiles: of these shares, such as .25 .5 .75"
+    estimate.add_argument("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
+    for name, default in (("--positive", "1"), ("--negative", "0")):
+        words = f"the label that counts as {default} (default: {default})"
+        estimate.add_argument(name, metavar="VALUE", default=default, help=words)
     estimate.add_argument(
         "--group", metavar="COLUMN", help="answers for each value of this column, which is public"
     )
@@ -204,11 +187,8 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "chooses tile sizes and keeps its verdicts for later processes; one that fails is switched off there.",
     )
     doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
-    doctor.add_argument(
-        "--interpret",
-        action="store_true",
-        help="try the fused kernels on the CPU, in Triton's interpreter; no times",
-    )
+    interpreted = "try the fused kernels on the CPU, in Triton's interpreter; no times"
+    doctor.add_argument("--interpret", action="store_true", help=interpreted)
     doctor.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels, such as chacha.keystream")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -247,8 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = lambda message, *where: say(f"{command}: {message}", error=True)
             options = parser().parse_args(arguments)
             command = f"torchdp {options.command}"
-            module, function = COMMANDS[options.command]
-            return int(getattr(import_module(f"torchdp.cli.{module}"), function)(options))
+            module = import_module(f"torchdp.cli.{MODULES.get(options.command, options.command)}")
+            run = module.list_scripts if options.command == "list" else getattr(module, options.command)
+            return int(run(options))
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         say(f"{command}: {' '.join(str(error).split())}", error=True)
         return 2

@@ -63,17 +63,15 @@ def new(options: argparse.Namespace) -> int:
 def scripts(folder: Path) -> list[Path]:
     """The files below ``folder`` that can be run as experiments or sweeps."""
     ran = re.compile("^EXPERIMENT = |^def experiment", re.M)
-    return sorted(path for path in folder.rglob("*.py") if path.is_file() and ran.search(_read(path)))
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    return sorted(
+        path for path in folder.rglob("*.py") if path.is_file() and ran.search(path.read_text("utf-8", "replace"))
+    )
 
 
 def fields(path: Path) -> dict[str, str]:
     """The docstring's first line as "title", and what follows each word with a colon at the beginning of a line."""
     try:
-        title, _, rest = (ast.get_docstring(ast.parse(_read(path))) or "").partition("\n")
+        title, _, rest = (ast.get_docstring(ast.parse(path.read_text("utf-8", "replace"))) or "").partition("\n")
     except (SyntaxError, ValueError) as error:
         return {"title": f"not Python: {error}"}
     found = {"title": title}

@@ -93,15 +93,13 @@ def _kendall(axes: list[Axis], options: argparse.Namespace) -> Question:
 def _auc(axes: list[Axis], options: argparse.Namespace) -> Question:
     score, label = axes
     words = f"{score.count} bins: a pair within one bin counts one half"
-    title = f"AUC of {score.name} for {label.name} = {label.labels[1]}"
-    return OfPairs(title, words, pairwise.auc(score.count))
-
-
-def _mann_whitney(axes: list[Axis], options: argparse.Namespace) -> Question:
-    score, label = axes
-    words = f"{score.count} bins: a pair within one bin counts one half"
-    title = f"Mann-Whitney U of {score.name}: {label.name} = {label.labels[1]} against {label.labels[0]}"
-    return OfPairs(title, words, pairwise.auc(score.count), tested=True)
+    title, tested = (
+        f"AUC of {score.name} for {label.name} = {label.labels[1]}",
+        options.statistic == "mann-whitney",
+    )
+    if tested:
+        title = f"Mann-Whitney U of {score.name}: {label.name} = {label.labels[1]} against {label.labels[0]}"
+    return OfPairs(title, words, pairwise.auc(score.count), tested)
 
 
 def _gini(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -140,10 +138,8 @@ def _of_ranks(axes: list[Axis], options: argparse.Namespace) -> Question:
 
 def _of_groups(axes: list[Axis], options: argparse.Namespace) -> Question:
     number, label = axes
-    bins, between = (
-        _bins(number),
-        f"of {number.name} between {label.name} = {label.labels[1]} and {label.labels[0]}",
-    )
+    bins = _bins(number)
+    between = f"of {number.name} between {label.name} = {label.labels[1]} and {label.labels[0]}"
     words = f"{bins.count} bins of width {bins.width:g}"
     if options.statistic == "energy-distance":
         function: queries.ShareFunction = queries.EnergyDistance(bins.count, spacing=bins.width)
@@ -177,7 +173,7 @@ KINDS = {
     "histogram": Kind(("number",), _histogram),
     "kendall": Kind(("number", "number"), _kendall, bins=16),
     "kendall-b": Kind(("number", "number"), _of_ranks, bins=8),
-    "mann-whitney": Kind(("number", "label"), _mann_whitney),
+    "mann-whitney": Kind(("number", "label"), _auc),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
     "median": Kind(("number",), _quantiles),
     "mmd": Kind(("number", "label"), _of_groups),

@@ -176,10 +176,9 @@ def load(path: str, smoke: bool) -> Sweep:
     module = importlib.util.module_from_spec(spec)
     with explained(path):
         spec.loader.exec_module(module)
-    if not callable(getattr(module, "experiment", None)):
+        made = module.experiment(smoke) if callable(getattr(module, "experiment", None)) else None
+    if made is None:
         raise ValueError(f"{path} defines no experiment(smoke); see experiments/pairwise/error_vs_n.py")
-    with explained(path):
-        made = module.experiment(smoke)
     if not isinstance(made, Sweep):
         raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Sweep")
     return made

@@ -38,17 +38,11 @@ class Users:
     def n(self) -> int:
         return len(self.rows)
 
-    def only(self, kept: Tensor, note: str = "") -> "Users":
+    def only(self, kept: Tensor, note: str) -> "Users":
         """These users alone."""
         columns = {name: column[kept] for name, column in self.columns.items()}
         group = None if self.group is None else self.group[kept]
-        return replace(
-            self,
-            columns=columns,
-            rows=self.rows[kept],
-            group=group,
-            notes=(*self.notes, note) if note else self.notes,
-        )
+        return replace(self, columns=columns, rows=self.rows[kept], group=group, notes=(*self.notes, note))
 
     def split(self, types: Tensor) -> list[tuple[str, Tensor]]:
         """Each group's types by its name; everybody's where there is no group."""
@@ -123,10 +117,7 @@ def bounded(users: Users, name: str, bins: Bins, policy: str) -> Users:
         )
     if count == users.n:
         raise ValueError(f"--out-of-bounds drop leaves nobody: all {count} numbers of {name} are beyond {stated}")
-    return users.only(
-        ~outside,
-        f"{count} of {users.n} users are left out, {name} is beyond {stated}: {SEEN}",
-    )
+    return users.only(~outside, f"{count} of {users.n} users are left out, {name} is beyond {stated}: {SEEN}")
 
 
 def range_of(users: Users, name: str) -> tuple[float, float]:

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 C = TypeVar("C")  # a frozen dataclass: its fields are the command's options
 
 
-def _nothing(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Experiment(Generic[C]):
     """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its command.
@@ -36,7 +32,7 @@ class Experiment(Generic[C]):
     measure: Callable[[C, Report], None]
     full: C
     smoke: C
-    draw: Callable[[Mapping[str, Rows]], Mapping[str, "Figure"]] = _nothing
+    draw: Callable[[Mapping[str, Rows]], Mapping[str, "Figure"]] = lambda tables: {}
 
     def run(self, config: C, folder: Path) -> dict[str, Rows]:
         """Measures, then draws from the files; returns the tables as they were written."""

@@ -22,15 +22,7 @@ from torchdp.text import shown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORDS = {
-    "n": "users",
-    "users": "users",
-    "eps": "epsilon",
-    "k": "types",
-    "d": "dimensions",
-    "dim": "dimensions",
-    "p": "norm p",
-}
+WORDS = {"n": "users", "eps": "epsilon", "k": "types", "d": "dimensions", "dim": "dimensions", "p": "norm p"}
 COMPARED = ("mechanism", "protocol", "method")  # lines of one figure, if the configurations have them
 MOST = 12  # figures of one kind
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}

@@ -18,19 +18,8 @@ if TYPE_CHECKING:
 # Okabe and Ito 2008, without the yellow, which vanishes on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "os^Dv"
-_MEASURED = (
-    "trials",
-    "mse",
-    "mse_low",
-    "mse_high",
-    "rmse",
-    "predicted_mse",
-    "ratio",
-    "z",
-    "seconds",
-    "code",
-    "error",
-)
+_MEASURED = ("trials", "mse", "mse_low", "mse_high", "rmse", "predicted_mse", "ratio", "z", "seconds", "code",
+             "error")  # fmt: skip
 
 
 def subplots(

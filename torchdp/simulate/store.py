@@ -128,14 +128,6 @@ def append(path: str | os.PathLike[str], record: Line) -> None:
         raise _explained(error, path) from error
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Makes the file and its folder if they are missing. Raises OSError that names ``path``."""
-    try:
-        os.close(_open(path))
-    except OSError as error:
-        raise _explained(error, path) from error
-
-
 class Reader:
     """Every intact line of a file, read as it grows.
 
