@@ -44,20 +44,8 @@ MAY_IMPORT = {
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR
-    | {
-        "kernels",
-        "privacy",
-        "workloads",
-        "factorization",
-        "randomizers",
-        "queries",
-        "domains",
-        "mean",
-        "pairwise",
-        "protocol",
-        "collection",
-        "simulate",
-    },
+    | {"kernels", "privacy", "workloads", "factorization", "randomizers", "queries", "domains", "mean"}
+    | {"pairwise", "protocol", "collection", "simulate"},
     "__main__": {"cli"},
 }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchdp import cli
+from torchdp.cli.sweep import cluster
 from torchdp.simulate.store import load
 
 SCRIPT = str(Path(__file__).parents[2] / "experiments" / "pairwise" / "error_vs_n.py")
@@ -239,10 +240,53 @@ def test_shards_and_their_merge(toy, tmp_path, monkeypatch, capsys):
     stores = [str(tmp_path / name / "results.jsonl") for name in ("c", "a", "b")]
     assert cli.main(["merge", *stores]) == 0 and "new blocks in" in capsys.readouterr().out
     run(toy, "--out", tmp_path / "c", "--trials", 60)
-    whole, merged = (
-        [{**row, "seconds": ""} for row in csv.DictReader((tmp_path / name / "results.csv").open())]
-        for name in ("whole", "c")
-    )
-    assert whole == merged
+    assert untimed(tmp_path / "whole") == untimed(tmp_path / "c")
     for bad, words in ((tmp_path / "absent", "absent"), (toy, "holds no line of a sweep's store")):
         assert cli.main(["merge", stores[0], str(bad)]) == 2 and words in capsys.readouterr().err
+
+
+def untimed(folder):
+    return [{**row, "seconds": ""} for row in table(folder)]
+
+
+def test_two_workers_write_the_table_of_one_process(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "one"]) == 0
+    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "two", "--devices", "cpu,cpu"]) == 0
+    assert untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
+
+
+@pytest.mark.slow  # starts a cluster
+def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "one"]) == 0
+    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "two", "--cluster", "local:2"]) == 0
+    with cluster("local:3") as client:
+        assert len(client.scheduler_info()["workers"]) == 3
+    assert untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
+
+
+def test_an_error_in_a_worker_is_one_line(toy, tmp_path, capfd):
+    Path(toy).write_text(TOY.replace("def sample(", "raise ValueError('a planted error')\n    def sample("))
+    said = refuse(capfd, toy, "--out", tmp_path, "--devices", "cpu")
+    assert 'a planted error (block 0 of seed 0, config {"n":2}, on cpu)' in said
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ("", "devices must name"),
+        ("abacus,cpu", "devices must name"),
+        ("cuda:0,cpu", "one kind"),
+        ("cuda:99", "here"),
+    ],
+)
+def test_bad_devices(toy, tmp_path, devices, words, capfd):
+    assert words in refuse(capfd, toy, "--smoke", "--out", tmp_path, "--devices", devices)
+
+
+def test_one_device_and_several_exclude_each_other(toy, capfd):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["sweep", toy, "--device", "cuda", "--devices", "cpu,cpu"])
+    assert caught.value.code == 2 and "not allowed with" in capfd.readouterr().err

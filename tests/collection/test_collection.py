@@ -87,17 +87,10 @@ def test_merging_is_adding_all_batches_in_any_order():
     assert left.merge(singles[1], singles[4]).n == left.n + singles[4].n  # one by one they can be told apart
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        Places(4, 1.0 + 1e-8, POINTS),
-        Votes(4, 1.0),
-        Places(4, 1.0, POINTS * (1 + 1e-5)),
-        Places(4, 1.0, POINTS.flip(0)),
-        Places(4, 1.0, POINTS, "other"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("other", [
+    Places(4, 1.0 + 1e-8, POINTS), Votes(4, 1.0), Places(4, 1.0, POINTS * (1 + 1e-5)),
+    Places(4, 1.0, POINTS.flip(0)), Places(4, 1.0, POINTS, "other"),
+], ids=str)  # fmt: skip
 def test_another_protocol_does_not_merge(other):
     protocol = Places(4, 1.0, POINTS)
     assert difference(described(other), described(protocol)) is not None
@@ -109,12 +102,8 @@ def test_another_protocol_does_not_merge(other):
 
 
 def test_a_description_covers_every_field_and_refuses_what_it_cannot_read():
-    changed = [
-        dataclasses.replace(PLACES, k=5),
-        dataclasses.replace(PLACES, epsilon=2.0),
-        dataclasses.replace(PLACES, places=-POINTS),
-        dataclasses.replace(PLACES, words="other"),
-    ]
+    changes = {"k": 5}, {"epsilon": 2.0}, {"places": -POINTS}, {"words": "other"}
+    changed = [dataclasses.replace(PLACES, **each) for each in changes]
     written = [described(each) for each in (PLACES, *changed)]
     for one in written:
         assert sum(difference(one, other) is None for other in written) == 1
@@ -133,13 +122,8 @@ def test_a_description_covers_every_field_and_refuses_what_it_cannot_read():
         Model.LOCAL,
         Guarantee,
     ]
-    different += [
-        torch.zeros(2),
-        torch.zeros(2, 1),
-        torch.zeros(2).long(),
-        torch.tensor([1, 2]),
-        torch.tensor([1.0, 2.0]),
-    ]
+    different += [torch.zeros(2), torch.zeros(2, 1), torch.zeros(2).long(), torch.tensor([1, 2])]
+    different += [torch.tensor([1.0, 2.0])]
     for one in different:
         assert [difference(described(one), described(other)) is None for other in different].count(True) == 1
         assert described(made(described(one), {})) == described(one)

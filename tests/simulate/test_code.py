@@ -55,22 +55,12 @@ def made(folder, text):
     return module.make_trial
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("FACTOR = 1", "FACTOR = 100"),
-        ("FACTOR = 1", "FACTOR = 1.0"),
-        ("by = 3", "by = 4"),
-        ("x * self.by", "x + self.by"),
-        ("[1, 2.0]", "[1, 2.5]"),
-        ('{"x", "y"}', '{"x", "z"}'),
-        ("torch.ones(2)", "torch.ones(3)"),
-        ("torch.ones(2)", "torch.full((2,), 1 + 1e-7)"),
-        ("power=2", "power=3"),
-        ("torch.randn", "torch.rand"),
-        ("helper(torch", "abs(torch"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ("FACTOR = 1", "FACTOR = 100"), ("FACTOR = 1", "FACTOR = 1.0"), ("by = 3", "by = 4"),
+    ("x * self.by", "x + self.by"), ("[1, 2.0]", "[1, 2.5]"), ('{"x", "y"}', '{"x", "z"}'),
+    ("torch.ones(2)", "torch.ones(3)"), ("torch.ones(2)", "torch.full((2,), 1 + 1e-7)"), ("power=2", "power=3"),
+    ("torch.randn", "torch.rand"), ("helper(torch", "abs(torch"),
+])  # fmt: skip
 def test_what_a_trial_computes_with_counts(tmp_path, old, new):
     assert code_of(made(tmp_path, BASE.replace(old, new))) != code_of(made(tmp_path, BASE))
 
