@@ -15,6 +15,7 @@ Time: 3 minutes on one core; --smoke in seconds.
 """
 
 import ctypes
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -108,7 +109,8 @@ def opacus(net: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable
     """Opacus's two ways; none where it is not installed."""
     try:
         from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-    except ImportError:
+    except ImportError as error:
+        print(f"left out, not installed: {error}", file=sys.stderr)
         return
 
     def flat(wrapped: nn.Module) -> Tensor:

@@ -19,6 +19,7 @@ Time: 3 minutes on one core, and as many with peers; --smoke in seconds.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -66,15 +67,15 @@ def peers(n: int, period: int, buffers: int) -> Iterator[tuple[str, Callable[[],
         jax.config.update("jax_enable_x64", True)
         made = buffered_toeplitz.optimize
         yield "jax-privacy, buffers", lambda: torch.tensor(made(**given).toeplitz_coefs(n).tolist()).double()
-    except ImportError:
-        pass
+    except ImportError as error:
+        print(f"left out, not installed: {error}", file=sys.stderr)
     try:
         from opake.dpftrl import blt_strategy
 
         given = {"n_steps": n, "min_sep": period, "max_participations": times}
         yield "opake, buffers", lambda: blt_strategy(max_buffers=buffers).coefficients(**given).double().cpu()
-    except ImportError:
-        pass
+    except ImportError as error:
+        print(f"left out, not installed: {error}", file=sys.stderr)
 
 
 def toeplitz_error(c: Tensor, n: int, period: int) -> float:

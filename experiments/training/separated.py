@@ -13,6 +13,7 @@ Time: 2 minutes on one core; where jax-privacy and opake (with optree, torchopt)
     more; --smoke in seconds.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ def jax_privacy(n: int, gap: int, p: float) -> dict[str, Callable[[], Tensor]]:
         from jax_privacy.matrix_factorization import banded, dense, toeplitz
 
         jax.config.update("jax_enable_x64", True)
-    except ImportError:
+    except ImportError as error:
+        print(f"left out, not installed: {error}", file=sys.stderr)
         return {}
     error = jax.numpy.mean if p == 2 else jax.numpy.max
 
@@ -76,7 +78,8 @@ def opake(n: int, gap: int, times: int) -> dict[str, Callable[[], Tensor]]:
     """Both Toeplitz; it is told no norm."""
     try:
         from opake.dpftrl import band_mf_strategy, blt_strategy
-    except ImportError:
+    except ImportError as error:
+        print(f"left out, not installed: {error}", file=sys.stderr)
         return {}
 
     def toeplitz(strategy):

@@ -49,6 +49,8 @@ class Choice:
         least = "none known" if self.bound is None else f"{self.bound:<10.6g}  of what is unbiased"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 
+    __repr__ = __str__  # the protocols' own hold every table
+
 
 def _rank(error: float) -> float:
     """The logarithm of an error, rounded."""
