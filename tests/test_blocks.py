@@ -23,6 +23,8 @@ COMMANDS = {  # a command: the test, or what CI calls, that runs it
     "python experiments/density/error.py --smoke": (DENSITY, 'smoke("density/error.py")'),
     "python experiments/density/error.py --help": (DENSITY, 'main(["--help"])'),
     "python experiments/density/error.py --draw-only": (DENSITY, 'main(["--draw-only"'),
+    "python experiments/pairwise/error_vs_n.py --smoke": (
+        "tests/experiments/test_pairwise_scripts.py", 'command("pairwise/error_vs_n.py"'),
     "torchdp doctor": ("tests/kernels/test_doctor.py", 'cli.main(["doctor"'),
 }  # fmt: skip
 
