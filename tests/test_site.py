@@ -15,7 +15,19 @@ from test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.stem for path in (ROOT / "docs/reference").glob("*.md"))
-INNER = {"checks", "cli", "descent", "draws", "kernels", "memory", "randomness", "rounded", "text", "wire", "__main__"}
+INNER = {
+    "checks",
+    "cli",
+    "descent",
+    "draws",
+    "kernels",
+    "memory",
+    "randomness",
+    "rounded",
+    "text",
+    "wire",
+    "__main__",
+}
 
 
 def build(folder, *options):

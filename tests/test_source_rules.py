@@ -44,22 +44,35 @@ def of_single_precision(value: float) -> bool:
     return math.isinf(value) or struct.unpack("f", struct.pack("f", value))[0] == value
 
 
-RULES = (asserts, rounds_two_numbers)
+def prints(node: ast.AST) -> bool:
+    """``text.say`` escapes what no terminal should obey."""
+    printing = ("print", "sys.stdout.write", "sys.stderr.write")
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in printing
+
+
+def parses_loosely(node: ast.AST) -> bool:
+    """int and float read 1_75, and digits of every script, as options; ``text`` has ``integer`` and ``number``."""
+    return isinstance(node, ast.keyword) and node.arg == "type" and ast.unparse(node.value) in ("int", "float")
+
+
+RULES = (asserts, rounds_two_numbers, prints, parses_loosely)
+MAY = {prints: ("text.py", "report.py", "experiment.py")}  # the last two speak for experiments
 
 
 def lines(rule, source: str) -> list[int]:
-    return [node.lineno for node in ast.walk(ast.parse(source)) if rule(node)]
+    return [getattr(node, "lineno", 0) for node in ast.walk(ast.parse(source)) if rule(node)]
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_line_breaks_a_rule(path, rule):
-    assert lines(rule, path.read_text()) == []
+    assert path.name in MAY.get(rule, ()) or lines(rule, path.read_text()) == []
 
 
 def test_the_search_sees_every_room_and_finds_what_it_looks_for():
     assert {"torchdp", "privacy", "randomizers", "privunitg"} <= {path.parent.name for path in FILES}
     assert lines(asserts, "def f(x):\n    assert x\n") == [2]
+    assert lines(prints, "say(1)\nprint(1)") == lines(parses_loosely, "f(type=number)\nf(type=int)") == [2]
     wrong = ("1.0, math.sqrt(2)", "0.1, 1", "float(a), 0.0", "-0.3, 1.0", "1.0, 1 - math.exp(-e)")
     right = ("1.0, -1.5", "x, 0.1", "0.0, -math.inf", "x, y")
     assert all(lines(rounds_two_numbers, f"torch.where(c, {values})") == [1] for values in wrong)

@@ -1,6 +1,5 @@
-"""Text of others is neither misread nor obeyed; what the library prints and advises, by rules that hold everywhere."""
+"""Text of others is neither misread nor obeyed; no message advises what does not work."""
 
-import ast
 import os
 import re
 import subprocess
@@ -17,8 +16,6 @@ from torchdp.privacy import profiles, sampling
 from torchdp.simulate import plots
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = sorted({path.resolve() for folder in ("torchdp", "kernels") for path in (ROOT / folder).rglob("*.py")})
-PRINTS = {"text.py", "report.py", "experiment.py"}  # the last two speak for experiments
 
 
 def test_numbers_are_of_plain_digits():
@@ -35,40 +32,9 @@ def test_what_is_shown_is_one_line_of_printable_characters():
     assert text.shown(every).isprintable() and text.shown("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
 
 
-def offences(source):
-    """Lines that print, whose command reads numbers as int and float do, or that ``python -O`` leaves out."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "print",
-            "sys.stdout.write",
-            "sys.stderr.write",
-        ):
-            yield node.lineno, "print"
-        if isinstance(node, ast.keyword) and node.arg == "type" and ast.unparse(node.value) in ("int", "float"):
-            yield node.value.lineno, "type"
-        if isinstance(node, ast.Assert):
-            yield node.lineno, "assert"
-
-
-def test_the_rules_find_what_they_look_for():
-    assert {"torchdp", "privacy", "randomizers", "privunitg"} <= {path.parent.name for path in LIBRARY}
-    source = "x = 1\nprint(1)\nf(type=int)\nsay(1)\ndef f(x):\n    assert x\n"
-    assert sorted(offences(source)) == [(2, "print"), (3, "type"), (6, "assert")]
-
-
-def test_no_assert():
-    assert not [path for path in LIBRARY for _, what in offences(path.read_text()) if what == "assert"]
-
-
-def test_the_package_prints_by_one_function_and_reads_numbers_by_two():
-    others = (path for path in LIBRARY if path.name not in PRINTS)
-    assert not [
-        path for path in others if {"print", "type"} & dict(map(reversed, offences(path.read_text()))).keys()
-    ]
-
-
 def test_no_message_names_a_distribution_that_no_index_has():
-    pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md", *LIBRARY, *ROOT.glob("experiments/**/*.py")]
+    pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    pages += [path for folder in ("torchdp", "kernels", "experiments") for path in ROOT.glob(f"{folder}/**/*.py")]
     wrong = [path for path in pages if re.search(r"pip install (-\S+ )*'?torchdp\b", path.read_text())]
     assert not wrong and len(pages) > 400
 

@@ -163,3 +163,7 @@ def gamma_of(W: np.ndarray, p: float = math.inf, shift: bool = False) -> tuple[f
     upper = p_norm(np.linalg.norm(left, axis=1), p) * float(np.linalg.norm(right, axis=0).max())
     rows, columns = found.row_weights.numpy(), found.column_weights.numpy()
     return (dual(W.T, columns, rows, p, shift) if columns.sum() and rows.any() else 0.0), upper
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/theorems.py")

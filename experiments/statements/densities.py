@@ -123,3 +123,7 @@ def calibrations(rng: np.random.Generator, count: int) -> Instances:
         if n < 10**5 or instances == 1:
             protocol = paper.randomized_response(n, *paper.split(epsilon, 1e-6, instances))
             yield f"n = {n}, epsilon = {epsilon:g}, I = {instances}", delta_of(protocol, epsilon, instances) / 1e-6
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/theorems.py")

@@ -315,3 +315,7 @@ def known_bounds(rng: np.random.Generator, count: int) -> Instances:
         yield f"rank {W.shape}", ratio(lower, math.sqrt(np.linalg.matrix_rank(W)) * float(np.abs(W).max()))
         weights = simplex(rng, W.shape[0]), simplex(rng, W.shape[1])
         yield f"dual {W.shape}", ratio(dual(W.T, weights[1], weights[0], math.inf, False), upper)
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/theorems.py")

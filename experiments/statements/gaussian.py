@@ -682,3 +682,7 @@ def samples_mended(rng: np.random.Generator, count: int) -> Instances:
             f"epsilon = {epsilon:g}, beta = {beta:g}",
             ratio(sampled_epsilon(epsilon, beta, 1), 6 * epsilon * beta),
         )
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/theorems.py")

@@ -319,3 +319,7 @@ def clipping(rng: np.random.Generator, count: int) -> Instances:
         for tau in (0.0, 0.5, float(np.median(np.abs(x))), 2 * float(np.abs(x).max())):
             lost = float(P @ (x - np.clip(x, -tau, tau)) ** 2)
             yield f"tau = {tau:.3g}", ratio(lost, math.sqrt(float(P @ x**4) * float(P @ (np.abs(x) > tau))))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/theorems.py")

@@ -181,3 +181,7 @@ def triangle(rng: np.random.Generator, count: int) -> Instances:
         for _ in range(count):
             a, b = rng.normal(size=2) * np.exp(3 * rng.normal(size=2))
             yield f"alpha = {alpha:g}", ratio(abs(a * a - b * b), alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2)
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/theorems.py")

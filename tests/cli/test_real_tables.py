@@ -120,24 +120,17 @@ TABLES = {  # bytes, arguments, truth of the stated bins, and the largest error 
     ),
     "linnerud, twenty people, cells with commas and line breaks": (
         text(["name", "situps"], [[f'Nr. {i},\n"{i}"', x] for i, x in enumerate(LINNERUD)]).encode(),
-        "mean --columns situps --bounds situps=0:300",
-        statistics.mean(LINNERUD),
-        80.0,
+        "mean --columns situps --bounds situps=0:300", statistics.mean(LINNERUD), 80.0,
     ),
     "a column that is constant": (
-        ("x\n" + "3.5\n" * 300).encode(),
-        "gini-mean-difference --columns x --bounds x=0:8 --bins 4",
-        0.0,
-        1.0,
+        ("x\n" + "3.5\n" * 300).encode(), "gini-mean-difference --columns x --bounds x=0:8 --bins 4", 0.0, 1.0,
     ),
     "huge numbers": (
         ("x\n" + "".join(f"{i}e57\n" for i in range(500))).encode(),
-        "mean --columns x --bounds x=0:1e60",
-        249.5e57,
-        1e59,
+        "mean --columns x --bounds x=0:1e60", 249.5e57, 1e59,
     ),
     "one person": (b"x\r\n7\r\n", "mean --columns x --bounds x=0:10", 7.0, 20.0),
-}
+}  # fmt: skip
 
 
 def estimate(capsys, path, words, *more):
