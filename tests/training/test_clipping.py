@@ -107,6 +107,11 @@ def test_frozen_parameters_are_left_out_and_gradients_go_back():
         (lambda x, y: clip_and_sum(model(), cross_entropy, x, y[:1], 1.0), ValueError, "equally many"),
         (lambda x, y: clip_and_sum(model(), cross_entropy, x, [1, 2], 1.0), TypeError, "targets must be"),
         (
+            lambda x, y: clip_and_sum(Named(False, 0), mse_loss, (x, y), y, 1.0),
+            TypeError,
+            r"words=\.\.\., weight=",
+        ),
+        (
             lambda x, y: clip_and_sum(model(), cross_entropy, x.to_sparse(), y, 1.0),
             TypeError,
             "inputs must be a dense",

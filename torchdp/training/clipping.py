@@ -21,9 +21,9 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
 MEANS = (
-    "the loss of several examples must be the mean or the sum of their own losses, or list them, and is neither: weights "
-    "or counts are divided by their sum over the batch, or examples meet in it, while gradients are each example's own; "
-    "return one number for each example, as of reduction='none' (times the weights; of sequences, its mean)"
+    "the loss of several examples must be the mean or the sum of their own losses, or list them, and is neither: "
+    "weights or counts are divided by their sum over the batch, or examples meet in it, while gradients are each one's "
+    "own; return one number for each example, as of reduction='none' (times weights; of sequences, the mean)"
 )
 TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
 
