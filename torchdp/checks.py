@@ -1,5 +1,6 @@
 """Argument checks: every message names the argument, what it is, and what would be right."""
 
+import dataclasses
 import math
 import operator
 import os
@@ -221,6 +222,17 @@ def precise(name: str, value: Tensor) -> Tensor:
     if value.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name} must be float32 or float64, not {value.dtype}; call .float()")
     return value
+
+
+def own(made: Any) -> None:
+    """A frozen dataclass's tensors become copies: whoever gave them may change theirs, and moves no guarantee."""
+    for field in dataclasses.fields(made):
+        value = getattr(made, field.name, None)
+        if isinstance(value, Tensor):
+            object.__setattr__(made, field.name, value.clone())
+        elif isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value):
+            parts = tuple(part.clone() if isinstance(part, Tensor) else part for part in value)
+            object.__setattr__(made, field.name, parts)
 
 
 def dense(name: str, value: Tensor) -> Tensor:

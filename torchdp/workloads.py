@@ -30,6 +30,7 @@ class Workload:
     factors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
+        checks.own(self)
         for factor in checks.several("factors", self.factors, Tensor):
             if checks.matrix("factors", factor).ndim != 2:
                 raise ValueError(f"factors must be matrices, not of shape {tuple(factor.shape)}")
@@ -65,6 +66,7 @@ class RunningSums:
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
+        checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
         object.__setattr__(self, "decay", checks.positive("decay", self.decay))
         if self.decay > 1:

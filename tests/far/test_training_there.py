@@ -30,19 +30,13 @@ with device.counted():
     fresh = stream(far)
     assert fresh(torch.full((8,), 1e12, device=far)).isnan().all().cpu()  # float32 has no digits for the noise
 
-with device.counted() as counts:
-    from torchdp.training.memory import Memory
-    held, flag = torch.ones(3, device=far), torch.zeros((), dtype=torch.bool, device=far)
-    for changed in (False, True):
-        memory, total = Memory(), torch.ones(2, dtype=torch.float64, device=far)
-        for each in (held, flag):
-            memory._note("held", each)
-        if changed:
-            flag.fill_(True)
-        found = memory.unless_changed(total)
-        assert memory.changed() is None and counts.syncs == 0
-        assert bool(found.isnan().all()) == changed and not bool(flag) and float(held.sum()) == 3
-        counts.syncs = 0
+net, x = torch.nn.Linear(4, 3).to(far), torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(far)
+y, weights = torch.arange(6).to(far) % 3, torch.tensor([1.0, 20.0, 3.0]).to(far)
+for refused, loss in enumerate((torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(weights))):
+    with device.counted() as counts:
+        found = training.clip_and_sum(net, loss, x, y, 1.0)
+        assert counts.syncs == 0
+    assert bool(found.isnan().all()) == refused
 
 numbers = torch.tensor([5, 2**40, 2**62, 7, 2**31], device="cpu")
 for RARE in (2, 8):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum, ghost, per_example
-from torchdp.training.clipping import SLACK
+from torchdp.training.clipping import SLACK, Clipper
 
 N = 6
 
@@ -208,16 +208,14 @@ def test_sums_are_those_of_whole_gradients_and_who_has_factors(monkeypatch, name
 
 @pytest.mark.parametrize("use", [lambda w, x: x @ w.mT, lambda w, x: torch.cat([w, w]).sum()])
 def test_a_module_that_uses_a_weight_in_another_way_than_at_first(monkeypatch, use):
-    """As one that draws from Python's own generator may: its whole gradients are made."""
-    sums, (net, x, y, _) = [], made("product beside")
-    for way, turns in ((with_factors, [0.0]), (whole, [])):
-        later = itertools.chain(
-            turns, itertools.repeat(1.0)
-        )  # the walk of what is remembered does not see into it
-        net.use = lambda w, x, later=later: use(w, x) if next(later) else 0.0
-        sums.append(way(monkeypatch, net, squares, x, y, 0.1))
-    assert sums[0][1] == {"inner.weight"}
-    torch.testing.assert_close(sums[0][0], sums[1])
+    """As one that a schedule changes in the midst of a run: its whole gradients are made."""
+    net, x, y, _ = made("product beside")
+    sums = Clipper(net, squares)
+    net.use = lambda w, x: 0.0
+    sums(x, y, 0.1)
+    assert [set(each.found) for each in sums._known.values()] == [{"inner.weight"}]
+    net.use = use
+    torch.testing.assert_close(sums(x, y, 0.1)[0], whole(monkeypatch, net, squares, x, y, 0.1))
 
 
 def test_guarantee_the_first_example_does_not_decide_how_others_gradients_are_made(monkeypatch):

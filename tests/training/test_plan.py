@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from torchdp.factorization import BandedStrategy
+from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.noise import SeededNoise
 from torchdp.training import (
     CyclicPoisson,
@@ -154,6 +156,13 @@ def test_known_errors_of_120_steps():
     assert errors["cyclic Poisson, 4 bands"] == pytest.approx(7.707, rel=1e-3)
     assert errors["Poisson, independent noise"] == pytest.approx(8.675, rel=1e-3)
     assert errors["fixed order"] == pytest.approx(9.510, rel=1e-3)
+
+
+def test_a_banded_strategy_has_a_positive_diagonal():
+    """Momentum .9 over 96 steps: the search ends at rows of the other sign, which have the same law."""
+    W = Iterates(96, 0.9).dense()
+    C, _ = banded_strategy(W / W.abs().max(), 96, 1, 2.0, 100, 8)
+    assert (C.diagonal() > 0).all() and BandedStrategy.of(C.tril()).bands == 8
 
 
 def test_long_runs_have_strategies_of_one_row():

@@ -227,7 +227,7 @@ def test_a_process_that_is_killed_leaves_what_its_run_needs(plans, tmp_path):
     secret = torch.load(tmp_path / "secret", weights_only=True)
     again = plan.resume(model(), squares, secret, ledger=tmp_path / "ledger")
     assert done.returncode == -signal.SIGKILL and again.step == 3
-    whole = plan.resume(model(), squares, secret)
+    whole = plan.resume(model(), squares, secret, step=0)
     train(whole, 3)
     for one, other in zip(train(again), train(whole), strict=True):
         assert one[0] == other[0]
@@ -261,11 +261,13 @@ def test_a_secret_state_of_another_plan_is_refused(plans):
     assert replace(plan, strategy=once).digest() != replace(plan, strategy=diagonal).digest()
     for other in (replace(plan, sigma=2 * plan.sigma), plans["ordered"], replace(plan, users=61)):
         with pytest.raises(ValueError, match="secret is of another plan"):
-            other.resume(model(), squares, secret)
+            other.resume(model(), squares, secret, step=0)
+    with pytest.raises(ValueError, match="step or ledger must say what was released"):
+        plan.resume(model(), squares, secret)
     for wrong, named in (({}, "secret must be"), ({**secret, "key": secret["key"][:3]}, "key must be"),
                          ({**secret, "step": 99}, "step must be")):  # fmt: skip
         with pytest.raises(ValueError, match=named):
-            plan.resume(model(), squares, wrong)
+            plan.resume(model(), squares, wrong, step=0)
 
 
 def per_example(net, x, y):
@@ -282,15 +284,18 @@ def test_gradients_made_elsewhere_are_released_as_one_s_own(plans, kind):
     runs = [plan.start(net, squares, noise=SeededNoise(1)) for net in nets]
     for users, others in zip(*runs, strict=True):
         assert torch.equal(users, others)
-        runs[0].backward(X[users], 2 * X[users])
+        mean = squares(nets[0](X[users]), 2 * X[users]).mean()
+        torch.testing.assert_close(runs[0].backward(X[users], 2 * X[users]), mean.detach(), equal_nan=True)
         gradients = per_example(nets[1], X[users], 2 * X[users]) if len(users) else [
             p.new_empty(0, *p.shape) for p in nets[1].parameters()
         ]  # fmt: skip
         if len(users) > 1:
-            with pytest.raises(ValueError, match="gradients must be those of the batch's"):
+            with pytest.raises(ValueError, match="gradients must be those of all the batch's"):
                 runs[1].release([g[1:] for g in gradients])
             with pytest.raises(ValueError, match="one \\(n, \\*shape\\) tensor"):
                 runs[1].release(gradients[::-1])
+            with pytest.raises(ValueError, match=r"not lists.*zero_grad\(\) of its module"):
+                runs[1].release([[g, g] for g in gradients])
         runs[1].release(gradients)
         for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)

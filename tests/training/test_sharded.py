@@ -81,13 +81,13 @@ def test_what_a_cut_module_remembers_is_refused(alone):
     class Remembers(nn.Linear):
         def forward(self, x):
             self.seen = self.seen + 1 if hasattr(self, "seen") else 1
-            return super().forward(x)
+            return super().forward(x) * self.seen
 
     net = model()
     net[4] = Remembers(65, 1).double()
-    with pytest.raises(ValueError, match=r"changed module\.4\.seen"):
+    with pytest.raises(ValueError, match="another loss after"):
         clip_and_sum(cut(net), mse_loss, data(), data()[:, :1], 0.3)
-    assert not hasattr(net[4], "seen") and sum(len(part._forward_pre_hooks) for part in net.modules()) == 3
+    assert sum(len(part._forward_pre_hooks) for part in net.modules()) == 3
 
 
 def columns(net):

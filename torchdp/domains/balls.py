@@ -25,6 +25,7 @@ class Box(BallImage):
     high: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         low, high = _vector("low", self.low), _vector("high", self.high)
         if low.shape != high.shape or bool((low > high).any()):
             raise ValueError("low and high must have the same shape (d,), low at most high in every coordinate")
@@ -68,6 +69,7 @@ class LpBall(BallImage):
     centre: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         axes, centre = _vector("axes", self.axes), _vector("centre", self.centre)
         if axes.shape != centre.shape or not bool((axes > 0).all()):
             raise ValueError("axes must be positive and of the shape (d,) of centre")
@@ -108,6 +110,7 @@ class Ellipsoid(BallImage):
     centre: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         object.__setattr__(self, "root", _generators("root", self.root, self.centre))
         object.__setattr__(self, "centre", _vector("centre", self.centre))
 
@@ -152,6 +155,7 @@ class Zonotope(BallImage):
     centre: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         object.__setattr__(self, "columns", _generators("columns", self.columns, self.centre))
         object.__setattr__(self, "centre", _vector("centre", self.centre))
 
@@ -182,6 +186,7 @@ class BallSum(BallImage):
     centre: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         columns = _generators("columns", self.columns, self.centre)
         blocks = tuple((checks.integer("blocks", size, 1), check_order("blocks", q)) for size, q in self.blocks)
         if sum(size for size, _ in blocks) != columns.shape[1]:

@@ -191,6 +191,7 @@ class LinearImage(Domain):
     domain: Domain
 
     def __post_init__(self) -> None:
+        checks.own(self)
         transform = _transform(self.transform, self.domain)
         object.__setattr__(self, "transform", transform)
 

@@ -65,6 +65,7 @@ class FiniteSet(Vertices):
     points: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         object.__setattr__(self, "points", _points(self.points))
 
     @property
@@ -96,6 +97,7 @@ class Polytope(Vertices):
     points: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         object.__setattr__(self, "points", _points(self.points))
 
 

@@ -42,6 +42,9 @@ class NoiseShape:
     p: float
     certificate: Certificate
 
+    def __post_init__(self) -> None:
+        checks.own(self)
+
     @property
     def upper(self) -> float:
         """sqrt(tr_{p/2}(A A^T)), the l_p norm of the noise's standard deviations at sigma = 1."""

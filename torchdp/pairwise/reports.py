@@ -207,8 +207,8 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     vectors: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.client, StrategyMatrix):
-            raise TypeError(f"client must be a StrategyMatrix, not {type(self.client).__name__}")
+        checks.own(self)
+        checks.instance("client", self.client, StrategyMatrix)
         super().__post_init__()
         if self.client.k != self.statistic.types:
             raise ValueError(f"client must have {self.statistic.types} types, not {self.client.k}")

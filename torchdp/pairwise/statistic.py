@@ -34,6 +34,7 @@ class Form:
     constant: float = 0.0
 
     def __post_init__(self) -> None:
+        checks.own(self)
         checks.floating("form weights", self.weights)
         object.__setattr__(self, "constant", _finite("form constant", self.constant))
 
@@ -70,6 +71,7 @@ class PairwiseStatistic:
     likely: Tensor | None = None
 
     def __post_init__(self) -> None:
+        checks.own(self)
         if checks.matrix("points", self.points).ndim != 2:
             raise ValueError(f"points must have shape (types, r), not {tuple(self.points.shape)}")
         for form in self.forms:

@@ -31,6 +31,7 @@ class ConceptClass:
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
+        checks.own(self)
         tables = [
             checks.matrix("tables", table) for table in checks.instance("tables", self.tables, (tuple, list))
         ]

@@ -24,6 +24,7 @@ class FactoredQueries:
     shift: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         for name in ("workload", "left", "right"):
             value = checks.matrix(name, getattr(self, name))
             if value.ndim != 2:

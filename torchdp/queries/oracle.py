@@ -33,6 +33,7 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", dense(self.workload))
+        checks.own(self)
         if checks.instance("client", self.client, FrequencyOracle).k != self.workload.shape[1]:
             raise ValueError(f"client has k = {self.client.k} types, the workload {self.workload.shape[1]}")
 

@@ -40,6 +40,7 @@ class GaussianNoise(DivisibleNoise):
     sigma: Tensor | float
 
     def __post_init__(self) -> None:
+        checks.own(self)
         given = checks.floating("sigma", self.sigma) if isinstance(self.sigma, Tensor) else self.sigma
         if not isinstance(given, Tensor):
             given = torch.tensor(checks.positive("sigma", given), dtype=torch.float64)

@@ -29,6 +29,7 @@ class LaplaceNoise(DivisibleNoise):
     parts: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         checks.positive("scale", self.scale)
         object.__setattr__(self, "parts", _parts(self.parts))
 
@@ -84,6 +85,7 @@ class PolyaNoise(DivisibleNoise):
     parts: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         if checks.fraction("ratio", self.ratio) > 1 - 1e-9:  # beyond, Poisson draws lose digits
             raise ValueError(f"ratio must be at most 1 - 1e-9, not {self.ratio!r}: take a coarser grid")
         object.__setattr__(self, "parts", _parts(self.parts))

@@ -28,6 +28,7 @@ class Sketch:
     exchangeable: bool = False
 
     def __post_init__(self) -> None:
+        checks.own(self)
         checks.integer("height", self.height, 1)
         checks.instance("exchangeable", self.exchangeable, bool)
         rows = checks.indices("rows", self.rows, self.height)

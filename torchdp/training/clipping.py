@@ -1,5 +1,6 @@
 """Sums of clipped per-example gradients."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,17 +10,82 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.draws import Simulated
-from torchdp.training.memory import Memory
-from torchdp.training.per_example import Gradients, Inputs, PerExample
+from torchdp.training.ghost import eager
+from torchdp.training.per_example import DRAWS, REMEMBERS, Both, Gradients, Inputs, Known, PerExample
 from torchdp.training.sharded import gathered, like, settle
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 TABLES = (nn.Embedding, nn.EmbeddingBag)
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
-DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
+MEANS = (
+    "the loss of several examples must be the mean or the sum of their own losses, or list them, and is neither: "
+    "weights or counts are divided by their sum over the batch, or examples meet in it, while gradients are each one's "
+    "own; return one number for each example, as of reduction='none' (times weights; of sequences, the mean)"
+)
 TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
+
+
+class Clipper:
+    """Sums of clipped gradients of one module and loss, as :func:`clip_and_sum`, batch after batch.
+
+    What the first batch of its shapes has shown is kept: the weights that have factors, and whether vmap serves.
+    """
+
+    def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        checks.function("loss", loss)
+        self.module, self.loss = checks.instance("module", module, nn.Module), loss
+        self._known: dict[object, Known] = {}
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        bound: float,
+        *,
+        at_once: int = 256,
+        dropout: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum, and the mean of the examples' losses, which is not private. Raises TypeError, ValueError."""
+        bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
+        inputs = _examples(self.module, inputs, targets)
+        parameters = _trainable(self.module, self.loss, dropout is not None)
+        both, seed = (
+            Both(self.module, self.loss),
+            None if dropout is None else int(Simulated(dropout).integers(())),
+        )
+        with gathered(self.module) as whole, torch.enable_grad(), eager(), _masks(seed, targets.device):
+            parameters = {name: whole.get(name, p) for name, p in parameters.items()}
+            size = sum(p.numel() for p in parameters.values())
+            total = targets.new_zeros(size, dtype=torch.float64)
+            shapes = [(name, value.shape[1:], value.dtype) for name, value in _named(inputs, targets).items()]
+            key = str((shapes, [(name, p.shape) for name, p in parameters.items()]))
+            known = self._known.get(key)
+            gradients = PerExample(both, parameters, whole, seed is not None, known or Known())
+            first, lost, wrong = next(_split(inputs, targets, 1), None), [], []
+            if known is None and first:
+                with _masks(seed or 0, targets.device):
+                    before = gradients.value(*first)
+                    if at_once > 1:  # also for one, whom the next one must not move
+                        gradients.look(*first)
+            for x, y in _split(inputs, targets, at_once):
+                for found in gradients(x, y):
+                    _add(total, found, bound)
+                lost.append(gradients.losses())
+                wrong.append((gradients.mixes(y), MEANS))
+            if known is None and first:
+                with _masks(seed or 0, targets.device):
+                    after = gradients.value(*first)
+                other = (after - before).abs() > 1e-4 * (after.abs() + before.abs())
+                wrong.insert(
+                    0, (other, f"{REMEMBERS}the first one alone had another loss after the call than before")
+                )
+        total = _unless(total, wrong)
+        self._known[key] = gradients.known
+        dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
+        return total.to(dtype), torch.cat(lost).mean() if lost else torch.tensor(math.nan)
 
 
 def clip_and_sum(
@@ -34,57 +100,45 @@ def clip_and_sum(
 ) -> Tensor:
     """sum_i g_i min(1, bound / ||g_i||), g_i the gradient of loss(module(x_i), y_i) in all trainable parameters.
 
-    module, loss: called on batches of one example. inputs, targets: (n, ...), n >= 0; inputs a tensor, or several by
-    name, module(**inputs). at_once: examples whose gradients are in memory together; with recurrent layers, one after
-    the other. Of a large weight's gradients sum_t a_t b_t^T only the factors are, where these are less: inputs a_t of
-    linear layers, convolutions and embeddings, and the gradients b_t in their outputs; the first example is looked at
-    before, once more. Whole ones are made of a weight that is used in another way too: tied to an embedding, in torch's
-    MultiheadAttention. dropout: draws masks, for each example its own; without it dropout in training mode is refused.
+    Each example is evaluated alone, by vmap or, where that does not serve, one after another: recurrent layers, Python
+    that reads numbers, checkpoints. Parameters that the loss reaches (a head, a penalty) are among them. The loss of
+    several examples must be the mean, the sum or the list of their own losses, which each batch is held to: a mean that
+    class weights or counts of tokens divide is refused, since it is not what the examples' own gradients add up to.
+
+    Args:
+        module, loss: called on batches of one example.
+        inputs, targets: (n, ...), n >= 0; inputs a tensor, or several by name, module(**inputs).
+        bound: the longest that an example's gradient may be.
+        at_once: examples whose gradients are in memory together. Of a large weight's gradients sum_t a_t b_t^T only the
+            factors are, where these are less: inputs a_t of linear layers, convolutions and embeddings, and the
+            gradients b_t in their outputs; the first example is looked at before, once more. Whole ones are made of a
+            weight that is used in another way too: tied to an embedding, in torch's MultiheadAttention.
+        dropout: draws masks, for each example its own; without it dropout in training mode is refused.
+
     Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
     :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
-    normal number (2^126 bounds in float32). Of a module that ``fully_shard`` has cut, every process calls this, for the
-    sum of its own examples, and has all parameters for the time of the call.
-    The dtype is the parameters', at least float32. Raises TypeError, ValueError; on batch normalisation in
-    training mode too, and where module or loss are not what they were before the call (buffers, attributes, containers,
-    closures, globals): an example could then move a later sum. What has changed is named and put back, but for tensors
-    of more than 2^22 numbers, which are only named; where it is a tensor of a GPU, which the host does not wait for, it
-    is put back and the sum is NaN.
+    normal number (2^126 bounds in float32). Of a module that ``fully_shard`` has cut, every process calls this, for
+    the sum of its own examples, and has all parameters for the time of the call.
+    The dtype is the parameters', at least float32. Raises TypeError, ValueError: also on batch normalisation in
+    training mode; where a call sets or writes a registered buffer, which is named; where the first example alone has
+    another loss after the call than before. On a GPU, which the host does not wait for, the sum is NaN where a
+    comparison fails.
 
-    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum.
+    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum, where
+    module and loss remember no example: what Python code keeps between calls is not followed.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
     Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """
-    bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
-    checks.function("loss", loss)
-    _refuse_unequal(inputs, targets)
-    parameters = _trainable(module, dropout is not None)
-    with gathered(module) as whole:
-        parameters = {name: whole.get(name, p) for name, p in parameters.items()}
-        frozen = {name: p for name, p in whole.items() if name not in parameters}
-        size = sum(p.numel() for p in parameters.values())
-        dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-        total, memory = targets.new_zeros(size, dtype=torch.float64), Memory(module=module, loss=loss)
-        done = False
-        try:
-            seed = None if dropout is None else int(Simulated(dropout).integers(()))
-            gradients = PerExample(module, loss, parameters, frozen, "error" if seed is None else "different")
-            if gradients.large and len(targets) and at_once > 1:  # also for one, whom the next one must not move
-                with _masks(0, targets.device):
-                    gradients.look(*next(_split(inputs, targets, 1)))
-            with _masks(seed, targets.device):
-                for x, y in _split(inputs, targets, 1 if gradients.recurrent else at_once):
-                    _add(total, gradients(x, y), bound)
-            changed = memory.changed()
-            total, done = memory.unless_changed(total), True
-        finally:
-            if not done or changed:
-                memory.restore()
-    if changed:
-        raise ValueError(
-            f"module and loss must not remember the examples: the call changed {changed}, and what it holds could move "
-            "later sums; call .eval(), take the update out of forward, or fill a cache by a call on public input first"
-        )
-    return total.to(dtype)
+    return Clipper(module, loss)(inputs, targets, bound, at_once=at_once, dropout=dropout)[0]
+
+
+def _unless(total: Tensor, wrong: Sequence[tuple[Tensor | None, str]]) -> Tensor:
+    """``total`` where none of these is wrong: raises ValueError, and on another device the sum is NaN."""
+    for flag, message in wrong:
+        if flag is not None and flag.device.type == "cpu" and flag.any():
+            raise ValueError(message)
+        total = total if flag is None else torch.where(flag.to(total.device), torch.nan, total)
+    return total
 
 
 def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
@@ -201,25 +255,26 @@ def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inpu
 
 @contextmanager
 def _masks(seed: int | None, device: torch.device) -> Iterator[None]:
-    """torch's own generators start from ``seed``, and are put back; draws from them for None raise ValueError."""
+    """torch's own generators start from ``seed``, and are put back; for None they are left alone."""
     if seed is None:
-        try:
-            yield
-        except RuntimeError as error:
-            if "randomness error mode" not in str(error):
-                raise
-            raise ValueError(DRAWS) from error
+        yield
         return
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
-def _trainable(module: nn.Module, masks: bool) -> dict[str, Tensor]:
+def _trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]:
     """The module's parameters that require a gradient, where an example's gradient is its own. Raises."""
-    for part in checks.instance("module", module, nn.Module).modules():
+    losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
+    for part in [*module.modules(), *losses]:
         if part.training and isinstance(part, MIXING):
             raise ValueError("module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it")
+        if isinstance(part, PARALLEL):
+            raise ValueError(
+                f"module must not be wrapped in {type(part).__name__}; pass what it wraps, its .module: a run adds up "
+                "over a group's processes itself"
+            )
         if isinstance(part, TABLES) and (part.max_norm is not None or part.sparse):
             raise ValueError(
                 "module has an embedding with max_norm, which writes users' rows anew in each call, or with sparse "
@@ -229,22 +284,42 @@ def _trainable(module: nn.Module, masks: bool) -> dict[str, Tensor]:
         drops = drops or (isinstance(part, nn.RNNBase) and part.dropout)
         if part.training and drops and not masks:
             raise ValueError(DRAWS)
-    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if any(p.is_complex() for p in parameters.values()):
         raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")
     if not parameters:
         raise ValueError("module must have a parameter that requires a gradient")
+    own = {id(p) for p in module.parameters()}
+    for name, p in loss.named_parameters() if isinstance(loss, nn.Module) else ():
+        if p.requires_grad and id(p) not in own:
+            raise ValueError(
+                f"loss has a parameter of its own, {name}, which would never be trained: make the loss a part of "
+                "module, as module.loss = loss, or call loss.requires_grad_(False)"
+            )
     return parameters
 
 
-def _refuse_unequal(inputs: Inputs, targets: Tensor) -> None:
-    """Raises where these are not equally many examples."""
-    several = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
-    for name, value in {"targets": targets, **several}.items():
+def _named(inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
+    return {"targets": targets, **({"inputs": inputs} if isinstance(inputs, Tensor) else inputs)}
+
+
+def _examples(module: nn.Module, inputs: Inputs, targets: Tensor) -> Inputs:
+    """The inputs without gradients. Raises where these are not equally many examples."""
+    if isinstance(inputs, tuple | list):
+        names = list(inspect.signature(module.forward).parameters)[: len(inputs)]
+        raise TypeError(
+            f"inputs must be a Tensor, or a dict of several by forward's names, not {type(inputs).__name__}: pass "
+            f"dict({', '.join(f'{name}=...' for name in names)})"
+        )
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs
+    for name, value in _named(inputs, targets).items():
         if not checks.dense(name, value).ndim:
             raise ValueError(f"{name} must have one entry for each example, not shape ()")
         if len(value) != len(targets):
             raise ValueError(f"{name} and targets must be equally many, not {len(value)} and {len(targets)}")
+    return (
+        inputs.detach() if isinstance(inputs, Tensor) else {name: value.detach() for name, value in inputs.items()}
+    )
 
 
 def set_gradients(module: nn.Module, gradient: Tensor) -> None:

@@ -19,7 +19,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.training import replicas
 from torchdp.training.batches import Batches
 from torchdp.training.binned import BallsInBins
-from torchdp.training.clipping import Inputs, clip_and_sum, clipped_sum, set_gradients
+from torchdp.training.clipping import Clipper, Inputs, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
 from torchdp.training.loading import Ahead, loader
 from torchdp.training.noise import CorrelatedNoise, noise_guarantee
@@ -75,20 +75,25 @@ class Plan:
         loss: Callable[[Tensor, Tensor], Tensor],
         secret: dict[str, Any],
         *,
-        step: int = 0,
+        step: int | None = None,
         ledger: str | Path | None = None,
     ) -> "Run":
         """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
 
         That is the latest of the secret state's, of ``step`` (of :meth:`Run.state_dict`) and of the ledger's. Steps in
-        between are lost: their noise is drawn, as later noise needs it, and answers no other sum. Without a ledger the
-        caller says by ``step`` what was released. The model may be an older one. Raises ValueError, where the secret
-        state or the ledger is of another plan too.
+        between are lost: their noise is drawn, as later noise needs it, and answers no other sum. Without a ledger
+        ``step`` must say how many steps may have been released. The model may be an older one. Raises ValueError, where
+        neither is given, and where the secret state or the ledger is of another plan too.
 
         Guarantees: the gradients of all steps, before and after, have ``guarantee``, where one run alone goes on, or
         those that do have one ledger.
         """
-        return Run(self, module, loss, secret, step=step, ledger=ledger)
+        if step is None and ledger is None:
+            raise ValueError(
+                "step or ledger must say what was released, or a step could be again, with the same noise on another "
+                "sum: pass step= of a state_dict() that was kept at each step, or the run's ledger="
+            )
+        return Run(self, module, loss, secret, step=0 if step is None else step, ledger=ledger)
 
     def spent(self, steps: int) -> Guarantee:
         """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all.
@@ -161,6 +166,7 @@ class Run:
     ) -> None:
         self.plan, self.module, self.loss = plan, module, loss
         settle(checks.instance("module", module, nn.Module))
+        self._clipper = Clipper(module, loss)
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
@@ -264,14 +270,17 @@ class Run:
         """This process's number, and how many there are."""
         return replicas.place() if self._group else (0, 1)
 
-    def backward(self, inputs: Inputs, targets: Tensor) -> None:
+    def backward(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
 
-        Dropout masks are drawn for each user, and are other ones after a kill.
+        All rows of the batch in one call, which splits them by itself. Dropout masks are drawn for each user, and are
+        other ones after a kill. Returns the mean of the users' losses (of this process's; NaN for nobody), which is
+        **not private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets))
-        total = clip_and_sum(self.module, self.loss, inputs, targets, self.plan.bound, dropout=self._masks)
+        total, mean = self._clipper(inputs, targets, self.plan.bound, dropout=self._masks)
         self._release(total, step)
+        return mean
 
     def release(self, gradients: Sequence[Tensor]) -> None:
         """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n users' own.
@@ -279,6 +288,11 @@ class Run:
         Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in module.parameters()]. Each must be a
         function of its own user's data, as it is not after batch normalisation.
         """
+        if any(isinstance(g, list) for g in gradients):
+            raise ValueError(
+                "gradients must be Tensors, one for each parameter, not lists: Opacus keeps those of earlier backward "
+                "passes; call zero_grad() of its module before each, the optimizer's leaves them"
+            )
         step = self._expect("gradients", len(checks.several("gradients", gradients, Tensor)[0]))
         shapes = [tuple(g.shape[1:]) for g in gradients]
         expected = [tuple(p.shape) for p in self.module.parameters() if p.requires_grad]
@@ -307,7 +321,10 @@ class Run:
             if step != self.step:
                 raise RuntimeError(NO_BATCH)
             if count != users:
-                raise ValueError(f"{name} must be those of the batch's {users} users, not {count}")
+                raise ValueError(
+                    f"{name} must be those of all the batch's {users} users in one call, not {count}: backward splits "
+                    "a batch that is larger than memory by itself"
+                )
             return step
 
     def _release(self, total: Tensor, step: int) -> None:

@@ -43,6 +43,7 @@ class Iterates:
     learning_rates: Tensor | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
         object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
         object.__setattr__(self, "weight_decay", checks.non_negative("weight_decay", self.weight_decay))

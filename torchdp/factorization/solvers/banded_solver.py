@@ -26,7 +26,7 @@ def banded_strategy(
 ) -> tuple[Tensor, Tensor]:
     """C with ``bands`` bands and sensitivity 1, of least l_p norm of the row norms of W C^{-1}; rows' dual weights.
 
-    bands: at most ``gap``, for None as many. Columns that are ``gap`` apart do not meet, so the squared sensitivity is
+    C's diagonal is positive. bands: at most ``gap``, for None as many. Columns that are ``gap`` apart do not meet, so the squared sensitivity is
     the largest sum of x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart. The convex hull of such sets
     is {0 <= mu, every ``gap`` consecutive entries add up to at most 1, all to at most ``times``}, so by linear
     programming's duality the sum is at most 1 where x_i <= z + sum_{windows w with i} y_w for some y, z >= 0,
@@ -46,6 +46,7 @@ def banded_strategy(
             options={"maxiter": max_iterations, "maxfun": 2 * max_iterations, "maxcor": 30, "ftol": 1e-10},
         ).x  # fmt: skip
     C = _strategy(torch.from_numpy(x), n, bands, gap, times)
+    C = C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one law
     squares = _squares(W, C)
     c = ((power - 1) * (squares / squares.max()).log()).exp()
     return C.to(device), c.to(device)

@@ -20,6 +20,7 @@ class BandedStrategy:
     steps: int
 
     def __post_init__(self) -> None:
+        checks.own(self)
         value = checks.matrix("coefficients", self.coefficients).detach().double()
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
         if value.ndim != 2 or len(value) not in (1, self.steps):

@@ -36,6 +36,7 @@ class BufferedStrategy:
     after: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         for name in ("poles", "zeros", "before", "after"):
             value = checks.floating(name, getattr(self, name)).detach().double()
             if value.ndim != 1 or not len(value) or not (value > 0).all():

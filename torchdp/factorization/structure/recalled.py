@@ -32,6 +32,7 @@ class RecalledStrategy:
     earlier: Tensor
 
     def __post_init__(self) -> None:
+        checks.own(self)
         checks.instance("buffered", self.buffered, BufferedStrategy)
         period = checks.integer("period", self.period, 1)
         value = checks.matrix("earlier", self.earlier).detach().double()

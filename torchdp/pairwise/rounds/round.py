@@ -33,6 +33,7 @@ class Round(LocalProtocol[Tensor, Tensor]):
     answers: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        checks.own(self)
         if checks.matrix("points", self.points).ndim != 2 or self.points.dtype != torch.float64:
             raise ValueError(f"points must be a float64 matrix (types, r), not {tuple(self.points.shape)}")
         for name in ("vectors", "questions", "answers"):

@@ -49,6 +49,7 @@ class ShiftStrategy(StrategyOracle):
     table: Tensor = field(init=False, repr=False)  # (2B,), int64: of (b, in the pattern), then of (b, outside)
 
     def __post_init__(self) -> None:
+        checks.own(self)
         patterns = checks.dense("patterns", self.patterns)
         if patterns.dtype != torch.bool or patterns.ndim != 2:
             raise ValueError("patterns must be of type bool and shape (patterns, circle)")

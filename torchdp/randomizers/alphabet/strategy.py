@@ -53,6 +53,7 @@ class StrategyMatrix(StrategyOracle):
     table: Tensor = field(init=False, repr=False)  # (m, k), int64, columns that add up to 2^63
 
     def __post_init__(self) -> None:
+        checks.own(self)
         Q = checks.matrix("matrix", self.matrix).detach().double()
         if Q.ndim != 2 or Q.shape[1] < 2:
             raise ValueError(f"matrix must have shape (outputs, types) with types >= 2, not {tuple(Q.shape)}")

@@ -1,0 +1,256 @@
+"""Losses and loops that would go wrong in silence: each is served as plain autograd on one example, or refused."""
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from torchdp.randomness import keyed_generator
+from torchdp.training import clip_and_sum
+
+N, BOUND = 24, 0.7
+X = torch.randn(N, 8, generator=keyed_generator(b"losses"))
+Y = torch.arange(N) % 3
+WEIGHTS = torch.tensor([1.0, 20.0, 3.0])
+
+
+class Headed(nn.Module):
+    """Its head is called by the loss, which has a temperature too."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, width), nn.Linear(width, 3)
+        self.temperature, self.criterion = nn.Parameter(torch.ones(())), Centres(width)
+
+    def forward(self, x):
+        return torch.relu(self.body(x))
+
+
+class Centres(nn.Module):
+    """A loss with parameters."""
+
+    def __init__(self, width=3):
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(3, width, generator=keyed_generator(b"centres")))
+
+    def forward(self, out, y):
+        return (out - self.centres[y]).square().sum(1).mean()
+
+
+class Cell(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.cell, self.last = kind(8, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = self.cell(x)
+        return self.last(h[0] if isinstance(h, tuple) else h)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.inner, x, use_reentrant=False).tanh())
+
+
+class Branches(nn.Linear):
+    """Python reads an example's numbers."""
+
+    def forward(self, x):
+        return super().forward(x if bool((x > 0).all(1).any()) else 2 * x)
+
+
+def linear():
+    return nn.Linear(8, 3)
+
+
+def headed(width=16):
+    return lambda: Headed(width)
+
+
+def penalised(net):
+    return lambda out, y: F.cross_entropy(out, y) + 10 * sum(p.square().sum() for p in net.parameters())
+
+
+def penalised_list(net):
+    """The loss holds the parameters by themselves: what stands in for them in the module is none of these."""
+    kept = list(net.parameters())
+    return lambda out, y: F.cross_entropy(out, y) + 10 * sum(p.square().sum() for p in kept)
+
+
+def by_head(net):
+    return lambda out, y: F.cross_entropy(net.head(out) / net.temperature, y)
+
+
+def ignoring(net):
+    loss = nn.CrossEntropyLoss(ignore_index=1)
+    return lambda out, y: loss(out, y)
+
+
+def plain(net):
+    return F.cross_entropy
+
+
+SERVED = {
+    "head in the loss": (headed(), by_head),
+    "head in the loss, wide": (headed(600), by_head),
+    "loss with parameters, of the module": (headed(), lambda net: net.criterion),
+    "penalty": (linear, penalised),
+    "penalty on a list of parameters": (linear, penalised_list),
+    "class weights, none": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, reduction="none")),
+    "class weights, sum": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, reduction="sum")),
+    "label smoothing": (linear, lambda net: nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "ignored labels": (linear, ignoring),
+    "weights of a table": (
+        linear,
+        lambda net: lambda out, y: F.cross_entropy(out, y, reduction="none") * WEIGHTS[y],
+    ),
+    "gru cell": (lambda: Cell(nn.GRUCell), plain),
+    "lstm cell": (lambda: Cell(nn.LSTMCell), plain),
+    "checkpoints": (Checkpointed, plain),
+    "branches": (lambda: Branches(8, 3), plain),
+}
+
+
+def brute(net, loss, x, y):
+    """The clipped sum by plain autograd on one example after another."""
+    parameters, total = list(net.parameters()), 0.0
+    for i in range(len(y)):
+        one = slice(i, i + 1)
+        output = (
+            net(x[one]) if isinstance(x, torch.Tensor) else net(**{name: value[one] for name, value in x.items()})
+        )
+        found = torch.autograd.grad(loss(output, y[one]).sum(), parameters, allow_unused=True)
+        pairs = zip(parameters, found, strict=True)
+        g = torch.cat([(torch.zeros_like(p) if q is None else q).flatten() for p, q in pairs]).double()
+        total = total + (
+            g * min(1.0, BOUND / float(g.norm())) if g.isfinite().all() and g.any() else 0 * g.nan_to_num()
+        )
+    return total
+
+
+def error(found, expected):
+    """Relative; beside it 1.5e-5 that norms are taken too large by."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_loss_is_of_one_example_and_reaches_what_it_reaches(name):
+    make, criterion = SERVED[name]
+    net = make()
+    loss = criterion(net)
+    for at_once in (256, 5):
+        assert error(clip_and_sum(net, loss, X, Y, BOUND, at_once=at_once), brute(net, loss, X, Y)) < 5e-5
+
+
+def foreign(net):
+    temperature = nn.Parameter(torch.ones(()))
+    return lambda out, y: F.cross_entropy(out / temperature, y)
+
+
+def ragged(out, y):
+    """Words: their number differs from one example to the next."""
+    return F.cross_entropy(
+        out[:, :, None].expand(-1, -1, 3), torch.where(torch.arange(3) <= y[:, None], y[:, None], -100)
+    )
+
+
+MEANS = "mean or the sum of their own losses.*reduction='none'"
+REFUSED = {
+    "class weights, mean": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS), MEANS),
+    "class weights, function": (linear, lambda net: lambda out, y: F.cross_entropy(out, y, WEIGHTS), MEANS),
+    "class weights, smoothed": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1), MEANS),
+    "class weights, log": (linear, lambda net: lambda out, y: F.nll_loss(out.log_softmax(1), y, WEIGHTS), MEANS),
+    "counts of words": (linear, lambda net: ragged, MEANS),
+    "contrastive": (linear, lambda net: lambda out, y: F.cross_entropy(out @ out.mT, torch.arange(len(out))), MEANS),
+    "sum and penalty": (linear, lambda net: lambda out, y: len(y) * penalised(net)(out, y) ** 2, MEANS),
+    "loss with parameters": (linear, lambda net: Centres(), "parameter of its own, centres,.*module.loss = loss"),
+    "parameter of nobody": (linear, foreign, r"trainable tensor of shape \(\).*make it a parameter of module"),
+    "detached": (linear, lambda net: lambda out, y: F.cross_entropy(out.detach(), y), "no trainable parameter"),
+    "batch normalisation": (lambda: nn.Sequential(nn.BatchNorm1d(8), linear()), plain, "GroupNorm"),
+    "statistics": (lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2, track_running_stats=True),
+                                         nn.Flatten(), linear()), plain, r"changed module\.1\.(running|num)"),
+    "several devices": (lambda: nn.DataParallel(linear()), plain, r"DataParallel; pass what it wraps, its \.module"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_guarantee_a_loss_that_is_not_of_one_example_is_refused_with_the_cure(name):
+    make, criterion, message = REFUSED[name]
+    net = make()
+    with pytest.raises(ValueError, match=message):
+        clip_and_sum(net, criterion(net), X, Y, BOUND)
+
+
+def test_class_weights_are_refused_in_whatever_batch_they_first_differ():
+    """A batch of one class has no weighted mean: the next one has."""
+    net, loss = linear(), nn.CrossEntropyLoss(WEIGHTS)
+    same = torch.zeros(N, dtype=torch.int64)
+    assert error(clip_and_sum(net, loss, X, same, BOUND), brute(net, loss, X, same)) < 5e-5
+    for at_once in (256, 6):
+        with pytest.raises(ValueError, match=MEANS):
+            clip_and_sum(net, loss, X, torch.cat([same[:-1], same[-1:] + 1]), BOUND, at_once=at_once)
+
+
+def test_a_module_in_distributed_data_parallel_is_named():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = nn.parallel.DistributedDataParallel(linear())
+        with pytest.raises(ValueError, match=r"DistributedDataParallel; pass what it wraps, its \.module"):
+            clip_and_sum(net, F.cross_entropy, X, Y, BOUND)
+    finally:
+        distributed.destroy_process_group()
+
+
+SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
+DISTIL = dict(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=24, num_labels=3)
+GPT2 = dict(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+T5 = dict(vocab_size=50, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0)
+VIT = dict(
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4
+)
+MODELS = {  # of transformers: class of the model, of its configuration, sizes
+    "bert": ("BertForSequenceClassification", "BertConfig", dict(SIZES, num_labels=3)),
+    "roberta": ("RobertaForSequenceClassification", "RobertaConfig", dict(SIZES, num_labels=3)),
+    "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig", DISTIL),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", dict(SIZES, num_key_value_heads=1)),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", dict(SIZES, num_key_value_heads=1)),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+    "vit": ("ViTForImageClassification", "ViTConfig", dict(VIT, num_labels=3)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_are_served_and_the_package_is_as_it_was(name, mask):
+    import transformers
+    from transformers.activations import ACT2FN
+
+    kind, config, sizes = MODELS[name]
+    before, y = dict(dict.items(ACT2FN)), Y[:4]
+
+    def made():
+        return getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
+
+    words = torch.randint(3, 50, (4, 7), generator=keyed_generator(b"words"))
+    x = (
+        {"pixel_values": torch.randn(4, 3, 8, 8, generator=keyed_generator(b"pixels"))}
+        if name == "vit"
+        else {"input_ids": words}
+    )
+    if mask and name != "vit":
+        x["attention_mask"] = (torch.arange(7) < torch.tensor([7, 4, 7, 5])[:, None]).long()
+    if name == "t5":
+        x["decoder_input_ids"] = words[:, :3]
+    net = made()
+    loss = (lambda out, y: F.cross_entropy(out.logits, y)) if name in ("bert", "roberta", "distilbert", "vit") else (
+        lambda out, y: F.cross_entropy(out.logits.mT, (y[:, None] + torch.arange(out.logits.shape[1])) % 50)
+    )  # fmt: skip
+    assert error(clip_and_sum(net, loss, x, y, BOUND), brute(net, loss, x, y)) < 5e-5
+    assert dict(dict.items(ACT2FN)) == before and made() is not net
