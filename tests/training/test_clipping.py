@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum, clipped_sum, set_gradients
-from torchdp.training.clipping import _scales
 
 
 def data(n):
