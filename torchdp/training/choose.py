@@ -61,8 +61,8 @@ def choose(
     best changes with epsilon: sampling gains most where it is small, correlation where it is large.
 
     What is compared is the error of W (G + C^{-1} Z), a linear function of the gradients: for :class:`Iterates`, of
-    what ``torch.optim.SGD`` makes of them. Adam and its kin divide each step by its own size, in which that step's noise
-    counts alone: there the first plan may train worse than the one named independent noise. Compare both, as
+    what ``torch.optim.SGD`` makes of them. Adam and its kin divide each step by its own size, in which that step's
+    noise counts alone: there the first plan may train worse than the one named independent noise. Compare both, as
     ``choice.candidates[i].protocol``.
 
     samples: with them balls in bins are a candidate (:class:`BallsInBins`), of the number of bands that errs least; its
@@ -74,9 +74,10 @@ def choose(
     4,096. users, batch: all of them, and those of a step. bound: the clipping norm, the longest that a user's gradient
     may be. p: in [2, inf]; the error is the l_p mean of the standard errors of W's rows: 2 for the root mean square,
     inf for the largest. Above 512 steps strategies have one row of at most 64 coefficients, optimised for W's first
-    column (``Iterates.first``). That of the fixed order has each of its bands' entries optimised for Iterates of up to 4,096 steps, in half a minute, and for
-    a matrix of up to 2,048 and p = 2 its columns scaled. Where ``Iterates.sums`` is not None, a fixed order has a
-    strategy of four buffers if that errs less: mostly above so many steps. Raises TypeError, ValueError.
+    column (``Iterates.first``). That of the fixed order has each of its bands' entries optimised for Iterates of up to
+    4,096 steps, in half a minute, and for a matrix of up to 2,048 and p = 2 its columns scaled. Where ``Iterates.sums``
+    is not None, a fixed order has a strategy of four buffers if that errs less: mostly above so many steps. Raises
+    TypeError, ValueError.
 
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.

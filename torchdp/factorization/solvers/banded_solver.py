@@ -27,10 +27,11 @@ def banded_strategy(
     """C with ``bands`` bands and sensitivity 1, of least l_p norm of the row norms of W C^{-1}; rows' dual weights.
 
     C's diagonal is positive. bands: at most ``gap``, for None as many. Columns that are ``gap`` apart do not meet, so
-    the squared sensitivity is the largest sum of x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart. The convex hull of such sets
-    is {0 <= mu, every ``gap`` consecutive entries add up to at most 1, all to at most ``times``}, so by linear
-    programming's duality the sum is at most 1 where x_i <= z + sum_{windows w with i} y_w for some y, z >= 0,
-    times z + sum y = 1. Here C = (columns of norm 1) diag(x)^{1/2} with that bound attained, y and z squares: L-BFGS.
+    the squared sensitivity is the largest sum of x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart.
+    The convex hull of such sets is {0 <= mu, every ``gap`` consecutive entries add up to at most 1, all to at most
+    ``times``}, so by linear programming's duality the sum is at most 1 where x_i <= z + sum_{windows w with i} y_w for
+    some y, z >= 0, times z + sum y = 1. Here C = (columns of norm 1) diag(x)^{1/2} with that bound attained, y and z
+    squares: L-BFGS.
 
     W: (n, n), float64; gap <= n; times <= ceil(n / gap). In X = C^T C the problem is convex.
     Source: here; banded strategies: Choquette-Choo et al. (2023), section 4.
