@@ -80,7 +80,7 @@ def scalars_kernel(lifts, taus, starts, stops, law, key, U: tl.constexpr, DOUBLE
     tiles = ((stop - start + U - 1) // U).to(tl.int32)
     for _ in range(tiles):
         inside = user < stop
-        g, _, _, _ = four(key, user, zero, LIFT, DOUBLE)
+        g, _b, _c, _d = four(key, user, zero, LIFT, DOUBLE)
         lift += tl.where(inside, g.to(tl.float64), 0.0)
         a, b, c, d = words(key, user, zero, TAU)
         tau += tl.where(inside, tilted(unit(a, b), unit(c, d), threshold, upper, survival), 0.0)
