@@ -1,12 +1,12 @@
 """The normal quantile inside Triton kernels, float64: the formulas of reference.py."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.normals.pieces import on
 from torchdp.kernels.philox.fused import unit, words
 from torchdp.kernels.truncated_normal.reference import HalfLine
 
@@ -19,7 +19,7 @@ def above(tail: Tensor, threshold: float) -> Tensor:
     tail = tail.contiguous()
     out = torch.empty_like(tail)
     if tail.numel():
-        with _on(tail.device):
+        with on(tail.device):
             grid = (triton.cdiv(tail.numel(), BLOCK),)
             above_kernel[grid](tail, out, _line(threshold, tail.device), tail.numel(), BLOCK=BLOCK)
     return out
@@ -29,7 +29,7 @@ def draws(key: int, size: int, threshold: float, *, first: int, stream: int, dev
     """reference.draws."""
     out = torch.empty(size, dtype=torch.float64, device=device)
     if size:
-        with _on(device):
+        with on(device):
             grid = (triton.cdiv(size, BLOCK),)
             draws_kernel[grid](out, _line(threshold, device), key, first, stream, size, BLOCK=BLOCK)
     return out
@@ -39,11 +39,7 @@ def _line(threshold: float, device: torch.device) -> Tensor:
     return torch.tensor(HalfLine(threshold).numbers, dtype=torch.float64, device=device)
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@triton.jit
+@launched("n")
 def above_kernel(tail, out, line, n, BLOCK: tl.constexpr):
     """One number for each uniform; line: the four numbers of the half line, float64."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -51,7 +47,7 @@ def above_kernel(tail, out, line, n, BLOCK: tl.constexpr):
     tl.store(out + index, _beyond(u, line), mask=index < n)
 
 
-@triton.jit(do_not_specialize=["key", "first", "stream"])
+@launched("key", "first", "stream", "n")
 def draws_kernel(out, line, key, first, stream, n, BLOCK: tl.constexpr):
     """The numbers first + 0, ..., first + n - 1 of the key."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
