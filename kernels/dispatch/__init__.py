@@ -23,7 +23,6 @@ from torchdp.kernels.dispatch.trials import Call
 
 VARIABLE = "TORCHDP_KERNELS"
 MODES = ("auto", "fused", "reference")
-CAPTURED = "make the same call once before the CUDA graph is captured"
 _changing = threading.RLock()  # modules that are loaded, their constants, and verdicts
 _loaded: dict[str, ModuleType] = {}
 
@@ -43,6 +42,13 @@ def keyed(device: torch.device | str) -> bool:
 
 class LostDevice(RuntimeError):
     """A kernel has killed the CUDA context: nothing on this device answers this process any more."""
+
+
+class Captured(RuntimeError):
+    """A CUDA graph is being captured, in which no form can be tried and no failure looked into."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"{name} {what}; make the same call once before the CUDA graph is captured")
 
 
 class Untried(Exception):
@@ -73,22 +79,25 @@ class Kernel:
         device = _placed(where)
         while self.runs(device):
             try:
-                with watched(lambda form: self._meet(device, form)):
-                    return self.fused(device)(*arguments, **options)
-            except Untried as new:
-                self._try(device, new.args[0], (arguments, options))
+                try:
+                    with watched(lambda form: self._meet(device, form)):
+                        return self.fused(device)(*arguments, **options)
+                except Untried as new:
+                    self._try(device, new.args[0], (arguments, options))
             except Refused as refused:
                 if mode() == "fused":
                     raise RuntimeError(self._refusal(device, str(refused))) from None
+                self._tell(device, str(refused))
                 break
-            except torch.OutOfMemoryError:
-                raise  # nobody's fault; the reference takes more
+            except (torch.OutOfMemoryError, LostDevice, Captured):
+                raise  # nobody's fault, and the reference takes more memory; or beyond help
             except Exception as error:
                 fault = self.failed(device, error)
                 if mode() == "fused":
                     raise RuntimeError(self._refusal(device, fault)) from error
                 result = self.plain(*arguments, **options)  # a mistake of the caller's raises here and says so
-                self._found(device, None, fault)
+                self._faults[device, None] = fault
+                self._tell(device, fault)
                 return result
         return self.plain(*arguments, **options)
 
@@ -100,10 +109,12 @@ class Kernel:
         if (device, None) not in self._faults:
             with _changing:
                 if (device, None) not in self._faults:
-                    self._found(device, None, self._kept(device).get("") or self.unfit(device))
+                    self._faults[device, None] = self._kept(device).get("") or self.unfit(device)
         fault = self._faults[device, None]
         if fault is not None and chosen == "fused":
             raise RuntimeError(self._refusal(device, fault))
+        if fault is not None:
+            self._tell(device, fault)
         return fault is None
 
     def unfit(self, device: torch.device) -> str | None:
@@ -155,9 +166,10 @@ class Kernel:
         if fault is not None:
             return fault
         met: set[Form] = set()
+        calls = zip(self.public(device, call), self.public(device, call), strict=True)  # may refuse a caller's mistake
         with _changing, self._small_steps():
             try:
-                for ours, theirs in zip(self.public(device, call), self.public(device, call), strict=True):
+                for ours, theirs in calls:
                     wanted = self.result(self.plain, device, theirs)
                     _ = torch.full_like(
                         wanted, 77
@@ -189,7 +201,7 @@ class Kernel:
         return arguments[0] if returned is None else returned
 
     def failed(self, device: torch.device, error: Exception) -> str:
-        """What failed, if the device lives on. Raises LostDevice; RuntimeError while a CUDA graph is captured."""
+        """What failed, if the device lives on. Raises LostDevice, Captured."""
         if device.type == "cuda":
             try:
                 capturing = torch.cuda.is_current_stream_capturing()
@@ -201,7 +213,7 @@ class Kernel:
                     f"on it can be had any more; start again with {VARIABLE}=reference, and run torchdp doctor"
                 ) from error
             if capturing:
-                raise RuntimeError(f"{self.name} failed: {_said(error)}; {CAPTURED}") from error
+                raise Captured(self.name, f"failed: {_said(error)}") from error
         return f"does not run: {_said(error)}"
 
     def _meet(self, device: torch.device, form: Form) -> None:
@@ -216,22 +228,22 @@ class Kernel:
             if (device, form) in self._faults:
                 return
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.name} has not been tried in the form of this call; {CAPTURED}")
+                raise Captured(self.name, "has not been tried in the form of this call")
             kept = self._kept(device)
-            self._found(device, form, kept[str(form)] if str(form) in kept else self.trial(device, call, form))
+            fault = kept[str(form)] if str(form) in kept else self.trial(device, call, form)
+            self._faults[device, form] = fault
 
     def _kept(self, device: torch.device) -> dict[str, str | None]:
         return verdicts.read(device).faults.get(self.name, {})
 
-    def _found(self, device: torch.device, form: Form | None, fault: str | None) -> None:
-        self._faults[device, form] = fault
-        if fault is not None and mode() == "auto" and (device, fault) not in self._told:
+    def _tell(self, device: torch.device, fault: str) -> None:
+        """Once."""
+        with _changing:
+            if (device, fault) in self._told:
+                return
             self._told.add((device, fault))
-            warnings.warn(
-                f"the fused {self.name} {fault}; its reference is used on {device} (torchdp doctor says more)",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        message = f"the fused {self.name} {fault}; its reference is used on {device} (torchdp doctor says more)"
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     @contextmanager
     def _small_steps(self) -> Iterator[None]:

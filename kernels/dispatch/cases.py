@@ -47,9 +47,9 @@ class Case:
         """Within the tolerance, everywhere; a number that is none does not."""
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             return False
-        apart = (found - wanted).abs()
+        apart = (found - wanted).double().abs()  # a sum of integers would wrap around
         if not found.is_floating_point():
-            return int(apart.sum()) <= self.slips
+            return float(apart.sum()) <= self.slips
         return bool((apart <= self.tolerance * float(wanted.abs().max())).all())
 
 

@@ -152,7 +152,7 @@ def secure_sketch(
     call = (
         alike(torch.zeros(servers * height * columns), sums.view(-1)).view(servers, height, columns),
         alike(wave(sums.device, clients, columns) - 0.5, values),
-        *(alike(place * 37 % height, rows), alike(place % 2 * 2 - 1, signs)),
+        *(alike(place * 37 % height, rows), alike(place // 3 % 2 * 2 - 1, signs)),
         alike(torch.full((height,), 2.0**20), units),
     )
     return [((*call, words_key(key), 3, 2.0**12), {})]

@@ -164,7 +164,7 @@ def planted():
             yield pytest.param(package, CALLS[package][int(number)], fault, marks=marks, id=f"{package}: {what}")
 
 
-@pytest.mark.parametrize(("package", "call", "fault"), planted())
+@pytest.mark.parametrize(("package", "call", "fault"), [*planted()])
 def test_a_fault_in_a_branch_is_seen_before_data(package, call, fault, monkeypatch, tmp_path):
     path = tmp_path / f"{package}_with_a_fault.py"
     path.write_text(fault.code(ROOT))
