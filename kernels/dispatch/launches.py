@@ -37,7 +37,8 @@ class Launched:
         import triton
         import triton.language as tl
 
-        function.__annotations__ |= dict.fromkeys(numbers, tl.int64)  # small ones too: else they choose it
+        # small ones too: else their size would choose it
+        function.__annotations__ = dict.fromkeys(numbers, tl.int64) | function.__annotations__
         self.kernel, self.numbers, self.fusion = (
             triton.jit(function, do_not_specialize=list(numbers)),
             numbers,

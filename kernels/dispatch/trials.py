@@ -183,14 +183,15 @@ def inversion(table: Any, key: int, users: int, columns: int, *, first: int, str
 
 def above(tail: Tensor, threshold: float) -> list[Call]:
     """Uniform numbers as small and as large as there are."""
-    public = torch.cat([wave(tail.device, 1000), tail.new_tensor([5e-324, 1e-300, 1e-17, 1 - 2.0**-53])])
+    public = wave(tail.device, least(tail.numel(), 1000))
+    public[-4:] = tail.new_tensor([1e-17, 5e-324, 1e-300, 1 - 2.0**-53])[: len(public)]
     return [((alike(public, tail.view(-1)), line), {}) for line in LINES]
 
 
 def half_lines(
     key: int, size: int, threshold: float, *, first: int, stream: int, device: torch.device
 ) -> list[Call]:
-    return [((KEY, 1000, line), {"first": FIRST, "stream": 3, "device": device}) for line in LINES]
+    return [((KEY, least(size, 1000), line), {"first": FIRST, "stream": 3, "device": device}) for line in LINES]
 
 
 def normals(

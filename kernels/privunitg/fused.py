@@ -28,7 +28,7 @@ def normals_kernel(
     stops,
     key,
     width,
-    across,
+    across: tl.int32,
     Q: tl.constexpr,
     U: tl.constexpr,
     STEPS: tl.constexpr,

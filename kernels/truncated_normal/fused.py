@@ -39,16 +39,16 @@ def _line(threshold: float, device: torch.device) -> Tensor:
     return torch.tensor(HalfLine(threshold).numbers, dtype=torch.float64, device=device)
 
 
-@launched("n")
-def above_kernel(tail, out, line, n, BLOCK: tl.constexpr):
+@launched()
+def above_kernel(tail, out, line, n: tl.int64, BLOCK: tl.constexpr):
     """One number for each uniform; line: the four numbers of the half line, float64."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     u = tl.load(tail + index, mask=index < n, other=0.5)
     tl.store(out + index, _beyond(u, line), mask=index < n)
 
 
-@launched("key", "first", "stream", "n")
-def draws_kernel(out, line, key, first, stream, n, BLOCK: tl.constexpr):
+@launched("key", "first", "stream")
+def draws_kernel(out, line, key, first, stream, n: tl.int64, BLOCK: tl.constexpr):
     """The numbers first + 0, ..., first + n - 1 of the key."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     a, b, _, _ = words(key, first + index, (index * 0).to(tl.int32), stream)

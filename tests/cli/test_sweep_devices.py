@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from torchdp import cli
+from torchdp.cli.sweep import cluster
 
 TOY = """
 import torch
@@ -58,6 +59,15 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     assert cli.main(["sweep", "toy.py", "--smoke", "--out", "one"]) == 0
     assert cli.main(["sweep", "toy.py", "--smoke", "--out", "two", "--cluster", "local:2"]) == 0
     assert table(tmp_path / "one") == table(tmp_path / "two") and len(table(tmp_path / "two")) == 3
+
+
+@pytest.mark.slow  # starts clusters
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_local_cluster_has_as_many_workers_as_it_is_told(count):
+    pytest.importorskip("distributed")
+    with cluster(f"local:{count}") as client:
+        workers = client.scheduler_info()["workers"].values()
+        assert [worker["nthreads"] for worker in workers] == [1] * count
 
 
 def test_an_error_in_a_worker_is_one_line(toy, tmp_path, capfd):
