@@ -166,7 +166,9 @@ class Kernel:
         if fault is not None:
             return fault
         met: set[Form] = set()
-        calls = zip(self.public(device, call), self.public(device, call), strict=True)  # may refuse a caller's mistake
+        calls = zip(
+            self.public(device, call), self.public(device, call), strict=True
+        )  # may refuse a caller's mistake
         with _changing, self._small_steps():
             try:
                 for ours, theirs in calls:
@@ -194,7 +196,10 @@ class Kernel:
     def result(self, form: Callable[..., Any], device: torch.device, call: Call | None = None) -> torch.Tensor:
         """Of a call, the first public one for None; an operation in place changes its first argument, or two."""
         arguments, options = call or self.public(device)[0]
-        with torch.autocast(device.type, enabled=False), np.errstate(all="ignore"):  # which would round the reference
+        with (
+            torch.autocast(device.type, enabled=False),
+            np.errstate(all="ignore"),
+        ):  # which would round the reference
             returned = form(*arguments, **options)
         if returned is None and isinstance(arguments[0], tuple):
             return torch.cat([each.flatten() for each in arguments[0]])

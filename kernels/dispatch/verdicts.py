@@ -21,7 +21,7 @@ LARGEST = 2**20  # bytes
 
 @dataclass(frozen=True)
 class Verdicts:
-    """faults: of each kernel and form tried, None where they agree, "" for all forms. tiles: by package and constant."""
+    """faults: of kernels and their forms, None where they agree, "" for all forms. tiles: by package and constant."""
 
     faults: dict[str, dict[str, str | None]] = field(default_factory=dict)
     tiles: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """``torchdp sweep --devices``: workers that load the script for themselves."""
 
 import csv
+from functools import partial
 
 import pytest
 
@@ -61,10 +62,11 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     assert table(tmp_path / "one") == table(tmp_path / "two") and len(table(tmp_path / "two")) == 3
 
 
-@pytest.mark.slow  # starts clusters
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_local_cluster_has_as_many_workers_as_it_is_told(count):
-    pytest.importorskip("distributed")
+def test_a_local_cluster_has_as_many_workers_as_it_is_told(count, monkeypatch):
+    """Threads here stand for its processes."""
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(distributed, "LocalCluster", partial(distributed.LocalCluster, processes=False))
     with cluster(f"local:{count}") as client:
         workers = client.scheduler_info()["workers"].values()
         assert [worker["nthreads"] for worker in workers] == [1] * count

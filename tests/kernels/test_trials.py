@@ -3,7 +3,6 @@
 The faults are those of experiments/bench/mutations.txt; the number that begins a fault's name is that of its call here.
 """
 
-import ast
 import importlib.util
 import warnings
 from pathlib import Path
@@ -11,10 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchdp.kernels import chacha, correlated_noise, inversion, normals, privunit, privunitg, response_counts
-from torchdp.kernels import dispatch, rounded_features, secure_sketch, truncated_normal, unary_counts
+from torchdp.kernels import (
+    chacha,
+    correlated_noise,
+    dispatch,
+    inversion,
+    normals,
+    privunit,
+    privunitg,
+    response_counts,
+    rounded_features,
+    secure_sketch,
+    truncated_normal,
+    unary_counts,
+)
 from torchdp.kernels.dispatch import Kernel, trials
-from torchdp.kernels.dispatch.every import KERNELS
 
 CPU, KEY, BITS = torch.device("cpu"), torch.arange(3, 11, dtype=torch.int32), torch.int64
 ROOT = Path(__file__).parents[2]
@@ -72,11 +82,17 @@ CALLS = {
     ],
     "unary_counts": [bits(2), bits(5, 0.0, 0.25, 9), bits(17), bits(100, 0.5)],
     "privunit": [
-        *(vectors(privunit.SUMS, *each) for each in ((1, [3]), (3, [1, 1]), (4, [40]), (16, [3, 0, 2]), (17, [70]))),
+        *(
+            vectors(privunit.SUMS, *each)
+            for each in ((1, [3]), (3, [1, 1]), (4, [40]), (16, [3, 0, 2]), (17, [70]))
+        ),
         *(vectors(privunit.SUMS, *each) for each in ((48, [9, 8]), (70, [40], LONG))),
     ],
     "privunitg": [
-        *(vectors(privunitg.SUMS, *each) for each in ((1, [3]), (5, [1, 1]), (16, [70]), (48, [70]), (33, [9, 8]))),
+        *(
+            vectors(privunitg.SUMS, *each)
+            for each in ((1, [3]), (5, [1, 1]), (16, [70]), (48, [70]), (33, [9, 8]))
+        ),
         vectors(privunitg.SUMS, 70, [70], LONG),
     ],
     "rounded_features": [
@@ -96,7 +112,10 @@ CALLS = {
     "inversion": [
         *(tabled(inversion.DRAWS, binomial(3, 0.5), 9, 1), tabled(inversion.DRAWS, poisson(9.0), 9, 16, 2**33)),
         *(tabled(inversion.DRAWS, poisson(1.0), 3, 300), tabled(inversion.COLUMN_SUMS, binomial(3, 0.5), 900, 1)),
-        *(tabled(inversion.COLUMN_SUMS, poisson(9.0), 9, 16), tabled(inversion.COLUMN_SUMS, poisson(1.0), 70, 300)),
+        *(
+            tabled(inversion.COLUMN_SUMS, poisson(9.0), 9, 16),
+            tabled(inversion.COLUMN_SUMS, poisson(1.0), 70, 300),
+        ),
     ],
     "truncated_normal": [
         *((truncated_normal.ABOVE, (wave(CPU, 33), 0.5)), (truncated_normal.ABOVE, (wave(CPU, 33)[1:], -3.0))),
@@ -130,7 +149,8 @@ def answered(form, arguments, options):
     each = [tuple(t.clone() for t in a) if isinstance(a, tuple) else a for a in arguments]
     each = [t.clone() if isinstance(t, torch.Tensor) and t.is_contiguous() else t for t in each]
     found = form(*each, **options)
-    return torch.cat([t.flatten() for t in each[0]]) if isinstance(each[0], tuple) else each[0] if found is None else found
+    changed = torch.cat([t.flatten() for t in each[0]]) if isinstance(each[0], tuple) else each[0]
+    return changed if found is None else found
 
 
 def right(kernel, call):
@@ -149,6 +169,8 @@ def test_every_form_has_a_trial_of_its_own_once(package, monkeypatch):
         monkeypatch.setattr(Kernel, "trial", None)
         assert all(right(made[call[0]], call) for call in CALLS[package])
     assert all(fault is None for kernel in made.values() for fault in kernel.verdicts(CPU).values())
+    forms = [form for kernel in made.values() for _, form in kernel._faults if form is not None]
+    assert all(dict(form[1:])["enable_fp_fusion"] is (package != "secure_sketch") for form in forms)
 
 
 def planted():

@@ -12,7 +12,9 @@ from torchdp.kernels.dispatch import Kernel, cases, verdicts
 from torchdp.kernels.dispatch.verdicts import Verdicts
 
 GPU = torch.device("cuda:0")
-FOUND = Verdicts({"a.counts": {"": None, "form": None}, "b.stream": {"form": "does not agree"}}, {"p": {"PAIRS": 512}})
+FOUND = Verdicts(
+    {"a.counts": {"": None, "form": None}, "b.stream": {"form": "does not agree"}}, {"p": {"PAIRS": 512}}
+)
 
 
 @pytest.fixture

@@ -123,7 +123,9 @@ def cluster(address: str | None) -> Iterator[Any]:
             raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
         told = {name: value for name, value in dask.config.get(SURROUNDINGS).items() if name != TRIM}
         with dask.config.set({SURROUNDINGS: told}):
-            there: Any = distributed.LocalCluster(n_workers=int(count), threads_per_worker=1, dashboard_address=None)
+            there: Any = distributed.LocalCluster(
+                n_workers=int(count), threads_per_worker=1, dashboard_address=None
+            )
     elif kind in distributed.comm.registry.backends:
         there = nullcontext(address)
     else:
