@@ -127,11 +127,11 @@ def waves(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classe
 
     drawn: key, first, repeats, where bits are drawn.
     """
-    device, users, features = x.device, 150, 140
+    device, users, features = x.device, least(len(x), 150), 140
     d, count, classes = least(x.shape[1], 37), least(len(phases), 2), least(classes, 17)
     whole = lambda k, *shape: (wave(device, *shape) * k).floor()  # noqa: E731
     public = (whole(17, users, d) - 8) / 8
-    public[0], public[1] = 0, torch.inf
+    public[0], public[1:2] = 0, torch.inf
     turns = whole(256, count, features) / 256
     turns[0, :2] = 0
     held = torch.arange(users, device=device) % classes
@@ -182,10 +182,14 @@ def inversion(table: Any, key: int, users: int, columns: int, *, first: int, str
 
 
 def above(tail: Tensor, threshold: float) -> list[Call]:
-    """Uniform numbers as small and as large as there are."""
-    public = wave(tail.device, least(tail.numel(), 1000))
-    public[-4:] = tail.new_tensor([1e-17, 5e-324, 1e-300, 1 - 2.0**-53])[: len(public)]
-    return [((alike(public, tail.view(-1)), line), {}) for line in LINES]
+    """Uniform numbers as small and as large as there are, where all results are large: the tolerance is of those."""
+    public, ends = (
+        wave(tail.device, least(tail.numel(), 1000)),
+        tail.new_tensor([1e-17, 5e-324, 1e-300, 1 - 2.0**-53]),
+    )
+    calls: list[Call] = [((alike(public, tail.view(-1)), line), {}) for line in LINES]
+    calls[-1][0][0][-4:] = ends[: len(public)]
+    return calls
 
 
 def half_lines(

@@ -38,13 +38,22 @@ def sums(
 
 
 def _sums(
-    points: Tensor, counts: Tensor, lift: Tensor, along: Tensor, across: Tensor, key: int, first: int, **law: float
+    points: Tensor,
+    counts: Tensor,
+    lift: Tensor,
+    along: Tensor,
+    across: Tensor,
+    key: int,
+    first: int,
+    *,
+    radius: float,
+    mean: float,
 ) -> Tensor:
     """reference.sums, in parts that take little memory."""
     total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
     for start, stop, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
         draws = lift[start:stop], along[start:stop], across[start:stop]
-        total += reference.sums(points, some, *draws, key, first + start, **law)
+        total += reference.sums(points, some, *draws, key, first + start, radius=radius, mean=mean)
     return total
 
 

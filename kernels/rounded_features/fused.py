@@ -93,7 +93,7 @@ def tally(out, bits, label, number, inside, classes, width):
         )
 
 
-@launched("key", "first", "n", "features")
+@launched("key", "first", "features")
 def rounded_kernel(
     out,
     x,
@@ -104,7 +104,7 @@ def rounded_kernel(
     first,
     repeats,
     waves,
-    n: tl.int32,
+    n,
     d,
     features: tl.int32,
     classes,
@@ -139,7 +139,7 @@ def rounded_kernel(
             tally(start, bits, label, column * waves + wave, column < features, classes, width)
 
 
-@launched("n", "features")
+@launched("features")
 def positive_kernel(
     out,
     x,
@@ -147,7 +147,7 @@ def positive_kernel(
     phases,
     labels,
     waves,
-    n: tl.int32,
+    n,
     d,
     features: tl.int32,
     classes,

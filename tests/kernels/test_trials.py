@@ -28,7 +28,7 @@ from torchdp.kernels.dispatch import Kernel, trials
 
 CPU, KEY, BITS = torch.device("cpu"), torch.arange(3, 11, dtype=torch.int32), torch.int64
 ROOT = Path(__file__).parents[2]
-INTERPRETED = ("response_counts", "truncated_normal", "normals", "rounded_features", "inversion")  # in no time
+INTERPRETED = ("response_counts", "truncated_normal", "normals", "rounded_features")  # in no time
 SHORT, LONG = torch.float32, torch.float64
 wave, binomial, poisson = trials.wave, inversion.binomial, inversion.poisson
 
@@ -114,7 +114,7 @@ CALLS = {
         *(tabled(inversion.DRAWS, poisson(1.0), 3, 300), tabled(inversion.COLUMN_SUMS, binomial(3, 0.5), 900, 1)),
         *(
             tabled(inversion.COLUMN_SUMS, poisson(9.0), 9, 16),
-            tabled(inversion.COLUMN_SUMS, poisson(1.0), 70, 300),
+            tabled(inversion.COLUMN_SUMS, poisson(1.0), 9, 300),
         ),
     ],
     "truncated_normal": [
