@@ -56,7 +56,11 @@ def module_name(path: Path) -> str:
 
 
 def modules() -> dict[str, Path]:
-    found = {module_name(path): path for path in (ROOT / "torchdp").rglob("*.py") if "kernels" not in path.parts}
+    found = {
+        module_name(path): path
+        for path in (ROOT / "torchdp").rglob("*.py")
+        if "kernels" not in path.relative_to(ROOT).parts
+    }
     for path in (ROOT / "kernels").rglob("*.py"):
         found["torchdp." + module_name(path)] = path
     return found

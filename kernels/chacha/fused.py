@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
+
 BLOCKS = 256  # of one program
 
 
@@ -68,7 +70,7 @@ def words64(key, first, group, stream, COUNT: tl.constexpr):
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 
-@triton.jit(do_not_specialize=["first", "group", "stream"])
+@launched("first", "blocks", "group", "stream")
 def keystream_kernel(out, key, first, blocks, group, stream, COUNT: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * COUNT
     place = 16 * start + tl.arange(0, 16 * COUNT)

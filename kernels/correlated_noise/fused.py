@@ -6,6 +6,7 @@ from torch import Tensor
 
 from torchdp.kernels.chacha.fused import words64
 from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.fused import circle
 from torchdp.kernels.normals.pieces import on
 
@@ -33,7 +34,7 @@ def normals(key, block, step, COUNT: tl.constexpr):
     return tl.reshape(tl.join(radius * cosine, radius * sine), [16 * COUNT])
 
 
-@triton.jit(do_not_specialize=["slot", "step", "first", "back", "draws", "size", "memory"])
+@launched("slot", "step", "first", "back", "draws", "size", "memory")
 def add_kernel(
     out,
     past,
@@ -49,7 +50,7 @@ def add_kernel(
     draws,
     size,
     memory,
-    row,
+    row: tl.int64,
     NUMBERS: tl.constexpr,
     BUFFERS: tl.constexpr,
     RECALLED: tl.constexpr,

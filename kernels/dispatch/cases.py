@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-KEY = 0x243F6A8885A308D3  # public
-DIM, VALUES, FEATURES, COPIES = 64, 64, 256, 2  # of the calls timed, as of those tried
+from torchdp.kernels.dispatch import trials
+from torchdp.kernels.dispatch.trials import KEY, Call, wave
+
+DIM, VALUES, FEATURES, COPIES = 64, 64, 256, 2  # of the calls timed
 ROWS, SERVERS = 128, 3
 BUFFERS = 4
 
@@ -25,35 +25,32 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """``arguments(device, n)`` for n users, rows or numbers; small: tried; large: timed on a GPU; host: on a CPU.
+    """``arguments(device, n)`` for n users, rows or numbers; large: timed on a GPU; host: on a CPU.
 
-    tolerance: of real numbers, as a share of the largest; slips: in all, of integers that rounding decides. tiles:
-    constants of fused.py and the values among which ``torchdp doctor`` chooses; all kernels of a package share them.
+    like: the calls of a trial, in the form of the given one. few: constants of fused.py that no machine code depends
+    on, so low in a trial that few numbers pass every loop twice. tolerance: of real numbers, as a share of the largest;
+    slips: in all, of integers that rounding decides. tiles: constants of fused.py and the values among which ``torchdp
+    doctor`` chooses; all kernels of a package share them.
     """
 
     arguments: Callable[[torch.device, int], Call]
     work: Callable[[int], Work]
-    small: int
     large: int
     host: int
+    like: Callable[..., list[Call]]
     tolerance: float = 0.0
     slips: int = 0
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    few: Mapping[str, int] = field(default_factory=dict)
 
     def agrees(self, found: Tensor, wanted: Tensor) -> bool:
         """Within the tolerance, everywhere; a number that is none does not."""
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             return False
-        apart = (found - wanted).abs()
+        apart = (found - wanted).double().abs()  # a sum of integers would wrap around
         if not found.is_floating_point():
-            return int(apart.sum()) <= self.slips
+            return float(apart.sum()) <= self.slips
         return bool((apart <= self.tolerance * float(wanted.abs().max())).all())
-
-
-def _uniform(device: torch.device, *shape: int) -> Tensor:
-    """float64 in (0, 1): the same on every device, without a generator."""
-    place = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device=device)
-    return ((place * 0.6180339887498949 + 0.25) % 1).clamp(2.0**-53, 1 - 2.0**-53).view(shape)
 
 
 def _scattered(device: torch.device, k: int, *shape: int) -> Tensor:
@@ -67,7 +64,7 @@ def _types(device: torch.device, n: int, k: int) -> Tensor:
 
 
 def _words_key(device: torch.device) -> Tensor:
-    return torch.arange(1, 9, dtype=torch.int32, device=device) * 0x1234567
+    return trials.words_key(torch.empty(8, dtype=torch.int32, device=device))
 
 
 def _keystream(device: torch.device, n: int) -> Call:
@@ -75,7 +72,12 @@ def _keystream(device: torch.device, n: int) -> Call:
 
 
 KEYSTREAM = Case(
-    _keystream, lambda n: Work(bytes=64 * n, words=16 * n), 300, 2**22, 2**19, tiles={"BLOCKS": (128, 256, 512)}
+    _keystream,
+    lambda n: Work(bytes=64 * n, words=16 * n),
+    2**22,
+    2**19,
+    trials.keystream,
+    tiles={"BLOCKS": (128, 256, 512)},
 )
 
 
@@ -84,7 +86,13 @@ def _counts(device: torch.device, n: int) -> Call:
 
 
 RESPONSE_COUNTS = Case(
-    _counts, lambda n: Work(bytes=8 * n, words=2 * n), 3000, 2**27, 2**20, tiles={"PAIRS": (512, 1024, 2048)}
+    _counts,
+    lambda n: Work(bytes=8 * n, words=2 * n),
+    2**27,
+    2**20,
+    trials.response_counts,
+    tiles={"PAIRS": (512, 1024, 2048)},
+    few={"PROGRAMS": 2},
 )
 
 
@@ -96,21 +104,22 @@ UNARY_COUNTS = Case(
     # 32 users share a word; about 8 words until the last of them is decided
     _tally,
     lambda n: Work(bytes=8 * n, words=8 * (VALUES + 1) / 32 * n),
-    300,
     2**22,
     2**14,
+    trials.unary_counts,
     tiles={"USERS": (32, 64, 128)},
+    few={"PROGRAMS": 2},
 )
 
 
 def _crowd(device: torch.device, n: int) -> tuple[Tensor, Tensor]:
     """Two points of the unit ball, and how many users hold each."""
-    points = _uniform(device, 2, DIM).float() / DIM**0.5
+    points = wave(device, 2, DIM).float() / DIM**0.5
     return points, torch.tensor([n // 3, n - n // 3], device=device)
 
 
 def _cap_sums(device: torch.device, n: int) -> Call:
-    lift, along = _uniform(device, 2, n)
+    lift, along = wave(device, 2, n)
     numbers = (2 * lift - 1, along, (1 - along.square()).sqrt())
     return (*_crowd(device, n), *numbers, KEY, 0), {"radius": 1.0, "mean": 0.3}
 
@@ -118,11 +127,12 @@ def _cap_sums(device: torch.device, n: int) -> Call:
 PRIVUNIT = Case(
     _cap_sums,
     lambda n: Work(bytes=24 * n, words=DIM * n),
-    200,
     2**22,
     2**15,
+    trials.privunit,
     tolerance=1e-4,
     tiles={"TILE": (128, 256, 512)},
+    few={"PIECE": 2**13},
 )
 
 
@@ -134,11 +144,12 @@ def _tilted_sums(device: torch.device, n: int) -> Call:
 PRIVUNITG = Case(
     _tilted_sums,
     lambda n: Work(words=(DIM + 8) * n),
-    200,
     2**22,
     2**15,
+    trials.privunitg,
     tolerance=1e-4,
     tiles={"TILE": (128, 256, 512)},
+    few={"PIECE": 2**13},
 )
 
 
@@ -157,18 +168,18 @@ def _rounded(device: torch.device, n: int) -> Call:
 ROUNDED = Case(
     _rounded,
     lambda n: Work(bytes=4 * (DIM + 2) * n, flops=2 * DIM * FEATURES * n, words=FEATURES * n),
-    150,
     2**20,
     2**12,
+    trials.waves,
     slips=2,  # of 38,400 bits: one in a million lies within the rounding of its cosine
-    tiles={"BLOCK_N": (32, 64, 128), "BLOCK_I": (32, 64, 128)},
+    tiles={"BLOCK_N": (32, 64), "BLOCK_I": (32, 64, 128)},  # 128 by 128 spills at d = 77 with two waves
 )
 POSITIVE = Case(
     _waves,
     lambda n: Work(bytes=4 * (DIM + 2) * n, flops=2 * DIM * FEATURES * n),
-    150,
     2**20,
     2**13,
+    trials.waves,
     slips=2,
     tiles=ROUNDED.tiles,
 )
@@ -177,7 +188,7 @@ POSITIVE = Case(
 def _sketch(device: torch.device, n: int) -> Call:
     columns = 16
     sums = torch.zeros(SERVERS, ROWS, columns, dtype=torch.int64, device=device)
-    values = _uniform(device, n, columns) - 0.5
+    values = wave(device, n, columns) - 0.5
     place = torch.arange(COPIES * n, device=device).view(COPIES, n)
     rows, signs = place * 37 % ROWS, (place % 2 * 2 - 1).to(torch.int8)
     units = torch.full((ROWS,), 2.0**20, dtype=torch.float64, device=device)
@@ -188,9 +199,9 @@ SECURE_SKETCH = Case(
     # 64 bits of noise and of each mask for an entry; values, rows and signs are read once
     _sketch,
     lambda n: Work(bytes=(16 * 8 + 9 * COPIES) * n, words=2 * SERVERS * 16 * COPIES * n),
-    40,
     2**20,
     2**13,
+    trials.secure_sketch,
     tiles={"ENTRIES": (256, 512, 1024)},
 )
 
@@ -202,24 +213,36 @@ def _cells(device: torch.device, n: int) -> Call:
 
 
 INVERSION_SUMS = Case(
-    _cells, lambda n: Work(words=VALUES * n), 100, 2**22, 2**15, tiles={"CELLS": (128, 256, 512)}
+    _cells,
+    lambda n: Work(words=VALUES * n),
+    2**22,
+    2**15,
+    trials.inversion,
+    tiles={"CELLS": (128, 256, 512)},
+    few={"ROUNDS": 2},
 )
 INVERSION = Case(
     _cells,
     lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n),
-    100,
     2**20,
     2**14,
+    trials.inversion,
     tiles=INVERSION_SUMS.tiles,
 )
 
 
 def _tails(device: torch.device, n: int) -> Call:
-    return (_uniform(device, n), 1.5), {}
+    return (wave(device, n), 1.5), {}
 
 
 ABOVE = Case(
-    _tails, lambda n: Work(bytes=16 * n), 1000, 2**26, 2**20, tolerance=1e-12, tiles={"BLOCK": (128, 256, 512)}
+    _tails,
+    lambda n: Work(bytes=16 * n),
+    2**26,
+    2**20,
+    trials.above,
+    tolerance=1e-12,
+    tiles={"BLOCK": (128, 256, 512)},
 )
 
 
@@ -230,9 +253,9 @@ def _half_lines(device: torch.device, n: int) -> Call:
 HALF_LINES = Case(
     _half_lines,
     lambda n: Work(bytes=8 * n, words=2 * n),
-    1000,
     2**26,
     2**19,
+    trials.half_lines,
     tolerance=1e-12,
     tiles=ABOVE.tiles,
 )
@@ -245,16 +268,16 @@ def _normals(device: torch.device, n: int) -> Call:
 NORMALS = Case(
     _normals,
     lambda n: Work(bytes=4 * DIM * n, words=DIM * n),
-    100,
     2**22,
     2**14,
+    trials.normals,
     tolerance=1e-4,
     tiles={"BLOCK": (128, 256, 512, 1024)},
 )
 
 
 def _step(device: torch.device, n: int) -> Call:
-    past, total = _uniform(device, BUFFERS, n).float(), _uniform(device, n).float()
+    past, total = wave(device, BUFFERS, n).float(), wave(device, n).float()
     gains = -torch.arange(1, BUFFERS + 1, device=device) / 8
     numbers = torch.tensor([0.75, 1.5], dtype=torch.float64, device=device)
     return ((torch.empty_like(total), past), total, gains, gains / 2, numbers, _words_key(device), None, 3, 5), {}
@@ -264,9 +287,9 @@ CORRELATED_NOISE = Case(
     # the past is read and written, the sum is read, the private sum written; 64 bits for a number
     _step,
     lambda n: Work(bytes=(8 * BUFFERS + 8) * n, words=2 * n),
-    3000,
     2**26,
     2**19,
+    trials.correlated_noise,
     tolerance=1e-6,
     tiles={"NUMBERS": (256, 512, 1024)},
 )

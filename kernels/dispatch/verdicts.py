@@ -21,9 +21,9 @@ LARGEST = 2**20  # bytes
 
 @dataclass(frozen=True)
 class Verdicts:
-    """faults: of each kernel tried, None where it agrees. tiles: sizes chosen, by package and constant."""
+    """faults: of kernels and their forms, None where they agree, "" for all forms. tiles: by package and constant."""
 
-    faults: dict[str, str | None] = field(default_factory=dict)
+    faults: dict[str, dict[str, str | None]] = field(default_factory=dict)
     tiles: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
@@ -101,7 +101,7 @@ def version(package: str) -> str:
 
 def _checked(found: Verdicts) -> Verdicts:
     """Raises ValueError, AttributeError for what ``write`` does not write."""
-    texts = all(isinstance(fault, str | None) for fault in found.faults.values())
+    texts = all(isinstance(fault, str | None) for forms in found.faults.values() for fault in forms.values())
     sizes = [size for tiles in found.tiles.values() for size in tiles.values()]
     if not texts or not all(type(size) is int for size in sizes):
         raise ValueError("a verdict is a text or null, a size a whole number")

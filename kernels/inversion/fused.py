@@ -1,13 +1,13 @@
 """Draws by inversion in Triton: words, thresholds and sums stay in registers; the integers of reference.py."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.inversion.tables import Table
+from torchdp.kernels.normals.pieces import on
 from torchdp.kernels.philox.fused import side_by_side, words
 
 SECOND: tl.constexpr = tl.constexpr(1 << 30)  # added to the stream: where the other 96 bits of words come from
@@ -21,7 +21,7 @@ def draws(table: Table, key: int, users: int, columns: int, *, first: int, strea
     sizes = _sizes(table, columns)
     across = triton.cdiv(columns, 4 * sizes["WIDTH"])
     if out.numel():
-        with _on(out.device):
+        with on(out.device):
             draws_kernel[(triton.cdiv(users, sizes["HEIGHT"]) * across,)](
                 *(out, table.words.to(torch.int32), table.first, key, first, stream, users, columns, across),
                 **sizes,
@@ -35,7 +35,7 @@ def column_sums(table: Table, key: int, users: int, columns: int, *, first: int,
     sizes = _sizes(table, columns)
     across, rounds = triton.cdiv(columns, 4 * sizes["WIDTH"]), min(ROUNDS, triton.cdiv(users, sizes["HEIGHT"]))
     if users and columns:
-        with _on(out.device):
+        with on(out.device):
             sums_kernel[(triton.cdiv(users, sizes["HEIGHT"] * rounds) * across,)](
                 *(out, table.words.to(torch.int32), key, first, stream, users, columns, across, rounds), **sizes
             )
@@ -47,21 +47,17 @@ def _sizes(table: Table, columns: int) -> dict[str, int]:
     return {"STEPS": table.words.shape[1].bit_length() - 1, "HEIGHT": CELLS // width, "WIDTH": width}
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@triton.jit(do_not_specialize=["base", "key", "first", "stream"])
+@launched("base", "key", "first", "stream", "users", "across")
 def draws_kernel(
     out,
     table,
     base,
     key,
     first,
-    stream,
+    stream: tl.int32,
     users,
     columns,
-    across,
+    across: tl.int32,
     STEPS: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -78,17 +74,17 @@ def draws_kernel(
     tl.store(out + row[:, None] * columns + column, side_by_side(a, b, c, d).to(tl.int64) + base, mask=inside)
 
 
-@triton.jit(do_not_specialize=["key", "first", "stream"])
+@launched("key", "first", "stream", "users", "columns", "across", "rounds")
 def sums_kernel(
     out,
     table,
     key,
     first,
-    stream,
+    stream: tl.int32,
     users,
-    columns,
-    across,
-    rounds,
+    columns: tl.int32,
+    across: tl.int32,
+    rounds: tl.int32,
     STEPS: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.pieces import on
 from torchdp.kernels.philox.fused import side_by_side, unit, words
 
@@ -65,7 +66,7 @@ def _turned(quarter, cosine, sine):
     return sign * tl.where(odd, -sine, cosine), sign * tl.where(odd, cosine, sine)
 
 
-@triton.jit(do_not_specialize=["key", "first", "stream", "size"])
+@launched("key", "first", "stream", "size")
 def draw_kernel(
     out, key, first, stream, size, width, groups, BLOCK: tl.constexpr, DOUBLE: tl.constexpr, WHOLE: tl.constexpr
 ):

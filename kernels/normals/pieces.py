@@ -25,26 +25,29 @@ class Pieces:
 
     def split(self, width: int) -> Iterator["Pieces"]:
         """Some pieces at a time, so that their partial sums of ``width`` numbers take little memory."""
-        at_once = max(1, NUMBERS_AT_ONCE // width)
+        at_once = max(2, NUMBERS_AT_ONCE // width // 2 * 2)  # even, so that each part is aligned as the first one
         for first in range(0, len(self.type), at_once):
             some = slice(first, first + at_once)
             yield Pieces(self.type[some], self.start[some], self.stop[some], self.rows)
 
 
-def pieces(counts: Tensor, first: int, most_rows: int) -> Pieces:
+def pieces(counts: Tensor, first: int, most_rows: int, shortest: int) -> Pieces:
     """For users first, first + 1, ..., of which the first counts[0] hold type 0, the next counts[1] type 1, and so on.
 
-    counts: (m,) int64.
+    counts: (m,) int64. Pieces are of ``shortest`` users at least, a power of two, but for the last one of a type.
     """
-    users, types = int(counts.sum()), int((counts > 0).sum())
-    longest = max(1024, power_of_two(-(-users // PIECES)))
+    longest = max(shortest, power_of_two(-(-int(counts.sum()) // PIECES)))
     parts = (counts + longest - 1).div(longest, rounding_mode="floor")
     kind = torch.arange(len(counts), device=counts.device).repeat_interleave(parts)
     part = torch.arange(len(kind), device=counts.device) - (parts.cumsum(0) - parts)[kind]
     ends = first + counts.cumsum(0)
     start = (ends - counts)[kind] + part * longest
-    rows = min(most_rows, power_of_two(-(-users // max(1, types))))
-    return Pieces(kind, start, torch.minimum(start + longest, ends[kind]), rows)
+    return Pieces(kind, start, torch.minimum(start + longest, ends[kind]), tile(counts, most_rows))
+
+
+def tile(counts: Tensor, most_rows: int) -> int:
+    """Users of a tile: as many as hold a type, in the mean, but not more than ``most_rows``."""
+    return min(most_rows, power_of_two(-(-int(counts.sum()) // max(1, int((counts > 0).sum())))))
 
 
 def portions(counts: Tensor, at_once: int) -> Iterator[tuple[int, int, Tensor]]:

@@ -10,7 +10,7 @@ def words(key, index, group, stream):
 
     One product of 32 by 32 bits gives its high and its low half: tl.philox takes two.
     """
-    index, key = index.to(tl.uint64), tl.to_tensor(key).to(tl.uint64)
+    index, key = index.to(tl.uint64), tl.cast(key, tl.uint64)
     c0, c1, c2 = index.to(tl.uint32), (index >> 32).to(tl.uint32), group.to(tl.uint32)
     c3 = (c2 * 0 + stream).to(tl.uint32)
     k0, k1 = key.to(tl.uint32), (key >> 32).to(tl.uint32)

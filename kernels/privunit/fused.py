@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.fused import four
 from torchdp.kernels.normals.pieces import on, pieces, power_of_two
 from torchdp.kernels.philox.fused import side_by_side
@@ -12,9 +13,10 @@ from torchdp.kernels.privunit import reference
 
 COORDINATES: tl.constexpr = tl.constexpr(reference.COORDINATES)
 TILE, STEPS = 256, 16  # users x groups of four in a tile; tiles added up in the dtype of points
+PIECE = 1024  # users of a program, at least
 
 
-@triton.jit(do_not_specialize=["key", "first"])
+@launched("key", "first")
 def sum_kernel(
     sums,
     reaches,
@@ -115,7 +117,7 @@ def sums(
     draws = [each.double().contiguous() for each in (lift, along, across)]
     q = power_of_two(triton.cdiv(width, 4))
     total = torch.zeros(width, dtype=torch.float64, device=device)
-    for part in pieces(counts, first, max(1, TILE // q)).split(width):
+    for part in pieces(counts, first, max(1, TILE // q), PIECE).split(width):
         noise = torch.empty((len(part.type), width), dtype=torch.float64, device=device)
         reach = noise.new_empty(len(noise))
         with on(device):

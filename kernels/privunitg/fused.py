@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.fused import four
 from torchdp.kernels.normals.pieces import on, pieces, power_of_two
 from torchdp.kernels.philox.fused import side_by_side, unit, words
@@ -17,16 +18,17 @@ TAU: tl.constexpr = tl.constexpr(reference.TAU)
 MOST_ROWS = 64  # users in a tile
 TILE = 256  # users x groups of four in a tile
 STEPS = 16  # tiles added up in the dtype of points
+PIECE = 1024  # users of a program, at least
 
 
-@triton.jit(do_not_specialize=["key"])
+@launched("key", "across")
 def normals_kernel(
     sums,
     starts,
     stops,
     key,
     width,
-    across,
+    across: tl.int32,
     Q: tl.constexpr,
     U: tl.constexpr,
     STEPS: tl.constexpr,
@@ -69,7 +71,7 @@ def normals_kernel(
     tl.store(sums + piece * width + column, total, mask=column < width)
 
 
-@triton.jit(do_not_specialize=["key"])
+@launched("key")
 def scalars_kernel(lifts, taus, starts, stops, law, key, U: tl.constexpr, DOUBLE: tl.constexpr):
     """lifts[p], taus[p] (float64): over the users of piece p, g0 and tau. law: threshold, upper, survival, float64."""
     piece = tl.program_id(0).to(tl.int64)
@@ -80,7 +82,7 @@ def scalars_kernel(lifts, taus, starts, stops, law, key, U: tl.constexpr, DOUBLE
     tiles = ((stop - start + U - 1) // U).to(tl.int32)
     for _ in range(tiles):
         inside = user < stop
-        g, _, _, _ = four(key, user, zero, LIFT, DOUBLE)
+        g, _b, _c, _d = four(key, user, zero, LIFT, DOUBLE)
         lift += tl.where(inside, g.to(tl.float64), 0.0)
         a, b, c, d = words(key, user, zero, TAU)
         tau += tl.where(inside, tilted(unit(a, b), unit(c, d), threshold, upper, survival), 0.0)
@@ -104,7 +106,7 @@ def sums(
     (_, width), device, double = points.shape, points.device, points.dtype == torch.float64
     law = torch.tensor([threshold, upper, survival], dtype=torch.float64, device=device)
     total = torch.zeros(width, dtype=torch.float64, device=device)
-    for part in pieces(counts, first, MOST_ROWS).split(width):
+    for part in pieces(counts, first, MOST_ROWS, PIECE).split(width):
         size, ends = len(part.type), (part.start, part.stop)
         groups = triton.cdiv(width, 4)
         q = min(power_of_two(groups), max(1, TILE // part.rows))

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.philox.fused import word64, words
 
 PAIRS = 512  # of users in one step of a program
@@ -22,7 +23,7 @@ def report(number, x, k, step, magic):
     return tl.where(value < k, value, x)
 
 
-@triton.jit(do_not_specialize=["n", "k", "step", "magic", "key", "first", "copies"])
+@launched("n", "k", "step", "magic", "key", "first", "copies")
 def count_kernel(
     x, counts, n, stride, k, step, magic, key, first, copies, PAIRS: tl.constexpr, BINS: tl.constexpr
 ):
@@ -63,10 +64,8 @@ def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
     bins = max(32, triton.next_power_of_2(k)) if k <= MOST_BINS else 0
     copies = 1 if bins else min(programs, max(1, CELLS // k))
     total = torch.zeros(copies, k, dtype=torch.int64, device=x.device)
-    magic = (2**64 - 1) // step
-    magic -= (magic >> 63) << 64  # the same 64 bits as a signed number
     with torch.cuda.device_of(x):
         count_kernel[(programs,)](
-            x, total, n, x.stride(0), k, step, magic, key, first, copies, PAIRS=PAIRS, BINS=bins
+            x, total, n, x.stride(0), k, step, (2**64 - 1) // step, key, first, copies, PAIRS=PAIRS, BINS=bins
         )
     return total.sum(0)

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.philox.fused import words
 
 LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
@@ -92,7 +93,7 @@ def tally(out, bits, label, number, inside, classes, width):
         )
 
 
-@triton.jit(do_not_specialize=["key", "first", "features"])
+@launched("key", "first", "features")
 def rounded_kernel(
     out,
     x,
@@ -105,7 +106,7 @@ def rounded_kernel(
     waves,
     n,
     d,
-    features,
+    features: tl.int32,
     classes,
     x_row,
     wave_row,
@@ -138,7 +139,7 @@ def rounded_kernel(
             tally(start, bits, label, column * waves + wave, column < features, classes, width)
 
 
-@triton.jit(do_not_specialize=["features"])
+@launched("features")
 def positive_kernel(
     out,
     x,
@@ -148,7 +149,7 @@ def positive_kernel(
     waves,
     n,
     d,
-    features,
+    features: tl.int32,
     classes,
     x_row,
     wave_row,

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdp.kernels.chacha.fused import words, words64
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.fused import circle
 from torchdp.kernels.secure_sketch.reference import MASKS, NOISE
 
@@ -30,7 +31,7 @@ def normals(key, first, COUNT: tl.constexpr):
     return tl.reshape(tl.join(radius * cosine, radius * sine), [8 * COUNT])
 
 
-@triton.jit(do_not_specialize=["first", "clients"])
+@launched("first", "clients", fusion=False)
 def add_kernel(
     sums,
     values,
@@ -103,6 +104,6 @@ def add(
     with torch.cuda.device_of(values):
         add_kernel[(programs,)](
             sums, values, rows, signs, units, key, first, clients, copies, columns, height * columns,
-            *values.stride(), *rows.stride(), *signs.stride(), scale,
-            SERVERS=servers, BITS=8 * sums.dtype.itemsize, ENTRIES=ENTRIES, num_warps=4, enable_fp_fusion=False,
+            *values.stride(), *rows.stride(), *signs.stride(), float(scale),
+            SERVERS=servers, BITS=8 * sums.dtype.itemsize, ENTRIES=ENTRIES, num_warps=4,
         )  # fmt: skip

@@ -1,16 +1,18 @@
 """The normal quantile inside Triton kernels, float64: the formulas of reference.py."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.normals.pieces import on
 from torchdp.kernels.philox.fused import unit, words
+from torchdp.kernels.truncated_normal import reference
 from torchdp.kernels.truncated_normal.reference import HalfLine
 
 LEAST: tl.constexpr = tl.constexpr(2.0**-1022)  # the least normal float64
+CENTRAL, MIDDLE, FAR = (tl.constexpr(each) for each in (reference.CENTRAL, reference.MIDDLE, reference.FAR))
 BLOCK = 256
 
 
@@ -19,7 +21,7 @@ def above(tail: Tensor, threshold: float) -> Tensor:
     tail = tail.contiguous()
     out = torch.empty_like(tail)
     if tail.numel():
-        with _on(tail.device):
+        with on(tail.device):
             grid = (triton.cdiv(tail.numel(), BLOCK),)
             above_kernel[grid](tail, out, _line(threshold, tail.device), tail.numel(), BLOCK=BLOCK)
     return out
@@ -29,7 +31,7 @@ def draws(key: int, size: int, threshold: float, *, first: int, stream: int, dev
     """reference.draws."""
     out = torch.empty(size, dtype=torch.float64, device=device)
     if size:
-        with _on(device):
+        with on(device):
             grid = (triton.cdiv(size, BLOCK),)
             draws_kernel[grid](out, _line(threshold, device), key, first, stream, size, BLOCK=BLOCK)
     return out
@@ -39,20 +41,16 @@ def _line(threshold: float, device: torch.device) -> Tensor:
     return torch.tensor(HalfLine(threshold).numbers, dtype=torch.float64, device=device)
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@triton.jit
-def above_kernel(tail, out, line, n, BLOCK: tl.constexpr):
+@launched()
+def above_kernel(tail, out, line, n: tl.int64, BLOCK: tl.constexpr):
     """One number for each uniform; line: the four numbers of the half line, float64."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     u = tl.load(tail + index, mask=index < n, other=0.5)
     tl.store(out + index, _beyond(u, line), mask=index < n)
 
 
-@triton.jit(do_not_specialize=["key", "first", "stream"])
-def draws_kernel(out, line, key, first, stream, n, BLOCK: tl.constexpr):
+@launched("key", "first", "stream")
+def draws_kernel(out, line, key, first, stream, n: tl.int64, BLOCK: tl.constexpr):
     """The numbers first + 0, ..., first + n - 1 of the key."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     a, b, _, _ = words(key, first + index, (index * 0).to(tl.int32), stream)
@@ -104,71 +102,14 @@ def lower_quantile(p, log_p):
     s = 0.180625 - q * q
     r = tl.sqrt(-log_p)
     near, middle, y, z = p >= 0.075, r <= 5.0, r - 1.6, r - 5.0
-    above = tl.where(near, q * _central_above(s), -tl.where(middle, _middle_above(y), _far_above(z)))
-    return above / tl.where(near, _central_below(s), tl.where(middle, _middle_below(y), _far_below(z)))
+    above = tl.where(near, q * _value(s, CENTRAL, 0), -tl.where(middle, _value(y, MIDDLE, 0), _value(z, FAR, 0)))
+    return above / tl.where(near, _value(s, CENTRAL, 1), tl.where(middle, _value(y, MIDDLE, 1), _value(z, FAR, 1)))
 
 
 @triton.jit
-def _central_above(x):
-    y = x * 2509.0809287301226727 + 33430.575583588128105
-    y = y * x + 67265.770927008700853
-    y = y * x + 45921.953931549871457
-    y = y * x + 13731.693765509461125
-    y = y * x + 1971.5909503065514427
-    y = y * x + 133.14166789178437745
-    return y * x + 3.387132872796366608
-
-
-@triton.jit
-def _central_below(x):
-    y = x * 5226.495278852854561 + 28729.085735721942674
-    y = y * x + 39307.89580009271061
-    y = y * x + 21213.794301586595867
-    y = y * x + 5394.1960214247511077
-    y = y * x + 687.1870074920579083
-    y = y * x + 42.313330701600911252
-    return y * x + 1.0
-
-
-@triton.jit
-def _middle_above(x):
-    y = x * 7.7454501427834140764e-4 + 0.0227238449892691845833
-    y = y * x + 0.24178072517745061177
-    y = y * x + 1.27045825245236838258
-    y = y * x + 3.64784832476320460504
-    y = y * x + 5.7694972214606914055
-    y = y * x + 4.6303378461565452959
-    return y * x + 1.42343711074968357734
-
-
-@triton.jit
-def _middle_below(x):
-    y = x * 1.05075007164441684324e-9 + 5.475938084995344946e-4
-    y = y * x + 0.0151986665636164571966
-    y = y * x + 0.14810397642748007459
-    y = y * x + 0.68976733498510000455
-    y = y * x + 1.6763848301838038494
-    y = y * x + 2.05319162663775882187
-    return y * x + 1.0
-
-
-@triton.jit
-def _far_above(x):
-    y = x * 2.01033439929228813265e-7 + 2.71155556874348757815e-5
-    y = y * x + 1.2426609473880784386e-3
-    y = y * x + 0.026532189526576123093
-    y = y * x + 0.29656057182850489123
-    y = y * x + 1.7848265399172913358
-    y = y * x + 5.4637849111641143699
-    return y * x + 6.6579046435011037772
-
-
-@triton.jit
-def _far_below(x):
-    y = x * 2.04426310338993978564e-15 + 1.4215117583164458887e-7
-    y = y * x + 1.8463183175100546818e-5
-    y = y * x + 7.868691311456132591e-4
-    y = y * x + 0.0148753612908506148525
-    y = y * x + 0.1369298809227358053
-    y = y * x + 0.59983220655588793769
-    return y * x + 1.0
+def _value(x, COEFFICIENTS: tl.constexpr, PART: tl.constexpr):
+    """The polynomial above (0) or below (1) the fraction, in x."""
+    y = x * COEFFICIENTS[0][PART] + COEFFICIENTS[1][PART]
+    for k in tl.static_range(2, 8):
+        y = y * x + COEFFICIENTS[k][PART]
+    return y

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.philox import fused as philox
 from torchdp.kernels.unary_counts.reference import LANES, ratio
 
@@ -55,7 +56,7 @@ def lanes_below(user, group):
     return ((group * 0 + 1 << lanes) - 1).to(tl.uint32)
 
 
-@triton.jit(do_not_specialize=["n", "k", "numerator", "digits", "key", "first"])
+@launched("n", "k", "numerator", "digits", "key", "first")
 def others_kernel(tally, n, k, numerator, digits, key, first, GROUPS: tl.constexpr, COLUMNS: tl.constexpr):
     """Adds, for every value, the bits that n users would set if it were not their own."""
     n, first, numerator = n.to(tl.int64), first.to(tl.int64), numerator.to(tl.int64)
@@ -72,7 +73,7 @@ def others_kernel(tally, n, k, numerator, digits, key, first, GROUPS: tl.constex
     tl.atomic_add(tally + column, tl.sum(total, 0).to(tl.int64), mask=column < k, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n", "k", "lost", "lost_digits", "off", "off_digits", "key", "first", "copies"])
+@launched("n", "k", "lost", "lost_digits", "off", "off_digits", "key", "first", "copies")
 def own_kernel(
     x, tally, n, stride, k, lost, lost_digits, off, off_digits, key, first, copies, USERS: tl.constexpr
 ):

@@ -3,6 +3,7 @@
 Triton's interpreter would let more pass: types that do not compile, spills, scattered stores.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("triton")
 import triton
 
-BENCH = Path(__file__).parents[2] / "experiments" / "bench"
+BENCH, KERNELS = Path(__file__).parents[2] / "experiments" / "bench", Path(__file__).parents[2] / "kernels"
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 disassembled = pytest.mark.skipif(not (TOOLS / "nvdisasm").exists(), reason="this Triton brings no disassembler")
 # without an FP64 instruction: for others the table says how many
@@ -22,6 +23,32 @@ WITHOUT_FP64 |= {"rounded_features.rounded_kernel", "rounded_features.positive_k
 # results stored where they are drawn: what a thread holds lies together
 WIDE = {"chacha.keystream_kernel", "truncated_normal.above_kernel", "truncated_normal.draws_kernel"}
 WIDE |= {"normals.draw_kernel", "inversion.draws_kernel"}
+
+
+# names of triton.language in 3.4.0, 3.5.1, 3.6.0, 3.7.0, 3.8.0 and 3.9.0, of which pyproject.toml promises the first
+EVERYWHERE = """abs arange atomic_add broadcast_to cast cdiv constexpr cumsum dot float16 float32 float64 floor full
+    histogram int16 int32 int64 interleave join load log max maximum minimum num_programs permute program_id reshape
+    split sqrt static_range store sum uint32 uint64 umulhi where zeros""".split()
+
+
+@pytest.mark.parametrize("file", sorted(KERNELS.glob("*/fused.py")), ids=lambda file: file.parent.name)
+def test_kernels_use_what_every_supported_triton_has_and_are_launched_by_their_forms(file):
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    owned = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    assert {node.attr for node in owned if node.value.id == "tl"} <= set(EVERYWHERE)
+    jitted = {
+        node.name: ast.unparse(node.decorator_list[0]) for node in nodes if getattr(node, "decorator_list", None)
+    }
+    assert all(how.startswith(("launched(", "triton.jit")) for how in jitted.values())
+    calls = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)]
+    launched = {call.value.id for call in calls if isinstance(call.value, ast.Name)} - {"kernel"}
+    assert launched <= {name for name, how in jitted.items() if how.startswith("launched(")}
+    for loop in (
+        node for node in nodes if isinstance(node, ast.For)
+    ):  # 3.4 refuses a loop's variable of another type
+        stored = [node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name)]
+        own = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+        assert not own & {node.id for node in stored if isinstance(node.ctx, ast.Store)}, loop.lineno
 
 
 @pytest.fixture(scope="module")

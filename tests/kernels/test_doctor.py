@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,14 +117,12 @@ def test_triton_that_does_not_compile(interpreter, capsys, monkeypatch):
 
 def test_triton_that_does_not_agree(interpreter, capsys, monkeypatch):
     """Numbers that are those of another key."""
-    monkeypatch.setattr(interpreter, "counts", lambda x, k, step, key, first=0: WRONG(x, k, step, key + 1, first))
+    whole = interpreter.counts
+    monkeypatch.setattr(interpreter, "counts", lambda x, k, step, key, first=0: whole(x, k, step, key + 1, first))
     code, page = told(capsys, "--interpret", "--only", *NAMES)
     assert code == 1 and page.count("agrees") == 1 and "works" in page
     assert "[1] does not agree with its reference" in page
     collected(monkeypatch, 1)
-
-
-WRONG = response_counts.reference.counts
 
 
 @pytest.mark.parametrize(
@@ -162,14 +161,7 @@ def tiled(interpreter, monkeypatch):
     return kernel, interpreter, costs
 
 
-CASE = cases.Case(
-    cases.RESPONSE_COUNTS.arguments,
-    cases.RESPONSE_COUNTS.work,
-    3000,
-    3000,
-    100,
-    tiles={"PAIRS": (512, 1024, 2048)},
-)
+CASE = replace(cases.RESPONSE_COUNTS, large=3000, host=100)
 
 
 def test_the_fastest_tiles_are_chosen_and_stay(tiled):
@@ -227,9 +219,10 @@ def test_verdicts_are_kept_beside_those_of_other_kernels(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no such GPU")
     verdicts._read.cache_clear()
-    doctor.kept(GPU, [Finding("chacha.keystream", None, tiles={"BLOCKS": 128}), Finding("normals.draws", "no")])
-    doctor.kept(GPU, [Finding("normals.draws", None)])
-    faults = {"chacha.keystream": None, "normals.draws": None}
+    first = Finding("chacha.keystream", None, tiles={"BLOCKS": 128}, forms={"a": None})
+    doctor.kept(GPU, [first, Finding("normals.draws", "no", forms={"a": "no", "b": "no"})])
+    doctor.kept(GPU, [Finding("normals.draws", None, forms={"a": None})])
+    faults = {"chacha.keystream": {"a": None}, "normals.draws": {"a": None, "b": "no"}}
     assert verdicts.read(GPU) == verdicts.Verdicts(faults, {"torchdp.kernels.chacha": {"BLOCKS": 128}})
     verdicts._read.cache_clear()
 
@@ -280,7 +273,7 @@ def test_the_report_of_a_gpu(tmp_path, monkeypatch, capsys, fault):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     verdicts._read.cache_clear()
-    found = Finding(NAMES[0], fault, 1000, 0.002, 0.5, {} if fault else {"PAIRS": 2048})
+    found = Finding(NAMES[0], fault, 1000, 0.002, 0.5, {} if fault else {"PAIRS": 2048}, {"a form": fault})
     monkeypatch.setattr(examine, "ceilings", lambda device: CEILINGS)
     monkeypatch.setattr(examine, "fused", lambda kernel, device, most, tune: found)
     monkeypatch.setattr(doctor, "collects", lambda device: None)
@@ -292,7 +285,7 @@ def test_the_report_of_a_gpu(tmp_path, monkeypatch, capsys, fault):
     )
     assert f"collect on cuda:0: {'FAILS: not tried' if fault == doctor.LOST else 'works'}" in page
     (file,) = (tmp_path / "torchdp").iterdir()
-    assert f"kept in {file}" in page and verdicts.read(GPU).faults == {NAMES[0]: fault}
+    assert f"kept in {file}" in page and verdicts.read(GPU).faults == {NAMES[0]: {"a form": fault}}
     verdicts._read.cache_clear()
 
 
@@ -317,6 +310,10 @@ from torchdp.kernels.dispatch.every import KERNELS
 
 cpu, made = torch.device("cpu"), []
 
+def waves(x, frequencies, phases, labels, classes, *drawn):  # 77 dimensions, two waves, a hundred classes
+    x, frequencies, phases = x[:, :1].repeat(1, 77), frequencies[:1].repeat(77, 1), phases[:1].repeat(2, 1)
+    return (x, frequencies, phases, labels, 100, *drawn), {}
+
 def record(self, grid):
     return lambda *arguments, **options: made.append(self.run(*arguments, grid=grid, warmup=True, **options))
 
@@ -326,7 +323,8 @@ for kernel in KERNELS:
     for tiles in products(kernel):
         made.clear()
         kernel.set_tiles(cpu, tiles)
-        kernel.result(kernel.fused(cpu), cpu)
+        for call in [None] if "rounded" not in kernel.name else [None, waves(*kernel.public(cpu)[0][0])]:
+            kernel.result(kernel.fused(cpu), cpu, call)
         used = [compiled.usage(binary) for binary in made]
         print(kernel.name, *tiles.values(), len(used), sum(int(each["STACK"]) + int(each["LOCAL"]) for each in used))
 """

@@ -145,7 +145,7 @@ def test_vectors_of_millions_of_coordinates_stay_within_a_grid(device, monkeypat
 @pytest.mark.parametrize("counts", [[0], [], [1], [5, 0, 3000, 1], [2**40, 7], [1] * 50])
 def test_pieces_cover_every_user_once(counts):
     counts = torch.tensor(counts, dtype=torch.int64)
-    found = pieces(counts, 10, 64)
+    found = pieces(counts, 10, 64, 1024)
     lengths = found.stop - found.start
     assert int(lengths.sum()) == int(counts.sum()) and (lengths > 0).all()
     assert torch.equal(found.start[1:], found.stop[:-1])

@@ -12,7 +12,9 @@ from torchdp.kernels.dispatch import Kernel, cases, verdicts
 from torchdp.kernels.dispatch.verdicts import Verdicts
 
 GPU = torch.device("cuda:0")
-FOUND = Verdicts({"response_counts.counts": None, "chacha.keystream": "does not agree"}, {"p": {"PAIRS": 512}})
+FOUND = Verdicts(
+    {"a.counts": {"": None, "form": None}, "b.stream": {"form": "does not agree"}}, {"p": {"PAIRS": 512}}
+)
 
 
 @pytest.fixture
@@ -54,7 +56,8 @@ BAD = {
     "number": b"7",
     "no tiles": b'{"faults": {}}',
     "faults a list": b'{"faults": [], "tiles": {}}',
-    "a fault a number": b'{"faults": {"a": 1}, "tiles": {}}',
+    "a fault a number": b'{"faults": {"a": {"form": 1}}, "tiles": {}}',
+    "no forms": b'{"faults": {"a": null}, "tiles": {}}',
     "tiles flat": b'{"faults": {}, "tiles": {"p": 3}}',
     "a size a text": b'{"faults": {}, "tiles": {"p": {"PAIRS": "512"}}}',
     "a size true": b'{"faults": {}, "tiles": {"p": {"PAIRS": true}}}',
@@ -120,7 +123,7 @@ def test_a_read_only_home(home):
 def test_two_processes_that_write_at_once_leave_the_file_of_one(home):
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("the children are forked")
-    contents = [Verdicts({f"kernel {i}": str(each) for i in range(100)}, {}) for each in range(2)]
+    contents = [Verdicts({f"kernel {i}": {"": str(each)} for i in range(100)}, {}) for each in range(2)]
 
     def keep_writing(found):
         for _ in range(50):
@@ -154,7 +157,7 @@ def test_a_kept_verdict_is_obeyed_without_a_trial(home, monkeypatch):
         raise AssertionError("tried")
 
     for fault, wanted in ((None, "fused"), ("is too slow", "plain")):
-        verdicts.write(GPU, Verdicts({"response_counts.counts": fault}, {}))
+        verdicts.write(GPU, Verdicts({"response_counts.counts": {"": fault}}, {}))
         made = Kernel("torchdp.kernels.response_counts", "counts", lambda *_: "plain", cases.RESPONSE_COUNTS)
         monkeypatch.setattr(made, "trial", forbidden)
         monkeypatch.setattr(made, "fused", lambda device: lambda *_: "fused")

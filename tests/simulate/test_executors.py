@@ -130,7 +130,7 @@ def test_a_cluster_that_loses_workers_and_gets_another(tmp_path, expected, monke
     distributed = pytest.importorskip("distributed")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     with (
-        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
         rows = sweep(trials.make_trial, GRID, store=tmp_path / "a.jsonl", executor=client, **SETTINGS)

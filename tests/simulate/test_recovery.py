@@ -44,7 +44,7 @@ def test_every_road_gives_one_digest(tmp_path, expected, monkeypatch):
     distributed = pytest.importorskip("distributed")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     with (
-        distributed.LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
         more = threading.Timer(0.2, cluster.scale, [2])

@@ -116,7 +116,7 @@ def examined(kernels: list[Kernel], device: torch.device, most: Ceilings) -> lis
             tune = all(each.package != kernel.package for each in kernels[:place])
             findings.append(examine.fused(kernel, device, most, tune))
         except LostDevice:
-            findings.append(Finding(kernel.name, LOST))
+            findings.append(Finding(kernel.name, LOST, forms={"": LOST}))
             kept(device, findings)  # before anybody else meets that kernel
             return findings + elsewhere([each.name for each in kernels[place + 1 :]], device)
     return findings
@@ -138,7 +138,7 @@ def kept(device: torch.device, findings: list[Finding]) -> str | None:
     """Where the verdicts lie now, with those of other kernels; None where they can not be kept."""
     old = verdicts.read(device)
     packages = {kernel.name: kernel.package for kernel in KERNELS}
-    faults = old.faults | {finding.kernel: finding.fault for finding in findings}
+    faults = old.faults | {each.kernel: old.faults.get(each.kernel, {}) | each.forms for each in findings}
     tiles = old.tiles | {packages[finding.kernel]: finding.tiles for finding in findings if finding.tiles}
     file = verdicts.write(device, verdicts.Verdicts(faults, tiles))
     return None if file is None else str(file)

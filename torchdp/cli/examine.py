@@ -31,7 +31,7 @@ class Ceilings:
 @dataclass(frozen=True)
 class Finding:
     """fault: why the fused form is not used; None: it is. seconds: of the form that is used, for n users, rows or
-    numbers, None where it was not timed; share: of the ceilings' floor in it. tiles: those chosen."""
+    numbers, None where it was not timed; share: of the ceilings' floor in it. tiles: those chosen. forms: verdicts."""
 
     kernel: str
     fault: str | None
@@ -39,6 +39,7 @@ class Finding:
     seconds: float | None = None
     share: float | None = None
     tiles: dict[str, int] = field(default_factory=dict)
+    forms: dict[str, str | None] = field(default_factory=dict)
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -87,10 +88,10 @@ def fused(kernel: Kernel, device: torch.device, most: Ceilings, tune: bool) -> F
     try:
         fault = kernel.trial(device)
         if fault is not None:
-            return plain(kernel, device, most, fault)
+            return replace(plain(kernel, device, most, fault), forms=kernel.verdicts(device))
         tiles = chosen_tiles(kernel, device) if tune else kernel.tiles(device)
         found = _timed(kernel, kernel.fused(device), kernel.case.large, device, most, None)
-        return replace(found, tiles=tiles)
+        return replace(found, tiles=tiles, forms=kernel.verdicts(device))
     except torch.OutOfMemoryError:
         return Finding(kernel.name, fault)
 

@@ -1,0 +1,229 @@
+"""Public calls of the form of a given one: they compile to the same machine code and pass every branch of it.
+
+Of the given call the dtypes, the alignment, the kinds of strides and the constants of compilation are copied, and of
+its numbers nothing else: those are chosen so that every mask cuts, every loop is passed twice and every rare case is
+met. No value of a tensor of the caller's is read, but for how many users hold each point, which the form depends on.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdp.kernels import philox
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+KEY, FIRST = 0x243F6A8885A308D3, 7  # public; the first user is odd
+STEP, RARE = 40, 1010197384  # of correlated noise: number RARE of this step takes further bits
+LINES = -2.0, 1.5, 39.0  # thresholds: below 0, whose upper tail is the larger one; central and far tails
+
+
+def told(number: int) -> tuple[bool, bool]:
+    """What the value of a number tells the compiler."""
+    return number == 1, number % 16 == 0
+
+
+def least(given: int, start: int, trait: Callable[[int], Any] = told) -> int:
+    """The least number from ``start`` on, else from 1 on, that has the given one's trait."""
+    return next(
+        number for number in (*range(start, 2**13), *range(1, start), given) if trait(number) == trait(given)
+    )
+
+
+def groups(width: int) -> int:
+    """How many groups of four hold so many numbers, rounded up to a power of two."""
+    return power_of_two((width + 3) // 4)
+
+
+def power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def alike(public: Tensor, given: Tensor) -> Tensor:
+    """``public`` in the dtype, alignment and kinds of strides (1, a multiple of 16, neither) of ``given``."""
+    strides, extent = [1] * public.ndim, 1
+    for axis in sorted(range(public.ndim), key=given.stride):
+        step = given.stride(axis)
+        if step != 1:
+            strides[axis] = -(-extent // 16) * 16 if step % 16 == 0 else extent + (extent == 1 or extent % 16 == 0)
+        extent = max(extent, strides[axis] * public.shape[axis])
+    shift = given.data_ptr() % 16 // given.element_size()
+    buffer = torch.empty(shift + extent, dtype=given.dtype, device=given.device)
+    return buffer.as_strided(public.shape, strides, shift).copy_(public)
+
+
+def wave(device: torch.device, *shape: int) -> Tensor:
+    """float64 in (0, 1): the same on every device, without a generator."""
+    place = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device=device)
+    return ((place * 0.6180339887498949 + 0.25) % 1).clamp(2.0**-53, 1 - 2.0**-53).view(shape)
+
+
+def types(x: Tensor, n: int, k: int) -> Tensor:
+    """Of n users, in no order; some hold none of the k types, on both sides, where the dtype of x has such numbers."""
+    held, most = torch.arange(n, device=x.device) * 7919 % k, torch.iinfo(x.dtype)
+    held[::97], held[1::97] = k, -1
+    return alike(held.clamp(most.min, most.max), x)
+
+
+def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> list[Call]:
+    """The counter carries into its upper half."""
+    return [((words_key(key), 2**32 - 5, 300, 2**32 - 7, 3), {})]
+
+
+def words_key(given: Tensor) -> Tensor:
+    return alike(torch.arange(1, 9, dtype=torch.int32, device=given.device) * 0x1234567, given)
+
+
+def response_counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> list[Call]:
+    """Half of the users report another value than their own."""
+    k = least(k, 9, lambda k: max(32, power_of_two(min(k, 1025))))
+    step = 2**66 // (16 * k + 3)  # of a quotient in five the multiplication finds one less
+    return [((types(x, 3000, k), k, step, KEY, FIRST), {})]
+
+
+def unary_counts(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) -> list[Call]:
+    """Chances of no binary digit, of 52 and of more than a word holds."""
+    k = least(k, 33 if k > 16 else 2, lambda k: min(32, power_of_two(k)))
+    chances = (0.6, 0.3), (1.0, 0.0), (0.0, 1.0), (0.3, 3 * 2.0**-72)
+    return [((types(x, 70, k), k, *each, KEY, FIRST), {}) for each in chances]
+
+
+def crowd(points: Tensor, rows: int, steps: int, width: int) -> tuple[Tensor, Tensor]:
+    """Points, and how many users hold each: ``steps`` tiles of ``rows`` users and half a one; nobody; one user."""
+    held = [steps * rows + rows // 2 + 1, 0, *[1] * (33 if rows < 64 else 16)] if rows > 1 else [1, 0, 1]
+    counts = torch.tensor(held, device=points.device)  # of as many users in the mean
+    return alike(wave(points.device, len(held), width) / width**0.5, points), counts
+
+
+def privunit(
+    points: Tensor, counts: Tensor, lift: Tensor, along: Tensor, across: Tensor, key: int, first: int, **law: float
+) -> list[Call]:
+    from torchdp.kernels.normals.pieces import tile
+    from torchdp.kernels.privunit.fused import STEPS, TILE
+
+    width = least(points.shape[1], 2, lambda width: (told(width), groups(width)))
+    points, counts = crowd(points, tile(counts, max(1, TILE // groups(width))), STEPS, width)
+    height, turn = wave(points.device, 2, int(counts.sum()))
+    draws = alike(2 * height - 1, lift), alike(turn, along), alike((1 - turn.square()).sqrt(), across)
+    return [((points, counts, *draws, KEY, FIRST), {"radius": 1.0, "mean": 0.3})]
+
+
+def privunitg(points: Tensor, counts: Tensor, key: int, first: int, **law: float) -> list[Call]:
+    """A threshold of 7, so that all three pieces of the quantile are met."""
+    from torchdp.kernels.normals.pieces import tile
+    from torchdp.kernels.privunitg.fused import MOST_ROWS, STEPS, TILE
+
+    rows = tile(counts, MOST_ROWS)
+    most = max(1, TILE // rows)
+    start = 4 * most + 1 if points.shape[1] > 4 * most else 2
+    width = least(points.shape[1], start, lambda width: (told(width), min(most, groups(width))))
+    law = {"radius": 1.0, "threshold": 7.0, "upper": 0.6, "survival": 1.279812543885835e-12}
+    return [((*crowd(points, rows, STEPS, width), KEY, FIRST), law)]
+
+
+def waves(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int, *drawn: int) -> list[Call]:
+    """Products that add up without rounding; nobody at 0, whose bits are sure, and nobody who is infinitely far off.
+
+    drawn: key, first, repeats, where bits are drawn.
+    """
+    device, users, features = x.device, least(len(x), 150), 140
+    d, count, classes = least(x.shape[1], 37), least(len(phases), 2), least(classes, 17)
+    whole = lambda k, *shape: (wave(device, *shape) * k).floor()  # noqa: E731
+    public = (whole(17, users, d) - 8) / 8
+    public[0], public[1:2] = 0, torch.inf
+    turns = whole(256, count, features) / 256
+    turns[0, :2] = 0
+    held = torch.arange(users, device=device) % classes
+    held[held == 1] = 0
+    call = alike(public, x), alike((whole(13, d, features) - 6) / 64, frequencies), alike(turns, phases)
+    more = (KEY, FIRST, least(drawn[2], 2)) if drawn else ()
+    return [((*call, alike(held, labels), classes, *more), {})]
+
+
+def secure_sketch(
+    sums: Tensor, values: Tensor, rows: Tensor, signs: Tensor, units: Tensor, key: Tensor, first: int, scale: float
+) -> list[Call]:
+    """Rows that meet, and entries of two programs, of which the first begins before its first client."""
+    (servers, height, columns), copies, clients = sums.shape, least(len(rows), 2), 130
+    size, columns = height * columns, least(columns, 5)
+    height = next(rows for rows in (3, 16, 1) if told(rows * columns) == told(size))
+    place = torch.arange(copies * clients, device=sums.device).view(copies, clients)
+    call = (
+        alike(torch.zeros(servers * height * columns), sums.view(-1)).view(servers, height, columns),
+        alike(wave(sums.device, clients, columns) - 0.5, values),
+        *(alike(place * 37 % height, rows), alike(place // 3 % 2 * 2 - 1, signs)),
+        alike(torch.full((height,), 2.0**20), units),
+    )
+    return [((*call, words_key(key), 3, 2.0**12), {})]
+
+
+def inversion(table: Any, key: int, users: int, columns: int, *, first: int, stream: int) -> list[Call]:
+    """A table of which every fourth threshold is a draw's own 128 bits, or one more or less."""
+    from torchdp.kernels.inversion.fused import CELLS
+    from torchdp.kernels.inversion.reference import SECOND
+    from torchdp.kernels.inversion.tables import Table as Public
+
+    key, stream = KEY, 3
+    columns = least(
+        columns, 257 if columns > 256 else 2, lambda columns: (told(columns), min(64, groups(columns)))
+    )
+    users = 3 * CELLS // min(64, groups(columns)) + 1
+    size = table.words.shape[1]
+    index, own = torch.arange(size - 1), min(40, size - 1)
+    words = torch.stack(philox.words(key, index, 1, stream + 1))  # of nobody's draw
+    drawer = FIRST + index[:own]
+    words[0, :own] = philox.words(key, drawer, 0, stream)[0]
+    words[1:, :own] = torch.stack(philox.words(key, drawer, 0, stream + SECOND)[:3])
+    words[index[:own] % 4, index[:own]] ^= index[:own] % 4 > 0
+    falling = torch.tensor([*sorted(words.T.tolist(), reverse=True), [0] * 4], device=table.device).T.contiguous()
+    public = Public(-3, falling, size - 1)
+    return [((public, key, users, columns), {"first": FIRST, "stream": stream})]
+
+
+def above(tail: Tensor, threshold: float) -> list[Call]:
+    """Uniform numbers as small and as large as there are, where all results are large: the tolerance is of those."""
+    public, ends = (
+        wave(tail.device, least(tail.numel(), 1000)),
+        tail.new_tensor([1e-17, 5e-324, 1e-300, 1 - 2.0**-53]),
+    )
+    calls: list[Call] = [((alike(public, tail.view(-1)), line), {}) for line in LINES]
+    calls[-1][0][0][-4:] = ends[: len(public)]
+    return calls
+
+
+def half_lines(
+    key: int, size: int, threshold: float, *, first: int, stream: int, device: torch.device
+) -> list[Call]:
+    return [((KEY, least(size, 1000), line), {"first": FIRST, "stream": 3, "device": device}) for line in LINES]
+
+
+def normals(
+    key: int, first: int, size: int, width: int, dtype: torch.dtype, stream: int, device: torch.device
+) -> list[Call]:
+    """Numbers of several programs, rows that end within one."""
+    width = least(width, 5, lambda width: (told(width), told(-(-width // 4)), width % 4 == 0))
+    return [((KEY, FIRST, 2100 // (width + 3) * 4 + 3, width, dtype, 3, device), {})]
+
+
+def correlated_noise(
+    changed: tuple[Tensor, Tensor],
+    total: Tensor,
+    gains: Tensor,
+    decays: Tensor,
+    numbers: Tensor,
+    key: Tensor,
+    slot: int | None,
+    step: int,
+    first: int,
+    back: int = 0,
+) -> list[Call]:
+    """Two programs, the last row, and, of several passes, one before the first; further bits are taken."""
+    (out, past), size, memory, device = changed, 1040, len(changed[1]), total.device
+    sum_ = alike(wave(device, size), total)
+    made = sum_ if out.data_ptr() == total.data_ptr() else alike(torch.zeros(size), out)
+    kept = alike(2 * wave(device, memory, size) - 1, past)
+    rates = [alike(wave(device, memory) - shift, each) for shift, each in ((0.4, gains), (0.7, decays))]
+    scales = alike(1.5 - wave(device, 4 if len(numbers) > 2 else 2), numbers)
+    row = None if slot is None else memory - 1
+    return [(((made, kept), sum_, *rates, scales, words_key(key), row, STEP, RARE - 501, 5), {})]
