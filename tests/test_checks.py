@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,6 +51,16 @@ def test_numbers_and_objects_are_refused_by_name(name):
 def test_exotic_tensors_are_refused_by_name(name, kind):
     with pytest.raises((ValueError, TypeError), match=r"^x "):
         getattr(checks, name)("x", TENSORS[kind], *READS[name])
+
+
+@pytest.mark.parametrize("value", [np.array([0.25, 17.0]), [0.25, 17.0]])
+def test_arrays_and_lists_are_refused_with_the_remedy_and_never_shown(value):
+    for check in (checks.floating, checks.integers):
+        with pytest.raises(TypeError, match=r"x must be a torch.Tensor, not .*; torch.as_tensor makes one"):
+            check("x", value)
+    for rest in ((checks.integer, 1), (checks.positive,)):
+        with pytest.raises(ValueError, match=r"^[^.]*$"):
+            rest[0]("x", value, *rest[1:])
 
 
 def test_what_is_meant_passes():

@@ -84,7 +84,8 @@ def integer(name: str, value: int, least: int, most: int = MOST) -> int:
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
         number = None
     if number is None or number < least:
-        raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
+        shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__  # never data
+        raise ValueError(f"{name} must be an integer >= {least}, not {shown}")
     if number > most:
         raise ValueError(f"{name} must be an integer of at most {most}, not {value!r}")
     return number
@@ -104,12 +105,14 @@ T = TypeVar("T")
 def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T:
     """``value``, if it is of one of these types. Raises TypeError."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {_named(kind)}, not {type(value).__name__}")
+        remedy = "; torch.as_tensor makes one of an array or a list" if kind is Tensor else ""
+        raise TypeError(f"{name} must be a {_named(kind)}, not {type(value).__name__}{remedy}")
     return value
 
 
 def _named(kind: type | tuple[type, ...]) -> str:
-    return " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+    names = {Tensor: "torch.Tensor"}
+    return " or ".join(names.get(each, each.__name__) for each in (kind if isinstance(kind, tuple) else (kind,)))
 
 
 def several(name: str, value: object, kind: type[T]) -> list[T]:
@@ -237,8 +240,7 @@ def own(made: Any) -> None:
 
 def dense(name: str, value: Tensor) -> Tensor:
     """``value``, if it is a strided tensor with data, of a type that torch computes with. Raises TypeError."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+    value = instance(name, value, Tensor)
     if value.layout != torch.strided or value.device.type == "meta" or value.is_nested:
         raise TypeError(f"{name} must be a dense tensor with data; call .to_dense() or materialise it first")
     if value.dtype not in FLOATS + INTEGERS + (torch.bool, torch.complex64, torch.complex128):
@@ -275,8 +277,7 @@ def whole_below(name: str, value: Tensor, k: int) -> Tensor:
 
 def integers(name: str, value: Tensor) -> Tensor:
     """``value``, if it is a dense tensor of integers. Raises TypeError."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+    value = instance(name, value, Tensor)
     if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them
         raise TypeError(
             f"{name} must be a signed integer or uint8 tensor, not {value.dtype}; call .to(torch.int64)"

@@ -381,6 +381,14 @@ def test_bad_calls_are_refused_in_words():
         noise_shape(domain, 2.0).coordinates(torch.zeros(3))
 
 
+def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():
+    with pytest.warns(RuntimeWarning, match="gap of .* for an oracle that is not exact"):
+        assert (
+            float(noise_shape(linear_image(normal(4, 40, seed=28), SchattenBall(10, 4, 1.0)), 2.0).certificate.gap)
+            > 0.26
+        )
+
+
 @pytest.mark.slow
 @exponents
 def test_many_points_in_512_dimensions(p):

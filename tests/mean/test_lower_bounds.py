@@ -8,6 +8,7 @@ import pytest
 import torch
 from laws import generator
 from scipy import stats
+from scipy.optimize import linprog
 
 from torchdp.domains import Box, FiniteSet, difference_shape, lp_ball, noise_shape
 from torchdp.mean import (
@@ -146,6 +147,30 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
     beta = math.sqrt(delta) / (1 - delta)
     assert 1 <= beta * worst * 3 <= 1.2 if delta == 0.1 else beta * worst * 3 == pytest.approx(1, rel=1e-3)
     assert worst >= approximate_lower_bound(0.5, 3, 1e-9, delta, 1)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "loose"), [(1.0, 1e-6, 2.0), (1.0, 0.01, 2.34), (0.3, 0.01, 2.78), (1.0, 0.1, 2.8)]
+)
+def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_as_much(epsilon, delta, loose):
+    """A linear program over the laws on a grid for users 0 and 1, unbiased, (epsilon, delta)-close, least worst MSE."""
+    z, e = np.linspace(-9 / epsilon, 1 + 9 / epsilon, 400), math.exp(epsilon)
+    one, no, k = np.eye(len(z)), np.zeros(len(z)), len(z)
+    ones = no + 1
+    rows = np.block([[one, -e * one, -one, 0 * one], [-e * one, one, 0 * one, -one]])
+    sums = np.stack([np.concatenate(each) for each in ([no, no, ones, no], [no, no, no, ones])])
+    errors = np.stack([np.concatenate(each) for each in ([z**2, no, no, no], [no, (z - 1) ** 2, no, no])])
+    fixed = [[ones, no, no, no], [no, ones, no, no], [z, no, no, no], [no, z, no, no]]
+    found = linprog(
+        np.r_[np.zeros(4 * k), 1.0],
+        A_ub=np.c_[np.r_[rows, sums, errors], np.r_[np.zeros(2 * k + 2), -1, -1]],
+        b_ub=np.r_[np.zeros(2 * k), delta, delta, 0, 0],
+        A_eq=np.stack([np.r_[np.concatenate(each), 0.0] for each in fixed]),
+        b_eq=[1, 1, 0, 1],
+    )
+    assert math.sqrt(found.fun) / approximate_lower_bound(0.5, 1, epsilon, delta, 1) == pytest.approx(
+        loose, rel=0.01
+    )
 
 
 def test_the_approximate_bound_tends_to_the_pure_one():

@@ -13,6 +13,7 @@ from torchdp.domains.corners import nearest_by_corners
 
 TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the set's own reach: by formula, by search
 FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a direction shorter than that share of the longest is flat
+SMALLEST = 1e-150  # length of an axis whose square is a float
 ROUNDED = 4  # times a dtype's eps of a coordinate: what computing the coordinate may cost
 
 
@@ -20,24 +21,24 @@ ROUNDED = 4  # times a dtype's eps of a coordinate: what computing the coordinat
 class Frame:
     """A set's own units: it reaches 1 from ``centre`` along each of ``axes``; flat directions count by its size.
 
-    axes: (d, d), the columns orthogonal, their lengths how far spanning points reach; rounding: (d,), the largest
-    absolute value of each coordinate.
+    axes: (d, d), the columns orthogonal, their lengths how far spanning points reach; largest: (d,), absolute
+    value of each coordinate.
     """
 
     centre: Tensor
     axes: Tensor
-    rounding: Tensor
+    largest: Tensor
 
     @staticmethod
     def of(points: Tensor) -> "Frame":
         """Of the set that these points (k, d) span: turns and grows with them, and does not see where they lie."""
         centre = points[0] + (points - points[0]).mean(0)
-        z, rounding = points - centre, points.abs().amax(0)
+        z, largest = points - centre, points.abs().amax(0)
         shorter = torch.linalg.qr(z, mode="r").R if len(z) > z.shape[1] else z
         size, V = float(z.norm(dim=-1).max()), torch.linalg.svd(shorter)[2].mT
-        reach, rounded = (z @ V).abs().amax(0), 8 * EPS * float(rounding.max())
+        reach, rounded = (z @ V).abs().amax(0), 8 * EPS * float(largest.max())
         flat = reach <= FLAT * size + rounded
-        return Frame(centre, V * torch.where(flat, max(size, rounded, 1e-300), reach), rounding)
+        return Frame(centre, V * torch.where(flat, max(size, rounded, SMALLEST), reach), largest)
 
     @cached_property
     def inverse(self) -> Tensor:
@@ -46,7 +47,7 @@ class Frame:
 
     def room(self, share: float, dtype: torch.dtype = torch.float64) -> float:
         """What a membership test lets through in these units: ``share``, and what ``dtype`` rounds coordinates by."""
-        return share + ROUNDED * torch.finfo(dtype).eps * float((self.inverse.abs() @ self.rounding).norm())
+        return share + ROUNDED * torch.finfo(dtype).eps * float((self.inverse.abs() @ self.largest).norm())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import EPS, FLAT, ROUNDED, Domain, Frame, Maximum, Proposal, best_first, slack
+from torchdp.domains.domain import EPS, FLAT, ROUNDED, Domain, Maximum, Proposal, best_first, slack
 from torchdp.domains.generate import on_points
 from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
@@ -30,7 +30,7 @@ class Vertices(Domain):
     def middle(self) -> Tensor | None:
         """The mean of the distinct points where each has its mirror image, else None."""
         distinct = torch.unique(self.points, dim=0)
-        mean = self.frame.centre if len(distinct) == len(self.points) else Frame.of(distinct).centre
+        mean = distinct[0] + (distinct - distinct[0]).mean(0)
         room = FLAT * (distinct - mean).abs().amax(0) + ROUNDED * EPS * distinct.abs().amax(0)
         generator = keyed_generator(b"torchdp.mean.finite.middle")
         line = torch.randn(self.dimension, dtype=torch.float64, device="cpu", generator=generator).to(distinct)

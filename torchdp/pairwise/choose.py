@@ -27,6 +27,7 @@ from torchdp.randomizers import (
 )
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
+from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
@@ -36,6 +37,7 @@ BINS = (16, 32, 64)
 MOST_SINGLE = 64  # histograms of a single type that a choice is judged by
 
 
+@one_thread
 def choose(
     statistic: PairwiseStatistic | Tensor | Workload,
     n: int,

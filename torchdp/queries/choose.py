@@ -35,6 +35,7 @@ from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomizers.alphabet.walsh_search import translates
 from torchdp.randomness import keyed_generator
+from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 BALL: tuple[Callable[[int, float, float], BallRandomizer], ...] = (PrivUnit, PrivUnitG)
@@ -58,6 +59,7 @@ MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
 
 
+@one_thread
 def choose(
     workload: Tensor | Workload,
     n: int,
@@ -142,6 +144,7 @@ def _choice(
     return Choice((*first, *(one for one in found if one.error > least)), bound, NEAR)
 
 
+@one_thread
 def choose_central(
     workload: Tensor | Workload,
     n: int,
