@@ -189,7 +189,8 @@ def test_an_edited_script_is_not_merged(toy, tmp_path, capsys):
     run(toy, "--out", tmp_path)
     before = table(tmp_path)
     Path(toy).write_text(TOY.replace(".square()", ".square() * 100").replace("drawn.txt", "figure.txt"))
-    assert "holds blocks of config {'n': 2} by other code: trial" in refuse_after(capsys, toy, "--out", tmp_path)
+    capsys.readouterr()
+    assert "holds blocks of config {'n': 2} by other code: trial" in refuse(capsys, toy, "--out", tmp_path)
     run(toy, "--out", tmp_path, "--other-code", "keep")
     assert table(tmp_path) == before
     run(toy, "--out", tmp_path, "--draw-only")
@@ -203,11 +204,6 @@ def test_an_edited_script_is_not_merged(toy, tmp_path, capsys):
     Path(toy).write_text(TOY)  # the old script finds its own blocks
     run(toy, "--out", tmp_path)
     assert table(tmp_path) == before
-
-
-def refuse_after(capsys, *arguments):
-    capsys.readouterr()
-    return refuse(capsys, *arguments)
 
 
 def test_a_bad_configuration_does_not_stop_the_others(toy, tmp_path, capsys):

@@ -24,7 +24,7 @@ def test_no_script_does_nothing(path):
     *_, last = ast.parse(path.read_text()).body
     assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'"
     done = ast.unparse(last.body[-1])
-    called = re.search(r"main\(|\.write_text\(|^for line in sys.stdin", done)
+    called = re.search(r"main\(|exit\(|\.write_text\(|^for line in sys.stdin", done)
     said = re.fullmatch(r"raise SystemExit\('[^']*: (run python|python -m pytest) (\S+)[^']*'\)", done)
     assert called or (FOLDER.parent / said[2]).is_file()
 
