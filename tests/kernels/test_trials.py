@@ -3,6 +3,7 @@
 The faults are those of experiments/bench/mutations.txt; the number that begins a fault's name is that of its call here.
 """
 
+import importlib
 import importlib.util
 import warnings
 from pathlib import Path
@@ -24,7 +25,7 @@ from torchdp.kernels import (
     truncated_normal,
     unary_counts,
 )
-from torchdp.kernels.dispatch import Kernel, trials
+from torchdp.kernels.dispatch import Kernel, Untried, launches, trials
 
 CPU, KEY, BITS = torch.device("cpu"), torch.arange(3, 11, dtype=torch.int32), torch.int64
 ROOT = Path(__file__).parents[2]
@@ -169,8 +170,36 @@ def test_every_form_has_a_trial_of_its_own_once(package, monkeypatch):
         monkeypatch.setattr(Kernel, "trial", None)
         assert all(right(made[call[0]], call) for call in CALLS[package])
     assert all(fault is None for kernel in made.values() for fault in kernel.verdicts(CPU).values())
-    forms = [form for kernel in made.values() for _, form in kernel._faults if form is not None]
-    assert all(dict(form[1:])["enable_fp_fusion"] is (package != "secure_sketch") for form in forms)
+
+
+def package_of(name):
+    return importlib.import_module(f"torchdp.kernels.{name}.fused")
+
+
+def refuse(form):
+    raise Untried(form)
+
+
+def test_a_form_holds_all_that_chooses_machine_code():
+    x, form = torch.zeros(64, dtype=BITS), package_of("response_counts").count_kernel.form
+    call, told = (x, x, 30, 3, 16, 2**58, 64, 5, 0, 1), {"PAIRS": 512, "BINS": 32, "num_warps": 4}
+    others = [
+        (x[1:], *call[1:]),
+        (x.int(), *call[1:]),
+        *((x, x, 30, stride, *call[4:]) for stride in (1, 16, 2**40)),
+    ]
+    forms = [form(each, told) for each in (call, *others)]
+    forms += [form(call, told | {name: 64}) for name in told]
+    forms += [form((*call, 512, bins), {}) for bins in (32, 64)]
+    assert len(set(forms)) == len(forms)
+    assert (
+        form((x, x, 31, 5, 17, 2**61, 2**63, 2**64 - 1, 2**40, 16), told) == forms[0]
+    )  # numbers that do not choose it
+    for package, fused in (("response_counts", True), ("secure_sketch", False)):
+        (kernel,) = (each for name, each in vars(package_of(package)).items() if name.endswith("_kernel"))
+        with launches.watched(refuse), pytest.raises(Untried) as launch:
+            kernel[(1,)](x)
+        assert ("enable_fp_fusion", fused) in launch.value.args[0]
 
 
 def planted():
