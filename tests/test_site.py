@@ -25,6 +25,7 @@ INNER = {
     "randomness",
     "rounded",
     "text",
+    "threads",
     "wire",
     "__main__",
 }

@@ -111,7 +111,7 @@ def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T
 
 
 def _named(kind: type | tuple[type, ...]) -> str:
-    names = {Tensor: "torch.Tensor"}
+    names: dict[type, str] = {Tensor: "torch.Tensor"}
     return " or ".join(names.get(each, each.__name__) for each in (kind if isinstance(kind, tuple) else (kind,)))
 
 

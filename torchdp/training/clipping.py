@@ -284,7 +284,7 @@ def _trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor
         drops = drops or (isinstance(part, nn.RNNBase) and part.dropout)
         if part.training and drops and not masks:
             raise ValueError(DRAWS)
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    parameters: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if any(p.is_complex() for p in parameters.values()):
         raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")
     if not parameters:

@@ -1,7 +1,7 @@
 """Each example's own gradients: as rows, or as the factors of a large weight's; and what its loss is made of."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,7 +174,8 @@ class PerExample:
 
     def _one_by_one(self, x: Inputs, y: Tensor) -> Iterator[Gradients]:
         """In a loop, on the module's own parameters: nothing stands in for them but for shards."""
-        lost, several, leaves, spec = [], [], [], None
+        lost, several, spec = [], [], None
+        leaves: list[Any] = []
         for i in range(len(y)):
             buffers = {place: value.clone() for place, value in self._buffers.items()}
             versions = {name: p._version for name, p in self._leaves.items()}
@@ -183,7 +184,7 @@ class PerExample:
                 total, output = self._alone(swapped, _pick(x, i), y[i], buffers)
                 if not i:
                     self._captured(total)
-                g = [None for _ in self._leaves]
+                g: Sequence[Tensor | None] = [None for _ in self._leaves]
                 if total.requires_grad:
                     g = torch.autograd.grad(total, list(self._leaves.values()), allow_unused=True)
             for place, value in buffers.items():
