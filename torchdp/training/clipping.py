@@ -106,8 +106,10 @@ def clip_and_sum(
     class weights or counts of tokens divide is refused, since it is not what the examples' own gradients add up to.
 
     Args:
-        module, loss: called on batches of one example.
-        inputs, targets: (n, ...), n >= 0; inputs a tensor, or several by name, module(**inputs).
+        module: called on batches of one example.
+        loss: likewise.
+        inputs: (n, ...), n >= 0; a tensor, or several by name, module(**inputs).
+        targets: (n, ...).
         bound: the longest that an example's gradient may be.
         at_once: examples whose gradients are in memory together. Of a large weight's gradients sum_t a_t b_t^T only the
             factors are, where these are less: inputs a_t of linear layers, convolutions and embeddings, and the
