@@ -77,6 +77,28 @@ def test_sums_and_gradients_of_shards(alone, shard):
     assert kept == [p.placements for p in net.parameters() if p.requires_grad]
 
 
+def test_a_recurrent_layer_has_its_own_weights_after_the_call(alone):
+    """torch would leave it the whole ones, which an optimizer's steps do not reach."""
+
+    def made():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Unflatten(1, (1, 5)), nn.RNN(5, 3, batch_first=True), Last()).double()
+
+    class Last(nn.Linear):
+        __init__ = functools.partialmethod(nn.Linear.__init__, 3, 1)
+
+        def forward(self, x):
+            return super().forward(x[0][:, -1])
+
+    from torch.distributed.fsdp import fully_shard
+
+    net, x = fully_shard(made()), data()
+    weights = list(net[1]._flat_weights)
+    found, expected = (clip_and_sum(each, mse_loss, x, x[:, :1], 0.3) for each in (net, made()))
+    torch.testing.assert_close(found, expected)
+    assert all(a is b for a, b in zip(net[1]._flat_weights, weights, strict=True))
+
+
 def test_what_a_cut_module_remembers_is_refused(alone):
     class Remembers(nn.Linear):
         def forward(self, x):

@@ -1,7 +1,7 @@
 """Each example's own gradients: as rows, or as the factors of a large weight's; and what its loss is made of."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,29 +174,26 @@ class PerExample:
 
     def _one_by_one(self, x: Inputs, y: Tensor) -> Iterator[Gradients]:
         """In a loop, on the module's own parameters: nothing stands in for them but for shards."""
-        lost, several, spec = [], [], None
-        leaves: list[Any] = []
+        lost: list[Tensor] = []
+        several: list[list[Tensor]] = []
+        leaves, spec = tree_flatten(None)
         for i in range(len(y)):
             buffers = {place: value.clone() for place, value in self._buffers.items()}
-            versions = {name: p._version for name, p in self._leaves.items()}
+            held = buffers | {f"module.{name}": p for name, p in self._leaves.items()}
+            versions = {place: value._version for place, value in held.items()}
             with undrawn(y.device, self.randomness == "error"):
                 swapped = self._leaves if self._sharded else {}
                 total, output = self._alone(swapped, _pick(x, i), y[i], buffers)
                 if not i:
                     self._captured(total)
-                g: Sequence[Tensor | None] = [None for _ in self._leaves]
+                own = list(self._leaves.values())
+                g = [torch.zeros_like(p) for p in own]
                 if total.requires_grad:
-                    g = torch.autograd.grad(total, list(self._leaves.values()), allow_unused=True)
-            for place, value in buffers.items():
-                if value._version:
+                    g = list(torch.autograd.grad(total, own, materialize_grads=True))
+            for place, value in held.items():
+                if value._version != versions[place]:
                     raise ValueError(_changed(place))
-            for name, p in self._leaves.items():
-                if p._version != versions[name]:
-                    raise ValueError(_changed(f"module.{name}"))
-            rows = {
-                name: (p.new_zeros(p.shape) if part is None else part).detach()[None]
-                for (name, p), part in zip(self._leaves.items(), g, strict=True)
-            }
+            rows = {name: part.detach()[None] for name, part in zip(self._leaves, g, strict=True)}
             leaves, spec = tree_flatten(output)
             lost.append(total.detach()[None])
             several.append([leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)])

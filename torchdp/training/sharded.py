@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
 
 
 @contextmanager
@@ -20,6 +21,8 @@ def gathered(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     whole = {name: p.detach().full_tensor() for name, p in shards(module)}
     parts = module.modules() if whole else ()
     held = [(vars(part)[name], dict(vars(part)[name])) for part in parts for name in HOOKS]
+    recurrent = [vars(part) for part in module.modules() if whole and isinstance(part, nn.RNNBase)]
+    flat = [(own, {name: list(own[name]) for name in FLAT if name in own}) for own in recurrent]
     try:
         for hooks, before in held:
             for number, hook in before.items():
@@ -30,6 +33,8 @@ def gathered(module: nn.Module) -> Iterator[dict[str, Tensor]]:
         for hooks, before in held:
             hooks.clear()
             hooks.update(before)
+        for own, kept in flat:
+            own.update(kept)
 
 
 def settle(module: nn.Module) -> None:
