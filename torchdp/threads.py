@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 SMALL = 512  # rows and columns of matrices whose decompositions gain little from a second thread
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 _LOCK = threading.Lock()
 
 
