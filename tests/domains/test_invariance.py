@@ -55,6 +55,7 @@ SETS = {
     "ball sum": BallSum(normal(3, 5, seed=4), ((2, 2.0), (3, 3.0)), ROOT[1]),
     "product": Product((Polytope(POINTS[:4, :2]), lp_ball(1, 2.0))),
     "image": LinearImage(normal(3, 4, seed=5), SchattenBall(2, 2)),
+    "hidden polytope": LinearImage(torch.eye(3), Polytope(POINTS)),  # that its oracle alone knows
     "operator": SchattenBall(3, 1),
     "kronecker": KroneckerProduct(lp_ball(1, 2.0), lp_ball(3, math.inf)),
 }
@@ -62,6 +63,12 @@ SETS = {
 
 def by_a_sum(domain, s, t):
     return minkowski_sum([linear_image(s * torch.eye(domain.dimension).double(), domain), FiniteSet(t[None])])
+
+
+def by_image(domain, s, t):
+    if type(domain.domain) is Polytope:
+        return LinearImage(domain.transform, PLACED[Polytope](domain.domain, s, t))
+    return by_a_sum(domain, s, t)
 
 
 def by_columns(domain, s, t):
@@ -85,7 +92,7 @@ PLACED = {  # s K + t of each class of domains, in its own words where it has th
     Zonotope: by_columns,
     BallSum: by_columns,
     Product: by_parts,
-    LinearImage: by_a_sum,
+    LinearImage: by_image,
     SchattenBall: by_a_sum,
     KroneckerProduct: by_a_sum,
 }
