@@ -182,9 +182,9 @@ class Product(Domain):
 class LinearImage(Domain):
     """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler descriptions.
 
-    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull. project's distance is the
-    least up to 1e-7 of the set's size, its point off by up to 5e-4 of it where the set is curved.
-    Raises ValueError, TypeError.
+    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull. The distance
+    to project's point is the least up to 1e-7 of the set's size, the point off by up to 5e-4 of it where the set is
+    curved. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 31.
     """
 
