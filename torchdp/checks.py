@@ -111,8 +111,8 @@ def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T
 
 
 def _named(kind: type | tuple[type, ...]) -> str:
-    names: dict[type, str] = {Tensor: "torch.Tensor"}
-    return " or ".join(names.get(each, each.__name__) for each in (kind if isinstance(kind, tuple) else (kind,)))
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return " or ".join("torch.Tensor" if each is Tensor else each.__name__ for each in kinds)
 
 
 def several(name: str, value: object, kind: type[T]) -> list[T]:

@@ -201,3 +201,13 @@ def test_bad_statistics_are_refused():
         pairwise.absolute_difference(3, spacing=0)
     with pytest.raises(ValueError, match="label_weight"):
         pairwise.auc(3, label_weight=-1)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, 1e9])
+def test_a_constant_beside_the_kernel_hides_no_diagonal(offset):
+    x = torch.linspace(0, 1, 4, dtype=torch.float64)
+    varied = pairwise.from_kernel(x[:, None] * x + offset)
+    with pytest.raises(ValueError, match="depends on x"):
+        varied.common_diagonal(varied.form)
+    alike = pairwise.from_kernel((x[:, None] - x).abs() + offset)
+    assert alike.common_diagonal(alike.form) == pytest.approx(offset, abs=1e-9 + 1e-14 * offset)

@@ -15,7 +15,7 @@ from torchdp.domains.coupling import couple, independent_law, mirrored, signed_l
 from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb
 from torchdp.domains.finite import FiniteSet, Polytope, Vertices
 from torchdp.domains.groups import paired
-from torchdp.domains.noise_shape import NoiseShape, noise_shape
+from torchdp.domains.noise_shape import NoiseShape, searched
 from torchdp.domains.relaxation import split
 from torchdp.randomness import keyed_generator
 
@@ -129,7 +129,7 @@ class Product(Domain):
         balls = _balls(self)
         if balls is not None and not shift:
             return balls.proposal(p, shift, tol)
-        shapes = [noise_shape(part, p, shift=shift, tol=tol) for part in self.parts]
+        shapes = [searched(part, p, shift, tol) for part in self.parts]
         gamma = torch.tensor([shape.upper for shape in shapes], dtype=torch.float64)
         gamma = gamma / gamma.max().clamp_min(1e-300)
         order = 2.0 if p == math.inf else 2 * p / (p + 2)
@@ -145,13 +145,13 @@ class Product(Domain):
         """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the parts' own M_i."""
         columns = transform.split(self.sizes, dim=1)
         images = [linear_image(F, part) for F, part in zip(columns, self.parts, strict=True)]
-        shapes = [noise_shape(image, p, shift=shift, tol=tol) for image in images]
+        shapes = [searched(image, p, shift, tol) for image in images]
         t, c = split(torch.stack([s.root.square().sum(-1) for s in shapes], -1), p, ((len(shapes), math.inf),))
         root = torch.cat(
             [shape.root / math.sqrt(v or 1.0) for shape, v in zip(shapes, t.tolist(), strict=True)], 1
         )
         centre = torch.stack([shape.centre for shape in shapes]).sum(0)
-        own = [noise_shape(part, p, shift=shift, tol=tol) for part in self.parts]
+        own = [searched(part, p, shift, tol) for part in self.parts]
         points, weights = self._law(own, shift)
         return Proposal(root, centre, points @ transform.mT, weights, c)
 
@@ -182,8 +182,9 @@ class Product(Domain):
 class LinearImage(Domain):
     """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler descriptions.
 
-    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull, good to 1e-6
-    of its size. Raises ValueError, TypeError.
+    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull. The distance
+    to project's point is the least up to 1e-7 of the set's size, the point off by up to 5e-4 of it where the set is
+    curved. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 31.
     """
 

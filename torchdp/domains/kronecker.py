@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, slack
-from torchdp.domains.noise_shape import noise_shape
+from torchdp.domains.noise_shape import searched
 from torchdp.randomness import keyed_generator
 
 STEPS = 30  # of the local search, of a bisection
@@ -90,7 +90,7 @@ class KroneckerProduct(Domain):
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         share = math.sqrt(1 + tol) - 1
-        x, y = (noise_shape(part, p, shift=False, tol=share) for part in (self.left, self.right))
+        x, y = (searched(part, p, False, share) for part in (self.left, self.right))
         return Proposal(
             torch.kron(x.root, y.root),
             self.middle,

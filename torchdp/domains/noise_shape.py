@@ -75,7 +75,6 @@ class NoiseShape:
         return self.centre + u @ self.root.mT
 
 
-@one_thread
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:
     """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of how good it is.
 
@@ -99,6 +98,17 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
     p, tol = check_exponent(p), checks.positive("tol", tol)
     if not isinstance(shift, bool):
         raise TypeError(f"shift must be True or False, not {shift!r}")
+    shape = searched(domain, p, shift, tol)
+    exact, gap = domain.factor == 1, float(shape.certificate.gap)
+    if not bool(shape.certificate.closed(tol)) and (exact or gap > WIDE):
+        above = f"above tol = {tol:.2e}; raise tol" if exact else "for an oracle that is not exact"
+        warnings.warn(f"stopped at a certified gap of {gap:.2e}, {above}", RuntimeWarning, stacklevel=2)
+    return shape
+
+
+@one_thread
+def searched(domain: Domain, p: float, shift: bool, tol: float) -> NoiseShape:
+    """:func:`noise_shape`, unchecked and without a warning: for parts, of which the whole is judged."""
     start = _spanning(domain)
     middle = domain.middle if shift else torch.zeros_like(start[0])
     basis = hull(start, start.mean(0) if middle is None else middle)
@@ -180,13 +190,9 @@ class _Search:
             self.lower, self.dual = bound, self.proposal
 
     def shape(self) -> NoiseShape:
-        """With its certificate; warns where an exact oracle has not closed the gap."""
+        """With its certificate."""
         bounds = (self.start.new_tensor(value) for value in (self.best.upper, self.lower, self.best.residual))
         certificate = Certificate(*bounds, rounding=self.rounding + RELATIVE * self.lower)
-        exact, gap = self.domain.factor == 1, float(certificate.gap)
-        if not self._close() and (exact or gap > WIDE):
-            above = f"above tol = {self.tol:.2e}; raise tol" if exact else "for an oracle that is not exact"
-            warnings.warn(f"stopped at a certified gap of {gap:.2e}, {above}", RuntimeWarning, stacklevel=4)
         root, centre, dual = self.best.root, self.holder.centre, self.dual
         weights = dual.weights / dual.weights.sum()
         return NoiseShape(root, centre, dual.points, weights, dual.row_weights, self.p, certificate)

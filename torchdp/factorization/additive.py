@@ -23,8 +23,8 @@ def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
 
     The V of this file's head, at its best N; width: the largest change of q when one user's value is replaced.
     delta = 0: V = 1 / (2 sinh^2(epsilon/2)), attained by the discrete Laplace noise in multiples of the width.
-    Not tight for large delta: the best noise in quarters of the width (a linear program) has at most 1.01 times V at
-    (epsilon, delta) = (1, 1e-3) and (0.3, 0.02), 1.29 at (1, 0.1), 3.9 at (0.5, 0.3), 4.0 at (3, 0.05).
+    Not tight for large delta: the best noise in quarters of the width (a linear program) has 1.00 times V at (epsilon,
+    delta) = (1, 1e-3), 1.29 times at (1, 0.1), 3.9 times at (0.5, 0.3), 4.0 times at (3, 0.05).
 
     epsilon > 0; delta in [0, 1). Raises ValueError.
     Guarantees: no additive noise that is (epsilon, delta)-DP for replace-one has a smaller variance.

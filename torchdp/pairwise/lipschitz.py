@@ -74,9 +74,8 @@ def lipschitz(
             )
         statistic = from_kernel((W + W.mT) / 2, tol=tol, pairs=pairs, name=f"Lipschitz kernel on {k} bins")
         diagonal = W.diagonal()
-        alike = pairs is Pairs.ALL or float(diagonal.max() - diagonal.min()) <= 1e-9 * statistic.size(
-            statistic.form
-        )
+        apart = float(diagonal.max() - diagonal.min())
+        alike = pairs is Pairs.ALL or apart <= statistic.rounding(statistic.form)
         protocol = (OneMessage if alike else OneMessagePairs)(statistic, epsilon)
         mse = max(float(protocol.predicted_mse(h * n)) for h in histograms(statistic))
         found = Discretised(statistic, G / k, math.sqrt(mse + (G / k) ** 2))

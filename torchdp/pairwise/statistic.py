@@ -167,6 +167,11 @@ class PairwiseStatistic:
         """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f): what rounding is judged against."""
         return self._known(form)[0]
 
+    def rounding(self, form: Form) -> float:
+        """What values of f that differ by may be rounding: 1e-9 of them without the constant, and eps of that."""
+        size, constant = self.size(form), abs(form.constant)
+        return 1e-9 * (size - constant) + 16 * torch.finfo(torch.float64).eps * size
+
     def longest(self, form: Form) -> float:
         """The largest norm of weights times u_x."""
         return self._known(form)[1]
@@ -184,8 +189,8 @@ class PairwiseStatistic:
         """
         if self.approximates is not None:
             return self.approximates.common_diagonal(self.approximates.form)
-        size, _, least, largest, mean = self._known(form)
-        if largest - least > 1e-9 * size:
+        _, _, least, largest, mean = self._known(form)
+        if largest - least > self.rounding(form):
             raise ValueError(
                 f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
                 f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
