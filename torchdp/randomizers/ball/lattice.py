@@ -163,7 +163,10 @@ class LatticeRandomizer(BallRandomizer):
             raise ValueError(
                 f"data must hold {self.bits_per_user // 8} bytes for each message, not {len(data)} bytes in all"
             )
-        return whole.view(-1, self.dim).double() * self.step
+        found = whole.view(-1, self.dim).double() * self.step
+        if found.numel() and float(found.abs().amax()) > self.reach * (1 + 1e-9):
+            raise ValueError(f"data must hold numbers below {self.reach:g} in size, what users send")
+        return found
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """In x's dtype, but float64 where float32 does not hold the step or its multiples."""
