@@ -8,7 +8,7 @@
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
     >>> run = choice.best.start(model, torch.nn.functional.mse_loss)
     >>> for users in run:
-    ...     run.backward(x[users], 2 * x[users])  # clipped, summed, noise added, in ``.grad``
+    ...     loss = run.backward(x[users], 2 * x[users])  # clipped, summed, noise added, in ``.grad``; loss: not private
     ...     optimizer.step()
     >>> run.step, run.guarantee.epsilon <= 2
     (12, True)
