@@ -102,12 +102,12 @@ STILL = (1.0, 0.0, False)
 MOVES = {"1e3": (1.0, 1e3, False), "1e6": (1.0, 1e6, False), "1e9": (1.0, 1e9, False), "turned": (1.0, 0.0, True)}
 MOVES |= {"1e6 times": (1e6, 0.0, False), "1e-6 times": (1e-6, 0.0, False), "1e6 times, 1e9": (1e6, 1e9, False)}
 MOVES |= {"turned, 1e6": (1.0, 1e6, True)}
-HEAVY = ("ball sum", "image", "operator", "kronecker")  # a second of column generation, and more
 QUICK = ("1e9", "turned, 1e6", "1e-6 times")
+QUICKLY = {"ball sum": 1, "image": 0, "operator": 1, "kronecker": 1}  # others take seconds
 cells = pytest.mark.parametrize(
     ("name", "move"),
     [
-        pytest.param(name, move, marks=() if move in QUICK[: 1 if name in HEAVY else 3] else pytest.mark.slow)
+        pytest.param(name, move, marks=() if move in QUICK[: QUICKLY.get(name, 3)] else pytest.mark.slow)
         for name in SETS
         for move in MOVES
     ],
@@ -202,7 +202,7 @@ def test_noise_and_estimates_of_means_follow(name, move):
         )
         for K, place in ((base, STILL), (moved, MOVES[move]))
     ]
-    if "turned" not in move and name not in HEAVY:  # balls and boxes of pure privacy are along the coordinates
+    if "turned" not in move and name not in QUICKLY:  # balls and boxes of pure privacy are along the coordinates
         made += [(PureMean.tuned(K, epsilon=1.0), made[0][1]) for K in (base, moved)]
     for (one, ellipsoid), (two, _) in zip(made[::2], made[1::2], strict=True):
         here, there = (float(each.noise_root(n).norm()) for each in (one, two))
