@@ -12,7 +12,7 @@ from torchdp.collection.collection import Collection
 from torchdp.collection.description import same
 from torchdp.collection.journal import Journal, held
 from torchdp.protocol import Estimate
-from torchdp.protocol.interval import distance, quantile
+from torchdp.protocol.interval import quantile
 
 Stretch = Callable[[float], Tensor | float]
 TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64)[:-1]  # p-values where the error is not normal
@@ -24,7 +24,7 @@ class Difference(Estimate):
     @property
     def p_value(self) -> Tensor:
         """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
-        z = distance(self.value, self.parts, self.bias).cpu()
+        z = self.parts.distance(self.value, self.bias).cpu()
         p = torch.as_tensor(2 * ndtr(-z.numpy())) if self.stretch is None else _tails(z, self.stretch)
         return p.to(self.value.device, torch.float64)
 

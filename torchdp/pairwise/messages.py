@@ -13,7 +13,7 @@ from torchdp.pairwise.protocol import ROUNDING, LocalPairs
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Layout, Limits, Relay, Tally
-from torchdp.protocol.interval import ErrorParts
+from torchdp.protocol.quadratic import QuadraticError
 from torchdp.randomizers import BallRandomizer, PrivUnit, PrivUnitG
 
 
@@ -101,9 +101,10 @@ class TwoMessage(LocalPairs):
     def mean_point(self, tally: Tally) -> Tensor:
         return (tally["first"] + tally["second"]) / (2 * tally.n)
 
-    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
-        n, v = float(tally.n), self.randomizer.moments.variance
-        return _weight_parts(2 * v / n, tally["first"] * tally["second"] / n**2, form.weights, 4)
+    def mean_error(self, tally: Tally, form: Form) -> QuadraticError:
+        point, v = self.mean_point(tally), self.randomizer.moments.variance / (2 * tally.n)
+        own = (point.square() - v) @ form.weights + form.constant
+        return QuadraticError.isotropic(point, form.weights, v, offset=own - self.mean(tally, form))
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
@@ -197,10 +198,10 @@ class OneMessage(SingleMessage):
         noise = n * self.client.moments.variance * form.weights.square().sum(-1)
         return self._variance(((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0), n, form)
 
-    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
-        n = float(tally.n)
-        v = self.client.moments.variance / n
-        return _weight_parts(4 * v, tally["sum"].square() / n**2 - v, form.weights, 8)
+    def mean_error(self, tally: Tally, form: Form) -> QuadraticError:
+        return QuadraticError.isotropic(
+            self.mean_point(tally), form.weights, self.client.moments.variance / tally.n
+        )
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         v = self.client.moments.variance
@@ -269,27 +270,13 @@ class OneMessagePairs(SingleMessage):
         squares = ((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n * squares, n, form)
 
-    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
+    def mean_error(self, tally: Tally, form: Form) -> QuadraticError:
+        """That of all pairs, whose own terms z_i^T J z_i the squares tell up to a normal error, at most this one."""
         n, v = float(tally.n), self.client.moments.variance
-        squares = (tally["sum"].square() - tally["squares"]) / (n * (n - 1))
-        return _weight_parts(4 * v / (n - 1), squares, form.weights, 8)
+        own = 4 * v * self.statistic.longest(form) ** 2 + 2 * v**2 * float(form.weights.square().sum())
+        every = QuadraticError.isotropic(self.mean_point(tally), form.weights, v / n, (own / n**3) ** 0.5)
+        return every.scaled(n / (n - 1))
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         v, pairs = self.client.moments.variance, n * (n - 1)
         return 4 * v * squares / pairs**2 + 2 * v**2 * form.weights.square().sum(-1) / pairs
-
-
-def _weight_parts(rate: float, squares: Tensor, weights: Tensor, share: float) -> ErrorParts:
-    """One part for each value w of the weights, the coordinates that share it: its error is known from its size.
-
-    Mean w sum_t squares_t over the part's coordinates t, unbiased for w ||s||^2 of them; variance
-    rate w^2 (||s||^2 + m rate/share), m of them. The noise is isotropic, so the parts are independent but for its
-    third and fourth moments. squares: (*batch, r); weights: (r,).
-    """
-    values, which = weights.unique(return_inverse=True)
-    member = torch.nn.functional.one_hot(which, len(values)).to(squares)  # (r, parts)
-    slope = rate * values
-    sizes = member.sum(0) * values.square()
-    variance = slope * values * (squares @ member) + rate**2 / share * sizes
-    zero = torch.zeros_like(variance)
-    return ErrorParts(variance, zero + slope, zero)

@@ -13,7 +13,7 @@ from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.rounds.projection import project
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.protocol import Estimate
-from torchdp.protocol.interval import ErrorParts, distance
+from torchdp.protocol.interval import ErrorParts
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def mann_whitney(collection: Collection | Journal) -> MannWhitney:
     error = protocol.plug_in_variance(tally, wins).sqrt() * scale * protocol.slope(n)
     sizes = (scale * protocol.pairs_mean(tally, below)).clamp(n - 1, n * n / 4)  # n+ n-
     parts = auc.parts.joined(ErrorParts.normal((n + 1) / (12 * sizes)))
-    z = distance(auc.value - 0.5, parts)
+    z = parts.distance(auc.value - 0.5)
     p_value = torch.as_tensor(2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=auc.value.device)
     return MannWhitney(auc, Estimate(scale * mean, error, n, limits=(0.0, n * n / 4)), p_value)
 

@@ -4,7 +4,7 @@ import math
 import warnings
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Estimate, LocalProtocol, Objective, Protocol, Tally
-from torchdp.protocol.interval import ErrorParts
+from torchdp.protocol.interval import Error, ErrorParts
 from torchdp.protocol.types import from_messages
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
@@ -76,9 +76,13 @@ class PairwiseProtocol(Protocol[Tensor]):
     def mean_point(self, tally: Tally) -> Tensor:
         """Unbiased estimate of the users' mean vector, (*batch, r)."""
 
-    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
+    def mean_error(self, tally: Tally, form: Form) -> Error:
         """The error of ``mean`` as intervals need it; form.weights: (r,)."""
         return ErrorParts.normal(self.plug_in_variance(tally, form))
+
+    def _error(self, tally: Tally) -> Error:
+        """Of the statistic's own mean; made when an interval asks, so that values alone cost no decomposition."""
+        return self.mean_error(tally, self.statistic.form).scaled(self.slope(tally.n))
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
@@ -106,9 +110,9 @@ class PairwiseProtocol(Protocol[Tensor]):
         value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.n)
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
-            parts = self.mean_error(tally, statistic.form).scaled(slope)
             bias = slope * (self.missed(tally) + self.clipping_bias(tally))
-            return Estimate(value, error, tally.n, bias, parts, limits)
+            kept = Tally(tally.n, {name: part.clone() for name, part in tally.parts.items()})
+            return Estimate(value, error, tally.n, bias, partial(self._error, kept), limits)
         below = self.pairs_mean(tally, statistic.denominator)
         below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
         ratio = value / below

@@ -17,6 +17,7 @@ from torchdp.pairwise.protocol import ROUNDING, LocalPairs
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, histograms_of
 from torchdp.pairwise.variance import (
+    NUMBERS_AT_ONCE,
     pairs_variance,
     plug_in_variance,
     symmetric_variance,
@@ -24,7 +25,8 @@ from torchdp.pairwise.variance import (
     worst_variance,
 )
 from torchdp.protocol import Layout, Limits, Relay, Tally
-from torchdp.protocol.interval import ErrorParts
+from torchdp.protocol.interval import Error
+from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.randomizers import (
     FrequencyOracle,
     OptimizedUnaryEncoding,
@@ -67,24 +69,22 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
     def noise(self, counts: Tensor) -> Tensor:
         """Covariance of the sum of the decoded vectors of counts (*batch, k) of users, (*batch, r, r)."""
 
-    def mean_error(self, tally: Tally, form: Form) -> ErrorParts:
-        """Of w ||s||^2, s the mean vector, one weight w: its variance 4 w^2 s^T N s + 2 w^2 tr N^2 grows with it.
+    def mean_error(self, tally: Tally, form: Form) -> Error:
+        """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie at.
 
-        N is the covariance of s, s^T N s counts as ||s||^2 times what it is at the estimated s, noise and all: where s
-        vanishes (Gini's diversity of even data) that is tr N^2/tr N. Of several weights as ``plug_in_variance``.
+        The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
         """
-        w, n = form.weights[0], float(tally.n)
-        if not bool((form.weights == w).all()):
-            return ErrorParts.normal(self.plug_in_variance(tally, form))
-        h, point = nearest(self, tally, *NEAR), self.mean_point(tally)
-        noise = self.noise(n * h) / n**2
-        along = (point[..., None, :] @ noise @ point[..., :, None])[..., 0, 0] / point.square().sum(-1).clamp_min(
-            1e-300
-        )
-        distinct = (self.mean(tally, form) - form.constant) / w  # (n ||s||^2 - mean ||u||^2)/(n - 1)
-        square = ((n - 1) * distinct + h @ self.statistic.points.square().sum(1)) / n
-        variance = w**2 * (4 * along * square + 2 * noise.square().sum((-2, -1)))
-        return ErrorParts(*(each[..., None] for each in (variance, 4 * w * along, torch.zeros_like(along))))
+        h, point, n = nearest(self, tally, *NEAR), self.mean_point(tally), float(tally.n)
+        rows = max(1, NUMBERS_AT_ONCE // self.statistic.points.numel())
+        each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point)), strict=True)
+        found = [coordinates(some, form.weights, self.noise(n * counts) / n**2) for counts, some in each]
+        curved, linear = (torch.cat(every).view(point.shape) for every in zip(*found, strict=True))
+        diagonal, centre = self.statistic.diagonal(form), point.square() @ form.weights + form.constant
+        apart = diagonal - diagonal.mean()
+        own = self.decoded(tally) @ apart / n + diagonal.mean()
+        offset = centre - curved.sum(-1) - ((n - 1) * self.mean(tally, form) + own) / n
+        slack = (h @ self.client.workload_variance(apart[None])[0].clamp_min(0) / n).sqrt() / n
+        return QuadraticError(curved, linear, curved[..., :0], offset, slack).scaled(n / (n - 1))
 
 
 @dataclass(frozen=True)

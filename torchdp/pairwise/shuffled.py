@@ -13,6 +13,9 @@ from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
+from torchdp.protocol import Tally
+from torchdp.protocol.interval import Error, ErrorParts
+from torchdp.protocol.quadratic import QuadraticError
 from torchdp.shuffle import PoissonSum
 from torchdp.shuffle.accounting import certified, sent
 from torchdp.shuffle.sums import Shuffled
@@ -179,15 +182,22 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         Too large where users of different types round alike. Leaves out the third and fourth moments of one user's
         noise, a fraction that vanishes as n grows.
         """
-        n, ones = float(tally.n), self._ones(tally)
-        largest = (self.probabilities * (1 - self.probabilities)).amax(0)
-        share = (ones / n).clamp(0, 1)
-        spread = torch.minimum(largest, share * (1 - share))
-        second = self.widths.square() * (n * spread + self.noise)
-        values = (n * self.lows + self.widths * ones).square()[..., :-1] - second[..., :-1]
+        n, second = float(tally.n), self._second(tally)
+        values = (n * self.mean_point(tally)).square() - second[..., :-1]
         rounded = second[..., :-1]
         squares = (form.weights.square() * rounded * (4 * values.clamp_min(0) + 2 * rounded)).sum(-1)
         return (squares + second[..., -1]) / n**4
+
+    def mean_error(self, tally: Tally, form: Form) -> Error:
+        second, n = self._second(tally), float(tally.n)
+        error = QuadraticError.isotropic(self.mean_point(tally), form.weights, second[..., :-1] / n**2)
+        return error.joined(ErrorParts.normal(second[..., -1] / n**4))
+
+    def _second(self, tally: Tally) -> Tensor:
+        """The variances of the sums, at most, (*batch, r + 1)."""
+        largest = (self.probabilities * (1 - self.probabilities)).amax(0)
+        share = (self._ones(tally) / tally.n).clamp(0, 1)
+        return self.widths.square() * (tally.n * torch.minimum(largest, share * (1 - share)) + self.noise)
 
 
 def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor]:

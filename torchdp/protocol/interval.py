@@ -1,6 +1,7 @@
 """Confidence intervals whose variance belongs to each end: score intervals, Fieller's for ratios, sums of both."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +13,36 @@ from torchdp import checks
 BISECTIONS = 60
 
 
+class Error(ABC):
+    """The error of an estimate, as intervals need it."""
+
+    @abstractmethod
+    def reach(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf."""
+
+    @abstractmethod
+    def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The ends of what the set of truths leaves out, from the estimate, (*batch) each; NaN where nothing."""
+
+    @abstractmethod
+    def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        """The least z whose interval, widened by ``bias``, holds 0; inf where none up to 40 does."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> "Error":
+        """Of ``factor`` times the estimate."""
+
+    @abstractmethod
+    def joined(self, other: "Error") -> "Error":
+        """Of the sum of this estimate and another, independent one."""
+
+    def negated(self) -> "Error":
+        """Of the estimate's negative."""
+        return self.scaled(-1.0)
+
+
 @dataclass(frozen=True)
-class ErrorParts:
+class ErrorParts(Error):
     """Independent parts of an estimate's error; each tensor is (*batch, parts).
 
     A part whose true value lies u above its estimate has the variance ``variance + slope u + curvature u^2``. slope:
@@ -65,15 +94,22 @@ class ErrorParts:
         return left, shift, square * self.variance * left + shift.square()
 
     def scaled(self, factor: float) -> "ErrorParts":
-        """Of ``factor`` times the estimate."""
         return ErrorParts(factor**2 * self.variance, factor * self.slope, self.curvature)
 
-    def negated(self) -> "ErrorParts":
-        """Of the estimate's negative."""
-        return self.scaled(-1.0)
+    def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        """By bisection."""
+        low, high = torch.zeros_like(value), torch.full_like(value, 40.0)
+        for _ in range(BISECTIONS):
+            z = (low + high) / 2
+            below, above = self.reach(z)
+            holds = (value - below - bias <= 0) & (value + above + bias >= 0)
+            low, high = torch.where(holds, low, z), torch.where(holds, z, high)
+        z = torch.where(low > 39.99, torch.inf, (low + high) / 2)
+        return torch.where(value.isnan() | self.variance.isnan().any(-1), torch.nan, z)
 
-    def joined(self, other: "ErrorParts") -> "ErrorParts":
-        """Of the sum of this estimate and another, independent one."""
+    def joined(self, other: Error) -> Error:
+        if not isinstance(other, ErrorParts):
+            return other.joined(self)
         both = []
         for one, two in zip(self._tensors, other._tensors, strict=True):
             batch = torch.broadcast_shapes(one.shape[:-1], two.shape[:-1])
@@ -101,7 +137,7 @@ def laplace_stretch(level: float) -> float:
 
 def interval(
     value: Tensor,
-    error: ErrorParts,
+    error: Error,
     level: float,
     limits: tuple[float, float] = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
@@ -122,15 +158,3 @@ def interval(
         torch.where((first >= least) & (last > most), first, high),
     )
     return low.clamp(*limits).to(value), high.clamp(*limits).to(value)
-
-
-def distance(value: Tensor, error: ErrorParts, bias: Tensor | float = 0.0) -> Tensor:
-    """The least z whose interval, widened by ``bias``, holds 0, by bisection; inf where none up to 40 does."""
-    low, high = torch.zeros_like(value), torch.full_like(value, 40.0)
-    for _ in range(BISECTIONS):
-        z = (low + high) / 2
-        below, above = error.reach(z)
-        holds = (value - below - bias <= 0) & (value + above + bias >= 0)
-        low, high = torch.where(holds, low, z), torch.where(holds, z, high)
-    z = torch.where(low > 39.99, torch.inf, (low + high) / 2)
-    return torch.where(value.isnan() | error.variance.isnan().any(-1), torch.nan, z)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol.interval import ErrorParts, interval
+from torchdp.protocol.interval import Error, ErrorParts, interval
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of each part of a tally."""
@@ -144,8 +144,9 @@ class Tally:
 class Estimate:
     """value and standard_error, (*sample_shape, *answer), from the tally alone; it speaks of these n users.
 
-    bias: bounds what an approximation may add. error: the independent parts that intervals are made of (None: one
-    normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need not.
+    bias: bounds what an approximation may add. error: what intervals are made of, or what makes it once it is asked for
+    (None: one normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need
+    not.
     stretch: where the error is far from normal, as one Laplace number is: of a level, how far the interval's ends lie
     over those of a normal error of this deviation, a number or (*answer).
     """
@@ -154,17 +155,19 @@ class Estimate:
     standard_error: Tensor
     n: int
     bias: Tensor | float = 0.0
-    error: ErrorParts | None = None
+    error: Error | Callable[[], Error] | None = None
     limits: tuple[float, float] = (-math.inf, math.inf)
     stretch: Callable[[float], Tensor | float] | None = None
 
-    @property
-    def parts(self) -> ErrorParts:
-        """The error's independent parts."""
-        return ErrorParts.normal(self.standard_error.square()) if self.error is None else self.error
+    @cached_property
+    def parts(self) -> Error:
+        """The error's distribution, as intervals need it."""
+        if self.error is None:
+            return ErrorParts.normal(self.standard_error.square())
+        return self.error() if callable(self.error) else self.error
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(low, high): the parts' ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
+        """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
         stretch = 1.0 if self.stretch is None else self.stretch(checks.fraction("level", level))
         return interval(self.value, self.parts, level, self.limits, self.bias, stretch)
 
