@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.solvers.acceleration import nearest_histogram
+from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.protocol import Tally
 
@@ -19,9 +19,7 @@ class ConsistentPairs:
     histogram: Tensor
 
 
-def consistent(
-    protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9, max_iterations: int = 5_000
-) -> ConsistentPairs:
+def consistent(protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9) -> ConsistentPairs:
     """The statistic of the histogram whose mean vector is nearest to the estimated one: it costs no privacy.
 
     With z the unbiased estimate of the users' mean vector, h = argmin over histograms of ||U^T h - z||, U the points;
@@ -36,9 +34,9 @@ def consistent(
     Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4.
     """
     checks.instance("protocol", protocol, PairwiseProtocol)
-    tol, most = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
+    tol = checks.positive("tol", tol)
     tally, statistic = protocol.check(tally, 2), protocol.statistic
-    h = nearest(protocol, tally, tol, most)
+    h = nearest(protocol, tally, tol)
     asked = statistic.approximates or statistic
     means = [asked.mean(h * tally.n, form) for form in asked.forms]
     if len(means) == 1:
@@ -47,11 +45,11 @@ def consistent(
     return ConsistentPairs(asked.offset + ratio, h)
 
 
-def nearest(protocol: PairwiseProtocol, tally: Tally, tol: float, most: int) -> Tensor:
+def nearest(protocol: PairwiseProtocol, tally: Tally, tol: float) -> Tensor:
     """The histogram of :func:`consistent`, even over types of one vector: (*batch, k). Unchecked."""
     points, place = torch.unique(protocol.statistic.points, dim=0, return_inverse=True)
     middle = points.mean(0)
     points, z = points - middle, protocol.mean_point(tally) - middle
     limit = tol * float(points.square().sum(1).max())
-    h, _ = nearest_histogram(points @ points.mT, z @ points.mT, limit, most)
+    h, _ = nearest_histogram(points @ points.mT, z @ points.mT, limit)
     return (h / torch.bincount(place))[..., place]

@@ -39,7 +39,7 @@ def after_pilot(pilot: StrategyReports, heard: Tally, n: int) -> StrategyReports
         )
     if heard["reports"].ndim != 1:
         raise ValueError(f"heard must be one tally, not a batch of shape {tuple(heard['reports'].shape[:-1])}")
-    h, k, weights = nearest(pilot, heard, *NEAR), statistic.types, statistic.form.weights
+    h, k, weights = nearest(pilot, heard, NEAR), statistic.types, statistic.form.weights
     shares = pilot.decoded(heard) / heard.n
     noise = float((pilot.client.matrix @ h) @ pilot.client.inverse.square().sum(0) - h.square().sum()) / heard.n
     share = min(MOST_SHARE, max(LEAST_SHARE, noise / max(1e-300, float((shares - 1 / k).square().sum()))))

@@ -38,7 +38,7 @@ from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
 from torchdp.randomizers.draws import unpack
 
 UNKNOWN = 0.2  # of the range of a ratio: how little it is known when the strategy is made
-NEAR = (1e-6, 300)  # of the search of a histogram: relative gap, steps
+NEAR = 1e-6  # relative gap of the search of a histogram
 ROUGH = (
     1 / 8
 )  # what a kernel's means over bins may miss of it, of its mean absolute deviation, both for even types
@@ -63,7 +63,7 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """The variance at the histogram whose mean vector is nearest to the estimated one."""
-        return self.mean_variance(tally.n * nearest(self, tally, *NEAR), form).clamp_min(0)
+        return self.mean_variance(tally.n * nearest(self, tally, NEAR), form).clamp_min(0)
 
     @abstractmethod
     def noise(self, counts: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
 
         The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
         """
-        h, point, n = nearest(self, tally, *NEAR), self.mean_point(tally), float(tally.n)
+        h, point, n = nearest(self, tally, NEAR), self.mean_point(tally), float(tally.n)
         rows = max(1, NUMBERS_AT_ONCE // self.statistic.points.numel())
         each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point)), strict=True)
         found = [coordinates(some, form.weights, self.noise(n * counts) / n**2) for counts, some in each]
@@ -340,7 +340,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """With the noise at the histogram whose mean vector is nearest to the estimated one."""
-        counts, total = tally.n * nearest(self, tally, *NEAR), tally.n * self.mean_point(tally)
+        counts, total = tally.n * nearest(self, tally, NEAR), tally.n * self.mean_point(tally)
         return plug_in_variance(self.covariances, counts, total, form.weights)
 
     def noise(self, counts: Tensor) -> Tensor:

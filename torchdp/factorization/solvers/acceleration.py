@@ -75,30 +75,6 @@ def onto_simplex(x: Tensor) -> Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-@one_thread
-def nearest_histogram(gram: Tensor, pull: Tensor, limit: float, most: int) -> tuple[Tensor, Tensor]:
-    """argmin over probability vectors h of h^T gram h/2 - <pull, h>, (*batch, k), and the Frank-Wolfe gap, (*batch).
-
-    Accelerated projected gradient with restarts, until no gap is above ``limit``, at most ``most`` steps. gram: (k, k);
-    pull: (*batch, k). Source: Beck, Teboulle (2009).
-    """
-    step = 1 / torch.linalg.matrix_norm(gram, 2).clamp_min(1e-300)
-    h = torch.full_like(pull, 1 / pull.shape[-1])
-    momentum, t = h, torch.ones_like(h[..., :1])
-    for iteration in range(most):
-        new = onto_simplex(momentum - step * (momentum @ gram - pull))
-        back = ((momentum - new) * (new - h)).sum(-1, keepdim=True) > 0  # uphill: forget the momentum
-        grown = (1 + (1 + 4 * t.square()).sqrt()) / 2
-        share, t = torch.where(back, 0.0, (t - 1) / grown), torch.where(back, 1.0, grown)
-        h, momentum = new, new + share * (new - h)
-        if iteration % 10 == 9:
-            slope = h @ gram - pull
-            if bool(((slope * h).sum(-1) - slope.amin(-1) <= limit).all()):
-                break
-    slope = h @ gram - pull
-    return h, (slope * h).sum(-1) - slope.amin(-1)
-
-
 def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """``new`` for the problems of the batch in ``mask``, ``old`` for the others."""
     return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)
