@@ -9,8 +9,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "experiments" / "bench"
 QUICK = "Response, |PrivUnitG, e|OneMessage, e|TwoRound.tuned|LocalOracle|GramRelease|training|SecureSketch, c"
 # Their law is drawn from messages for each repetition, and a subset's rounds go on until its size is right.
-# So do steps towards the nearest histogram.
-GROWS = ("SubsetSelection", "SubsetPairs", "OneMessagePairs, sample_estimate", "RandomizedResponsePlugIn")
+GROWS = ("SubsetSelection", "SubsetPairs", "OneMessagePairs, sample_estimate")
 MORE = 6  # rounds of a rejection, which differ with the numbers drawn
 
 
