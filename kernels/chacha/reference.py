@@ -18,9 +18,11 @@ def block(key: Tensor, index: Tensor, group: int = 0, stream: int = 0) -> Tensor
     Source: Bernstein (2008), ChaCha, a variant of Salsa20; Nir, Langley (2018), RFC 8439, section 2.3.
     """
     start = torch.empty(4, 4, *index.shape, dtype=torch.int32, device=index.device)
-    nonce = torch.tensor([group, stream])
+    nonce = torch.tensor([group, stream], dtype=torch.int64)
     for place, word in zip(
-        start.flatten(0, 1), (*torch.tensor(CONSTANTS), *key, index, index >> 32, *nonce), strict=True
+        start.flatten(0, 1),
+        (*torch.tensor(CONSTANTS, dtype=torch.int64), *key, index, index >> 32, *nonce),
+        strict=True,
     ):
         place.copy_(word)  # modulo 2^32
     a, b, c, d = start.clone()

@@ -115,7 +115,7 @@ UNARY_COUNTS = Case(
 def _crowd(device: torch.device, n: int) -> tuple[Tensor, Tensor]:
     """Two points of the unit ball, and how many users hold each."""
     points = wave(device, 2, DIM).float() / DIM**0.5
-    return points, torch.tensor([n // 3, n - n // 3], device=device)
+    return points, torch.tensor([n // 3, n - n // 3], dtype=torch.int64, device=device)
 
 
 def _cap_sums(device: torch.device, n: int) -> Call:

@@ -247,7 +247,7 @@ class OfCovariance(Question):
     def error(self, protocol: Asked, n: float) -> float:
         places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
         evenly = self.box.low + places * (self.box.high - self.box.low)
-        users = Crowd(evenly, torch.full((33,), max(1, round(n / 33))))
+        users = Crowd(evenly, torch.full((33,), max(1, round(n / 33)), dtype=torch.int64))
         return math.sqrt(float(cast(LocalProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
 
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:

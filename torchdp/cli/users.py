@@ -68,7 +68,7 @@ def read_users(options: argparse.Namespace, labels: Labels) -> Users:
     if options.group is not None:
         names = tuple(sorted({cell for cell in found[options.group] if not is_missing(cell)}))
         place = {name: i for i, name in enumerate(names)}
-        group = torch.tensor([place.get(cell, -1) for cell in found[options.group]])
+        group = torch.tensor([place.get(cell, -1) for cell in found[options.group]], dtype=torch.int64)
         users = replace(users, groups=names, group=group)
     return _settled(users, options)
 

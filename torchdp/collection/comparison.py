@@ -25,7 +25,7 @@ class Difference(Estimate):
     def p_value(self) -> Tensor:
         """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
         z = self.parts.distance(self.value, self.bias).cpu()
-        p = torch.as_tensor(2 * ndtr(-z.numpy())) if self.stretch is None else _tails(z, self.stretch)
+        p = torch.from_numpy(2 * ndtr(-z.numpy())) if self.stretch is None else _tails(z, self.stretch)
         return p.to(self.value.device, torch.float64)
 
 
@@ -56,7 +56,8 @@ def _widest(stretches: list[Stretch], level: float) -> Tensor:
     """Of a sum of independent errors: it lies between their laws and the normal one."""
     return torch.stack(
         torch.broadcast_tensors(
-            torch.ones(()).double(), *(torch.as_tensor(each(level)).cpu() for each in stretches)
+            torch.ones(()).double(),
+            *(torch.as_tensor(each(level), dtype=torch.float64).cpu() for each in stretches),
         )
     ).amax(0)
 
@@ -64,7 +65,10 @@ def _widest(stretches: list[Stretch], level: float) -> Tensor:
 def _tails(z: Tensor, stretch: Stretch) -> Tensor:
     """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS, the first at least."""
     ends = torch.stack(
-        [torch.as_tensor(quantile(1 - p) * stretch(1 - p)).cpu().double().expand(z.shape) for p in TAILS.tolist()]
+        [
+            quantile(1 - p) * torch.as_tensor(stretch(1 - p), dtype=torch.float64).cpu().expand(z.shape)
+            for p in TAILS.tolist()
+        ]
     )
     ends = torch.cat([ends, torch.zeros_like(z)[None]])
     logs = torch.cat([TAILS.log(), TAILS.new_zeros(1)])

@@ -59,7 +59,7 @@ class OfFeatures(Protocol[Crowd]):
         checks.instance("objective", objective, Objective)
         checks.integer("n", n, 1)
         rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding / self.law.levels**2
-        noise = self.law.spread(torch.tensor([0, n]), n).max()
+        noise = self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max()
         return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:

@@ -44,7 +44,7 @@ def corners(groups: Groups, most: int) -> Tensor | None:
             return None
         basis = torch.eye(size, dtype=torch.float64)
         block = (
-            torch.cartesian_prod(*torch.tensor([[1.0, -1.0]] * size).double())
+            torch.cartesian_prod(*torch.tensor([[1.0, -1.0]] * size, dtype=torch.float64))
             if signs
             else torch.cat([basis, -basis])
         )

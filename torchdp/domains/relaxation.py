@@ -185,4 +185,4 @@ def _normal(rows: int, columns: int) -> Tensor:
 
 
 def _signs(x: Tensor) -> Tensor:
-    return torch.where(x < 0, -1.0, 1.0).to(x)
+    return torch.where(x < 0, -1.0, torch.ones_like(x))

@@ -168,8 +168,8 @@ def _offer_signs(W: Tensor, h: Bound | Price, best: Best) -> None:
     everything = torch.arange(b, device=W.device)
     place = W.abs().flatten(1).argmax(1)
     i, j = place // n, place % n
-    sign = torch.where(W[everything, i, j] < 0, -1.0, 1.0)
-    row, column = (torch.where(x < 0, -1.0, 1.0) for x in (W[everything, i], W[everything, :, j]))
+    sign = torch.where(W[everything, i, j] < 0, -1.0, W.new_ones(()))
+    row, column = (torch.where(x < 0, -1.0, torch.ones_like(x)) for x in (W[everything, i], W[everything, :, j]))
     root = h.level(W).sqrt()[:, None, None]
     for u, v in (sign[:, None].expand(b, m), torch.ones_like(row)), (column, row * sign[:, None]):
         best.cut(everything, W, h, root * u[:, :, None], root * v[:, None, :])

@@ -124,7 +124,12 @@ def factorize(
             raise ValueError("shift and error_weights need the matrix itself: pass RunningSums(...).dense()")
         running = factorize_running(W, p, tol, max_iterations)
         warn_where_open(
-            running.certificate, tol, torch.tensor(1.0), torch.float64, running.iterations, max_iterations
+            running.certificate,
+            tol,
+            torch.ones((), dtype=torch.float64),
+            torch.float64,
+            running.iterations,
+            max_iterations,
         )
         return running
     matrices = matrices_of(W)

@@ -55,8 +55,9 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         """By a strategy of small variance for the covariances at a few means. effort: steps of the search."""
         d = checks.instance("domain", domain, Box).dimension
         first, second, (rows, columns) = _moments(checks.integer("steps", steps, 1), d)
-        weight = torch.where(rows == columns, 1.0, 2.0).double().sqrt()
-        means = [torch.zeros(d), torch.full((d,), 0.5), torch.full((d,), 0.5) * (-1.0) ** torch.arange(d)]
+        weight = torch.where(rows == columns, 1.0, first.new_tensor(2.0)).sqrt()
+        half = first.new_full((d,), 0.5)
+        means = [torch.zeros_like(half), half, half * (-1.0) ** torch.arange(d)]
         asked = [(second - m[rows] * first[:, columns] - m[columns] * first[:, rows]) * weight for m in means]
         W = torch.cat(asked, 1).mT.double()
         flat = torch.ones(len(first), dtype=torch.float64)
@@ -213,7 +214,7 @@ def _crowds(domain: Box, n: int) -> tuple[Crowd, Crowd]:
     d, generator = domain.dimension, keyed_generator(b"torchdp.mean.covariance", domain.low.device)
     places = torch.rand(256, d, dtype=torch.float64, generator=generator, device=domain.low.device)
     both = (places, places[:, :1].expand(-1, d))
-    counts = torch.full((256,), max(1, round(n / 256)))
+    counts = torch.full((256,), max(1, round(n / 256)), dtype=torch.int64)
     one, two = (Crowd(domain.low + each * (domain.high - domain.low), counts) for each in both)
     return one, two
 

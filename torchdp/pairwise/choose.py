@@ -144,7 +144,7 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
     spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
     if statistic.denominator is not None:
         return spread
-    some = torch.linspace(0, k - 1, min(k, MOST_SINGLE), device=device).round().long()
+    some = torch.linspace(0, k - 1, min(k, MOST_SINGLE), dtype=torch.float64, device=device).round().long()
     return torch.cat([spread, torch.eye(k, dtype=torch.float64, device=device)[some]])
 
 

@@ -51,7 +51,7 @@ class QuadraticError(Error):
         point: Tensor, weights: Tensor, variance: Tensor | float, slack: float = 0.0, offset: Tensor | None = None
     ) -> "QuadraticError":
         """The same for independent coordinates of these variances; offset: of z1^T J z2, two vectors of mean z."""
-        variance = torch.as_tensor(variance).to(point).expand(point.shape)
+        variance = torch.as_tensor(variance, dtype=point.dtype, device=point.device).expand(point.shape)
         curved = variance * weights
         central, zero = curved[..., :0] if offset is None else -curved, torch.zeros_like(point[..., 0])
         linear = variance.sqrt() * weights * point
@@ -191,7 +191,7 @@ def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
     w, g, x = curved / size[..., None], squares / size[..., None].square(), (x / size).clamp(-LARGEST, LARGEST)
     # s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the range.
     up, down = w.amax(-1).clamp_min(0), (-w.amin(-1)).clamp_min(0)
-    low, high = torch.where(x > 0, 0.0, -torch.inf), torch.where(x > 0, torch.inf, 0.0)
+    low, high = (torch.where(x.sign() == side, torch.zeros_like(x), -side * torch.inf) for side in (1, -1))
     p = x
     for _ in range(FEW):
         s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))

@@ -96,9 +96,13 @@ class ConceptClass:
         Raises TypeError, ValueError.
         """
         x = self.records(x)
-        given = torch.tensor(checks.integer("concepts", concepts, 0)) if isinstance(concepts, int) else concepts
+        given = (
+            torch.tensor(checks.integer("concepts", concepts, 0), dtype=torch.int64)
+            if isinstance(concepts, int)
+            else concepts
+        )
         wanted = checks.indices("concepts", given, len(self)).cpu().reshape(-1)
-        offsets = torch.tensor([0, *(len(table) for table in self.tables)]).cumsum(0)
+        offsets = torch.tensor([0, *(len(table) for table in self.tables)], dtype=torch.int64).cumsum(0)
         feature = torch.searchsorted(offsets, wanted, right=True) - 1
         columns = [
             self.tables[j][i - offsets[j]][x[:, j]] for i, j in zip(wanted.tolist(), feature.tolist(), strict=True)
@@ -175,5 +179,5 @@ def stumps(sizes: Sequence[int], names: Sequence[str] | None = None) -> ConceptC
 def _threshold_table(k: int) -> Tensor:
     """Rows t = 0, ..., k - 1 of "x >= t", then t = 1, ..., k - 1 of "x < t"."""
     checks.fits("thresholds", 2 * k - 1, k, most=MOST_ENTRIES)
-    at_least = torch.where(torch.arange(k) >= torch.arange(k)[:, None], 1.0, -1.0).double()
+    at_least = 2.0 * (torch.arange(k) >= torch.arange(k)[:, None]).double() - 1
     return torch.cat([at_least, -at_least[1:]])

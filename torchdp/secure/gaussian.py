@@ -107,7 +107,7 @@ class GaussianSettings(Settings):
         noise = GaussianNoise.calibrated(
             self.sketch, 0.5, epsilon=self.epsilon, delta=delta, coalition=self.coalition
         )
-        return torch.as_tensor(noise.sigma).cpu()
+        return torch.as_tensor(noise.sigma, dtype=torch.float64).cpu()
 
     @property
     def _real_mu(self) -> float:

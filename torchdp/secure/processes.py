@@ -79,7 +79,10 @@ class Wire:
             coming = [dist.irecv(length, rank) for length, rank in zip(lengths, ranks, strict=True)]
             work, held = [], []
             for name, frame in out:
-                held += [torch.tensor([len(frame)]), torch.frombuffer(bytearray(frame), dtype=torch.uint8)]
+                held += [
+                    torch.tensor([len(frame)], dtype=torch.int64),
+                    torch.frombuffer(bytearray(frame), dtype=torch.uint8),
+                ]
                 work += [dist.isend(part, self._rank(name)) for part in held[-2:]]
             _finish(coming)
             buffers = [

@@ -132,7 +132,7 @@ class BitLaw(ABC):
     @property
     def rmse(self) -> float:
         """Root of the largest variance over all inputs."""
-        return math.sqrt(float(self.variance(torch.tensor([0, self.users])).max()))
+        return math.sqrt(float(self.variance(torch.tensor([0, self.users], dtype=torch.int64)).max()))
 
     @final
     def present(self, absent: int) -> int:

@@ -90,9 +90,11 @@ class Shuffled(MessageProtocol[S, Bag]):
     def encode(self, messages: Bag) -> bytes:
         """The number of users, 4 bytes, then each message."""
         checks.instance("messages", messages, Bag)
-        kinds = torch.tensor(self.law.contents, device=messages.content.device)
+        kinds = torch.tensor(self.law.contents, dtype=torch.int64, device=messages.content.device)
         word = messages.instance.long() * len(kinds) + torch.searchsorted(kinds, messages.content.long())
-        return wire.pack(torch.tensor([messages.n]), COUNT_BITS) + wire.pack(word, self.bits_per_message)
+        return wire.pack(torch.tensor([messages.n], dtype=torch.int64), COUNT_BITS) + wire.pack(
+            word, self.bits_per_message
+        )
 
     def decode(self, data: bytes) -> Bag:
         head = COUNT_BITS // 8
@@ -121,7 +123,7 @@ class OfBits(Protocol[Tensor]):
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        return self.law.spread(torch.tensor([0, checks.integer("n", n, 1)]), n).max()
+        return self.law.spread(torch.tensor([0, checks.integer("n", n, 1)], dtype=torch.int64), n).max()
 
     def _bits(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):

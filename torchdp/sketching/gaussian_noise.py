@@ -97,7 +97,7 @@ class GaussianNoise(DivisibleNoise):
         return coalition.losses(sketch, ratio, checks.fraction("delta", delta)).guarantee(delta)
 
     def _rows(self, sketch: Sketch) -> Tensor:
-        sigma = torch.as_tensor(self.sigma, device=sketch.device)
+        sigma = torch.as_tensor(self.sigma, dtype=torch.float64, device=sketch.device)
         if sigma.ndim and len(sigma) != sketch.height:
             raise ValueError(f"sigma has {len(sigma)} rows, the sketch {sketch.height}")
         return sigma.expand(sketch.height)

@@ -24,7 +24,7 @@ class Attendance:
         self.participation = checks.instance("participation", participation, Participation)
         self.users, self.step = checks.integer("users", users, 1), 0
         checks.fits("users", self.users)
-        self._first, self._last = torch.full((2, self.users), -1)
+        self._first, self._last = torch.full((2, self.users), -1, dtype=torch.int64)
         self._times = torch.zeros(self.users, dtype=torch.int64)
 
     def check(self, indices: Tensor | Sequence[int]) -> Tensor:

@@ -69,7 +69,7 @@ class Iterates:
         """(steps,), float64."""
         if self.learning_rates is None:
             return torch.ones(self.steps, dtype=torch.float64)
-        return torch.as_tensor(self.learning_rates)
+        return torch.as_tensor(self.learning_rates, dtype=torch.float64)
 
     @property
     def constant(self) -> bool:

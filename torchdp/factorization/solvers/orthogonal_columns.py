@@ -45,5 +45,6 @@ def _diagonals(X: Tensor, C: Tensor) -> Tensor:
 
 def _owners(columns: list[Tensor]) -> Tensor:
     """The class of each column, from one (classes, k) tensor for each k."""
-    counts = torch.tensor([k for part in columns for k in [part.shape[1]] * len(part)], device=columns[0].device)
+    sizes = [part.shape[1] for part in columns for _ in part]
+    counts = torch.tensor(sizes, dtype=torch.int64, device=columns[0].device)
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

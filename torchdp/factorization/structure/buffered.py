@@ -114,7 +114,7 @@ def reciprocals(poles: Tensor, zeros: Tensor, before: Tensor) -> Tensor:
     """1 / the column norms of D1 T, (n,)."""
     first, second = torch.triu_indices(len(poles), len(poles))
     w, own = residues(poles, zeros), before.square()
-    pairs = torch.where(first == second, 1.0, 2.0) * w[first] * w[second]
+    pairs = torch.where(first == second, 1.0, w.new_tensor(2.0)) * w[first] * w[second]
     tails = Filter.apply(own.flip(0).expand(len(first), -1), poles[first] * poles[second]).flip(-1)
     return (own + torch.nn.functional.pad((pairs @ tails)[1:], (0, 1))).rsqrt()
 

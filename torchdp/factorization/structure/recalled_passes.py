@@ -34,7 +34,7 @@ def recalled_passes(
     if n > WHOLE and coarse < period:
         sizes = [(min(round(passes * coarse), whole * coarse), coarse), *sizes]
     pairs = [pair for pair in zip(*np.tril_indices(whole, -1), strict=True) if pair[0] - pair[1] <= reach]
-    later, sooner = torch.tensor(pairs).mT
+    later, sooner = torch.tensor(pairs, dtype=torch.int64).mT
     span = [math.log(4 * each) for _, each in sizes]
     head = 2 * buffers + KNOTS
     x = np.concatenate(

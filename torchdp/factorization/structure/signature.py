@@ -53,7 +53,7 @@ def root(W: Tensor, weights: Tensor) -> Root:
         kept[0] |= ~kept.any()
         values, V = values[kept], V[:, kept]
         partner = torch.arange(len(values), device=W.device)
-        sign = torch.where(values < 0, -1.0, 1.0).to(W)
+        sign = torch.where(values < 0, -1.0, torch.ones_like(values)).to(W)
         turned = sign * V  # V K
     else:
         values, vectors = torch.linalg.eigh(1j * M)

@@ -45,7 +45,7 @@ class Design:
     def rows(self, k: int) -> Tensor:
         """Which of the first k points each block holds, (blocks, k), bool."""
         if not self.classes:
-            members = torch.tensor(list(itertools.combinations(range(k), self.size)))
+            members = torch.tensor(list(itertools.combinations(range(k), self.size)), dtype=torch.int64)
             return torch.zeros(self.blocks, k, dtype=torch.bool).scatter_(1, members, True)
         v, logarithm = self.points, torch.zeros(self.points, dtype=torch.int64)
         logarithm[powers(v)] = torch.arange(v - 1)

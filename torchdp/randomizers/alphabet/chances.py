@@ -59,7 +59,7 @@ def whole_table(Q: Tensor) -> tuple[Tensor, float]:
     largest = max(Fraction(high) / Fraction(low) for low, high in _widest(Q.cpu()))
     least = scaled.amin(1).ceil().to(torch.int64)
     for low in (least, least - (least >> SPARE)):
-        high = torch.tensor([min(TOTAL - 1, math.floor(a * largest)) for a in low.tolist()])
+        high = low.new_tensor([min(TOTAL - 1, math.floor(a * largest)) for a in low.tolist()])
         n = _settled(scaled.round().to(torch.int64), low[:, None], high[:, None])
         ratio = max(Fraction(high) / Fraction(low) for low, high in _widest(n))
         if not _excess(n).any() and 1 < ratio <= largest:

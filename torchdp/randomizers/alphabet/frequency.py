@@ -163,7 +163,10 @@ class StrategyOracle(FrequencyOracle):
         return torch.eye(self.k, dtype=torch.float64, device=self.device)
 
     def covariance(self, x: int) -> Tensor:
-        law, V = self.laws(torch.tensor([self._type(x)], device=self.device))[0], self.decoder(self.identity)
+        law, V = (
+            self.laws(torch.tensor([self._type(x)], dtype=torch.int64, device=self.device))[0],
+            self.decoder(self.identity),
+        )
         centred = V - (V @ law)[:, None]
         return (centred * law) @ centred.mT
 

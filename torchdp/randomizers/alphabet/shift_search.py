@@ -123,7 +123,7 @@ def _starts(circle: int, epsilon: float, starts: int, generator: torch.Generator
             else:
                 falling = torch.fft.rfft(normal(circle)) / (1 + torch.arange(circle // 2 + 1, device=device))
                 cloud = torch.fft.irfft(falling, n=circle)
-                height = torch.where(cloud >= cloud.topk(ones).values[-1], 1.5, -1.5).double()
+                height = 3.0 * (cloud >= cloud.topk(ones).values[-1]).double() - 1.5
             logits.append(height.clamp(-2, 2) + 0.3 * normal(circle))
     shares = torch.zeros(starts, PATTERNS, dtype=torch.float64, device=device)
     return Shifts(torch.stack(logits).unflatten(0, (starts, PATTERNS)), shares)

@@ -65,7 +65,7 @@ class ShiftStrategy(StrategyOracle):
             raise ValueError(f"k = {k} types do not fit on a circle of {circle}; give patterns of {k} or more")
         shares = checks.shares("shares", self.shares, len(patterns), positive=True).detach().double()
         numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
-        table = torch.tensor(numbers, device=patterns.device)
+        table = torch.tensor(numbers, dtype=torch.int64, device=patterns.device)
         shares = (table.view(2, -1).double() / TOTAL).sum(0)
         values = {"k": k, "epsilon": epsilon, "table": table, "shares": shares}
         for name, value in values.items():

@@ -60,7 +60,7 @@ def search(
         logits = _starts(W.shape[1], effort.outputs, epsilon, effort.restarts, W.device, generator)
     else:
         noise = torch.randn(start[: effort.outputs].shape, device=W.device, generator=generator)
-        logits = (torch.where(start[: effort.outputs], 2.5, -2.5) + 0.2 * noise).float()[None]
+        logits = (5.0 * start[: effort.outputs].float() - 2.5 + 0.2 * noise)[None]
     design, cost = _descend(gram, logits, low, prior, effort.steps)
     best = cost.argmin()[None]
     design = _exchange(gram, design.pick(best), cost[best], low, prior is None, effort.exchanges, generator)

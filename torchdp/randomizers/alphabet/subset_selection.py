@@ -115,7 +115,7 @@ class SubsetSelection(BitVectorOracle):
                 raise ValueError(
                     f"data must hold numbers below that of the sets of {self.subset} types; one is above"
                 )
-            member = torch.tensor(members(number, self.k, self.subset))
+            member = torch.tensor(members(number, self.k, self.subset), dtype=torch.int64)
             row.index_add_(0, member // WORD, torch.ones_like(member) << member % WORD)
         return words
 

@@ -243,14 +243,14 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
     ends = counts.cumsum(0)
     known = ends.cpu()  # waits for a device once, whatever the parts
     users = int(known[-1]) if len(known) else 0
-    alone = torch.equal(known, torch.arange(1, len(known) + 1))  # one user for each type
+    alone = torch.equal(known, torch.arange(1, len(known) + 1, device=known.device))  # one user for each type
     for start in range(0, users, at_once):
         end = min(start + at_once, users)
         some = torch.arange(start, end, device=counts.device)
         if alone:
             yield some, start, end - 1
         else:
-            first, last = torch.searchsorted(known, torch.tensor([start, end - 1]), right=True).tolist()
+            first, last = torch.searchsorted(known, known.new_tensor([start, end - 1]), right=True).tolist()
             yield torch.searchsorted(ends, some, right=True), first, last
 
 

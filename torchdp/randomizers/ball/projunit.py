@@ -134,7 +134,8 @@ class ProjUnit(SphereRandomizer):
         lifted_dim = self.dim + 1
         matrices = normals(PUBLIC, seeds, lifted_dim * self.k, torch.float64).view(-1, lifted_dim, self.k)
         columns, triangle = torch.linalg.qr(matrices)
-        return columns * torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[:, None]
+        signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, triangle.new_ones(()))
+        return columns * signs[:, None]
 
     def _at_once(self, x: Tensor) -> int:
         return rows_at_once(x, self.k * (self.dim + 1))

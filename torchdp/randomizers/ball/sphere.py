@@ -22,7 +22,8 @@ WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need
 def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
     """(T, sqrt(1 - T^2)) for a coordinate T of a uniform point of the sphere in R^dim; T increases with normal z."""
     if dim == 1:
-        return torch.where(z < 0, -1.0, 1.0).double(), torch.zeros_like(z, dtype=torch.float64)
+        zero = torch.zeros_like(z, dtype=torch.float64)
+        return torch.where(z < 0, -1.0, zero + 1), zero
     half = LogitBeta((dim - 1) / 2, (dim - 1) / 2).quantile(z) / 2  # T = tanh(half)
     return half.tanh(), half.cosh().reciprocal()
 
@@ -143,8 +144,9 @@ class CapLaw:
         T = cos a, P = J(a)/J(pi) for J the integral of sin^(dim - 2) from 0 on, by the recurrence k J_k = (k - 1)
         J_(k - 2) - sin^(k - 1) cos; Newton's method from a float. O(dim).
         """
-        z = torch.tensor(-float(ndtri(float(share))) if share < 0.5 else float(ndtri(float(1 - share))))
-        t, height = (float(each) for each in uniform_coordinate(self.dim, z.double()))
+        start = -float(ndtri(float(share))) if share < 0.5 else float(ndtri(float(1 - share)))
+        z = torch.tensor(start, dtype=torch.float64)
+        t, height = (float(each) for each in uniform_coordinate(self.dim, z))
         angle, degree = context.atan2(context.mpf(height), context.mpf(t)), self.dim - 2
         for _ in range(5):
             cosine, sine = context.cos_sin(angle)
