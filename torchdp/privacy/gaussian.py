@@ -12,6 +12,7 @@ from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
 ROUNDING = 1e-10
+SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above the one asked for
 ROUNDED = 1 - 2.0**-40  # the share of delta that the real mechanism may spend whose integers are released
 LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -73,7 +74,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     root = float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
     while excess(root) > 0:  # the root is found to rounding: end on the safe side
         root += 1e-13
-    return checks.positive("sensitivity", sensitivity) * math.exp(root)
+    return checks.positive("sensitivity", sensitivity) * math.exp(root + SAFE)
 
 
 def gaussian_guarantee(

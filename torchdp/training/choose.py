@@ -144,7 +144,7 @@ def _ordered(
     period = users // batch
     order, C, errors = Epochs(period), *_correlated(W, period, p)
     longest = bound * sensitivity(C, order).value
-    sigma = gaussian_sigma(epsilon, delta, longest) * (1 + 1e-11)
+    sigma = gaussian_sigma(epsilon, delta, longest)
     guarantee = noise_guarantee(C, sigma, bound, delta, order)
     return Plan(C, order, bound, sigma, users, batch, guarantee, sigma * errors)
 

@@ -236,7 +236,7 @@ def calibrated_noise(
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.
     """
     found = _scaled(strategy, bound, participation, neighbours)
-    sigma = gaussian_sigma(epsilon, delta, found.value) * (1 + 1e-11)  # ``guarantee`` finds epsilon to rounding
+    sigma = gaussian_sigma(epsilon, delta, found.value)
     return CorrelatedNoise(strategy, size, sigma, noise=noise, dtype=dtype, alone=alone)
 
 

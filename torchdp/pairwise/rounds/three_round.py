@@ -192,7 +192,9 @@ def _best(
 
     def split(logits: np.ndarray) -> tuple[float, ...]:
         powers = np.exp(np.clip(np.append(logits, 0.0), -6, 6))
-        return tuple(float(each) for each in epsilon * powers / powers.sum())
+        return tuple(
+            float(each) for each in epsilon * (1 - 1e-15) * powers / powers.sum()
+        )  # add up to at most epsilon
 
     def value(logits: np.ndarray) -> float:
         budgets = split(logits)
