@@ -36,9 +36,9 @@ def process() -> tuple[int, int]:
 class Noise(Draws):
     """ChaCha20 under 256 bits of the operating system's: nobody can repeat it, and no two threads share a word.
 
-    Each thread has its own key, drawn at its first use; so has a forked child. A key makes at most 2^26 words and is
-    forgotten. A copy or a pickle would repeat its words: both raise TypeError. On a GPU the words are the cipher's too;
-    fused kernels, which draw from Philox, are for :class:`SeededNoise`.
+    Each thread has its own key, drawn at its first use; so has a forked child. A key makes 2^26 words, or those of one
+    larger call, and is forgotten. A copy or a pickle would repeat its words: both raise TypeError. On a GPU the words
+    are the cipher's too; fused kernels, which draw from Philox, are for :class:`SeededNoise`.
 
     Guarantees: uniform, independent words to anybody who can not tell ChaCha20 or the system's generator from random.
     Source: Bernstein (2008), ChaCha, a variant of Salsa20; Nir, Langley (2018), RFC 8439.

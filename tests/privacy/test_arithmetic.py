@@ -2,10 +2,12 @@
 
 import functools
 import importlib
+import inspect
+import re
 
 import pytest
 import torch
-from test_architecture import concrete
+from test_architecture import ROOT, concrete
 
 from torchdp import factorization, pairwise, queries, randomizers, workloads
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours, compose
@@ -54,6 +56,24 @@ def test_every_protocol_says_what_it_speaks_of():
     assert (
         set(concrete(Protocol)) == {type(each).__name__ for each in INTEGER} | EITHER | REAL | ROUNDED | MAY_ROUND
     )
+
+
+def below(kind):
+    return {kind}.union(*map(below, kind.__subclasses__()))
+
+
+def test_what_is_sampled_message_by_message_is_what_the_readme_names():
+    """The cost of sampling grows with the number of users there, and nowhere else."""
+    own = [each for each in below(Protocol) if each.__name__ in set(concrete(Protocol))]
+    grows = {
+        each.__name__
+        for each in own
+        if re.search(r"from_messages|LocalPairs\.drawn", inspect.getsource(each.drawn))
+    }
+    said = re.search(
+        r"does not grow with the number of users\s\(but for ([^)]*)\)", (ROOT / "README.md").read_text()
+    )
+    assert grows == set(re.findall(r"`(\w+)`", said[1])) == {"SubsetPairs", "OneMessagePairs"}
 
 
 @pytest.mark.parametrize("protocol", INTEGER, ids=lambda each: type(each).__name__)

@@ -154,8 +154,7 @@ class OneMessage(SingleMessage):
     sum of the u_x over users and z_i the noise of user i,
     n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + sum_i {4 E[s^T J z_i z_i^T J z_i] + Var(z_i^T J z_i)
     - 2 v^2 sum weights^2}, exactly; for PrivUnitG, with w_x = u_x^T J u_x and C the largest norm of the u_x, the term
-    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s). ``sample_tally`` costs the same for all n with PrivUnitG, and O(n)
-    draws with PrivUnit.
+    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s). ``sample_tally`` costs the same for all n.
 
     Guarantees: epsilon-LDP for each user.
     Source: derived here from the exact moments of the noise; compare Ghazi et al. (2023), Lemma 11, who send two

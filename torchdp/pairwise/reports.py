@@ -77,7 +77,8 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
         h, point, n = nearest(self, tally, NEAR), self.mean_point(tally), float(tally.n)
         rows = max(1, NUMBERS_AT_ONCE // self.statistic.points.numel())
         each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point)), strict=True)
-        found = [coordinates(some, form.weights, self.noise(n * counts) / n**2) for counts, some in each]
+        J = form.weights.diag()
+        found = [coordinates(z * form.weights, J, self.noise(n * counts) / n**2) for counts, z in each]
         curved, linear = (torch.cat(every).view(point.shape) for every in zip(*found, strict=True))
         diagonal, centre = self.statistic.diagonal(form), point.square() @ form.weights + form.constant
         apart = diagonal - diagonal.mean()

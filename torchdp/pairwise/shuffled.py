@@ -13,7 +13,6 @@ from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
-from torchdp.protocol import Tally
 from torchdp.protocol.interval import Error, ErrorParts
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.shuffle import PoissonSum

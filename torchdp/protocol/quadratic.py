@@ -171,14 +171,22 @@ class _Path:
         return _root(lambda y: torch.asinh(u / self.scale) - torch.asinh(self.at(y)[0]), -far, far)
 
 
-def coordinates(point: Tensor, weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """(curved, linear) of the form sum_t weights_t point_t^2, points (*batch, r) of covariance (*batch, r, r)."""
+def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """(curved, linear) of z^T J z for points z of this covariance, (*batch, r, r); slope: J z, (*batch, r).
+
+    Of another function: half its second derivatives, (*batch, r, r), and half its first. NaN where one of them is.
+    """
+    sound = slope.isfinite().all(-1) & (J + noise).isfinite().all(-1).all(-1)
+    slope, J, noise = (
+        x.where(sound.view(*sound.shape, *(1,) * (x.ndim - sound.ndim)), 0.0) for x in (slope, J, noise)
+    )
     values, vectors = torch.linalg.eigh(noise)
     root = vectors * values.clamp_min(0).sqrt()[..., None, :]
-    curved, turn = torch.linalg.eigh(root.mT @ (weights[:, None] * root))
-    linear = (turn.mT @ (root.mT @ (weights * point)[..., None]))[..., 0]
+    curved, turn = torch.linalg.eigh(root.mT @ J @ root)
+    linear = (turn.mT @ (root.mT @ slope[..., None]))[..., 0]
     least = NOISELESS * torch.maximum(curved.abs(), linear.abs()).amax(-1, keepdim=True)
-    return torch.where(curved.abs() < least, 0.0, curved), torch.where(linear.abs() < least, 0.0, linear)
+    curved, linear = (torch.where(each.abs() < least, 0.0, each) for each in (curved, linear))
+    return curved.where(sound[..., None], torch.nan), linear.where(sound[..., None], torch.nan)
 
 
 def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 
 import torch
@@ -13,6 +14,7 @@ from torch.func import grad, hessian, vmap
 from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.protocol import Candidate, Choice, Estimate, Relay, Tally
+from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries.bound import lower_bound
 from torchdp.randomizers import (
     FrequencyOracle,
@@ -145,7 +147,15 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         rows = h.reshape(-1, self.client.k)
         value, linear, square, twice = (part.view(batch) for part in self._expanded(rows, n, sampling))
         variance = torch.maximum(linear - square / 2, square / 2)
-        return Estimate(value - twice / 2, variance.sqrt(), n, limits=self.function.limits)
+        error = partial(self._error, rows, n, sampling, batch)
+        return Estimate(value - twice / 2, variance.sqrt(), n, error=error, limits=self.function.limits)
+
+    def _error(self, rows: Tensor, n: int, sampling: bool, batch: torch.Size) -> QuadraticError:
+        """As if g were its second-order expansion at the decoded shares."""
+        found = [coordinates(d / 2, D / 2, C) for _, d, D, C in self._derived(rows, n, sampling)]
+        curved, linear = (torch.cat(each).view(*batch, -1) for each in zip(*found, strict=True))
+        none = torch.zeros_like(curved[..., 0])
+        return QuadraticError(curved, linear, curved[..., :0], none, none)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.function(self._shares(summary)[0])
@@ -161,11 +171,21 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         return counts / counts.sum(), float(counts.sum())
 
     def _expanded(self, h: Tensor, n: float, sampling: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(b, k) -> g, d^T C d, tr(D C D C), tr(D C), (b,) each; C at the nearest plausible shares.
+        """(b, k) -> g, d^T C d, tr(D C D C), tr(D C), (b,) each."""
+        found = []
+        for part, first, second, C in self._derived(h, n, sampling):
+            both = second @ C
+            linear = (first[:, None] @ C @ first[:, :, None]).flatten()
+            trace = both.diagonal(dim1=-2, dim2=-1).sum(-1)
+            found.append((vmap(self.function)(part), linear, (both * both.mT).sum((-2, -1)), trace))
+        value, linear, square, trace = (torch.cat(each) for each in zip(*found, strict=True))
+        return value, linear, square, trace
+
+    def _derived(self, h: Tensor, n: float, sampling: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Some shares, (b, k), d, D and C, at the nearest plausible shares, in turn.
 
         sampling: C has that of a sample from a population too.
         """
-        found = []
         for part in h.split(max(1, AT_ONCE // self.client.k**2)):
             first, second = derivatives(self.function, part)
             shares = part.clamp_min(0)
@@ -173,13 +193,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
             C = self._covariance(shares)
             if sampling:
                 C = C + shares.diag_embed() - shares[:, :, None] * shares[:, None]
-            C = C / n
-            both = second @ C
-            linear = (first[:, None] @ C @ first[:, :, None]).flatten()
-            trace = both.diagonal(dim1=-2, dim2=-1).sum(-1)
-            found.append((vmap(self.function)(part), linear, (both * both.mT).sum((-2, -1)), trace))
-        value, linear, square, trace = (torch.cat(each) for each in zip(*found, strict=True))
-        return value, linear, square, trace
+            yield part, first, second, C / n
 
     def _covariance(self, shares: Tensor) -> Tensor:
         """sum_x h_x Cov(Y | x) of reports moved to the sum 1: (b, k) -> (b, k, k)."""
