@@ -11,6 +11,9 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted({path.resolve() for folder in ("torchdp", "kernels") for path in (ROOT / folder).rglob("*.py")})
 
 
+UNTYPED = {"tensor": 1, "scalar_tensor": 1, "as_tensor": 1, "full": 2, "linspace": 3, "logspace": 3}  # arguments
+
+
 def asserts(node: ast.AST) -> bool:
     """It would disappear under ``python -O``."""
     return isinstance(node, ast.Assert)
@@ -21,6 +24,18 @@ def rounds_two_numbers(node: ast.AST) -> bool:
     named = isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.where" and len(node.args) == 3
     values = [number(argument) for argument in node.args[1:]] if named else [None]
     return None not in values and not all(map(of_single_precision, values))
+
+
+def takes_the_default_type(node: ast.AST) -> bool:
+    """Python numbers become float32 in torch.tensor and its kin where no dtype is said: half the digits are lost."""
+    named = (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == "torch"
+    )
+    if not named or node.func.attr not in UNTYPED:
+        return False
+    return len(node.args) <= UNTYPED[node.func.attr] and all(key.arg != "dtype" for key in node.keywords)
 
 
 def number(node: ast.expr) -> float | None:
@@ -55,7 +70,7 @@ def parses_loosely(node: ast.AST) -> bool:
     return isinstance(node, ast.keyword) and node.arg == "type" and ast.unparse(node.value) in ("int", "float")
 
 
-RULES = (asserts, rounds_two_numbers, prints, parses_loosely)
+RULES = (asserts, rounds_two_numbers, takes_the_default_type, prints, parses_loosely)
 MAY = {prints: ("text.py", "report.py", "experiment.py")}  # the last two speak for experiments
 
 
@@ -73,6 +88,11 @@ def test_the_search_sees_every_room_and_finds_what_it_looks_for():
     assert {"torchdp", "privacy", "randomizers", "privunitg"} <= {path.parent.name for path in FILES}
     assert lines(asserts, "def f(x):\n    assert x\n") == [2]
     assert lines(prints, "say(1)\nprint(1)") == lines(parses_loosely, "f(type=number)\nf(type=int)") == [2]
+    untyped = ("tensor(0.1)", "as_tensor(a.sigma, device=d)", "full((2,), x)", "linspace(0, 1, 5)")
+    assert all(lines(takes_the_default_type, f"torch.{call}") == [1] for call in untyped)
+    assert not lines(
+        takes_the_default_type, "torch.tensor(0.1, dtype=t)\nx.new_tensor(0.1)\ntorch.full((2,), 1, dtype=t)"
+    )
     wrong = ("1.0, math.sqrt(2)", "0.1, 1", "float(a), 0.0", "-0.3, 1.0", "1.0, 1 - math.exp(-e)")
     right = ("1.0, -1.5", "x, 0.1", "0.0, -math.inf", "x, y")
     assert all(lines(rounds_two_numbers, f"torch.where(c, {values})") == [1] for values in wrong)

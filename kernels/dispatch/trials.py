@@ -92,7 +92,7 @@ def unary_counts(x: Tensor, k: int, lost: float, off: float, key: int, first: in
 def crowd(points: Tensor, rows: int, steps: int, width: int) -> tuple[Tensor, Tensor]:
     """Points, and how many users hold each: ``steps`` tiles of ``rows`` users and half a one; nobody; one user."""
     held = [steps * rows + rows // 2 + 1, 0, *[1] * (33 if rows < 64 else 16)] if rows > 1 else [1, 0, 1]
-    counts = torch.tensor(held, device=points.device)  # of as many users in the mean
+    counts = torch.tensor(held, dtype=torch.int64, device=points.device)  # of as many users in the mean
     return alike(wave(points.device, len(held), width) / width**0.5, points), counts
 
 
@@ -153,7 +153,7 @@ def secure_sketch(
         alike(torch.zeros(servers * height * columns), sums.view(-1)).view(servers, height, columns),
         alike(wave(sums.device, clients, columns) - 0.5, values),
         *(alike(place * 37 % height, rows), alike(place // 3 % 2 * 2 - 1, signs)),
-        alike(torch.full((height,), 2.0**20), units),
+        alike(torch.full((height,), 2.0**20, dtype=torch.float32), units),
     )
     return [((*call, words_key(key), 3, 2.0**12), {})]
 
@@ -176,7 +176,9 @@ def inversion(table: Any, key: int, users: int, columns: int, *, first: int, str
     words[0, :own] = philox.words(key, drawer, 0, stream)[0]
     words[1:, :own] = torch.stack(philox.words(key, drawer, 0, stream + SECOND)[:3])
     words[index[:own] % 4, index[:own]] ^= index[:own] % 4 > 0
-    falling = torch.tensor([*sorted(words.T.tolist(), reverse=True), [0] * 4], device=table.device).T.contiguous()
+    falling = torch.tensor(
+        [*sorted(words.T.tolist(), reverse=True), [0] * 4], dtype=torch.int64, device=table.device
+    ).T.contiguous()
     public = Public(-3, falling, size - 1)
     return [((public, key, users, columns), {"first": FIRST, "stream": stream})]
 

@@ -274,7 +274,7 @@ def _answer(name: str, estimate: Estimate, level: float) -> Answer:
 
 def _rmse(estimate: Estimate) -> Tensor:
     """The standard error, and what an approximation may add."""
-    return (estimate.standard_error.square() + torch.as_tensor(estimate.bias).square()).sqrt()
+    return (estimate.standard_error.square() + torch.as_tensor(estimate.bias, dtype=torch.float64).square()).sqrt()
 
 
 def _first(choice: Choice) -> tuple[str, Asked]:

@@ -85,7 +85,7 @@ class Clipper:
         total = _unless(total, wrong)
         self._known[key] = gradients.known
         dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-        return total.to(dtype), torch.cat(lost).mean() if lost else torch.tensor(math.nan)
+        return total.to(dtype), torch.cat(lost).mean() if lost else torch.tensor(math.nan, dtype=torch.float32)
 
 
 def clip_and_sum(

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from torchdp.threads import one_thread
-
 TINY = torch.finfo(torch.float64).tiny
 RIDGE = 1e-16  # of the least squares' normal equations, whose columns have length about 1 / d
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchdp.threads import one_thread
+
 PATIENCE = 3  # rounds without a new least number of wrong signs before one index at a time is turned
 RIDGE = 1e-10  # of the largest diagonal entry: makes the solution unique where points are not affinely independent
 ROUNDING = 1e-12  # of the same: what a multiplier may miss 0 by
@@ -11,6 +13,7 @@ PULLS = 10  # proximal rounds, the ridge towards the last solution: one where po
 NUMBERS_AT_ONCE = 2**26  # in the systems of the problems that are solved together
 
 
+@one_thread
 def nearest_histogram(gram: Tensor, pull: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """argmin over probability vectors h of h^T gram h/2 - <pull, h>, (*batch, k), and the Frank-Wolfe gap, (*batch).
 
