@@ -44,8 +44,8 @@ def coverage(interval, truth):
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
 def test_they_cover_with_a_few_hundred_users(statistic, kind, n):
     counts = counts_of(ZIPF, n)
-    answer = kind(statistic, 1.0).sample_estimate(counts, generator=keyed_generator(b"few"), sample_shape=(8_000,))
-    assert 0.94 < coverage(answer.interval(), statistic.exact(counts)) < 0.975
+    answer = kind(statistic, 1.0).sample_estimate(counts, generator=keyed_generator(b"few"), sample_shape=(3_000,))
+    assert 0.935 < coverage(answer.interval(), statistic.exact(counts)) < 0.98
 
 
 def test_the_normal_interval_would_not():
@@ -109,7 +109,7 @@ def test_the_quadratic_errors_variance_is_the_estimates(kind):
     protocol = kind(statistic, 2.0)
     tally = protocol.collect(torch.arange(n // 10) % 4, noise=SeededNoise.of(keyed_generator(b"parts")))
     total = float(protocol.plug_in_variance(tally, statistic.form))
-    assert float(protocol.mean_error(tally, statistic.form).variance) == pytest.approx(total, rel=5e-3)
+    assert float(protocol.analyse(tally).parts.variance) == pytest.approx(total, rel=5e-3)
 
 
 def random_error(generator, r, size):
@@ -158,7 +158,7 @@ def test_an_interval_of_one_coordinate_inverts_the_noncentral_chi_square_and_a_l
 
 def test_distances_negatives_and_scales_of_quadratic_errors_agree_with_their_intervals():
     generator = keyed_generator(b"distance")
-    for index in range(30):
+    for index in range(12):
         error = random_error(generator, 2 + index % 4, 10.0 ** (index % 4 - 1))
         if index % 3 == 0:
             error = error.joined(ErrorParts.normal(torch.tensor(0.3).double()))
@@ -201,6 +201,16 @@ def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(kernel, 
     assert 0.935 < coverage(found.interval(), protocol.exact(counts)) < 0.965
     normal = ErrorParts.normal(found.standard_error.square())
     assert coverage(interval(found.value, normal, 0.95), protocol.exact(counts)) < 0.89  # control
+
+
+def test_intervals_of_ratios_hold_there_too():
+    """Fieller's, of the plug-in variance, held 0.79 of the truths."""
+    kernels = (torch.tensor(each).double() for each in (STATIONARY, [[1.0, 0.9], [0.9, 1.0]]))
+    protocol = RandomizedResponsePlugIn(pairwise.ratio(*map(pairwise.from_kernel, kernels)), 1.0)
+    counts = torch.tensor([1200, 1800])
+    found = protocol.sample_estimate(counts, generator=keyed_generator(b"ratio"), sample_shape=(2_000,))
+    assert 0.94 < coverage(found.interval(), protocol.exact(counts)) < 0.99
+    assert coverage(interval(found.value, found.parts.first, 0.95), protocol.exact(counts)) < 0.89  # control
 
 
 @pytest.mark.parametrize(

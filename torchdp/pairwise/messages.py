@@ -101,10 +101,10 @@ class TwoMessage(LocalPairs):
     def mean_point(self, tally: Tally) -> Tensor:
         return (tally["first"] + tally["second"]) / (2 * tally.n)
 
-    def mean_error(self, tally: Tally, form: Form) -> QuadraticError:
+    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> QuadraticError:
         point, v = self.mean_point(tally), self.randomizer.moments.variance / (2 * tally.n)
-        own = (point.square() - v) @ form.weights + form.constant
-        return QuadraticError.isotropic(point, form.weights, v, offset=own - self.mean(tally, form))
+        own = ((point.square() - v) * weights).sum(-1)
+        return QuadraticError.isotropic(point, weights, v, offset=own - value)
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
@@ -197,10 +197,8 @@ class OneMessage(SingleMessage):
         noise = n * self.client.moments.variance * form.weights.square().sum(-1)
         return self._variance(((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0), n, form)
 
-    def mean_error(self, tally: Tally, form: Form) -> QuadraticError:
-        return QuadraticError.isotropic(
-            self.mean_point(tally), form.weights, self.client.moments.variance / tally.n
-        )
+    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> QuadraticError:
+        return QuadraticError.isotropic(self.mean_point(tally), weights, self.client.moments.variance / tally.n)
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         v = self.client.moments.variance
@@ -269,11 +267,12 @@ class OneMessagePairs(SingleMessage):
         squares = ((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n * squares, n, form)
 
-    def mean_error(self, tally: Tally, form: Form) -> QuadraticError:
+    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> QuadraticError:
         """That of all pairs, whose own terms z_i^T J z_i the squares tell up to a normal error, at most this one."""
         n, v = float(tally.n), self.client.moments.variance
-        own = 4 * v * self.statistic.longest(form) ** 2 + 2 * v**2 * float(form.weights.square().sum())
-        every = QuadraticError.isotropic(self.mean_point(tally), form.weights, v / n, (own / n**3) ** 0.5)
+        longest = (self.statistic.points * weights[..., None, :]).square().sum(-1).amax(-1)
+        slack = ((4 * v * longest + 2 * v**2 * weights.square().sum(-1)) / n**3).sqrt()
+        every = QuadraticError.isotropic(self.mean_point(tally), weights, v / n, slack)
         return every.scaled(n / (n - 1))
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:

@@ -13,7 +13,7 @@ from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Estimate, LocalProtocol, Objective, Protocol, Tally
-from torchdp.protocol.interval import Error, ErrorParts
+from torchdp.protocol.interval import Error, ErrorParts, WidestError
 from torchdp.protocol.types import from_messages
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
@@ -76,13 +76,23 @@ class PairwiseProtocol(Protocol[Tensor]):
     def mean_point(self, tally: Tally) -> Tensor:
         """Unbiased estimate of the users' mean vector, (*batch, r)."""
 
-    def mean_error(self, tally: Tally, form: Form) -> Error:
-        """The error of ``mean`` as intervals need it; form.weights: (r,)."""
-        return ErrorParts.normal(self.plug_in_variance(tally, form))
+    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> Error:
+        """The error of ``mean`` as intervals need it, for a form of these weights, (*batch, r), that has this value."""
+        return ErrorParts.normal(self.plug_in_variance(tally, Form(weights)))
 
     def _error(self, tally: Tally) -> Error:
         """Of the statistic's own mean; made when an interval asks, so that values alone cost no decomposition."""
-        return self.mean_error(tally, self.statistic.form).scaled(self.slope(tally.n))
+        form = self.statistic.form
+        error = self.mean_error(tally, form.weights, self.mean(tally, form) - form.constant)
+        return error.scaled(self.slope(tally.n))
+
+    def _ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor, parts: ErrorParts) -> Error:
+        """Fieller's, and where it is wider that of mean f - ratio mean g over mean g, whose linear part may vanish."""
+        above, under = self.statistic.forms
+        apart = _difference(above, ratio, under)
+        value = self.mean(tally, above) - above.constant - ratio * (self.mean(tally, under) - under.constant)
+        error = self.mean_error(tally, apart.weights, value.nan_to_num(0.0))
+        return WidestError(parts, error.scaled(self.slope(tally.n) / below))
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
@@ -107,11 +117,11 @@ class PairwiseProtocol(Protocol[Tensor]):
         """
         tally, statistic = self.check(tally, 2), self.statistic
         limits = statistic.limits or (-math.inf, math.inf)
+        kept = Tally(tally.n, {name: part.clone() for name, part in tally.parts.items()})  # for intervals
         value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.n)
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
             bias = slope * (self.missed(tally) + self.clipping_bias(tally))
-            kept = Tally(tally.n, {name: part.clone() for name, part in tally.parts.items()})
             return Estimate(value, error, tally.n, bias, partial(self._error, kept), limits)
         below = self.pairs_mean(tally, statistic.denominator)
         below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
@@ -119,9 +129,8 @@ class PairwiseProtocol(Protocol[Tensor]):
         parts = self.ratio_error(tally, ratio, below)
         _warn_of_small(parts.curvature)
         bias = self.missed(tally) / below.abs()
-        return Estimate(
-            statistic.offset + ratio, parts.variance[..., 0].sqrt(), tally.n, bias, error=parts, limits=limits
-        )
+        wider = partial(self._ratio_error, kept, ratio, below, parts)
+        return Estimate(statistic.offset + ratio, parts.variance[..., 0].sqrt(), tally.n, bias, wider, limits)
 
     def missed(self, tally: Tally) -> Tensor | float:
         """The most by which ``mean`` of an approximate form misses that of the statistic's own."""

@@ -69,22 +69,27 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
     def noise(self, counts: Tensor) -> Tensor:
         """Covariance of the sum of the decoded vectors of counts (*batch, k) of users, (*batch, r, r)."""
 
-    def mean_error(self, tally: Tally, form: Form) -> Error:
+    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> Error:
         """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie at.
 
         The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
         """
-        h, point, n = nearest(self, tally, NEAR), self.mean_point(tally), float(tally.n)
-        rows = max(1, NUMBERS_AT_ONCE // self.statistic.points.numel())
-        each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point)), strict=True)
-        J = form.weights.diag()
-        found = [coordinates(z * form.weights, J, self.noise(n * counts) / n**2) for counts, z in each]
+        h, point, n, points = (
+            nearest(self, tally, NEAR),
+            self.mean_point(tally),
+            float(tally.n),
+            self.statistic.points,
+        )
+        rows, weights = max(1, NUMBERS_AT_ONCE // points.numel()), weights.expand_as(point)
+        each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point, weights)), strict=True)
+        found = [coordinates(z * w, w.diag_embed(), self.noise(n * counts) / n**2) for counts, z, w in each]
         curved, linear = (torch.cat(every).view(point.shape) for every in zip(*found, strict=True))
-        diagonal, centre = self.statistic.diagonal(form), point.square() @ form.weights + form.constant
-        apart = diagonal - diagonal.mean()
-        own = self.decoded(tally) @ apart / n + diagonal.mean()
-        offset = centre - curved.sum(-1) - ((n - 1) * self.mean(tally, form) + own) / n
-        slack = (h @ self.client.workload_variance(apart[None])[0].clamp_min(0) / n).sqrt() / n
+        diagonal = weights @ points.square().mT
+        apart = diagonal - diagonal.mean(-1, keepdim=True)
+        own = (self.decoded(tally) * apart).sum(-1) / n + diagonal.mean(-1)
+        offset = (point.square() * weights).sum(-1) - curved.sum(-1) - ((n - 1) * value + own) / n
+        spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
+        slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
         return QuadraticError(curved, linear, curved[..., :0], offset, slack).scaled(n / (n - 1))
 
 

@@ -187,9 +187,9 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         squares = (form.weights.square() * rounded * (4 * values.clamp_min(0) + 2 * rounded)).sum(-1)
         return (squares + second[..., -1]) / n**4
 
-    def mean_error(self, tally: Tally, form: Form) -> Error:
+    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> Error:
         second, n = self._second(tally), float(tally.n)
-        error = QuadraticError.isotropic(self.mean_point(tally), form.weights, second[..., :-1] / n**2)
+        error = QuadraticError.isotropic(self.mean_point(tally), weights, second[..., :-1] / n**2)
         return error.joined(ErrorParts.normal(second[..., -1] / n**4))
 
     def _second(self, tally: Tally) -> Tensor:

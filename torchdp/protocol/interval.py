@@ -29,8 +29,8 @@ class Error(ABC):
         """The least z whose interval, widened by ``bias``, holds 0; inf where none up to 40 does."""
 
     @abstractmethod
-    def scaled(self, factor: float) -> "Error":
-        """Of ``factor`` times the estimate."""
+    def scaled(self, factor: float | Tensor) -> "Error":
+        """Of ``factor`` times the estimate, a number or (*batch)."""
 
     @abstractmethod
     def joined(self, other: "Error") -> "Error":
@@ -93,8 +93,9 @@ class ErrorParts(Error):
         shift, left = square * self.slope / 2, 1 - square * self.curvature
         return left, shift, square * self.variance * left + shift.square()
 
-    def scaled(self, factor: float) -> "ErrorParts":
-        return ErrorParts(factor**2 * self.variance, factor * self.slope, self.curvature)
+    def scaled(self, factor: float | Tensor) -> "ErrorParts":
+        each = torch.as_tensor(factor, dtype=self.slope.dtype, device=self.slope.device)[..., None]
+        return ErrorParts(each**2 * self.variance, each * self.slope, self.curvature)
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """By bisection."""
@@ -108,7 +109,7 @@ class ErrorParts(Error):
         return torch.where(value.isnan() | self.variance.isnan().any(-1), torch.nan, z)
 
     def joined(self, other: Error) -> Error:
-        if not isinstance(other, ErrorParts):
+        if not isinstance(other, ErrorParts):  # the others know how to join this
             return other.joined(self)
         both = []
         for one, two in zip(self._tensors, other._tensors, strict=True):
@@ -119,6 +120,32 @@ class ErrorParts(Error):
     @property
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.variance, self.slope, self.curvature
+
+
+@dataclass(frozen=True)
+class WidestError(Error):
+    """Two accounts of one error: intervals reach as far as either says, and leave out what ``first`` leaves out."""
+
+    first: Error
+    second: Error
+
+    def reach(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        (below, above), (other_below, other_above) = self.first.reach(z), self.second.reach(z)
+        return torch.maximum(below, other_below), torch.maximum(above, other_above)
+
+    def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        return self.first.gap(z)
+
+    def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        return torch.minimum(self.first.distance(value, bias), self.second.distance(value, bias))
+
+    def scaled(self, factor: float | Tensor) -> "WidestError":
+        return WidestError(self.first.scaled(factor), self.second.scaled(factor))
+
+    def joined(self, other: Error) -> Error:
+        if isinstance(other, WidestError):
+            return WidestError(self.first.joined(other.first), self.second.joined(other.second))
+        return WidestError(self.first.joined(other), self.second.joined(other))
 
 
 def quantile(level: float) -> float:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.protocol.interval import Error, ErrorParts
 
 FARTHEST = 16.0  # of the logarithm of a step's odds: 1e7
@@ -48,7 +47,11 @@ class QuadraticError(Error):
 
     @staticmethod
     def isotropic(
-        point: Tensor, weights: Tensor, variance: Tensor | float, slack: float = 0.0, offset: Tensor | None = None
+        point: Tensor,
+        weights: Tensor,
+        variance: Tensor | float,
+        slack: Tensor | float = 0.0,
+        offset: Tensor | None = None,
     ) -> "QuadraticError":
         """The same for independent coordinates of these variances; offset: of z1^T J z2, two vectors of mean z."""
         variance = torch.as_tensor(variance, dtype=point.dtype, device=point.device).expand(point.shape)
@@ -94,9 +97,10 @@ class QuadraticError(Error):
         z = _root(lambda z: needed(z) - z, zero, zero + LARGEST)
         return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~value.isnan(), torch.nan)
 
-    def scaled(self, factor: float) -> "QuadraticError":
-        curved, linear, central = (factor * each for each in (self.curved, self.linear, self.central))
-        return QuadraticError(curved, linear, central, factor * self.offset, abs(factor) * self.slack)
+    def scaled(self, factor: float | Tensor) -> "QuadraticError":
+        each = torch.as_tensor(factor, dtype=self.offset.dtype, device=self.offset.device)
+        curved, linear, central = (each[..., None] * side for side in (self.curved, self.linear, self.central))
+        return QuadraticError(curved, linear, central, each * self.offset, each.abs() * self.slack)
 
     def joined(self, other: Error) -> Error:
         """Normal parts become linear coordinates; beside an error that follows the value (a ratio's) this is normal."""
@@ -106,7 +110,8 @@ class QuadraticError(Error):
             deviation = other.variance.clamp_min(0).sqrt() / 2
             zero, none = torch.zeros_like(deviation), deviation.new_zeros(deviation.shape[:-1])
             other = QuadraticError(zero, deviation, zero[..., :0], none, none)
-        other = checks.instance("other", other, QuadraticError)
+        if not isinstance(other, QuadraticError):  # it knows how to join this
+            return other.joined(self)
         offset = self.offset + other.offset
         curved, linear, central = (
             torch.cat([each.expand(*offset.shape, -1).to(offset) for each in both], -1)
