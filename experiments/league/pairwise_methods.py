@@ -100,7 +100,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
             found = squares(protocol.analyse(tally).value)
             if side != "chosen":
                 return found
-            value = pairwise.consistent(protocol, tally, tol=1e-7, max_iterations=200).value
+            value = pairwise.consistent(protocol, tally, tol=1e-7).value
             found["consistent"] = squares(value)["clipped"]
             if isinstance(protocol, ReportPairs):
                 plausible = norm_sub((protocol.decoded(tally) / tally.n).numpy())

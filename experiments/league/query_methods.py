@@ -71,7 +71,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
             for name, mend in peers.AFTERWARDS.items():
                 found[name] = torch.from_numpy(mend(histogram.numpy())) @ W.mT
         if cell.k <= (CONSISTENT if ours else OPTIMISED):
-            found["consistent"] = consistent(W, answers, tol=1e-7, max_iterations=500).value
+            found["consistent"] = consistent(W, answers, tol=1e-7).value
         return {name: (each - truth).square().mean(-1) for name, each in found.items()}
 
     def ours(name: str, side: str, protocol: QueryProtocol) -> Method:
