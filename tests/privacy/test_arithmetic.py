@@ -63,7 +63,7 @@ def below(kind):
 
 
 def test_what_is_sampled_message_by_message_is_what_the_readme_names():
-    """The cost of sampling grows with the number of users there, and nowhere else."""
+    """Where a protocol is sampled from its messages, the cost of sampling grows with the number of users."""
     own = [each for each in below(Protocol) if each.__name__ in set(concrete(Protocol))]
     grows = {
         each.__name__
