@@ -16,6 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from contract import entries  # noqa: E402
+
 PAGE = ROOT / "docs/mechanisms.md"
 HEAD = """# Every mechanism, its guarantee and its test
 
@@ -56,28 +58,6 @@ ELSEWHERE = {  # tests of another name than test_guarantee
 OWN = re.compile(r"Guarantees: (the best's|each route's|the client's) own")  # of what has a row itself
 
 
-def tests() -> list[type]:
-    """The entries of the battery: classes of test files that have a protocol and a loss."""
-    from contract import Contract
-
-    found = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        if re.search(r"^class \w+\(.*Contract\)", path.read_text(), re.M):
-            spec = importlib.util.spec_from_file_location("page_" + path.stem + str(len(found)), path)
-            assert spec and spec.loader
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-            kinds = (
-                kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Contract)
-            )
-            own = [kind for kind in kinds if kind.__module__ == spec.name and hasattr(kind, "protocol")]
-            for kind in own:
-                kind.page = str(path.relative_to(ROOT))  # type: ignore[attr-defined]
-            found += own
-    return found
-
-
 def inside(protocol: Any) -> str:
     """What a user runs, where that is another public mechanism."""
     parts = (type(getattr(protocol, name, None)) for name in ("client", "law"))
@@ -108,7 +88,7 @@ def row(entry: Any) -> tuple[str, tuple[str, ...], str, str]:
 
 
 def protocols() -> Iterator[str]:
-    for room, rows in groupby(sorted(map(row, tests())), key=lambda one: one[0]):
+    for room, rows in groupby(sorted(map(row, entries().values())), key=lambda one: one[0]):
         yield f"## {room}\n"
         yield "| mechanism | model | epsilon is | neighbours | arithmetic | source | tests | wrong constant |"
         yield "|---|---|---|---|---|---|---|---|"

@@ -13,9 +13,14 @@ enumeration, or "same draws, same sum", stays beside it.
 """
 
 import dataclasses
+import functools
+import importlib.util
 import math
 import random
+import re
+import sys
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -32,8 +37,30 @@ from torchdp.regression import SecondMoments
 from torchdp.secure import SecureSums
 from torchdp.shuffle.sums import Shuffled
 
+TESTS = Path(__file__).resolve().parent
 COLUMNS = 3  # of what leaves, that attacks look at
 MIXED = 2**10  # times that a shuffler is looked at
+
+
+@functools.cache
+def entries(*folders):
+    """The battery's classes that have a protocol, by folder and name: {"mean.PureMean": TestPureMean}."""
+    found = {}
+    for path in sorted(TESTS.glob("*/test_*.py")):
+        if folders and path.parent.name not in folders:
+            continue
+        if not re.search(r"^class \w+\(.*Contract\)", path.read_text(), re.M):
+            continue
+        spec = importlib.util.spec_from_file_location(f"battery_{path.parent.name}_{path.stem}", path)
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.parent))
+        spec.loader.exec_module(module)
+        sys.path.remove(str(path.parent))
+        for name, kind in vars(module).items():
+            if name.startswith("Test") and isinstance(kind, type) and hasattr(kind, "protocol"):
+                kind.page = str(path.relative_to(TESTS.parent))
+                found[f"{path.parent.name}.{name.removeprefix('Test')}"] = kind
+    return found
 
 
 class Contract:

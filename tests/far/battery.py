@@ -1,7 +1,6 @@
 """Every entry of the battery on a device that is not there: its calls, its values beside the CPU's. Run as a child."""
 
 import dataclasses
-import importlib.util
 import json
 import sys
 import traceback
@@ -13,7 +12,7 @@ import device
 device.register("--fused" in sys.argv)
 
 import torch  # noqa: E402
-from contract import Contract  # noqa: E402
+from contract import entries  # noqa: E402
 
 from torchdp import draws  # noqa: E402
 from torchdp.noise import SeededNoise  # noqa: E402
@@ -22,24 +21,6 @@ draws.Draws._arrivals_at_once = 1
 draws.RARE = 0  # a device draws a few words more than the CPU; without them the numbers are the same
 
 TESTS = Path(__file__).resolve().parents[1]
-
-
-def entries(only=()):
-    """Every class of the battery that has a protocol, by file and name."""
-    for path in sorted(TESTS.glob("*/test_*.py")):
-        if "Contract" not in path.read_text() or (
-            only and path.parent.name not in {o.split(".")[0] for o in only}
-        ):
-            continue
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        for name, entry in vars(module).items():
-            if name.startswith("Test") and isinstance(entry, type) and issubclass(entry, Contract):
-                if hasattr(entry, "protocol") and hasattr(entry, "x"):
-                    yield f"{path.parent.name}.{name}", entry
-        sys.path.remove(str(path.parent))
 
 
 def tensors(value, name="", depth=4):
@@ -138,7 +119,8 @@ def run(entry):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
-    found = {name: run(entry) for name, entry in entries(only) if not only or any(o in name for o in only)}
+    listed = entries(*sorted({one.split(".")[0] for one in only}))
+    found = {name: run(each) for name, each in listed.items() if not only or any(o in name for o in only)}
     if "--json" in sys.argv:
         print(json.dumps(found))
     else:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from contract import entries
+from test_architecture import concrete
 
 from torchdp.protocol import Protocol
 
@@ -41,10 +43,16 @@ def test_bad_input_gets_a_clear_error(recipe, tmp_path, monkeypatch):
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in verbs.FAST else slow) for n in verbs.PROTOCOLS])
-def test_every_verb_of_every_protocol(name):
+@pytest.mark.parametrize("name", verbs.FAST)
+def test_every_verb_of_a_protocol(name):
     found = [fault for recipe in verbs.verbs(name) for fault in harness.faults(recipe, verbs.names)[0]]
     assert not found, "\n".join(found)
+
+
+@slow
+def test_every_verb_of_every_protocol():
+    for name in entries():
+        test_every_verb_of_a_protocol(name)
 
 
 @slow
@@ -79,14 +87,8 @@ def test_two_hundred_calls_where_assertions_vanish(tmp_path):
 
 
 def test_no_protocol_is_left_out():
-    """Every class whose users or curators draw; classes that relay others' reports and messages are among them."""
-    kinds, left = set(), [Protocol]
-    while left:
-        kind = left.pop()
-        left += kind.__subclasses__()
-        if kind.__module__.startswith("torchdp") and not inspect.isabstract(kind):
-            kinds.add(kind)
-    assert kinds <= {type(verbs.known()["at"][name].protocol) for name in verbs.PROTOCOLS}
+    """Every concrete protocol has an entry in the battery."""
+    assert set(concrete(Protocol)) <= {type(entry.protocol).__name__ for entry in entries().values()}
 
 
 MORE = (  # constructors that no other recipe calls with tensors
@@ -98,7 +100,7 @@ MORE = (  # constructors that no other recipe calls with tensors
     "factorization.RecalledStrategy(factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior), 1, W[:1])",
     "workloads.Workload('W', (W, eye))", "queries.ConceptClass(tuple('abc'), (torch.ones(3, 2),))",
     "domains.NoiseShape(*(getattr(shape, f) for f in 'root centre support weights row_weights p certificate'.split()))",
-    "pairwise.StrategyReports(pairwise.unequal(3), 1.2, at['StrategyReports'].protocol.client, Z)",
+    "pairwise.StrategyReports(pairwise.unequal(3), 1.2, at['pairwise.StrategyReports'].protocol.client, Z)",
     "sketching.GaussianNoise(prior)", "sketching.LaplaceNoise(1.0, counts)", "sketching.PolyaNoise(0.5, counts)",
 )  # fmt: skip
 RESULTS = {  # no guarantee hangs on what they hold: answers, bounds, messages, public features and their errors
@@ -116,33 +118,38 @@ def parts(value):
     return [t for t in (value if isinstance(value, tuple | list) else [value]) if isinstance(t, torch.Tensor)]
 
 
+def of_recipe(text, known):
+    """The dataclasses that a recipe's calls of classes make."""
+    for node in (node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call)):
+        name = ast.unparse(node.func)
+        kind = eval(name, known) if name.replace(".", "").isidentifier() and "fresh" not in text else None
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            yield eval(ast.unparse(node), known)
+
+
 def test_guarantee_nothing_hangs_on_tensors_that_whoever_gave_them_can_still_edit():
     """Every public dataclass that is made of tensors is made again of copies, which are then overwritten."""
     known = verbs.names()
-    known["Z"] = known["at"]["StrategyReports"].protocol.output_vectors
+    known["Z"] = known["at"]["pairwise.StrategyReports"].protocol.output_vectors
     public = {kind for room in recipes.ROOMS.split() for kind in vars(known[room]).values()
               if isinstance(kind, type) and dataclasses.is_dataclass(kind)}  # fmt: skip
     public = {kind for kind in public if any("Tensor" in str(f.type) for f in dataclasses.fields(kind) if f.init)}
-    seen, texts = (
-        set(),
-        [recipe for _, recipe in CALLS] + [made for made, _ in verbs.PROTOCOLS.values()] + list(MORE),
-    )
-    for text in texts:
-        for node in (node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call)):
-            name = ast.unparse(node.func)
-            kind = eval(name, known) if name.replace(".", "").isidentifier() and "fresh" not in text else None
-            if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-                continue
-            made = eval(ast.unparse(node), known)
-            given = {f.name: copy.deepcopy(getattr(made, f.name)) for f in dataclasses.fields(kind) if f.init}
-            again = kind(**given)
-            before = {name: [t.clone() for t in parts(getattr(again, name))] for name in given}
-            for t in (t for value in given.values() for t in parts(value)):
-                t.zero_()
-            for name, old in before.items():
-                kept = all(torch.equal(t, u) for t, u in zip(parts(getattr(again, name)), old, strict=True))
-                assert kept or kind.__name__ in RESULTS, (kind, name)
-            seen |= {kind} if any(before.values()) else set()
+    objects = [made for text in [*(recipe for _, recipe in CALLS), *MORE] for made in of_recipe(text, known)]
+    seen, left = set(), [*objects, *(entry.protocol for entry in entries().values())]
+    while left:
+        made = left.pop()
+        kind = type(made)
+        given = {f.name: getattr(made, f.name) for f in dataclasses.fields(kind) if f.init}
+        left += [value for value in given.values() if dataclasses.is_dataclass(value)]
+        given = copy.deepcopy(given)
+        again = kind(**given)
+        before = {name: [t.clone() for t in parts(getattr(again, name))] for name in given}
+        for t in (t for value in given.values() for t in parts(value)):
+            t.zero_()
+        for name, old in before.items():
+            kept = all(torch.equal(t, u) for t, u in zip(parts(getattr(again, name)), old, strict=True))
+            assert kept or kind.__name__ in RESULTS, (kind, name)
+        seen |= {kind} if any(before.values()) else set()
     left = {kind.__name__ for kind in public - seen if not any(base.__name__ in RESULTS for base in kind.__mro__)}
     assert not left
 

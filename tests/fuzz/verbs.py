@@ -9,6 +9,9 @@ from types import SimpleNamespace
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from contract import entries
+
 from torchdp.noise import SeededNoise
 from torchdp.protocol import InteractiveProtocol, MessageProtocol
 
@@ -16,91 +19,15 @@ spec = importlib.util.spec_from_file_location("fuzz_recipes_of_verbs", Path(__fi
 sys.modules[spec.name] = recipes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(recipes)
 
-# made of the names of ``recipes``, beside users' data that it takes
-PROTOCOLS = {
-    "RandomizedResponse": ("randomizers.RandomizedResponse(3, 1.0)", "types"),
-    "HadamardResponse": ("randomizers.HadamardResponse(3, 1.0)", "types"),
-    "OptimizedUnaryEncoding": ("randomizers.OptimizedUnaryEncoding(3, 1.0)", "types"),
-    "SymmetricUnaryEncoding": ("randomizers.SymmetricUnaryEncoding(3, 1.0)", "types"),
-    "SubsetSelection": ("randomizers.SubsetSelection(3, 1.0)", "types"),
-    "StrategyMatrix": ("randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)", "types"),
-    "ShiftStrategy": ("randomizers.ShiftStrategy(torch.eye(3).bool(), torch.ones(3), 3, 1.0)", "types"),
-    "PrivUnit": ("randomizers.PrivUnit(2, 1.0)", "points"),
-    "PrivUnitG": ("randomizers.PrivUnitG(2, 1.0)", "points"),
-    "ProjUnit": ("randomizers.ProjUnit(2, 1.0, k=2)", "points"),
-    "DuchiJordanWainwright": ("randomizers.DuchiJordanWainwright(2, 1.0)", "points"),
-    "PointRelease": ("randomizers.PointRelease(2, 1.0)", "points"),
-    "GaussianVector": ("randomizers.GaussianVector(2, 1.0, delta=1e-3)", "points"),
-    "AdaptiveOracle": (
-        "queries.AdaptiveOracle(W, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
-        "types",
-    ),
-    "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
-    "LocalFunction": (
-        "queries.LocalFunction(queries.EnergyDistance(2), randomizers.RandomizedResponse(4, 4.0))",
-        "types",
-    ),
-    "LocalCovariance": ("mean.LocalCovariance.calibrated(domains.Box(-ones, ones), epsilon=4.0)", "points"),
-    "StrategyCovariance": (
-        "mean.StrategyCovariance(domains.Box(-ones, ones), 1, "
-        "randomizers.StrategyMatrix((torch.ones(9, 9) + 8 * torch.eye(9)).double() / 17))",
-        "points",
-    ),
-    "LocalFactorization": (
-        "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
-        "types",
-    ),
-    "CentralFactorization": ("queries.CentralFactorization(queries.FactoredQueries.plain(W), 1.0, 1e-5)", "types"),
-    "IntegerSums": ("queries.IntegerSums(2, 3.0, 4.0, 1e-5)", "labelled"),
-    "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
-    "TwoMessage": ("pairwise.TwoMessage(pairwise.unequal(3), 1.0)", "types"),
-    "OneMessage": ("pairwise.OneMessage(pairwise.unequal(3), 1.0)", "types"),
-    "OneMessagePairs": ("pairwise.OneMessagePairs(pairwise.unequal(3), 1.0)", "types"),
-    "SubsetPairs": ("pairwise.SubsetPairs(pairwise.unequal(3), 1.0)", "types"),
-    "RandomizedResponsePlugIn": ("pairwise.RandomizedResponsePlugIn(pairwise.unequal(3), 1.0)", "types"),
-    "StrategyReports": (
-        "pairwise.StrategyReports(pairwise.unequal(3), 1.2, "
-        "randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
-        "types",
-    ),
-    "TwoRound": ("pairwise.TwoRound(pairwise.unequal(3), 1.0, 0.5)", "types"),
-    "ThreeRound": ("pairwise.ThreeRound(pairwise.unequal(3), 4.0, (1.0, 1.0, 1.0, 1.0))", "types"),
-    "ProjectedTwoRound": ("pairwise.ProjectedTwoRound(pairwise.unequal(3), 3.0, (1.0, 1.0, 1.0))", "types"),
-    "ShuffledForm": ("pairwise.ShuffledForm(pairwise.unequal(3), 1.0, 5, 200.0, 1e-2)", "types"),
-    "Round": ("pairwise.rounds.Round(points, (1.0,))", "types"),
-    "GaussianMean": ("mean.GaussianMean(polytope, shape, 1.0, 1e-5)", "points"),
-    "PureMean": ("mean.PureMean.tuned(polytope, epsilon=1.0)", "points"),
-    "GaussianCovariance": ("mean.GaussianCovariance(polytope, shape, 1.0, 1e-5)", "points"),
-    "GaussianMoments": ("mean.GaussianMoments(ball, round, 1.0, 1e-5, 2)", "points"),
-    "LocalMean": ("mean.LocalMean.calibrated(polytope, shape, epsilon=1.0)", "points"),
-    "Response": ("shuffle.BitSums(shuffle.RandomizedResponseSum(5, 0.2), 2, 1e-3)", "bits"),
-    "Poisson": ("shuffle.BitSums(shuffle.PoissonSum(5, 30.0), 2, 1e-3)", "bits"),
-    "NegativeBinomial": ("shuffle.BitSums(shuffle.NegativeBinomialSum(5, 20.0, 0.5), 2, 1e-3)", "bits"),
-    "Correlated": ("shuffle.BitSums(shuffle.CorrelatedSum(5, 0.5, 9.0, 0.5), 2, 1e-2)", "bits"),
-    "Pure": ("shuffle.BitSums(shuffle.PureSum(5, 1.0, 0.3, 0.1), 2, 0.0)", "bits"),
-    "Curator": ("shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
-    "RoundedCurator": ("shuffle.CuratorSums(shuffle.RoundedGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
-    "ShuffledKDE": ("kde", "rows"),
-    "CentralKDE": ("density.CentralKDE.calibrated(features, 5, 1.0, 1e-5)", "rows"),
-    "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
-    "PureSecureSketch": ("secure.PureSecureSketch(sketching.ones(5), 2, 1.5, 1.0)", "rows"),
-    "OneCopySecureSketch": ("secure.OneCopySecureSketch(sketch_of_five, 2, 1.0, 1.0, 1e-5)", "rows"),
-    "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
-    "LocalRows": ("regression.LocalRows(2, 1.0, 1.0, 1e-5)", "rows"),
-    "ModSulq": ("regression.ModSulq.calibrated(2, 1.0, 1.0, 1e-5)", "rows"),
-    "SufficientStatistics": ("regression.SufficientStatistics(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
-    "AdaSSP": ("regression.AdaSSP(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
-    "FrequencyMoments": ("regression.FrequencyMoments(5, 1.0, (1.0, 2.0), 1.0)", "labels"),
-    "SecureHistogram": ("regression.SecureHistogram(5, 3, 1.0)", "types"),
-}
-FAST = {
-    "SubsetSelection", "PrivUnit", "IntegerSums", "OneMessage", "TwoRound", "GaussianMean", "Poisson", "CentralKDE",
-    "SecureSketch", "GramRelease",
-}  # fmt: skip
+FAST = (
+    "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.IntegerSums", "queries.AdaptiveOracle",
+    "pairwise.OneMessage", "pairwise.TwoRound", "mean.GaussianMean", "shuffle.Poisson", "density.Central",
+    "secure.SecureSketch", "regression.GramRelease",
+)  # fmt: skip
 OF_ALL = (
     "admit(USER.x)", "collect(USER.x, noise=noise)", "estimate(USER.x, noise=noise)", "check(USER.tally)",
     "analyse(USER.tally)", "exact(USER.summary)", "predicted_mse(USER.summary)",
-    "worst_mse(5, protocol.Objective.MEAN)", "sample_tally(USER.summary, generator=generator, sample_shape=(2,))",
+    "worst_mse(USER.tally.n, protocol.Objective.MEAN)", "sample_tally(USER.summary, generator=generator, sample_shape=(2,))",
     "sample_estimate(USER.summary, generator=generator, sample_shape=(2,))",
 )  # fmt: skip
 OF_MESSAGES = (
@@ -110,11 +37,11 @@ OF_MESSAGES = (
 
 
 class Users(dict):
-    """Each protocol by its name, with what its verbs take and give; made when it is asked for."""
+    """Each entry of the battery, with what its protocol's verbs take and give; made when it is asked for."""
 
     def __missing__(self, name):
-        made, data = PROTOCOLS[name]
-        protocol, x = eval(made, known()), known()[data]
+        entry = entries(name.split(".")[0])[name]
+        protocol, x = entry.protocol, entry.x
         tally = protocol.collect(x, noise=SeededNoise(1))
         found = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.admit(x)), "tally": tally}
         if isinstance(protocol, MessageProtocol):
@@ -135,7 +62,8 @@ def known():
 @cache
 def kept():
     found = known()
-    classes = found["density"].ShuffledClasses((found["at"]["CentralKDE"].protocol,) * 2)
+    central = found["density"].CentralKDE.calibrated(found["features"], 5, 1.0, 1e-5)
+    classes = found["density"].ShuffledClasses((central,) * 2)
     reported = (found["rows"].repeat(2, 1), torch.arange(10) // 5)
     density, law = found["density"], found["shuffle"].CentralGaussianSum(5, 1.0)
     inner = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))
@@ -195,19 +123,19 @@ randomizers.StrategyMatrix.balanced(5, 1.0)
 randomizers.ShiftStrategy.tuned(W, 1.0, generator=generator, steps=2, starts=1)
 randomizers.ShiftStrategy(torch.eye(3).bool(), torch.ones(3), 3, 1.0)
 randomizers.PointRelease.published(2, 1.0, 1.0)
-at['StrategyMatrix'].protocol.decoder(W)
-at['StrategyMatrix'].protocol.workload_variance(W)
-at['ShiftStrategy'].protocol.decoder(W)
-at['ShiftStrategy'].protocol.workload_variance(W)
-at['SubsetSelection'].protocol.packed(at['SubsetSelection'].messages)
-at['PrivUnit'].protocol.moments.covariance(points)
+at['randomizers.StrategyMatrix'].protocol.decoder(W)
+at['randomizers.StrategyMatrix'].protocol.workload_variance(W)
+at['randomizers.ShiftStrategy'].protocol.decoder(W)
+at['randomizers.ShiftStrategy'].protocol.workload_variance(W)
+at['randomizers.SubsetSelection'].protocol.packed(at['randomizers.SubsetSelection'].messages)
+at['randomizers.PrivUnit'].protocol.moments.covariance(points)
 queries.ConceptClass(('a', 'b'), (torch.sign(W[:2] + 0.1),))
 queries.FactoredQueries.tree(W)
-at['PrivateLearner'].protocol.samples(0.5, 0.05)
-at['LocalFactorization'].protocol.samples(9.0, 0.05)
+at['queries.PrivateLearner'].protocol.samples(0.5, 0.05)
+at['queries.LocalFactorization'].protocol.samples(9.0, 0.05)
 pairwise.class_histograms(3, 0.3)
 pairwise.StrategyReports.merged(pairwise.unequal(3), 100, 9.0, 2, generator=generator)
-at['OneMessage'].estimate.interval(0.9)
+at['pairwise.OneMessage'].estimate.interval(0.9)
 domains.Box(-prior, prior).contains(prior)
 domains.Box(-prior, prior).project(prior)
 domains.Box(-prior, prior).admit(prior)
@@ -215,25 +143,25 @@ polytope.contains(points)
 polytope.project(points)
 shape.coordinates(points)
 shape.points(points)
-at['GaussianMean'].protocol.noise_root(5)
-at['GaussianMean'].protocol.error(5, 2.0)
-at['GaussianMean'].protocol.projected_error(5)
-at['LocalMean'].protocol.error_bound(5)
-at['GaussianMoments'].protocol.deviations(5)
-at['GaussianMoments'].protocol.root_mean_power(5, 2.0)
+at['mean.GaussianMean'].protocol.noise_root(5)
+at['mean.GaussianMean'].protocol.error(5, 2.0)
+at['mean.GaussianMean'].protocol.projected_error(5)
+at['mean.LocalMean'].protocol.error_bound(5)
+at['mean.GaussianMoments'].protocol.deviations(5)
+at['mean.GaussianMoments'].protocol.root_mean_power(5, 2.0)
 mean.GaussianMoments.calibrated(ball, round, 2, epsilon=1.0, delta=1e-5)
 sketch.sums(numbers.long())
-regression.adaptive_ridge(at['SufficientStatistics'].estimate, 1.0)
-regression.cautious_ridge(at['SufficientStatistics'].estimate, 1.0)
+regression.adaptive_ridge(at['regression.SufficientStatistics'].estimate, 1.0)
+regression.cautious_ridge(at['regression.SufficientStatistics'].estimate, 1.0)
 regression.predicted_phi_of_sketch(second, 1.0, 4, 0.1)
 regression.predicted_psi(second, 1, 0.1)
 regression.predicted_psi_of_sketch(second, 1, 4, 0.1)
 regression.psi(second, eye[:2, :1])
 regression.top_directions(W @ W.T, 1)
-at['AdaSSP'].protocol.solve(at['AdaSSP'].estimate, 1.0)
-at['SecureSketch'].protocol.within(rows)
+at['regression.AdaSSP'].protocol.solve(at['regression.AdaSSP'].estimate, 1.0)
+at['secure.SecureSketch'].protocol.within(at['secure.SecureSketch'].x)
 secure.Server(sum_of_five, bytes(16), 0, secure.Links.derived(bytes(32), "server 0", 2)).roll_call(1)
-shuffle.Bag(5, at['Poisson'].messages.instance, at['Poisson'].messages.content)
+shuffle.Bag(5, at['shuffle.Poisson'].messages.instance, at['shuffle.Poisson'].messages.content)
 shuffle.PureSum.calibrated(100, 1.0, 0.0, 2, 0)
 shuffle.RandomizedResponseSum.calibrated(100, 1.0, 1e-3, 2, 0)
 shuffle.CentralGaussianSum.calibrated(100, 1.0, 1e-3, 2, 0)
@@ -244,7 +172,7 @@ densities.standard_error_at(points)
 density.classify(densities, points)
 density.nearest_words(densities, points, 1)
 density.class_counts(types, 3)
-at['ShuffledKDE'].protocol.density_mse(at['ShuffledKDE'].summary, points)
+at['density.SquareWave'].protocol.density_mse(at['density.SquareWave'].summary, points)
 training.Attendance(once, 5)
 training.Attendance(once, 5).check(types[:2])
 training.Batches(training.Epochs(2), 4, 2, 4, generator=generator)

@@ -1,7 +1,6 @@
-"""Of what each protocol's guarantee speaks: a new protocol has to say so here."""
+"""Of what a guarantee speaks: integers, rounded numbers or real ones. docs/mechanisms.md lists it for each protocol."""
 
 import functools
-import importlib
 import inspect
 import re
 
@@ -13,9 +12,6 @@ from torchdp import factorization, pairwise, queries, randomizers, workloads
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours, compose
 from torchdp.protocol import Protocol
 
-ROOMS = (
-    "randomizers", "queries", "pairwise", "pairwise.rounds", "shuffle", "density", "secure", "regression", "mean",
-)  # fmt: skip
 # their messages are enumerated in rational numbers: tests/randomizers/test_channel_ratios.py
 INTEGER = (
     randomizers.RandomizedResponse(4, 1.0),
@@ -28,34 +24,6 @@ INTEGER = (
     randomizers.DuchiJordanWainwright(3, 1.0),  # a coin on the sign of a vector that is drawn without the user's
     randomizers.PointRelease(3, 1.0),
 )
-# the client decides
-EITHER = {
-    "AdaptiveOracle", "LocalOracle", "LocalFactorization", "LocalFunction", "PrivateLearner",
-    "OneMessage", "OneMessagePairs", "TwoMessage", "TwoRound", "ThreeRound", "ProjectedTwoRound",
-    "Round", "RandomizedResponsePlugIn",
-    "StrategyCovariance", "StrategyReports", "SubsetPairs", "LocalCovariance", "LocalMean", "LocalRows",
-}  # fmt: skip
-# integers leave, of normals that are rounded
-ROUNDED = {
-    "CentralFactorization", "IntegerSums", "GaussianVector", "PrivUnit", "PrivUnitG",
-    "GaussianMean", "GaussianCovariance", "GaussianMoments", "ShuffledForm", "PureSecureSketch",
-}  # fmt: skip
-# rounded where what is encoded is whole, or the law is
-MAY_ROUND = {"CuratorSums", "BitSums", "CentralKDE", "SecureSketch", "OneCopySecureSketch", "ShuffledKDE"}
-# floats leave, or floats decide which integers do
-REAL = {
-    "ProjUnit",
-    "PureMean",
-    "AdaSSP", "FrequencyMoments", "GramRelease", "ModSulq", "SecureHistogram", "SufficientStatistics",
-}  # fmt: skip
-
-
-def test_every_protocol_says_what_it_speaks_of():
-    for room in ROOMS:
-        importlib.import_module("torchdp." + room)
-    assert (
-        set(concrete(Protocol)) == {type(each).__name__ for each in INTEGER} | EITHER | REAL | ROUNDED | MAY_ROUND
-    )
 
 
 def below(kind):
