@@ -4,7 +4,6 @@ import ast
 import copy
 import dataclasses
 import importlib.util
-import inspect
 import subprocess
 import sys
 from pathlib import Path

@@ -27,7 +27,8 @@ FAST = (
 OF_ALL = (
     "admit(USER.x)", "collect(USER.x, noise=noise)", "estimate(USER.x, noise=noise)", "check(USER.tally)",
     "analyse(USER.tally)", "exact(USER.summary)", "predicted_mse(USER.summary)",
-    "worst_mse(USER.tally.n, protocol.Objective.MEAN)", "sample_tally(USER.summary, generator=generator, sample_shape=(2,))",
+    "worst_mse(USER.tally.n, protocol.Objective.MEAN)",
+    "sample_tally(USER.summary, generator=generator, sample_shape=(2,))",
     "sample_estimate(USER.summary, generator=generator, sample_shape=(2,))",
 )  # fmt: skip
 OF_MESSAGES = (

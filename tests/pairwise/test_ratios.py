@@ -11,7 +11,7 @@ from scipy.stats import mannwhitneyu
 from torchdp import pairwise
 from torchdp.collection import Collection, Journal
 from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
-from torchdp.pairwise.reports import merges
+from torchdp.pairwise.strategy_reports import merges
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 

@@ -37,7 +37,7 @@ from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.population import MannWhitney, mann_whitney, of_population
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.ratios import concordance, gamma, gini, ratio
-from torchdp.pairwise.reports import StrategyReports, SubsetPairs
+from torchdp.pairwise.reports import SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.shuffled import ShuffledForm
 from torchdp.pairwise.standard import (
@@ -51,6 +51,7 @@ from torchdp.pairwise.standard import (
     unequal,
 )
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
+from torchdp.pairwise.strategy_reports import StrategyReports
 
 __all__ = [
     "Discretised",

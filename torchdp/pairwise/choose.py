@@ -13,10 +13,11 @@ from torchdp.pairwise.low_rank import fewer_dimensions
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.reports import StrategyReports, SubsetPairs, merges
+from torchdp.pairwise.reports import SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import PairwiseStatistic, histograms_of
+from torchdp.pairwise.strategy_reports import StrategyReports, merges
 from torchdp.protocol import Candidate, Choice
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,

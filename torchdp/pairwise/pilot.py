@@ -7,8 +7,9 @@ import torch
 
 from torchdp import checks
 from torchdp.pairwise.consistent import nearest
-from torchdp.pairwise.reports import NEAR, StrategyReports
+from torchdp.pairwise.reports import NEAR
 from torchdp.pairwise.statistic import PairwiseStatistic
+from torchdp.pairwise.strategy_reports import StrategyReports
 from torchdp.protocol import Estimate, Tally
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
