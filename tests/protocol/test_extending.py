@@ -1,4 +1,4 @@
-"""The protocol of docs/own_protocol.md, as its user would write it outside the package, and its battery."""
+"""The protocol of docs/extending.md, as its user would write it outside the package, and its battery."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from torchdp.collection import Journal
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Tally
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/own_protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
 DEFINED, USED, MEASURED, KEPT, BATTERY = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 NAMES = {"__name__": __name__}
 exec(compile(DEFINED + BATTERY, str(PAGE), "exec"), NAMES)
