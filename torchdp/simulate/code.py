@@ -49,18 +49,18 @@ def _digest(value: object) -> str:
     return hashlib.sha256(written.getvalue()).hexdigest()
 
 
-class _Parts(pickle._Pickler):  # type: ignore[name-defined, misc]
+class _Parts(pickle._Pickler):
     """Writes what a value is made of, the same in every process: libraries' objects by name, others by their parts."""
 
     def memoize(self, obj: Any) -> None:
         if not isinstance(obj, str | bytes | tuple):  # whether two equal ones are one object is chance
-            super().memoize(obj)
+            super().memoize(obj)  # type: ignore[misc]
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         plain = isinstance(obj, str | bytes | int | float | list | tuple | dict | type | types.ModuleType)
         if not plain and inspect.getattr_static(obj, "__wrapped__", None):
             obj = inspect.unwrap(obj)
-        super().save(obj, save_persistent_id)
+        super().save(obj, save_persistent_id)  # type: ignore[misc]
 
     def persistent_id(self, obj: Any) -> Any:
         """What stands for an object that is not written as pickle would; None for the others."""
