@@ -21,7 +21,7 @@ TABLES = {
     "short row": b"height,dose\n1,77.123456\n77.123456\n3,4\n",
     "long row": b"height,dose\n1,77.123456\n3,4,77.123456\n",
     "open quote": b'height,dose\n1,"77.123456\n3,4\n',
-    "huge cell": b"height,dose\n1,2\n3," + b"7" * 200_000 + b"\n",
+    "huge cell": b"height,dose\n1,2\n" + b"7" * 200_000 + b",3\n",
     "latin": "height,größe\n1,77.123456\n".encode("latin-1"),
 }
 TABLES |= {
@@ -48,8 +48,8 @@ def refuse(capsys, *arguments):
 
 SAID = {
     "empty": "is empty", "header only": "0 rows", "one row": "1 rows", "binary": "not a UTF-8",
-    "no header": "'height' is missing", "twice": "more than once", "short row": "line 3: 1 cells",
-    "long row": "line 3: 3 cells", "cell 'nan'": "row 2: the cell is missing (1 such rows); --missing drop",
+    "no header": "'height' is missing", "twice": "more than once", "short row": "row 2: 1 cells",
+    "long row": "line 3, saw 3", "cell 'nan'": "row 2: the cell is missing (1 such rows); --missing drop",
     "cell 'inf'": "row 2: not a finite number", "latin": "not a UTF-8",
     "semicolons": "its delimiter may be ';', not ',': see --delimiter",
 }  # fmt: skip

@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 
+import pandas as pd
 import pytest
 import torch
 
@@ -12,7 +13,6 @@ from torchdp import cli, pairwise, queries, workloads
 from torchdp.cli.questions import each_answer, quantiles_of
 from torchdp.cli.statistics import KINDS, asking
 from torchdp.cli.table import Bins
-from torchdp.cli.users import Users
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Candidate, Choice, Estimate, Tally
 from torchdp.randomizers import RandomizedResponse
@@ -152,13 +152,13 @@ def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
     dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(
         100
     )  # the middle: most is added there
-    asked, users = asking(options), Users.of({"dose": dose})
+    asked, users = asking(options), pd.DataFrame({"dose": dose})
     axes = asked.axes()
     question = asked.question(axes)
     _, protocol = question.choose("auto", 500, 8.0)
     errors, predicted = [], []
     for seed in range(400):
-        _, types = asked.coded(users, axes, SeededNoise(seed))
+        _, types = asked.coded(users, axes, SeededNoise(seed), [])
         (answer,) = question.answers(protocol, protocol.collect(types, noise=SeededNoise(seed + 1000)), 0.95)
         errors.append(answer.value - 3.4)
         predicted.append(answer.error**2)

@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.cli.plan import plan
 from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
-from torchdp.cli.users import Users, read_users
+from torchdp.cli.users import read_users
 from torchdp.noise import Noise, SeededNoise
 from torchdp.text import say, shown
 
@@ -79,24 +79,23 @@ def ask(
     asked = asking(options)
     if not options.bounds_from_data:
         asked.axes()  # refuses what lacks bounds, before the table is read
-    users = read_users(options, asked.labels)
+    notes: list[str] = []
+    users = read_users(options, asked.labels, notes)
     axes = asked.axes(users)
     question = asked.question(axes)
-    users, types = asked.coded(users, axes, noise)
-    return question, *_groups(users, types, question.least)
-
-
-def _groups(users: Users, types: Tensor, least: int) -> tuple[list[tuple[str, Tensor]], list[str]]:
-    """Each group's types; those of too few users are left out, in words. Raises ValueError where none is left."""
-    notes, found = list(users.notes), []
-    for name, part in users.split(types):
-        if len(part) >= least:
-            found.append((name, part))
-        elif users.group is not None:
-            notes.append(f"group {name!r} is left out: it has {len(part)} users, {least} are needed")
+    users, types = asked.coded(users, axes, noise, notes)
+    places = {"": range(len(users))} if options.group is None else users.groupby(options.group).indices
+    found = []
+    for name, where in places.items():
+        if len(where) >= question.least:
+            found.append((str(name), types[where]))
+        elif options.group is not None:
+            notes.append(f"group {name!r} is left out: it has {len(where)} users, {question.least} are needed")
     if not found:
-        raise ValueError(f"--csv holds {users.n} rows to ask; this statistic needs at least {least} users")
-    return found, notes
+        raise ValueError(
+            f"--csv holds {len(users)} rows to ask; this statistic needs at least {question.least} users"
+        )
+    return question, found, notes
 
 
 def _hear(

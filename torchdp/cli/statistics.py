@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +20,12 @@ from torchdp.cli.questions import (
     quantiles_of,
 )
 from torchdp.cli.table import MOST_TYPES, Bins, parse_bounds
-from torchdp.cli.users import Users, bounded, range_of
+from torchdp.cli.users import bounded, range_of
 from torchdp.noise import Noise, source
 from torchdp.protocol import Objective
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
 SHARP = 2.0  # epsilon above which a mean takes finer steps
@@ -191,14 +195,14 @@ class Asking:
     labels: dict[str, tuple[str, ...]]
     bounds: dict[str, tuple[float, float]]
 
-    def axes(self, users: Users | None = None) -> list[Axis]:
+    def axes(self, users: "pd.DataFrame | None" = None) -> list[Axis]:
         """The columns' axes; bounds that are not stated are read from the users, where that is asked for."""
         return [
             Axis(name, None, self.labels[name]) if name in self.labels else Axis(name, self._bins(name, users))
             for name in self.options.columns
         ]
 
-    def _bins(self, name: str, users: Users | None) -> Bins:
+    def _bins(self, name: str, users: "pd.DataFrame | None") -> Bins:
         if name in self.bounds:
             return Bins(*self.bounds[name], self.bins)
         if users is None or not self.options.bounds_from_data:
@@ -224,23 +228,25 @@ class Asking:
         """Of these axes."""
         return self.kind.make(axes, self.options)
 
-    def coded(self, users: Users, axes: list[Axis], noise: Noise | None) -> tuple[Users, torch.Tensor]:
+    def coded(
+        self, users: "pd.DataFrame", axes: list[Axis], noise: Noise | None, notes: list[str]
+    ) -> tuple["pd.DataFrame", torch.Tensor]:
         """The users who take part, and the type of each: labels count most, then the columns in their order.
 
-        For a kind of whole numbers these themselves, (n, d).
+        For a kind of whole numbers these themselves, (n, d). notes: as of ``read_users``.
         """
         for axis in axes:
             if axis.bins is not None:
-                users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds)
+                users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds, notes)
+        columns = torch.from_numpy(users[self.options.columns].to_numpy(float, copy=True))  # (n, d)
         if self.kind.whole:
-            return users, torch.stack([users.columns[axis.name] for axis in axes], 1)
-        types = torch.zeros(users.n, dtype=torch.int64)
-        for axis in sorted(axes, key=lambda each: each.bins is not None):
-            column = users.columns[axis.name]
+            return users, columns
+        types = torch.zeros(len(users), dtype=torch.int64)
+        for axis, column in sorted(zip(axes, columns.mT, strict=True), key=lambda each: each[0].bins is not None):
             if axis.bins is None:
-                types = types * axis.count + column
+                types = types * axis.count + column.long()
             elif self.kind.rounded:
-                uniform = source(noise, column.device).uniform((users.n,))
+                uniform = source(noise, column.device).uniform((len(users),))
                 types = types * (axis.count + 1) + axis.bins.rounded(column, uniform)
             else:
                 types = types * axis.count + axis.bins.place(column)

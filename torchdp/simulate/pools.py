@@ -123,7 +123,8 @@ class ProcessPool(WorkerPool):
             self._answered = True
             return None
         self._executor.shutdown()  # waits for the process
-        code, who = self._process and self._process.exitcode, f"the worker process on {self._device}"
+        code = None if self._process is None else self._process.exitcode
+        who = f"the worker process on {self._device}"
         self._process = None
         if code == LATE:
             return Death(f"{who} was ended after time_limit", late=True)
