@@ -144,7 +144,8 @@ before = set(sys.modules)
 class Watch:
     def find_spec(self, name, path=None, target=None):
         slow = ("scipy.stats", "scipy.signal", "scipy.interpolate", "torch._dynamo", "torch._inductor")
-        if name.split(".")[0] in ("cvxpy", "triton", "matplotlib", "sklearn", "dp_accounting", "pandas") or name in slow:
+        heavy = "cvxpy", "triton", "matplotlib", "sklearn", "dp_accounting", "pandas"
+        if name.split(".")[0] in heavy or name in slow:
             print("tried to load", name)
 sys.meta_path.insert(0, Watch())
 import torchdp, importlib

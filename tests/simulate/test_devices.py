@@ -111,7 +111,7 @@ def test_a_trial_that_leaves_python_is_named():
 
 def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
     store, left = tmp_path / "store.jsonl", 4  # the start, and three blocks
-    real = torchdp.simulate.plans.append
+    real = torchdp.simulate.config_runs.append
 
     def full(path, record):
         nonlocal left
@@ -121,7 +121,7 @@ def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
         real(path, record)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"cannot append.*store\.jsonl"):
-        patch.setattr("torchdp.simulate.plans.append", full)
+        patch.setattr("torchdp.simulate.config_runs.append", full)
         sweep(trials.make_trial, GRID, store=store, devices=TWO, **SETTINGS)
     assert multiprocessing.active_children() == [] and len(lines(store)) == 3
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected

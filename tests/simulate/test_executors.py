@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from torchdp.simulate import OnError, run, sweep
-from torchdp.simulate.plans import Work
+from torchdp.simulate.config_runs import Work
 
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
 import worker_trials as trials
@@ -92,7 +92,7 @@ def test_workers_of_an_executor_do_one_configuration_at_a_time(tmp_path):
 
     class One(ThreadPoolExecutor):
         def submit(self, do, token, sent, device, jobs):
-            order.extend(job.plan for job in jobs)
+            order.extend(job.run for job in jobs)
             return super().submit(do, token, sent, device, jobs)
 
     with One(3) as executor:

@@ -29,9 +29,9 @@ def store(tmp_path):
 
 def test_status_of_a_sweep_that_failed_in_part(store):
     stand = status(store)
-    assert [each.state for each in stand.standings] == ["done", "done", "done", "failed"]
-    assert [each.moments.count for each in stand.standings] == [250, 250, 250, 200]
-    assert stand.standings[3].error == "ZeroDivisionError: a planted error"
+    assert [each.state for each in stand.progress] == ["done", "done", "done", "failed"]
+    assert [each.row.moments.count for each in stand.progress] == [250, 250, 250, 200]
+    assert stand.progress[3].row.error == "ZeroDivisionError: a planted error"
     assert stand.running == 0 and stand.seconds_left is None and len(stand.starts) == 1
 
 
@@ -53,8 +53,8 @@ def test_status_of_a_sweep_that_was_killed_and_of_one_that_runs(tmp_path):
     assert reached.wait(600)
     try:
         stand = status(store)
-        assert [each.state for each in stand.standings] == ["done", "done", "open", "open"]
-        left = [each.seconds_left for each in stand.standings]
+        assert [each.state for each in stand.progress] == ["done", "done", "open", "open"]
+        left = [each.seconds_left for each in stand.progress]
         assert left == [0, 0, None, None]
     finally:
         go_on.set()
@@ -67,10 +67,10 @@ def test_the_time_left_is_work_left_over_pace(tmp_path, monkeypatch):
     store = tmp_path / "results.jsonl"
     sweep(trials.make_trial, GRID[:1], store=store, trials=200, seed=7, block_size=100)
     sweep(trials.make_trial, GRID[:1], store=store, shard=(9, 10), trials=400, seed=7, block_size=100)
-    monkeypatch.setattr("torchdp.simulate.standing._taken", lambda claims, name: False)
+    monkeypatch.setattr("torchdp.simulate.progress._taken", lambda claims, name: False)
     stand = status(store)
-    assert stand.running == 2 and stand.standings[0].state == "open"
-    assert stand.standings[0].seconds_left == pytest.approx(stand.standings[0].seconds)
+    assert stand.running == 2 and stand.progress[0].state == "open"
+    assert stand.progress[0].seconds_left == pytest.approx(stand.progress[0].row.seconds)
     assert stand.seconds_left > 0
 
 

@@ -14,7 +14,7 @@ from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
 from torchdp.cli.users import read_users
 from torchdp.noise import Noise, SeededNoise
-from torchdp.text import say, shown
+from torchdp.text import aligned, say, shown
 
 __all__ = ["PROTOCOLS", "estimate"]
 
@@ -151,8 +151,7 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> list[str]:
         ("guarantee", result["guarantee"]),
         ("source", result["source"]),
     ]
-    width = max(len(name) for name, _ in lines)
-    return [f"{name:<{width}}  {text}".rstrip() for name, text in lines]
+    return aligned(lines)
 
 
 def _bound(each: Heard, result: dict[str, Any]) -> str:

@@ -2,11 +2,12 @@
 
 import argparse
 import json
+from typing import Any
 
 from torchdp import checks
 from torchdp.cli.questions import Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
-from torchdp.text import say
+from torchdp.text import aligned, say
 
 FIRST, ROUNDS, MOST = 10_000, 4, 2**50
 
@@ -29,7 +30,7 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
         last, n = n, least_users(question, protocol, error)
         if 0.8 < n / last < 1.25:
             break
-    result = {
+    result: dict[str, Any] = {
         "statistic": question.title,
         "users": n,
         "predicted_rmse": question.error(protocol, n),
@@ -41,7 +42,16 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
         "assumes": question.assumes,
         "discretisation": question.words,
     }
-    say(*([json.dumps(result)] if options.json else _table(result, question.unit)))
+    rmse = f"{result['predicted_rmse']:.3g} {question.unit}".strip()
+    lines = [
+        (question.title, question.words),
+        ("users", f"{n}"),
+        ("predicted RMSE", f"{rmse} (privacy noise, {question.assumes})"),
+        ("lower bound", bounded_by(result["lower_bound"])),
+        ("protocol", f"{name}, {protocol.bits_per_user} bits for each user"),
+        ("guarantee", result["guarantee"]),
+    ]
+    say(*([json.dumps(result)] if options.json else aligned(lines)))
     return 0
 
 
@@ -56,17 +66,3 @@ def least_users(question: Question, protocol: Asked, error: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if question.error(protocol, middle) > error else (low, middle)
     return high
-
-
-def _table(result: dict, unit: str) -> list[str]:
-    error = f"{result['predicted_rmse']:.3g} {unit}".strip()
-    lines = {
-        result["statistic"]: result["discretisation"],
-        "users": f"{result['users']}",
-        "predicted RMSE": f"{error} (privacy noise, {result['assumes']})",
-        "lower bound": bounded_by(result["lower_bound"]),
-        "protocol": f"{result['protocol']}, {result['bits_per_user']} bits for each user",
-        "guarantee": result["guarantee"],
-    }
-    width = max(len(name) for name in lines)
-    return [f"{name:<{width}}  {text}" for name, text in lines.items()]
