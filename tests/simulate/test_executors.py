@@ -11,22 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import worker_trials as trials
+from worker_trials import GRID, SETTINGS, results
 
 from torchdp.simulate import OnError, run, sweep
 from torchdp.simulate.config_runs import Work
-
-sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
-import worker_trials as trials
-from worker_trials import GRID, SETTINGS
-
-
-def results(rows):
-    return [(str(row.config), row.moments, str(row.facts), row.error) for row in rows]
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    return results(sweep(trials.make_trial, GRID, store=tmp_path_factory.mktemp("one") / "s.jsonl", **SETTINGS))
 
 
 def test_threads(tmp_path, expected):
@@ -44,6 +33,15 @@ def test_a_pool_of_the_user_s(tmp_path, expected):
         assert results(rows) == expected
         with pytest.raises(ChildProcessError, match="executor"):
             sweep(trials.dying, GRID, store=tmp_path / "t.jsonl", executor=executor, **SETTINGS)
+
+
+def test_refused_samples_keep_their_words():
+    with (
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(ValueError, match=r"unusable samples in block 1 of seed 7.*\(on cpu\)") as caught,
+    ):
+        run(trials.poisoned, 30, 7, block_size=10, executor=executor)
+    assert str(caught.value).count("block 1") == 1
 
 
 class Losing(ThreadPoolExecutor):
@@ -81,9 +79,9 @@ def test_many_small_jobs_go_in_few_tasks():
         executor.count = -10000  # loses none
         executor.submit = lambda *task: (counted.append(1), ThreadPoolExecutor.submit(executor, *task))[1]
         counted = []
-        alone = run(trials.squared_error, 4000, 1, block_size=1)
-        assert run(trials.squared_error, 4000, 1, block_size=1, executor=executor).moments == alone.moments
-    assert len(counted) < 400
+        alone = run(trials.squared_error, 1500, 1, block_size=1)
+        assert run(trials.squared_error, 1500, 1, block_size=1, executor=executor).moments == alone.moments
+    assert len(counted) < 150
 
 
 def test_workers_of_an_executor_do_one_configuration_at_a_time(tmp_path):

@@ -5,19 +5,16 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as xml
-from pathlib import Path
 
 import pytest
 import torch
+import worker_trials as trials
+from worker_trials import GRID, SETTINGS
 
 from torchdp import cli
 from torchdp.simulate import OnError, Trial, digest_of, status, sweep, write_page
 from torchdp.simulate.page import Page
 from torchdp.simulate.store import Start, append, load
-
-sys.path.insert(0, str(Path(__file__).parent))
-import worker_trials as trials
-from worker_trials import GRID, SETTINGS
 
 
 @pytest.fixture

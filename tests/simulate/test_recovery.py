@@ -10,14 +10,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-
-from torchdp.simulate import digest_of, merge, sweep
-from torchdp.simulate.store import load
-
-sys.path.insert(0, str(Path(__file__).parent))
 import worker_trials as trials
 from test_shared_stores import SWEEP, other_process
 from worker_trials import GRID, SETTINGS, block_lines, wait_until
+
+from torchdp.simulate import digest_of, merge, sweep
+from torchdp.simulate.store import load
 
 pytestmark = pytest.mark.slow
 
