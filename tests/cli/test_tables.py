@@ -53,7 +53,7 @@ def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
     """Users and rows reported as missing are the rows that ``csv`` sees, blank lines too; and nothing else is read."""
     monkeypatch.setattr(table, "ROWS", 3)
     chance, path, seen = random.Random(columns), tmp_path / "table", dict.fromkeys(("whole", "part", "refused"), 0)
-    for _ in range(300):
+    for _ in range(100):
         text = messy(chance, columns)
         data = text.encode(chance.choice(["utf-8", "utf-8-sig"]))
         path.write_bytes(gzip.compress(data) if chance.random() < 0.3 else data)
@@ -76,7 +76,7 @@ def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
             users = read_users(asked(path, columns, "drop"), {}, notes := [])
             assert users.values.tolist() == whole and len(notes) == bool(lost)
             assert not lost or notes[0].startswith(f"{lost} of {len(rows)} users are left out")
-    assert min(seen.values()) > 10
+    assert min(seen.values()) > 3
 
 
 def test_groups_and_labels_lose_no_row_either(tmp_path, monkeypatch):

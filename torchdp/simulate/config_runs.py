@@ -1,6 +1,7 @@
 """What a sweep has still to do of each configuration, and what it does with the answers."""
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -13,7 +14,6 @@ from typing import Any
 from torchdp.simulate.blocks import Asked, Block, Gathering
 from torchdp.simulate.claims import Claims
 from torchdp.simulate.engine import progress_bar
-from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.store import Failure, Reader, Record, Run, RunKey, Start, append
 from torchdp.simulate.streams import canonical, digest
@@ -115,6 +115,27 @@ def runs_of(
             made = next((each for each in reversed(found) if asked.gathering(found[each]).finished), code)
         runs.append(ConfigRun.known(copied, asked, made, known))
     return runs
+
+
+def same_facts(config: Mapping[str, object], facts: Sequence[Mapping[str, object]]) -> None:
+    """Raises ValueError where the facts of a configuration's blocks differ by more than rounding."""
+    for other in facts[1:]:
+        if not _alike(other, facts[0]):
+            raise ValueError(
+                f"facts of config {config} differ between its blocks: {facts[0]} and {other}; the trial has "
+                "changed since the store was begun, so it needs a new store"
+            )
+
+
+def _alike(a: object, b: object) -> bool:
+    """Whether two values of JSON are equal; floats up to the rounding that another number of threads brings."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
 
 
 @dataclass(frozen=True)

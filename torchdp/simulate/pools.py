@@ -22,18 +22,10 @@ Task = Future[list[tuple[Any, Any]]]
 SECONDS = 0.25  # of work in a task: what a cluster spends on one, some 4 ms, stays below 2 %
 LATE = 124  # exit code of a worker whose job took longer than allowed
 UNGUARDED = "a script that uses devices= must be a file, and must do so under if __name__ == '__main__':"
+TOO_LARGE = "the system kills what takes too much memory"
 THREADS = "time_limit ends worker processes, and this executor has threads; leave it out"
 _HOME = uuid.uuid4().hex  # of this process
 _held = threading.local()  # the order that this thread works on
-
-
-@dataclass(frozen=True)
-class Death:
-    """Of a worker in a task. how: ``the worker process on cpu was killed by SIGKILL``; hint: what may mend it."""
-
-    how: str
-    hint: str = ""
-    late: bool = False  # the job took longer than allowed
 
 
 class WorkerPool:
@@ -67,13 +59,13 @@ class WorkerPool:
         self._busy.add(task)
         return task
 
-    def ended(self, task: Task) -> Death | None:
-        """A task has ended: None where it has a result."""
+    def ended(self, task: Task) -> OSError | None:
+        """A task has ended: None where it has a result; TimeoutError, or ChildProcessError(how, what may help)."""
         self._busy.remove(task)
         error = None if task.cancelled() else task.exception()
         if not task.cancelled() and error is None:
             return None
-        return Death(f"the executor lost a task ({type(error).__name__}: {error})")
+        return ChildProcessError(f"the executor lost a task ({type(error).__name__}: {error})")
 
     def close(self) -> None:
         """Ends what is still busy."""
@@ -117,7 +109,7 @@ class ProcessPool(WorkerPool):
         (self._process,) = self._executor._processes.values()
         return task
 
-    def ended(self, task: Task) -> Death | None:
+    def ended(self, task: Task) -> OSError | None:
         self._busy.remove(task)
         if task.exception() is None:
             self._answered = True
@@ -127,12 +119,13 @@ class ProcessPool(WorkerPool):
         who = f"the worker process on {self._device}"
         self._process = None
         if code == LATE:
-            return Death(f"{who} was ended after time_limit", late=True)
-        if code is not None and code < 0:
-            name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
-            hint = "the system kills what takes too much memory" if code == -signal.SIGKILL else ""
-            return Death(f"{who} was killed by {name}", hint)
-        return Death(f"{who} ended with exit code {code}", "" if self._answered else UNGUARDED)
+            return TimeoutError()
+        if code is None or code >= 0:
+            return ChildProcessError(
+                f"{who} ended with exit code {code}", *([] if self._answered else [UNGUARDED])
+            )
+        name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
+        return ChildProcessError(f"{who} was killed by {name}", *([TOO_LARGE] if code == -signal.SIGKILL else []))
 
     def close(self) -> None:
         if self._process is not None:

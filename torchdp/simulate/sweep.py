@@ -13,8 +13,7 @@ import torch
 from torchdp import checks
 from torchdp.simulate.blocks import Asked, Sampler, run_block
 from torchdp.simulate.code import code_of
-from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row, Work, runs_of
-from torchdp.simulate.facts import same_facts
+from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row, Work, runs_of, same_facts
 from torchdp.simulate.moments import merge
 from torchdp.simulate.provenance import start
 from torchdp.simulate.store import Reader, Record, Run, load

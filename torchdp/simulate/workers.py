@@ -10,7 +10,7 @@ import cloudpickle
 import torch
 
 from torchdp import checks
-from torchdp.simulate.pools import THREADS, Death, Order, ProcessPool, WorkerPool
+from torchdp.simulate.pools import THREADS, Order, ProcessPool, WorkerPool
 
 J = TypeVar("J")
 A = TypeVar("A")
@@ -204,7 +204,7 @@ def _spread(pools: Sequence[WorkerPool], jobs: Jobs[J], where: Where) -> Generat
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 pool, task = busy.pop(future)
                 if (death := pool.ended(future)) is not None:
-                    if len(task) == 1 and (death.late or task[0].deaths >= where.retries):
+                    if len(task) == 1 and (isinstance(death, TimeoutError) or task[0].deaths >= where.retries):
                         bad.append((task[0].job, _lost(task[0].job, death, where)))
                     else:
                         tasks.died(task)
@@ -224,11 +224,11 @@ def _spread(pools: Sequence[WorkerPool], jobs: Jobs[J], where: Where) -> Generat
             pool.close()
 
 
-def _lost(job: Any, death: Death, where: Where) -> Exception:
-    if death.late:
+def _lost(job: Any, death: OSError, where: Where) -> Exception:
+    if isinstance(death, TimeoutError):
         return TimeoutError(f"{job} took longer than time_limit = {where.time_limit:g} seconds")
-    hint = f"; {death.hint}" if death.hint else ""
-    return ChildProcessError(f"{death.how} in {job}{hint}")
+    how, *hint = death.args
+    return ChildProcessError("; ".join([f"{how} in {job}", *hint]))
 
 
 def _raised(job: Any, kind: type[Exception], text: str, trace: str, device: str) -> Exception:
