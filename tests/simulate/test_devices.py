@@ -74,12 +74,6 @@ def test_an_exception_is_reported_once_with_its_block_and_device(tmp_path, expec
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
 
-@pytest.mark.slow  # one more start of workers
-def test_a_trial_that_leaves_python_is_named():
-    with pytest.raises(RuntimeError, match=r"SystemExit: 3 \(block 0 of seed 7, config {}, on cpu\)"):
-        run(trials.leaving, 10, 7, devices=["cpu"])
-
-
 def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
     store, left = tmp_path / "store.jsonl", 4  # the start, and three blocks
     real = torchdp.simulate.config_runs.append
@@ -96,14 +90,6 @@ def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
         sweep(trials.make_trial, GRID, store=store, devices=["cpu"], **SETTINGS)
     assert multiprocessing.active_children() == [] and len(lines(store)) == 3
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
-
-
-@pytest.mark.slow  # one more start of workers
-def test_run_with_workers_is_run_alone():
-    settings = {"config": {"n": 3}, "block_size": 500, "target_relative_ci": 0.05}
-    alone = run(trials.squared_error, 100_000, 3, **settings)
-    shared = run(trials.squared_error, 100_000, 3, devices=TWO, **settings)
-    assert (shared.moments, shared.blocks, shared.reached_target) == (alone.moments, alone.blocks, True)
 
 
 def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process():
@@ -129,27 +115,6 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
     assert not store.parent.exists()
     with pytest.raises(TypeError, match="trial cannot be sent"):
         run(partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"devices": []}, "devices must be a list"),
-        ({"devices": "cpu"}, "devices must be a list"),
-        ({"devices": 2}, "devices must be a list"),
-        ({"devices": ["abacus"]}, "devices must name devices of torch"),
-        ({"devices": [None]}, "devices must name devices of torch"),
-        ({"devices": ["cpu", "meta"]}, "of one kind"),
-        ({"devices": ["meta"]}, "devices must hold data"),
-        ({"device": "abacus"}, "device must be a device of this machine"),
-        ({"device": "meta"}, "device must hold data"),
-        ({"devices": ["cuda:99"]}, r"CUDA device\(s\) are available"),
-        ({"devices": ["cpu"], "device": "meta"}, "exclude each other"),
-    ],
-)
-def test_bad_devices_are_named(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        run(trials.squared_error, 10, 0, **arguments)
 
 
 def script(folder: Path, store: Path, seconds: float, count: int) -> subprocess.Popen:

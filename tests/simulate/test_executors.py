@@ -35,13 +35,17 @@ def test_a_pool_of_the_user_s(tmp_path, expected):
             sweep(trials.dying, GRID, store=tmp_path / "t.jsonl", executor=executor, **SETTINGS)
 
 
-def test_refused_samples_keep_their_words():
-    with (
-        ThreadPoolExecutor(1) as executor,
-        pytest.raises(ValueError, match=r"unusable samples in block 1 of seed 7.*\(on cpu\)") as caught,
-    ):
-        run(trials.poisoned, 30, 7, block_size=10, executor=executor)
-    assert str(caught.value).count("block 1") == 1
+@pytest.mark.parametrize(
+    ("trial", "error", "words"),
+    [
+        (trials.poisoned, ValueError, r"unusable samples in block 1 of seed 7.*\(on cpu\)"),
+        (trials.leaving, RuntimeError, r"SystemExit: 3 \(block 0 of seed 7, config {}, on cpu\)"),
+    ],
+)
+def test_errors_name_their_block_once(trial, error, words):
+    with ThreadPoolExecutor(1) as executor, pytest.raises(error, match=words) as caught:
+        run(trial, 30, 7, block_size=10, executor=executor)
+    assert str(caught.value).count("block") == 1
 
 
 class Losing(ThreadPoolExecutor):
@@ -97,22 +101,6 @@ def test_workers_of_an_executor_do_one_configuration_at_a_time(tmp_path):
         settings = {"trials": 40, "seed": 7, "block_size": 2}
         sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **settings)
     assert order == sorted(order) and len(order) == 80
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"executor": 3}, TypeError, "concurrent.futures.Executor or a dask"),
-        ({"executor": ThreadPoolExecutor(1), "devices": ["cpu"]}, ValueError, "exclude each other"),
-        ({"executor": ThreadPoolExecutor(1), "time_limit": 3.0}, ValueError, "has threads"),
-        ({"time_limit": 3.0}, ValueError, "devices="),
-        ({"time_limit": -1.0, "devices": ["cpu"]}, ValueError, "time_limit must be"),
-        ({"retries": -1, "devices": ["cpu"]}, ValueError, "retries must be"),
-    ],
-)
-def test_bad_arguments_are_named(tmp_path, arguments, error, words):
-    with pytest.raises(error, match=words):
-        sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **arguments, **SETTINGS)
 
 
 @pytest.mark.slow  # starts processes

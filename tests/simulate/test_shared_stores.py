@@ -126,20 +126,6 @@ def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
         merge([tmp_path / "absent"], ours)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"shard": (2, 2)}, ValueError, r"shard\[0\]"),
-        ({"shard": (0, 0)}, ValueError, r"shard\[1\]"),
-        ({"shard": 3}, TypeError, "pair"),
-        ({"shard": (0, 2), "target_relative_ci": 0.1}, ValueError, "share one store"),
-    ],
-)
-def test_bad_shards_are_named(tmp_path, arguments, error, words):
-    with pytest.raises(error, match=words):
-        sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **arguments, **SETTINGS)
-
-
 def test_a_store_says_how_it_was_made(tmp_path):
     store = tmp_path / "s.jsonl"
     sweep(trials.make_trial, GRID, store=store, **SETTINGS)

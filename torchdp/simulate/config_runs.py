@@ -64,27 +64,23 @@ class ConfigRun:
     """What is known of one configuration by one code. facts: of a block that is known, if there is one."""
 
     config: dict[str, Any]
+    key: RunKey
     blocks: Gathering[Record]
     facts: list[dict[str, Any]]
-    code: str
     error: list[str] = field(default_factory=list)
 
     @staticmethod
     def known(config: dict[str, Any], asked: Asked, code: str, runs: Mapping[RunKey, Run]) -> "ConfigRun":
         """With the stored blocks. Raises ValueError where their facts differ."""
-        stored = runs.get(RunKey(digest(config), asked.seed, asked.block_size, code), {})
-        facts = [stored[key].facts for key in sorted(stored)]
+        key = RunKey(digest(config), asked.seed, asked.block_size, code)
+        stored = runs.get(key, {})
+        facts = [stored[place].facts for place in sorted(stored)]
         same_facts(config, facts)
-        return ConfigRun(config, asked.gathering(stored), facts[:1], code)
+        return ConfigRun(config, key, asked.gathering(stored), facts[:1])
 
-    def key(self, asked: Asked) -> RunKey:
-        return RunKey(digest(self.config), asked.seed, asked.block_size, self.code)
-
-    def row(self, asked: Asked) -> Row:
-        blocks, facts, error = self.blocks, (self.facts or [{}])[0], self.error[0] if self.error else None
-        return Row(
-            self.config, blocks.moments, blocks.seconds, facts, asked.seed, asked.block_size, self.code, error
-        )
+    def row(self) -> Row:
+        facts, error = (self.facts or [{}])[0], self.error[0] if self.error else None
+        return Row(self.config, self.blocks.moments, self.blocks.seconds, facts, *self.key[1:], error)
 
 
 def runs_of(
@@ -154,16 +150,15 @@ class Work(Jobs[Job]):
     def __init__(
         self,
         runs: Sequence[ConfigRun],
-        asked: Asked,
         store: str | os.PathLike[str],
         reader: Reader,
         begun: Start,
         on_error: OnError,
     ) -> None:
-        self._runs, self._asked, self._store, self._reader = runs, asked, store, reader
+        self._runs, self._store, self._reader = runs, store, reader
         self._begun, self._on_error = begun, on_error
         self._open = {index for index, run in enumerate(runs) if not run.blocks.finished}
-        self._run_of = {run.key(asked): index for index, run in enumerate(runs)}
+        self._run_of = {run.key: index for index, run in enumerate(runs)}
         self._fresh = iter(range(len(runs)))
         self._elsewhere: deque[Job] = deque()  # in another process's hands
 
@@ -194,7 +189,7 @@ class Work(Jobs[Job]):
         for index in self._candidates(previous):
             while (key := self._runs[index].blocks.hand_out()) is not None:
                 run = self._runs[index]
-                job = Job(index, Block(self._asked.seed, run.config, *key), run.facts[:])
+                job = Job(index, Block(run.key.seed, run.config, *key), run.facts[:])
                 if self._claimed(job):
                     return job
         for _ in range(len(self._elsewhere)):
@@ -216,8 +211,7 @@ class Work(Jobs[Job]):
         run, text = self._runs[job.run], f"{type(error).__name__}: {error}"
         self._claims.free(self._name(job))
         with suppress(OSError):  # the store may be what failed
-            key = list(run.key(self._asked))
-            append(self._store, Failure(key, run.config, text, self._begun.start, time.time()))
+            append(self._store, Failure(list(run.key), run.config, text, self._begun.start, time.time()))
         if self._on_error is OnError.RAISE:
             return False
         run.error.append(text)
@@ -239,13 +233,13 @@ class Work(Jobs[Job]):
             self._elsewhere.append(job)
             return False
         self._look()
-        done = (job.block.index, job.block.size) in self._reader.runs.get(self._runs[job.run].key(self._asked), {})
+        done = (job.block.index, job.block.size) in self._reader.runs.get(self._runs[job.run].key, {})
         if done:
             self._claims.free(self._name(job))
         return not done
 
     def _name(self, job: Job) -> str:
-        return f"{self._runs[job.run].key(self._asked)} {job.block.index} {job.block.size}"
+        return f"{self._runs[job.run].key} {job.block.index} {job.block.size}"
 
     def _look(self) -> None:
         """Takes what other sweeps have stored."""

@@ -75,8 +75,8 @@ def _taken(claims: Claims, name: str) -> bool:
 def _progress(reader: Reader, last: Start, config: dict[str, Any]) -> Progress:
     asked = Asked(*(last.facts[name] for name in ("trials", "seed", "block_size", "target")))
     run = ConfigRun.known(config, asked, last.facts["code"], reader.runs)
-    errors = [each for each in reader.failures if each.key == list(run.key(asked)) and each.start == last.start]
-    row = run.row(asked)
+    errors = [each for each in reader.failures if each.key == list(run.key) and each.start == last.start]
+    row = run.row()
     if run.blocks.finished:
         return Progress(row, "done", 0.0)
     left = _blocks_left(run.blocks, asked) * row.seconds / run.blocks.blocks if run.blocks.blocks else None

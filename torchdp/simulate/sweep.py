@@ -102,14 +102,13 @@ def sweep(
     code, reader = code_of(make_trial), load(store) if os.path.exists(store) else Reader(store)
     runs = runs_of(grid, asked, store, code, other_code, reader.runs)
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
-    work, runner = Work(runs, asked, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
+    work, runner = Work(runs, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
     where = Where(device, devices, executor, retries, time_limit)
     records = answers("make_trial", runner, work, where)
     work.finish(records, trials, progress)
     if asked.shard is None:
-        return [run.row(asked) for run in runs]
-    found = {run.key(asked): run for run in runs if run.key(asked) in reader.runs}
-    return [_row(_longest(reader.runs[key])) for key in found]
+        return [run.row() for run in runs]
+    return [_row(_longest(reader.runs[run.key])) for run in runs if run.key in reader.runs]
 
 
 def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
