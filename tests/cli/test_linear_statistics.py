@@ -213,6 +213,9 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
         ("--plan 1 --protocol one-message", "--protocol one-message is for means over pairs of users"),
         ("--plan 1 --quantiles .5", "--statistic mean takes no --quantiles"),
         ("--plan 1 --bins 4096", "--bins must be at most 4095"),
+        ("--plan 1 --categories a,b", "takes no --categories"),
+        ("--plan 1 --statistic quantiles", "--statistic quantiles needs --quantiles"),
+        ("--plan 1 --statistic quantiles --quantiles 1.5", "--quantiles must lie strictly between 0 and 1"),
         ("--csv x.csv --group dose", "--group dose is one of --columns"),
         ("--csv x.csv --delimiter ;;", "--delimiter must be one character"),
         ("--csv x.csv --encoding klingon", "--encoding 'klingon' is not known"),
@@ -221,19 +224,6 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
 def test_options_are_refused(arguments, words, quick, estimate):
     error = estimate(MEAN, "--epsilon", 1, arguments, code=2)
     assert words in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--statistic quantiles --columns dose --bounds dose=0:8", "--statistic quantiles needs --quantiles"),
-        (f"{QUANTILES} 1.5", "--quantiles must lie strictly between 0 and 1"),
-        ("--statistic mean --columns dose --bounds dose=0:8 --categories a,b", "takes no --categories"),
-        (f"{TOWNS} --bounds town=0:1", "takes no --bounds"),
-    ],
-)
-def test_words_that_have_no_meaning_are_refused(words, message, table, estimate):
-    assert message in estimate("--csv", table, words, "--epsilon", 1, code=2)
 
 
 def test_policies_say_who_was_left_out(tmp_path, quick, estimate):

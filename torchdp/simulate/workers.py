@@ -156,37 +156,29 @@ class _Tasks(Generic[J]):
 
     def __init__(self, jobs: Jobs[J]) -> None:
         self._jobs, self._size = jobs, 1
-        self._undone: deque[_Waiting[J]] = deque()
-        self._suspects: deque[_Waiting[J]] = deque()
+        self._again: deque[list[_Waiting[J]]] = deque()
         self._last: dict[WorkerPool, J] = {}  # what each was handed last
 
     def next(self, pool: WorkerPool) -> list[_Waiting[J]]:
-        task: list[_Waiting[J]] = []
-        while len(task) < self._size and (each := self._one(pool)) is not None:
-            task.append(each)
-        while not task and self._suspects:
-            task = [each for each in [self._suspects.popleft()] if self._jobs.wanted(each.job)]
+        while self._again:
+            if task := [each for each in self._again.popleft() if self._jobs.wanted(each.job)]:
+                return task
+        task = []
+        while len(task) < self._size and (job := self._jobs.next(self._last.pop(pool, None))) is not None:
+            self._last[pool] = job
+            task.append(_Waiting(job))
         return task
-
-    def _one(self, pool: WorkerPool) -> _Waiting[J] | None:
-        while self._undone:
-            if self._jobs.wanted((each := self._undone.popleft()).job):
-                return each
-        if (job := self._jobs.next(self._last.pop(pool, None))) is None:
-            return None
-        self._last[pool] = job
-        return _Waiting(job)
 
     def back(self, task: list[_Waiting[J]], done: int) -> None:
         """The first ``done`` of a task were done; the others wait."""
         self._size = min(MOST, 2 * done) if done == len(task) else max(1, done)
-        self._undone.extendleft(reversed(task[done:]))
+        self._again.appendleft(task[done:])
 
     def died(self, task: list[_Waiting[J]]) -> None:
         """A worker died in a task: of many jobs each is a suspect, and comes back alone."""
         for each in task:
             each.deaths += len(task) == 1
-        self._suspects.extend(task)
+            self._again.append([each])
 
 
 def _spread(pools: Sequence[WorkerPool], jobs: Jobs[J], where: Where) -> Generator[tuple[J, Any], None, None]:
