@@ -129,7 +129,7 @@ def fresh(code: str) -> str:
 def test_importing_torchdp_loads_nothing_heavy():
     heavy = fresh(
         "import sys, torchdp, torchdp.cli; torchdp.cli.parser();"
-        "print([m for m in ('torch', 'numpy', 'scipy', 'cvxpy', 'triton', 'matplotlib') if m in sys.modules])"
+        "print([m for m in ('torch', 'numpy', 'scipy', 'pandas', 'cvxpy', 'triton', 'matplotlib') if m in sys.modules])"
     )
     assert heavy.strip() == "[]"
 
@@ -144,7 +144,8 @@ before = set(sys.modules)
 class Watch:
     def find_spec(self, name, path=None, target=None):
         slow = ("scipy.stats", "scipy.signal", "scipy.interpolate", "torch._dynamo", "torch._inductor")
-        if name.split(".")[0] in ("cvxpy", "triton", "matplotlib", "sklearn", "dp_accounting") or name in slow:
+        heavy = "cvxpy", "triton", "matplotlib", "sklearn", "dp_accounting", "pandas"
+        if name.split(".")[0] in heavy or name in slow:
             print("tried to load", name)
 sys.meta_path.insert(0, Watch())
 import torchdp, importlib

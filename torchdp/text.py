@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 CLOSED = 141  # 128 + SIGPIPE: what a shell calls a command whose reader has left
@@ -27,6 +27,12 @@ def say(*lines: object, error: bool = False) -> None:
     """Prints each as one line, to stderr if it is an error: all that the command line prints."""
     for line in lines:
         print(shown(line), file=sys.stderr if error else sys.stdout)
+
+
+def aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """Names and texts in two columns."""
+    width = max(len(name) for name, _ in lines)
+    return [f"{name:<{width}}  {text}".rstrip() for name, text in lines]
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """``torchdp estimate`` on tables whose answers are known."""
 
 import csv
-import json
 import subprocess
 import sys
 
@@ -10,12 +9,11 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from torchdp import cli, pairwise
+from torchdp import pairwise
 from torchdp.cli.table import Bins
 from torchdp.randomness import keyed_generator
 
 USERS = 3_000
-CHOOSE = pairwise.choose
 KINDS = {
     "one-message": pairwise.OneMessage,
     "two-message": pairwise.TwoMessage,
@@ -29,10 +27,7 @@ QUESTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Without searches, which take seconds."""
-    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def columns(key):
@@ -82,23 +77,19 @@ def truth(name, table):
     return (town[:, None] != town).sum() / pairs
 
 
-def run(capsys, *arguments):
-    code = cli.main(["estimate", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured
+@pytest.fixture
+def ask(estimate):
+    def ask(path, name, *more):
+        return estimate("--csv", path, "--statistic", name, QUESTIONS[name], "--json", *more)
 
-
-def ask(capsys, path, name, *more):
-    text = run(capsys, "--csv", path, "--statistic", name, *QUESTIONS[name].split(), "--json", *more).out
-    return json.loads(text)
+    return ask
 
 
 @pytest.mark.parametrize("protocol", ["auto", *KINDS])
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_estimate_is_near_the_truth(name, protocol, users, capsys):
+def test_estimate_is_near_the_truth(name, protocol, users, ask):
     path, table = users
-    got = ask(capsys, path, name, "--epsilon", 8, "--seed", 1, "--protocol", protocol)
+    got = ask(path, name, "--epsilon", 8, "--seed", 1, "--protocol", protocol)
     assert abs(got["estimate"] - truth(name, table)) < 5 * got["predicted_rmse"] < 0.5 * truth(name, table) + 0.5
     assert got["users"] == USERS and got["epsilon"] == 8 and got["level"] == 0.95
     low, high = got["interval"]
@@ -109,134 +100,84 @@ def test_estimate_is_near_the_truth(name, protocol, users, capsys):
     assert got["bits_per_user"] > 0 and got["source"]
 
 
-@pytest.mark.parametrize(
-    ("name", "statistic"), [("gini-diversity", pairwise.unequal(3)), ("auc", pairwise.auc(8))]
-)
-def test_auto_is_the_protocol_with_the_least_predicted_error(name, statistic, users, capsys, monkeypatch):
-    monkeypatch.setattr(pairwise, "choose", CHOOSE)
-    path, _ = users
-    chosen = ask(capsys, path, name, "--epsilon", 4)["protocol"]
-    choice = pairwise.choose(statistic, USERS, 4.0)
-    assert chosen == choice.candidates[0].name
-    least = choice.candidates[0].error
-    for kind in KINDS.values():  # those that can be named
-        family = pairwise.histograms(statistic)
-        assert (
-            least <= max(float(kind(statistic, 4.0).predicted_mse(each * USERS)) for each in family) ** 0.5 * 1.001
-        )
+def test_auto_is_the_protocol_with_the_least_predicted_error(users, ask):
+    least = pairwise.choose(pairwise.auc(8), USERS, 4.0, search=False).candidates[0]
+    assert ask(users[0], "auc", "--epsilon", 4)["protocol"] == least.name
 
 
-def test_best_searches_too(users, capsys, monkeypatch):
-    path, asked = users[0], []
+def test_best_searches_too(users, monkeypatch, ask):
+    path, asked, quick = users[0], [], pairwise.choose
     monkeypatch.setattr(
-        pairwise, "choose", lambda *one, search, **more: asked.append(search) or CHOOSE(*one, search=False, **more)
+        pairwise, "choose", lambda *one, search: asked.append(search) or quick(*one, search=search)
     )
     for protocol in ("auto", "best"):
-        ask(capsys, path, "gini-mean-difference", "--epsilon", 4, "--protocol", protocol)
-        ask(capsys, path, "gini-mean-difference", "--epsilon", 4, "--protocol", protocol, "--bins", 65)
+        ask(path, "gini-mean-difference", "--epsilon", 4, "--protocol", protocol)
+        ask(path, "gini-mean-difference", "--epsilon", 4, "--protocol", protocol, "--bins", 65)
     assert asked == [True, False, True, True]
 
 
-def test_a_rare_class_is_said_in_one_line(tmp_path, capsys):
+def test_a_rare_class_is_said_in_one_line(tmp_path, ask, estimate):
     label = [int(index < 4) for index in range(400)]
     path = write(tmp_path / "rare.csv", {"score": [index % 8 - 4 for index in range(400)], "label": label})
-    captured = run(
-        capsys, "--csv", path, "--statistic", "auc", *QUESTIONS["auc"].split(), "--epsilon", 1, "--json"
-    )
-    assert captured.err.count("\n") == 1 and "denominator is less than four standard errors from 0" in captured.err
-    low, high = json.loads(captured.out)["interval"]
+    low, high = ask(path, "auc", "--epsilon", 1)["interval"]
+    err = estimate.said.err
+    assert err.count("\n") == 1 and "denominator is less than four standard errors from 0" in err
     assert 0 <= low <= high <= 1
 
 
-def test_seed_repeats_and_no_seed_does_not(users, capsys):
+def test_seed_repeats_and_no_seed_does_not(users, ask):
     path, _ = users
-    one, two, other = (ask(capsys, path, "gini-diversity", "--epsilon", 1, "--seed", seed) for seed in (7, 7, 8))
+    one, two, other = (ask(path, "gini-diversity", "--epsilon", 1, "--seed", seed) for seed in (7, 7, 8))
     assert one == two and one["estimate"] != other["estimate"]
-    free = [ask(capsys, path, "gini-diversity", "--epsilon", 1)["estimate"] for _ in range(2)]
+    free = [ask(path, "gini-diversity", "--epsilon", 1)["estimate"] for _ in range(2)]
     assert free[0] != free[1]
 
 
-def test_text_says_the_same_as_json(users, capsys):
+def test_text_says_the_same_as_json(users, estimate):
     path, _ = users
     arguments = ["--csv", path, "--statistic", "auc", *QUESTIONS["auc"].split(), "--epsilon", "2", "--seed", "3"]
-    data = json.loads(run(capsys, *arguments, "--json").out)
-    captured = run(capsys, *arguments)
+    data = estimate(*arguments, "--json")
+    captured = estimate(*arguments)
     text = captured.out
     assert f"{data['estimate']:.6g}" in text and f"[{data['interval'][0]:.6g}, {data['interval'][1]:.6g}]" in text
     assert "3000 users" in text and data["guarantee"] in text and "95 % interval" in text
     assert captured.err == "torchdp estimate: noise from a stated seed can be removed: for trying out only\n"
 
 
-def test_level_of_the_interval(users, capsys):
+def test_level_of_the_interval(users, ask):
     path, _ = users
-    wide, narrow = (
-        ask(capsys, path, "auc", "--epsilon", 2, "--seed", 3, "--level", level) for level in (0.99, 0.5)
-    )
+    wide, narrow = (ask(path, "auc", "--epsilon", 2, "--seed", 3, "--level", level) for level in (0.99, 0.5))
     assert wide["estimate"] == narrow["estimate"]
     assert wide["interval"][0] < narrow["interval"][0] < narrow["interval"][1] < wide["interval"][1]
 
 
-def test_bounds_from_data_say_that_they_are_not_private(users, capsys):
+def test_bounds_from_data_say_that_they_are_not_private(users, estimate):
     path, table = users
     arguments = ["--csv", path, "--statistic", "gini-mean-difference", "--columns", "dose", "--epsilon", "8"]
-    captured = run(capsys, *arguments, "--bounds-from-data", "--json")
-    assert captured.err.count("\n") == 1 and "NOT PRIVATE" in captured.err
+    found = estimate(*arguments, "--bounds-from-data", "--json")
+    assert estimate.said.err.count("\n") == 1 and "NOT PRIVATE" in estimate.said.err
     width = (max(table["dose"]) - min(table["dose"])) / 32
-    assert f"width {width:g}" in json.loads(captured.out)["discretisation"]
-    assert run(capsys, *arguments, "--bounds", "dose=0:12").err == ""
+    assert f"width {width:g}" in found["discretisation"]
+    assert estimate(*arguments, "--bounds", "dose=0:12").err == ""
 
 
-@pytest.mark.parametrize("protocol", KINDS)
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_what_is_printed_depends_on_the_messages_alone(name, protocol, users, tmp_path, capsys, monkeypatch):
-    kind = KINDS[protocol]
-    path, _ = users
-    reversed_table = {key: list(reversed(cells)) for key, cells in columns(b"other users").items()}
-    other = write(tmp_path / "other.csv", reversed_table)
-    hear, messages = kind.hear, []
-
-    def first(self, x, draws):
-        messages.append(hear(self, x, draws))
-        return messages[0]
-
-    monkeypatch.setattr(kind, "hear", first)
-    printed = [
-        ask(capsys, table, name, "--epsilon", 1, "--protocol", protocol, "--seed", 5) for table in (path, other)
-    ]
-    assert printed[0] == printed[1]
-    same = [torch.equal(messages[0][part], each) for part, each in messages[1].parts.items()]
-    assert not all(same)  # the users do differ
-
-
-def test_choice_of_the_protocol_does_not_see_the_data(users, tmp_path, capsys):
+def test_choice_of_the_protocol_does_not_see_the_data(users, tmp_path, ask):
     constant = {"town": ["Como"] * USERS}
     other = write(tmp_path / "constant.csv", constant)
     for epsilon in (0.5, 3, 8):
-        chosen = {
-            ask(capsys, path, "gini-diversity", "--epsilon", epsilon)["protocol"] for path in (users[0], other)
-        }
+        chosen = {ask(path, "gini-diversity", "--epsilon", epsilon)["protocol"] for path in (users[0], other)}
         assert len(chosen) == 1
 
 
-def test_labels_by_name(tmp_path, capsys):
+def test_labels_by_name(tmp_path, ask):
     table = columns(b"names")
     table["label"] = ["ill" if value else "well" for value in table["label"]]
     path = write(tmp_path / "names.csv", table)
-    one = ask(capsys, path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "ill", "--negative", "well")
-    two = ask(capsys, path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "well", "--negative", "ill")
+    one = ask(path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "ill", "--negative", "well")
+    two = ask(path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "well", "--negative", "ill")
     assert one["statistic"].endswith("label = ill")
     assert one["estimate"] == pytest.approx(1 - two["estimate"], abs=5 * 1.5 * one["predicted_rmse"])
     assert one["estimate"] > 0.6
-
-
-def test_quoted_cells_with_newlines_blank_lines_and_a_byte_order_mark(tmp_path, capsys):
-    path = tmp_path / "quoted.csv"
-    path.write_bytes(
-        b"\xef\xbb\xbf town ,note\r\n"
-        + b'Aachen,"two\nlines, and ""quotes"""\r\n\r\n Bern ,plain\r\n"Como","x"\r\n' * 50
-    )
-    got = ask(capsys, path, "gini-diversity", "--epsilon", 8, "--seed", 1, "--missing", "drop")  # blank lines
-    assert got["users"] == 150 and abs(got["estimate"] - 100 / 149) < 5 * got["predicted_rmse"]
 
 
 def test_values_on_the_bounds_and_at_the_edges_of_bins():

@@ -1,27 +1,17 @@
 """``torchdp estimate`` of ratios over pairs, and of tests: near the truth of the binned columns."""
 
 import itertools
-import json
 import math
 
 import pytest
 import torch
 from scipy.stats import energy_distance, kendalltau, mannwhitneyu, pearsonr, spearmanr
 
-from torchdp import cli, pairwise, queries
-from torchdp.protocol import Candidate, Choice, Protocol
-from torchdp.randomizers import RandomizedResponse
+from torchdp.protocol import Protocol
 from torchdp.randomness import keyed_generator
 
 USERS = 600
-CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Without searches, which take seconds."""
-    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))
-    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +30,14 @@ def table(tmp_path_factory):
     return str(path), rows
 
 
-def ask(capsys, path, statistic, columns, bins):
-    bounds = [f"{name}=0:8" for name in columns.split() if name != "seen"]
-    words = ["--csv", path, "--statistic", statistic, "--columns", *columns.split(), "--bounds", *bounds]
-    code = cli.main(["estimate", *words, "--bins", str(bins), "--epsilon", "8", "--seed", "1", "--json"])
-    captured = capsys.readouterr()
-    assert code == 0 and captured.err.count("\n") == 1, captured.err  # that there is a seed
-    return json.loads(captured.out)
+@pytest.fixture
+def ask(estimate):
+    def ask(path, statistic, columns, bins):
+        bounds = [f"{name}=0:8" for name in columns.split() if name != "seen"]
+        words = "--csv", path, "--statistic", statistic, "--columns", columns, "--bounds", *bounds, "--bins", bins
+        return estimate(*words, "--epsilon 8 --seed 1 --json")
+
+    return ask
 
 
 def sign(x):
@@ -57,34 +48,34 @@ def near(found, truth, most):
     assert abs(found["estimate"] - truth) < 5 * found["predicted_rmse"] < most, (found, truth)
 
 
-def test_gini(table, capsys):
+def test_gini(table, ask):
     path, rows = table
     x = sorted(int(row[0]) + 0.5 for row in rows)
     area = sum((2 * i + 1 - USERS) * value for i, value in enumerate(x)) / (USERS * math.fsum(x))
-    near(ask(capsys, path, "gini", "income", 8), area * USERS / (USERS - 1), 0.2)
+    near(ask(path, "gini", "income", 8), area * USERS / (USERS - 1), 0.2)
 
 
-def test_gamma(table, capsys):
+def test_gamma(table, ask):
     path, rows = table
     cells = [(int(row[0] / 2), int(row[1] / 2)) for row in rows]
     signs = [sign(y - b) * sign(z - c) for (y, z), (b, c) in itertools.combinations(cells, 2)]
-    near(ask(capsys, path, "gamma", "income time", 4), sum(signs) / sum(map(abs, signs)), 0.5)
+    near(ask(path, "gamma", "income time", 4), sum(signs) / sum(map(abs, signs)), 0.5)
 
 
-def test_concordance(table, capsys):
+def test_concordance(table, ask):
     path, rows = table
     cells = [(int(time / 2), int(score / 2), seen) for _, time, score, seen in rows]
     good, comparable = 0.0, 0
     for (t, s, d), (u, r, e) in itertools.permutations(cells, 2):
         if d and (t < u or (t == u and not e)):
             comparable, good = comparable + 1, good + (sign(s - r) + 1) / 2
-    near(ask(capsys, path, "concordance", "time seen score", 4), good / comparable, 0.4)
+    near(ask(path, "concordance", "time seen score", 4), good / comparable, 0.4)
 
 
-def test_mann_whitney(table, capsys):
+def test_mann_whitney(table, ask):
     path, rows = table
     groups = [[int(row[2]) for row in rows if row[3] == label] for label in (1, 0)]
-    auc, u = ask(capsys, path, "mann-whitney", "score seen", 8)["answers"]
+    auc, u = ask(path, "mann-whitney", "score seen", 8)["answers"]
     wanted, p = mannwhitneyu(*groups, method="asymptotic")
     near(u, wanted, 60_000)
     near(auc, wanted / len(groups[0]) / len(groups[1]), 0.5)
@@ -94,17 +85,17 @@ def test_mann_whitney(table, capsys):
 @pytest.mark.parametrize(
     ("name", "truth"), [("spearman", spearmanr), ("kendall-b", kendalltau), ("correlation", pearsonr)]
 )
-def test_two_columns(name, truth, table, capsys):
+def test_two_columns(name, truth, table, ask):
     path, rows = table
     cells = [[int(row[column] / 2) for row in rows] for column in (0, 1)]
-    near(ask(capsys, path, name, "income time", 4), truth(*cells).statistic, 0.5)
+    near(ask(path, name, "income time", 4), truth(*cells).statistic, 0.5)
 
 
-def test_two_groups(table, capsys):
+def test_two_groups(table, ask):
     path, rows = table
     groups = [[2 * int(row[0] / 2) for row in rows if row[3] == label] for label in (1, 0)]
-    near(ask(capsys, path, "energy-distance", "income seen", 4), energy_distance(*groups) ** 2, 0.4)
-    found = ask(capsys, path, "mmd", "income seen", 4)
+    near(ask(path, "energy-distance", "income seen", 4), energy_distance(*groups) ** 2, 0.4)
+    found = ask(path, "mmd", "income seen", 4)
     assert "standard deviation 1.6" in found["discretisation"]
     kernel = [[math.exp(-((a - b) ** 2) / 2 / 1.6**2) for b in range(0, 8, 2)] for a in range(0, 8, 2)]
     shares = [[group.count(value) / len(group) for value in range(0, 8, 2)] for group in groups]
@@ -113,16 +104,18 @@ def test_two_groups(table, capsys):
     near(found, want, 0.4)
 
 
-def test_gini_of_numbers_below_zero_has_no_meaning(table, capsys):
-    words = "--statistic gini --columns income --bounds income=-1:8 --epsilon 1".split()
-    assert cli.main(["estimate", "--csv", table[0], *words]) == 2
-    assert "--bounds income=LOW:HIGH of at least 0" in capsys.readouterr().err
+def test_gini_of_numbers_below_zero_has_no_meaning(table, estimate):
+    words = "--statistic gini --columns income --bounds income=-1:8 --epsilon 1"
+    assert "--bounds income=LOW:HIGH of at least 0" in estimate("--csv", table[0], words, code=2)
 
 
 ASKED = {
     "mean": "--columns income --bounds income=0:8",
     "histogram": "--columns income --bounds income=0:8 --bins 4",
     "quantiles": "--columns income --bounds income=0:8 --bins 4 --quantiles .5",
+    "auc": "--columns income seen --bounds income=0:8 --bins 4 --protocol two-message",
+    "gini-diversity": "--columns seen --categories 0,1 --protocol randomized-response",
+    "kendall": "--columns income time --bounds income=0:8 time=0:8 --bins 3 --protocol one-message",
     "gini": "--columns income --bounds income=0:8 --bins 4",
     "mann-whitney": "--columns income seen --bounds income=0:8 --bins 4",
     "spearman": "--columns income time --bounds income=0:8 time=0:8 --bins 3",
@@ -132,7 +125,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_is_printed_depends_on_the_messages_alone(name, table, tmp_path, capsys, monkeypatch):
+def test_what_is_printed_depends_on_the_messages_alone(name, table, tmp_path, monkeypatch, estimate):
     """Two tables of as many users: where the second's messages are replaced by the first's, the same is printed."""
     path, rows = table
     other = tmp_path / "other.csv"
@@ -144,16 +137,7 @@ def test_what_is_printed_depends_on_the_messages_alone(name, table, tmp_path, ca
         return heard[0]
 
     monkeypatch.setattr(Protocol, "collect", first)
-    monkeypatch.setattr(queries, "choose", lambda W, n, epsilon, objective: Choice((oracle(W, epsilon),)))
-    printed = []
-    for each in (path, other):
-        words = ["--csv", str(each), "--statistic", name, *ASKED[name].split(), "--epsilon", "4", "--seed", "1"]
-        assert cli.main(["estimate", *words]) == 0
-        printed.append(capsys.readouterr())
-    assert printed[0] == printed[1]
+    words = "--statistic", name, ASKED[name], "--epsilon 4 --seed 1"
+    assert estimate("--csv", path, *words) == estimate("--csv", other, *words)
     apart = [not torch.equal(part, heard[1][key]) for key, part in heard[0].parts.items()]
     assert any(apart)  # the users do differ
-
-
-def oracle(W, epsilon):
-    return Candidate("randomized", queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon)), 1.0)

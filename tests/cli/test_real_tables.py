@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 import statistics
 
@@ -11,24 +10,7 @@ from scipy.stats import energy_distance, kendalltau, spearmanr
 from sklearn import datasets
 from sklearn.metrics import roc_auc_score
 
-from torchdp import cli, pairwise, queries
-from torchdp.protocol import Candidate, Choice
-from torchdp.randomizers import RandomizedResponse
-
-CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Without searches, which take seconds."""
-
-    def choose(W, n, epsilon, objective):
-        protocol = queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon))
-        return Choice((Candidate("randomized", protocol, 1.0),))
-
-    monkeypatch.setattr(queries, "choose", choose)
-    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
-    monkeypatch.setattr(pairwise, "choose", lambda *one, search: CHOOSE(*one, search=False))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def columns(load, *names, **more):
@@ -133,32 +115,26 @@ TABLES = {  # bytes, arguments, truth of the stated bins, and the largest error 
 }  # fmt: skip
 
 
-def estimate(capsys, path, words, *more):
-    code = cli.main(["estimate", "--csv", str(path), "--statistic", *words.split(), "--seed", "1", *more])
-    return code, capsys.readouterr()
-
-
 @pytest.mark.parametrize("name", TABLES)
-def test_ten_tables(name, tmp_path, capsys):
+def test_ten_tables(name, tmp_path, estimate):
     data, words, truth, most = TABLES[name]
     path = tmp_path / "table.csv"
     path.write_bytes(data)
-    code, said = estimate(capsys, path, words, "--epsilon", "6", "--json")
-    assert code == 0, said.err
-    found = json.loads(said.out)
+    found = estimate("--csv", path, "--statistic", words, "--epsilon 6 --seed 1", "--json")
     assert abs(found["estimate"] - truth) < 4 * found["predicted_rmse"] < 4 * most, (found, truth)
     low, high = found["interval"]
     assert low <= found["estimate"] <= high or found["estimate"] < low  # an interval stays where the truth can be
     assert all(
-        re.match(r"torchdp estimate: (noise from|\d+ of \d+ users)", line) for line in said.err.splitlines()
+        re.match(r"torchdp estimate: (noise from|\d+ of \d+ users)", line)
+        for line in estimate.said.err.splitlines()
     )
 
 
-def test_what_a_statistician_reads(tmp_path, capsys):
+def test_what_a_statistician_reads(tmp_path, estimate):
     path = tmp_path / "iris.csv"
     path.write_bytes(TABLES["iris, three groups in words"][0])
     words = "quantiles --columns petal --bounds petal=0:8 --bins 16 --quantiles .1 .5 --group kind"
-    code, said = estimate(capsys, path, words, "--epsilon", "6")
+    printed = estimate("--csv", path, "--statistic", words, "--epsilon 6").out.splitlines()
     number = r"-?[\d.]+(e[-+]\d+)?"
     lines = [
         "quantiles of petal +150 users, 16 bins of width 0.5: an interval ends where bins do",
@@ -177,8 +153,6 @@ def test_what_a_statistician_reads(tmp_path, capsys):
         "guarantee +local differential privacy, exactly epsilon = 6.*",
     ]
     lines += ["source +Warner .*"]
-    assert code == 0
-    printed = said.out.splitlines()
     assert len(printed) == len(lines)
     for line, wanted in zip(printed, lines, strict=True):
         assert re.fullmatch(wanted, line), (line, wanted)
@@ -224,10 +198,8 @@ ERRORS = {  # a table, arguments, what the one line says: the option or the plac
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_name_the_option_and_the_remedy(name, tmp_path, capsys):
+def test_errors_name_the_option_and_the_remedy(name, tmp_path, estimate):
     table, words, message = ERRORS[name]
     path = tmp_path / "table.csv"
     path.write_bytes(TABLES[table][0])
-    code, said = estimate(capsys, path, words, "--epsilon", "1")
-    assert code == 2 and said.out == "" and said.err.count("\n") == 1, said
-    assert message in said.err, said.err
+    assert message in estimate("--csv", path, "--statistic", words, "--epsilon 1", code=2)

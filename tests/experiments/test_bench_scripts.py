@@ -41,9 +41,9 @@ def test_sweep_devices(command, tmp_path):
 def test_six_mechanisms(tmp_path):
     """Its predictions hold."""
     assert cli.main(["sweep", str(FOLDER / "bench/six_mechanisms.py"), "--smoke", "--out", str(tmp_path)]) == 0
-    standings = status(tmp_path / "results.jsonl").standings
-    assert len(standings) == 12
-    assert all(abs(each.moments.z_score(each.facts["predicted_mse"])) < 5 for each in standings)
+    rows = [each.row for each in status(tmp_path / "results.jsonl").progress]
+    assert len(rows) == 12
+    assert all(abs(each.moments.z_score(each.facts["predicted_mse"])) < 5 for each in rows)
 
 
 @slow

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torchdp
-from torchdp.simulate.code import _installed_module, code_of, package
+from torchdp.simulate.code import code_of, package
 
 BASE = '''
 import logging
@@ -146,7 +146,6 @@ def test_a_library_of_another_folder_is_not_read(folder, read, tmp_path, monkeyp
     for number in (1, 2):
         (tmp_path / folder / "somebody.py").write_text(f"def half(x):\n    return x / {number}\n")
         monkeypatch.delitem(sys.modules, "somebody", raising=False)
-        _installed_module.cache_clear()
         somebody = importlib.import_module("somebody")
         said.append(code_of(somebody.half))
         importlib.invalidate_caches()

@@ -85,20 +85,6 @@ def test_wrong_outputs_are_refused(trial, error, message):
         run(trial, 10, 0)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"trials": 0}, {"trials": 1.5}, {"block_size": 0}, {"seed": -1}, {"target_relative_ci": 0.0}],
-)
-def test_bad_arguments_are_named(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        run(squared_error, **{"trials": 10, "seed": 0, **arguments})
-
-
-def test_a_trial_that_is_no_function_is_named():
-    with pytest.raises(TypeError, match="trial must be a function, not int"):
-        run(3, 10, 0)
-
-
 def test_target_stops_at_the_first_block_that_meets_it():
     result = run(squared_error, 100_000, 3, block_size=500, target_relative_ci=0.05)
     assert result.reached_target is True

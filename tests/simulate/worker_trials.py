@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdp.simulate import Trial
+from torchdp.simulate import Row, Trial
 from torchdp.simulate.streams import block_generator
 
 done: Counter[int] = Counter()  # blocks of each process
@@ -55,6 +55,15 @@ def failing(config: dict[str, Any]) -> Trial:
     return before_block(config, 2, divide_by_zero) if config == GRID[3] else make_trial(config)
 
 
+def never(config: dict[str, Any]) -> Trial:
+    raise AssertionError(f"nothing was left to run, yet a trial was made for {config}")
+
+
+def results(rows: list[Row]) -> list[tuple[Any, ...]]:
+    """Everything but the wall time and the code."""
+    return [(str(row.config), row.moments, str(row.facts), row.seed, row.block_size, row.error) for row in rows]
+
+
 def block_lines(store: Path) -> list[bytes]:
     """The lines of a store that hold blocks."""
     lines = store.read_bytes().splitlines() if store.exists() else []
@@ -94,7 +103,7 @@ def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Tri
     return Trial(sample, trial.facts)
 
 
-for same in (dying, failing, hanging, late_first_block, slow):
+for same in (dying, failing, hanging, late_first_block, never, slow):
     same.__wrapped__ = make_trial  # their numbers are its own
 
 

@@ -20,7 +20,7 @@ from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
 from torchdp.text import say
 
-NEEDED = ("torch", "numpy", "scipy", "tqdm", "dp-accounting", "cryptography")
+NEEDED = ("torch", "numpy", "scipy", "pandas", "tqdm", "dp-accounting", "cryptography")
 OPTIONAL = ("triton", "cvxpy", "cvxpylayers", "matplotlib", "scikit-learn", "dask")
 COMPILERS = ("cc", "ptxas", "nvcc")
 ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's interpreter"

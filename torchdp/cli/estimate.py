@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.cli.plan import plan
 from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
-from torchdp.cli.users import Users, read_users
+from torchdp.cli.users import read_users
 from torchdp.noise import Noise, SeededNoise
-from torchdp.text import say, shown
+from torchdp.text import aligned, say, shown
 
+FIRST, ROUNDS, MOST = 10_000, 4, 2**50  # users, of a plan
 __all__ = ["PROTOCOLS", "estimate"]
 
 
@@ -79,24 +79,23 @@ def ask(
     asked = asking(options)
     if not options.bounds_from_data:
         asked.axes()  # refuses what lacks bounds, before the table is read
-    users = read_users(options, asked.labels)
+    notes: list[str] = []
+    users = read_users(options, asked.labels, notes)
     axes = asked.axes(users)
     question = asked.question(axes)
-    users, types = asked.coded(users, axes, noise)
-    return question, *_groups(users, types, question.least)
-
-
-def _groups(users: Users, types: Tensor, least: int) -> tuple[list[tuple[str, Tensor]], list[str]]:
-    """Each group's types; those of too few users are left out, in words. Raises ValueError where none is left."""
-    notes, found = list(users.notes), []
-    for name, part in users.split(types):
-        if len(part) >= least:
-            found.append((name, part))
-        elif users.group is not None:
-            notes.append(f"group {name!r} is left out: it has {len(part)} users, {least} are needed")
+    users, types = asked.coded(users, axes, noise, notes)
+    places = {"": range(len(users))} if options.group is None else users.groupby(options.group).indices
+    found = []
+    for name, where in places.items():
+        if len(where) >= question.least:
+            found.append((str(name), types[where]))
+        elif options.group is not None:
+            notes.append(f"group {name!r} is left out: it has {len(where)} users, {question.least} are needed")
     if not found:
-        raise ValueError(f"--csv holds {users.n} rows to ask; this statistic needs at least {least} users")
-    return found, notes
+        raise ValueError(
+            f"--csv holds {len(users)} rows to ask; this statistic needs at least {question.least} users"
+        )
+    return question, found, notes
 
 
 def _hear(
@@ -152,8 +151,7 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> list[str]:
         ("guarantee", result["guarantee"]),
         ("source", result["source"]),
     ]
-    width = max(len(name) for name, _ in lines)
-    return [f"{name:<{width}}  {text}".rstrip() for name, text in lines]
+    return aligned(lines)
 
 
 def _bound(each: Heard, result: dict[str, Any]) -> str:
@@ -169,3 +167,59 @@ def _line(one: Answer) -> str:
     low, high = one.interval
     test = "" if one.p_value is None else f"  p = {one.p_value:.3g} {one.words}"
     return f"{one.value:<10.6g}  [{low:.6g}, {high:.6g}]  +- {one.error:.3g}{test}"
+
+
+def plan(options: argparse.Namespace, epsilon: float) -> int:
+    """Prints the least number of users whose predicted error is at most --plan."""
+    error = checks.positive("--plan", options.plan)
+    for name in ("csv", "group", "seed"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--plan takes no --{name}: it is made without any data; leave one of them out")
+    if options.population:
+        raise ValueError("--plan takes no --population: its error is that of the privacy noise")
+    if options.bounds_from_data:
+        raise ValueError("--plan takes no --bounds-from-data: it is made without any data; state --bounds")
+    asked = asking(options)
+    question = asked.question(asked.axes())
+    n = FIRST
+    for _ in range(ROUNDS):  # the best protocol depends on n
+        name, protocol = question.choose(options.protocol, n, epsilon)
+        last, n = n, least_users(question, protocol, error)
+        if 0.8 < n / last < 1.25:
+            break
+    result: dict[str, Any] = {
+        "statistic": question.title,
+        "users": n,
+        "predicted_rmse": question.error(protocol, n),
+        "lower_bound": question.bound(n, epsilon, None),
+        "protocol": name,
+        "bits_per_user": protocol.bits_per_user,
+        "epsilon": protocol.guarantee.epsilon,
+        "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
+        "assumes": question.assumes,
+        "discretisation": question.words,
+    }
+    rmse = f"{result['predicted_rmse']:.3g} {question.unit}".strip()
+    lines = [
+        (question.title, question.words),
+        ("users", f"{n}"),
+        ("predicted RMSE", f"{rmse} (privacy noise, {question.assumes})"),
+        ("lower bound", bounded_by(result["lower_bound"])),
+        ("protocol", f"{name}, {protocol.bits_per_user} bits for each user"),
+        ("guarantee", result["guarantee"]),
+    ]
+    say(*([json.dumps(result)] if options.json else aligned(lines)))
+    return 0
+
+
+def least_users(question: Question, protocol: Asked, error: float) -> int:
+    """By bisection: errors fall with n. Raises ValueError where no number of users is enough."""
+    low, high = question.least - 1, question.least
+    while question.error(protocol, high) > error:
+        low, high = high, 2 * high
+        if high > MOST:
+            raise ValueError(f"--plan {error:g} takes more than 2^50 users; take a larger error or --epsilon")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if question.error(protocol, middle) > error else (low, middle)
+    return high

@@ -5,8 +5,8 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.choose import LARGEST_STRATEGY
 from torchdp.pairwise.protocol import LocalPairs
-from torchdp.protocol import Choice, Crowd, Estimate, LocalProtocol, Objective, Tally
+from torchdp.protocol import Candidate, Choice, Crowd, Estimate, LocalProtocol, Objective, Tally
 
 Asked = LocalProtocol[Tensor, Any]
 PROTOCOLS: dict[str, type[LocalPairs]] = {
@@ -67,18 +67,31 @@ class Answer:
         return math.isfinite(self.value) and math.isfinite(self.error)
 
 
+@dataclass(frozen=True)
 class Question(ABC):
-    """One statistic of users of finitely many types. unit: of a standard error; assumes: what ``error`` assumes."""
+    """One statistic of users of finitely many types, with its title and words on what bins do to it.
+
+    least: users it takes. unit: of a standard error; assumes: what ``error`` assumes; named: whether a protocol can be
+    asked for by name.
+    """
 
     title: str
     words: str
-    least = 1  # users
-    unit = ""
-    assumes = "on the worst data"
+    unit: str = field(default="", kw_only=True)
+    least: ClassVar[int] = 1
+    assumes: ClassVar[str] = "on the worst data"
+    named: ClassVar[bool] = False
 
-    @abstractmethod
     def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
         """The protocol of that name for n users, and its own name. Raises ValueError."""
+        if name in PROTOCOLS and not self.named:
+            raise ValueError(f"--protocol {name} is for means over pairs of users; leave out --protocol")
+        choice = self.choice(name, n, epsilon)
+        return choice.candidates[0].name, cast(Asked, choice.best)
+
+    @abstractmethod
+    def choice(self, name: str, n: int, epsilon: float) -> Choice:
+        """The protocols for n users, that of the least predicted error first. name: "auto" or "best"."""
 
     @abstractmethod
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
@@ -88,35 +101,34 @@ class Question(ABC):
     def error(self, protocol: Asked, n: float) -> float:
         """The largest standard error of an answer of n users: over all data, or the histograms a choice tries."""
 
-    @abstractmethod
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
         """What no unbiased protocol's error is below, on users of these shares; None: where ``error`` is; no bound.
 
         Of several answers the root of their mean square.
         """
+        return None
 
-    @abstractmethod
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         """Plausible shares of the types, (k,), by what was heard; None where ``bound`` has no use for them."""
+        return None
 
 
 @dataclass(frozen=True)
 class OfPairs(Question):
     """A mean over pairs of users, or a ratio of two. tested: with Mann and Whitney's test."""
 
-    title: str
-    words: str
     statistic: PairwiseStatistic
     tested: bool = False
     least = 2
     assumes = "the largest over a few broad and narrow histograms"
+    named = True
 
-    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        """For 'auto' and 'best' that of ``pairwise.choose``; 'auto' searches where that takes a few seconds."""
+    def choice(self, name: str, n: int, epsilon: float) -> Choice:
+        """That of ``pairwise.choose``, or the one of that name; "auto" searches where that takes a few seconds."""
         if name in PROTOCOLS:
-            return name, PROTOCOLS[name](self.statistic, epsilon)
+            return Choice((Candidate(name, PROTOCOLS[name](self.statistic, epsilon), 0.0),))
         search = name == "best" or self.statistic.types <= LARGEST_STRATEGY
-        return _first(pairwise.choose(self.statistic, n, epsilon, search=search))
+        return pairwise.choose(self.statistic, n, epsilon, search=search)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         users = Collection.of(protocol).add("all", tally)
@@ -149,17 +161,13 @@ class OfShares(Question):
     read: from the estimate, the level and z, the answers; spread: squared, what users add who round at random.
     """
 
-    title: str
-    words: str
     workload: Tensor
     read: Callable[[Estimate, float], list[Answer]]
     objective: Objective = Objective.MEAN
     spread: float = 0.0
-    unit: str = ""
 
-    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        _refuse_named(name)
-        return _first(queries.choose(self.workload, n, epsilon, self.objective))
+    def choice(self, name: str, n: int, epsilon: float) -> Choice:
+        return queries.choose(self.workload, n, epsilon, self.objective)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         estimate = protocol.analyse(tally)
@@ -185,14 +193,11 @@ class OfShares(Question):
 class OfFunction(Question):
     """A smooth function of the shares of types."""
 
-    title: str
-    words: str
     function: queries.ShareFunction
     assumes = "the largest over a few histograms"
 
-    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        _refuse_named(name)
-        return _first(queries.choose_function(self.function, n, epsilon))
+    def choice(self, name: str, n: int, epsilon: float) -> Choice:
+        return queries.choose_function(self.function, n, epsilon)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         own = cast(queries.LocalFunction, protocol)
@@ -214,14 +219,11 @@ class OfFunction(Question):
 class OfCovariance(Question):
     """Covariances of several numbers: those of the users, divisor n."""
 
-    title: str
-    words: str
     axes: tuple[Axis, ...]
     assumes = "the largest of users evenly along the box's diagonal"
 
-    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        _refuse_named(name)
-        return _first(mean.choose_covariance(self.box, n, epsilon))
+    def choice(self, name: str, n: int, epsilon: float) -> Choice:
+        return mean.choose_covariance(self.box, n, epsilon)
 
     @property
     def box(self) -> domains.Box:
@@ -250,21 +252,10 @@ class OfCovariance(Question):
         users = Crowd(evenly, torch.full((33,), max(1, round(n / 33)), dtype=torch.int64))
         return math.sqrt(float(cast(LocalProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
 
-    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
-        return None
-
-    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        return None
-
 
 def bounded_by(bound: float | None) -> str:
     """A lower bound in words."""
     return "none known" if bound is None else f"{bound:.3g}: no unbiased protocol's error is smaller"
-
-
-def _refuse_named(protocol: str) -> None:
-    if protocol in PROTOCOLS:
-        raise ValueError(f"--protocol {protocol} is for means over pairs of users; leave out --protocol")
 
 
 def _answer(name: str, estimate: Estimate, level: float) -> Answer:
@@ -275,10 +266,6 @@ def _answer(name: str, estimate: Estimate, level: float) -> Answer:
 def _rmse(estimate: Estimate) -> Tensor:
     """The standard error, and what an approximation may add."""
     return (estimate.standard_error.square() + torch.as_tensor(estimate.bias, dtype=torch.float64).square()).sqrt()
-
-
-def _first(choice: Choice) -> tuple[str, Asked]:
-    return choice.candidates[0].name, cast(Asked, choice.best)
 
 
 def each_answer(names: list[str], limits: tuple[float, float]) -> Callable[[Estimate, float], list[Answer]]:

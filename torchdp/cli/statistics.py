@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,12 +20,19 @@ from torchdp.cli.questions import (
     quantiles_of,
 )
 from torchdp.cli.table import MOST_TYPES, Bins, parse_bounds
-from torchdp.cli.users import Users, bounded, range_of
+from torchdp.cli.users import bounded, range_of
 from torchdp.noise import Noise, source
+from torchdp.pairwise import PairwiseStatistic
 from torchdp.protocol import Objective
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
 SHARP = 2.0  # epsilon above which a mean takes finer steps
+
+
+Make = Callable[[list[Axis], argparse.Namespace], Question]
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Kind:
     """
 
     roles: tuple[str, ...]
-    make: Callable[[list[Axis], argparse.Namespace], Question]
+    make: Make
     bins: int = 32
     rounded: bool = False
     whole: bool = False
@@ -54,13 +62,10 @@ def _mean(axes: list[Axis], options: argparse.Namespace) -> Question:
 
 def _histogram(axes: list[Axis], options: argparse.Namespace) -> Question:
     axis = axes[0]
-    words = (
-        f"{axis.count} stated categories"
-        if axis.bins is None
-        else f"{axis.count} bins of width {axis.bins.width:g}"
-    )
+    words = "{0.count} stated categories" if axis.bins is None else "{0.count} bins of width {0.bins.width:g}"
+    read = each_answer(axis.cells, (0.0, 1.0))
     W = workloads.identity(axis.count).dense()
-    return OfShares(f"shares of {axis.name}", words, W, each_answer(axis.cells, (0.0, 1.0)), unit="of users")
+    return OfShares(f"shares of {axis.name}", words.format(axis), W, read, unit="of users")
 
 
 def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -71,83 +76,15 @@ def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
     return OfShares(name, words, W, quantiles_of(bins, shares), unit="of users")
 
 
-def _gini_mean_difference(axes: list[Axis], options: argparse.Namespace) -> Question:
-    bins = _bins(axes[0])
-    words = f"{bins.count} bins of width {bins.width:g}: each pair's difference is off by at most that width"
-    statistic = pairwise.absolute_difference(bins.count, spacing=bins.width)
-    return OfPairs(f"Gini's mean difference of {axes[0].name}", words, statistic)
-
-
-def _gini_diversity(axes: list[Axis], options: argparse.Namespace) -> Question:
-    axis = axes[0]
-    words = f"{axis.count} stated categories"
-    return OfPairs(f"Gini's diversity index of {axis.name}", words, pairwise.unequal(axis.count))
-
-
-def _kendall(axes: list[Axis], options: argparse.Namespace) -> Question:
-    y, z = axes
-    words = f"{y.count} x {z.count} bins: a pair within one bin counts as a tie (0)"
-    return OfPairs(f"Kendall's tau-a of {y.name} and {z.name}", words, pairwise.kendall(y.count, z.count))
-
-
-def _auc(axes: list[Axis], options: argparse.Namespace) -> Question:
-    score, label = axes
-    words = f"{score.count} bins: a pair within one bin counts one half"
-    title, tested = (
-        f"AUC of {score.name} for {label.name} = {label.labels[1]}",
-        options.statistic == "mann-whitney",
-    )
-    if tested:
-        title = f"Mann-Whitney U of {score.name}: {label.name} = {label.labels[1]} against {label.labels[0]}"
-    return OfPairs(title, words, pairwise.auc(score.count), tested)
-
-
-def _gini(axes: list[Axis], options: argparse.Namespace) -> Question:
-    bins = _bins(axes[0])
+def _gini(axis: Axis) -> PairwiseStatistic:
+    bins = _bins(axis)
     if bins.low < 0:
-        raise ValueError(
-            f"--statistic gini needs --bounds {axes[0].name}=LOW:HIGH of at least 0, not {bins.low:g}"
-        )
-    words = f"{bins.count} bins of width {bins.width:g}: each number counts as its bin's middle"
-    low, high = bins.low + bins.width / 2, bins.high - bins.width / 2
-    return OfPairs(f"Gini coefficient of {axes[0].name}", words, pairwise.gini(bins.count, low=low, high=high))
+        raise ValueError(f"--statistic gini needs --bounds {axis.name}=LOW:HIGH of at least 0, not {bins.low:g}")
+    return pairwise.gini(bins.count, low=bins.low + bins.width / 2, high=bins.high - bins.width / 2)
 
 
-def _gamma(axes: list[Axis], options: argparse.Namespace) -> Question:
-    y, z = axes
-    words = f"{y.count} x {z.count} bins: a pair within one bin is left out as a tie"
-    title = f"Goodman and Kruskal's gamma of {y.name} and {z.name}"
-    return OfPairs(title, words, pairwise.gamma(y.count, z.count))
-
-
-def _concordance(axes: list[Axis], options: argparse.Namespace) -> Question:
-    time, event, score = axes
-    words = (
-        f"{time.count} x {score.count} bins: scores within one bin count one half, events within one are left out"
-    )
-    title = f"concordance index of {score.name} for {time.name}, seen where {event.name} = {event.labels[1]}"
-    return OfPairs(title, words, pairwise.concordance(time.count, score.count))
-
-
-def _of_ranks(axes: list[Axis], options: argparse.Namespace) -> Question:
-    y, z = axes
-    name, function = RANKS[options.statistic]
-    words = f"{y.count} x {z.count} bins: users of one bin are tied"
-    return OfFunction(f"{name} of {y.name} and {z.name}", words, function(y.count, z.count))
-
-
-def _of_groups(axes: list[Axis], options: argparse.Namespace) -> Question:
-    number, label = axes
-    bins = _bins(number)
-    between = f"of {number.name} between {label.name} = {label.labels[1]} and {label.labels[0]}"
-    words = f"{bins.count} bins of width {bins.width:g}"
-    if options.statistic == "energy-distance":
-        function: queries.ShareFunction = queries.EnergyDistance(bins.count, spacing=bins.width)
-        return OfFunction(f"squared energy distance {between}", words, function)
-    width = bins.count * BANDWIDTH
-    words += f", a Gaussian kernel of standard deviation {width * bins.width:g}"
-    function = queries.MeanDiscrepancy(bins.count, width=width)
-    return OfFunction(f"squared maximum mean discrepancy {between}", words, function)
+def _energy(number: Axis, label: Axis) -> queries.ShareFunction:
+    return queries.EnergyDistance(number.count, spacing=_bins(number).width)
 
 
 def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -155,31 +92,69 @@ def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
     return OfCovariance(f"covariances of {names}", "no bins: numbers and products without bias", tuple(axes))
 
 
-RANKS: dict[str, tuple[str, Callable[[int, int], queries.ShareFunction]]] = {
-    "correlation": ("correlation", queries.Correlation),
-    "kendall-b": ("Kendall's tau-b", queries.KendallB),
-    "spearman": ("Spearman's rho", queries.Spearman),
-}
+def _pairs(title: str, words: str, statistic: Callable[..., PairwiseStatistic], tested: bool = False) -> Make:
+    """A mean over pairs, or a ratio of two; {0} in words is the first axis."""
+    return lambda axes, options: OfPairs(title.format(*axes), words.format(*axes), statistic(*axes), tested)
+
+
+def _function(title: str, words: str, function: Callable[..., queries.ShareFunction]) -> Make:
+    """A smooth function of the shares of types; {0} in words is the first axis."""
+    return lambda axes, options: OfFunction(title.format(*axes), words.format(*axes), function(*axes))
+
+
+def _ranks(title: str, function: Callable[[int, int], queries.ShareFunction]) -> Make:
+    words = "{0.count} x {1.count} bins: users of one bin are tied"
+    return _function(title + " of {0.name} and {1.name}", words, lambda y, z: function(y.count, z.count))
+
+
+def _discrepancy(axes: list[Axis], options: argparse.Namespace) -> Question:
+    width = axes[0].count * BANDWIDTH  # in bins
+    words = f"{BINS}, a Gaussian kernel of standard deviation {width * _bins(axes[0]).width:g}"
+    function = queries.MeanDiscrepancy(axes[0].count, width=width)
+    return _function("squared maximum mean discrepancy " + APART, words, lambda *axes: function)(axes, options)
+
+
+LABELLED, TWO = ("number", "label"), ("number", "number")
+SCORED = "{0.count} bins: a pair within one bin counts one half"
+APART = "of {0.name} between {1.name} = {1.labels[1]} and {1.labels[0]}"
+BINS = "{0.count} bins of width {0.bins.width:g}"
 KINDS = {
-    "auc": Kind(("number", "label"), _auc),
-    "concordance": Kind(("number", "label", "number"), _concordance, bins=5),
-    "correlation": Kind(("number", "number"), _of_ranks, bins=8),
-    "covariance": Kind(("number", "number"), _covariance, bins=1, whole=True),
-    "energy-distance": Kind(("number", "label"), _of_groups),
-    "gamma": Kind(("number", "number"), _gamma, bins=8),
-    "gini": Kind(("number",), _gini),
-    "gini-diversity": Kind(("category",), _gini_diversity),
-    "gini-mean-difference": Kind(("number",), _gini_mean_difference),
+    "auc": Kind(LABELLED, _pairs(
+        "AUC of {0.name} for {1.name} = {1.labels[1]}", SCORED, lambda score, label: pairwise.auc(score.count))),
+    "concordance": Kind(("number", "label", "number"), _pairs(
+        "concordance index of {2.name} for {0.name}, seen where {1.name} = {1.labels[1]}",
+        "{0.count} x {2.count} bins: scores within one bin count one half, events within one are left out",
+        lambda time, event, score: pairwise.concordance(time.count, score.count)), bins=5),
+    "correlation": Kind(TWO, _ranks("correlation", queries.Correlation), bins=8),
+    "covariance": Kind(TWO, _covariance, bins=1, whole=True),
+    "energy-distance": Kind(LABELLED, _function("squared energy distance " + APART, BINS, _energy)),
+    "gamma": Kind(TWO, _pairs(
+        "Goodman and Kruskal's gamma of {0.name} and {1.name}",
+        "{0.count} x {1.count} bins: a pair within one bin is left out as a tie",
+        lambda y, z: pairwise.gamma(y.count, z.count)), bins=8),
+    "gini": Kind(("number",), _pairs(
+        "Gini coefficient of {0.name}", BINS + ": each number counts as its bin's middle", _gini)),
+    "gini-diversity": Kind(("category",), _pairs(
+        "Gini's diversity index of {0.name}", "{0.count} stated categories",
+        lambda axis: pairwise.unequal(axis.count))),
+    "gini-mean-difference": Kind(("number",), _pairs(
+        "Gini's mean difference of {0.name}", BINS + ": each pair's difference is off by at most that width",
+        lambda axis: pairwise.absolute_difference(axis.count, spacing=_bins(axis).width))),
     "histogram": Kind(("number",), _histogram),
-    "kendall": Kind(("number", "number"), _kendall, bins=16),
-    "kendall-b": Kind(("number", "number"), _of_ranks, bins=8),
-    "mann-whitney": Kind(("number", "label"), _auc),
+    "kendall": Kind(TWO, _pairs(
+        "Kendall's tau-a of {0.name} and {1.name}",
+        "{0.count} x {1.count} bins: a pair within one bin counts as a tie (0)",
+        lambda y, z: pairwise.kendall(y.count, z.count)), bins=16),
+    "kendall-b": Kind(TWO, _ranks("Kendall's tau-b", queries.KendallB), bins=8),
+    "mann-whitney": Kind(LABELLED, _pairs(
+        "Mann-Whitney U of {0.name}: {1.name} = {1.labels[1]} against {1.labels[0]}", SCORED,
+        lambda score, label: pairwise.auc(score.count), tested=True)),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
     "median": Kind(("number",), _quantiles),
-    "mmd": Kind(("number", "label"), _of_groups),
+    "mmd": Kind(LABELLED, _discrepancy),
     "quantiles": Kind(("number",), _quantiles),
-    "spearman": Kind(("number", "number"), _of_ranks, bins=8),
-}
+    "spearman": Kind(TWO, _ranks("Spearman's rho", queries.Spearman), bins=8),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -191,14 +166,14 @@ class Asking:
     labels: dict[str, tuple[str, ...]]
     bounds: dict[str, tuple[float, float]]
 
-    def axes(self, users: Users | None = None) -> list[Axis]:
+    def axes(self, users: "pd.DataFrame | None" = None) -> list[Axis]:
         """The columns' axes; bounds that are not stated are read from the users, where that is asked for."""
         return [
             Axis(name, None, self.labels[name]) if name in self.labels else Axis(name, self._bins(name, users))
             for name in self.options.columns
         ]
 
-    def _bins(self, name: str, users: Users | None) -> Bins:
+    def _bins(self, name: str, users: "pd.DataFrame | None") -> Bins:
         if name in self.bounds:
             return Bins(*self.bounds[name], self.bins)
         if users is None or not self.options.bounds_from_data:
@@ -224,23 +199,25 @@ class Asking:
         """Of these axes."""
         return self.kind.make(axes, self.options)
 
-    def coded(self, users: Users, axes: list[Axis], noise: Noise | None) -> tuple[Users, torch.Tensor]:
+    def coded(
+        self, users: "pd.DataFrame", axes: list[Axis], noise: Noise | None, notes: list[str]
+    ) -> tuple["pd.DataFrame", torch.Tensor]:
         """The users who take part, and the type of each: labels count most, then the columns in their order.
 
-        For a kind of whole numbers these themselves, (n, d).
+        For a kind of whole numbers these themselves, (n, d). notes: as of ``read_users``.
         """
         for axis in axes:
             if axis.bins is not None:
-                users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds)
+                users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds, notes)
+        columns = torch.from_numpy(users[self.options.columns].to_numpy(float, copy=True))  # (n, d)
         if self.kind.whole:
-            return users, torch.stack([users.columns[axis.name] for axis in axes], 1)
-        types = torch.zeros(users.n, dtype=torch.int64)
-        for axis in sorted(axes, key=lambda each: each.bins is not None):
-            column = users.columns[axis.name]
+            return users, columns
+        types = torch.zeros(len(users), dtype=torch.int64)
+        for axis, column in sorted(zip(axes, columns.mT, strict=True), key=lambda each: each[0].bins is not None):
             if axis.bins is None:
-                types = types * axis.count + column
+                types = types * axis.count + column.long()
             elif self.kind.rounded:
-                uniform = source(noise, column.device).uniform((users.n,))
+                uniform = source(noise, column.device).uniform((len(users),))
                 types = types * (axis.count + 1) + axis.bins.rounded(column, uniform)
             else:
                 types = types * axis.count + axis.bins.place(column)

@@ -1,29 +1,26 @@
 """Reading a user's table: columns by name, numbers into bins on public bounds. Errors never show a value."""
 
 import codecs
-import csv
 import gzip
-import io
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from torchdp.text import number
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MOST_TYPES = 4096
 MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small letters
 WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
-ROWS = 2**9  # at a time: fewer than make the garbage collector look at them
+ROWS = 2**16  # at a time
 SWAPPED = str.maketrans(".,", ",.")
-Read = Callable[[list[str], int], np.ndarray]  # the cells of a part, and the number of its first row
 
 
 @dataclass(frozen=True)
@@ -53,25 +50,14 @@ class Bins:
         return below.long() + (uniform < position - below)
 
 
-@contextmanager
-def opened(path: str, encoding: str = "utf-8-sig") -> Iterator[io.TextIOWrapper]:
-    """The text of a file, of what it holds where it is packed by gzip. Raises ValueError for a damaged one, OSError."""
-    try:
-        with open(path, "rb") as raw:
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            with io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, encoding, newline="") as file:
-                yield file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is a damaged gzip file: {error}") from error
+def read_parts(path: str, names: Sequence[str], delimiter: str, encoding: str) -> Iterator["pd.DataFrame"]:
+    """These columns as text, part by part, rows numbered from 1; a blank line is a row of empty cells.
 
-
-def read_columns(
-    path: str, readers: Mapping[str, Read], delimiter: str = ",", encoding: str = "utf-8-sig"
-) -> dict[str, np.ndarray]:
-    """What these make of the cells of their columns, part by part; a blank line is a row of empty cells.
-
-    Raises ValueError (empty file, missing column, short row, and what the readers refuse), OSError.
+    A file packed by gzip is read as what it holds. Raises ValueError (empty or damaged file, missing column, a row of
+    another length than the header), OSError.
     """
+    import pandas as pd
+
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise ValueError(f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}")
@@ -80,43 +66,39 @@ def read_columns(
         "".encode(encoding)
     except (LookupError, UnicodeError) as error:
         raise ValueError(f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16") from error
-    found: dict[str, list[np.ndarray]] = {name: [] for name in readers}
-    first = 1
+    with open(path, "rb") as file:
+        packing = "gzip" if file.read(2) == b"\x1f\x8b" else None
+    how: dict[str, Any] = {"sep": delimiter, "encoding": encoding, "compression": packing, "chunksize": ROWS}
+    how |= {"header": None, "dtype": object, "na_filter": False, "skip_blank_lines": False}
     try:
-        with opened(path, encoding) as file:
-            lines = csv.reader(file, delimiter=delimiter, strict=True)
-            where, width = places(path, next(lines, None), list(readers), delimiter)
-            rows = _rows(path, lines, width)
-            while part := list(islice(rows, ROWS)):
-                for (name, read), place in zip(readers.items(), where, strict=True):
-                    found[name].append(read(list(map(itemgetter(place), part)), first))
-                first += len(part)
+        with pd.read_csv(path, **how) as parts:
+            header, short = parts.get_chunk(1), False
+            where, width = places(path, header.iloc[0], names, delimiter), header.shape[1]
+            for part in parts:
+                short = short or bool((part.iloc[:, -1] == "").any())
+                yield part.iloc[:, where].set_axis(names, axis=1)
+        with pd.read_csv(
+            path, engine="python", **how
+        ) as parts:  # slower; it tells an empty cell from one that lacks
+            for part in parts if short and width > 1 else ():
+                for row, cells in part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items():
+                    raise ValueError(f"{path}, row {row}: {cells} cells, the header has {width}")
+    except pd.errors.EmptyDataError as error:
+        raise ValueError(f"{path} is empty; it needs a header line and one row for each user") from error
     except UnicodeError as error:
         kind = "UTF-8" if encoding == "utf-8-sig" else encoding
         raise ValueError(
             f"{path} is not a {kind} text file; --encoding names another (such as latin-1); of packed files and "
             "spreadsheets only text packed by gzip is read"
         ) from error
-    except csv.Error as error:
+    except pd.errors.ParserError as error:
         raise ValueError(f"{path} is not a readable CSV file: {error}") from error
-    if first == 1:
-        raise ValueError(f"{path} holds 0 rows below its header; it needs one row for each user")
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is a damaged gzip file: {error}") from error
 
 
-def _rows(path: str, lines: Any, width: int) -> Iterator[list[str]]:
-    for row in lines:
-        if row and len(row) != width:
-            raise ValueError(f"{path}, line {lines.line_num}: {len(row)} cells, the header has {width}")
-        yield row or [""] * width
-
-
-def places(
-    path: str, header: Sequence[str] | None, names: Sequence[str], delimiter: str = ","
-) -> tuple[list[int], int]:
-    """Where these columns stand in the header, and its width. Raises ValueError."""
-    if not header:
-        raise ValueError(f"{path} is empty; it needs a header line and one row for each user")
+def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: str) -> list[int]:
+    """Where these columns stand in the header. Raises ValueError."""
     header = [name.strip() for name in header]
     for name in names:
         if header.count(name) != 1:
@@ -125,20 +107,10 @@ def places(
             other = next((each for each in ",;\t|" if len(header) == 1 and each in header[0]), None)
             hint = "" if other is None else f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
             raise ValueError(f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}")
-    return [header.index(name) for name in names], len(header)
+    return [header.index(name) for name in names]
 
 
-def is_missing(cell: str) -> bool:
-    """Whether a cell holds nothing, or one of the usual words for nothing."""
-    return cell.lower() in MISSING
-
-
-def texts(cells: Sequence[str], first: int) -> np.ndarray:
-    """The cells as they are, without white space around them."""
-    return np.array([cell.strip() for cell in cells], object)
-
-
-def numbers(name: str, decimal: str, cells: Sequence[str], first: int = 1) -> np.ndarray:
+def numbers(name: str, decimal: str, cells: "pd.Series[str]") -> np.ndarray:
     """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any other text."""
     try:
         if decimal == "." and "_" not in (text := "".join(cells)) and text.isascii():
@@ -148,8 +120,8 @@ def numbers(name: str, decimal: str, cells: Sequence[str], first: int = 1) -> np
     except ValueError:
         pass
     values, other = [], "," if decimal == "." else "."
-    for row, cell in enumerate(map(str.strip, cells), first):
-        value = math.nan if is_missing(cell) else _finite(cell, decimal)
+    for row, cell in cells.str.strip().items():
+        value = math.nan if cell.lower() in MISSING else _finite(cell, decimal)
         if value is None:
             remedy = "correct or leave out the row"
             if other in cell:
@@ -169,13 +141,10 @@ def _finite(cell: str, decimal: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def to_categories(name: str, index: Mapping[str, int], cells: Sequence[str], first: int = 1) -> np.ndarray:
-    """The index of each cell, -1 where it is missing. Raises ValueError that names another's row."""
-    found = [index.get(cell, -1 if is_missing(cell) else -2) for cell in map(str.strip, cells)]
-    if -2 in found:
-        row = found.index(-2) + first
-        raise ValueError(f"column {name!r}, row {row}: none of the stated values {', '.join(index)}")
-    return np.array(found)
+def texts(cells: "pd.Series[str]") -> "pd.Series[str]":
+    """The cells without white space around them, None where one is missing."""
+    stripped = cells.str.strip()
+    return stripped.mask(stripped.str.lower().isin(MISSING), None)
 
 
 def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[float, float]]:

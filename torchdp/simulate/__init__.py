@@ -25,14 +25,14 @@ merge. Intervals cover asymptotically, with a target as it tends to 0 (Chow, Rob
 """
 
 from torchdp.simulate.blocks import Sampler
+from torchdp.simulate.config_runs import OnError, OtherCode, Row
 from torchdp.simulate.engine import run
 from torchdp.simulate.experiment import Experiment, Sweep
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.page import write_page
-from torchdp.simulate.plans import OnError, OtherCode, Row
 from torchdp.simulate.plots import error_curves, ratio_strip, subplots, write_csv
+from torchdp.simulate.progress import digest_of, status
 from torchdp.simulate.report import Report, columns
-from torchdp.simulate.standing import digest_of, status
 from torchdp.simulate.store import merge
 from torchdp.simulate.sweep import Trial, read, sweep
 

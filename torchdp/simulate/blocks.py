@@ -183,12 +183,6 @@ class Gathering(Generic[F]):
             self._next = None if self.reached else next(self._due, None)
 
 
-def check_target(target: float | None) -> None:
-    """Raises ValueError unless ``target`` is None or a finite number > 0."""
-    if target is not None:
-        positive("target_relative_ci", target)
-
-
 class Asked:
     """How much of each configuration. shard: (i, n), of which every n-th block. Raises TypeError, ValueError."""
 
@@ -207,8 +201,7 @@ class Asked:
         self.trials = MANY if trials is None else integer("trials", trials, 1)
         self.seed = integer("seed", seed, 0, 2**256)
         self.block_size = integer("block_size", block_size, 1)
-        check_target(target)
-        self.target = target
+        self.target = None if target is None else positive("target_relative_ci", target)
         self.shard = _shard(shard)
         if shard is not None and target is not None:
             raise ValueError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from torchdp.simulate.plans import Row
+from torchdp.simulate.config_runs import Row
 from torchdp.simulate.report import Report, Rows, read_table
 from torchdp.simulate.sweep import MakeTrial
 from torchdp.text import integer, number, until_closed

@@ -7,15 +7,15 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdp import checks
-from torchdp.simulate.plans import Row
-from torchdp.simulate.plots import curves, ratios
-from torchdp.simulate.standing import Standing, Status, digest_of, status
+from torchdp.simulate.config_runs import Row
+from torchdp.simulate.plots import curves, measured, ratios
+from torchdp.simulate.progress import Progress, Status, digest_of, status
 from torchdp.simulate.streams import canonical
 from torchdp.text import shown
 
@@ -101,8 +101,8 @@ def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], titl
         page.say(f"There are {lacking}.")
         warnings.warn(lacking, RuntimeWarning, stacklevel=2)
     else:
-        _figures(page, [_row(each, stand.asked) for each in stand.standings if each.moments.count > 1])
-    _table(page, stand.standings)
+        _figures(page, [each.row for each in stand.progress if each.row.moments.count > 1])
+    _table(page, stand.progress)
     _made(page, stand)
     return page.write(path)
 
@@ -121,35 +121,24 @@ def _figures(page: Page, rows: Sequence[Row]) -> None:
         page.figure(ratios(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals.")
 
 
-def _row(each: Standing, asked: Mapping[str, Any]) -> Row:
-    return Row(
-        each.config, each.moments, each.seconds, each.facts, asked["seed"], asked["block_size"], asked["code"]
-    )
-
-
 def _summary(page: Page, stand: Status) -> None:
-    rows = [each for each in stand.standings if each.moments.count]
-    trials = sum(each.moments.count for each in rows)
+    rows = [each.row for each in stand.progress if each.row.moments.count]
+    trials = sum(row.moments.count for row in rows)
     page.say(
-        f"{stand.count('done')} of {len(stand.standings)} configurations done, {stand.count('failed')} failed; "
-        f"{trials:,} trials in {_seconds(sum(each.seconds for each in rows))} of work. Digest of the results: "
-        f"{digest_of([_row(each, stand.asked) for each in rows])}."
+        f"{stand.count('done')} of {len(stand.progress)} configurations done, {stand.count('failed')} failed; "
+        f"{trials:,} trials in {_seconds(sum(row.seconds for row in rows))} of work. "
+        f"Digest of the results: {digest_of(rows)}."
     )
-    scores = [abs(z) for each in rows if not math.isnan(z := _z(each))]
+    scores = [abs(z) for row in rows if not math.isnan(z := measured(row).get("z", math.nan))]
     if scores:
         expected = 1 + math.sqrt(2 * math.log(2 * len(scores)))
         page.say(
             f"Measured against predicted squared error: the largest of {len(scores)} z-scores is {max(scores):.2f}.",
             bad=max(scores) > expected + 1.5,
         )
-    for each in stand.standings:
+    for each in stand.progress:
         if each.state == "failed":
-            page.say(f"Failed: {canonical(each.config)}: {each.error}", bad=True)
-
-
-def _z(each: Standing) -> float:
-    predicted = each.facts.get("predicted_mse")
-    return math.nan if predicted is None or each.moments.count < 2 else each.moments.z_score(predicted)
+            page.say(f"Failed: {canonical(each.row.config)}: {each.row.error}", bad=True)
 
 
 def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
@@ -178,44 +167,40 @@ def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _table(page: Page, standings: Sequence[Standing]) -> None:
+def _table(page: Page, progress: Sequence[Progress]) -> None:
     page.heading("All configurations")
-    keys = list(dict.fromkeys(key for each in standings for key in each.config))
+    keys = list(dict.fromkeys(key for each in progress for key in each.row.config))
     columns = [*map(word, keys), "trials", "RMSE", "low", "high", "predicted", "ratio", "z", "state"]
-    page.table(columns, [_cells(each, keys) for each in standings])
+    page.table(columns, [_cells(each, keys) for each in progress])
     page.say("RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared errors.")
 
 
-def _cells(each: Standing, keys: Sequence[str]) -> list[object]:
-    known = [each.config.get(key, "") for key in keys]
-    known = [value if isinstance(value, str | int | float) else str(value) for value in known]
-    if not each.moments.count:
-        return [*known, 0, *[math.nan] * 6, each.state]
-    low, high = each.moments.interval()
-    predicted = each.facts.get("predicted_mse", math.nan)
-    ratio = each.moments.mean / predicted if predicted else math.nan
-    roots = [
-        math.sqrt(value) if value >= 0 else math.nan for value in (each.moments.mean, max(low, 0), high, predicted)
-    ]
-    return [*known, each.moments.count, *roots, ratio, _z(each), each.state]
+def _cells(each: Progress, keys: Sequence[str]) -> list[object]:
+    known = [each.row.config.get(key, "") for key in keys]
+    found = {"mse_low": math.nan} | measured(each.row)
+    found["mse_low"] = max(found["mse_low"], 0.0)
+    squares = [found.get(name, math.nan) for name in ("mse", "mse_low", "mse_high", "predicted_mse")]
+    roots = [math.sqrt(value) if value >= 0 else math.nan for value in squares]
+    others = [found.get(name, math.nan) for name in ("ratio", "z")]
+    return [*(v if isinstance(v, str | int | float) else str(v) for v in known), found["trials"], *roots, *others,
+            each.state]  # fmt: skip
 
 
 def _made(page: Page, stand: Status) -> None:
     page.heading("How it was made")
-    asked = stand.asked
+    asked, names = stand.asked, ("package", "torch", "python", "git", "cpu")
     target = "" if asked["target"] is None else f", until the relative interval was {asked['target']:g}"
     page.say(f"Seed {asked['seed']}, blocks of {asked['block_size']}{target}. Code: {asked['code']}.")
-    names = ("package", "torch", "python", "git", "cpu")
-    for name in names:
-        seen = sorted({str(start.facts.get(name, "")) for start in stand.starts})
-        if len(seen) > 1:
-            page.say(f"Its sweeps ran with several values of {name}: {', '.join(map(repr, seen))}.", bad=True)
     columns = ["started", "host", "command", *names]
-    when = [time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"])) for start in stand.starts]
-    rows = [
-        [at, *(str(start.facts.get(name, "")) for name in columns[1:])]
-        for at, start in zip(when, stand.starts, strict=True)
-    ]
+    rows = [[str(start.facts.get(name, "")) for name in columns] for start in stand.starts]
+    for start, row in zip(stand.starts, rows, strict=True):
+        row[0] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"]))
+    for name, *seen in zip(columns[3:], *(row[3:] for row in rows), strict=True):
+        if len(set(seen)) > 1:
+            page.say(
+                f"Its sweeps ran with several values of {name}: {', '.join(map(repr, sorted(set(seen))))}.",
+                bad=True,
+            )
     page.table(columns, rows)
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchdp import checks
-from torchdp.simulate.plans import Row
+from torchdp.simulate.config_runs import Row
 from torchdp.simulate.report import write_table
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -96,17 +97,63 @@ def curves(
     rows = checks.each_of("rows", rows, Row)
     for name, value in {"x": x, "title": title, "ylabel": ylabel, "predicted": predicted}.items():
         checks.instance(name, value, str)
-    parts: dict[str, list[Row]] = {} if rows else {title: []}
-    for row in rows:
-        parts.setdefault(title if panels is None else str(row.config.get(panels)), []).append(row)
-    groups = {name: _grouped(part, x, lines) for name, part in parts.items()}  # refuses before it draws
-    figure, all_axes = subplots(len(parts), size=(7, 4.5))
-    for axes, (name, group) in zip(all_axes, groups.items(), strict=True):
-        _panel(axes, group, x, lines and word(lines), predicted)
-        axes.set(xscale="log", yscale="log", xlabel=_verbatim(word(x)), ylabel=ylabel, title=_verbatim(name))
+    points = _points(rows, x, lines, predicted, panels)  # refuses before it draws
+    figure, all_axes = subplots(points["panel"].nunique(), size=(7, 4.5))
+    for axes, (name, panel) in zip(all_axes, points.groupby("panel", sort=False), strict=True):
+        for place, (line, group) in enumerate(panel.groupby("line", sort=False)):
+            label = "measured" if lines is None else _verbatim(f"{word(lines)}={line}")
+            _draw(axes, group.sort_values("x"), label, place)
+        dashed = "; dashed: predicted" if panel["predicted"].notna().any() else ""
+        axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
+        axes.legend(title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small")
+        head = _verbatim(title if panels is None else str(name))
+        axes.set(xscale="log", yscale="log", xlabel=_verbatim(word(x)), ylabel=ylabel, title=head)
     if panels is not None:
         figure.suptitle(_verbatim(title))
     return figure
+
+
+def _points(
+    rows: Sequence[Row], x: str, lines: str | None, predicted: str, panels: str | None
+) -> "pandas.DataFrame":
+    """A point for each row: its panel, line, x, squared error with its interval's ends, and predicted one."""
+    import pandas
+
+    if not rows:
+        raise ValueError("rows is empty; there is nothing to draw")
+    for row in rows:
+        if missing := {x, lines or x} - set(row.config):
+            raise ValueError(f"config {row.config} has no key {sorted(missing)}")
+        at = row.config[x]
+        if isinstance(at, str | list | None) or not at > 0 or not row.moments.mean > 0:
+            raise ValueError(
+                f"log axes need {x} > 0 and an error > 0, not {x}={at!r} with mean {row.moments.mean!r}"
+            )
+    points = pandas.DataFrame({
+        "panel": [str(row.config.get(panels or "")) for row in rows],
+        "line": [str(row.config[lines]) if lines else "" for row in rows],
+        "x": [float(row.config[x]) for row in rows],
+        "mse": [row.moments.mean for row in rows],
+        "low": [max(0.0, row.moments.interval()[0]) for row in rows],
+        "high": [row.moments.interval()[1] for row in rows],
+        "predicted": [row.facts.get(predicted, math.nan) for row in rows],
+    })  # fmt: skip
+    for twice in points[points.duplicated(["panel", "line", "x"])].itertuples():
+        raise ValueError(f"two rows at {x}={twice.x:g} on the line {lines}={twice.line}; select the rows first")
+    return points
+
+
+def _draw(axes: "Axes", group: "pandas.DataFrame", label: str, place: int) -> None:
+    """One line, from left to right; its marker tells it apart in grey."""
+    at, rmse = group["x"].to_numpy(), np.sqrt(group["mse"].to_numpy())
+    if len(group) > 1:
+        label += f", slope {np.polyfit(np.log(at), np.log(rmse), 1)[0]:.2f}"
+    bars = np.abs(np.sqrt(group[["low", "high"]].to_numpy().T) - rmse)  # (2, points): below, above
+    colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+    style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1}
+    axes.errorbar(at, rmse, yerr=np.where(np.isfinite(bars), bars, 0.0), label=label, **style)
+    known = group.dropna(subset="predicted")
+    axes.plot(known["x"], np.sqrt(known["predicted"]), "--", color=colour, linewidth=1.5, alpha=0.7)
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -124,79 +171,27 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     keys = list(dict.fromkeys(key for row in checks.each_of("rows", rows, Row) for key in row.config))
     if clash := sorted(set(keys) & set(_MEASURED)):
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
-    write_table(path, [*keys, *_MEASURED], ({**row.config, **_measured(row)} for row in rows))
+    write_table(path, [*keys, *_MEASURED], ({**row.config, **measured(row)} for row in rows))
 
 
-def _measured(row: Row) -> dict[str, object]:
-    mse, prediction = row.moments.mean, row.facts.get("predicted_mse")
-    low, high = row.moments.interval()
-    cells: dict[str, object] = {
-        "trials": row.moments.count,
-        "mse": mse,
-        "mse_low": low,
-        "mse_high": high,
-        "rmse": math.sqrt(mse) if mse >= 0 else math.nan,
-        "seconds": row.seconds,
-        "code": row.code,
-        "error": row.error or "",
-    }
-    if not row.moments.count:
-        return {key: cells[key] for key in ("trials", "seconds", "code", "error")}
-    if prediction is not None:
-        cells["predicted_mse"] = prediction
-        cells["ratio"] = mse / prediction if prediction else math.nan
-        cells["z"] = row.moments.z_score(prediction)
-    return cells
+def measured(row: Row) -> dict[str, Any]:
+    """What a table says of a row beside its configuration: ``write_csv``'s columns, without what there is not."""
+    moments, predicted = row.moments, row.facts.get("predicted_mse")
+    cells: dict[str, Any] = {"trials": moments.count, "seconds": row.seconds, "code": row.code}
+    cells["error"] = row.error or ""
+    if not moments.count:
+        return cells
+    low, high = moments.interval()
+    rmse = math.sqrt(moments.mean) if moments.mean >= 0 else math.nan
+    cells |= {"mse": moments.mean, "mse_low": low, "mse_high": high, "rmse": rmse}
+    if predicted is None:
+        return cells
+    ratio = moments.mean / predicted if predicted else math.nan
+    return cells | {"predicted_mse": predicted, "ratio": ratio, "z": moments.z_score(predicted)}
 
 
 def _verbatim(text: str) -> str:
     return text.replace("$", r"\$")  # else a formula
-
-
-def _grouped(rows: Sequence[Row], x: str, lines: str | None) -> dict[Any, list[Row]]:
-    if not rows:
-        raise ValueError("rows is empty; there is nothing to draw")
-    groups: dict[Any, dict[float, Row]] = {}
-    for row in rows:
-        if missing := {x, lines or x} - set(row.config):
-            raise ValueError(f"config {row.config} has no key {sorted(missing)}")
-        at, name = row.config[x], "" if lines is None else str(row.config[lines])
-        if isinstance(at, str | list | None) or not at > 0 or not row.moments.mean > 0:
-            raise ValueError(
-                f"log axes need {x} > 0 and an error > 0, not {x}={at!r} with mean {row.moments.mean!r}"
-            )
-        if at in groups.setdefault(name, {}):
-            raise ValueError(f"two rows at {x}={at!r} on the line {lines}={name}; select the rows first")
-        groups[name][at] = row
-    return {name: [group[at] for at in sorted(group)] for name, group in groups.items()}
-
-
-def _panel(axes: "Axes", groups: dict[Any, list[Row]], x: str, lines: str | None, predicted: str) -> None:
-    for index, (name, group) in enumerate(groups.items()):
-        marker = _MARKERS[index % len(_MARKERS)]  # tells lines apart in grey
-        label = "measured" if lines is None else _verbatim(f"{lines}={name}")
-        _draw(axes, group, x, label, predicted, _COLOURS[index % len(_COLOURS)], marker)
-    axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
-    dashed = (
-        "; dashed: predicted" if any(predicted in row.facts for group in groups.values() for row in group) else ""
-    )
-    axes.legend(title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small")
-
-
-def _draw(axes: "Axes", group: list[Row], x: str, label: str, predicted: str, colour: str, marker: str) -> None:
-    where = np.array([row.config[x] for row in group], dtype=float)  # (points,)
-    rmse = np.sqrt([row.moments.mean for row in group])
-    ends = np.sqrt(np.maximum([row.moments.interval() for row in group], 0.0))  # (points, 2)
-    if len(group) > 1:
-        slope = np.polyfit(np.log(where), np.log(rmse), 1)[0]
-        label = f"{label}, slope {slope:.2f}"
-    bars = np.abs(ends.T - rmse)  # (2, points): below, above
-    style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1}
-    axes.errorbar(where, rmse, yerr=np.where(np.isfinite(bars), bars, 0.0), label=label, **style)
-    known = [row for row in group if predicted in row.facts]
-    if known:
-        theory = np.sqrt([row.facts[predicted] for row in known])
-        axes.plot([row.config[x] for row in known], theory, "--", color=colour, linewidth=1.5, alpha=0.7)
 
 
 def ratio_strip(rows: Sequence[Row], *, path: str | os.PathLike[str], title: str) -> None:

@@ -36,12 +36,10 @@ def start(facts: Mapping[str, Any]) -> Start:
 
 def _revision() -> str:
     """Of the repository around the working folder, with a + where files differ from it; "" where there is none."""
+    asked = ("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "-uno")
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10, "check": True}
     try:
-        return _git("rev-parse", "--short=12", "HEAD") + "+" * bool(_git("status", "--porcelain", "-uno"))
+        name, changed = (subprocess.run(["git", *each], **how).stdout.strip() for each in asked)
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def _git(*command: str) -> str:
-    asked = subprocess.run(["git", *command], capture_output=True, text=True, timeout=10, check=True)
-    return asked.stdout.strip()
+    return name + "+" * bool(changed)

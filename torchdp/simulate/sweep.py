@@ -13,9 +13,8 @@ import torch
 from torchdp import checks
 from torchdp.simulate.blocks import Asked, Sampler, run_block
 from torchdp.simulate.code import code_of
-from torchdp.simulate.facts import same_facts
+from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row, Work, runs_of, same_facts
 from torchdp.simulate.moments import merge
-from torchdp.simulate.plans import Job, OnError, OtherCode, Plan, Row, Work, plans_of
 from torchdp.simulate.provenance import start
 from torchdp.simulate.store import Reader, Record, Run, load
 from torchdp.simulate.streams import canonical, digest
@@ -101,21 +100,20 @@ def sweep(
     checks.instance("on_error", on_error, OnError)
     asked = Asked(trials, seed, block_size, target_relative_ci, shard)
     code, reader = code_of(make_trial), load(store) if os.path.exists(store) else Reader(store)
-    plans = plans_of(grid, asked, store, code, other_code, reader.runs)
-    begun = start({**asked.facts(), **_grid(plans, reader), "code": code})
-    work, runner = Work(plans, asked, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
+    runs = runs_of(grid, asked, store, code, other_code, reader.runs)
+    begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
+    work, runner = Work(runs, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
     where = Where(device, devices, executor, retries, time_limit)
     records = answers("make_trial", runner, work, where)
     work.finish(records, trials, progress)
     if asked.shard is None:
-        return [plan.row(asked) for plan in plans]
-    found = {plan.key(asked): plan for plan in plans if plan.key(asked) in reader.runs}
-    return [_row(_longest(reader.runs[key])) for key in found]
+        return [run.row() for run in runs]
+    return [_row(_longest(reader.runs[run.key])) for run in runs if run.key in reader.runs]
 
 
-def _grid(plans: Sequence[Plan], reader: Reader) -> dict[str, object]:
+def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
     """The configurations, written once into a store, and their digest."""
-    configs = [plan.config for plan in plans]
+    configs = [run.config for run in runs]
     name = digest({"grid": [canonical(config) for config in configs]})
     known = any(each.facts.get("grid_digest") == name for each in reader.starts.values())
     return {"grid_digest": name} if known else {"grid_digest": name, "grid": configs}
@@ -149,9 +147,9 @@ class _Runner:
 
     def __call__(self, job: Job, device: torch.device) -> Record:
         config = dict(job.block.config)
-        if self._made is None or self._made[0] != job.plan:
+        if self._made is None or self._made[0] != job.run:
             self._made = None  # two at once might not fit into memory
-            self._made = job.plan, _open(self._make_trial, config)
+            self._made = job.run, _open(self._make_trial, config)
         trial = self._made[1]
         same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, job.block, device)

@@ -1,11 +1,5 @@
 """Jobs done in this process, in worker processes, or by any executor. It knows no block and no store."""
 
-import os
-import pickle
-import threading
-import time
-import traceback
-import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
@@ -16,15 +10,12 @@ import cloudpickle
 import torch
 
 from torchdp import checks
-from torchdp.simulate.crews import LATE, Borrowed, Crew, Death, Own, kept
+from torchdp.simulate.pools import THREADS, Order, ProcessPool, WorkerPool
 
 J = TypeVar("J")
 A = TypeVar("A")
 Device = torch.device | str
-SECONDS = 0.25  # of work in a task: what a cluster spends on one, some 4 ms, stays below 2 %
 MOST = 256  # jobs in a task
-_HOME = uuid.uuid4().hex  # of this process
-_held = threading.local()  # the order that this thread works on
 
 
 class Jobs(Generic[J]):
@@ -90,20 +81,16 @@ def answers(
         raise ValueError("devices and executor exclude each other; give the one or the other")
     if where.devices is not None and where.device not in ("cpu", torch.device("cpu")):
         raise ValueError("device and devices exclude each other; give the one or the other")
-    crew: Crew
-    if where.devices is not None:
-        crew = Own(one_kind(where.devices))
-    else:
-        crew = Borrowed(_executor(where), torch.device(where.device))
     settings = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    order = _Order(work, *settings, where.time_limit)
     try:
-        crew.take(_do, uuid.uuid4().hex, cloudpickle.dumps(order))
+        sent = cloudpickle.dumps(Order(work, *settings, where.time_limit))
     except Exception as error:
         raise TypeError(
             f"{name} cannot be sent to workers ({error}); make it of functions and plain values"
         ) from error
-    return _spread(crew, jobs, where)
+    if where.devices is not None:
+        return _spread([ProcessPool(device, sent) for device in one_kind(where.devices)], jobs, where)
+    return _spread([WorkerPool(_executor(where), torch.device(where.device), sent)], jobs, where)
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
@@ -136,7 +123,7 @@ def _executor(where: Where) -> Any:
             f"not {type(executor).__name__}"
         )
     if where.time_limit is not None and isinstance(executor, ThreadPoolExecutor):
-        raise ValueError("time_limit ends worker processes, and this executor has threads; leave it out")
+        raise ValueError(THREADS)
     return executor
 
 
@@ -158,73 +145,58 @@ def _here(
 
 @dataclass
 class _Waiting(Generic[J]):
-    """A job to be done again; deaths: of workers that had it alone, None where none died."""
+    """A job, and how many workers died that had it alone."""
 
     job: J
-    deaths: int | None = None
+    deaths: int = 0
 
 
 class _Tasks(Generic[J]):
-    """Jobs in tasks that grow until one takes ``SECONDS``; a job whose worker died comes back alone.
+    """Jobs in tasks that grow until one takes ``SECONDS``; a job whose worker died comes back alone."""
 
-    together: all go on with what was handed out last, since any worker may get any task; else with what each did last.
-    """
+    def __init__(self, jobs: Jobs[J]) -> None:
+        self._jobs, self._size = jobs, 1
+        self._again: deque[list[_Waiting[J]]] = deque()
+        self._last: dict[WorkerPool, J] = {}  # what each was handed last
 
-    def __init__(self, jobs: Jobs[J], together: bool) -> None:
-        self._jobs, self._together, self._size = jobs, together, 1
-        self._waiting: deque[_Waiting[J]] = deque()
-        self._previous: list[J] = []
-
-    def next(self) -> list[_Waiting[J]]:
-        task: list[_Waiting[J]] = []
-        while len(task) < self._size and (each := self._one(task)) is not None:
-            task.append(each)
-            if each.deaths is not None:
-                break
+    def next(self, pool: WorkerPool) -> list[_Waiting[J]]:
+        while self._again:
+            if task := [each for each in self._again.popleft() if self._jobs.wanted(each.job)]:
+                return task
+        task = []
+        while len(task) < self._size and (job := self._jobs.next(self._last.pop(pool, None))) is not None:
+            self._last[pool] = job
+            task.append(_Waiting(job))
         return task
-
-    def _one(self, task: list[_Waiting[J]]) -> _Waiting[J] | None:
-        while self._waiting:
-            if task and self._waiting[0].deaths is not None:
-                return None
-            if self._jobs.wanted((each := self._waiting.popleft()).job):
-                return each
-        previous = task[-1].job if task else self._previous.pop() if self._previous else None
-        if (job := self._jobs.next(previous)) is None:
-            return None
-        if self._together:
-            self._previous = [job]
-        return _Waiting(job)
 
     def back(self, task: list[_Waiting[J]], done: int) -> None:
         """The first ``done`` of a task were done; the others wait."""
-        if not self._together:
-            self._previous.append(task[-1].job)
         self._size = min(MOST, 2 * done) if done == len(task) else max(1, done)
-        self._waiting.extendleft(reversed(task[done:]))
+        self._again.appendleft(task[done:])
 
     def died(self, task: list[_Waiting[J]]) -> None:
         """A worker died in a task: of many jobs each is a suspect, and comes back alone."""
         for each in task:
-            each.deaths = 0 if len(task) > 1 else (each.deaths or 0) + 1
-        self._waiting.extend(task)
+            each.deaths += len(task) == 1
+            self._again.append([each])
 
 
-def _spread(crew: Crew, jobs: Jobs[J], where: Where) -> Generator[tuple[J, Any], None, None]:
-    tasks, busy = _Tasks(jobs, crew.together), dict[Future, list[_Waiting[J]]]()
+def _spread(pools: Sequence[WorkerPool], jobs: Jobs[J], where: Where) -> Generator[tuple[J, Any], None, None]:
+    tasks, busy = _Tasks(jobs), dict[Future, tuple[WorkerPool, list[_Waiting[J]]]]()
     try:
         while True:
-            while crew.room(len(busy)) and (task := tasks.next()):
-                busy[crew.submit([each.job for each in task])] = task
+            for pool in pools:
+                while pool.room() and (task := tasks.next(pool)):
+                    busy[pool.submit([each.job for each in task])] = pool, task
             if not busy:
                 if jobs.wait():
                     continue
                 return
             bad: list[tuple[J, Exception]] = []
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                task, death = busy.pop(future), crew.ended(future)
-                if death is not None:
-                    if len(task) == 1 and (death.late or (task[0].deaths or 0) >= where.retries):
+                pool, task = busy.pop(future)
+                if (death := pool.ended(future)) is not None:
+                    if len(task) == 1 and (isinstance(death, TimeoutError) or task[0].deaths >= where.retries):
                         bad.append((task[0].job, _lost(task[0].job, death, where)))
                     else:
                         tasks.died(task)
@@ -240,14 +212,15 @@ def _spread(crew: Crew, jobs: Jobs[J], where: Where) -> Generator[tuple[J, Any],
                 if not jobs.failed(job, error):
                     raise error
     finally:
-        crew.close(busy)
+        for pool in pools:
+            pool.close()
 
 
-def _lost(job: Any, death: Death, where: Where) -> Exception:
-    if death.late:
+def _lost(job: Any, death: OSError, where: Where) -> Exception:
+    if isinstance(death, TimeoutError):
         return TimeoutError(f"{job} took longer than time_limit = {where.time_limit:g} seconds")
-    hint = f"; {death.hint}" if death.hint else ""
-    return ChildProcessError(f"{death.how} in {job}{hint}")
+    how, *hint = death.args
+    return ChildProcessError("; ".join([f"{how} in {job}", *hint]))
 
 
 def _raised(job: Any, kind: type[Exception], text: str, trace: str, device: str) -> Exception:
@@ -255,78 +228,3 @@ def _raised(job: Any, kind: type[Exception], text: str, trace: str, device: str)
     error = kind(f"{text} ({where})")
     error.add_note(f"In the worker process:\n{trace}")
     return error
-
-
-@dataclass(frozen=True)
-class _Order:
-    work: Callable[..., Any]
-    dtype: torch.dtype
-    precision: str
-    time_limit: float | None
-    home: str = _HOME
-
-
-def _do(token: str, sent: bytes, device_name: str, jobs: list[Any]) -> list[tuple[Any, Any]]:
-    """In a worker: (what went wrong or None, answer) of the first jobs, until time is up or one fails."""
-    ends, device = time.monotonic() + SECONDS, torch.device(device_name)
-    told: list[tuple[Any, Any]] = []
-    for job in jobs:
-        try:
-            order = _ready(token, sent, device)
-            with _Alarm(order):
-                told.append((None, order.work(job, device)))
-        except (Exception, SystemExit) as error:
-            told.append(((*_told(error), device_name), None))
-            break
-        if time.monotonic() > ends:
-            break
-    return told
-
-
-class _Alarm:
-    """Ends this worker where a job takes too long."""
-
-    def __init__(self, order: _Order) -> None:
-        if order.time_limit is not None and order.home == _HOME:
-            raise ValueError("time_limit ends worker processes, and this executor has threads; leave it out")
-        limit = order.time_limit
-        self._timer = None if limit is None else threading.Timer(limit, os._exit, [LATE])
-
-    def __enter__(self) -> None:
-        if self._timer is not None:
-            self._timer.daemon = True
-            self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-def _ready(token: str, sent: bytes, device: torch.device) -> _Order:
-    """The order, opened once in each thread."""
-    if getattr(_held, "token", None) != token:
-        _held.token, _held.order = None, None  # two at once might not fit into memory
-        try:
-            order = pickle.loads(sent or kept(token))
-        except Exception as error:
-            raise TypeError(f"the worker cannot load it ({error}); its modules must be installed there") from error
-        if order.home != _HOME:
-            torch.set_num_threads(1)  # or the last bits of some operations would depend on the number of workers
-            torch.set_default_dtype(order.dtype)
-            torch.set_float32_matmul_precision(order.precision)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        try:
-            torch.Generator(device)
-        except RuntimeError as error:
-            raise ValueError(f"{device} is not available in this worker") from error
-        _held.token, _held.order = token, order
-    return _held.order
-
-
-def _told(error: Exception | SystemExit) -> tuple[type[Exception], str, str]:
-    kind = next(
-        (kind for kind in (TypeError, ValueError, OSError, MemoryError) if isinstance(error, kind)), RuntimeError
-    )
-    text = str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
-    return kind, text, "".join(traceback.format_exception(error))

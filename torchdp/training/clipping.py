@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.training.ghost import eager
 from torchdp.training.per_example import DRAWS, REMEMBERS, Both, Gradients, Inputs, Known, PerExample
-from torchdp.training.sharded import gathered, like, settle
+from torchdp.training.sharded import gathered, like, reshard
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
@@ -329,7 +329,7 @@ def set_gradients(module: nn.Module, gradient: Tensor) -> None:
 
     A parameter that is a shard (``fully_shard``) gets its part of it, as a shard.
     """
-    settle(checks.instance("module", module, nn.Module))
+    reshard(checks.instance("module", module, nn.Module))
     parameters = [p for p in module.parameters() if p.requires_grad]
     size = sum(p.numel() for p in parameters)
     if checks.dense("gradient", gradient).shape != (size,):

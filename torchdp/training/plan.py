@@ -25,7 +25,7 @@ from torchdp.training.loading import Ahead, loader
 from torchdp.training.noise import CorrelatedNoise, noise_guarantee
 from torchdp.training.participation import Participation
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
-from torchdp.training.sharded import settle
+from torchdp.training.sharded import reshard
 from torchdp.training.strategy import Made
 from torchdp.training.stream import VERSION
 
@@ -165,7 +165,7 @@ class Run:
         ledger: str | Path | None = None,
     ) -> None:
         self.plan, self.module, self.loss = plan, module, loss
-        settle(checks.instance("module", module, nn.Module))
+        reshard(checks.instance("module", module, nn.Module))
         self._clipper = Clipper(module, loss)
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:

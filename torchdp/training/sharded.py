@@ -15,9 +15,9 @@ FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds be
 def gathered(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The whole of each parameter that is a shard, by name; the hooks that gather them layer by layer are off.
 
-    Nothing for a module without shards. Every process of the shards calls this. Raises ValueError, as :func:`settle`.
+    Nothing for a module without shards. Every process of the shards calls this. Raises ValueError, as :func:`reshard`.
     """
-    settle(module)
+    reshard(module)
     whole = {name: p.detach().full_tensor() for name, p in shards(module)}
     parts = module.modules() if whole else ()
     held = [(vars(part)[name], dict(vars(part)[name])) for part in parts for name in HOOKS]
@@ -37,7 +37,7 @@ def gathered(module: nn.Module) -> Iterator[dict[str, Tensor]]:
             own.update(kept)
 
 
-def settle(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> None:
     """Parameters that a forward pass has gathered are shards again. Raises ValueError on shards of another kind."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever shards has imported it
     for part in module.modules() if fsdp else ():

@@ -1,6 +1,7 @@
 """What a sweep has still to do of each configuration, and what it does with the answers."""
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -13,7 +14,6 @@ from typing import Any
 from torchdp.simulate.blocks import Asked, Block, Gathering
 from torchdp.simulate.claims import Claims
 from torchdp.simulate.engine import progress_bar
-from torchdp.simulate.facts import same_facts
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.store import Failure, Reader, Record, Run, RunKey, Start, append
 from torchdp.simulate.streams import canonical, digest
@@ -60,39 +60,46 @@ class OnError(Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConfigRun:
+    """What is known of one configuration by one code. facts: of a block that is known, if there is one."""
+
     config: dict[str, Any]
+    key: RunKey
     blocks: Gathering[Record]
-    facts: list[dict[str, Any]]  # of a block that is known, if there is one
-    code: str
+    facts: list[dict[str, Any]]
     error: list[str] = field(default_factory=list)
 
-    def key(self, asked: Asked) -> RunKey:
-        return RunKey(digest(self.config), asked.seed, asked.block_size, self.code)
+    @staticmethod
+    def known(config: dict[str, Any], asked: Asked, code: str, runs: Mapping[RunKey, Run]) -> "ConfigRun":
+        """With the stored blocks. Raises ValueError where their facts differ."""
+        key = RunKey(digest(config), asked.seed, asked.block_size, code)
+        stored = runs.get(key, {})
+        facts = [stored[place].facts for place in sorted(stored)]
+        same_facts(config, facts)
+        return ConfigRun(config, key, asked.gathering(stored), facts[:1])
 
-    def row(self, asked: Asked) -> Row:
-        blocks, facts, error = self.blocks, (self.facts or [{}])[0], self.error[0] if self.error else None
-        return Row(
-            self.config, blocks.moments, blocks.seconds, facts, asked.seed, asked.block_size, self.code, error
-        )
+    def row(self) -> Row:
+        facts, error = (self.facts or [{}])[0], self.error[0] if self.error else None
+        return Row(self.config, self.blocks.moments, self.blocks.seconds, facts, *self.key[1:], error)
 
 
-def plans_of(
+def runs_of(
     grid: Sequence[Mapping[str, object]],
     asked: Asked,
     store: str | os.PathLike[str],
     code: str,
     other_code: OtherCode,
     known: Mapping[RunKey, Run],
-) -> list[Plan]:
+) -> list[ConfigRun]:
     """What is known of each configuration, by which code."""
     configs: dict[str, dict[str, Any]] = {}
     for config in grid:
         if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
             raise ValueError(f"grid holds {copied} twice")
-    plans = []
+    runs = []
     for value, copied in configs.items():
         found = {key.code: run for key, run in known.items() if key[:3] == (value, asked.seed, asked.block_size)}
+        made = code
         if found and code not in found and other_code is OtherCode.REFUSE:
             raise ValueError(
                 f"{os.fspath(store)} holds blocks of config {copied} by other code: "
@@ -100,19 +107,36 @@ def plans_of(
                 "take another store, or other_code=OtherCode.AGAIN to measure them anew, OtherCode.KEEP to use "
                 "those that are complete (torchdp sweep: --other-code again or keep)"
             )
-        made = code
         if code not in found and other_code is OtherCode.KEEP:
             made = next((each for each in reversed(found) if asked.gathering(found[each]).finished), code)
-        stored = found.get(made, {})
-        facts = [stored[key].facts for key in sorted(stored)]
-        same_facts(copied, facts)
-        plans.append(Plan(copied, asked.gathering(stored), facts[:1], made))
-    return plans
+        runs.append(ConfigRun.known(copied, asked, made, known))
+    return runs
+
+
+def same_facts(config: Mapping[str, object], facts: Sequence[Mapping[str, object]]) -> None:
+    """Raises ValueError where the facts of a configuration's blocks differ by more than rounding."""
+    for other in facts[1:]:
+        if not _alike(other, facts[0]):
+            raise ValueError(
+                f"facts of config {config} differ between its blocks: {facts[0]} and {other}; the trial has "
+                "changed since the store was begun, so it needs a new store"
+            )
+
+
+def _alike(a: object, b: object) -> bool:
+    """Whether two values of JSON are equal; floats up to the rounding that another number of threads brings."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
 
 
 @dataclass(frozen=True)
 class Job:
-    plan: int
+    run: int
     block: Block
     facts: list[dict[str, Any]]
 
@@ -125,48 +149,47 @@ class Work(Jobs[Job]):
 
     def __init__(
         self,
-        plans: Sequence[Plan],
-        asked: Asked,
+        runs: Sequence[ConfigRun],
         store: str | os.PathLike[str],
         reader: Reader,
         begun: Start,
         on_error: OnError,
     ) -> None:
-        self._plans, self._asked, self._store, self._reader = plans, asked, store, reader
+        self._runs, self._store, self._reader = runs, store, reader
         self._begun, self._on_error = begun, on_error
-        self._open = {index for index, plan in enumerate(plans) if not plan.blocks.finished}
-        self._plan_of = {plan.key(asked): index for index, plan in enumerate(plans)}
-        self._fresh = iter(range(len(plans)))
+        self._open = {index for index, run in enumerate(runs) if not run.blocks.finished}
+        self._run_of = {run.key: index for index, run in enumerate(runs)}
+        self._fresh = iter(range(len(runs)))
         self._elsewhere: deque[Job] = deque()  # in another process's hands
 
     def finish(
         self, records: Generator[tuple[Job, Record], None, None], trials: int | None, progress: bool | None
     ) -> None:
-        """Takes records until every plan is finished."""
+        """Takes records until every run is finished."""
         if not self._open:
             return
         append(self._store, self._begun)  # before an hour of work, not after it
         self._claims = Claims(self._store)
         self._claims.take(self._begun.start)
-        total = None if trials is None else trials * len(self._plans)
+        total = None if trials is None else trials * len(self._runs)
         with (
             progress_bar(total, progress) as bar,
             closing(self._claims),
             closing(records),
         ):
             self._bar = bar
-            bar.update(sum(plan.blocks.moments.count for plan in self._plans))
+            bar.update(sum(run.blocks.moments.count for run in self._runs))
             for job, record in records:
                 self._take(job, replace(record, start=self._begun.start, at=time.time()))
                 if not self._open:
                     break
 
     def next(self, previous: Job | None) -> Job | None:
-        """Of the plan before, whose trial is made; of one that nobody has; of the one with the most left."""
+        """Of the run before, whose trial is made; of one that nobody has; of the one with the most left."""
         for index in self._candidates(previous):
-            while (key := self._plans[index].blocks.hand_out()) is not None:
-                plan = self._plans[index]
-                job = Job(index, Block(self._asked.seed, plan.config, *key), plan.facts[:])
+            while (key := self._runs[index].blocks.hand_out()) is not None:
+                run = self._runs[index]
+                job = Job(index, Block(run.key.seed, run.config, *key), run.facts[:])
                 if self._claimed(job):
                     return job
         for _ in range(len(self._elsewhere)):
@@ -182,26 +205,25 @@ class Work(Jobs[Job]):
         return True
 
     def wanted(self, job: Job) -> bool:
-        return not self._plans[job.plan].blocks.finished
+        return not self._runs[job.run].blocks.finished
 
     def failed(self, job: Job, error: Exception) -> bool:
-        plan, text = self._plans[job.plan], f"{type(error).__name__}: {error}"
+        run, text = self._runs[job.run], f"{type(error).__name__}: {error}"
         self._claims.free(self._name(job))
         with suppress(OSError):  # the store may be what failed
-            key = list(plan.key(self._asked))
-            append(self._store, Failure(key, plan.config, text, self._begun.start, time.time()))
+            append(self._store, Failure(list(run.key), run.config, text, self._begun.start, time.time()))
         if self._on_error is OnError.RAISE:
             return False
-        plan.error.append(text)
-        plan.blocks.give_up()
-        self._open.discard(job.plan)
+        run.error.append(text)
+        run.blocks.give_up()
+        self._open.discard(job.run)
         return True
 
     def _candidates(self, previous: Job | None) -> Iterator[int]:
         if previous is not None:
-            yield previous.plan
+            yield previous.run
         yield from self._fresh
-        yield from sorted(range(len(self._plans)), key=lambda index: -self._plans[index].blocks.left)
+        yield from sorted(range(len(self._runs)), key=lambda index: -self._runs[index].blocks.left)
 
     def _claimed(self, job: Job) -> bool:
         """Whether a block is ours to run: nobody has it in hand, and nobody has done it."""
@@ -211,39 +233,37 @@ class Work(Jobs[Job]):
             self._elsewhere.append(job)
             return False
         self._look()
-        done = (job.block.index, job.block.size) in self._reader.runs.get(
-            self._plans[job.plan].key(self._asked), {}
-        )
+        done = (job.block.index, job.block.size) in self._reader.runs.get(self._runs[job.run].key, {})
         if done:
             self._claims.free(self._name(job))
         return not done
 
     def _name(self, job: Job) -> str:
-        return f"{self._plans[job.plan].key(self._asked)} {job.block.index} {job.block.size}"
+        return f"{self._runs[job.run].key} {job.block.index} {job.block.size}"
 
     def _look(self) -> None:
         """Takes what other sweeps have stored."""
         for record in self._reader.read():
-            index = self._plan_of.get(record.key)
+            index = self._run_of.get(record.key)
             if index is not None:
                 self._merge(index, record)
 
     def _take(self, job: Job, record: Record) -> None:
-        plan = self._plans[job.plan]
+        run = self._runs[job.run]
         try:
-            same_facts(plan.config, [*plan.facts, record.facts])
+            same_facts(run.config, [*run.facts, record.facts])
         except ValueError as error:
             if not self.failed(job, error):
                 raise
             return
-        plan.facts[:] = [*plan.facts, record.facts][:1]
+        run.facts[:] = [*run.facts, record.facts][:1]
         append(self._store, record)
         self._reader.insert(record)
         self._claims.free(self._name(job))
-        self._merge(job.plan, record)
+        self._merge(job.run, record)
 
     def _merge(self, index: int, record: Record) -> None:
-        blocks = self._plans[index].blocks
+        blocks = self._runs[index].blocks
         before = blocks.moments.count
         blocks.take_back(record.block, record.moments.count, record)
         self._bar.update(blocks.moments.count - before)

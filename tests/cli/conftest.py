@@ -1,0 +1,42 @@
+"""What the tests of the commands share."""
+
+import json
+
+import pytest
+
+from torchdp import cli, pairwise, queries
+from torchdp.protocol import Candidate, Choice
+from torchdp.randomizers import RandomizedResponse
+
+CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without searches, which take seconds."""
+
+    def choose(W, n, epsilon, objective):
+        protocol = queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon))
+        return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
+
+    monkeypatch.setattr(queries, "choose", choose)
+    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
+    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))
+
+
+@pytest.fixture
+def estimate(capsys):
+    """What ``torchdp estimate`` prints of these words; where ``--json`` is one, its record."""
+
+    def ask(*words, code=0):
+        arguments = [part for word in words for part in (word.split() if isinstance(word, str) else [str(word)])]
+        found, said = cli.main(["estimate", *arguments]), capsys.readouterr()
+        ask.said = said
+        assert found == code, said.err
+        if code:
+            assert said.out == "" and said.err.startswith("torchdp estimate: ") and said.err.endswith("\n")
+            assert said.err.count("\n") == 1 and "Traceback" not in said.err and "\x1b" not in said.err
+            return said.err
+        return json.loads(said.out) if "--json" in arguments else said
+
+    return ask
