@@ -46,13 +46,12 @@ class Effort(NamedTuple):
         """What is asked for k types, or usual where that is None. Raises ValueError."""
         usual = (4 * k, 500, 50) if k <= SMALL else (4 * k, 300, 10)
         asked = (("outputs", outputs, 2 * k), ("steps", steps, 0), ("exchanges", exchanges, 0))
-        numbers = (
+        outputs, steps, exchanges = (
             checks.integer(name, each if own is None else own, least)
             for (name, own, least), each in zip(asked, usual, strict=True)
         )
-        effort = cls(*numbers, checks.integer("restarts", restarts, 1))
-        checks.fits("restarts of outputs", restarts, effort.outputs, k)
-        return effort
+        checks.fits("restarts of outputs", checks.integer("restarts", restarts, 1), outputs, k)
+        return cls(outputs, steps, exchanges, restarts)
 
 
 @one_thread
