@@ -22,6 +22,7 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.randomizers.alphabet import subset_sums
+from torchdp.randomizers.alphabet.subset_selection import subset_error
 from torchdp.randomizers.draws import unpack
 
 ALPHA = 1e-6
@@ -246,9 +247,10 @@ def test_workload_variance_is_the_covariance_seen_by_each_query_in_every_batch(k
 def test_subset_selection_takes_the_size_of_least_error():
     for k, epsilon in ((8, 0.5), (20, 1.0), (64, 2.0), (64, 4.0), (5, 8.0)):
         oracle = SubsetSelection(k, epsilon)
-        errors = [oracle._error(w) for w in range(1, k)]
+        errors = [subset_error(k, w, epsilon, k) for w in range(1, k)]
         assert oracle.subset == 1 + int(np.argmin(errors))
-        assert oracle._error(oracle.subset) == pytest.approx(float(oracle.covariance(0).trace()), rel=1e-10)
+        exact = float(oracle.covariance(0).trace())
+        assert errors[oracle.subset - 1] == pytest.approx(exact, rel=1e-10)
     assert SubsetSelection(64, 8.0).covariance(3).allclose(RandomizedResponse(64, 8.0).covariance(3))
 
 

@@ -15,12 +15,7 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, Limits, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import (
-    WORDS_AT_ONCE,
-    SymmetricOracle,
-    alphabet,
-    budget,
-)
+from torchdp.randomizers.alphabet.frequency import WORDS_AT_ONCE, SymmetricOracle
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, words_for
 
@@ -33,13 +28,6 @@ class BitVectorOracle(SymmetricOracle):
     is ceil(k/64) words. A tally holds, for each value, the users whose bit is set.
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
     """
-
-    k: int
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", alphabet(self.k))
-        object.__setattr__(self, "epsilon", budget(self.epsilon))
 
     @property
     @abstractmethod
