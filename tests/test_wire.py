@@ -17,6 +17,16 @@ def test_whole_numbers_travel(bits):
     assert wire.pack(values[1:2], bits) == (2**bits - 1).to_bytes(-(-bits // 8), "little")
 
 
+@pytest.mark.parametrize("bits", [65, 127, 128, 130])
+def test_rows_of_words_travel(bits):
+    words = torch.tensor([[-1, 5, 0], [7, -1, 1], [-(2**63), 0, 3]])[:, : -(-bits // 64)]
+    words[:, -1] &= (1 << bits % 64) - 1 if bits % 64 else -1
+    data = wire.pack(words, bits)
+    assert len(data) == 3 * -(-bits // 8) and torch.equal(wire.unpack(data, bits, words.shape[1]), words)
+    assert bits % 8 == 0 or data[-1] >> bits % 8 == 0
+    assert wire.unpack(wire.pack(words[:0], bits), bits, 3).shape == (0, 3)
+
+
 def test_vectors_travel_bit_by_bit():
     values = torch.randn(5, 3, dtype=torch.float64, generator=generator())
     assert torch.equal(wire.unpack_vectors(wire.pack_vectors(values, 3), 3), values)
@@ -27,6 +37,7 @@ def test_other_lengths_and_larger_numbers_are_refused():
     for broken in (
         lambda: wire.unpack(b"abc", 9),
         lambda: wire.unpack(b"\xff", 7),
+        lambda: wire.unpack(b"\xff" * 9, 65, 2),
         lambda: wire.unpack_vectors(b"a", 1),
     ):
         with pytest.raises(ValueError, match="data must hold"):

@@ -17,25 +17,30 @@ CHECKSUM = 8
 
 
 def pack(values: Tensor, bits: int) -> bytes:
-    """(n,) whole numbers in [0, 2^bits), bits <= 63 -> n ceil(bits/8) bytes, the low byte first."""
+    """(n,) whole numbers in [0, 2^bits), or (n, words) of 64 bits each but the last -> n ceil(bits/8) bytes.
+
+    The low byte comes first.
+    """
     size = max(1, -(-bits // 8))
     wide = values.to(torch.int64).cpu().contiguous().view(torch.uint8).view(-1, 8)
-    low = wide[:, :size] if sys.byteorder == "little" else wide.flip(1)[:, :size]
-    return low.contiguous().numpy().tobytes()
+    wide = wide if sys.byteorder == "little" else wide.flip(1)
+    rows = wide.reshape(len(values), 8 * values.shape[1:].numel())
+    return rows[:, :size].contiguous().numpy().tobytes()
 
 
-def unpack(data: bytes, bits: int) -> Tensor:
-    """The numbers that ``pack`` was given, (n,) int64. Raises ValueError for another length, or more bits."""
-    size = max(1, -(-checks.integer("bits", bits, 0, 63) // 8))
+def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
+    """What ``pack`` was given, (n,) or (n, words) int64. Raises ValueError for another length, or more bits."""
+    size = max(1, -(-checks.integer("bits", bits, 0, 64 * words or 63) // 8))
     if len(checks.instance("data", data, bytes)) % size:
         raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
-    wide = torch.zeros(len(data) // size, 8, dtype=torch.int64)
+    wide = torch.zeros(len(data) // size, max(1, words), 8, dtype=torch.int64)
     if data:
-        wide[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
-    values = (wide << (8 * torch.arange(8))).sum(1)
-    if len(values) and (int(values.min()) < 0 or int(values.max()) >> bits):
-        raise ValueError(f"data must hold numbers of {bits} bits; one has more")
-    return values
+        wide.flatten(1)[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
+    values = (wide << (8 * torch.arange(8))).sum(-1)
+    last = bits - 64 * max(0, words - 1)
+    if last < 64 and (values[:, -1] >> last).any():
+        raise ValueError(f"data must hold messages of {bits} bits; one has more")
+    return values if words else values[:, 0]
 
 
 def pack_vectors(values: Tensor, *dim: int) -> bytes:

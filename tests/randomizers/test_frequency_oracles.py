@@ -22,6 +22,7 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.randomizers.alphabet import subset_sums
+from torchdp.randomizers.alphabet.subset_selection import subset_error
 from torchdp.randomizers.draws import unpack
 
 ALPHA = 1e-6
@@ -65,7 +66,10 @@ def written_out(kind, k, epsilon):
     return packed(sets, k), np.array([[chance(x, s) for s in sets] for x in range(k)])
 
 
-def check_guarantee(kind, k, epsilon):
+@pytest.mark.parametrize("kind", ORACLES)
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
     _, law = written_out(kind, k, epsilon)
     np.testing.assert_allclose(law.sum(1), 1, rtol=1e-12)
     largest = math.log((law.max(0) / law.min(0)).max())
@@ -75,46 +79,6 @@ def check_guarantee(kind, k, epsilon):
     guarantee = kind(k, epsilon).guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 0, True)
     assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
-
-
-def odds(p):
-    return p / (1 - p)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_optimized_unary_encoding_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(OptimizedUnaryEncoding, k, epsilon)
-    oracle = OptimizedUnaryEncoding(k, epsilon)
-    assert math.log(odds(oracle.on) / odds(oracle.off)) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_symmetric_unary_encoding_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(SymmetricUnaryEncoding, k, epsilon)
-    oracle = SymmetricUnaryEncoding(k, epsilon)
-    assert math.log(odds(oracle.on) / odds(oracle.off)) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_subset_selection_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(SubsetSelection, k, epsilon)
-    oracle = SubsetSelection(k, epsilon)
-    w, p = oracle.subset, oracle.on
-    ratio = p / math.comb(k - 1, w - 1) / ((1 - p) / math.comb(k - 1, w))
-    assert math.log(ratio) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-    # The sweep's two branches, uniform over all sets and over those that hold x, have the same ratio.
-    a = oracle._bound
-    ratio = 1 + a / math.comb(k - 1, w - 1) / ((1 - a) / math.comb(k, w))
-    assert math.log(ratio) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_hadamard_response_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(HadamardResponse, k, epsilon)
 
 
 @pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])
@@ -246,9 +210,10 @@ def test_workload_variance_is_the_covariance_seen_by_each_query_in_every_batch(k
 def test_subset_selection_takes_the_size_of_least_error():
     for k, epsilon in ((8, 0.5), (20, 1.0), (64, 2.0), (64, 4.0), (5, 8.0)):
         oracle = SubsetSelection(k, epsilon)
-        errors = [oracle._error(w) for w in range(1, k)]
+        errors = [subset_error(k, w, epsilon, k) for w in range(1, k)]
         assert oracle.subset == 1 + int(np.argmin(errors))
-        assert oracle._error(oracle.subset) == pytest.approx(float(oracle.covariance(0).trace()), rel=1e-10)
+        exact = float(oracle.covariance(0).trace())
+        assert errors[oracle.subset - 1] == pytest.approx(exact, rel=1e-10)
     assert SubsetSelection(64, 8.0).covariance(3).allclose(RandomizedResponse(64, 8.0).covariance(3))
 
 
@@ -338,20 +303,3 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     r = oracle._pair
     assert float((pairs - r).abs().max()) < 5.5 * math.sqrt(r * (1 - r) / n)
     assert abs(float(pairs.mean()) - oracle.off**2) > 3 * math.sqrt(r * (1 - r) / n / 30)  # not independent bits
-
-
-def test_guarantee_a_strategy_has_the_epsilon_of_its_matrix():
-    table = torch.from_numpy(written_out(HadamardResponse, 5, 0.7)[1]).mT
-    strategy = StrategyMatrix(table)
-    assert strategy.guarantee.epsilon == pytest.approx(0.7, abs=1e-12)
-    W = torch.eye(5, dtype=torch.float64)
-    decoder = strategy.decoder(W)
-    torch.testing.assert_close(decoder @ table, W, rtol=0, atol=1e-10)
-    brute = torch.stack([decoder.square() @ table[:, x] - W[:, x].square() for x in range(5)], 1)
-    torch.testing.assert_close(strategy.workload_variance(W), brute)
-    # No other unbiased decoder has a smaller variance under the uniform prior: move within the null space of table^T.
-    null = torch.linalg.svd(table.mT).Vh[5:]
-    for direction in null:
-        moved = decoder + 1e-3 * direction
-        torch.testing.assert_close(moved @ table, W, rtol=0, atol=1e-10)
-        assert (moved.square() @ table).sum() > (decoder.square() @ table).sum()

@@ -33,7 +33,7 @@ from torchdp.randomizers import (
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
-from torchdp.randomizers.alphabet.walsh_search import translates
+from torchdp.randomizers.alphabet.translates import flips
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
@@ -265,7 +265,7 @@ def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
     if not CAREFUL_STRATEGY < k <= BOUNDED or k & (k - 1):
         return []
     centred, generator = W - W.mean(1, keepdim=True), keyed_generator(b"choose", W.device)
-    found = translates(centred / centred.abs().max(), epsilon * MARGIN, generator)
+    found = flips(centred / centred.abs().max(), epsilon * MARGIN, generator)
     return [] if found is None else [("translates of patterns", StrategyMatrix(found))]
 
 

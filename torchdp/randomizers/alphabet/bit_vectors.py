@@ -8,19 +8,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, wire
 from torchdp.draws import Draws
 from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, Limits, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import (
-    WORDS_AT_ONCE,
-    SymmetricOracle,
-    alphabet,
-    budget,
-)
+from torchdp.randomizers.alphabet.frequency import WORDS_AT_ONCE, SymmetricOracle
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, words_for
 
@@ -33,13 +28,6 @@ class BitVectorOracle(SymmetricOracle):
     is ceil(k/64) words. A tally holds, for each value, the users whose bit is set.
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
     """
-
-    k: int
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", alphabet(self.k))
-        object.__setattr__(self, "epsilon", budget(self.epsilon))
 
     @property
     @abstractmethod
@@ -97,22 +85,10 @@ class BitVectorOracle(SymmetricOracle):
 
     def encode(self, messages: Tensor) -> bytes:
         """ceil(k/8) bytes each, the low bit first."""
-        rows = self.packed(messages).cpu()
-        size = -(-self.k // 8)
-        shifts = torch.arange(0, WORD, 8)
-        return ((rows[..., None] >> shifts) & 255).flatten(1)[:, :size].to(torch.uint8).numpy().tobytes()
+        return wire.pack(self.packed(messages), self.k)
 
     def decode(self, data: bytes) -> Tensor:
-        size = -(-self.k // 8)
-        if len(checks.instance("data", data, bytes)) % size:
-            raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
-        wide = torch.zeros(len(data) // size, 8 * self.words, dtype=torch.int64)
-        if data:
-            wide[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
-        words = (wide.view(-1, self.words, 8) << torch.arange(0, WORD, 8)).sum(-1)
-        if self.k % WORD and (words[:, -1] >> self.k % WORD).any():
-            raise ValueError(f"data must hold messages of {self.k} bits; one has more")
-        return words
+        return wire.unpack(data, self.k, self.words)
 
     def totals(self, tally: Tally) -> Tensor:
         return (tally["reports"].double() - tally.n * self.off) / self.gap

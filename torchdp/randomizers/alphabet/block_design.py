@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdp.randomizers.alphabet.subset_selection import subset_error
+
 EQUAL = 1e-3  # relative difference of variances that does not count
 ENOUGH = 8  # different blocks times the types: with fewer the reports say less about data that are not even
 ROOM, SPARE = 1.3, 4  # the largest field tried: ROOM times the types, and SPARE more
@@ -33,14 +35,6 @@ class Design:
     classes: int = 0
     first: int = 0
     zero: bool = False
-
-    def variance(self, k: int, epsilon: float) -> float:
-        """Of k shares together from one user, on average over its type: that of subset selection on the points."""
-        w, v, low = self.size, self.points, math.exp(-epsilon)
-        p = w / (w + (v - w) * low)
-        q = (w - p) / (v - 1)
-        gap = w * (v - w) * -math.expm1(-epsilon) / ((w + (v - w) * low) * (v - 1))
-        return (p * (1 - p) + (k - 1) * q * (1 - q)) / gap**2
 
     def rows(self, k: int) -> Tensor:
         """Which of the first k points each block holds, (blocks, k), bool."""
@@ -62,7 +56,7 @@ def balanced(k: int, epsilon: float, most: int) -> tuple[Tensor, Tensor] | None:
     times types; None where none is so small. Unchecked.
     """
     tried = [design for design in (*_subsets(k), *_fields(k, most // k)) if design.blocks * k <= most]
-    variances = [design.variance(k, epsilon) for design in tried]
+    variances = [subset_error(design.points, design.size, epsilon, k) for design in tried]
     near = [one for one, each in zip(tried, variances, strict=True) if each <= min(variances) * (1 + EQUAL)]
     best: tuple[Tensor, Tensor] | None = None
     for design in sorted(near, key=lambda one: one.blocks):

@@ -1,6 +1,7 @@
 """Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator vector."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -121,8 +122,16 @@ class FrequencyOracle(TypeProtocol):
         return x
 
 
+@dataclass(frozen=True)
 class SymmetricOracle(FrequencyOracle):
-    """One that treats all types alike."""
+    """One that treats all types alike: k >= 2, epsilon in (0, 700]. Raises ValueError."""
+
+    k: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", alphabet(self.k))
+        object.__setattr__(self, "epsilon", budget(self.epsilon))
 
     @property
     @abstractmethod

@@ -12,7 +12,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import SymmetricOracle, alphabet, budget
+from torchdp.randomizers.alphabet.frequency import SymmetricOracle
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import DRAWS_AT_ONCE, bernoulli, halved, popcount
 
@@ -31,12 +31,8 @@ class HadamardResponse(SymmetricOracle):
     Source: Acharya, Sun, Zhang (2019), the high privacy regime.
     """
 
-    k: int
-    epsilon: float
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", alphabet(self.k))
-        object.__setattr__(self, "epsilon", budget(self.epsilon))
+        super().__post_init__()
         growth = exponential(self.epsilon)
         told_apart(self.epsilon, 1 - 2 * Fraction(self.lost), (growth - 1) / (growth + 1))
 

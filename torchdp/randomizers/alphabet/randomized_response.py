@@ -14,7 +14,7 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import SymmetricOracle, alphabet, budget, spread
+from torchdp.randomizers.alphabet.frequency import SymmetricOracle, spread
 from torchdp.randomizers.base import exact_local
 
 
@@ -30,12 +30,8 @@ class RandomizedResponse(SymmetricOracle):
     Source: Warner (1965); Kairouz, Bonawitz, Ramage (2016), section 4.1.
     """
 
-    k: int
-    epsilon: float
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", alphabet(self.k))
-        object.__setattr__(self, "epsilon", budget(self.epsilon))
+        super().__post_init__()
         growth = exponential(self.epsilon)
         told_apart(self.epsilon, self._kept_exactly, (growth - 1) / (growth + self.k - 1))
 

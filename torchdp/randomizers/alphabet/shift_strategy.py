@@ -15,8 +15,8 @@ from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import StrategyOracle, alphabet, budget
-from torchdp.randomizers.alphabet.shift_search import search, signed_sums
 from torchdp.randomizers.alphabet.strategy_search import strategy_problem
+from torchdp.randomizers.alphabet.translates import shifts, signed_sums
 from torchdp.randomizers.base import exact_local
 
 LEAST_EPSILON = 1e-4
@@ -84,7 +84,7 @@ class ShiftStrategy(StrategyOracle):
         W: (m, k), real, no two columns alike, k >= 2. A constant may be taken off each row: it changes no variance.
         epsilon: in [0.001, 30]. steps: of the descent on merged types; starts: of it. Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP. No gap is promised; ``strategy_lower_bound`` says how far it is from the best.
-        Source: see ``shift_search``.
+        Source: see ``translates``.
         """
         W, epsilon, _ = strategy_problem(W, epsilon, None)
         steps, starts = checks.integer("steps", steps, 1), checks.integer("starts", starts, 1)
@@ -99,7 +99,7 @@ class ShiftStrategy(StrategyOracle):
                 return math.inf
             return float(tried.workload_variance(queries).mean(0).amax())
 
-        found = search(W / W.abs().max(), epsilon, steps, starts, judge, generator)
+        found = shifts(W / W.abs().max(), epsilon, steps, starts, judge, generator)
         if found is None:
             raise ValueError("W needs no shifts that tell all types apart; use StrategyMatrix.tuned")
         return cls(*found, W.shape[1], epsilon)

@@ -16,14 +16,14 @@ from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import StrategyOracle
 from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
 from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
-from torchdp.randomizers.alphabet.strategy_search import SLACK, Effort, search, searchable, strategy_problem
+from torchdp.randomizers.alphabet.strategy_search import SLACK, SMALL, Effort, search, searchable, strategy_problem
 from torchdp.randomizers.base import exact_local
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
 LEARNING_RATE = 0.2
 LARGEST_DESIGN = 2**20  # outputs times types
-SMALL, SHARP = 64, 2.5  # types up to which random starts do; epsilon above which they may do better than shifts
+SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond 64 types
 SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
 ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
 
@@ -116,7 +116,7 @@ class StrategyMatrix(StrategyOracle):
         Source: McKenna, Maity, Mazumdar, Miklau (2020); the search: see ``strategy_search``.
         """
         W, epsilon, prior = strategy_problem(W, epsilon, prior)
-        effort = _effort(W.shape[1], outputs, steps, exchanges, restarts)
+        effort = Effort.of(W.shape[1], outputs, steps, exchanges, restarts)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
         starts: list[Tensor | None] = [None if start is None else _first_rows(start, W)]
@@ -268,18 +268,3 @@ def _first_rows(start: Tensor, W: Tensor) -> Tensor:
             f"not {start.dtype} {tuple(start.shape)}"
         )
     return start
-
-
-def _effort(k: int, outputs: int | None, steps: int | None, exchanges: int | None, restarts: int) -> Effort:
-    usual = (500, 50) if k <= SMALL else (300, 10)
-    steps, exchanges = (
-        given if own is None else own for own, given in zip((steps, exchanges), usual, strict=True)
-    )
-    outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
-    checks.fits("restarts of outputs", checks.integer("restarts", restarts, 1), outputs, k)
-    return Effort(
-        outputs,
-        checks.integer("steps", steps, 0),
-        checks.integer("exchanges", exchanges, 0),
-        restarts,
-    )

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, answered, searchable
 from torchdp.threads import one_thread
 
-LEAST_EPSILON, LARGEST_EPSILON = 1e-6, 30.0
+LEAST_EPSILON = 1e-6
 MOST = 700.0  # epsilon without the program
 INTERIOR_POINT, LARGEST_PROGRAM = 24, 64  # types up to which Clarabel solves the program; up to which SCS does
 ROUNDING = 1e-14  # of the largest entry, for each dimension: what eigvalsh may be off by
@@ -56,11 +57,11 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None,
     v_i are those of the chi-square information of the report, at most t each (Zhang, Asoodeh 2023, Theorem 1); their
     sum by var u <= (mean u - low)(1 - mean u) for numbers u in [low, 1] (Bhatia, Davis 2000).
     """
-    W, _, h = _problem(W, epsilon, prior, positive=program)
+    W, epsilon, h = _problem(W, epsilon, prior, program)
     simple = _by_singular_values(W, epsilon, h)
     if not program or W.shape[1] > LARGEST_PROGRAM:
         return simple
-    return max(simple, _by_program(W, epsilon, prior))
+    return max(simple, _by_program(W, epsilon, h))
 
 
 def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
@@ -85,12 +86,11 @@ def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
     return max(0.0, float(each.sum()) - total / c**2 * (1 + ROUNDING * k)) / queries
 
 
-def _by_program(W: Tensor, epsilon: float, prior: Tensor | None) -> float:
+def _by_program(W: Tensor, epsilon: float, prior: Tensor) -> float:
     with checks.needing("strategy_lower_bound", "cvxpy"):
         import cvxpy as cp
 
-    W, low, prior = _problem(W, epsilon, prior)
-    k = W.shape[1]
+    k, low = W.shape[1], math.exp(-epsilon)
     centred = W - (W @ prior)[:, None]  # a constant added to a query changes no variance
     scale = float(centred.abs().max())
     if scale <= 1e-12 * float(W.abs().max()):
@@ -130,8 +130,8 @@ def certify_variance(W: Tensor, epsilon: float, witness: VarianceWitness, prior:
     multiples of t_x t_y, (1 - t_x)(1 - t_y) and t_x (1 - t_y), non-negative but for the last at x = y (where it is 0),
     is a positive semidefinite form in (1, t). What its smallest eigenvalue lacks is made up for by larger prices.
     """
-    W, low, prior = _problem(W, epsilon, prior)
-    k = W.shape[1]
+    W, epsilon, prior = _problem(W, epsilon, prior)
+    k, low = W.shape[1], math.exp(-epsilon)
     first, second, lift = _forms(k, low)
     W = W - (W @ prior)[:, None]
     mixed = torch.where(torch.eye(k, dtype=torch.bool), witness.mixed, witness.mixed.clamp_min(0))
@@ -151,17 +151,13 @@ def certify_variance(W: Tensor, epsilon: float, witness: VarianceWitness, prior:
 
 
 def _problem(
-    W: Tensor, epsilon: float, prior: Tensor | None, positive: bool = True
+    W: Tensor, epsilon: float, prior: Tensor | None, program: bool = True
 ) -> tuple[Tensor, float, Tensor]:
-    W = checks.matrix("W", W).detach().double().cpu()
-    if W.ndim != 2 or W.shape[1] < 2:
-        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
-    epsilon, k, most = checks.positive("epsilon", epsilon), W.shape[1], LARGEST_EPSILON if positive else MOST
-    if not LEAST_EPSILON <= epsilon <= most:
-        raise ValueError(f"epsilon must lie in [{LEAST_EPSILON:g}, {most:g}], not {epsilon!r}")
-    if prior is None:
-        return W, math.exp(-epsilon), torch.full((k,), 1 / k, dtype=torch.float64)
-    return W, math.exp(-epsilon), checks.shares("prior", prior, k, positive=positive).detach().cpu()
+    """On the CPU; the uniform prior for None."""
+    epsilon = searchable(epsilon, LEAST_EPSILON, LARGEST_EPSILON if program else MOST)
+    W, prior = answered(W, prior, positive=program)
+    W = W.cpu()
+    return W, epsilon, W.new_full(W.shape[1:], 1 / W.shape[1]) if prior is None else prior.cpu()
 
 
 def _forms(k: int, low: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,31 +13,45 @@ Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Vi
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.randomizers.alphabet.strategy_design import Design, Worth, even_design, reweigh, worsen, worth
+from torchdp.randomizers.alphabet.strategy_design import Design, Worth, reweigh, worsen, worth
 from torchdp.randomizers.draws import popcount
 from torchdp.threads import one_thread
 
-LEARNING_RATE = 0.1
+LEARNING_RATE, EXTREME = 0.1, 10.0  # the largest logit
 SLACK = 1e-6  # share of epsilon left to the rounding of the column sums
 BALANCED = 1e-10  # largest error of a column sum at which a design counts
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 30.0
+SMALL = 64  # types up to which random starts do
 NEARLY = 1e-3  # largest error of a column sum on the way
 FLOOR = 1e-8  # weight of the histogram beside the workload: what W does not ask for keeps a finite variance
+Found = tuple[Design, Tensor]  # of several searches, and the cost of each
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How hard to search: rows at most, steps of the descent, rounds of exchanges, repetitions of the two starts."""
+class Effort(NamedTuple):
+    """How hard to search: rows at most, steps, rounds of exchanges, repetitions of the two starts."""
 
     outputs: int
     steps: int
     exchanges: int
     restarts: int
+
+    @classmethod
+    def of(cls, k: int, outputs: int | None, steps: int | None, exchanges: int | None, restarts: int) -> "Effort":
+        """What is asked for k types, or usual where that is None. Raises ValueError."""
+        usual = (4 * k, 500, 50) if k <= SMALL else (4 * k, 300, 10)
+        asked = (("outputs", outputs, 2 * k), ("steps", steps, 0), ("exchanges", exchanges, 0))
+        outputs, steps, exchanges = (
+            checks.integer(name, each if own is None else own, least)
+            for (name, own, least), each in zip(asked, usual, strict=True)
+        )
+        checks.fits("restarts of outputs", checks.integer("restarts", restarts, 1), outputs, k)
+        return cls(outputs, steps, exchanges, restarts)
 
 
 @one_thread
@@ -54,39 +68,128 @@ def search(
     W: (m, k), float64, not zero. prior: (k,), adds up to 1; None: the worst type. start: (rows, k), bool, extreme rows
     to begin with, in float32, in the place of the two starts. Unchecked. O(outputs k^2) for each step and start.
     """
-    gram = _gram(W)
+    k, m = W.shape[1], effort.outputs
     low = torch.tensor(math.exp(-(1 - SLACK) * epsilon), dtype=torch.float64, device=W.device)
+    problem = Problem(_gram(W), low, prior)
     if start is None:
-        logits = _starts(W.shape[1], effort.outputs, epsilon, effort.restarts, W.device, generator)
+        logits = _starts(k, m, epsilon, effort.restarts, W.device, generator)
     else:
-        noise = torch.randn(start[: effort.outputs].shape, device=W.device, generator=generator)
-        logits = (5.0 * start[: effort.outputs].float() - 2.5 + 0.2 * noise)[None]
-    design, cost = _descend(gram, logits, low, prior, effort.steps)
+        noise = torch.randn(start[:m].shape, device=W.device, generator=generator)
+        logits = (5.0 * start[:m].float() - 2.5 + 0.2 * noise)[None]
+    design, cost = problem.descended(logits, effort.steps)
     best = cost.argmin()[None]
-    design = _exchange(gram, design.pick(best), cost[best], low, prior is None, effort.exchanges, generator)
-    known = [(matrix, prior) for matrix in _known(W.shape[1], effort.outputs, low)]
-    return [*_finish(design), *known]
+    design = Design(*(each[best] for each in design))
+    design = problem.exchanged((design, cost[best]), effort.exchanges, generator)
+    return [*_finish(design), *((matrix, prior) for matrix in _known(k, m, low))]
 
 
 def strategy_problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, float, Tensor | None]:
     """What a search is given, checked: float64, prior scaled to 1. Raises TypeError, ValueError."""
+    W, prior = answered(W, prior)
+    if not W.any():
+        raise ValueError("W must not be zero: every strategy answers it without error")
+    return W, searchable(epsilon), prior
+
+
+def answered(W: Tensor, prior: Tensor | None, positive: bool = True) -> tuple[Tensor, Tensor | None]:
+    """A workload (queries, types), float64, and a prior of its types. Raises TypeError, ValueError."""
     W = checks.matrix("W", W).detach().double()
     if W.ndim != 2 or W.shape[1] < 2:
         raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
-    if not W.any():
-        raise ValueError("W must not be zero: every strategy answers it without error")
-    epsilon = searchable(epsilon)
-    if prior is None:
-        return W, epsilon, None
-    return W, epsilon, checks.shares("prior", prior, W.shape[1], positive=True).detach().to(W.device)
+    if prior is not None:
+        prior = checks.shares("prior", prior, W.shape[1], positive=positive).detach().to(W.device)
+    return W, prior
 
 
-def searchable(epsilon: float) -> float:
-    """epsilon in [0.001, 30]. Raises TypeError, ValueError."""
+def searchable(epsilon: float, least: float = SMALLEST_EPSILON, most: float = LARGEST_EPSILON) -> float:
+    """epsilon in [least, most]. Raises TypeError, ValueError."""
     epsilon = checks.positive("epsilon", epsilon)
-    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        raise ValueError(f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon!r}")
+    if not least <= epsilon <= most:
+        raise ValueError(f"epsilon must lie in [{least:g}, {most:g}], not {epsilon!r}")
     return epsilon
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The Gram matrix of a workload, e^-epsilon, and whose variance counts: the prior's or the worst type's (None)."""
+
+    gram: Tensor
+    low: Tensor
+    prior: Tensor | None
+
+    def moved(self, design: Design, value: Worth, newton: int, enough: float) -> Design:
+        """Better weights; for the worst type also a worse prior."""
+        design = reweigh(design, value, newton, enough)
+        return worsen(design, value.variance) if self.prior is None else design
+
+    def settled(self, design: Design, moves: int) -> Found:
+        """The best of so many moves of the weights at fixed rows: of infinite cost where no move was balanced."""
+        best, least = design, torch.full_like(design.residual, torch.inf)
+        for _ in range(moves + 1):
+            value = worth(self.gram, design)
+            each = value.variance.amax(-1) if self.prior is None else (value.variance * design.prior).sum(-1)
+            better = (design.residual < BALANCED) & (value.defect < SLACK) & (each < least)
+            best, least = design.where(better, best), torch.where(better, each, least)
+            design = self.moved(design, value, 10, BALANCED / 2)
+        return best, least
+
+    def descended(self, logits: Tensor, steps: int) -> Found:
+        """Adam on the logits of the rows against their price, the weights following; then extreme rows."""
+        gram, low = self.gram.to(logits), self.low.to(logits)
+        first, second = torch.zeros_like(logits), torch.zeros_like(logits)
+        prior = None if self.prior is None else self.prior.to(logits)
+        design = Design.even(low + (1 - low) * logits.sigmoid(), prior)
+        for step in range(1, steps + 1):
+            share = logits.sigmoid()
+            design = design.with_rows(low + (1 - low) * share, design.weights)
+            value = worth(gram, design)
+            design = self.moved(design, value, 20 if step == 1 else 3, NEARLY)
+            gain = 2 * value.image / value.mean[..., None] - design.prices[..., None, :]
+            gain -= (value.score / value.mean.square())[..., None] * design.prior[..., None, :]
+            slope = gain * share * (1 - share) / design.prices.abs().mean(-1)[..., None, None]
+            first = 0.9 * first + 0.1 * slope
+            second = 0.99 * second + 0.01 * slope.square()
+            rate = LEARNING_RATE / (1 - 0.9**step) * math.sqrt(1 - 0.99**step)
+            logits = (logits + rate * first / (second.sqrt() + 1e-12)).clamp(-EXTREME, EXTREME)
+        design = design.with_rows(torch.where(logits > 0, 1.0, self.low), design.weights)
+        design, cost = self.settled(Design(*(each.double() for each in design)), 20)
+        if bool(cost.isfinite().all()):
+            return design, cost
+        # No weights balance these rows; with randomized response among them some always do.
+        m, k = logits.shape[-2:]
+        single = self.low + (1 - self.low) * torch.eye(k, dtype=torch.float64, device=low.device)
+        rows = torch.cat([design.heaviest(m - k).rows, single.expand(len(logits), k, k)], -2)
+        repaired, again = self.settled(Design.even(rows, self.prior), 40)
+        return design.where(cost.isfinite(), repaired), torch.where(cost.isfinite(), cost, again)
+
+    def exchanged(self, found: Found, rounds: int, generator: torch.Generator) -> Design:
+        """In each round the best flips of half of the rows join, all are reweighed, and the heaviest rows stay."""
+        design, least = found
+        best, m = design, design.rows.shape[-2]
+        for _ in range(rounds):
+            rows, share = self.flipped(design)
+            half = torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator) < 0.5
+            weights = torch.where(half, share, 1e-9) * design.weights.mean(-1, keepdim=True)
+            design = design.with_rows(torch.cat([design.rows, rows], -2), torch.cat([design.weights, weights], -1))
+            for _ in range(6):
+                design = self.moved(design, worth(self.gram, design), 10, NEARLY)
+            design, cost = self.settled(design.heaviest(m), 4)
+            better = cost < least
+            best, least = design.where(better, best), torch.where(better, cost, least)
+            design = design.where(cost.isfinite(), best)
+        return self.settled(best, 100)[0]
+
+    def flipped(self, design: Design) -> tuple[Tensor, Tensor]:
+        """Each row with that entry flipped which then is worth most for its price, and its share of the mean weight."""
+        value, rows, low = worth(self.gram, design), design.rows, self.low
+        prior, prices = design.prior[..., None, :], design.prices[..., None, :]
+        change = torch.where(rows > (1 + low) / 2, low - 1, 1 - low)
+        diagonal = value.curvature.diagonal(dim1=-2, dim2=-1)[..., None, :]
+        score = value.score[..., None] + change * (2 * value.image + change * diagonal)
+        cost = rows @ design.prices[..., None] + change * prices
+        gain, index = (score / (value.mean[..., None] + change * prior) - cost).max(-1, keepdim=True)
+        flipped = rows.scatter_add(-1, index, change.gather(-1, index))
+        return flipped, 0.3 * (gain[..., 0] > 0).to(rows.dtype) + 1e-9
 
 
 def _gram(W: Tensor) -> Tensor:
@@ -111,91 +214,6 @@ def _starts(
     return torch.stack([responses, subsets], 1).flatten(0, 1)
 
 
-def _descend(gram: Tensor, logits: Tensor, low: Tensor, prior: Tensor | None, steps: int) -> tuple[Design, Tensor]:
-    """Adam on the logits of the rows against their price, the weights following; then extreme rows, and their cost."""
-    first, second, worst = torch.zeros_like(logits), torch.zeros_like(logits), prior is None
-    rough, least = gram.to(logits), low.to(logits)
-    design = even_design(least + (1 - least) * logits.sigmoid(), None if prior is None else prior.to(logits))
-    for step in range(1, steps + 1):
-        share = logits.sigmoid()
-        design = design.with_rows(least + (1 - least) * share, design.weights)
-        value = worth(rough, design)
-        design = _move(design, value, worst, 20 if step == 1 else 3, NEARLY)
-        gain = 2 * value.image / value.mean[..., None] - design.prices[..., None, :]
-        gain -= (value.score / value.mean.square())[..., None] * design.prior[..., None, :]
-        slope = gain * share * (1 - share) / design.prices.abs().mean(-1)[..., None, None]
-        first = 0.9 * first + 0.1 * slope
-        second = 0.99 * second + 0.01 * slope.square()
-        rate = LEARNING_RATE / (1 - 0.9**step) * math.sqrt(1 - 0.99**step)
-        logits = (logits + rate * first / (second.sqrt() + 1e-12)).clamp(-10, 10)
-    design = design.with_rows(torch.where(logits > 0, 1.0, low), design.weights).double()
-    design, cost = _settle(gram, design, worst, 20)
-    if bool(cost.isfinite().all()):
-        return design, cost
-    # No weights balance these rows; with randomized response among them some always do.
-    m, k = logits.shape[-2:]
-    single = torch.eye(k, dtype=low.dtype, device=low.device)
-    heaviest = design.select(design.weights.topk(m - k, -1).indices).rows
-    rows = torch.cat([heaviest, (low + (1 - low) * single).expand(len(logits), k, k)], -2)
-    repaired, again = _settle(gram, even_design(rows, prior), worst, 40)
-    return design.where(cost.isfinite(), repaired), torch.where(cost.isfinite(), cost, again)
-
-
-def _exchange(
-    gram: Tensor,
-    design: Design,
-    least: Tensor,
-    low: Tensor,
-    worst: bool,
-    rounds: int,
-    generator: torch.Generator,
-) -> Design:
-    """In each round the best flips of half of the rows join, all are reweighed, and the heaviest rows stay."""
-    m = design.rows.shape[-2]
-    best = design
-    for _ in range(rounds):
-        rows, share = _flip(design, worth(gram, design), low)
-        half = torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator) < 0.5
-        design = design.extend(rows, torch.where(half, share, 1e-9))
-        for _ in range(6):
-            design = _move(design, worth(gram, design), worst, 10, NEARLY)
-        design, cost = _settle(gram, design.select(design.weights.topk(m, -1).indices), worst, 4)
-        better = cost < least
-        best, least = design.where(better, best), torch.where(better, cost, least)
-        design = design.where(cost.isfinite(), best)
-    return _settle(gram, best, worst, 100)[0]
-
-
-def _settle(gram: Tensor, design: Design, worst: bool, moves: int) -> tuple[Design, Tensor]:
-    """The best of so many moves of the weights at fixed rows, and its cost: infinite where no move was balanced."""
-    best, least = design, torch.full_like(design.residual, torch.inf)
-    for _ in range(moves + 1):
-        value = worth(gram, design)
-        cost = value.variance.amax(-1) if worst else (value.variance * design.prior).sum(-1)
-        better = (design.residual < BALANCED) & (value.defect < SLACK) & (cost < least)
-        best, least = design.where(better, best), torch.where(better, cost, least)
-        design = _move(design, value, worst, 10, BALANCED / 2)
-    return best, least
-
-
-def _move(design: Design, value: Worth, worst: bool, newton: int, enough: float) -> Design:
-    if worst:
-        return worsen(reweigh(design, value, newton, enough), value.variance)
-    return reweigh(design, value, newton, enough)
-
-
-def _flip(design: Design, value: Worth, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row with that entry flipped which then is worth most against its price, and its share of the mean weight."""
-    rows, prior, prices = design.rows, design.prior[..., None, :], design.prices[..., None, :]
-    change = torch.where(rows > (1 + low) / 2, low - 1, 1 - low)
-    diagonal = value.curvature.diagonal(dim1=-2, dim2=-1)[..., None, :]
-    score = value.score[..., None] + change * (2 * value.image + change * diagonal)
-    cost = rows @ design.prices[..., None] + change * prices
-    gain, index = (score / (value.mean[..., None] + change * prior) - cost).max(-1, keepdim=True)
-    flipped = rows.scatter_add(-1, index, change.gather(-1, index))
-    return flipped, 0.3 * (gain[..., 0] > 0).to(rows.dtype) + 1e-9
-
-
 def _finish(design: Design) -> list[tuple[Tensor, Tensor | None]]:
     """The one design of a batch, if sound, as a matrix: equal rows are one output, rows without weight none."""
     rows, weights = design.rows[0], design.weights[0]
@@ -210,9 +228,8 @@ def _finish(design: Design) -> list[tuple[Tensor, Tensor | None]]:
 
 def _known(k: int, outputs: int, low: Tensor) -> list[Tensor]:
     """Randomized response and, where it has few enough outputs, Hadamard response."""
-    types = torch.arange(k, device=low.device)
+    types, size = torch.arange(k, device=low.device), 1 << k.bit_length()
     held = [types[:, None] == types]
-    size = 1 << k.bit_length()
     if size <= outputs:
         held.append((popcount(torch.arange(size, device=low.device)[:, None] & (types + 1)) & 1) == 0)
     matrices = [torch.where(pattern, 1.0, low) for pattern in held]

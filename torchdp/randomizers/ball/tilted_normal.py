@@ -1,6 +1,7 @@
 """The law of tau, the one private number inside a PrivUnitG message, and exact sums of many of them."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -13,7 +14,7 @@ from scipy.special import log_ndtr, ndtri
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.ball.logit_beta import panel_rule
 from torchdp.randomizers.ball.truncated_sums import truncated_sums
@@ -21,8 +22,34 @@ from torchdp.randomizers.ball.truncated_sums import truncated_sums
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0
 
 
+class Tilted(ABC):
+    """A law of which a set of share s is made e^epsilon times as likely as the rest."""
+
+    epsilon: float
+
+    @property
+    @abstractmethod
+    def survival(self) -> float:
+        """s."""
+
+    @cached_property
+    def low_density(self) -> float:
+        """c0 = 1/(1 + (e^epsilon - 1) s), the density off the set relative to the law as it was."""
+        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
+
+    @cached_property
+    def high_density(self) -> float:
+        """c1 = e^epsilon c0, on the set."""
+        return math.exp(self.epsilon) * self.low_density
+
+    @cached_property
+    def upper(self) -> float:
+        """c1 s, the chance of the set."""
+        return self.high_density * self.survival
+
+
 @dataclass(frozen=True)
-class TiltedNormal:
+class TiltedNormal(Tilted):
     """N(0, 1) reweighted by e^epsilon above a threshold k: density c1 phi on [k, inf), c0 phi below.
 
     c1 = e^epsilon c0 and c0 = 1/(1 + (e^epsilon - 1) Phibar(k)); the threshold is the fixed point k = E tau,
@@ -58,21 +85,6 @@ class TiltedNormal:
         """Phibar(k), the standard normal's mass above the threshold, to the nearest float."""
         return float(upper_tail(arithmetic(), self.threshold))
 
-    @cached_property
-    def low_density(self) -> float:
-        """c0, the density below the threshold relative to the standard normal."""
-        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
-
-    @cached_property
-    def high_density(self) -> float:
-        """c1 = e^epsilon c0."""
-        return math.exp(self.epsilon) * self.low_density
-
-    @cached_property
-    def upper(self) -> float:
-        """P(tau >= k) = c1 Phibar(k)."""
-        return self.high_density * self.survival
-
     @property
     def third_moment(self) -> float:
         """E (tau - k)^3 = -k."""
@@ -82,10 +94,6 @@ class TiltedNormal:
     def fourth_moment(self) -> float:
         """E (tau - k)^4 = 3 + k^2."""
         return 3 + self.threshold**2
-
-    def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> Tensor:
-        """Independent copies of tau, float64 on the generator's device."""
-        return self.draw(shape, Simulated(generator))
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """Independent copies of tau, float64."""
@@ -105,16 +113,12 @@ class TiltedNormal:
         density = np.repeat([self.low_density, self.high_density], len(grid)) * np.exp(-t * t / 2)
         return t, np.tile(weights, 2) * reach * density / math.sqrt(2 * math.pi)
 
-    def sample_sums(self, counts: Tensor, *, generator: torch.Generator, sample_shape: tuple[int, ...]) -> Tensor:
-        """For each entry n of ``counts`` the sum of n independent copies of tau; (*sample_shape, *counts.shape).
+    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """For each entry n of ``counts`` the sum of n independent copies of tau: (*shape, *counts.shape).
 
         tau is N(0, 1) with probability c0 and N(0, 1) given >= k otherwise, so the sum is N(0, n - B) plus B
         truncated normals, B ~ Binomial(n, 1 - c0). The cost does not depend on n.
         """
-        return self.sums(counts, sample_shape, Simulated(generator, counts.device))
-
-    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """``sample_sums`` from draws."""
         above = draws.binomial(counts.expand(*shape, *counts.shape), 1 - self.low_density)
         free = (counts - above).double().sqrt() * draws.normal(tuple(above.shape))
         return free + truncated_sums(self.threshold, above, draws)

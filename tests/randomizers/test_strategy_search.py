@@ -1,5 +1,6 @@
 """Optimised strategies against the exact optimum over all extreme rows, and the certified bound below both."""
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -25,13 +26,14 @@ WORKLOADS = {
     "absolute difference": workloads.absolute_difference(5).dense(),
     "one query": torch.tensor([[1.5, -0.3, -2.2, 0.6, -1.1]], dtype=torch.float64),
     "ranges": workloads.all_ranges(5).dense(),
+    "parities": workloads.parities(3, 2).dense(),
 }
 
 
 def tuned(W, epsilon, average=True, **options):
     """For the types on average, or for the worst one."""
     prior = torch.ones(W.shape[1]) if average else None
-    return StrategyMatrix.tuned(W, epsilon, prior, **{"generator": generator(), **options})
+    return StrategyMatrix.tuned(W, epsilon, prior, generator=generator(options.pop("seed", 0)), **options)
 
 
 def judged(variance, average=True):
@@ -55,23 +57,21 @@ def exact_optimum(W, epsilon):
 
 
 CASES = [(name, epsilon) for name in WORKLOADS for epsilon in (0.5, 1.0, 3.0)]
-OPTIMA: dict = {}
 
 
+@functools.cache
 def optimum(name, epsilon):
-    if (name, epsilon) not in OPTIMA:
-        OPTIMA[name, epsilon] = exact_optimum(WORKLOADS[name], epsilon)
-    return OPTIMA[name, epsilon]
+    return exact_optimum(WORKLOADS[name], epsilon)
 
 
 @pytest.mark.parametrize(("name", "epsilon"), CASES)
 def test_average_variance_is_within_two_percent_of_the_exact_optimum(name, epsilon):
     W = WORKLOADS[name]
-    strategy = tuned(W, epsilon, generator=generator(), steps=150, exchanges=25, outputs=24)
+    strategy = tuned(W, epsilon, steps=150, exchanges=25, outputs=5 * W.shape[1] - 1)
     found = judged(strategy.workload_variance(W))
     least = optimum(name, epsilon)
     assert least * (1 - 1e-5) <= found <= 1.02 * least
-    assert strategy.outputs <= 24
+    assert strategy.outputs < 5 * W.shape[1]
 
 
 @pytest.mark.parametrize(("name", "epsilon"), CASES)
@@ -79,7 +79,7 @@ def test_guarantee_strategy_lower_bound_is_at_most_the_least_variance(name, epsi
     least = optimum(name, epsilon)
     bound = strategy_lower_bound(WORKLOADS[name], epsilon)
     assert bound <= least * (1 + 1e-6)
-    assert bound >= (0.94 if name != "one query" else 0.8) * least
+    assert bound >= (0.93 if name != "one query" else 0.8) * least
     if name in ("prefix", "identity") and epsilon == 3:  # tight: a bound 1 % too large would be seen
         assert 1.01 * bound > least
 
@@ -94,7 +94,7 @@ def test_guarantee_strategy_lower_bound_holds_for_any_witness():
         witness = VarianceWitness(W + 0.3 * Z, Z[0].abs() * 100 + 20, ones, zeros, mixed)
         assert certify_variance(W, epsilon, witness) <= least
     # The best decoder's Z, with prices far too small, would prove a tenfold variance if they were believed.
-    Q = tuned(W, epsilon, generator=generator(), steps=100, exchanges=10)
+    Q = tuned(W, epsilon, steps=100, exchanges=10)
     M = Q.matrix.mT @ (Q.matrix / Q.law[:, None])
     Z, none = W @ torch.linalg.inv(M), torch.zeros(k, k, dtype=torch.float64)
     small = torch.full((k,), float((Z * W).sum()) / k / 10, dtype=torch.float64)
@@ -123,7 +123,7 @@ def test_a_witness_for_a_smaller_epsilon_is_not_believed_at_a_larger_one(monkeyp
 @pytest.mark.parametrize("average", [True, False])
 def test_guarantee_optimized_strategies_are_at_most_epsilon_ldp(epsilon, average):
     W = workloads.prefix(6).dense()
-    strategy = tuned(W, epsilon, average, generator=generator(), steps=60, exchanges=5)
+    strategy = tuned(W, epsilon, average, steps=60, exchanges=5)
     Q = strategy.matrix
     measured = float((Q.amax(1) / Q.amin(1)).max().log())
     assert epsilon * (1 - 2e-6) <= measured <= epsilon
@@ -131,20 +131,20 @@ def test_guarantee_optimized_strategies_are_at_most_epsilon_ldp(epsilon, average
     torch.testing.assert_close(Q.sum(0), torch.ones(6).double(), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("epsilon", [0.5, 2, 6])
-def test_no_oracle_is_better_on_its_own_ground(epsilon):
+def test_no_oracle_is_better_on_its_own_ground(epsilon, average):
     W = workloads.prefix(12).dense()
-    strategy = tuned(W, epsilon, generator=generator(), steps=200, exchanges=10)
-    found = judged(strategy.workload_variance(W))
+    found = judged(tuned(W, epsilon, average, steps=200, exchanges=10).workload_variance(W), average)
     for kind in (RandomizedResponse, OptimizedUnaryEncoding, SubsetSelection, HadamardResponse):
-        assert found <= judged(kind(12, epsilon).workload_variance(W)) * (1 + 1e-5)
+        assert found <= judged(kind(12, epsilon).workload_variance(W), average) * (1 + 1e-5)
+    subsets = judged(SubsetSelection(12, epsilon).workload_variance(W), average)
+    assert epsilon == 6 or found < 0.97 * subsets  # at 6 randomized response is hard to beat
 
 
 def test_the_worst_type_fares_better_when_asked_for():
     W = workloads.absolute_difference(12).dense()
-    average, worst = (
-        tuned(W, 2.0, each, generator=generator(), steps=200, exchanges=20) for each in (True, False)
-    )
+    average, worst = (tuned(W, 2.0, each, steps=200, exchanges=20) for each in (True, False))
     of_worst, of_average = ([judged(s.workload_variance(W), o) for s in (average, worst)] for o in (False, True))
     assert of_worst[1] < 0.95 * of_worst[0] and of_average[0] < of_average[1] < of_worst[1]
     bound = strategy_lower_bound(W, 2.0, worst.prior)
@@ -160,18 +160,18 @@ def test_a_prior_is_what_the_variance_is_small_for():
     assert strategy_lower_bound(W, 1.0, prior) <= found * (1 + 1e-9) and found < 0.97 * other
 
 
-def test_prefix_sums_of_64_beat_projected_gradient():
-    """The projected gradient method of McKenna et al. (2020) reaches 10.9 with as many rows; no strategy 9.27."""
+def test_better_than_published_values_for_prefix_sums():
+    """Sum over queries of the worst type's variance at k = 64, epsilon = 1: 723.5917 by the authors' code, seed 0."""
     W = workloads.prefix(64).dense()
-    strategy = tuned(W, 1.0, generator=generator(), steps=300, exchanges=0)
-    assert judged(strategy.workload_variance(W)) < 10.2
+    strategy = tuned(W, 1.0, average=False)
+    assert float(strategy.workload_variance(W).sum(0).max()) < 640
     assert strategy.outputs <= 256
 
 
 @pytest.mark.slow
 def test_bound_at_64_types():
     W = workloads.prefix(64).dense()
-    found = judged(tuned(W, 1.0, generator=generator()).workload_variance(W))
+    found = judged(tuned(W, 1.0).workload_variance(W))
     bound = strategy_lower_bound(W, 1.0)
     assert bound < found < 1.07 * bound
 
@@ -179,10 +179,7 @@ def test_bound_at_64_types():
 def test_a_tall_workload_is_what_its_gram_matrix_is():
     W = workloads.all_ranges(6).dense()
     short = torch.linalg.qr(W, mode="r").R
-    tall, brief = (
-        tuned(each, 1.0, generator=generator(), steps=100, exchanges=10).workload_variance(W).mean()
-        for each in (W, short)
-    )
+    tall, brief = (tuned(each, 1.0, steps=100, exchanges=10).workload_variance(W).mean() for each in (W, short))
     assert float(tall) == pytest.approx(float(brief), rel=0.02)
 
 
@@ -201,7 +198,7 @@ def test_a_tall_workload_is_what_its_gram_matrix_is():
 def test_degenerate_workloads(W):
     k, asked = W.shape[1], W.detach()
     for average in (False, True):
-        strategy = tuned(W, 1.0, average, generator=generator(), steps=80, exchanges=10)
+        strategy = tuned(W, 1.0, average, steps=80, exchanges=10)
         found = judged(strategy.workload_variance(asked), average)
         plain = judged(RandomizedResponse(k, 1.0).workload_variance(asked), average)
         assert -1e-12 <= found <= plain * (1 + 1e-5) + 1e-12
@@ -210,75 +207,67 @@ def test_degenerate_workloads(W):
 
 def test_one_type_is_asked_for_by_a_coin():
     """The count of one type needs Warner's coin, whatever the alphabet: variance e/(e - 1)^2."""
-    strategy = tuned(torch.eye(5)[:1], 1.0, generator=generator())
+    strategy = tuned(torch.eye(5)[:1], 1.0)
     coin = math.e / (math.e - 1) ** 2
     assert coin <= float(strategy.workload_variance(torch.eye(5)[:1]).mean()) < 1.001 * coin
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "change"),
-    [
-        ("W", ValueError, {"W": torch.zeros(3, 3)}),
-        ("W", ValueError, {"W": torch.ones(3, 1)}),
-        ("W", ValueError, {"W": torch.ones(2, 3, 3)}),
-        ("W", ValueError, {"W": torch.full((3, 3), math.nan)}),
-        ("W", TypeError, {"W": [[1.0, 0.0]]}),
-        ("epsilon", ValueError, {"epsilon": 0}),
-        ("epsilon", ValueError, {"epsilon": 31}),
-        ("epsilon", ValueError, {"epsilon": 1e-4}),
-        ("objective", TypeError, {"objective": "average"}),
-        ("prior", ValueError, {"prior": torch.ones(4)}),
-        ("prior", ValueError, {"prior": torch.tensor([1.0, 0.0, 1.0])}),
-        ("outputs", ValueError, {"outputs": 5}),
-        ("outputs", ValueError, {"outputs": 6.0}),
-        ("steps", ValueError, {"steps": -1}),
-        ("exchanges", ValueError, {"exchanges": -1}),
-        ("restarts", ValueError, {"restarts": 0}),
-        ("generator", TypeError, {"generator": None}),
-    ],
-)
+BAD = [
+    ("W", ValueError, {"W": torch.ones(3, 1)}),
+    ("W", ValueError, {"W": torch.ones(2, 3, 3)}),
+    ("W", ValueError, {"W": torch.full((3, 3), math.nan)}),
+    ("W", TypeError, {"W": [[1.0, 0.0]]}),
+    ("epsilon", ValueError, {"epsilon": 0}),
+    ("epsilon", ValueError, {"epsilon": 31}),
+    ("prior", ValueError, {"prior": torch.ones(4)}),
+    ("prior", ValueError, {"prior": torch.tensor([1.0, 0.0, 1.0])}),
+]
+BAD_SEARCH = [
+    ("W", ValueError, {"W": torch.zeros(3, 3)}),
+    ("epsilon", ValueError, {"epsilon": 1e-4}),
+    ("objective", TypeError, {"objective": "average"}),
+    ("outputs", ValueError, {"outputs": 5}),
+    ("outputs", ValueError, {"outputs": 6.0}),
+    ("steps", ValueError, {"steps": -1}),
+    ("exchanges", ValueError, {"exchanges": -1}),
+    ("restarts", ValueError, {"restarts": 0}),
+    ("generator", TypeError, {"generator": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "error", "change"), [*BAD, *BAD_SEARCH])
 def test_bad_arguments_are_refused_by_name(name, error, change):
-    arguments = {"W": torch.eye(3), "epsilon": 1.0, "generator": generator()} | change
     with pytest.raises(error, match=rf"^{name} "):
-        StrategyMatrix.tuned(arguments.pop("W"), arguments.pop("epsilon"), **arguments)
+        StrategyMatrix.tuned(**{"W": torch.eye(3), "epsilon": 1.0, "generator": generator(), **change})
+
+
+@pytest.mark.parametrize(("name", "error", "change"), BAD)
+def test_bad_arguments_of_the_bound_are_refused_by_name(name, error, change):
+    with pytest.raises(error, match=rf"^{name} "):
+        strategy_lower_bound(**{"W": torch.eye(3), "epsilon": 1.0, **change})
 
 
 def test_the_result_depends_on_the_generator_and_the_arguments_alone():
     W = torch.ones(4, 4).tril()
-    found = [tuned(W, 1.0, generator=generator(i), steps=40, exchanges=3).matrix for i in (0, 0, 1)]
+    found = [tuned(W, 1.0, seed=i, steps=40, exchanges=3).matrix for i in (0, 0, 1)]
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
     torch.set_default_dtype(torch.float64)
     try:
-        again = tuned(W, 1.0, generator=generator(0), steps=40, exchanges=3).matrix
+        again = tuned(W, 1.0, steps=40, exchanges=3).matrix
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found[0], again)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("W", (torch.ones(3, 1), 1.0)),
-        ("epsilon", (torch.eye(3), 0.0)),
-        ("epsilon", (torch.eye(3), 31.0)),
-        ("prior", (torch.eye(3), 1.0, torch.ones(4))),
-        ("prior", (torch.eye(3), 1.0, torch.tensor([1.0, 0.0, 1.0]))),
-    ],
-)
-def test_bad_arguments_of_the_bound_are_refused_by_name(name, arguments):
-    with pytest.raises(ValueError, match=rf"^{name} "):
-        strategy_lower_bound(*arguments)
-
-
 def test_steps_and_exchanges_may_be_zero():
-    strategy = tuned(torch.eye(4), 1.0, generator=generator(), steps=0, exchanges=0)
+    strategy = tuned(torch.eye(4), 1.0, steps=0, exchanges=0)
     assert isinstance(strategy, StrategyMatrix) and strategy.epsilon <= 1
 
 
 @pytest.mark.gpu
 def test_optimize_on_a_gpu():
     W = workloads.prefix(16, device="cuda").dense()
-    strategy = tuned(W, 1.0, generator=torch.Generator("cuda").manual_seed(0))
+    strategy = StrategyMatrix.tuned(W, 1.0, torch.ones(16), generator=generator(0, "cuda"))
     assert strategy.matrix.is_cuda and strategy.epsilon <= 1
     bound = strategy_lower_bound(W, 1.0)
     assert bound < judged(strategy.workload_variance(W)) < 1.05 * bound

@@ -9,12 +9,12 @@ from torchdp import workloads
 from torchdp.protocol import Objective
 from torchdp.queries import choose
 from torchdp.randomizers import StrategyMatrix
-from torchdp.randomizers.alphabet.walsh_search import translates
+from torchdp.randomizers.alphabet.translates import flips
 from torchdp.randomness import keyed_generator
 
 
 def found(W, epsilon):
-    return translates(W - W.mean(1, keepdim=True), epsilon, keyed_generator(b"walsh"))
+    return flips(W - W.mean(1, keepdim=True), epsilon, keyed_generator(b"walsh"))
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
