@@ -367,20 +367,6 @@ def test_coupling_bound_is_exact_for_separate_blocks_and_holds_for_others():
     assert float((z @ C.mT).square().sum(-1).max()) <= bound <= 2 * sum(most)
 
 
-def test_bad_calls_are_refused_in_words():
-    domain = lp_ball(2, 2.0)
-    with pytest.raises(ValueError, match="p must lie in"):
-        noise_shape(domain, 1.5)
-    with pytest.raises(TypeError, match="shift must be True or False"):
-        noise_shape(domain, 2.0, shift=1)
-    with pytest.raises(ValueError, match="tol must be"):
-        noise_shape(domain, 2.0, tol=0.0)
-    with pytest.raises(TypeError, match="Domain, not Tensor"):
-        noise_shape(torch.zeros(2, 2), 2.0)
-    with pytest.raises(ValueError, match=r"\(\.\.\., 2\)"):
-        noise_shape(domain, 2.0).coordinates(torch.zeros(3))
-
-
 def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():
     with pytest.warns(RuntimeWarning, match="gap of .* for an oracle that is not exact"):
         assert (

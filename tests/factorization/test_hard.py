@@ -267,24 +267,6 @@ def test_the_quadrature_of_the_prior_errs_upwards(b):
     assert exact <= float(_mean_inverse(torch.tensor(b, dtype=torch.float64))) <= exact * (1 + 2e-8)
 
 
-def test_bad_input():
-    W = SMALL["prefix"]
-    with pytest.raises(ValueError, match="one matrix"):
-        hard_instance(W[None])
-    with pytest.raises(ValueError, match="U must have W's shape"):
-        hard_instance(W, W[:3])
-    for weights in (torch.zeros(6), torch.ones(5), -torch.ones(6)):
-        with pytest.raises(ValueError, match="column_weights"):
-            hard_instance(W, W, weights)
-    instance = hard_instance(W)
-    with pytest.raises(ValueError, match="alpha"):
-        instance.samples(0.0, 1.0)
-    with pytest.raises(ValueError, match="epsilon"):
-        instance.samples_absolute(0.1, -1.0)
-    with pytest.raises(ValueError, match="reach"):
-        instance.distributions(0.0)
-
-
 @pytest.mark.gpu
 def test_hard_instance_on_a_gpu():
     W = workloads.prefix(16).dense()

@@ -135,19 +135,6 @@ def test_equal_errors_prefer_a_protocol_that_needs_only_sums(closed_forms_only):
     assert names.index("one message, PrivUnit") < names.index("message pairs, PrivUnit")
 
 
-def test_choose_refuses_bad_arguments():
-    statistic = pairwise.unequal(3)
-    for n in (1, 2.5, None):
-        with pytest.raises(ValueError, match="n must be"):
-            choose(statistic, n, 1.0)
-    for epsilon in (0, -1, math.nan):
-        with pytest.raises(ValueError, match="epsilon must be"):
-            choose(statistic, 10, epsilon)
-    for prior in (torch.ones(2), torch.zeros(3)):
-        with pytest.raises(ValueError, match="prior must be"):
-            choose(statistic, 10, 1.0, prior=prior)
-
-
 def test_lipschitz_bins_by_total_error_and_the_bound_holds():
     def kernel(x, y):
         return (x - y).abs()

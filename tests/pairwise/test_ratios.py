@@ -103,24 +103,6 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
     assert float(low.min()) >= limits[0] and float(high.max()) <= limits[1]
 
 
-def test_ratio_is_checked():
-    gini, auc = pairwise.absolute_difference(4), pairwise.auc(2)
-    for above, below, message in (
-        (auc, gini, "above must be a mean"),
-        (gini, auc, "below must be a mean"),
-        (gini, pairwise.absolute_difference(5), "the same types"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pairwise.ratio(above, below)
-    with pytest.raises(TypeError, match="above must be a PairwiseStatistic"):
-        pairwise.ratio(3, gini)
-    for bad in ({"low": -1.0}, {"low": 2.0, "high": 1.0}):
-        with pytest.raises(ValueError, match=r"low|high"):
-            pairwise.gini(4, **bad)
-    with pytest.raises(ValueError, match="times"):
-        pairwise.concordance(1, 4)
-
-
 def test_types_are_not_merged_where_the_denominator_would_change():
     assert merges(pairwise.auc(80), 32) and merges(pairwise.absolute_difference(80), 32)
     assert not merges(pairwise.kendall(9, 9), 32)  # neighbours of a grid's rows are not alike

@@ -174,35 +174,6 @@ def test_no_other_constant_is_better(make):
     assert lower[0] > 1.1 * statistic.radius**2  # the constant is worth something
 
 
-def test_bad_statistics_are_refused():
-    points = torch.ones(3, 2, dtype=torch.float64)
-    form = Form(torch.ones(2, dtype=torch.float64))
-    with pytest.raises(ValueError, match="points"):
-        PairwiseStatistic("x", points[0], form)
-    with pytest.raises(ValueError, match="points"):
-        PairwiseStatistic("x", points * torch.nan, form)
-    with pytest.raises(TypeError, match="points must be float64"):
-        PairwiseStatistic("x", points.float(), form)
-    with pytest.raises(TypeError, match="weights must be float64"):
-        PairwiseStatistic("x", points, Form(torch.ones(2)))
-    with pytest.raises(ValueError, match=r"weights must have shape \(2,\)"):
-        PairwiseStatistic("x", points, Form(torch.ones(3, dtype=torch.float64)))
-    with pytest.raises(ValueError, match="weights"):
-        PairwiseStatistic("x", points, form, denominator=Form(form.weights * torch.inf))
-    with pytest.raises(ValueError, match="left"):
-        pairwise.from_factors(points, points)
-    with pytest.raises(ValueError, match="symmetric"):
-        pairwise.from_kernel(torch.ones(3, 3).triu())
-    for make in (pairwise.absolute_difference, pairwise.unequal, pairwise.auc):
-        for k in (1, 0, -1, 2.5, "3", True):
-            with pytest.raises(ValueError, match="k must be an integer >= 2"):
-                make(k)
-    with pytest.raises(ValueError, match="spacing"):
-        pairwise.absolute_difference(3, spacing=0)
-    with pytest.raises(ValueError, match="label_weight"):
-        pairwise.auc(3, label_weight=-1)
-
-
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, 1e9])
 def test_a_constant_beside_the_kernel_hides_no_diagonal(offset):
     x = torch.linspace(0, 1, 4, dtype=torch.float64)

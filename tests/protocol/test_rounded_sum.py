@@ -94,17 +94,6 @@ def test_units_near_the_ends_of_floats(unit):
     assert abs(int(rounded_sum.exact_sums(columns, torch.tensor([9, 3]), step)) - 8 * unit / step) <= 1
 
 
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="summary must count fewer users"):
-        RoundedSum.least(2.0, 1.0, 1.0, 3).blocks([], 2**60)
-    with pytest.raises(ValueError, match="multiplier"):
-        RoundedSum.least(1e6, 1.0, 1.0, 10**6)
-    with pytest.raises(ValueError, match="sigma must be positive"):
-        RoundedSum(0.0, 1.0, 1.0, 3)
-    with pytest.raises(ValueError, match="too small"):
-        RoundedSum.least(2.0, 1e-319, 1e-319, 3)
-
-
 def test_guarantee_pays_for_the_tables_or_speaks_of_real_numbers():
     few, many = released_guarantee(1.0, 1e-6, 1), released_guarantee(1.0, 1e-6, 1000)
     assert few.arithmetic is many.arithmetic is Arithmetic.ROUNDED

@@ -439,19 +439,6 @@ def test_sets_of_clients_survive_packing():
             assert set_digest(bytes(16), members) != set_digest(bytes(16), ~members)
 
 
-def test_bad_arguments_are_refused():
-    p = protocol()
-    links = Links.derived(SECRET, "server 0", 3)
-    with pytest.raises(ValueError, match="number must be below 3"):
-        Server(p, p.session(SESSION_NONCE), 3, links)
-    with pytest.raises(ValueError, match="16 bytes"):
-        Server(p, b"short", 0, links)
-    with pytest.raises(ValueError, match="words must have shape"):
-        client_frames(p, p.session(SESSION_NONCE), torch.zeros(3, 2, 1, 3, dtype=torch.int32), 0, [bytes(32)] * 3)
-    with pytest.raises(ValueError, match="keys must be a list of 3"):
-        client_frames(p, p.session(SESSION_NONCE), torch.zeros(3, 2, 1, 3, dtype=torch.int64), 0, [bytes(32)] * 2)
-
-
 def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
     """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a client."""
     for absent in (0, 10):
