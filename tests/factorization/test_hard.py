@@ -244,9 +244,6 @@ def test_sample_upper_bound():
     assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1), 1200)
     assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1, spread=1.0), 1225)
     assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1, spread=1.0, bias=0.05), 1225 / 0.75)
-    for wrong in ({"bias": 0.1}, {"spread": -1.0}, {"bias": math.nan}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            sample_upper_bound(2.0, 3.0, 0.1, **wrong)
 
 
 def test_guarantee_that_many_users_are_enough():

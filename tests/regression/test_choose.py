@@ -49,8 +49,6 @@ def test_with_few_words_a_sketch_is_left():
     assert {r.name.split(",")[0] for r in choice.candidates} == {"sketch", "local"}
     assert isinstance(choice.best, SecureSketch) and choice.best.columns == 5
     assert choice.candidates[0].note.startswith("5 words") and choice.best.guarantee.epsilon == 5.0
-    with pytest.raises(ValueError, match="most_words must be at least 5"):
-        choose_regression(moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=5.0, delta=1e-3, most_words=4)
 
 
 def test_far_too_much_noise_is_worse_than_knowing_nothing_and_the_predictions_say_so():

@@ -65,5 +65,3 @@ def test_a_delta_that_no_law_follows_is_named(law):
 
 def test_powers_have_their_own_limits():
     assert checks.squarable("x", 1e74, 4) == 1e74
-    with pytest.raises(ValueError, match=r"x must lie between 1e-75 and 1e\+75, not be 1e\+76"):
-        checks.squarable("x", 1e76, 4)

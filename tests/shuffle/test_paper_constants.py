@@ -80,7 +80,3 @@ def test_the_papers_pure_parameters():
     assert ratio == pytest.approx(math.exp(-1.995))
     assert 1e5 * drop == pytest.approx(0.1 / (math.exp(2) * (1 - math.exp(-2)) ** 2))
     assert 0.3 < paper.pure(40_000, 2.0 / 768)[1] < 0.4  # a third of the bits are dropped
-    with pytest.raises(ValueError, match="dropped"):
-        paper.pure(5000, 1.5 / 6144)
-    with pytest.raises(ValueError, match="rho"):
-        paper.pure(5000, 1.0, 1.0)

@@ -226,14 +226,10 @@ def test_a_sketch_without_honest_clients_in_some_row_is_refused():
         with pytest.raises(ValueError, match="some used row of the sketch may have no honest client"):
             kind(sketch, coalition=AdaptiveCoalition(smallest))
     static = StaticCoalition(35)
-    with pytest.raises(ValueError, match="no honest client"):
-        LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, delta=DELTA, coalition=static)
     averaged = rows(sketch, coalition=static)  # whoever is honest adds noise: some is always there
     assert averaged.guarantee(sketch, BOUND, delta=DELTA, coalition=static).epsilon == pytest.approx(
         EPSILON, rel=1e-6
     )
-    with pytest.raises(ValueError, match=r"corrupt \+ absent must be below the number of clients, 40"):
-        rows(sketch, coalition=AdaptiveCoalition(40))
 
 
 def test_rows_that_hold_nobody_need_no_honest_client():
