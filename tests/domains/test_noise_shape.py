@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp.domains import (
     Box,
@@ -34,10 +35,6 @@ from torchdp.factorization.structure.closed_forms import gamma_product_domain
 EXPONENTS = [2.0, 3.0, 4.0, 8.0, math.inf]
 exponents = pytest.mark.parametrize("p", EXPONENTS)
 few_exponents = pytest.mark.parametrize("p", [2.0, 3.0, math.inf])  # the closed forms see the others
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def identity(d):

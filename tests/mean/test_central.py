@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from gaussians import rounded
-from laws import generator
+from laws import uniform
 
 from torchdp.domains import (
     Box,
@@ -24,10 +24,6 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_log_delta
 from torchdp.protocol import Crowd
 from torchdp.rounded import RoundedNormal
-
-
-def uniform(*shape, seed=0):
-    return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def box(*sides):

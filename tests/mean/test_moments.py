@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from laws import generator
+from laws import generator, normal
 
 from torchdp.domains import Box, Ellipsoid, lp_ball, noise_shape
 from torchdp.mean import (
@@ -17,10 +17,6 @@ from torchdp.mean.covariance import projection_bound
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.privacy import gaussian_log_delta
 from torchdp.protocol import Crowd, Objective
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def in_ball(n, d, radius=1.0, seed=0):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gaussians import Probe
-from laws import generator
+from laws import generator, uniform
 
 from torchdp.domains import (
     Box,
@@ -29,11 +29,6 @@ from torchdp.mean import AdaptiveMean, Block, GaussianMean, LocalMean, PureMean,
 from torchdp.mean.adaptive import CELLS, LAST, LEAST, LOOK, LOOKS, MOST_RINGS, RATIO, _histogram, _rings
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
-
-
-def uniform(*shape, seed=0):
-    return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
-
 
 SIMPLEX = FiniteSet(torch.eye(4, dtype=torch.float64))
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from laws import hockey_stick
 from scipy.optimize import brentq
 
 from torchdp.privacy import composed_delta, composed_epsilon, gaussian_log_delta
@@ -24,10 +25,6 @@ def profile_of(p, q):
 def product(pairs):
     p, q = (np.array([math.prod(x) for x in itertools.product(*side)]) for side in zip(*pairs, strict=True))
     return p, q
-
-
-def hockey_stick(p, q, epsilon):
-    return float(np.maximum(0, p - math.exp(epsilon) * q).sum())
 
 
 @pytest.mark.parametrize("instances", [1, 2, 5, 8])

@@ -5,23 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from laws import hockey_stick, worst_pair
 
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours, compose
 
 
 def guarantee(epsilon=1.0, delta=0.0, model=Model.LOCAL, neighbours=Neighbours.REPLACE_ONE, exact=True):
     return Guarantee(epsilon, delta, model, neighbours, exact, "source")
-
-
-def worst_pair(epsilon, delta):
-    """The pair of output laws that every (epsilon, delta)-DP pair can be obtained from."""
-    p = np.array([delta, (1 - delta) * math.exp(epsilon), 1 - delta, 0.0])
-    p[1:3] /= 1 + math.exp(epsilon)
-    return p, p[::-1]
-
-
-def hockey_stick(p, q, epsilon):
-    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
 
 
 @pytest.mark.parametrize(("epsilons", "deltas"), [((0.5, 1.0), (1e-5, 1e-4)), ((2.0, 0.1), (0.0, 0.0))])

@@ -5,17 +5,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from laws import generator
+from laws import normal
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
 from torchdp.protocol import rounded_sum
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
 from torchdp.rounded import RoundedNormal
-
-
-def normals(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def whole(sums, vectors):
@@ -29,7 +25,7 @@ def test_guarantee_one_user_moves_whole_steps_by_the_sensitivity_at_most(size, u
     """Sums that lie next to halves of a step, where a user turns them either way; other users cancel or add up."""
     sums = RoundedSum.least(4.2, 2.0, 1.0, size)
     for seed in range(4):
-        vectors = torch.nn.functional.normalize(normals(users, size, seed=seed), dim=1)
+        vectors = torch.nn.functional.normalize(normal(users, size, seed=seed), dim=1)
         if seed % 2:
             vectors = vectors.abs()
         vectors *= 1 - 1e-13
@@ -45,7 +41,7 @@ def test_guarantee_one_user_moves_whole_steps_by_the_sensitivity_at_most(size, u
 def test_guarantee_floats_add_a_block_up_within_what_is_stated():
     """Against fractions: the worst sums that k terms have here are far inside, and the bound is k^2 2^-53."""
     assert rounded_sum.ADDED >= 2 * BLOCK**2 * 1.01 * 2.0**-53
-    for vectors in (torch.full((BLOCK, 1), 1 / 3).double(), normals(BLOCK, 1).clamp(-1, 1)):
+    for vectors in (torch.full((BLOCK, 1), 1 / 3).double(), normal(BLOCK, 1).clamp(-1, 1)):
         exact = sum(map(Fraction, vectors[:, 0].tolist()))
         for found in (vectors.sum(0), torch.ones(BLOCK).double() @ vectors, vectors.cumsum(0)[-1]):
             assert abs(Fraction(float(found)) - exact) <= Fraction(rounded_sum.ADDED) / 2

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp.regression import SecondMoments, least_squares, loss, phi, psi
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("ridge", [0.0, 3.0])
@@ -37,7 +34,7 @@ def test_psi_is_the_excess_risk_on_the_rows(k):
 
 
 def test_moments_are_summed_in_parts_and_join(monkeypatch):
-    A, b = normal(50, 3, dtype=torch.float32), normal(50, seed=1)
+    A, b = normal(50, 3).float(), normal(50, seed=1)
     whole = SecondMoments.of(A, b)
     monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 40)
     torch.testing.assert_close(SecondMoments.of(A, b).matrix, whole.matrix)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import byte_chi_square
 from scipy.stats import chi2
 
 from torchdp.noise import Noise, SeededNoise
@@ -21,14 +22,6 @@ class Given(Noise):
         if given.dtype == torch.int32:  # two in one
             given = torch.cat([given, given.new_zeros(len(given) % 2)]).view(torch.int64)
         words.copy_(given)
-
-
-def byte_chi_square(words):
-    """The largest of the chi-square statistics of the words' byte positions, 255 degrees of freedom each."""
-    octets = words.flatten()[:, None].view(torch.uint8)
-    expected = len(octets) / 256
-    counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
-    return float(((counts - expected) ** 2 / expected).sum(1).max())
 
 
 LIMIT = float(chi2.isf(1e-7, 255))

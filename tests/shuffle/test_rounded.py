@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from laws import hockey_stick
 from scipy import stats
 
 from torchdp.privacy import Model, gaussian_sigma
@@ -30,10 +31,6 @@ def laws(mean, width=400):
 def rounded(mean, q):
     a, b = laws(mean)
     return (1 - q) * a + q * b
-
-
-def hockey_stick(P, Q, epsilon):
-    return float(np.maximum(P - math.exp(epsilon) * Q, 0).sum())
 
 
 def profile(mean, q, other):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from contract import Contract, MessageContract, Unbiased
-from laws import generator
+from laws import generator, shifted
 from scipy import stats
 
 from torchdp.noise import SeededNoise
@@ -29,13 +29,6 @@ from torchdp.shuffle import (
 N, DELTA, SIZE = 30, 1e-3, 128
 AT_ONCE = 2**16
 X = torch.arange(2 * N).view(N, 2) % 7 < torch.tensor([2, 5])
-
-
-def shifted(law, plus, minus):
-    """Counts moved up, rows of "+1" and columns of "-1"."""
-    moved = np.zeros_like(law)
-    moved[plus:, minus:] = law[: SIZE - plus, : SIZE - minus]
-    return moved
 
 
 def only(law):
