@@ -5,6 +5,7 @@ import math
 from decimal import Context, Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from laws import Given
@@ -147,3 +148,14 @@ def hockey_stick(randomizer):
         epsrel=1e-12,
     )
     return truth
+
+
+def lifted(x):
+    """x' in the ball of R^d -> u on the sphere of R^{d+1}."""
+    return np.concatenate([x, np.sqrt(np.maximum(0, 1 - np.square(x).sum(-1, keepdims=True)))], -1)
+
+
+def random_ball(rng, count, dim):
+    directions = rng.standard_normal((count, dim))
+    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
+    return directions * rng.random((count, 1)) ** rng.choice([0, 1 / dim, 3], (count, 1))

@@ -1,8 +1,9 @@
-"""Statistics that tests share: two-sample tests on atoms that rounding split, z-scores, generators."""
+"""What tests share: two-sample tests on atoms that rounding split, z-scores, divergences of laws, generators."""
 
 import math
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from scipy.stats import ks_2samp
 from torch import Tensor
@@ -35,6 +36,44 @@ def normal(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:
     """Standard normals in float64, the same for the same seed, or name."""
     source = generator(seed) if name is None else keyed_generator(name)
     return torch.randn(*shape, dtype=torch.float64, generator=source)
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    """The delta of one law against another at epsilon: sum max(0, p - e^epsilon q)."""
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+def hockey_sticks(p: np.ndarray, q: np.ndarray, epsilons: Iterable[float]) -> np.ndarray:
+    return np.array([hockey_stick(p, q, epsilon) for epsilon in epsilons])
+
+
+def worst_pair(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """The pair of output laws that every (epsilon, delta)-DP pair can be obtained from."""
+    p = np.array([delta, (1 - delta) * math.exp(epsilon), 1 - delta, 0.0])
+    p[1:3] /= 1 + math.exp(epsilon)
+    return p, p[::-1]
+
+
+def shifted(law: np.ndarray, plus: int, minus: int | None = None) -> np.ndarray:
+    """Counts moved up, rows by ``plus`` and, where there are any, columns by ``minus``."""
+    moved = np.zeros_like(law)
+    if minus is None:
+        moved[plus:] = law[: len(law) - plus]
+    else:
+        moved[plus:, minus:] = law[: len(law) - plus, : law.shape[1] - minus]
+    return moved
+
+
+def byte_chi_square(words: Tensor) -> float:
+    """The largest chi-square statistic of the words' byte positions, 255 degrees of freedom each."""
+    octets = words.flatten()[:, None].contiguous().view(torch.uint8)
+    counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
+    expected = len(octets) / 256
+    return float(((counts - expected) ** 2 / expected).sum(1).max())
 
 
 def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:

@@ -17,7 +17,7 @@ from torchdp.collection import difference as differ
 from torchdp.collection.description import described, difference, made
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee, Model
-from torchdp.protocol import Estimate, MessageProtocol, Tally
+from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.interval import laplace_stretch, quantile
 
 POINTS = torch.tensor([[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]).double()
@@ -25,7 +25,6 @@ PLACES = Places(4, 1.5, POINTS)
 KINDS = [PLACES, Votes(4, 1.5)]
 CLASSES = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (Places, Votes)}
 TYPES = torch.randint(4, (60,), generator=generator())
-GIVEN = {"place": torch.zeros(3).double(), "square": torch.tensor(0.0).double()}
 
 
 def parts(protocol, seed=1):
@@ -170,45 +169,6 @@ def test_collections_share_their_names_and_never_change():
     for each in team:
         each.join()
     assert all(list(each.batches)[:-1] == list(steps[50].batches) for each in steps[51:]) and len(steps) == 59
-
-
-@pytest.mark.parametrize(
-    "name, tally, error, words",
-    [
-        ("", Tally(5, GIVEN), ValueError, "name must be a text"),
-        (7, Tally(5, GIVEN), ValueError, "name must be a text"),
-        ("a", Tally(0, GIVEN), ValueError, "n must be an integer >= 1"),
-        ("a", Tally(2.5, GIVEN), ValueError, "n must be an integer >= 1"),
-        ("a", Tally(5, {}), ValueError, "tally must hold"),
-        ("a", GIVEN, TypeError, "tally must be a Tally"),
-        ("a", Tally(5, {**GIVEN, "place": torch.zeros(4).double()}), ValueError, "place must be torch.float64 of"),
-        ("a", Tally(5, {**GIVEN, "place": torch.zeros(3)}), ValueError, "place must be torch.float64 of"),
-        ("a", Tally(5, {**GIVEN, "place": torch.full((3,), math.nan).double()}), ValueError, "place holds NaN"),
-        ("a", Tally(5, {**GIVEN, "place": [1.0, 2.0, 3.0]}), TypeError, "place must be a torch.Tensor"),
-        ("a", Tally(5, {name: part[None] for name, part in GIVEN.items()}), ValueError, "one batch of users"),
-    ],
-)
-def test_bad_batches(name, tally, error, words):
-    with pytest.raises(error, match=words):
-        Collection.of(PLACES).add(name, tally)
-
-
-class Hidden(MessageProtocol):
-    """Users who hide among each other."""
-
-
-def test_only_local_protocols_and_collections_are_taken():
-    Hidden.__abstractmethods__ = frozenset()
-    for other in (Hidden, Hidden(), POINTS):
-        with pytest.raises(TypeError, match="protocol must be a LocalProtocol"):
-            Collection.of(other)
-    counts = Collection.of(Votes(4, 1.0))
-    with pytest.raises(TypeError, match="other must be a Collection"):
-        counts.merge(3)
-    for n in (0, 1):
-        few = counts if n == 0 else counts.add("a", Tally(1, {"votes": torch.tensor([1, 0, 0, 0])}))
-        with pytest.raises(ValueError, match=f"must be an integer >= 2, not {n}"):
-            few.estimate()
 
 
 def test_what_is_kept_does_not_change_with_the_tensors_that_were_given():

@@ -28,7 +28,6 @@ from torchdp.shuffle import (
     ExactSum,
     PoissonSum,
     RandomizedResponseSum,
-    RoundedGaussianSum,
 )
 
 D = 8
@@ -57,11 +56,6 @@ def test_the_curator_s_noise_is_that_of_the_movement():
     flips = CentralGaussianSum.calibrated(3000, 1, 1e-5, 64)  # what counting flips alone would ask for
     assert flips.rmse == pytest.approx(29.85, abs=0.01)
     assert curator.guarantee.epsilon == pytest.approx(1) and curator.guarantee.model is Model.CENTRAL
-
-
-def test_noise_for_whole_numbers_is_refused():
-    with pytest.raises(TypeError, match="law must add up numbers"):
-        CentralKDE(InnerProduct(2).draw(1, generator=generator()), RoundedGaussianSum(50, 2.0), 1e-3)
 
 
 @pytest.mark.parametrize(("family", "repetitions"), FAMILIES[1:4] + FAMILIES[5:6], ids=IDS[1:4] + IDS[5:6])

@@ -7,7 +7,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from laws import generator
+from laws import generator, hockey_stick
 
 from torchdp.density import (
     GaussianFourier,
@@ -23,10 +23,6 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum, delta_of, epsilon_of
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0, 3.0)
-
-
-def divergence(p, q, epsilon):
-    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
 
 
 def counts_law(chances):
@@ -49,7 +45,7 @@ def worst_release(features, protocol, d, trials, epsilon):
         points = points / points.norm(dim=1, keepdim=True)
         x, other = points[1:], points[1:].clone()
         other[0] = points[0]
-        worst = max(worst, divergence(view(features, protocol, x), view(features, protocol, other), epsilon))
+        worst = max(worst, hockey_stick(view(features, protocol, x), view(features, protocol, other), epsilon))
     return worst
 
 
@@ -110,10 +106,10 @@ def test_guarantee_two_coordinates_that_are_coins_in_turn_cost_no_more_than_one_
         coin, other_coin = sum(laws[k]) / 2, sum(laws[m]) / 2
         for a, b in itertools.product((0, 1), (0, 1)):
             p, q = np.outer(laws[k][a], other_coin).ravel(), np.outer(coin, laws[m][b]).ravel()
-            found = np.array([divergence(p, q, epsilon) for epsilon in epsilons])
+            found = np.array([hockey_stick(p, q, epsilon) for epsilon in epsilons])
             assert (found <= one + 1e-9).all()
             p, q = np.outer(laws[k][a], laws[m][1 - b]).ravel(), np.outer(laws[k][1 - a], laws[m][b]).ravel()
-            found = np.array([divergence(p, q, epsilon) for epsilon in epsilons])
+            found = np.array([hockey_stick(p, q, epsilon) for epsilon in epsilons])
             without_coins = max(without_coins, float((found - one).max()))
     assert without_coins > 0.01  # two sure bits do cost more than one
 
@@ -154,8 +150,8 @@ def test_guarantee_of_rounded_coordinates_counts_how_far_their_probabilities_mov
             q = ((1 + vector[0]) / 2).tolist()
             laws = [c * noise[1] + (1 - c) * noise[0] for c in q]
             views.append(reduce(np.multiply.outer, [law[20:120] for law in laws]).ravel())
-        worst = max(worst, divergence(*views, guarantee.epsilon), divergence(*views[::-1], guarantee.epsilon))
-        half = max(half, divergence(*views, guarantee.epsilon / 2))
+        worst = max(worst, hockey_stick(*views, guarantee.epsilon), hockey_stick(*views[::-1], guarantee.epsilon))
+        half = max(half, hockey_stick(*views, guarantee.epsilon / 2))
     assert 0 < worst <= delta < half
     calibrated = ShuffledKDE.calibrated(features, PoissonSum, 10, 1.0, 1e-5)
     assert calibrated.guarantee.epsilon == 1.0
@@ -200,8 +196,8 @@ def test_guarantee_of_labels_and_vectors_together_is_the_sum_of_both():
         for labels, changed in itertools.product(itertools.product(range(2), repeat=2), range(2)):
             p = joint_view(features, kde_of, response, x, labels)
             q = joint_view(features, kde_of, response, other, (changed, labels[1]))
-            worst = max(worst, divergence(p, q, stated.epsilon), divergence(q, p, stated.epsilon))
-            both = max(both, divergence(p, q, stated.epsilon - 0.8))
+            worst = max(worst, hockey_stick(p, q, stated.epsilon), hockey_stick(q, p, stated.epsilon))
+            both = max(both, hockey_stick(p, q, stated.epsilon - 0.8))
     assert worst <= stated.delta
     assert both > stated.delta  # without the labels' share it would promise too much
     alone = ShuffledClasses(kdes).guarantee  # labels in the clear: of the vector alone

@@ -11,17 +11,13 @@ from torchdp.density import (
     GaussianSquareWave,
     InnerProduct,
     LaplacianSigns,
-    ShuffledClasses,
     ShuffledKDE,
-    classify,
     kernel_means,
-    nearest_centre,
-    nearest_words,
 )
 from torchdp.density.errors import expected_mse
 from torchdp.density.family import SLACK
 from torchdp.protocol import Crowd
-from torchdp.shuffle import PoissonSum, RandomizedResponseSum
+from torchdp.shuffle import PoissonSum
 
 D = 5
 
@@ -76,35 +72,6 @@ def test_kernels_take_two_dtypes(family):
     torch.testing.assert_close(mixed, family.kernel(x, y), rtol=1e-5, atol=1e-6)
 
 
-def test_wrong_objects_are_named(kde):
-    x, features = unit(8), kde.features
-    for call, match in [
-        (
-            lambda: ShuffledClasses.calibrated(features, PoissonSum, [3, 4], 1.0, 1e-5),
-            "counts must be a torch.Tensor, not list",
-        ),
-        (
-            lambda: ShuffledKDE.calibrated(GaussianFourier(D), PoissonSum, 8, 1.0, 1e-5),
-            "features must be a Features",
-        ),
-        (lambda: ShuffledKDE.calibrated(features, PoissonSum(8, 3.0), 8, 1.0, 1e-5), "kind must be a class"),
-        (lambda: ShuffledClasses((kde,), response=3), "response must be a RandomizedResponse"),
-        (lambda: ShuffledClasses((kde, 3)), "kdes must hold"),
-        (lambda: kernel_means(features, x, x), "family must be a Family"),
-        (lambda: expected_mse(GaussianFourier(D), 3, 3.0, x, x), "law must be a BitLaw"),
-        (lambda: classify(kde, x), "densities must be a Density"),
-        (lambda: nearest_centre(None, x), "densities must be a Density"),
-        (lambda: nearest_words(kde, x, 2), "densities must be a Density"),
-    ]:
-        with pytest.raises(TypeError, match=match):
-            call()
-    for counts in (torch.tensor(3), torch.tensor([], dtype=torch.int64)):
-        with pytest.raises(ValueError, match="counts must have shape"):
-            ShuffledClasses.calibrated(features, PoissonSum, counts, 1.0, 1e-5)
-    with pytest.raises(ValueError, match="epsilon must be at most 700"):
-        ShuffledKDE.calibrated(features, PoissonSum, 8, 1e30, 1e-5)
-
-
 @pytest.mark.parametrize("family", [GaussianFourier(D), LaplacianSigns(D), Exponential(D, radius=5.0)])
 def test_whole_numbers_are_the_same_vectors_as_floats(family):
     whole = torch.randint(-1, 2, (8, D), generator=generator())
@@ -116,14 +83,6 @@ def test_whole_numbers_are_the_same_vectors_as_floats(family):
     torch.testing.assert_close(*(kde.exact(each) for each in summaries), rtol=0, atol=1e-12)
     totals = [kde.sample_tally(each, generator=generator()).parts["total"] for each in summaries]
     assert (totals[0] == totals[1]).all()
-
-
-def test_steps_of_a_law_of_bits_and_steps_that_are_no_number_are_refused_by_name():
-    features = GaussianFourier(D).draw(3, generator=generator())
-    with pytest.raises(TypeError, match="levels must be 1 with RandomizedResponseSum"):
-        ShuffledKDE.calibrated(features, RandomizedResponseSum, 8, 1.0, 1e-3, levels=2)
-    with pytest.raises(ValueError, match="levels must be"):
-        ShuffledKDE.calibrated(features, PoissonSum, 8, 1.0, 1e-3, levels="2")
 
 
 def test_a_radius_whose_square_overflows_bounds_nothing():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from dataclasses import replace
 from functools import reduce
 from typing import ClassVar
 
@@ -341,49 +340,6 @@ def test_what_is_wrong_is_refused_before_anything_is_drawn():
         kde.sample_estimate(x, generator=source)
     assert torch.equal(source.get_state(), before)
     kde.estimate(x * (1 + 1e-7) / x.norm(dim=1, keepdim=True))  # unit up to rounding
-
-
-def test_queries_and_parameters_are_checked_too():
-    kde = ShuffledKDE(Exponential(D).draw(3, generator=generator()), PoissonSum(8, 30.0), DELTA)
-    density = kde.estimate(ball(8))
-    crowd = kde.summary(ball(8))
-    for call in (density.evaluate, density.standard_error_at, lambda y: kde.density_mse(crowd, y)):
-        with pytest.raises(ValueError, match="ball of radius 1"):
-            call(5 * ball(4) + 1)
-        with pytest.raises(ValueError, match="NaN"):
-            call(ball(4) * math.nan)
-    for wrong in (0.0, 1.0, -1):
-        with pytest.raises(ValueError, match="delta"):
-            ShuffledKDE(kde.features, kde.law, wrong)
-    with pytest.raises(TypeError, match="features must be a Features"):
-        ShuffledKDE(Exponential(D), kde.law, DELTA)
-    with pytest.raises(TypeError, match="law must be a MessageLaw"):
-        ShuffledKDE(kde.features, ExactSum(3), DELTA)
-    with pytest.raises(TypeError, match="law must be a CuratorSum"):
-        CentralKDE(kde.features, kde.law, DELTA)
-    with pytest.raises(ValueError, match="value must have shape"):
-        replace(density, value=density.value[:2])
-    for make in (lambda: GaussianFourier(0), lambda: GaussianFourier(3, 0.0), lambda: LaplacianBuckets(3, 1.0, 6)):
-        with pytest.raises(ValueError):
-            make()
-    for make in (lambda: Projected(3, GaussianFourier(4)), lambda: Exponential(3, radius=-1.0)):
-        with pytest.raises(ValueError):
-            make()
-    with pytest.raises(TypeError, match="Gaussian"):
-        Projected(8, InnerProduct(3))
-    for family in FAMILIES:
-        with pytest.raises(ValueError, match="repetitions"):
-            family.draw(0, generator=generator())
-        with pytest.raises(TypeError, match=r"torch.Generator"):
-            family.draw(2, generator=3)
-
-
-def test_a_release_that_is_not_certified_is_refused_when_it_is_made():
-    features = GaussianSquareWave(D).draw(2, generator=generator())
-    with pytest.raises(ValueError, match="not reached at any epsilon"):
-        ShuffledKDE(features, PoissonSum(8, 0.5), DELTA)
-    with pytest.raises(ValueError, match="not certified"):
-        ShuffledKDE(features, PoissonSum(8, 30.0), DELTA, epsilon=0.1)
 
 
 def test_one_user_and_no_queries():

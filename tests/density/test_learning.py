@@ -162,15 +162,3 @@ def test_wrong_labels_and_counts_are_refused_before_anything_is_drawn():
         with pytest.raises(kind, match=match):
             learner.collect((some, reported))
     assert torch.equal(source.get_state(), before)
-    with pytest.raises(ValueError, match="k = 3"):
-        ShuffledClasses(learner.kdes, RandomizedResponse(4, 1.0))
-    with pytest.raises(TypeError, match="ShuffledKDE"):
-        ShuffledClasses(())
-    other = ShuffledKDE(GaussianSquareWave(D).draw(2, generator=generator()), learner.kdes[0].law, DELTA)
-    with pytest.raises(ValueError, match="one Features"):
-        ShuffledClasses([learner.kdes[0], other])
-    densities = learner.sample_estimate((x, labels), generator=source)
-    with pytest.raises(ValueError, match="inner product"):
-        nearest_centre(densities, x)
-    with pytest.raises(ValueError, match="several classes"):
-        classify(learner.kdes[0].estimate(x[:4]), x)

@@ -111,18 +111,6 @@ def test_a_release_is_saved_and_loaded(tmp_path):
     torch.testing.assert_close(again, density.evaluate(y), rtol=1e-12, atol=1e-12)
 
 
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="bandwidth"):
-        GaussianOrthogonal(D, 0.0)
-    for radius in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="radius"):
-            GaussianOrthogonal(D, 1.0, radius)
-    with pytest.raises(ValueError, match="dimension"):
-        GaussianOrthogonal(0)
-    with pytest.raises(ValueError, match="repetitions"):
-        GaussianOrthogonal(D).draw(0, generator=generator())
-
-
 def test_movement_is_bounded_block_by_block_to_the_last_wave():
     features = GaussianOrthogonal(3, 1.0, 0.1).draw(7, generator=generator(1))
     squares = features.frequencies.norm(dim=0).square()

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from laws import normal
 
 import torchdp.domains
 from torchdp.domains import (
@@ -31,10 +32,6 @@ from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 
 EPS = torch.finfo(torch.float64).eps
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 ZERO = torch.zeros(3, dtype=torch.float64)

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from laws import normal
 
 from torchdp.domains import (
     Box,
@@ -34,10 +35,6 @@ from torchdp.factorization.structure.closed_forms import gamma_product_domain
 EXPONENTS = [2.0, 3.0, 4.0, 8.0, math.inf]
 exponents = pytest.mark.parametrize("p", EXPONENTS)
 few_exponents = pytest.mark.parametrize("p", [2.0, 3.0, math.inf])  # the closed forms see the others
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def identity(d):
@@ -365,20 +362,6 @@ def test_coupling_bound_is_exact_for_separate_blocks_and_holds_for_others():
     z = torch.cat([torch.nn.functional.normalize(normal(20000, d, seed=d), dim=-1) for d in (3, 2)], -1)
     bound = couple(C, [3, 2], most)
     assert float((z @ C.mT).square().sum(-1).max()) <= bound <= 2 * sum(most)
-
-
-def test_bad_calls_are_refused_in_words():
-    domain = lp_ball(2, 2.0)
-    with pytest.raises(ValueError, match="p must lie in"):
-        noise_shape(domain, 1.5)
-    with pytest.raises(TypeError, match="shift must be True or False"):
-        noise_shape(domain, 2.0, shift=1)
-    with pytest.raises(ValueError, match="tol must be"):
-        noise_shape(domain, 2.0, tol=0.0)
-    with pytest.raises(TypeError, match="Domain, not Tensor"):
-        noise_shape(torch.zeros(2, 2), 2.0)
-    with pytest.raises(ValueError, match=r"\(\.\.\., 2\)"):
-        noise_shape(domain, 2.0).coordinates(torch.zeros(3))
 
 
 def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():

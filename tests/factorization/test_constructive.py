@@ -170,24 +170,3 @@ def test_what_the_decoder_cannot_reach_is_charged():
     W = workloads.prefix(4).dense()
     found = best_decoder(W, W[:2])
     assert found.certificate.residual > 0.1 and found.certificate.upper >= factorize(W).certificate.lower
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: binary_tree(0), "k must be"),
-        (lambda: square_root(2.5), "k must be"),
-        (lambda: normalised_square_root(-1), "k must be"),
-        (lambda: group_algebra(0), "k must be"),
-        (lambda: square_root(4, p=1), "p must lie"),
-        (lambda: lipschitz_tree(torch.eye(3), decay=1), "decay must lie"),
-        (lambda: lipschitz_tree(torch.ones(3)), "W must be"),
-        (lambda: identity_strategy(torch.ones(3)), "W must be"),
-        (lambda: workload_strategy(torch.tensor([[math.nan]])), "W holds NaN"),
-        (lambda: hadamard_strategy(torch.empty(0, 2)), "W must be"),
-        (lambda: best_decoder(torch.eye(3), torch.eye(4)), "right must have W's 3 columns"),
-    ],
-)
-def test_bad_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

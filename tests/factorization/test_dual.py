@@ -158,11 +158,6 @@ def test_it_warns_where_it_stops_early_and_refuses_bad_arguments():
     assert found.iterations == 3 and found.lower <= gamma2_dual(MATRICES["signs"]).upper <= found.upper * (
         1 + 1e-6
     )
-    for U in (torch.zeros(3), torch.tensor([[math.nan]]), torch.zeros(0, 3)):
-        with pytest.raises(ValueError, match="U"):
-            gamma2_dual(U)
-    with pytest.raises(ValueError, match="tol"):
-        gamma2_dual(torch.eye(3), tol=0)
 
 
 @pytest.mark.gpu

@@ -211,28 +211,3 @@ def test_a_workload_is_taken_and_a_stop_before_the_tolerance_is_told():
     assert factorize_epochs(workloads.prefix(6), 3).certificate.gap <= 1e-3
     with pytest.warns(RuntimeWarning, match="after 1 iterations at a certified gap"):
         factorize_epochs(workloads.prefix(6), 3, tol=1e-6, max_iterations=1)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: factorize_epochs(torch.ones(2, 2, 2), 2), ValueError, "W must be one"),
-        (lambda: factorize_epochs(torch.eye(2), 0), ValueError, "period must be"),
-        (lambda: factorize_epochs(torch.eye(2), 1, 1.5), ValueError, "p must lie"),
-        (lambda: factorize_epochs(torch.eye(2), 1, tol=0.0), ValueError, "tol must be"),
-        (lambda: factorize_epochs(torch.full((2, 2), math.nan), 1), ValueError, "W holds NaN"),
-        (
-            lambda: certify_epochs(torch.eye(2), torch.eye(2), torch.eye(2), -torch.ones(2), torch.ones(2, 1), 1),
-            ValueError,
-            "row_weights must hold no negative",
-        ),
-        (
-            lambda: certify_epochs(torch.eye(2), torch.eye(2), torch.eye(2), torch.ones(2), torch.ones(3, 1), 1),
-            ValueError,
-            "directions",
-        ),
-    ],
-)
-def test_bad_arguments(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -113,28 +113,3 @@ def test_warns_at_an_early_stop():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         factorize(workloads.prefix(16), error_weights=torch.ones(16))
-
-
-@pytest.mark.parametrize(
-    ("weights", "error", "message"),
-    [
-        (torch.tensor([1.0, 0.0, 1.0]), ValueError, "error_weights must be positive: .* drop its row"),
-        (torch.tensor([1.0, -1.0, 1.0]), ValueError, "error_weights must be positive"),
-        (torch.ones(4), ValueError, "error_weights must be of shape"),
-        (torch.ones(2, 3), ValueError, "error_weights must be of shape"),
-        (torch.tensor(1.0), ValueError, "error_weights must be of shape"),
-        (torch.tensor([1.0, math.nan, 1.0]), ValueError, "error_weights holds NaN"),
-        (
-            torch.tensor([1e308, 1.0, 1.0], dtype=torch.float64),
-            ValueError,
-            "error_weights times W holds NaN or inf",
-        ),
-        ([1.0, 1.0, 1.0], TypeError, "error_weights must be a torch.Tensor"),
-    ],
-)
-def test_weights_it_refuses(weights, error, message):
-    W = torch.full((3, 3), 10.0, dtype=torch.float64)
-    with pytest.raises(error, match=message):
-        factorize(W, error_weights=weights)
-    with pytest.raises(error, match=message):
-        certify(W, W, torch.eye(3), torch.ones(3), torch.ones(3), error_weights=weights)

@@ -163,35 +163,3 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
     assert record[0].filename == __file__
     assert early.lower <= factorize(symmetric).certificate.upper
     assert early.upper >= factorize(symmetric).certificate.lower
-
-
-BAD = [
-    ({"W": torch.tensor([[math.nan, 1.0]])}, ValueError, "W holds NaN"),
-    ({"W": torch.tensor([[math.inf, 1.0]])}, ValueError, "W holds NaN or inf"),
-    ({"W": torch.empty(0, 3)}, ValueError, "W must be a non-empty"),
-    ({"W": torch.ones(3)}, ValueError, "W must be a non-empty"),
-    ({"W": torch.ones(2, 2, dtype=torch.complex64)}, TypeError, "W must be real"),
-    ({"W": torch.eye(2).to_sparse()}, TypeError, "W must be a dense"),
-    ({"W": [[1.0, 2.0]]}, TypeError, "W must be a torch.Tensor"),
-    ({"p": 1}, ValueError, "p must lie in"),
-    ({"p": math.nan}, ValueError, "p must lie in"),
-    ({"p": -math.inf}, ValueError, "p must lie in"),
-    ({"p": "two"}, ValueError, "p must be a number"),
-    ({"p": None}, ValueError, "p must be a number"),
-    ({"tol": 0}, ValueError, "tol must be"),
-    ({"tol": -1e-3}, ValueError, "tol must be"),
-    ({"tol": math.nan}, ValueError, "tol must be"),
-    ({"tol": "small"}, ValueError, "tol must be"),
-    ({"max_iterations": 0}, ValueError, "max_iterations must be"),
-    ({"max_iterations": 1.5}, ValueError, "max_iterations must be"),
-    ({"shift": 1e-3}, TypeError, "shift must be True or False"),
-]
-
-
-@pytest.mark.parametrize("arguments, error, message", BAD)
-def test_bad_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        factorize(**{"W": torch.eye(2), **arguments})
-    if not {"p", "shift"} & set(arguments):
-        with pytest.raises(error, match=message):
-            signature_form(**{"W": torch.eye(2), **arguments})

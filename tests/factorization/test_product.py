@@ -1,7 +1,6 @@
 """Kronecker products and block-diagonal matrices: factored, certified and used part by part."""
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -242,29 +241,3 @@ def test_early_stops_are_reported_where_they_are_called():
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
         factorize_blocks([workloads.prefix(16).dense()], max_iterations=1)
     assert record[0].filename == __file__
-
-
-def test_bad_arguments():
-    product = factorize_product(workloads.kendall(2, 3))
-    shifted = factorize(normal(3, 3), shift=True)
-    batched = factorize(normal(2, 3, 3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for call, error, message in [
-            (lambda: factorize_product(torch.eye(2)), TypeError, "W must be a Workload"),
-            (lambda: factorize_product(workloads.sign(2), tol=0), ValueError, "tol must be"),
-            (lambda: factorize_product(workloads.sign(2), p=1), ValueError, "p must lie"),
-            (lambda: ProductFactorization(()), ValueError, "factors must hold"),
-            (lambda: ProductFactorization((shifted,)), ValueError, "without a shift"),
-            (lambda: ProductFactorization((batched,)), ValueError, "single matrices"),
-            (lambda: product.columns(torch.tensor([6])), ValueError, "types must lie"),
-            (lambda: product.columns(torch.tensor([[1]])), ValueError, "types must be one-dim"),
-            (lambda: product.encode(torch.ones(5)), ValueError, "histogram must have shape"),
-            (lambda: product.decode(torch.tensor(1.0)), ValueError, "y must have shape"),
-            (lambda: factorize_blocks([]), ValueError, "blocks must hold"),
-            (lambda: factorize_blocks([normal(2, 2, 2)]), ValueError, "blocks must hold"),
-            (lambda: factorize_blocks([torch.eye(2), torch.eye(2).double()]), ValueError, "blocks must share"),
-            (lambda: factorize_blocks([torch.eye(2)], p=1), ValueError, "p must lie"),
-        ]:
-            with pytest.raises(error, match=message):
-                call()

@@ -120,12 +120,10 @@ def test_projection_is_unbiased_with_the_variance_of_its_law():
     assert (ratio - 1).abs().max() < 0.2  # a matrix with E A A^T = I / 2 or 2 I fails by a factor of 2 at least
 
 
-def test_projection_takes_a_generator():
+def test_projection_repeats_with_its_generator():
     factorization = factorize(normal(5, 4))
     torch.testing.assert_close(projected(factorization, 2).left, projected(factorization, 2).left)
     assert not torch.allclose(projected(factorization, 2).left, projected(factorization, 2, b"other").left)
-    with pytest.raises(TypeError, match="generator must be a"):
-        johnson_lindenstrauss(factorization, 2, generator=1)
 
 
 @pytest.mark.parametrize(("relative", "failure"), [(0.5, 1e-6), (0.2, 1e-3), (1.5, 1e-9)])
@@ -214,19 +212,3 @@ def test_jl_rank_against_the_papers_constant():
 def test_jl_rank_moves_the_right_way():
     assert jl_rank(8, 8, 0.1) > jl_rank(8, 8, 0.2) and jl_rank(80, 8, 0.1) > jl_rank(8, 8, 0.1)
     assert jl_rank(8, 8, 0.1, failure=1e-9) > jl_rank(8, 8, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda f: truncate(f, 0), "rank must be an integer >= 1"),
-        (lambda f: projected(f, 1.5), "rank must be an integer >= 1"),
-        (lambda f: jl_rank(0, 1, 0.1), "m must be"),
-        (lambda f: jl_rank(1, 0, 0.1), "n must be"),
-        (lambda f: jl_rank(1, 1, 0.0), "relative must lie"),
-        (lambda f: jl_rank(1, 1, 0.1, failure=1.0), "failure must lie"),
-    ],
-)
-def test_bad_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(factorize(torch.eye(2)))

@@ -218,26 +218,6 @@ def test_low_rank_of_zero_of_small_and_in_float32():
     assert found.norm < 1e-3 and found.distortion <= 1  # alpha above all of W: nothing needs saying
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda W: Relaxation(W, alpha=-1.0), ValueError, "alpha must be"),
-        (lambda W: Relaxation(W[0]), ValueError, "W must be a non-empty"),
-        (lambda W: Relaxation(workloads.prefix(3)), TypeError, "W must be a torch.Tensor"),
-        (lambda W: LowRankRelaxation(W, 0), ValueError, "rank must be"),
-        (lambda W: SignatureRelaxation(W, 1), ValueError, "W must be symmetric"),
-        (lambda W: SignatureRelaxation(W[:1], 1), ValueError, "W must be symmetric"),
-        (lambda W: low_rank(W, 1, 0.0), ValueError, "alpha must be"),
-        (lambda W: low_rank(W, 0, 0.1), ValueError, "rank must be"),
-        (lambda W: low_rank(W, 1, 0.1, steps=0), ValueError, "steps must be"),
-        (lambda W: low_rank(W, 1, 0.1, learning_rate=0.0), ValueError, "learning_rate must be"),
-    ],
-)
-def test_bad_arguments(call, error, message):
-    with pytest.raises(error, match=message):
-        call(workloads.prefix(3).dense())
-
-
 # End to end: the whole protocol's predicted error as the loss.
 
 TYPES, USERS, EPSILON = 24, 1000, 0.5

@@ -60,18 +60,3 @@ def test_zero_and_float32():
     single = signature_form(workloads.unequal(5, dtype=torch.float32))
     assert single.right.dtype == single.signature.dtype == torch.float32
     assert single.certificate.lower <= 2 - 2 / 5 + 1e-9 and single.certificate.upper >= 2 - 2 / 5 - 1e-9
-
-
-@pytest.mark.parametrize(
-    "W",
-    [
-        workloads.prefix(3).dense(),
-        workloads.sign(4).dense(),
-        torch.ones(2, 3),
-        torch.eye(2).expand(4, 2, 2),
-        workloads.Workload("odd", workloads.sign(3).factors + workloads.unequal(3).factors),
-    ],
-)
-def test_refuses_what_is_not_one_symmetric_matrix(W):
-    with pytest.raises(ValueError, match=r"W .*symmetric"):
-        signature_form(W)

@@ -211,38 +211,3 @@ def test_large_means_keep_a_short_table_around_the_mean():
     assert table.first > 980_000 and table.length < 30_000
     cells = inversion.draws(table, 1, 100, 100).double()
     assert abs(float(cells.mean()) - 1e6) < 4 * 1e3 / 100 and abs(float(cells.var()) / 1e6 - 1) < 4 * 0.0142
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: inversion.poisson(1e9),
-        lambda: inversion.poisson(1e300),
-        lambda: inversion.negative_binomial(1e-6, 0.9999),
-        lambda: inversion.negative_binomial(1.0, 1 - 1e-9),
-        lambda: inversion.negative_binomial(1e308, 0.9),
-        lambda: inversion.binomial(10**12, 0.5),
-    ],
-)
-def test_laws_too_wide_for_a_table_are_refused_with_a_way_out(make):
-    with pytest.raises(ValueError, match="without a table"):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: inversion.poisson(0.0), "mean"),
-        (lambda: inversion.poisson(math.nan), "mean"),
-        (lambda: inversion.negative_binomial(-1, 0.5), "shape"),
-        (lambda: inversion.negative_binomial(1, 1.0), "ratio"),
-        (lambda: inversion.binomial(0, 0.5), "trials"),
-        (lambda: inversion.binomial(10**400, 0.5), "trials"),
-        (lambda: inversion.draws(inversion.poisson(1.0), 0, -1, 2), "users"),
-        (lambda: inversion.draws(inversion.poisson(1.0), 0, 2, 2, stream=2**30), "stream"),
-        (lambda: inversion.column_sums(inversion.poisson(1.0), 0, 2, 2, first=2**63), "first"),
-    ],
-)
-def test_arguments_out_of_range_are_named(make, name):
-    with pytest.raises(ValueError, match=name):
-        make()

@@ -7,6 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from laws import byte_chi_square
 from scipy.stats import chi2, kstest
 
 from torchdp.kernels import chacha, secure_sketch
@@ -142,14 +143,6 @@ def test_a_cut_of_the_normals_tail_costs_what_the_readme_says():
             bound = math.exp(-((T - v) ** 2) / 2)
             assert 0 < exact <= bound
             assert v < 1 or exact > math.exp(-(T**2) / 2)  # the tail's own mass would be too little
-
-
-def byte_chi_square(words):
-    """The largest of the chi-square statistics of the lowest, a middle and the highest byte."""
-    octets = words.flatten()[:, None].contiguous().view(torch.uint8)
-    counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
-    expected = len(octets) / 256
-    return float(((counts - expected) ** 2 / expected).sum(1).max())
 
 
 LIMIT = float(chi2.isf(1e-7, 255))

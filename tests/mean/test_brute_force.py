@@ -20,12 +20,7 @@ from torchdp.domains import (
     round_shape,
 )
 from torchdp.factorization import factorize
-from torchdp.mean import (
-    GaussianMean,
-    GaussianMoments,
-    PureMean,
-    pure_lower_bound,
-)
+from torchdp.mean import GaussianMean, GaussianMoments, PureMean, pure_lower_bound
 from torchdp.queries import CentralFactorization, FactoredQueries
 
 SHAPES = (noise_shape, difference_shape, round_shape)

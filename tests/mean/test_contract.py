@@ -5,7 +5,6 @@ import math
 from typing import ClassVar
 
 import numpy as np
-import pytest
 import torch
 from contract import Contract, LocalContract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
@@ -22,7 +21,6 @@ from torchdp.mean import (
     PureMean,
     StrategyCovariance,
 )
-from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG, StrategyMatrix
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
@@ -115,20 +113,6 @@ class TestLocalMean(Unbiased, RelayContract):
 
     def truth(self):
         return self.x.mean(0)
-
-
-@pytest.mark.parametrize(
-    "protocol", [TestGaussianMean.protocol, TestGaussianMoments.protocol, TestLocalMean.protocol]
-)
-def test_a_crowd_outside_the_domain_is_refused(protocol):
-    crowd = Crowd(torch.tensor([[0.5, 0.5], [99.0, 0.0]]), torch.tensor([1, 1]))
-    for verb in (
-        protocol.exact,
-        protocol.predicted_mse,
-        lambda c: protocol.sample_tally(c, generator=generator()),
-    ):
-        with pytest.raises(ValueError, match="summary must hold values that users may have"):
-            verb(crowd)
 
 
 class TestLocalCovariance(Unbiased, RelayContract):

@@ -8,7 +8,6 @@ from laws import generator
 
 from torchdp.domains import Box, FiniteSet, lp_ball, noise_shape
 from torchdp.mean import LocalMean
-from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.protocol import Crowd
 from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG
@@ -71,19 +70,3 @@ def test_a_better_randomizer_than_the_papers_costs_less():
         for kind in (PrivUnit, DuchiJordanWainwright, PointRelease, PointRelease.published)
     ]
     assert errors == sorted(errors) and errors[3] > 1.5 * errors[0]
-
-
-def test_bad_arguments_are_refused():
-    domain = DOMAINS[0]
-    shape = noise_shape(domain, 2.0)
-    with pytest.raises(ValueError, match="dim = 3"):
-        LocalMean(domain, shape, PrivUnit(2, 1.0, 1.5))
-    with pytest.raises(ValueError, match="radius"):
-        LocalMean(domain, shape, PrivUnit(3, 1.0, 0.9))
-    with pytest.raises(TypeError, match="BallRandomizer"):
-        LocalMean(domain, shape, 1.0)
-    single = FiniteSet(torch.tensor([[3.0, 4.0]]))
-    with pytest.raises(ValueError, match="single point"):
-        LocalMean.calibrated(single, noise_shape(single, 2.0), epsilon=1.0)
-    with pytest.raises(ValueError, match="outside the domain"):
-        LocalMean.calibrated(domain, shape, epsilon=1.0).estimate(domain.high[None] + 1, noise=SeededNoise(0))

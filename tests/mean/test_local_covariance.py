@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from torchdp.domains import Box, lp_ball
+from torchdp.domains import Box
 from torchdp.mean import LocalCovariance
 from torchdp.protocol import Crowd, Objective
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
+from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator
 
 
@@ -74,18 +74,5 @@ def test_the_worst_means_are_at_the_ends():
         assert float(protocol.worst_mse(900, objective)) == pytest.approx(worst, rel=1e-12)
 
 
-def test_bad_input_is_named():
-    with pytest.raises(TypeError, match="domain must be"):
-        LocalCovariance.calibrated(lp_ball(2, 2.0, 1.0), epsilon=1.0)
-    with pytest.raises(ValueError, match="domain must be wider than 0"):
-        LocalCovariance.calibrated(Box(torch.zeros(2), torch.tensor([0.0, 1.0])), epsilon=1.0)
-    radius = 2 * LocalCovariance.radius(2)
-    with pytest.raises(ValueError, match="client must have dim = 5"):
-        LocalCovariance(cube(2), PrivUnitG(4, 1.0, radius))
-    with pytest.raises(ValueError, match="client must have radius"):
-        LocalCovariance(cube(2), PrivUnitG(5, 1.0, 1.0))
-    for client in (DuchiJordanWainwright(5, 1.0, radius), PrivUnit(5, 1.0, radius)):
-        if client.moments.outer:
-            with pytest.raises(ValueError, match="client must have the same noise"):
-                LocalCovariance(cube(2), client)
+def test_one_coordinate_has_a_finite_error():
     assert math.isfinite(float(LocalCovariance.calibrated(cube(1), epsilon=1.0).worst_mse(10)))

@@ -1,11 +1,10 @@
 """Moment tensors and covariance: what one user moves, the law of the noise, no bias, and the biased projection."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
-from laws import generator
+from laws import generator, normal
 
 from torchdp.domains import Box, Ellipsoid, lp_ball, noise_shape
 from torchdp.mean import (
@@ -18,11 +17,6 @@ from torchdp.mean.covariance import projection_bound
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.privacy import gaussian_log_delta
 from torchdp.protocol import Crowd, Objective
-from torchdp.regression import SecondMoments
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def in_ball(n, d, radius=1.0, seed=0):
@@ -119,16 +113,10 @@ def test_symmetric_noise_at_the_even_distance_is_half_of_noise_on_every_entry():
     )
 
 
-def test_moments_around_another_point_than_the_origin_are_refused():
+def test_moments_are_around_the_origin():
     domain = Box(torch.zeros(2), torch.ones(2))
-    with pytest.raises(ValueError, match="shift=False"):
-        GaussianMoments(domain, noise_shape(domain, 2.0), 1.0, 1e-6, 2)
     mechanism = moments(domain, 2)  # around the origin, although the box is not
     assert mechanism.estimate(torch.ones(1, 2)).value.shape == (2, 2)
-    with pytest.raises(ValueError, match="too large"):
-        moments(domain, 7)
-    with pytest.raises(ValueError, match="outside"):
-        mechanism.estimate(2 * torch.ones(1, 2))
 
 
 def joint(x, weight):
@@ -202,13 +190,6 @@ def test_the_projection_is_the_nearest_second_moment():
 def test_the_covariances_projection_takes_away_what_is_below_zero():
     matrix = torch.diag(torch.tensor([3.0, -1.0], dtype=torch.float64))
     assert torch.allclose(project_covariance(matrix), torch.diag(torch.tensor([3.0, 0.0], dtype=torch.float64)))
-
-
-@pytest.mark.parametrize("call", [project_covariance, project_second_moment, partial(SecondMoments, 5)])
-def test_matrices_whose_eigenvalues_are_no_floats_are_refused(call):
-    call(torch.full((2, 2), 1e150, dtype=torch.float64))
-    with pytest.raises(ValueError, match="must hold numbers of at most 1e"):
-        call(torch.full((2, 2), 1e308, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("d", "tau"), [(1, 0.5), (3, 0.01), (20, 0.3), (20, 5.0)])

@@ -10,7 +10,7 @@ from torchdp.domains import Box
 from torchdp.mean import LocalCovariance, StrategyCovariance, choose_covariance
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import RandomizedResponse, StrategyMatrix
+from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -100,17 +100,3 @@ def test_the_choice_is_the_least_predicted_error():
     (only,) = choose_covariance(many, 1_000, 1.0).candidates
     assert isinstance(only.protocol, LocalCovariance)
     assert math.isinf(float(choice.best.worst_mse(100)))
-
-
-def test_bad_input_is_named():
-    strategy = StrategyMatrix(torch.full((9, 9), 0.05).fill_diagonal_(0.6))
-    with pytest.raises(ValueError, match="client must have 25 types"):
-        StrategyCovariance(BOX, 2, strategy)
-    with pytest.raises(TypeError, match="client must be"):
-        StrategyCovariance(BOX, 1, RandomizedResponse(9, 1.0))
-    with pytest.raises(ValueError, match="steps must be"):
-        tuned(steps=0)
-    with pytest.raises(ValueError, match="types"):
-        tuned(steps=2**40)
-    with pytest.raises(ValueError, match="domain must be wider than 0"):
-        StrategyCovariance(Box(torch.zeros(2), torch.tensor([0.0, 1.0])), 1, strategy)

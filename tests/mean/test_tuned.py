@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gaussians import Probe
-from laws import generator
+from laws import generator, uniform
 
 from torchdp.domains import (
     Box,
@@ -29,11 +29,6 @@ from torchdp.mean import AdaptiveMean, Block, GaussianMean, LocalMean, PureMean,
 from torchdp.mean.adaptive import CELLS, LAST, LEAST, LOOK, LOOKS, MOST_RINGS, RATIO, _histogram, _rings
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
-
-
-def uniform(*shape, seed=0):
-    return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
-
 
 SIMPLEX = FiniteSet(torch.eye(4, dtype=torch.float64))
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
@@ -195,17 +190,7 @@ def test_pure_means_stay_above_the_lower_bound(name):
     assert protocol.guarantee.delta == 0 and protocol.guarantee.epsilon == 1.0
 
 
-def test_pure_means_refuse_what_is_no_split():
-    shape = noise_shape(BOX, 2.0)
-    for blocks in (
-        (),
-        (Block(2, 2.0, 1.0),),
-        (Block(3, 3.0, 1.0),),
-        (Block(3, 2.0, 0.5),),
-        (Block(3, 2.0, -1.0),),
-    ):
-        with pytest.raises(ValueError, match="blocks"):
-            PureMean(BOX, shape, 1.0, blocks)
+def test_a_set_of_one_point_is_known():
     one = FiniteSet(torch.tensor([[3.0, 4.0]]))
     assert PureMean.tuned(one, epsilon=1.0).estimate(one.points).value.tolist() == [3.0, 4.0]
 
@@ -297,10 +282,7 @@ def test_an_adaptive_mean_counts_as_many_rings_as_floats_allow():
     assert MOST_RINGS >= 2 + across / math.log(RATIO)
 
 
-def test_an_adaptive_mean_refuses_noise_that_is_not_drawn():
-    for rho in (5e-14, 0.999 * 5 * LEAST):
-        with pytest.raises(ValueError, match=r"rho must be at least 7.11e-14 in 5 dimensions"):
-            AdaptiveMean(wide(), rho, 1e-6)
+def test_an_adaptive_mean_draws_the_least_noise():
     for d in (1, 5, 200):  # down to the least, both ends of the noise are drawn
         found = AdaptiveMean(wide(d), d * LEAST, 1e-6).estimate(crowd(3, d), noise=SeededNoise(0))
         assert bool(found.value.isfinite().all())
@@ -379,16 +361,6 @@ def test_an_adaptive_mean_takes_the_numbers_of_float32_in_its_box():
     x = torch.stack([torch.full((5000,), 0.1), torch.full((5000,), 0.7)], 1)  # both a little above
     found = AdaptiveMean(box, 1.0, 1e-6).estimate(x, noise=SeededNoise(0))
     assert found.value.tolist() == pytest.approx([0.1, 0.7], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("size", "rho", "named"),
-    [(1e-90, 1.0, "box must"), (1e90, 1.0, "box must"), (1.0, 1e6, "rho must be at most 500000")],
-)
-def test_an_adaptive_mean_refuses_what_its_rounds_could_not_follow(size, rho, named):
-    box = Box(torch.full((1,), -size, dtype=torch.float64), torch.full((1,), size, dtype=torch.float64))
-    with pytest.raises(ValueError, match=named):
-        AdaptiveMean(box, rho, 1e-6)
 
 
 @pytest.mark.parametrize("thin", [1e-6, 1e-9, 1e-12])

@@ -1,8 +1,11 @@
 """What the tests of pairwise statistics share."""
 
+import torch
+
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessagePairs
 from torchdp.protocol import Tally
+from torchdp.randomness import keyed_generator
 
 
 def mse(protocol, h, n):
@@ -19,3 +22,15 @@ def sampled(protocol, counts, generator, trials):
     messages = protocol.client.speak(users, SeededNoise.of(generator))
     parts = {"sum": messages.sum(1), "squares": messages.square().sum(1)}
     return protocol.analyse(Tally(int(counts.sum()), parts))
+
+
+def sign(x):
+    return (x > 0) - (x < 0)
+
+
+def random_types(k, n, key):
+    return torch.randint(k, (n,), generator=keyed_generator(key.encode()))
+
+
+def counted(types, k):
+    return torch.bincount(types, minlength=k)

@@ -135,19 +135,6 @@ def test_equal_errors_prefer_a_protocol_that_needs_only_sums(closed_forms_only):
     assert names.index("one message, PrivUnit") < names.index("message pairs, PrivUnit")
 
 
-def test_choose_refuses_bad_arguments():
-    statistic = pairwise.unequal(3)
-    for n in (1, 2.5, None):
-        with pytest.raises(ValueError, match="n must be"):
-            choose(statistic, n, 1.0)
-    for epsilon in (0, -1, math.nan):
-        with pytest.raises(ValueError, match="epsilon must be"):
-            choose(statistic, 10, epsilon)
-    for prior in (torch.ones(2), torch.zeros(3)):
-        with pytest.raises(ValueError, match="prior must be"):
-            choose(statistic, 10, 1.0, prior=prior)
-
-
 def test_lipschitz_bins_by_total_error_and_the_bound_holds():
     def kernel(x, y):
         return (x - y).abs()
@@ -169,18 +156,9 @@ def test_lipschitz_bins_by_total_error_and_the_bound_holds():
     assert lipschitz(lambda x, y: x * y, 1.0, 200, 1.0, pairs=Pairs.ALL).statistic.pairs is Pairs.ALL
 
 
-def test_lipschitz_refuses_what_it_can_see():
-    with pytest.raises(ValueError, match="kernel must be symmetric"):
-        lipschitz(lambda x, y: x - y, 1.0, 100, 1.0)
-    with pytest.raises(ValueError, match="constant must be at least"):
-        lipschitz(lambda x, y: (x - y).abs() * 3, 1.0, 100, 1.0)
-    with pytest.raises(ValueError, match="largest must be"):
-        lipschitz(lambda x, y: (x - y).abs(), 1.0, 100, 1.0, largest=1)
+def test_values_of_a_lipschitz_kernel_fall_into_bins():
     bins = lipschitz(lambda x, y: (x - y).abs(), 1.0, 100, 1.0)
     assert bins.types(torch.tensor([0.0, 1.0])).tolist() == [0, bins.statistic.types - 1]
-    for wrong in (torch.tensor([1.1]), torch.tensor([-0.1]), torch.tensor([math.nan])):
-        with pytest.raises(ValueError, match="values"):
-            bins.types(wrong)
 
 
 NEGATIVES, POSITIVES = (
@@ -222,5 +200,3 @@ def test_a_second_round_is_chosen_where_it_is_worth_it(closed_forms_only):
     drawn = two.best.sample_estimate(counts, generator=generator, sample_shape=(400,)).value
     moments = Moments.of((drawn - float(statistic.exact(counts))).square())
     assert abs(moments.z_score(mse(two.best, counts, 10**6))) < 5
-    with pytest.raises(ValueError, match="rounds must be 1 or 2"):
-        choose(statistic, 10**6, 1.0, rounds=3)

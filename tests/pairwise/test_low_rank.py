@@ -5,7 +5,7 @@ import torch
 from pairwise.common import mse, sampled
 
 from torchdp import pairwise
-from torchdp.pairwise import Form, OneMessage, OneMessagePairs, Pairs, PairwiseStatistic
+from torchdp.pairwise import OneMessage, OneMessagePairs
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.randomizers import PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
@@ -78,17 +78,3 @@ def test_an_approximation_answers_with_the_diagonal_of_what_it_approximates():
     assert statistic.common_diagonal(statistic.form) == pytest.approx(1.0, abs=1e-3)
     counts = torch.arange(K)
     assert float(statistic.exact(counts)) == float(BASE.exact(counts))
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="statistic must be a PairwiseStatistic that is a mean"):
-        low_rank(pairwise.auc(2), 1, 10, 1.0)
-    for prior in (torch.ones(3), torch.zeros(K), -torch.ones(K)):
-        with pytest.raises(ValueError, match="prior must be"):
-            fewer_dimensions(BASE, 10, 1.0, prior=prior)
-    with pytest.raises(ValueError, match="rank must be"):
-        low_rank(BASE, 0, 10, 1.0)
-    with pytest.raises(ValueError, match="approximates must be over the same pairs"):
-        PairwiseStatistic("x", BASE.points, BASE.form, pairs=Pairs.ALL, approximates=BASE)
-    with pytest.raises(ValueError, match="approximates must be a mean"):
-        PairwiseStatistic("x", BASE.points, BASE.form, Form(BASE.form.weights), approximates=BASE)

@@ -8,7 +8,7 @@ from pairwise.common import mse
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import Form, OneMessage, OneMessagePairs, Pairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, OneMessagePairs, Pairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -76,13 +76,3 @@ def test_a_diagonal_that_depends_on_the_type_is_refused_with_the_remedy(kind, sc
     answered = kind(pairwise.from_kernel(kernel, pairs=native), 1.0)  # the remedy
     assert torch.isfinite(answered.estimate(torch.tensor([0, 1, 1]), noise=SeededNoise.of(generator())).value)
     assert mse(answered, torch.ones(2), 3) > 0
-
-
-def test_a_ratio_is_refused_by_estimate_and_prediction_alike():
-    bottom = Form(torch.tensor([1.0, 1.0], dtype=torch.float64), 0.5)
-    ratio = replace(UNEVEN, form=Form(torch.zeros(2, dtype=torch.float64), 1.0), denominator=bottom)
-    protocol = OneMessage(ratio, 1.0)
-    with pytest.raises(ValueError, match="use the other value of Pairs"):
-        protocol.sample_estimate(torch.tensor([4, 4]), generator=generator())
-    with pytest.raises(ValueError, match="use the other value of Pairs"):
-        mse(protocol, torch.ones(2), 8)

@@ -8,7 +8,6 @@ import torch
 from torchdp import pairwise
 from torchdp.pairwise import StrategyReports, after_pilot, pooled
 from torchdp.protocol import Tally
-from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
 K, EPSILON = 6, 4.0
@@ -75,25 +74,3 @@ def test_a_pilot_of_few_shows_nothing():
         found = after_pilot(PILOT, PILOT.sample_tally(few, generator=keyed_generator(bytes([seed]))), 100)
         even = torch.full((K,), 17)
         assert float(found.predicted_mse(even)) < 1.3 * float(PILOT.predicted_mse(even))
-
-
-def test_bad_input_is_refused(other):
-    heard = PILOT.sample_tally(FIRST, generator=keyed_generator(b"heard"))
-    with pytest.raises(TypeError, match="pilot must be"):
-        after_pilot(pairwise.OneMessage(GINI, 1.0), heard, 10)
-    with pytest.raises(ValueError, match="heard must be one tally"):
-        after_pilot(PILOT, PILOT.sample_tally(FIRST, generator=keyed_generator(b"two"), sample_shape=(2,)), 10)
-    with pytest.raises(ValueError, match="groups must hold"):
-        pooled([])
-    asked = pairwise.unequal(K)
-    elsewhere = StrategyReports(asked, EPSILON, PILOT.client)
-    with pytest.raises(ValueError, match="the same statistic"):
-        pooled([(PILOT, heard), (elsewhere, heard)])
-    with pytest.raises(ValueError, match="vectors must be unbiased"):
-        StrategyReports(GINI, EPSILON, PILOT.client, 1.01 * PILOT.output_vectors)
-    with pytest.raises(ValueError, match="vectors must have shape"):
-        StrategyReports(GINI, EPSILON, PILOT.client, PILOT.output_vectors[1:])
-    ratio = pairwise.gini(4)
-    reports = StrategyReports(ratio, 1.0, StrategyMatrix.balanced(4, 1.0))
-    with pytest.raises(ValueError, match="a mean that approximates no other"):
-        after_pilot(reports, reports.sample_tally(torch.tensor([5, 5, 5, 5]), generator=keyed_generator(b"r")), 10)

@@ -97,13 +97,3 @@ def test_squared_error_is_below_its_bound_and_below_that_without_projection(symm
     bound = min(unprojected, (30 * 2 * users.subgaussian.proxy * math.log(len(hull)) / n) ** 0.5)
     assert float(error.mean()) + slack < bound + float(found.gap.max())
     assert float(error.mean()) + slack < 0.8 * unprojected
-
-
-def test_bad_input_is_refused():
-    points = normals("points", 4, 3)
-    with pytest.raises(ValueError, match="target"):
-        project(points, torch.zeros(2, 4, dtype=torch.float64))
-    with pytest.raises(ValueError, match="target"):
-        project(points, torch.tensor([math.nan, 0.0, 0.0]))
-    with pytest.raises(ValueError, match="tol"):
-        project(points, points, tol=0)

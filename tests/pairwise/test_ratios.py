@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from pairwise.common import mse
+from pairwise.common import counted, mse, random_types, sign
 from scipy.stats import mannwhitneyu
 
 from torchdp import pairwise
@@ -16,21 +16,9 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
 
-def users(k, n, key):
-    return torch.randint(k, (n,), generator=keyed_generator(key.encode()))
-
-
-def counted(types, k):
-    return torch.bincount(types, minlength=k)
-
-
-def sign(x):
-    return (x > 0) - (x < 0)
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.5, 10.0), (0.0, 1e6)])
 def test_gini_is_the_mean_difference_over_twice_the_mean(low, high):
-    types = users(7, 40, "gini")
+    types = random_types(7, 40, "gini")
     x = [low + (high - low) * i / 6 for i in types.tolist()]
     pairs = [abs(a - b) for a, b in itertools.permutations(x, 2)]
     want = math.fsum(pairs) / len(pairs) / (2 * math.fsum(x) / len(x))
@@ -42,7 +30,7 @@ def test_gini_is_the_mean_difference_over_twice_the_mean(low, high):
 
 
 def test_gamma_counts_concordant_and_discordant_pairs():
-    types = users(12, 50, "gamma")
+    types = random_types(12, 50, "gamma")
     cells = [divmod(each, 4) for each in types.tolist()]
     signs = [sign(y - b) * sign(z - c) for (y, z), (b, c) in itertools.combinations(cells, 2)]
     want = sum(signs) / sum(map(abs, signs))
@@ -51,7 +39,7 @@ def test_gamma_counts_concordant_and_discordant_pairs():
 
 def test_concordance_of_censored_times():
     """Harrell's counting: of two, the earlier event; where times tie, the event before who was only last seen."""
-    types, good, comparable = users(2 * 4 * 3, 60, "concordance"), 0.0, 0
+    types, good, comparable = random_types(2 * 4 * 3, 60, "concordance"), 0.0, 0
     rows = [(each // 12, each // 3 % 4, each % 3) for each in types.tolist()]
     for (d, t, s), (e, u, r) in itertools.permutations(rows, 2):
         if d == 1 and (t < u or (t == u and e == 0)):
@@ -62,7 +50,7 @@ def test_concordance_of_censored_times():
 
 
 def test_concordance_without_censoring_is_kendall_with_ties_one_half():
-    types = 24 + users(24, 40, "seen")  # all events are seen
+    types = 24 + random_types(24, 40, "seen")  # all events are seen
     cells = [divmod(each - 24, 4) for each in types.tolist()]
     apart = [(t - u, s - r) for (t, s), (u, r) in itertools.combinations(cells, 2) if t != u]
     want = sum(1 if t * s < 0 else 0.5 if s == 0 else 0 for t, s in apart) / len(apart)
@@ -103,24 +91,6 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
     assert float(low.min()) >= limits[0] and float(high.max()) <= limits[1]
 
 
-def test_ratio_is_checked():
-    gini, auc = pairwise.absolute_difference(4), pairwise.auc(2)
-    for above, below, message in (
-        (auc, gini, "above must be a mean"),
-        (gini, auc, "below must be a mean"),
-        (gini, pairwise.absolute_difference(5), "the same types"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pairwise.ratio(above, below)
-    with pytest.raises(TypeError, match="above must be a PairwiseStatistic"):
-        pairwise.ratio(3, gini)
-    for bad in ({"low": -1.0}, {"low": 2.0, "high": 1.0}):
-        with pytest.raises(ValueError, match=r"low|high"):
-            pairwise.gini(4, **bad)
-    with pytest.raises(ValueError, match="times"):
-        pairwise.concordance(1, 4)
-
-
 def test_types_are_not_merged_where_the_denominator_would_change():
     assert merges(pairwise.auc(80), 32) and merges(pairwise.absolute_difference(80), 32)
     assert not merges(pairwise.kendall(9, 9), 32)  # neighbours of a grid's rows are not alike
@@ -135,7 +105,7 @@ def collected(protocol, counts, key):
 
 
 def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise(tmp_path):
-    labels, scores = users(2, 60, "labels"), torch.randperm(64, generator=keyed_generator(b"scores"))[:60]
+    labels, scores = random_types(2, 60, "labels"), torch.randperm(64, generator=keyed_generator(b"scores"))[:60]
     protocol = RandomizedResponsePlugIn(pairwise.auc(64), 30.0)
     found = pairwise.mann_whitney(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
     kept = Journal(tmp_path / "kept.db", protocol)

@@ -214,29 +214,6 @@ def test_hadamard_response_as_a_strategy_does_no_worse_than_its_own_decoder():
     )
 
 
-def test_bad_arguments():
-    statistic, generator = pairwise.absolute_difference(4), keyed_generator(b"bad")
-    with pytest.raises(TypeError, match="kind must be a class"):
-        SubsetPairs(statistic, 1.0, RandomizedResponse)
-    with pytest.raises(TypeError, match="client must be a StrategyMatrix"):
-        StrategyReports(statistic, 1.0, None)
-    with pytest.raises(ValueError, match="client must have 4 types"):
-        StrategyReports(statistic, 1.0, response(3, 1.0))
-    few = torch.tensor([[0.3, 0.4, 0.5, 0.5], [0.7, 0.6, 0.5, 0.5]], dtype=torch.float64)
-    with pytest.raises(ValueError, match="outside the row space"):
-        StrategyReports(statistic, 1.0, StrategyMatrix(few))
-    ratio = pairwise.auc(2)
-    with pytest.raises(ValueError, match="prior must be given for a ratio"):
-        StrategyReports.tuned(ratio, 10, 1.0, generator=generator)
-    with pytest.raises(ValueError, match="no class empty"):
-        StrategyReports.tuned(ratio, 10, 1.0, prior=torch.tensor([1.0, 1, 0, 0]), generator=generator)
-    for prior in (torch.ones(3), torch.zeros(4), -torch.ones(4), torch.ones(2, 2, 4), torch.ones(0, 4)):
-        with pytest.raises(ValueError, match="prior must be"):
-            StrategyReports.tuned(statistic, 10, 1.0, prior=prior, generator=generator)
-    with pytest.raises(ValueError, match="n must be"):
-        StrategyReports.tuned(statistic, 1, 1.0, generator=generator)
-
-
 def test_merged_bins_are_unbiased_but_for_the_bias_they_state():
     """Eight types in three bins: what is missed on average is what merging does to the kernel, no more and no less."""
     statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from pairwise.common import counted, random_types, sign
 from sklearn.metrics import roc_auc_score
 
 from torchdp import pairwise, workloads
@@ -20,21 +21,9 @@ KERNELS = [
 ]
 
 
-def random_types(k, n, key):
-    return torch.randint(k, (n,), generator=keyed_generator(key.encode()))
-
-
-def histogram(types, k):
-    return torch.bincount(types, minlength=k)
-
-
 def by_pairs(types, f, *, distinct=True):
     pairs = [(i, j) for i, j in product(range(len(types)), repeat=2) if i != j or not distinct]
     return sum(f(types[i], types[j]) for i, j in pairs) / len(pairs)
-
-
-def sign(x):
-    return (x > 0) - (x < 0)
 
 
 @pytest.mark.parametrize("statistic, workload", KERNELS, ids=lambda each: each.name)
@@ -74,26 +63,26 @@ def test_exact_mean_difference_by_counting(distinct):
         pairs=Pairs.DISTINCT if distinct else Pairs.ALL,
     )
     want = by_pairs(types.tolist(), lambda x, y: 0.5 * abs(x - y), distinct=distinct)
-    assert float(statistic.exact(histogram(types, 5))) == pytest.approx(want, rel=1e-12)
+    assert float(statistic.exact(counted(types, 5))) == pytest.approx(want, rel=1e-12)
 
 
 def test_exact_diversity_by_counting():
     types = random_types(4, 15, "diversity")
     want = by_pairs(types.tolist(), lambda x, y: float(x != y))
-    assert float(pairwise.unequal(4).exact(histogram(types, 4))) == pytest.approx(want, rel=1e-12)
+    assert float(pairwise.unequal(4).exact(counted(types, 4))) == pytest.approx(want, rel=1e-12)
 
 
 def test_exact_kendall_by_counting():
     types = random_types(12, 16, "kendall")
     want = by_pairs([divmod(x, 4) for x in types.tolist()], lambda x, y: sign(x[0] - y[0]) * sign(x[1] - y[1]))
-    assert float(pairwise.kendall(3, 4).exact(histogram(types, 12))) == pytest.approx(want, abs=1e-10)
+    assert float(pairwise.kendall(3, 4).exact(counted(types, 12))) == pytest.approx(want, abs=1e-10)
 
 
 @pytest.mark.parametrize("k", [2, 5])
 def test_exact_auc_is_that_of_scikit_learn(k):
     types = random_types(2 * k, 60, f"auc {k}")
     want = roc_auc_score((types >= k).numpy(), (types % k).numpy())
-    assert float(pairwise.auc(k).exact(histogram(types, 2 * k))) == pytest.approx(want, abs=1e-10)
+    assert float(pairwise.auc(k).exact(counted(types, 2 * k))) == pytest.approx(want, abs=1e-10)
 
 
 def test_exact_of_a_batch_of_counts():
@@ -172,35 +161,6 @@ def test_no_other_constant_is_better(make):
     assert lower[best] == pytest.approx(statistic.radius**2, rel=2e-5)
     assert min(lower.values()) == pytest.approx(statistic.radius**2, rel=2e-5)
     assert lower[0] > 1.1 * statistic.radius**2  # the constant is worth something
-
-
-def test_bad_statistics_are_refused():
-    points = torch.ones(3, 2, dtype=torch.float64)
-    form = Form(torch.ones(2, dtype=torch.float64))
-    with pytest.raises(ValueError, match="points"):
-        PairwiseStatistic("x", points[0], form)
-    with pytest.raises(ValueError, match="points"):
-        PairwiseStatistic("x", points * torch.nan, form)
-    with pytest.raises(TypeError, match="points must be float64"):
-        PairwiseStatistic("x", points.float(), form)
-    with pytest.raises(TypeError, match="weights must be float64"):
-        PairwiseStatistic("x", points, Form(torch.ones(2)))
-    with pytest.raises(ValueError, match=r"weights must have shape \(2,\)"):
-        PairwiseStatistic("x", points, Form(torch.ones(3, dtype=torch.float64)))
-    with pytest.raises(ValueError, match="weights"):
-        PairwiseStatistic("x", points, form, denominator=Form(form.weights * torch.inf))
-    with pytest.raises(ValueError, match="left"):
-        pairwise.from_factors(points, points)
-    with pytest.raises(ValueError, match="symmetric"):
-        pairwise.from_kernel(torch.ones(3, 3).triu())
-    for make in (pairwise.absolute_difference, pairwise.unequal, pairwise.auc):
-        for k in (1, 0, -1, 2.5, "3", True):
-            with pytest.raises(ValueError, match="k must be an integer >= 2"):
-                make(k)
-    with pytest.raises(ValueError, match="spacing"):
-        pairwise.absolute_difference(3, spacing=0)
-    with pytest.raises(ValueError, match="label_weight"):
-        pairwise.auc(3, label_weight=-1)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, 1e9])

@@ -5,7 +5,6 @@ import functools
 import math
 import pickle
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -188,27 +187,3 @@ def test_threads_spend_what_there_is_and_no_more():
 def test_copies_are_refused(duplicate):
     with pytest.raises(TypeError, match="copied or pickled"):
         duplicate(Budget(asked(1.0)))
-
-
-def test_other_promises_are_refused():
-    budget = Budget(replace(asked(1.0, 1e-6), arithmetic=Arithmetic.INTEGER))
-    for other, match in [
-        (asked(0.1), "speak"),
-        (replace(asked(0.1), model=Model.LOCAL), "models"),
-        (replace(asked(0.1), neighbours=Neighbours.ADD_REMOVE), "neighbouring"),
-        (replace(asked(math.inf), arithmetic=Arithmetic.INTEGER), "finite"),
-    ]:
-        with pytest.raises(ValueError, match=match):
-            budget.spend(other)
-    with pytest.raises(TypeError, match="guarantees"):
-        budget.spend(0.1)
-    with pytest.raises(ValueError, match="mu"):
-        Budget(normal(1.0)).spend(asked(0.1, 1e-9))
-
-
-@pytest.mark.parametrize("limit", [asked(math.inf), asked(0.5, 1e-6, mu=1.0), asked(0.5, 0.0, mu=0.1)])
-def test_limits_that_refuse_nothing_or_contradict_themselves_are_refused(limit):
-    with pytest.raises(ValueError, match=r"limit|delta"):
-        Budget(limit)
-    with pytest.raises(TypeError, match="limit"):
-        Budget(1.0)

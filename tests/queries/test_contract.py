@@ -16,7 +16,6 @@ from torchdp import workloads
 from torchdp.factorization import approximate, factorize
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
-from torchdp.protocol import Crowd
 from torchdp.protocol.rounded_sum import exact_sums
 from torchdp.queries import (
     AdaptiveOracle,
@@ -215,24 +214,10 @@ class TestWideSums(TestIntegerSums):  # of two pieces
     bad: ClassVar = [torch.tensor([[2001, 0]])]
 
 
-def test_integer_sums_say_their_error_and_what_they_refuse():
+def test_integer_sums_say_their_error():
     assert TestIntegerSums.protocol.noise.variance == pytest.approx(TestIntegerSums.protocol.sigma**2 + 1 / 12)
     assert TestIntegerSums.protocol.collect(TestIntegerSums.x)["sum"].dtype == torch.int64
     assert TestIntegerHistogram.protocol.sensitivity == math.sqrt(2)
-    wrong = {
-        "bound must be": lambda: IntegerSums(2, 0.5, 4.0, 1e-6),
-        "step must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=0.3),
-        "step must be at most": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, step=2.0),
-        "sigma must be": lambda: IntegerSums.calibrated(2, 2**20, epsilon=1e-3, delta=1e-6),
-        "signed must be": lambda: IntegerSums(2, 5.0, 4.0, 1e-6, signed=1),
-        "tables' distance": lambda: IntegerSums(2**30, 1.0, 0.1, 1e-9, signed=False).guarantee,
-    }
-    for message, make in wrong.items():
-        with pytest.raises((TypeError, ValueError), match=message):
-            make()
-    many = Crowd(torch.tensor([[5, 0]]), torch.tensor([2**52]))
-    with pytest.raises(ValueError, match="summary must count"):
-        TestIntegerSums.protocol.exact(many)
 
 
 def test_guarantee_is_of_real_numbers_where_delta_does_not_pay_for_tables():

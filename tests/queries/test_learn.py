@@ -7,7 +7,7 @@ import torch
 
 from torchdp.factorization import factorize
 from torchdp.noise import SeededNoise
-from torchdp.queries import ConceptClass, PrivateLearner, conjunctions, parities, stumps, thresholds
+from torchdp.queries import PrivateLearner, conjunctions, parities, stumps, thresholds
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
@@ -110,18 +110,3 @@ def test_samples_grow_as_the_square_of_the_norm_over_epsilon():
         PrivateLearner.calibrated(thresholds(8), epsilon=epsilon).samples(0.05) for epsilon in (0.1, 0.05)
     )
     assert far / near == pytest.approx(4, rel=0.05)
-
-
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="matrices of"):
-        ConceptClass(("a",), (torch.zeros(1, 3),))
-    with pytest.raises(ValueError, match="names must hold 2 names"):
-        ConceptClass(("a",), (torch.ones(2, 3),))
-
-
-@pytest.mark.parametrize("share", [0.6, 1 - 1e-9])
-def test_guarantee_a_client_whose_ball_does_not_hold_all_codes_is_refused(share):
-    concepts = thresholds(4)
-    with pytest.raises(ValueError, match="client must have dim"):
-        PrivateLearner(concepts, PrivUnit(concepts.dim, 1.0, share * concepts.radius))
-    PrivateLearner(concepts, PrivUnit(concepts.dim, 1.0, concepts.radius))

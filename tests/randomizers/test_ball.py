@@ -10,7 +10,6 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 from torchdp.randomizers import (
-    BallRandomizer,
     DuchiJordanWainwright,
     GaussianVector,
     PointRelease,
@@ -236,27 +235,6 @@ def test_messages_carry_no_gradient_and_leave_their_input_alone(make):
     assert not make(4, 1.0).speak(x, SeededNoise(0)).requires_grad
     assert not make(4, 1.0).sample_tally(Crowd(x, torch.ones(10)), generator=generator())["sum"].requires_grad
     assert torch.equal(x.detach(), before)
-
-
-NUMBERS = [0, -1.0, math.nan, math.inf, "1", True, None, [1.0]]
-
-
-@every
-def test_bad_parameters_are_refused_by_name(make):
-    for bad in [*NUMBERS, 1e-7, 51.0]:
-        with pytest.raises(ValueError, match="epsilon"):
-            make(3, bad)
-    for bad in NUMBERS:
-        with pytest.raises(ValueError, match="radius"):
-            make(3, 1.0, bad)
-    for bad in [0, -1, 2.5, "3", True, None]:
-        with pytest.raises(ValueError, match="dim"):
-            make(bad, 1.0)
-
-
-def test_the_base_is_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        BallRandomizer(3, 1.0)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRele
 from torchdp.randomizers.ball import ball
 from torchdp.randomizers.ball.ball import consecutive
 
-ALPHA = 1e-6
 COUNTS = torch.tensor([0, 1, 3, 17, 0, 40])
 KINDS = [
     lambda dim: PrivUnitG(dim, 4.0, 1.5),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from channels import lifted, random_ball
 from scipy import stats
 
 from torchdp.noise import SeededNoise
@@ -15,21 +16,10 @@ from torchdp.randomizers.ball.sphere import uniform_coordinate
 EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 
 
-def lifted(x):
-    """x' in the ball of R^d -> u on the sphere of R^{d+1}."""
-    return np.concatenate([x, np.sqrt(np.maximum(0, 1 - np.square(x).sum(-1, keepdims=True)))], -1)
-
-
 def log_density(v, u, cap, high=1.0):
     """log of the density of V at v relative to the uniform law; ``high`` scales c1."""
     inside = (v * u).sum(-1) >= cap.threshold
     return np.where(inside, math.log(high * cap.high_density), math.log(cap.low_density))
-
-
-def random_ball(rng, count, dim):
-    directions = rng.standard_normal((count, dim))
-    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
-    return directions * rng.random((count, 1)) ** rng.choice([0, 1 / dim, 3], (count, 1))
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)

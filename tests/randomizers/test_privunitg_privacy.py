@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from channels import lifted, random_ball
 from scipy.integrate import quad
 from scipy.special import ndtr
 
@@ -19,11 +20,6 @@ from torchdp.randomizers import PrivUnitG
 
 EPSILONS = [1e-3, 0.1, 0.5, 1, 4, 8, 20, 50]
 POINTS = [-1.0, -0.8, -0.3, 0.0, 1e-3, 0.6, 0.999, 1.0]  # x' in one dimension
-
-
-def lifted(x):
-    """x' in the ball of R^d -> u on the sphere of R^{d+1}."""
-    return np.concatenate([x, np.sqrt(np.maximum(0, 1 - np.square(x).sum(-1, keepdims=True)))], -1)
 
 
 def log_density(y, u, tau, high=1.0):
@@ -38,12 +34,6 @@ def relative_density(along, norm, tau, high=1.0):
     with np.errstate(divide="ignore"):
         above = ndtr((along - tau.threshold) / height) if height else (along >= tau.threshold).astype(float)
     return tau.low_density + (high * tau.high_density - tau.low_density) * above
-
-
-def random_ball(rng, count, dim):
-    directions = rng.standard_normal((count, dim))
-    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
-    return directions * rng.random((count, 1)) ** rng.choice([0, 1 / dim, 3], (count, 1))
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)

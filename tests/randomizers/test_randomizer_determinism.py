@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import generator
 
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
@@ -26,10 +27,6 @@ DRAWS = {
         "reports"
     ],
 }
-
-
-def generator(seed=3):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())

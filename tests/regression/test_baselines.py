@@ -249,25 +249,3 @@ def test_adassp_solves_and_shrinks_where_noise_rules():
 
     assert float(phi(moments, solved(2.0), 1.0).mean()) < 1.05
     assert float(phi(moments, solved(1e-4), 1.0).median()) < 3 * float(phi(moments, torch.zeros(3), 1.0))
-
-
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="label_bound must"):
-        LocalRows(2, 1.0, 1.0, DELTA, 0.0)
-    with pytest.raises(ValueError, match="delta must"):
-        AdaSSP(2, 1.0, 1.0, 1.0, 2.0)
-    with pytest.raises(ValueError, match="rho must"):
-        AdaSSP(2, 1.0, 1.0, 1.0, DELTA, rho=1.0)
-    with pytest.raises(ValueError, match="epsilon must"):
-        SufficientStatistics(2, 1.0, 1.0, 0.0, DELTA)
-    for epsilon, delta, name in ((True, DELTA, "epsilon"), (1.0, 1, "delta"), (1.0, 1.5, "delta")):
-        for kind in (SufficientStatistics, AdaSSP):
-            with pytest.raises(ValueError, match=f"{name} must"):
-                kind(2, 1.0, 1.0, epsilon, delta)
-    with pytest.raises(ValueError, match="longer than bound"):
-        ModSulq.calibrated(2, 1.0, 1.0, DELTA).sample_estimate(
-            SecondMoments.of(3 * torch.eye(2)), generator=generator()
-        )
-    ada, gram = AdaSSP(2, B, C, 1.0, DELTA), SufficientStatistics(2, B, C, 1.0, DELTA).estimate(LABELLED)
-    with pytest.raises(ValueError, match="found must be an estimate of this protocol, 6 numbers"):
-        ada.solve(gram, 1.0)

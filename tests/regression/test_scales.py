@@ -52,21 +52,6 @@ def test_a_scale_that_swallows_the_data_is_refused_by_name(name):
     assert 4 <= len(found) < len(CASES) - 2
 
 
-def test_a_grid_says_what_makes_it_finer():
-    cures = (
-        ({"bits": 32}, "bits=64"),
-        ({"fraction_bits": 9}, "more fraction_bits"),
-        ({"entry": 1e-30}, "smaller unit"),
-    )
-    for given, cure in cures:
-        with pytest.raises(
-            ValueError, match=f"e-[13]0 is below .*: rounding and its noise swallow the data; .*{cure}"
-        ):
-            SecureSketch(sketching.ones(N), 2, 1.0 if "entry" in given else 1e-10, 1.0, 1e-6, **given)
-    with pytest.raises(ValueError, match="sensitivity = 1e-30 is below"):
-        SecureSketch(sketching.ones(N), 2, 1.0, 1.0, 1e-6, sensitivity=1e-30)
-
-
 LAWS = "PoissonSum", "BoundedSum", "RandomizedResponseSum", "CorrelatedSum", "NegativeBinomialSum"
 
 
@@ -78,12 +63,5 @@ def test_a_delta_that_no_law_follows_is_named(law):
     assert law.calibrated(100, 1.0, 1e-24, 1).flipped_delta(1.0, 1) <= 1e-24
 
 
-def test_epsilon_of_each_instance_is_told_by_the_whole():
-    with pytest.raises(ValueError, match=r"epsilon = 1 leaves 1e-09 to each of flips = 1000000000"):
-        shuffle.PureSum.calibrated(100, 1.0, 0.0, 10**9)
-
-
 def test_powers_have_their_own_limits():
     assert checks.squarable("x", 1e74, 4) == 1e74
-    with pytest.raises(ValueError, match=r"x must lie between 1e-75 and 1e\+75, not be 1e\+76"):
-        checks.squarable("x", 1e76, 4)

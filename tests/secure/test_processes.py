@@ -63,22 +63,6 @@ def test_processes_give_the_same_bits_and_the_wire_carries_only_shares_and_sums(
         assert float((counts - counts.mean()).square().sum() / counts.mean()) < chi2.isf(1e-6, 255)
 
 
-def test_bad_arguments_are_refused_before_any_process_starts():
-    p = protocol()
-    with pytest.raises(ValueError, match="600 rows"):
-        run_processes(p, torch.zeros(5, 3))
-    with pytest.raises(ValueError, match="l_2 norm"):
-        run_processes(p, torch.ones(600, 3))
-    with pytest.raises(TypeError, match="seed"):
-        run_processes(p, torch.zeros(600, 3), seed=b"short")
-    links = Links({"server 0": KEY, "server 1": KEY})
-    with pytest.raises(ValueError, match="rank must be below 4"):
-        take_part(p, KEY, 4, links)
-    for rank, given in ((2, {}), (0, {"x": torch.zeros(600, 3)}), (3, {"noise": SeededNoise(1)})):
-        with pytest.raises(ValueError, match="x and noise to no other"):
-            take_part(p, KEY, rank, links, **given)
-
-
 def test_each_process_is_handed_its_own_secrets_alone(monkeypatch):
     given, interfaces, row = {}, [], torch.tensor([0.1234567, 0.2345678, 0.3456789], dtype=torch.float64)
     p, A = protocol(), torch.zeros(600, 3, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import byte_chi_square
 from scipy.stats import chi2
 
 from torchdp.noise import Noise, SeededNoise
@@ -21,14 +22,6 @@ class Given(Noise):
         if given.dtype == torch.int32:  # two in one
             given = torch.cat([given, given.new_zeros(len(given) % 2)]).view(torch.int64)
         words.copy_(given)
-
-
-def byte_chi_square(words):
-    """The largest of the chi-square statistics of the words' byte positions, 255 degrees of freedom each."""
-    octets = words.flatten()[:, None].view(torch.uint8)
-    expected = len(octets) / 256
-    counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
-    return float(((counts - expected) ** 2 / expected).sum(1).max())
 
 
 LIMIT = float(chi2.isf(1e-7, 255))
@@ -115,18 +108,3 @@ def test_a_share_of_half_the_range_would_be_seen():
     positive = torch.empty(100_000, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(0))
     shares = share(torch.zeros(100_000, dtype=torch.int64), 2, noise=Given(positive))
     assert min(byte_chi_square(one) for one in shares) > LIMIT
-
-
-def test_bad_share_arguments_are_refused():
-    secret = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="servers must be"):
-        share(secret, 1)
-    with pytest.raises(TypeError, match=r"Ring\.to_words"):
-        share(secret.double(), 2)
-    with pytest.raises(TypeError, match="shares must be"):
-        reconstruct(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="2 servers"):
-        reconstruct(secret[None])
-    for wrong in (0, torch.Generator()):
-        with pytest.raises(TypeError, match="noise must be None"):
-            share(secret, 2, noise=wrong)

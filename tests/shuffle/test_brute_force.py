@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from laws import hockey_stick, shifted
 from scipy.signal import convolve2d
 
 from torchdp.shuffle import (
@@ -39,15 +40,6 @@ def negative_binomial(shape, ratio, size=SIZE):
     for k in range(1, size):
         law.append(law[-1] * ratio * (k - 1 + shape) / k)
     return np.array(law)
-
-
-def shifted(law, plus, minus=None):
-    moved = np.zeros_like(law)
-    if minus is None:
-        moved[plus:] = law[: len(law) - plus]
-    else:
-        moved[plus:, minus:] = law[: len(law) - plus, : len(law) - minus]
-    return moved
 
 
 def pairs_of_noise(noise, flood):
@@ -109,10 +101,6 @@ def neighbours(users, laws):
         pair = [np.pad(v, [(0, s - w) for s, w in zip(size, v.shape, strict=True)]).ravel() for v in pair]
         found += [tuple(pair), tuple(pair[::-1])]
     return found
-
-
-def hockey_stick(p, q, epsilon):
-    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
 
 
 def worst(pairs, epsilon, instances):

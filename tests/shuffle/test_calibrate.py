@@ -10,7 +10,6 @@ from torchdp.shuffle import (
     BoundedSum,
     CentralGaussianSum,
     CorrelatedSum,
-    ExactSum,
     NegativeBinomialSum,
     PoissonSum,
     PureSum,
@@ -130,33 +129,9 @@ def test_one_user_or_two(kind, users):
     assert delta_of(protocol, 1.0, 2) <= 1e-3
 
 
-def test_bad_arguments_are_named():
-    good = {"users": 100, "epsilon": 1.0, "delta": 1e-3, "instances": 2, "absent": 0}
-    bad = {
-        "users": [0, 2.5, True],
-        "epsilon": [0, -1, math.nan, math.inf],
-        "delta": [-0.1, 1, math.nan, 1e-12],
-        "instances": [0, None],
-        "absent": [-1, 100],
-    }
-    for name, values in bad.items():
-        for value in values:
-            for kind in (PoissonSum, CorrelatedSum):
-                with pytest.raises(ValueError, match=name):
-                    kind.calibrated(**good | {name: value})
-    with pytest.raises(TypeError, match="no noise to calibrate"):
-        ExactSum.calibrated(**good)
-    for kind in (PoissonSum, RandomizedResponseSum, CentralGaussianSum, PureSum):
-        with pytest.raises(ValueError, match="epsilon must be at most 700"):
-            kind.calibrated(10, 1e30, 1e-6, 1)
-
-
 @pytest.mark.parametrize("kind", [PoissonSum, RandomizedResponseSum])
 def test_a_delta_below_what_movement_is_followed_to_is_paid_by_flips(kind):
     assert kind.calibrated(20, 1.0, 1e-15, 1, change=0.1) == kind.calibrated(20, 1.0, 1e-15, 1)
-    if kind is PoissonSum:
-        with pytest.raises(ValueError, match="delta must be at least 1e-12 where levels"):
-            kind.calibrated(20, 1.0, 1e-15, 1, change=0.1, levels=2)
 
 
 @pytest.mark.parametrize("kind", [RandomizedResponseSum, BoundedSum])

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from laws import shifted
 from scipy import stats
 from scipy.signal import convolve2d
 
@@ -17,12 +18,6 @@ from torchdp.shuffle import PureSum
 ALPHA = 1e-6
 SIZE = 36  # outputs with up to so many messages of each kind; their probabilities need no others
 SETTINGS = [(1.0, 0.3, 0.05), (0.3, 0.5, 0.3), (2.0, 0.2, 0.01), (1.0, 0.9, 0.02)]
-
-
-def shifted(law, plus, minus):
-    moved = np.zeros_like(law)
-    moved[plus:, minus:] = law[: SIZE - plus, : SIZE - minus]
-    return moved
 
 
 def user_law(protocol, bit, flood):

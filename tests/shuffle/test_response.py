@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from laws import hockey_sticks
 
 from torchdp.shuffle import BitSums, RandomizedResponseSum
 
@@ -24,16 +25,12 @@ def count_law(bits, flip):
     return law
 
 
-def divergence(p, q):
-    return np.array([np.maximum(0, p - math.exp(e) * q).sum() for e in EPSILONS])
-
-
 def worst(users, flip):
     """The largest curve over all neighbours."""
     curves = []
     for others in itertools.product([0, 1], repeat=users - 1):
         zero, one = (count_law((bit, *others), flip) for bit in (0, 1))
-        curves += [divergence(zero, one), divergence(one, zero)]
+        curves += [hockey_sticks(zero, one, EPSILONS), hockey_sticks(one, zero, EPSILONS)]
     return np.max(curves, axis=0)
 
 

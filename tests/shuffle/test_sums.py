@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from contract import Contract, MessageContract, Unbiased
-from laws import generator
+from laws import generator, shifted
 from scipy import stats
 
 from torchdp.noise import SeededNoise
@@ -29,13 +29,6 @@ from torchdp.shuffle import (
 N, DELTA, SIZE = 30, 1e-3, 128
 AT_ONCE = 2**16
 X = torch.arange(2 * N).view(N, 2) % 7 < torch.tensor([2, 5])
-
-
-def shifted(law, plus, minus):
-    """Counts moved up, rows of "+1" and columns of "-1"."""
-    moved = np.zeros_like(law)
-    moved[plus:, minus:] = law[: SIZE - plus, : SIZE - minus]
-    return moved
 
 
 def only(law):
@@ -264,20 +257,6 @@ def test_a_billion_users_cost_no_more_than_two(law):
     assert ((found.value - ones).abs() < 6 * found.standard_error).all()
 
 
-@BY_NAME
-def test_the_analyst_refuses_what_no_user_sends(law):
-    sums, content = BitSums(law, 2, DELTA), law.contents[-1]
-    for instance in ([0, 1, 5], [0, -1, 1]):
-        with pytest.raises(ValueError, match=r"the instance of a message must lie in \[0, 2\)"):
-            sums.tally(bag(5, instance, [content] * 3))
-    with pytest.raises(ValueError, match="the content of a message must be one of"):
-        sums.tally(bag(5, [0, 1], [content, 7]))
-    with pytest.raises(TypeError, match="messages must be a Bag, not Tensor"):
-        sums.tally(torch.ones(3))
-    with pytest.raises(ValueError, match="data must begin"):
-        sums.decode(b"\x01")
-
-
 def bag(n, instance, content):
     return Bag(n, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
 
@@ -302,35 +281,6 @@ def test_no_privacy_is_said_to_be_none():
     assert exact.guarantee.epsilon == math.inf and torch.equal(exact.estimate(X).value, X.sum(0).double())
     with pytest.raises(ValueError, match=f"each of the {N} users"):
         exact.estimate(X[:3])
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda: BitSums(CentralGaussianSum(3, 1.0), 2, DELTA), TypeError, "law must be a MessageLaw"),
-        (lambda: CuratorSums(PoissonSum(3, 1.0), 2, DELTA), TypeError, "law must be a CuratorSum"),
-        (lambda: BitSums(PoissonSum(3, 1.0), 0, DELTA), ValueError, "instances"),
-        (lambda: BitSums(PoissonSum(3, 1.0), 2**40, DELTA), ValueError, "at most 2147483647"),
-        (lambda: BitSums(PoissonSum(3, 1.0), 2, -1), ValueError, "delta"),
-        (lambda: BitSums(PoissonSum(3, 1.0), 2, DELTA, absent=3), ValueError, "absent"),
-        (lambda: BitSums(PoissonSum(3, 1e16), 2, DELTA), ValueError, "float64 counts exactly"),
-        (lambda: BitSums(NegativeBinomialSum(3, 1e20, 0.5), 2, DELTA), ValueError, "float64 counts exactly"),
-        (lambda: BitSums(PoissonSum(3, 0.1), 2, DELTA).guarantee, ValueError, "no epsilon"),
-        (lambda: BitSums(PoissonSum(3, 9.0), 2, DELTA, 0.1).guarantee, ValueError, "not certified"),
-        (lambda: BitSums.calibrated(ExactSum, 3, 1.0, DELTA, 2), TypeError, "kind must be a law"),
-        (lambda: BitSums.calibrated("poisson", 3, 1.0, DELTA, 2), TypeError, "kind must be a law"),
-    ],
-)
-def test_bad_protocols_are_refused(make, error, match):
-    with pytest.raises(error, match=match):
-        make()
-
-
-@pytest.mark.parametrize("summary", [[1], [1, 31], [-1, 2], [0.5, 1.0], [[1, 2]]])
-def test_a_summary_counts_users(summary):
-    for protocol in (TestPoisson.protocol, TestCurator.protocol):
-        with pytest.raises((TypeError, ValueError), match="summary must"):
-            protocol.sample_tally(torch.tensor(summary), generator=generator())
 
 
 def test_calibrated_sums_state_their_target():

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -159,14 +158,6 @@ def test_leverages_that_a_static_coalition_leaves_stay_below_the_matrix_chernoff
     assert over <= 0.05 * 300 < 200 < plain
 
 
-def test_one_copy_of_noise_is_refused_where_its_bound_knows_no_honest_part():
-    sketch = osnap(60, 8, 2, generator=generator(9))
-    for coalition in (AdaptiveCoalition(12), StaticCoalition(12)):
-        with pytest.raises(ValueError, match="too many corrupt clients for one copy of noise"):
-            one_copy(sketch, coalition=coalition)
-    rows(sketch, coalition=AdaptiveCoalition(2))
-
-
 def test_a_coalition_chosen_before_the_sketch_costs_less_and_a_smaller_one_less_still():
     sketch = balanced_osnap(20_000, 50, 1, generator=generator())
     sigmas = [
@@ -235,14 +226,10 @@ def test_a_sketch_without_honest_clients_in_some_row_is_refused():
         with pytest.raises(ValueError, match="some used row of the sketch may have no honest client"):
             kind(sketch, coalition=AdaptiveCoalition(smallest))
     static = StaticCoalition(35)
-    with pytest.raises(ValueError, match="no honest client"):
-        LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, delta=DELTA, coalition=static)
     averaged = rows(sketch, coalition=static)  # whoever is honest adds noise: some is always there
     assert averaged.guarantee(sketch, BOUND, delta=DELTA, coalition=static).epsilon == pytest.approx(
         EPSILON, rel=1e-6
     )
-    with pytest.raises(ValueError, match=r"corrupt \+ absent must be below the number of clients, 40"):
-        rows(sketch, coalition=AdaptiveCoalition(40))
 
 
 def test_rows_that_hold_nobody_need_no_honest_client():
@@ -327,26 +314,3 @@ def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
 
     assert abs(z_score(1.0)) < 5
     assert z_score(0.9) > 10
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda s: GaussianNoise.calibrated(s, 0.0, epsilon=1.0, delta=1e-6), "bound must be"),
-        (lambda s: GaussianNoise.calibrated(s, 1.0, epsilon=0.0, delta=1e-6), "epsilon must be"),
-        (lambda s: GaussianNoise.calibrated(s, 1.0, epsilon=1.0, delta=0.0), "delta must lie"),
-        (lambda s: OneCopyGaussianNoise.calibrated(s, math.nan, epsilon=1.0, delta=1e-6), "bound must be"),
-        (lambda s: PolyaNoise.calibrated(s, 1.5, epsilon=1.0), "bound must be an integer"),
-        (lambda s: one_copy(s, coalition=StaticCoalition(1, share=1.0)), "share must lie"),
-        (lambda s: rows(s, coalition=StaticCoalition(40)), "corrupt . absent must be below"),
-        (lambda s: rows(s, coalition=AdaptiveCoalition(-1)), "corrupt must be"),
-        (lambda s: rows(s, coalition=AdaptiveCoalition(1, absent=-1)), "absent must be"),
-        (lambda s: rows(s, coalition=StaticCoalition(1, share=math.nan)), "share must lie"),
-        (lambda s: rows(replace(s, exchangeable=False), coalition=StaticCoalition(1)), "do not sort its clients"),
-        (lambda s: LaplaceNoise.calibrated(s, 1.0, epsilon=1.0, coalition=StaticCoalition(1)), "delta must lie"),
-        (lambda s: GaussianNoise(1.0).guarantee(s, 1.0), "delta must lie"),
-    ],
-)
-def test_bad_input_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(SKETCHES[0])

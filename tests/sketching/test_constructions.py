@@ -11,7 +11,6 @@ from scipy import stats
 from torchdp.sketching import (
     balanced_count_sketch,
     balanced_osnap,
-    count_sketch,
     ones,
     osnap,
     osnap_blocks,
@@ -117,22 +116,3 @@ def test_a_seed_gives_one_sketch_and_another_a_different_one():
     first, again, other = (osnap(200, 10, 2, generator=generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(first.rows, again.rows) and torch.equal(first.signs, again.signs)
     assert not torch.equal(first.rows, other.rows)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda g: osnap(0, 5, 1, generator=g), "clients must be an integer >= 1"),
-        (lambda g: osnap(10, 0, 1, generator=g), "height must be an integer >= 1"),
-        (lambda g: osnap(10, 5, 6, generator=g), "copies must be at most height = 5"),
-        (lambda g: osnap_blocks(10, 5, 2, generator=g), "multiple of copies = 2, such as 4"),
-        (lambda g: balanced_osnap(10, 7, 3, generator=g), "multiple of copies = 3, such as 6"),
-        (lambda g: count_sketch(2.5, 7, generator=g), "clients must be an integer"),
-        (lambda g: ones(0), "clients must be an integer >= 1"),
-    ],
-)
-def test_bad_sizes_are_named_with_what_would_be_right(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(generator())
-    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
-        osnap(10, 5, 1, generator=None)

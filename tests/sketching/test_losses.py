@@ -123,12 +123,6 @@ def test_one_copy_of_noise_costs_hardly_more_than_the_least_once_delta_is_averag
     assert 0.999 < costs[0] < 1.04 < 1.05 < costs[1]
 
 
-def test_noise_that_is_private_at_every_epsilon_is_named():
-    sketch = balanced_count_sketch(600, 20, generator=generator())
-    with pytest.raises(ValueError, match="state a smaller delta"):
-        GaussianNoise(1e9).guarantee(sketch, 1.0, delta=1e-3, coalition=StaticCoalition(3))
-
-
 def test_guarantee_the_chance_of_something_worse_is_taken_from_delta():
     for slack in (1e-7, 5e-6):
         found, plain = worst_loss(0.04, slack, True), worst_loss(0.04, 0.0, True)

@@ -86,38 +86,6 @@ def test_leverages_are_those_of_the_definition_and_add_up_to_the_used_rows(sketc
 
 def test_leverages_leave_out_rows_that_hold_nobody_and_refuse_dependent_ones():
     assert osnap(3, 50, 1, generator=generator(7)).leverages().tolist() == pytest.approx([1.0, 1.0, 1.0])
-    with pytest.raises(ValueError, match="take fewer rows or more clients"):
-        osnap(3, 50, 2, generator=generator(7)).leverages()
-
-
-@pytest.mark.parametrize(
-    ("rows", "signs", "height", "message"),
-    [
-        ([[0, 5]], [[1, 1]], 5, "rows must lie in"),
-        ([[0, 1], [1, 1]], [[1, 1], [1, 1]], 5, "distinct"),
-        ([[0, 1]], [[1, 0]], 5, "signs must hold"),
-        ([[0, 1]], [[1, 1], [1, 1]], 5, "signs must be"),
-        ([[]], [[]], 5, "neither 0"),
-        ([[0, 1]], [[1, 1]], 0, "height must be"),
-    ],
-)
-def test_what_is_no_sketch_is_refused(rows, signs, height, message):
-    with pytest.raises(ValueError, match=message):
-        Sketch(torch.tensor(rows, dtype=torch.int64), torch.tensor(signs, dtype=torch.int8), height)
-
-
-def test_bad_input_is_named():
-    sketch = SKETCHES[0]
-    with pytest.raises(ValueError, match=r"values must have shape \(..., 60, d\)"):
-        sketch.apply(normal(61, 2))
-    with pytest.raises(ValueError, match="values must have shape"):
-        sketch.sums(torch.ones(60))
-    with pytest.raises(ValueError, match=r"\(..., 3, n, d\)"):
-        sketch.copy_sums(normal(2, 60, 2))
-    with pytest.raises(TypeError, match=r"A must be a torch\.Tensor"):
-        sketch.apply([[1.0]])
-    with pytest.raises(TypeError, match="rows must be an integer tensor"):
-        Sketch(torch.zeros(1, 3), torch.ones(1, 3), 2)
 
 
 @pytest.mark.gpu
