@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from scipy.special import betainc, gammaincc, gammaincinv, ndtr
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from torchdp.domains.shapes import difference_shape
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy.root import root
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Tally
 from torchdp.protocol.interval import quantile
 from torchdp.protocol.records import farthest
@@ -237,8 +237,7 @@ def _stretch(block: Block, level: float, mixed: bool = False) -> float:
     deviation, z = math.sqrt(factors[block.order]), quantile(level)
     if not z:  # a level that rounds to nothing
         return 1.0
-    end = brentq(lambda t: outside(t) - beyond, 0.0, 4.0 * k + 800.0, xtol=1e-12)
-    return float(end) / (deviation * z)
+    return root(lambda t: outside(t) - beyond, 0.0, 2 * deviation * z, 1e-12) / (deviation * z)
 
 
 def _widths(domain: Domain) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp.draws import Draws
+from torchdp.privacy.root import root
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
 from torchdp.randomizers.ball.tilted_normal import cap_chance, tilted
 
@@ -67,7 +67,7 @@ class CapLaw:
     def rapidity(self) -> float:
         """artanh(gamma); it keeps all digits of small gamma, and of 1 - gamma."""
         excess = self.epsilon + math.log(-math.expm1(-self.epsilon))  # log(e^epsilon - 1)
-        return math.exp(brentq(lambda x: self._log_gain(math.exp(x)) + excess, -35, 4, xtol=1e-15, rtol=1e-15))
+        return math.exp(root(lambda x: self._log_gain(math.exp(x)) + excess, -35.0, 4.0, 1e-15))
 
     def _log_gain(self, y: float) -> float:
         """log of w/gamma - s at gamma = tanh(y), w = E[T; T >= gamma] for uniform V: log 1/(e^epsilon - 1) in the end.
