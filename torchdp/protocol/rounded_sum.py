@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol.records import Limits, farthest
@@ -30,8 +31,8 @@ class RoundedSum:
     ``distance`` apart at most. Users are in blocks of up to 2^13, in the order of their rows. Floats add up a block's
     vectors in any order, with an error of 2^-26 reach at most: k terms take k roundings of 2^-53 of their sizes' sum.
     So replacing one user moves one block's sum by distance + 2^-25 reach at most, and rounded to whole steps by
-    ``sensitivity`` = distance + 2^-25 reach + step sqrt(size). Whole numbers are added without error. step is a power
-    of two, 2^-26 to 2^-25 of ``sigma``, and costs next to nothing.
+    ``sensitivity`` = distance + 2^-25 reach + step sqrt(size) (``torchdp.grid``, 1 and 2). Whole numbers are added
+    without error. step is a power of two, 2^-26 to 2^-25 of ``sigma``, and costs next to nothing.
 
     sigma: of the normals; 0, without noise, where distance is 0. Raises ValueError.
 
@@ -83,7 +84,7 @@ class RoundedSum:
     @property
     def sensitivity(self) -> float:
         """Of the whole steps, in the units of v."""
-        return self.distance + ADDED * self.reach + self.step * math.sqrt(self.size) if self.sigma else 0.0
+        return moved(self.distance + ADDED * self.reach, self.step, self.size) if self.sigma else 0.0
 
     @cached_property
     def noise(self) -> RoundedNormal:
@@ -156,7 +157,4 @@ def released(real: Guarantee, delta: float, numbers: int) -> Guarantee:
 
     Of real numbers alone where epsilon is so large that 2^-40 of delta does not pay for the tables.
     """
-    try:
-        return real.rounded(numbers * VARIATION, delta)
-    except ValueError:
-        return replace(real, delta=delta, exact=False)
+    return real.leaving(numbers * VARIATION, delta)
