@@ -55,7 +55,7 @@ def sampled_multiplier(epsilon: float, delta: float, chance: float, times: int) 
         found = _epsilon(chance, times, delta, math.exp(log_multiplier))
         return math.log(min(max(found, 1e-300), 1e300)) - math.log(epsilon)
 
-    return math.exp(root(excess, every - 0.5, every, TOLERANCE / 4))
+    return math.exp(root(excess, every - 0.5, every, TOLERANCE / 40))
 
 
 def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:
