@@ -42,7 +42,7 @@ def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch
         warnings.simplefilter("ignore")
         if kind == "Gram":
             gram = GramRelease(clients, 10, 1.0, epsilon, DELTA, label_bound=1.0)
-            reach, entry = gram.reach
+            reach, entry = gram.norm_and_entry
             noise = gram.noise.sensitivity
             return SecureSketch(
                 ones(clients), gram.words, reach, epsilon, DELTA, bits=bits, sensitivity=noise, entry=entry

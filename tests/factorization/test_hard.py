@@ -281,7 +281,7 @@ def test_bad_input():
         instance.samples(0.0, 1.0)
     with pytest.raises(ValueError, match="epsilon"):
         instance.samples_absolute(0.1, -1.0)
-    with pytest.raises(ValueError, match="reach"):
+    with pytest.raises(ValueError, match="scale"):
         instance.distributions(0.0)
 
 

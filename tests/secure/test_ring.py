@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchdp.secure.ring import Ring, largest_fraction_bits, reach
+from torchdp.secure.ring import Ring, farthest_sum, largest_fraction_bits
 
 RINGS = [Ring(32, 0), Ring(32, 13), Ring(64, 0), Ring(64, 40)]
 
@@ -61,6 +61,6 @@ def test_the_most_fraction_bits():
     assert largest_fraction_bits(32, 1e-9) == 30 and largest_fraction_bits(32, 1e12) < 0
 
 
-def test_reach_is_of_the_fullest_row():
+def test_the_farthest_sum_is_of_the_fullest_row():
     counts, sigma = torch.tensor([0, 4, 100]), torch.tensor([0.0, 50.0, 1.0], dtype=torch.float64)
-    assert reach(counts, 2.0, sigma, 0.5) == max(4 * 2.25 + 1000, 100 * 2.25 + 100)
+    assert farthest_sum(counts, 2.0, sigma, 0.5) == max(4 * 2.25 + 1000, 100 * 2.25 + 100)

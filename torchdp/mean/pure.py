@@ -59,7 +59,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:
-        _ = self.encoding  # checks that they fit
+        checks.computable(self.encoding)  # a shape that does not fit the domain
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         rank = self.shape.root.shape[1]  # 0: a single point, without noise
         blocks = tuple(checks.several("blocks", self.blocks, Block)) if rank or self.blocks else ()
@@ -73,7 +73,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
             raise ValueError(f"blocks must have {rank} coordinates together, the rank of the shape")
         if not math.isclose(sum(block.share for block in blocks), 1.0, rel_tol=1e-9) and blocks:
             raise ValueError("blocks must have shares that add up to 1")
-        _ = self.diameters
+        checks.computable(self.diameters)  # blocks whose noise no float holds
 
     @classmethod
     def tuned(cls, domain: Domain, *, epsilon: float) -> "PureMean":

@@ -12,7 +12,7 @@ from torchdp.grid import grid_sigma, grid_variation
 from torchdp.kernels.secure_sketch import SURE, VARIATION
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.secure.ring import Ring, reach
+from torchdp.secure.ring import Ring, farthest_sum
 from torchdp.secure.settings import Settings
 from torchdp.sketching.gaussian_noise import GaussianNoise
 
@@ -140,8 +140,8 @@ class GaussianSettings(Settings):
         smooth = self._smooth(ring)[0]
         return torch.where(self._rows[1] > 0, self._on_any_grid(ring) if smooth is None else smooth, 0.0)
 
-    def _reach(self, ring: Ring) -> float:
+    def _farthest(self, ring: Ring) -> float:
         sigma = self._sigma(ring)
         if float(sigma.max()) * ring.scale > SURE:
             return math.inf
-        return reach(self._rows[1], self._largest, sigma, 1 / ring.scale)
+        return farthest_sum(self._rows[1], self._largest, sigma, 1 / ring.scale)

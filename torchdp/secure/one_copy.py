@@ -22,7 +22,7 @@ from torchdp.protocol import Tally
 from torchdp.rounded import RoundedNormal
 from torchdp.secure.gaussian import LEFT
 from torchdp.secure.protocol import one_key
-from torchdp.secure.ring import TAIL, Ring, reach
+from torchdp.secure.ring import TAIL, Ring, farthest_sum
 from torchdp.secure.sums import SecureSums, Words
 from torchdp.sketching.gaussian_noise import OneCopyGaussianNoise
 from torchdp.sketching.transform import add_rows
@@ -172,10 +172,10 @@ class OneCopySecureSketch(SecureSums):
         exponent = box + math.log(self.columns * (4.1 + 3.1 * m)) - math.log(self._most)
         return sigma, max(NARROW, self.sketch.copies * math.sqrt(8 * exponent) / math.pi)
 
-    def _reach(self, ring: Ring) -> float:
+    def _farthest(self, ring: Ring) -> float:
         sigma, tau = self._noise(ring)
         if max(sigma, tau) > SURE or self._variation(sigma, tau) > self._most:
             return math.inf
         unit = 1 / ring.scale
-        clients = reach(self._rows[1], self._largest, torch.tensor(sigma * unit, dtype=torch.float64), unit)
+        clients = farthest_sum(self._rows[1], self._largest, torch.tensor(sigma * unit, dtype=torch.float64), unit)
         return clients + TAIL * math.sqrt(self.servers) * tau * unit + self.servers * unit / 2

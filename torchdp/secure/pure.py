@@ -136,7 +136,7 @@ class PureSecureSketch(SecureSums):
     def _rate(self, ring: Ring) -> float:
         return math.nextafter(float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0)
 
-    def _reach(self, ring: Ring) -> float:
+    def _farthest(self, ring: Ring) -> float:
         rate, counts = self._rate(ring), self._rows[1].double()
         if rate < laplace.LEAST_RATE:
             return math.inf

@@ -65,7 +65,7 @@ class Ring:
         return value
 
 
-def reach(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
+def farthest_sum(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
     """How far from 0 a sum gets: max_j c_j (entry + unit/2) + 10 sqrt(c_j) sigma_j.
 
     counts: (m,) numbers added up in each sum. entry: the largest |number|. sigma: (m,) or (), standard deviation of

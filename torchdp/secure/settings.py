@@ -95,7 +95,7 @@ class Settings(ABC):
         """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
 
     @abstractmethod
-    def _reach(self, ring: Ring) -> float:
+    def _farthest(self, ring: Ring) -> float:
         """How far from 0 a sum gets, with its noise; inf where that can not be drawn on this ring."""
 
     @property
@@ -119,7 +119,7 @@ class Settings(ABC):
 
     def _fits(self, ring: Ring) -> bool:
         """Whether no sum wraps around in this ring."""
-        distance = self._reach(ring)
+        distance = self._farthest(ring)
         return distance < math.inf and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
 
     @property

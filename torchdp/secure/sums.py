@@ -47,7 +47,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def limits(self, n: int) -> dict[str, Limits]:
         crowds = max(1.0, n / self.sketch.clients)  # added tallies may be of more clients
-        return {"words": Limits.around(crowds * self._reach(self.ring) * self.ring.scale)}
+        return {"words": Limits.around(crowds * self._farthest(self.ring) * self.ring.scale)}
 
     @property
     def bits_per_user(self) -> int:

@@ -38,7 +38,7 @@ def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
     if dim == 1:
         return np.ones(1), np.ones(1)
     law = LogitBeta((dim - 1) / 2, (dim - 1) / 2)
-    w, mass = law.quadrature(0.0, float(law.reach(np.zeros(()), WIDE)))
+    w, mass = law.quadrature(0.0, float(law.tail_length(np.zeros(()), WIDE)))
     return np.tanh(w / 2), 2 * mass
 
 
@@ -168,10 +168,10 @@ class CapLaw:
         """Nodes 2 artanh T and weights for expectations under this law, off the cap and on it."""
         uniform, edge = self.uniform, 2 * self.rapidity
         ends = [
-            -float(uniform.reach(np.zeros(()), WIDE)),
+            -float(uniform.tail_length(np.zeros(()), WIDE)),
             0.0,
             edge,
-            edge + float(uniform.reach(np.array(edge), WIDE)),
+            edge + float(uniform.tail_length(np.array(edge), WIDE)),
         ]
         pieces = [uniform.quadrature(*piece) for piece in itertools.pairwise(ends)]
         densities = (self.low_density, self.low_density, self.high_density)
