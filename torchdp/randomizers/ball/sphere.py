@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdp.draws import Draws
 from torchdp.privacy.root import root
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
-from torchdp.randomizers.ball.tilted_normal import cap_chance, tilted
+from torchdp.randomizers.ball.tilted_normal import Tilted, cap_chance, tilted
 
 WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
 
@@ -43,7 +43,7 @@ def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class CapLaw:
+class CapLaw(Tilted):
     """The coordinate T = <V, u> in PrivUnit: V uniform on the sphere of R^dim, reweighted on the cap <V, u> >= gamma.
 
     Relative to the uniform law the density is c1 = e^epsilon c0 on the cap and c0 elsewhere, c0 = 1/(1 + (e^epsilon -
@@ -92,21 +92,6 @@ class CapLaw:
     def survival(self) -> float:
         """s, the cap's share of the sphere."""
         return math.exp(float(self.uniform.log_survival(np.array(2 * self.rapidity))))
-
-    @cached_property
-    def low_density(self) -> float:
-        """c0, off the cap."""
-        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
-
-    @cached_property
-    def high_density(self) -> float:
-        """c1 = e^epsilon c0, on the cap."""
-        return math.exp(self.epsilon) * self.low_density
-
-    @cached_property
-    def upper(self) -> float:
-        """P(T >= gamma) = c1 s."""
-        return self.high_density * self.survival
 
     @property
     def variance(self) -> float:

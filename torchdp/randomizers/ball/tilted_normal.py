@@ -1,6 +1,7 @@
 """The law of tau, the one private number inside a PrivUnitG message, and exact sums of many of them."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,8 +22,34 @@ from torchdp.randomizers.ball.truncated_sums import truncated_sums
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0
 
 
+class Tilted(ABC):
+    """A law made e^epsilon times as likely on a set of share s: of density c1 = e^epsilon c0 there, c0 off it."""
+
+    epsilon: float
+
+    @property
+    @abstractmethod
+    def survival(self) -> float:
+        """s, before."""
+
+    @cached_property
+    def low_density(self) -> float:
+        """c0 = 1/(1 + (e^epsilon - 1) s)."""
+        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
+
+    @cached_property
+    def high_density(self) -> float:
+        """c1."""
+        return math.exp(self.epsilon) * self.low_density
+
+    @cached_property
+    def upper(self) -> float:
+        """c1 s, the set's share."""
+        return self.high_density * self.survival
+
+
 @dataclass(frozen=True)
-class TiltedNormal:
+class TiltedNormal(Tilted):
     """N(0, 1) reweighted by e^epsilon above a threshold k: density c1 phi on [k, inf), c0 phi below.
 
     c1 = e^epsilon c0 and c0 = 1/(1 + (e^epsilon - 1) Phibar(k)); the threshold is the fixed point k = E tau,
@@ -57,21 +84,6 @@ class TiltedNormal:
     def survival(self) -> float:
         """Phibar(k), the standard normal's mass above the threshold, to the nearest float."""
         return float(upper_tail(arithmetic(), self.threshold))
-
-    @cached_property
-    def low_density(self) -> float:
-        """c0, the density below the threshold relative to the standard normal."""
-        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
-
-    @cached_property
-    def high_density(self) -> float:
-        """c1 = e^epsilon c0."""
-        return math.exp(self.epsilon) * self.low_density
-
-    @cached_property
-    def upper(self) -> float:
-        """P(tau >= k) = c1 Phibar(k)."""
-        return self.high_density * self.survival
 
     @property
     def third_moment(self) -> float:
