@@ -12,13 +12,14 @@ import pytest
 from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "descent", "draws", "memory", "noise", "randomness", "rounded", "text", "threads"}
+FLOOR = {"checks", "descent", "draws", "grid", "memory", "noise", "randomness", "rounded", "text", "threads"}
 MAY_IMPORT = {
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
     "rounded": {"checks", "draws", "kernels"},
     "descent": set(),
+    "grid": {"checks"},
     "memory": set(),
     "threads": set(),
     "randomness": set(),

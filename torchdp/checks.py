@@ -227,6 +227,13 @@ def precise(name: str, value: Tensor) -> Tensor:
     return value
 
 
+def computable(*of: object) -> None:
+    """Nothing: what of an object can not be computed is refused where this is called, not when users have spoken.
+
+    A line of ``__post_init__`` that calls it says in its comment what is refused.
+    """
+
+
 def own(made: Any) -> None:
     """A frozen dataclass's tensors become copies: whoever gave them may change theirs, and moves no guarantee."""
     for field in dataclasses.fields(made):

@@ -33,7 +33,7 @@ BUMPS = 2.0**-135  # total variation distance of their sum from a normal
 class RoundedNormal:
     """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2) step/sigma).
 
-    X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism, in any dimension.
+    X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism (``torchdp.grid``, 2).
     step: a power of two; sigma: from 1/16 to 2^28 steps. Raises ValueError.
 
     Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to e^(-k^2/(2 t^2)), and
@@ -56,7 +56,7 @@ class RoundedNormal:
         object.__setattr__(self, "step", step)
         if sigma / step > WIDEST:
             raise ValueError(f"sigma must be at most 2^28 steps, not {sigma / step:g}; count in coarser steps")
-        _ = self._pieces("cpu")
+        checks.computable(self._pieces("cpu"))  # a sigma that no table holds
 
     @staticmethod
     def fine(sigma: float) -> "RoundedNormal":

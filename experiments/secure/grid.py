@@ -1,7 +1,7 @@
 """Secure sums in rings of 32 and 64 bits: the variance of their noise over the needed one, and an attack on the grid.
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4, for the protocol; proofs:
-    ``secure.rounding``, ``secure.one_copy``.
+    ``torchdp.grid``.
 Command:  python experiments/secure/grid.py
 Expected: ``factor``: variance over that of real numbers, at most 1.015 of Gaussian noise in every row, where spreading
     a row's difference over whole units of honest clients (``spread``) asks for up to thousands. ``noises``: the same
@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from scipy.special import ndtr
 
+from torchdp.grid import grid_sensitivity, grid_sigma
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.regression import GramRelease
 from torchdp.secure import OneCopySecureSketch, PureSecureSketch, SecureSketch
-from torchdp.secure.rounding import grid_sensitivity, grid_sigma
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import Sketch, balanced_osnap, entry_variance, ones
 
@@ -42,7 +42,7 @@ def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch
         warnings.simplefilter("ignore")
         if kind == "Gram":
             gram = GramRelease(clients, 10, 1.0, epsilon, DELTA, label_bound=1.0)
-            reach, entry = gram.reach
+            reach, entry = gram.norm_and_entry
             noise = gram.noise.sensitivity
             return SecureSketch(
                 ones(clients), gram.words, reach, epsilon, DELTA, bits=bits, sensitivity=noise, entry=entry
@@ -106,11 +106,11 @@ def ratio(shares: int, present: int, epsilon: float, distance: int) -> float:
 
 def spread(protocol: SecureSketch) -> float:
     """The factor without the second proof."""
-    ring = protocol.ring
-    distance = grid_sensitivity(ring, protocol.bound, protocol.columns, protocol.sensitivity)
+    step = 1 / protocol.ring.scale
+    distance = grid_sensitivity(step, protocol.bound, protocol.columns, protocol.sensitivity)
     mu = 1 / gaussian_sigma(protocol.epsilon, protocol.delta)
     honest = protocol.honest[:1]
-    old = grid_sigma(honest, 1, protocol.columns, ring, distance, mu)
+    old = grid_sigma(honest, 1, protocol.columns, step, distance, mu)
     return float(old / protocol.sigma[0]) ** 2 * protocol.grid_factor
 
 

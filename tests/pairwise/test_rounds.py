@@ -13,7 +13,7 @@ from torchdp.collection import Journal
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
-from torchdp.pairwise.rounds.interactive import reach
+from torchdp.pairwise.rounds.interactive import extremes
 from torchdp.pairwise.rounds.question import Question
 from torchdp.pairwise.rounds.scalar import SignResponse, TiltedResponse, scalar_response, worst_variance
 from torchdp.privacy import Model, compose
@@ -286,7 +286,7 @@ def test_leading_error_is_free_of_gamma_2(epsilon):
     for k in (8, 64):
         statistic, n = signs(k), 10**13
         protocol = TwoRound.tuned(statistic, n, epsilon)
-        limit = 4 * reach(statistic).half ** 2 * worst_variance(epsilon) / n
+        limit = 4 * extremes(statistic).half ** 2 * worst_variance(epsilon) / n
         assert limit <= float(protocol.worst_mse(n)) < 1.1 * limit
         projected = ProjectedTwoRound.tuned(statistic, n, epsilon)
         point = torch.eye(k)[0]

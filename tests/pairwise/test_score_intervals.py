@@ -93,13 +93,13 @@ def test_each_part_ends_where_its_own_variance_says():
 
 def test_the_sum_of_parts_ends_at_the_root_of_their_squares_and_a_negative_one_is_mirrored():
     one, two = (ErrorParts(*torch.tensor(each).double()[:, None]) for each in ((0.04, -0.1, 0), (0.01, 0.2, 0.1)))
-    arms = [part.reach(1.5) for part in (one, two)]
-    both = one.joined(two.negated()).reach(1.5)
+    arms = [part.margins(1.5) for part in (one, two)]
+    both = one.joined(two.negated()).margins(1.5)
     mirrored = arms[1][::-1]
     for side in range(2):
         want = (arms[0][side].square() + mirrored[side].square()).sqrt()
         torch.testing.assert_close(both[side], want)
-    far = one.reach(one.distance(torch.tensor(0.5).double()))
+    far = one.margins(one.distance(torch.tensor(0.5).double()))
     assert float(far[0]) == pytest.approx(0.5)
 
 
@@ -145,14 +145,14 @@ def test_an_interval_of_one_coordinate_inverts_the_noncentral_chi_square_and_a_l
     for z in (0.7, 2.0, 4.0):
         error = QuadraticError(one, z * one, one[:0], 0 * one[0], 0 * one[0])
         for end, tail in zip(
-            error.reach(1.959964), (0.025, 0.975), strict=True
+            error.margins(1.959964), (0.025, 0.975), strict=True
         ):  # T = z^2 - 1, truths z^2 - 1 + end
             truth = z**2 - 1 + float(end) * (1 if tail > 0.5 else -1)
             missed = ncx2.sf(z**2, 1, max(truth, 0))
             assert missed == pytest.approx(tail, abs=0.004) or (abs(truth) < 1e-5 and missed > tail)
     none = torch.zeros(3).double()
     linear = QuadraticError(none, torch.tensor([0.3, 0.4, 1.2]).double(), none[:0], none[0], none[0])
-    for each in linear.reach(1.5):
+    for each in linear.margins(1.5):
         assert float(each) == pytest.approx(1.5 * 2 * 1.3, rel=1e-6)
 
 
@@ -165,17 +165,17 @@ def test_distances_negatives_and_scales_of_quadratic_errors_agree_with_their_int
         if index % 2:
             error = dataclasses.replace(error, slack=error.slack + 0.01)
         size = 10.0 ** (index % 5 * 60 - 120)  # far beyond where squares are floats
-        below, above = error.reach(1.3)
-        mirrored, scaled = error.negated().reach(1.3), error.scaled(size).reach(1.3)
+        below, above = error.margins(1.3)
+        mirrored, scaled = error.negated().margins(1.3), error.scaled(size).margins(1.3)
         torch.testing.assert_close(torch.stack([above, below]), torch.stack(mirrored), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
             torch.stack([below, above]) * size, torch.stack(scaled), rtol=1e-5, atol=1e-6 * size
         )
-        inside = error.reach(0.0)[0]
+        inside = error.margins(0.0)[0]
         for side, sign in ((0, 1), (1, -1)):  # where 0 is an end of the interval at 1.3
             end = (below, above)[side]
             distance = float(error.distance(sign * end))
-            if float(end - error.reach(1.2)[side]) > 1e-4 * float((below + above).abs()):
+            if float(end - error.margins(1.2)[side]) > 1e-4 * float((below + above).abs()):
                 assert distance == pytest.approx(1.3, abs=0.01)
             else:  # the end of all that the form can be
                 assert distance < 1.3

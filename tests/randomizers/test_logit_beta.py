@@ -75,7 +75,7 @@ def test_quantiles_are_odd_under_mirroring_and_stop_at_the_ends(p, q):
 @pytest.mark.parametrize(("p", "q"), [(1, 0.5), (0.5, 0.5), (0.5, 2), (8, 0.5), (8, 8), (32, 96.5), (500, 49500)])
 def test_quadrature_has_the_moments_of_the_beta_law(p, q):
     law, mode = LogitBeta(p, q), np.array(math.log(p / q))
-    ends = float(mode - law.mirrored.reach(-mode, 45.0)), float(mode + law.reach(mode, 45.0))
+    ends = float(mode - law.mirrored.tail_length(-mode, 45.0)), float(mode + law.tail_length(mode, 45.0))
     for middle in (0.2, 0.8):  # in two pieces, on either side of 0 where the angle is mirrored
         cut = ends[0] + middle * (ends[1] - ends[0])
         pieces = [law.quadrature(ends[0], cut), law.quadrature(cut, ends[1])]

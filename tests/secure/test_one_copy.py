@@ -13,11 +13,11 @@ from laws import generator
 from products import gaussian_delta
 from scipy.special import ndtr
 
+from torchdp.grid import lattice_variation
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.protocol import Tally
 from torchdp.secure import OneCopySecureSketch, SecureSketch
-from torchdp.secure.one_copy import lattice_variation
 from torchdp.sketching import AdaptiveCoalition, Sketch, StaticCoalition, balanced_osnap
 
 I = torch.arange(24)

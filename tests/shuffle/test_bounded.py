@@ -18,11 +18,11 @@ def test_the_law_of_the_noise(users, deviation):
     law = BoundedSum(users, deviation)
     values, chances = np.arange(len(law.chances)), law.chances
     assert chances.sum() == pytest.approx(1) and (chances > 0).all()
-    assert values @ chances == pytest.approx(law.reach + 1)
-    assert users * (((values - law.reach - 1) ** 2) @ chances) == pytest.approx(deviation**2)
+    assert values @ chances == pytest.approx(law.half_width + 1)
+    assert users * (((values - law.half_width - 1) ** 2) @ chances) == pytest.approx(deviation**2)
     mass = law.noise_law().mass
     angles = 2 * math.pi * np.arange(len(mass)) / len(mass)  # the characteristic function, at as many points
-    one = (np.exp(1j * np.outer(angles, values - law.reach - 1)) @ chances) ** users
+    one = (np.exp(1j * np.outer(angles, values - law.half_width - 1)) @ chances) ** users
     centred = np.arange(len(mass)) - len(mass) // 2
     again = (np.exp(-1j * np.outer(centred, angles)) @ one).real / len(mass)
     np.testing.assert_allclose(mass, again, atol=1e-12)
@@ -32,7 +32,7 @@ def test_the_law_of_the_noise(users, deviation):
 @pytest.mark.parametrize("deviation", [1e-160, 1e-9, 0.4])
 def test_the_variance_is_that_of_the_shares_however_small(deviation):
     law = BoundedSum(1000, deviation)
-    exact = 1000 * (np.arange(-1 - law.reach, law.reach + 2) ** 2 @ law.chances)
+    exact = 1000 * (np.arange(-1 - law.half_width, law.half_width + 2) ** 2 @ law.chances)
     assert law.rmse**2 == pytest.approx(exact, rel=1e-12) and law.rmse >= deviation
 
 

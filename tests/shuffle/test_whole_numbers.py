@@ -81,7 +81,7 @@ def test_guarantee_no_fewer_bits_are_flipped_than_is_accounted_for(flip):
 @pytest.mark.parametrize("deviation", [0.1, 1.0, 7.7])
 def test_guarantee_bounded_shares_have_the_accounted_chances(deviation):
     law = BoundedSum(9, deviation)
-    q, c = Fraction(law.share), law.reach
+    q, c = Fraction(law.share), law.half_width
     assert (q * 2**53).denominator == 1 and 0 <= q <= 1
     for value, chance in enumerate(law.chances.tolist()):
         wanted = q / (2 * c + 3) + (1 - q) / (2 * c + 1) * (0 < value < 2 * c + 2)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from torchdp import regression, sketching
+from torchdp.grid import grid_sensitivity, grid_sigma
 from torchdp.regression import sensitivity
 from torchdp.secure import shared_noise
 from torchdp.secure.ring import Ring
-from torchdp.secure.rounding import grid_sensitivity, grid_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
@@ -171,12 +171,16 @@ def grids(chance, fault):
         whole = ring.to_words(torch.from_numpy(rows)).numpy() / ring.scale
         apart = np.linalg.norm(rows[:, None] - rows, axis=-1)
         moved = np.linalg.norm(whole[:, None] - whole, axis=-1)
-        yield "grid_sensitivity", moved.max(), grid_sensitivity(ring, B, d) / fault + 1e-300
-        yield "grid_sensitivity, D", moved[apart <= D].max(), grid_sensitivity(ring, B, d, D) / fault + 1e-300
+        yield "grid_sensitivity", moved.max(), grid_sensitivity(1 / ring.scale, B, d) / fault + 1e-300
+        yield (
+            "grid_sensitivity, D",
+            moved[apart <= D].max(),
+            grid_sensitivity(1 / ring.scale, B, d, D) / fault + 1e-300,
+        )
     for _ in range(INSTANCES):
         h, D, epsilon = int(chance.integers(1, 6)), int(chance.integers(1, 6)), chance.uniform(0.2, 2)
         mu = chance.uniform(0.3, 2)
-        sigma = float(grid_sigma(torch.tensor([h]), 1, 1, Ring(64, 0), float(D), mu)) / fault
+        sigma = float(grid_sigma(torch.tensor([h]), 1, 1, 1.0, float(D), mu)) / fault
         reach = int(12 * sigma) + 2
         one = np.array([below((k + 0.5) / sigma) - below((k - 0.5) / sigma) for k in range(-reach, reach + 1)])
         law = one

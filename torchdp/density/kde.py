@@ -143,7 +143,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         object.__setattr__(self, "instances", self.features.instances)
-        _ = self.guarantee  # refused here, not when users have spoken
+        checks.computable(self.guarantee)  # a delta that the law can not keep
 
     @staticmethod
     def calibrated(

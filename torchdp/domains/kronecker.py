@@ -81,7 +81,7 @@ class KroneckerProduct(Domain):
         """Exact for directions a (x) b; else the sum of those of a singular value decomposition."""
         theta = directions.unflatten(-1, (self.left.dimension, self.right.dimension))
         U, S, Vh = torch.linalg.svd(theta, full_matrices=False)
-        lengths = (_reach(part, z) for part, z in ((self.left, U.mT), (self.right, Vh)))
+        lengths = (_largest_products(part, z) for part, z in ((self.left, U.mT), (self.right, Vh)))
         return S.mul(next(lengths)).mul(next(lengths)).sum(-1) - directions @ centre
 
     def spanning(self) -> Tensor:
@@ -148,7 +148,7 @@ class KroneckerProduct(Domain):
         return sign * (A + A.mT) / 2, sign * (B + B.mT) / 2
 
 
-def _reach(part: Domain, directions: Tensor) -> Tensor:
+def _largest_products(part: Domain, directions: Tensor) -> Tensor:
     """max |<direction, x>| over the part, (k, r) for directions (k, r, d)."""
     rows = directions.flatten(0, -2)
     zero = torch.zeros_like(rows[0])

@@ -56,16 +56,16 @@ class HardInstance:
     type_weights: Tensor
     directions: Tensor
 
-    def distributions(self, reach: float) -> tuple[Tensor, Tensor]:
+    def distributions(self, scale: float) -> tuple[Tensor, Tensor]:
         """(lambda, B): laws (m, n) and half-widths (m,) such that lambda_v + t M_v is a distribution for |t| <= B_v.
 
-        lambda_v = max(P, reach |M_v|) / Z_v with Z_v its sum, and B_v = reach / Z_v. Raises ValueError on reach <= 0.
+        lambda_v = max(P, scale |M_v|) / Z_v with Z_v its sum, and B_v = scale / Z_v. Raises ValueError on scale <= 0.
         Guarantees: both ends are distributions, and their answers to query v differ by 2 B_v.
         """
-        reach = checks.positive("reach", reach)
-        laws = torch.maximum(self.type_weights, reach * self.directions.abs())
+        scale = checks.positive("scale", scale)
+        laws = torch.maximum(self.type_weights, scale * self.directions.abs())
         size = laws.sum(-1)
-        return laws / size[:, None], reach / size
+        return laws / size[:, None], scale / size
 
     def information(self, epsilon: float) -> float:
         """Most that one epsilon-LDP message tells about t, in the mean over v ~ c.
@@ -102,9 +102,9 @@ class HardInstance:
             return 0.0
         narrow, wide = math.pi * alpha, 30 / float(lengths[lengths > 0].min())
         best = torch.zeros_like(self.query_weights)
-        for reach in np.geomspace(narrow, wide, WIDTHS).tolist() if wide > narrow else ():
-            laws, half = self.distributions(reach)
-            size = reach / half  # lambda = (P + rest) / size, and rest A >= e^-epsilon P A (size - 1)
+        for scale in np.geomspace(narrow, wide, WIDTHS).tolist() if wide > narrow else ():
+            laws, half = self.distributions(scale)
+            size = scale / half  # lambda = (P + rest) / size, and rest A >= e^-epsilon P A (size - 1)
             theta = (1 + (size - 1) * math.exp(-epsilon)) / size
             g = (half[:, None] * self.directions.abs() / laws.clamp_min(1e-300)).amax(-1).clamp(max=1)
             gain = theta / _mean_inverse(math.tanh(epsilon / 2) * g)

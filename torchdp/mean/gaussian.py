@@ -33,7 +33,7 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
     delta: float
 
     def __post_init__(self) -> None:
-        _ = self.encoding  # checks that they fit
+        checks.computable(self.encoding)  # a shape that does not fit the domain
         object.__setattr__(self, "multiplier", checks.positive("multiplier", self.multiplier))
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
 

@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from scipy.special import betainc, gammaincc, gammaincinv, ndtr
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from torchdp.domains.shapes import difference_shape
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy.root import root
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Tally
 from torchdp.protocol.interval import quantile
 from torchdp.protocol.records import farthest
@@ -59,7 +59,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:
-        _ = self.encoding  # checks that they fit
+        checks.computable(self.encoding)  # a shape that does not fit the domain
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         rank = self.shape.root.shape[1]  # 0: a single point, without noise
         blocks = tuple(checks.several("blocks", self.blocks, Block)) if rank or self.blocks else ()
@@ -73,7 +73,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
             raise ValueError(f"blocks must have {rank} coordinates together, the rank of the shape")
         if not math.isclose(sum(block.share for block in blocks), 1.0, rel_tol=1e-9) and blocks:
             raise ValueError("blocks must have shares that add up to 1")
-        _ = self.diameters
+        checks.computable(self.diameters)  # blocks whose noise no float holds
 
     @classmethod
     def tuned(cls, domain: Domain, *, epsilon: float) -> "PureMean":
@@ -237,8 +237,7 @@ def _stretch(block: Block, level: float, mixed: bool = False) -> float:
     deviation, z = math.sqrt(factors[block.order]), quantile(level)
     if not z:  # a level that rounds to nothing
         return 1.0
-    end = brentq(lambda t: outside(t) - beyond, 0.0, 4.0 * k + 800.0, xtol=1e-12)
-    return float(end) / (deviation * z)
+    return root(lambda t: outside(t) - beyond, 0.0, 2 * deviation * z, 1e-12) / (deviation * z)
 
 
 def _widths(domain: Domain) -> Tensor:

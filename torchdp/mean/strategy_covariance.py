@@ -46,7 +46,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         types = (2 * checks.integer("steps", self.steps, 1) + 1) ** self.domain.dimension
         if checks.instance("client", self.client, StrategyMatrix).k != types:
             raise ValueError(f"client must have {types} types, not {self.client.k}")
-        _ = self._decoder  # refuses a strategy that does not tell what is asked
+        checks.computable(self._decoder)  # a strategy that does not tell what is asked
 
     @classmethod
     def tuned(

@@ -43,7 +43,7 @@ class PairwiseProtocol(Protocol[Tensor]):
                 "hold, so nobody needs to send anything"
             )
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        _ = self.guarantee  # builds the randomizer, which refuses an epsilon out of its range
+        checks.computable(self.guarantee)  # an epsilon out of the randomizer's range
 
     @property
     def subject(self) -> PairwiseStatistic:

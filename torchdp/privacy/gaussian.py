@@ -3,11 +3,11 @@
 import math
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
 from torchdp import checks
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
+from torchdp.privacy.root import root
 
 SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
@@ -54,27 +54,24 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     data. Stable for epsilon in [1e-3, 30] and delta down to 1e-15; above 1e6 refused. Raises ValueError.
 
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
-    Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by bracketing and Brent's method).
+    Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by :func:`root`).
     """
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     if epsilon > LARGEST:
         raise ValueError(
             f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: noise for it would protect nobody"
         )
-    target = math.log(delta) - ROUNDING * min(1.0, -math.log(delta))
+    target = _kept(delta)
 
     def excess(log_sigma: float) -> float:
         return gaussian_log_delta(math.exp(log_sigma), epsilon) - target
 
-    low, high = -1.0, 1.0
-    while excess(low) < 0:
-        low -= 1
-    while excess(high) > 0:
-        high += 1
-    root = float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
-    while excess(root) > 0:  # the root is found to rounding: end on the safe side
-        root += 1e-13
-    return checks.positive("sensitivity", sensitivity) * math.exp(root + SAFE)
+    return checks.positive("sensitivity", sensitivity) * math.exp(root(excess, -1.0, 1.0) + SAFE)
+
+
+def _kept(delta: float) -> float:
+    """log delta, less what evaluation may round away."""
+    return math.log(delta) - ROUNDING * min(1.0, -math.log(delta))
 
 
 def gaussian_guarantee(
@@ -103,8 +100,7 @@ def gaussian_epsilon(mu: float, delta: float, variation: float = 0.0) -> float:
     Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    target = math.log(delta * ROUNDED if variation else delta)
-    target -= ROUNDING * min(1.0, -target)
+    target = _kept(delta * ROUNDED if variation else delta)
 
     def excess(log_epsilon: float) -> float:
         return gaussian_log_delta(1.0, math.exp(log_epsilon), mu) - target
@@ -113,15 +109,7 @@ def gaussian_epsilon(mu: float, delta: float, variation: float = 0.0) -> float:
         return math.inf
     epsilon = 0.0
     if mu > 0 and gaussian_log_delta(1.0, 0.0, mu) > target:
-        low, high = -50.0, 1.0
-        while excess(low) < 0:
-            low *= 2
-        while excess(high) > 0:
-            high += 1
-        root = float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
-        while excess(root) > 0:
-            root += 1e-13
-        epsilon = math.exp(root)
+        epsilon = math.exp(root(excess, -1.0, 1.0))
     paid = (1 + math.exp(min(epsilon, 700.0))) * variation <= delta * (1 - ROUNDED)
     return epsilon if paid else math.inf
 

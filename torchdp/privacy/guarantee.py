@@ -100,6 +100,13 @@ class Guarantee:
         variation += self.variation
         return replace(self, delta=delta, exact=False, arithmetic=Arithmetic.ROUNDED, variation=variation)
 
+    def leaving(self, variation: float, delta: float) -> "Guarantee":
+        """``rounded``; of real numbers alone where delta does not pay for the tables. Raises ValueError."""
+        try:
+            return self.rounded(variation, delta)
+        except ValueError:
+            return replace(self, delta=delta, exact=False)
+
     @property
     def pure(self) -> bool:
         """Whether all of delta is what ``variation`` costs: delta = 0 for the mechanism that this one is near."""

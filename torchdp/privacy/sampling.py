@@ -3,15 +3,14 @@
 import math
 from functools import lru_cache
 
-from scipy.optimize import brentq
-
 from torchdp import checks
 from torchdp.privacy.accounting import rounding
 from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_sigma
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
+from torchdp.privacy.root import root
 
 STEP, FINE, MOST = 1e-3, 0.25, 1e5  # of the privacy loss: at most; in chance / multiplier; steps of one sum's loss
-LEAST = 3.0  # powers of e below what one sum over all needs, where the search for less noise ends
+LEAST = 5.0  # powers of e below what one sum over all needs, where the search for less noise ends
 TOLERANCE = 1e-4  # relative: noise is at most so much more than what the target needs
 SMALL, LOST = 1e-3, 1e4  # multiplier, and mean privacy loss of all sums, beyond which nothing is promised
 LEAST_CHANCE, MOST_TIMES = 1e-9, 2**24  # what loss distributions follow
@@ -48,20 +47,15 @@ def sampled_multiplier(epsilon: float, delta: float, chance: float, times: int) 
     every = math.log(gaussian_sigma(epsilon, delta, math.sqrt(times)) * (1 + 1e-9))  # where all are in each sum
     if chance == 1:
         return math.exp(every)
+    least = every - math.log(times) / 2 - LEAST  # delta may allow that a user who was ever in a sum is seen
 
     def excess(log_multiplier: float) -> float:
+        if log_multiplier < least:
+            return math.inf
         found = _epsilon(chance, times, delta, math.exp(log_multiplier))
         return math.log(min(max(found, 1e-300), 1e300)) - math.log(epsilon)
 
-    once, low, width = every - math.log(times) / 2, every - 0.5, 0.5
-    while excess(low) <= 0:
-        if low < once - LEAST:  # delta alone allows that a user who was ever in a sum is seen
-            return math.exp(low)
-        low, width = low - width, min(2 * width, 2.0)
-    root = float(brentq(excess, low, every, xtol=TOLERANCE / 4, rtol=1e-12))
-    while excess(root) > 0:
-        root += TOLERANCE / 4
-    return math.exp(min(root, every))
+    return math.exp(root(excess, every - 0.5, every, TOLERANCE / 40))
 
 
 def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:

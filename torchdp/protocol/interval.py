@@ -17,7 +17,7 @@ class Error(ABC):
     """The error of an estimate, as intervals need it."""
 
     @abstractmethod
-    def reach(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class ErrorParts(Error):
         one = variance[..., None]
         return ErrorParts(one, torch.zeros_like(one), torch.zeros_like(one))
 
-    def reach(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf.
 
         Of each part all u with u^2 <= z^2 (variance + slope u + curvature u^2); inf where z^2 curvature >= 1. The ends
@@ -102,7 +102,7 @@ class ErrorParts(Error):
         low, high = torch.zeros_like(value), torch.full_like(value, 40.0)
         for _ in range(BISECTIONS):
             z = (low + high) / 2
-            below, above = self.reach(z)
+            below, above = self.margins(z)
             holds = (value - below - bias <= 0) & (value + above + bias >= 0)
             low, high = torch.where(holds, low, z), torch.where(holds, z, high)
         z = torch.where(low > 39.99, torch.inf, (low + high) / 2)
@@ -129,8 +129,8 @@ class WidestError(Error):
     first: Error
     second: Error
 
-    def reach(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
-        (below, above), (other_below, other_above) = self.first.reach(z), self.second.reach(z)
+    def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        (below, above), (other_below, other_above) = self.first.margins(z), self.second.margins(z)
         return torch.maximum(below, other_below), torch.maximum(above, other_above)
 
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -177,7 +177,7 @@ def interval(
     the interval ends where the gap begins.
     """
     z, (least, most) = quantile(level) * stretch, limits
-    below, above = error.reach(z)
+    below, above = error.margins(z)
     low, high = value - below - bias, value + above + bias
     first, last = (value + end + sign * bias for end, sign in zip(error.gap(z), (1, -1), strict=True))
     low, high = (

@@ -67,7 +67,7 @@ class QuadraticError(Error):
         both = self.curved.square().sum(-1) + self.central.square().sum(-1)
         return 4 * squares + 2 * both + self.slack.square()
 
-    def reach(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         path, z = _Path.of(self), torch.as_tensor(z, dtype=torch.float64, device=self.linear.device)
         ends = path.truth(path.crossing(torch.stack(torch.broadcast_tensors(-z, z, self.offset)[:2])))
         wide = z * self.slack + NEAR * path.scale  # a truth at the path's end is not missed by rounding

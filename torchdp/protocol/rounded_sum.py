@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol.records import Limits, farthest
 from torchdp.rounded import RoundedNormal
 
 BLOCK = 2**13  # users whose vectors floats add up
-ADDED = 2.0**-25  # of reach: twice the rounding errors of such a sum
+ADDED = 2.0**-25  # of norm: twice the rounding errors of such a sum
 FINE = 2.0**26  # steps of the noise's deviation, at most
 VARIATION = 2.0**-112  # of one number's noise: above ``RoundedNormal.variation`` of every sigma from 2^20 steps on
 
@@ -26,12 +27,12 @@ VARIATION = 2.0**-112  # of one number's noise: above ``RoundedNormal.variation`
 class RoundedSum:
     """Y = step (sum over blocks of round(sum of v_u over the block / step) + R), R rounded normals: (size,).
 
-    v_u is any function of what user u holds, as a machine computes it, of norm ``reach`` at most, and two of them are
+    v_u is any function of what user u holds, as a machine computes it, of norm ``norm`` at most, and two of them are
     ``distance`` apart at most. Users are in blocks of up to 2^13, in the order of their rows. Floats add up a block's
-    vectors in any order, with an error of 2^-26 reach at most: k terms take k roundings of 2^-53 of their sizes' sum.
-    So replacing one user moves one block's sum by distance + 2^-25 reach at most, and rounded to whole steps by
-    ``sensitivity`` = distance + 2^-25 reach + step sqrt(size). Whole numbers are added without error. step is a power
-    of two, 2^-26 to 2^-25 of ``sigma``, and costs next to nothing.
+    vectors in any order, with an error of 2^-26 norm at most: k terms take k roundings of 2^-53 of their sizes' sum.
+    So replacing one user moves one block's sum by distance + 2^-25 norm at most, and rounded to whole steps by
+    ``sensitivity`` = distance + 2^-25 norm + step sqrt(size) (``torchdp.grid``, 1 and 2). Whole numbers are added
+    without error. step is a power of two, 2^-26 to 2^-25 of ``sigma``, and costs next to nothing.
 
     sigma: of the normals; 0, without noise, where distance is 0. Raises ValueError.
 
@@ -42,11 +43,11 @@ class RoundedSum:
 
     sigma: float
     distance: float
-    reach: float
+    norm: float
     size: int
 
     def __post_init__(self) -> None:
-        for name in ("distance", "reach"):
+        for name in ("distance", "norm"):
             object.__setattr__(self, name, checks.non_negative(name, getattr(self, name)))
         object.__setattr__(self, "size", checks.integer("size", self.size, 0))
         checks.non_negative("sigma", self.sigma)
@@ -54,13 +55,13 @@ class RoundedSum:
             raise ValueError(
                 f"sigma must be positive, not 0: vectors are up to distance = {self.distance:g} apart"
             )
-        if not self.step and (self.sigma or self.reach):
+        if not self.step and (self.sigma or self.norm):
             raise ValueError(
-                f"sigma = {self.sigma:g} and reach = {self.reach:g} are too small for steps; use a larger unit"
+                f"sigma = {self.sigma:g} and norm = {self.norm:g} are too small for steps; use a larger unit"
             )
 
     @staticmethod
-    def least(multiplier: float, distance: float, reach: float, size: int) -> "RoundedSum":
+    def least(multiplier: float, distance: float, norm: float, size: int) -> "RoundedSum":
         """With sigma at least ``multiplier`` times the sensitivity, and hardly more. Raises ValueError."""
         taken = 2 * multiplier * math.sqrt(size) / FINE
         if not taken < 0.5:
@@ -68,22 +69,22 @@ class RoundedSum:
                 f"multiplier = {multiplier:g} and size = {size} are too large: a step for each of so many numbers "
                 "would move them by more than the noise; ask for less privacy or fewer numbers"
             )
-        sigma = multiplier * (distance + ADDED * reach) / (1 - taken) * (1 + 1e-15) if distance else 0.0
-        return RoundedSum(sigma, distance, reach, size)
+        sigma = multiplier * (distance + ADDED * norm) / (1 - taken) * (1 + 1e-15) if distance else 0.0
+        return RoundedSum(sigma, distance, norm, size)
 
     @property
     def step(self) -> float:
         """A power of two."""
-        return math.ldexp(1 / FINE, math.frexp(self.sigma or self.reach)[1])
+        return math.ldexp(1 / FINE, math.frexp(self.sigma or self.norm)[1])
 
     def limits(self, n: int) -> Limits:
         """What a number of Y can be for n users."""
-        return Limits.around(n * (self.reach + self.step) + farthest(self.sigma))
+        return Limits.around(n * (self.norm + self.step) + farthest(self.sigma))
 
     @property
     def sensitivity(self) -> float:
         """Of the whole steps, in the units of v."""
-        return self.distance + ADDED * self.reach + self.step * math.sqrt(self.size) if self.sigma else 0.0
+        return moved(self.distance + ADDED * self.norm, self.step, self.size) if self.sigma else 0.0
 
     @cached_property
     def noise(self) -> RoundedNormal:
@@ -92,7 +93,7 @@ class RoundedSum:
 
     def blocks(self, sums: Iterable[Tensor], n: int) -> Tensor:
         """Whole steps, (size,) int64, of the float64 sums of blocks (size,) of n users in all. Raises ValueError."""
-        if n * self.reach >= 2.0**62 * self.step:
+        if n * self.norm >= 2.0**62 * self.step:
             raise ValueError(
                 f"summary must count fewer users than {n}: their sum is more than 2^62 steps of the noise"
             )
@@ -156,7 +157,4 @@ def released(real: Guarantee, delta: float, numbers: int) -> Guarantee:
 
     Of real numbers alone where epsilon is so large that 2^-40 of delta does not pay for the tables.
     """
-    try:
-        return real.rounded(numbers * VARIATION, delta)
-    except ValueError:
-        return replace(real, delta=delta, exact=False)
+    return real.leaving(numbers * VARIATION, delta)

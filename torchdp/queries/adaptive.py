@@ -38,7 +38,7 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.instance("client", self.client, StrategyMatrix)
-        _ = self.client.decoder(self._centred)  # refuses queries that the strategy can not answer
+        checks.computable(self.client.decoder(self._centred))  # queries that the strategy can not answer
 
     @cached_property
     def _small(self) -> tuple[Tensor, Tensor, bool]:

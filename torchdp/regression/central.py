@@ -74,7 +74,7 @@ class ModSulq(CentralMoments):
     def __post_init__(self) -> None:
         checks.positive("sigma", self.sigma)
         checks.fraction("delta", self.delta)
-        _ = self.sensitivity
+        checks.computable(self.sensitivity)  # columns and a bound without one
 
     @staticmethod
     def calibrated(columns: int, bound: float, epsilon: float, delta: float) -> "ModSulq":
@@ -120,7 +120,7 @@ class SufficientStatistics(CentralMoments):
     def __post_init__(self) -> None:
         checks.positive("epsilon", self.epsilon)
         checks.fraction("delta", self.delta)
-        _ = self.gram_sigma, self.cross_sigma
+        checks.computable(self.gram_sigma, self.cross_sigma)  # bounds without a sensitivity
 
     @cached_property
     def gram_sigma(self) -> float:
@@ -174,7 +174,7 @@ class AdaSSP(CentralMoments):
 
     def __post_init__(self) -> None:
         checks.fraction("rho", self.rho)
-        _ = self.sigmas
+        checks.computable(self.sigmas)  # epsilon, delta, and bounds without a sensitivity
 
     @cached_property
     def sensitivities(self) -> tuple[float, float, float]:

@@ -52,7 +52,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     def __post_init__(self) -> None:
         if self.label_bound is not None:
             checks.positive("label_bound", self.label_bound)
-        _ = self.noise.sigma  # refuses what it cannot calibrate
+        checks.computable(self.noise.sigma)  # clients, bounds, epsilon and delta that have no noise
 
     @cached_property
     def noise(self) -> SharedGaussian:
@@ -70,7 +70,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
         return self.width
 
     @property
-    def reach(self) -> tuple[float, float]:
+    def norm_and_entry(self) -> tuple[float, float]:
         square = self.bound**2  # |svec(x x^T)|, and |weight y x|
         return square * (math.sqrt(2) if self.labelled else 1.0), square
 

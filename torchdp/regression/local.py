@@ -44,7 +44,7 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
         checks.squarable("bound", self.bound, 4)
         if self.label_bound is not None:
             checks.squarable("label_bound", self.label_bound, 4)
-        _ = self.client
+        checks.computable(self.client)  # an epsilon or a delta out of its range
 
     @cached_property
     def client(self) -> GaussianVector:

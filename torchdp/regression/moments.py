@@ -50,7 +50,7 @@ class FrequencyMoments(SharedSum[Tally]):
                 "measure in a unit in which bound is about 1"
             )
         object.__setattr__(self, "orders", orders)
-        _ = self.noise.level
+        checks.computable(self.noise.level)  # clients, bounds and an epsilon that have no noise
 
     @cached_property
     def noise(self) -> SharedNoise:
@@ -65,7 +65,7 @@ class FrequencyMoments(SharedSum[Tally]):
         return len(self.orders)
 
     @property
-    def reach(self) -> tuple[float, float]:
+    def norm_and_entry(self) -> tuple[float, float]:
         return math.sqrt(self.words), 1.0
 
     @property
@@ -140,7 +140,7 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def __post_init__(self) -> None:
         checks.integer("types", self.types, 2)
-        _ = self.noise.level
+        checks.computable(self.noise.level)  # clients, bounds and an epsilon that have no noise
 
     @cached_property
     def noise(self) -> SharedNoise:
@@ -152,7 +152,7 @@ class SecureHistogram(SharedSum[Tensor]):
         return self.types
 
     @property
-    def reach(self) -> tuple[float, float]:
+    def norm_and_entry(self) -> tuple[float, float]:
         return 1.0, 1.0
 
     def admit(self, x: Tensor) -> Tensor:

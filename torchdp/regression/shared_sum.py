@@ -45,7 +45,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
 
     @property
     @abstractmethod
-    def reach(self) -> tuple[float, float]:
+    def norm_and_entry(self) -> tuple[float, float]:
         """The largest l_2 norm of what a client shows, and the largest entry in size."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return {"sum": ((self.words,), torch.float64)}
 
     def limits(self, n: int) -> dict[str, Limits]:
-        return {"sum": Limits.around(n * self.reach[1] + self.noise.farthest(n))}
+        return {"sum": Limits.around(n * self.norm_and_entry[1] + self.noise.farthest(n))}
 
     @property
     def bits_per_user(self) -> int:
@@ -81,7 +81,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         Its estimate's one row is this protocol's tally, Tally(n, {"sum": value[0]}); the noise has this variance times
         its ``grid_factor``, Gaussian or, where delta is 0, discrete Laplace.
         """
-        noise, (norm, entry) = self.noise, self.reach
+        noise, (norm, entry) = self.noise, self.norm_and_entry
         coalition = AdaptiveCoalition(noise.corrupt, noise.absent)
         given: dict[str, Any] = {
             "servers": servers,

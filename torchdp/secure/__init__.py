@@ -20,7 +20,7 @@ reads it. Who plays which role where: ``Server`` issues each client's keys, ``cl
 | :class:`PureSecureSketch` | discrete Laplace, delta = 0 | s d |
 
 Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the proofs in
-``secure.rounding``, ``secure.one_copy``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
+``torchdp.grid``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
 """
 
 from torchdp.secure.frames import FrameError

@@ -1,18 +1,18 @@
 """Gaussian noise of its own in every word of a secure sketch: what follows from its settings."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.grid import grid_sigma, grid_variation
 from torchdp.kernels.secure_sketch import SURE, VARIATION
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.secure.ring import Ring, reach
-from torchdp.secure.rounding import grid_sensitivity, grid_sigma, grid_variation
+from torchdp.secure.ring import Ring, farthest_sum
 from torchdp.secure.settings import Settings
 from torchdp.sketching.gaussian_noise import GaussianNoise
 
@@ -71,12 +71,7 @@ class GaussianSettings(Settings):
             mu=mu,
             variation=self.variation if mu else 0.0,
         )
-        words = self.sketch.clients * self.sketch.copies * self.columns
-        try:
-            on_wire = real.rounded(words * VARIATION, self.delta)
-        except ValueError:
-            return replace(real, delta=self.delta)
-        return on_wire if self.sketch.device.type == "cpu" else replace(real, delta=self.delta)
+        return self._on_wire(real, self.sketch.clients * self.sketch.copies * self.columns * VARIATION, self.delta)
 
     @cached_property
     def row_variance(self) -> Tensor:
@@ -90,10 +85,9 @@ class GaussianSettings(Settings):
     @cached_property
     def grid_factor(self) -> float:
         """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
-        distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
         counts = self.sketch.counts()
         used = counts > 0
-        least = counts[used] * (distance * self._real.to(counts.device)[used]) ** 2 / self.sketch.copies
+        least = counts[used] * (self._apart * self._real.to(counts.device)[used]) ** 2 / self.sketch.copies
         return float((self.row_variance[used] / least).max())
 
     @cached_property
@@ -127,28 +121,27 @@ class GaussianSettings(Settings):
         honest, counts = self._surely, self._rows[1]
         if honest is None:
             return None, 0.0
-        distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
+        distance = self._distance(ring)
         used, sigma = counts > 0, self._real * distance
         pairs = self.sketch.copies * self.columns
         variation = pairs * float(grid_variation(honest[used].double(), sigma[used] * ring.scale).max())
         if (1 + math.exp(min(self.epsilon, 700.0))) * variation > self.delta * (1 - ROUNDED) / 4:
             return None, 0.0
-        coarse = grid_sigma(self._rows[0], self.sketch.copies, self.columns, ring, distance, self._mu)
+        coarse = self._on_any_grid(ring)
         if bool((coarse[used] <= sigma[used] * (1 + GAINED)).all()):
             return None, 0.0
         return sigma, variation
 
-    def _sigma(self, ring: Ring) -> Tensor:
-        honest, counts = self._rows
-        smooth = self._smooth(ring)[0]
-        if smooth is not None:
-            return torch.where(counts > 0, smooth, 0.0)
-        distance = grid_sensitivity(ring, self.bound, self.columns, self.sensitivity)
-        sigma = grid_sigma(honest, self.sketch.copies, self.columns, ring, distance, self._mu)
-        return torch.where(counts > 0, sigma, 0.0)
+    def _on_any_grid(self, ring: Ring) -> Tensor:
+        copies, step, distance = self.sketch.copies, 1 / ring.scale, self._distance(ring)
+        return grid_sigma(self._rows[0], copies, self.columns, step, distance, self._mu)
 
-    def _reach(self, ring: Ring) -> float:
-        sigma, entry = self._sigma(ring), self.bound if self.entry is None else self.entry
+    def _sigma(self, ring: Ring) -> Tensor:
+        smooth = self._smooth(ring)[0]
+        return torch.where(self._rows[1] > 0, self._on_any_grid(ring) if smooth is None else smooth, 0.0)
+
+    def _farthest(self, ring: Ring) -> float:
+        sigma = self._sigma(ring)
         if float(sigma.max()) * ring.scale > SURE:
             return math.inf
-        return reach(self._rows[1], entry, sigma, 1 / ring.scale)
+        return farthest_sum(self._rows[1], self._largest, sigma, 1 / ring.scale)

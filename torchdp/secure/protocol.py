@@ -42,7 +42,7 @@ class SecureSketch(GaussianSettings, SecureSums):
         Semi-honest servers: all publish the sum of what they were sent, once. A server that lies about its sum
         changes the result unnoticed, and so does a client that sends words of its own choice: to its own rows alone.
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4, with exact counts and one Gaussian
-        mechanism for the whole row in place of Corollary 4.7's composition; noise on the grid: proof in ``rounding``.
+        mechanism for the whole row in place of Corollary 4.7's composition; on the grid: ``torchdp.grid``, 3, 4.
     """
 
     def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:

@@ -93,8 +93,7 @@ class PureSecureSketch(SecureSums):
 
     @property
     def grid_factor(self) -> float:
-        distance = 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
-        scale = self.sketch.copies * distance / self.epsilon
+        scale = self.sketch.copies * self._apart / self.epsilon
         return laplace.variance(self.rate) / (2 * (scale * self.ring.scale) ** 2)
 
     @property
@@ -137,9 +136,9 @@ class PureSecureSketch(SecureSums):
     def _rate(self, ring: Ring) -> float:
         return math.nextafter(float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0)
 
-    def _reach(self, ring: Ring) -> float:
+    def _farthest(self, ring: Ring) -> float:
         rate, counts = self._rate(ring), self._rows[1].double()
         if rate < laplace.LEAST_RATE:
             return math.inf
         noise = laplace.tail(counts * self.part, rate, EXPONENT) / ring.scale
-        return float((counts * (self.bound if self.entry is None else self.entry) + noise).max())
+        return float((counts * self._largest + noise).max())

@@ -45,17 +45,13 @@ class Ring:
         Raises ValueError for entries that are not finite or do not fit, TypeError.
         """
         scaled = checks.real("values", values).double() * self.scale
-        self._fits("values", scaled)
+        low, high = scaled.detach().aminmax() if scaled.numel() else (scaled.new_zeros(()),) * 2
+        if not (float(high) < 2.0 ** (self.bits - 1) and float(low) > -(2.0 ** (self.bits - 1))):  # NaN is neither
+            raise ValueError(
+                f"values must be finite and fit {self.bits} bits with {self.fraction_bits} fraction bits: "
+                f"below 2^{self.bits - 1 - self.fraction_bits} in size; remove NaN, or use fewer fraction bits"
+            )
         return scaled.trunc_().to(torch.int64).to(self.dtype)
-
-    def round(self, noise: Tensor) -> Tensor:
-        """g 2^f to the nearest integer, any shape: as symmetric as g, and round(g + w) = round(g) + w for an integer w.
-
-        Raises ValueError for entries that are not finite or do not fit, TypeError.
-        """
-        whole = (checks.real("noise", noise).double() * self.scale).round_()
-        self._fits("noise", whole)
-        return whole.to(torch.int64).to(self.dtype)
 
     def to_reals(self, words: Tensor) -> Tensor:
         """The numbers that these words stand for: float64, any shape. Raises TypeError."""
@@ -68,16 +64,8 @@ class Ring:
             raise TypeError(f"{name} must be a {self.dtype} tensor (the ring has {self.bits} bits), not {kind}")
         return value
 
-    def _fits(self, name: str, scaled: Tensor) -> None:
-        low, high = scaled.detach().aminmax() if scaled.numel() else (scaled.new_zeros(()),) * 2
-        if not (float(high) < 2.0 ** (self.bits - 1) and float(low) > -(2.0 ** (self.bits - 1))):  # NaN is neither
-            raise ValueError(
-                f"{name} must be finite and fit {self.bits} bits with {self.fraction_bits} fraction bits: "
-                f"below 2^{self.bits - 1 - self.fraction_bits} in size; remove NaN, or use fewer fraction bits"
-            )
 
-
-def reach(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
+def farthest_sum(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
     """How far from 0 a sum gets: max_j c_j (entry + unit/2) + 10 sqrt(c_j) sigma_j.
 
     counts: (m,) numbers added up in each sum. entry: the largest |number|. sigma: (m,) or (), standard deviation of

@@ -5,12 +5,14 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.grid import grid_sensitivity
+from torchdp.privacy import Guarantee
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.ring import Ring, largest_fraction_bits
 from torchdp.sketching.coalition import Coalition
@@ -93,12 +95,31 @@ class Settings(ABC):
         """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
 
     @abstractmethod
-    def _reach(self, ring: Ring) -> float:
+    def _farthest(self, ring: Ring) -> float:
         """How far from 0 a sum gets, with its noise; inf where that can not be drawn on this ring."""
+
+    @property
+    def _largest(self) -> float:
+        """What no entry of a row exceeds in size."""
+        return self.bound if self.entry is None else self.entry
+
+    @property
+    def _apart(self) -> float:
+        """What the distance of two rows does not exceed, as real numbers."""
+        return 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
+
+    def _distance(self, ring: Ring) -> float:
+        """And on the grid."""
+        return grid_sensitivity(1 / ring.scale, self.bound, self.columns, self.sensitivity)
+
+    def _on_wire(self, real: Guarantee, variation: float, delta: float) -> Guarantee:
+        """Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it."""
+        whole = real.leaving(variation, delta)
+        return whole if self.sketch.device.type == "cpu" else replace(real, delta=delta)
 
     def _fits(self, ring: Ring) -> bool:
         """Whether no sum wraps around in this ring."""
-        distance = self._reach(ring)
+        distance = self._farthest(ring)
         return distance < math.inf and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
 
     @property

@@ -47,7 +47,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def limits(self, n: int) -> dict[str, Limits]:
         crowds = max(1.0, n / self.sketch.clients)  # added tallies may be of more clients
-        return {"words": Limits.around(crowds * self._reach(self.ring) * self.ring.scale)}
+        return {"words": Limits.around(crowds * self._farthest(self.ring) * self.ring.scale)}
 
     @property
     def bits_per_user(self) -> int:
@@ -100,7 +100,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         shape, sums = self.layout["words"][0], checks.real("summary", summary)
         if summary.dtype != torch.int64 or sums.shape != shape:
             raise ValueError(f"summary must be int64 sums {shape}, not {summary.dtype} {tuple(sums.shape)}")
-        longest = (self.bound if self.entry is None else self.entry) * (1 + SLACK) * self.ring.scale
+        longest = self._largest * (1 + SLACK) * self.ring.scale
         if bool((summary.double().abs() > (self.sketch.counts() * longest)[:, None]).any()):
             raise ValueError(
                 "summary holds a sum beyond what the clients of its row can hold; make it by summary(x)"

@@ -41,15 +41,15 @@ class BoundedSum(OneTypeSum):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "deviation", checks.positive("deviation", self.deviation))
-        checks.fits("deviation", 64, self.reach)
+        checks.fits("deviation", 64, self.half_width)
 
     @property
     def noise_variance(self) -> float:
         """n (c + 1) (c + 2 q)/3: deviation^2, and a little more where q was rounded up."""
-        return self.users * (self.reach + 1) * (self.reach + 2 * self.share) / 3
+        return self.users * (self.half_width + 1) * (self.half_width + 2 * self.share) / 3
 
     @property
-    def reach(self) -> int:
+    def half_width(self) -> int:
         """c: a share moves by at most c + 1 from its mean."""
         own = self.deviation**2 / self.users
         c = max(0, math.floor((math.sqrt(1 + 12 * own) - 1) / 2))
@@ -60,7 +60,7 @@ class BoundedSum(OneTypeSum):
     @property
     def share(self) -> float:
         """q, a multiple of 2^-53: drawn without error."""
-        c = self.reach
+        c = self.half_width
         share = (self.deviation**2 / self.users - c * (c + 1) / 3) / (2 * (c + 1) / 3)
         return math.ceil(min(1.0, share) * 2.0**53) * 2.0**-53
 
@@ -70,12 +70,12 @@ class BoundedSum(OneTypeSum):
 
     @property
     def noise_mean(self) -> float:
-        return float(self.users * (self.reach + 1))
+        return float(self.users * (self.half_width + 1))
 
     @cached_property
     def chances(self) -> np.ndarray:
         """Of the values 0, ..., 2 (c + 1) of one share."""
-        c, q = self.reach, self.share
+        c, q = self.half_width, self.share
         chances = np.full(2 * c + 3, q / (2 * c + 3))
         chances[1:-1] += (1 - q) / (2 * c + 1)
         return chances
@@ -93,8 +93,8 @@ class BoundedSum(OneTypeSum):
     def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
         wide = draws.integers((users, instances)) < math.ceil(self.share * 2.0**63)
         shares = torch.empty_like(wide, dtype=torch.int64)
-        for reach, kind in ((self.reach, ~wide), (self.reach + 1, wide)):
-            shares[kind] = draws.below(2 * reach + 1, (int(kind.sum()),)) + self.reach + 1 - reach
+        for reach, kind in ((self.half_width, ~wide), (self.half_width + 1, wide)):
+            shares[kind] = draws.below(2 * reach + 1, (int(kind.sum()),)) + self.half_width + 1 - reach
         place = torch.arange(instances, dtype=torch.int32, device=draws.device).repeat(users)
         return torch.repeat_interleave(place, shares.flatten())
 

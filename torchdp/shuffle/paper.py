@@ -7,6 +7,7 @@ package rests on them.
 import math
 
 from torchdp import checks
+from torchdp.privacy.root import root
 from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.one_type import PoissonSum
 from torchdp.shuffle.response import RandomizedResponseSum
@@ -36,20 +37,18 @@ def composition(
 def split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tuple[float, float]:
     """(epsilon, delta) of one bitsum such that ``composition`` with slack delta/2 gives (epsilon, delta).
 
-    delta/(2 I sparsity), and the epsilon found by bisection, never above the root. Raises ValueError.
+    delta/(2 I sparsity), and the largest such epsilon, never above the root. Raises ValueError.
 
     Guarantees: ``composition`` of the result is at most (epsilon, delta).
     Source: Wagner (2025), Theorem 3.1 and section 5.
     """
     epsilon, delta = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("delta", delta)
-    low, high = 0.0, epsilon
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        if composition(middle, 0.0, instances, delta / 2, sparsity)[0] <= epsilon:
-            low = middle
-        else:
-            high = middle
-    return low, delta / (2 * instances * sparsity)
+
+    def excess(log_inverse: float) -> float:
+        return composition(math.exp(-log_inverse), 0.0, instances, delta / 2, sparsity)[0] - epsilon
+
+    guess = -math.log(epsilon)
+    return math.exp(-root(excess, guess + 0.5, guess + 1)), delta / (2 * instances * sparsity)
 
 
 def randomized_response(users: int, epsilon: float, delta: float) -> RandomizedResponseSum:

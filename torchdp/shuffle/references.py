@@ -120,7 +120,7 @@ class RoundedGaussianSum(GaussianSum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.noise
+        checks.computable(self.noise)  # a sigma that no table holds
 
     @cached_property
     def noise(self) -> RoundedNormal:

@@ -97,7 +97,7 @@ def _laws(others: int, p: float, ones: np.ndarray) -> Iterator[tuple[np.ndarray,
     same on the other side. The rows run over all counts that have probability above e^-(2 _OUTSIDE) by Bernstein's
     inequality, so that within those above e^-_OUTSIDE the start of a row is forgotten, to e^-40 (summed in a test).
     """
-    q, reach, width = 1 - p, _reach(others, p), _width(others, p)
+    q, reach, width = 1 - p, _tail_width(others, p), _width(others, p)
     for part in np.array_split(ones, math.ceil(len(ones) * width / _AT_ONCE)):
         mean = others * p + part * (q - p)
         bottom = np.clip(np.floor(mean - reach), 0, others + 1 - width).astype(np.int64)
@@ -113,14 +113,14 @@ def _laws(others: int, p: float, ones: np.ndarray) -> Iterator[tuple[np.ndarray,
         yield rising, law / law.sum(axis=1, keepdims=True)
 
 
-def _reach(others: int, p: float) -> float:
+def _tail_width(others: int, p: float) -> float:
     """How far from the mean a count lies with probability e^-(2 _OUTSIDE) at most."""
     return 2 * _OUTSIDE / 3 + math.sqrt((2 * _OUTSIDE / 3) ** 2 + 4 * _OUTSIDE * others * p * (1 - p))
 
 
 def _width(others: int, p: float) -> int:
     """Counts to follow. Raises ValueError."""
-    width = min(others, math.ceil(2 * _reach(others, p))) + 1
+    width = min(others, math.ceil(2 * _tail_width(others, p))) + 1
     if width > _WIDEST:
         raise ValueError(
             f"flip = {p:g} among {others + 1} users spreads the count over {width} values, and at most {_WIDEST} are "
@@ -169,7 +169,7 @@ def response_pair(users: int, p: float, ones: int = 0) -> Pair:
     from scipy.stats import binom  # here, because loading it takes half a second
 
     def law(count: int, chance: float) -> np.ndarray:
-        middle, reach = count * chance, _reach(count, p)
+        middle, reach = count * chance, _tail_width(count, p)
         low, high = max(0, math.floor(middle - reach)), min(count, math.ceil(middle + reach))
         return binom.pmf(np.arange(low, high + 1), count, chance)
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from scipy.optimize import brentq
-
 from torchdp import checks
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile, composed_delta, rounding
+from torchdp.privacy.root import root
 
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
+NEAR = 0.02  # of its logarithm: how far a guess may be off
 CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
 MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
 LEAST_ALONE = 1e-25  # delta in one instance: counts are followed to e^-100
@@ -131,7 +131,7 @@ def least_noise(family: Family[Law], start: float, target: Target) -> Law:
     on the family being monotone.
     """
     epsilon, flips, absent = target.epsilon, target.flips, target.absent
-    noise = root(family, start, target)
+    noise = alone(family, start, target)
     while (certified := family(noise).flipped_delta(epsilon, flips, absent)) > target.delta:
         one, other = (_largest_alone(family(noise * x), target) for x in (1.0, 1.01))
         slope = math.log(max(one / other, 1.01)) / math.log(1.01)  # of log delta against log noise
@@ -194,8 +194,6 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
 
     try:
         noise = math.exp(crossing(excess, math.log(1.08 * start)))
-        while moved(noise) > delta:
-            noise *= 1 + TOLERANCE / 4  # the root is found to a tolerance: end on its safe side
     except ValueError:  # so much noise is not followed; flips may ask for less
         if not bits:
             raise
@@ -216,13 +214,13 @@ def less_by_flips(law: Law, flipping: Law | None, family: Family[Law], target: T
     return min(law, flipping, key=lambda each: each.rmse)
 
 
-def root(family: Family[Law], start: float, target: Target, tolerance: float = TOLERANCE) -> float:
-    """Where either direction alone has this delta, to ``tolerance``: nearly tight, a lower bound of the noise."""
+def alone(family: Family[Law], start: float, target: Target) -> float:
+    """The least noise at which either direction alone has this delta: nearly tight, a lower bound of the noise."""
 
     def excess(log_noise: float) -> float:
         return math.log(_largest_alone(family(math.exp(log_noise)), target) / target.delta)
 
-    return math.exp(crossing(excess, math.log(start), tolerance) + tolerance / 2)
+    return math.exp(crossing(excess, math.log(start)))
 
 
 def _largest_alone(law: Accounted, target: Target) -> float:
@@ -232,35 +230,15 @@ def _largest_alone(law: Accounted, target: Target) -> float:
 
 
 def largest_epsilon(profiles: Callable[[float], Sequence[Profile]], target: Target) -> float:
-    """The largest e whose ``profiles(e)`` compose to the target's delta, to TOLERANCE / 10 and on the safe side."""
+    """The largest e whose ``profiles(e)`` compose to the target's delta, to TOLERANCE / 2."""
 
     def excess(log_inverse: float) -> float:
         delta = composed_delta(profiles(math.exp(-log_inverse)), target.flips, target.epsilon)
         return math.log(max(delta, 1e-300) / target.delta)
 
-    found = crossing(excess, math.log(target.flips / target.epsilon))
-    while excess(found) > 0:
-        found += TOLERANCE / 10
-    return math.exp(-found)
+    return math.exp(-crossing(excess, math.log(target.flips / target.epsilon)))
 
 
-def crossing(excess: Callable[[float], float], start: float, tolerance: float = TOLERANCE) -> float:
-    """A point near which ``excess`` falls through 0: secants until two points enclose it, then Brent's method."""
-    known: dict[float, float] = {}
-
-    def at(x: float) -> float:
-        if x not in known:
-            known[x] = excess(x)
-        return known[x]
-
-    low, high, step = start, start, 0.02
-    while at(high) > 0:
-        low, high, step = high, high + step, _secant(step, at(high) - at(high + step), at(high + step))
-    while low == high or at(low) <= 0:
-        low, high, step = low - step, low, _secant(step, at(low - step) - at(low), -at(low - step))
-    return float(brentq(at, low, high, xtol=tolerance / 2, rtol=1e-15))
-
-
-def _secant(step: float, fall: float, left: float) -> float:
-    """The next step of a walk whose last one fell by this and has so much left: a little beyond the line's root."""
-    return min(max(1.1 * step * left / fall, 0.02), 10 * step, 1.0) if fall > 0 else min(3 * step, 1.0)
+def crossing(excess: Callable[[float], float], guess: float, tolerance: float = TOLERANCE / 2) -> float:
+    """The least x, to ``tolerance``, at which ``excess``, which falls, is not positive."""
+    return root(excess, guess - NEAR, guess + NEAR, tolerance, longest=1.0)

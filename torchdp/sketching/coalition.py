@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.privacy.root import root
 from torchdp.sketching.losses import Losses, client_losses, copy_losses, worst_loss
 from torchdp.sketching.sketch import Sketch
 
@@ -173,7 +173,7 @@ class StaticCoalition(Coalition):
         if members == 0 or certain <= mean:
             return _thinned(leverages, certain)
         exponent = float(leverages.max()) * math.log(used / self.slack(delta)) / mean
-        u = brentq(lambda u: (1 + u) * math.log1p(u) - u - exponent, 0, 4 + 2 * exponent) + 1e-9
+        u = root(lambda u: exponent + u - (1 + u) * math.log1p(u), 0.0, 4 + 2 * exponent) + 1e-9
         return _thinned(leverages, min(certain, (1 + u) * mean))
 
     def shares(self, sketch: Sketch, delta: float) -> Tensor:

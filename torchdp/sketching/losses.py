@@ -19,16 +19,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy.root import root
 from torchdp.sketching.sketch import Sketch
 
 Array = NDArray[np.float64]
 NEGLIGIBLE = -90.0  # log of the probability of a number of honest pairs that is counted as the worst number
+SAFE = 1e-10  # of a factor: an epsilon found from it, to rounding, is not above the one asked for
 BINS = 4096  # different mu of clients that are told apart
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
@@ -68,12 +69,8 @@ class Losses:
         def excess(log_factor: float) -> float:
             return self.scaled(math.exp(log_factor)).log_delta(epsilon) - target
 
-        low = high = math.log(float(self.probability @ self.squares)) / 2
-        while excess(low) < 0:
-            low -= 1
-        while excess(high) > 0:
-            high += 1
-        return math.exp(float(brentq(excess, low, high, xtol=1e-11)) + 1e-10)
+        usual = math.log(float(self.probability @ self.squares)) / 2
+        return math.exp(root(excess, usual - 1, usual + 1) + SAFE)
 
     def guarantee(self, delta: float) -> Guarantee:
         """The least epsilon at this delta. Raises ValueError where the noise has this delta at every epsilon > 0."""
@@ -82,12 +79,9 @@ class Losses:
         def excess(log_epsilon: float) -> float:
             return self.log_delta(math.exp(log_epsilon)) - target
 
-        low, high = -30.0, 1.0
-        if excess(low) < 0:
+        if excess(-30.0) < 0:
             raise ValueError(f"this noise gives delta < {delta} at every epsilon > 0; state a smaller delta")
-        while excess(high) > 0:
-            high += 1
-        epsilon = math.exp(float(brentq(excess, low, high, xtol=1e-11)) + 1e-10)
+        epsilon = math.exp(root(excess, -1.0, 1.0))
         model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
         return Guarantee(epsilon, delta, model, neighbours, self.exact, "Balle, Wang (2018), Theorem 8")
 

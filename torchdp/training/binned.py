@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.optimize import brentq
 from scipy.special import betaincinv
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.noise import Noise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy.root import root
 from torchdp.training.strategy import MOST_DENSE, Strategy, as_strategy
 
 FEW, BEYOND = 2**15, 10.0  # samples of a search; powers of e of noise above what is needed without any chance
@@ -120,7 +120,7 @@ class BallsInBins:
 def search(
     gram: Tensor, epsilon: float, delta: float, doubt: float, samples: int, generator: torch.Generator
 ) -> float:
-    """The sigma for which ``guarantee`` is likely to find delta: by bisection over the same few draws."""
+    """The sigma for which ``guarantee`` is likely to find delta: over the same few draws."""
     draws = _drawn(gram, FEW, generator)
     few = draws[0][: FEW // 16], draws[1][: FEW // 16]
 
@@ -128,16 +128,10 @@ def search(
         laws = [_Tilted.of(gram / math.exp(2 * log_sigma), epsilon, added, few) for added in (False, True)]
         return math.log((doubt + max(law.likely(draws, samples, doubt / 4) for law in laws)) / delta)
 
-    low = high = math.log(
-        gaussian_sigma(epsilon, delta, float(gram.diagonal().max()) ** 0.5)
-    )  # without any chance
-    while excess(high) > 0:
-        if high > low + BEYOND:
-            raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
-        high += 0.5
-    while excess(low) < 0:
-        low, high = low - 0.5, low
-    return math.exp(float(brentq(excess, low, high, xtol=1e-3)))
+    usual = math.log(gaussian_sigma(epsilon, delta, float(gram.diagonal().max()) ** 0.5))  # without any chance
+    if excess(usual + BEYOND) > 0:
+        raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
+    return math.exp(root(excess, usual - 0.5, usual, 1e-3))
 
 
 def divergence(
@@ -203,14 +197,11 @@ class _Tilted:
         """
 
         def loss(tilt: float) -> float:
-            return float(self.log_mean(self.seen(draws, tilt), 1.0).median()) - self.epsilon
+            return self.epsilon - float(self.log_mean(self.seen(draws, tilt), 1.0).median())
 
-        high = 2.0
-        while loss(high) < 0:
-            if high > FARTHEST * self.safe:
-                return self.safe
-            high *= 2
-        return 0.3 + 0.7 * float(brentq(loss, 1.0, high, xtol=1e-2)) if loss(1.0) < 0 else 1.0
+        if loss(FARTHEST * self.safe) > 0:
+            return self.safe
+        return 0.3 + 0.7 * root(loss, 1.0, 2.0, 1e-2, grow=(False, True))
 
     def seen(self, draws: tuple[Tensor, Tensor], tilt: float) -> Tensor:
         """u_i = <y, m_i> of y from A_tilt: all of y that B/A depends on. (samples, bins)."""

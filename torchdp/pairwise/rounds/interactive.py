@@ -185,11 +185,11 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
 
     def worst_variance(self, n: float, form: Form) -> Tensor:
         """inf where questions clip: their bias depends on the data."""
-        worst = self.worst(n, reach(self.statistic)) if self.clip == math.inf else torch.inf
+        worst = self.worst(n, extremes(self.statistic)) if self.clip == math.inf else torch.inf
         return torch.tensor(worst, dtype=torch.float64)
 
     @abstractmethod
-    def worst(self, n: float, most: "Reach") -> float:
+    def worst(self, n: float, most: "Extremes") -> float:
         """``worst_variance`` where nothing is clipped. most: the statistic's own."""
 
     def mean_point(self, tally: Tally) -> Tensor:
@@ -216,7 +216,7 @@ def draws(points: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Extremes:
     """Constants of a statistic that bound the error of protocols in rounds, whatever the data.
 
     half: half of the largest range of a column of the kernel, how far a user's value can be from the middle. noise:
@@ -232,7 +232,7 @@ class Reach:
     squares: float
 
 
-def reach(statistic: PairwiseStatistic) -> Reach:
+def extremes(statistic: PairwiseStatistic) -> Extremes:
     """The constants of this statistic. O(k^2 r). Raises TypeError."""
     checks.instance("statistic", statistic, PairwiseStatistic)
     points, weights = statistic.points, statistic.form.weights
@@ -247,4 +247,4 @@ def reach(statistic: PairwiseStatistic) -> Reach:
         (kernel.amax(1) - kernel.amin(1)).max(), half, kernel.abs().max(), kernel.diagonal().abs().max(),
         weights.square().sum(),
     )  # fmt: skip
-    return Reach(column / 2, noise, largest, own, statistic.longest(statistic.form), squares)
+    return Extremes(column / 2, noise, largest, own, statistic.longest(statistic.form), squares)

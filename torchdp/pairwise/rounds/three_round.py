@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.rounds.interactive import PairsInRounds, Reach, draws, reach
+from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, draws, extremes
 from torchdp.pairwise.rounds.projection import project
 from torchdp.pairwise.rounds.question import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
@@ -66,10 +66,10 @@ class ProjectedProtocol(PairsInRounds):
 
     @staticmethod
     @abstractmethod
-    def answers_error(most: Reach, second: float, budgets: tuple[float, ...]) -> float:
+    def answers_error(most: Extremes, second: float, budgets: tuple[float, ...]) -> float:
         """A bound of n times the answers' variance, from the half ranges; second: v_Y/n."""
 
-    def worst(self, n: float, most: Reach) -> float:
+    def worst(self, n: float, most: Extremes) -> float:
         """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound of the answers."""
         statistic, (first, second) = self.statistic, self.randomizers
         near = statistic.radius * math.sqrt(2 * first.subgaussian.proxy * math.log(max(statistic.types, 2)) * n)
@@ -137,7 +137,7 @@ class ThreeRound(ProjectedProtocol):
         return tuple(ask(self.statistic.points, each, self.clip) for each in turned)
 
     @staticmethod
-    def answers_error(most: Reach, second: float, budgets: tuple[float, ...]) -> float:
+    def answers_error(most: Extremes, second: float, budgets: tuple[float, ...]) -> float:
         third = (most.half + most.noise * second**0.5) ** 2
         return most.half**2 * worst_variance(budgets[2]) + third * worst_variance(budgets[3])
 
@@ -166,7 +166,7 @@ class ProjectedTwoRound(ProjectedProtocol):
         return (ask(self.statistic.points, self.statistic.form.weights * both, self.clip),)
 
     @staticmethod
-    def answers_error(most: Reach, second: float, budgets: tuple[float, ...]) -> float:
+    def answers_error(most: Extremes, second: float, budgets: tuple[float, ...]) -> float:
         return (2 * most.half + most.noise * second**0.5) ** 2 * worst_variance(budgets[2])
 
 
@@ -175,14 +175,14 @@ def _best(
     n: int,
     epsilon: float,
     messages: int,
-    answers: Callable[[Reach, float, tuple[float, ...]], float],
+    answers: Callable[[Extremes, float, tuple[float, ...]], float],
 ) -> tuple[float, ...]:
     """The budgets of least v_Y max weights^2 min(r v/n, width (v/n)^{1/2})/n + answers/n, width^2 = 2 C^2 log k.
 
     The first term bounds the published variance by Theorem 19; ``answers`` that of the answers from the half ranges of
     the kernel and of Y's noise, v_Y/n = ``second``. The shares are found by Nelder and Mead's method on their logits.
     """
-    n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), reach(statistic)
+    n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), extremes(statistic)
     if not SMALLEST_EPSILON <= epsilon / messages <= LARGEST_EPSILON:
         raise ValueError(
             f"epsilon must lie in [{messages * SMALLEST_EPSILON:g}, {messages * LARGEST_EPSILON:g}], not {epsilon!r}"

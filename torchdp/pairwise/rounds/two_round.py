@@ -7,7 +7,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.rounds.interactive import PairsInRounds, Reach, reach
+from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
 from torchdp.pairwise.rounds.question import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
@@ -53,7 +53,7 @@ class TwoRound(PairsInRounds):
 
         prior: the (k,) shares that are expected, public; without it ``worst`` is made least. Raises ValueError.
         """
-        n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), reach(statistic)
+        n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), extremes(statistic)
         expected = histogram_of(prior, statistic)
         shares = 1 / (1 + np.exp(-np.linspace(-4, 7, 23)))
         low, high = SMALLEST_EPSILON / epsilon * (1 + 1e-9), LARGEST_EPSILON / epsilon
@@ -121,7 +121,7 @@ class TwoRound(PairsInRounds):
         v, p, q = self.randomizers[0].moments.variance, 2 * (1 - self.weight), 1 - 2 * self.weight
         return p**2 * v * square / n**3 + 2 * q**2 * v**2 * form.weights.square().sum() / n**2
 
-    def worst(self, n: float, most: Reach) -> float:
+    def worst(self, n: float, most: Extremes) -> float:
         """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing clipped.
 
         ||J s|| is at most n times the largest ||J u_x||; half_width <= 2 t (D + M), D the kernel's half range and M

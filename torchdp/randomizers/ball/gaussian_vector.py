@@ -39,7 +39,7 @@ class GaussianVector(LatticeRandomizer):
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
         if not 1e-3 <= self.epsilon <= 30:
             raise ValueError(f"epsilon must lie in [0.001, 30] for this randomizer, not {self.epsilon!r}")
-        _ = self.guarantee  # refuses a delta that arithmetic would use up
+        checks.computable(self.guarantee)  # a delta that arithmetic would use up
 
     @cached_property
     def sigma(self) -> float:

@@ -50,7 +50,7 @@ class LogitBeta:
             value -= (self.q - self.p) * np.log1p(expit(w) * np.expm1(step))
         return value
 
-    def reach(self, w: np.ndarray, cut: float) -> np.ndarray:
+    def tail_length(self, w: np.ndarray, cut: float) -> np.ndarray:
         """A step beyond w at which the density is below e^-cut of its value at w."""
         length = np.full_like(w, 1 / (self.p + self.q))
         while (short := self.log_ratio(w, length) > -cut).any():
@@ -59,7 +59,7 @@ class LogitBeta:
 
     def tail(self, w: np.ndarray) -> np.ndarray:
         """P(logit >= w) over the density at w, by quadrature; for w near the mode or beyond."""
-        length = self.reach(w, CUT)
+        length = self.tail_length(w, CUT)
         steps, weights = panel_rule(PANELS)
         return length * (np.exp(self.log_ratio(w[..., None], length[..., None] * steps)) @ weights)
 

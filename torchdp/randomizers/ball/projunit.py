@@ -180,7 +180,7 @@ class ProjUnit(SphereRandomizer):
     def _lengths(self) -> Law:
         """||P u|| by quadrature."""
         law, mode = self._projection, np.array(self._projection.mode)
-        w, weights = law.quadrature(mode - law.mirrored.reach(-mode, CUT), mode + law.reach(mode, CUT))
+        w, weights = law.quadrature(mode - law.mirrored.tail_length(-mode, CUT), mode + law.tail_length(mode, CUT))
         return np.sqrt(expit(w)), weights
 
     @property

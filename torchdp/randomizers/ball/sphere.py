@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp.draws import Draws
+from torchdp.privacy.root import root
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
 from torchdp.randomizers.ball.tilted_normal import Tilted, cap_chance, tilted
 
@@ -38,7 +38,7 @@ def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
     if dim == 1:
         return np.ones(1), np.ones(1)
     law = LogitBeta((dim - 1) / 2, (dim - 1) / 2)
-    w, mass = law.quadrature(0.0, float(law.reach(np.zeros(()), WIDE)))
+    w, mass = law.quadrature(0.0, float(law.tail_length(np.zeros(()), WIDE)))
     return np.tanh(w / 2), 2 * mass
 
 
@@ -67,7 +67,7 @@ class CapLaw(Tilted):
     def rapidity(self) -> float:
         """artanh(gamma); it keeps all digits of small gamma, and of 1 - gamma."""
         excess = self.epsilon + math.log(-math.expm1(-self.epsilon))  # log(e^epsilon - 1)
-        return math.exp(brentq(lambda x: self._log_gain(math.exp(x)) + excess, -35, 4, xtol=1e-15, rtol=1e-15))
+        return math.exp(root(lambda x: self._log_gain(math.exp(x)) + excess, -35.0, 4.0, 1e-15))
 
     def _log_gain(self, y: float) -> float:
         """log of w/gamma - s at gamma = tanh(y), w = E[T; T >= gamma] for uniform V: log 1/(e^epsilon - 1) in the end.
@@ -153,10 +153,10 @@ class CapLaw(Tilted):
         """Nodes 2 artanh T and weights for expectations under this law, off the cap and on it."""
         uniform, edge = self.uniform, 2 * self.rapidity
         ends = [
-            -float(uniform.reach(np.zeros(()), WIDE)),
+            -float(uniform.tail_length(np.zeros(()), WIDE)),
             0.0,
             edge,
-            edge + float(uniform.reach(np.array(edge), WIDE)),
+            edge + float(uniform.tail_length(np.array(edge), WIDE)),
         ]
         pieces = [uniform.quadrature(*piece) for piece in itertools.pairwise(ends)]
         densities = (self.low_density, self.low_density, self.high_density)

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
+
+from torchdp.privacy.root import root
 
 Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred law, and their weights
 
@@ -36,7 +38,7 @@ def widest(laws: Callable[[float], Law], top: float) -> SubGaussian:
 
 
 def psi2(law: Law) -> float:
-    """The root s of E exp(Z^2/s^2) = 2."""
+    """The root s of E exp(Z^2/s^2) = 2, from above."""
     z, weights = law
     squares = z * z
 
@@ -45,7 +47,7 @@ def psi2(law: Law) -> float:
 
     # Var <= s^2 <= max Z^2/log 2, because exp(t) >= 1 + t.
     low, high = math.log(float(weights @ squares)), math.log(float(squares.max()) / math.log(2))
-    return math.exp(brentq(excess, low - 1e-9, high + 1e-9, xtol=1e-14, rtol=1e-15) / 2)
+    return math.exp(root(excess, low - 1e-9, high + 1e-9) / 2)
 
 
 def proxy(law: Law) -> float:

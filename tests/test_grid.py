@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.special import ndtr
 
+from torchdp.grid import grid_sensitivity, grid_sigma, grid_variation, row_cost
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.secure import SecureSketch
 from torchdp.secure.ring import Ring
-from torchdp.secure.rounding import grid_sensitivity, grid_sigma, grid_variation, row_cost
 from torchdp.sketching import ones
 
 
@@ -92,15 +92,15 @@ def test_the_calibration_of_the_reals_fails_on_a_coarse_grid():
 
 
 def test_guarantee_two_columns_and_two_copies():
-    epsilon, delta, ring, distance = 1.0, 1e-3, Ring(32, 1), 2.0
+    epsilon, delta, step, distance = 1.0, 1e-3, 0.5, 2.0
     mu = 1 / gaussian_sigma(epsilon, delta)
     honest = torch.tensor([3, 9])
     shifts = [w for w in itertools.product(range(5), repeat=2) if 0 < w[0] ** 2 + w[1] ** 2 <= (2 * distance) ** 2]
-    sigma = grid_sigma(honest[1:], 1, 2, ring, distance, mu) * ring.scale  # one copy, two columns
+    sigma = grid_sigma(honest[1:], 1, 2, step, distance, mu) / step  # one copy, two columns
     column = sum_of(rounded_normal(float(sigma)), 9)
     for shift in shifts:
         assert hockey_stick(np.multiply.outer(column, column), shift, epsilon) <= delta
-    sigmas = grid_sigma(honest, 2, 1, ring, distance, mu) * ring.scale  # two copies in different rows, one column
+    sigmas = grid_sigma(honest, 2, 1, step, distance, mu) / step  # two copies in different rows, one column
     rows = [sum_of(rounded_normal(float(each)), int(h)) for each, h in zip(sigmas, honest, strict=True)]
     for w in range(1, 5):
         assert hockey_stick(np.multiply.outer(*rows), (w, -w), epsilon) <= delta
@@ -108,17 +108,17 @@ def test_guarantee_two_columns_and_two_copies():
 
 def test_the_cost_is_the_least_over_how_many_clients_are_used():
     for f, distance, columns in itertools.product((0, 2, 5), (0.5, 1.0, 7.3), (1, 10)):
-        honest, ring = torch.tensor([0, 1, 2, 9, 50, 3000]), Ring(64, f)
-        cost = row_cost(honest, ring, columns, distance)
+        honest, step = torch.tensor([0, 1, 2, 9, 50, 3000]), 2.0**-f
+        cost = row_cost(honest, step, columns, distance)
         assert cost[0] == math.inf and (cost[1:].diff() <= 0).all()  # more honest clients never hurt
         for h, value in zip(honest[1:], cost[1:], strict=True):
             k = torch.arange(1, int(h) + 1).double()
-            least = (distance**2 / k + columns * k / (4 * ring.scale**2)).min()
+            least = (distance**2 / k + columns * k * step**2 / 4).min()
             assert float(least) <= float(value) * (1 + 1e-12) and float(value) <= float(least) * 1.2
 
 
 def test_a_fine_grid_costs_nothing():
-    sigma = grid_sigma(torch.tensor([10_000]), 4, 10, Ring(64, 40), 2.0, 0.1)
+    sigma = grid_sigma(torch.tensor([10_000]), 4, 10, 2.0**-40, 2.0, 0.1)
     assert float(sigma) == pytest.approx(2 * 2 / 100 / 0.1, rel=1e-12)
 
 
@@ -162,14 +162,14 @@ def test_guarantee_a_client_of_many_units_is_hidden_in_sums_on_a_grid_coarser_th
 
 
 def test_truncation_and_the_sensitivity():
-    assert grid_sensitivity(Ring(32, 3), 1.5, 4) == 3.0
-    assert grid_sensitivity(Ring(32, 3), 1.5, 4, 1.0) == 1.0 + 2 / 8
-    assert grid_sensitivity(Ring(32, 3), 1.5, 4, 2.9) == 3.0
+    assert grid_sensitivity(0.125, 1.5, 4) == 3.0
+    assert grid_sensitivity(0.125, 1.5, 4, 1.0) == 1.0 + 2 / 8
+    assert grid_sensitivity(0.125, 1.5, 4, 2.9) == 3.0
     ring, g = Ring(32, 2), torch.Generator().manual_seed(0)
     a = torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
     b = a + 0.3 * torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
     moved = (ring.to_words(a) - ring.to_words(b)).double().norm(dim=1) / ring.scale
-    assert 0.3 < float(moved.max()) <= grid_sensitivity(ring, 1.3, 3, 0.3)
+    assert 0.3 < float(moved.max()) <= grid_sensitivity(0.25, 1.3, 3, 0.3)
 
 
 def test_sums_drawn_at_once_are_as_close_as_they_claim():

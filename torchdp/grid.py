@@ -1,0 +1,167 @@
+"""Whole steps of a grid: what it costs to round vectors, and the normal noise that hides them. The one proof of it.
+
+*1. Vectors.* Two vectors of d numbers at distance D, both rounded to multiples of h, to the nearest or toward 0, are
+at most D + h d^{1/2} apart (``moved``): each coordinate's difference grows by less than h. Toward 0 no norm grows.
+
+*2. A normal number for each sum.* For an integer w and real g, round(g + w) = round(g) + w, but on ties, which have
+probability 0. So whole steps X + h round(sigma g/h) = h round((X + sigma g)/h) are a function of the Gaussian
+mechanism, in any dimension: no easier to tell apart, whatever sigma (``rounded``). The data must be whole steps before
+noise is added; h d^{1/2} of the first claim is what that costs.
+
+*3. A normal number of each client.* Client i adds to its integers q_i in copy c the noise round(G_ic 2^f), G_ic ~ N(0,
+sigma_j^2 I_d), j = rows[c, i], and row j of the release is Y_j = sum over its pairs (i, c) of e_ic (q_i + round(G_ic
+2^f)), e_ic = +-1.
+
+*Claim.* Let D >= |q_i - q_i'|_2 2^-f for any two values of a client and let row j hold at least h_j honest pairs.
+Then Y is at most as distinguishable as Gaussian noise at mu^2 = max_i sum_c (D^2/k_j + d k_j 4^-f/4) / sigma_j^2, j =
+rows[c, i], for any integers 1 <= k_j <= h_j.
+
+*Proof.* Fix i, neighbours that differ by w = q_i' - q_i in Z^d, everything that corrupt clients sent, and k_j honest
+pairs of each row j = rows[c, i]; these rows, and so the pairs, are distinct over c. Write e_ic w = sum_p e_p w_p with
+integer vectors w_p, one for each of the k_j pairs, each coordinate of w spread as evenly as integers can be: for a
+coordinate v with remainder r = |v| mod k, sum_p w_p^2 = v^2/k + r (k - r)/k <= v^2/k + k/4. By the second claim Y on
+the neighbour is F(G 2^f + (w_p)_p) where Y itself is F(G 2^f), one function F for both. By post-processing the pair is
+no easier to tell apart than N(0, 4^f sigma_j^2 I) from its shift by the w_p, a Gaussian pair with mu^2 = sum_c sum_p
+|w_p|^2/(4^f sigma_j^2) <= sum_c (4^f D^2/k_j + d k_j/4)/(4^f sigma_j^2). Both orders of the pair alike, and reduction
+modulo 2^b is post-processing too. QED
+
+There is no delta for rounding and no condition on the size of sigma. The price is d k^2/(4 D^2 4^f) of the variance.
+With k = 2 D 2^f/sqrt(d), the best for a coarse grid, a row costs at most D sqrt(d) 2^-f / sigma^2, as if every single
+unit of w had found an honest client of its own; more honest clients than that are of no use, and the minimum below is
+taken.
+
+*4. Where the grid is fine for one client's noise it costs a variation alone.* Let s = sigma_j 2^f.
+
+*Claim.* The sum of h rounded normals is within v = ``grid_variation(h, s)`` in total variation of round(h^{1/2} s g +
+U), U a sum of h - 1 uniforms on [-1/2, 1/2]. That law, moved by an integer, is a function of the normal moved by it.
+So Y has at most (1 + e^epsilon) (copies columns v) more delta than Gaussian noise at mu^2 = sum_c D^2/(h_j sigma_j^2).
+
+*Proof.* f(x) = P(round(s g) = x), continued to all real x, is the density of s g + V, V uniform; its transform is
+q(t) = e^(-s^2 t^2/2) sin(t/2)/(t/2). By Poisson's formula the sum's law has the series (sum_m q(t + 2 pi m))^h, and the
+density of h such numbers, taken at the integers, sum_m q(t + 2 pi m)^h; the last uniform makes these values the law of
+round(.). Let |t| <= pi and R the sum over m != 0 of |q(t + 2 pi m)|: R <= 2.1 e^(-s^2 (2 pi - |t|)^2/2) for s >= 1/2.
+The series differ by at most h R (|q(t)| + R)^(h - 1) + 2.1 e^(-h s^2 pi^2/2). For |t| <= pi/2 the first is at most
+2.1 h exp(-2 pi^2 s^2 (h - 1)/h + 2.1 h e^(-pi^2 s^2)): the quadratic is least at t = 2 pi/h. Beyond, 2 pi - |t| >= pi
+and R <= 2.1 e^(-s^2 t^2/2), so it is at most 2.1 h e^(-s^2 pi^2/2) (3.1 e^(-s^2 pi^2/8))^(h - 1). No mass differs by
+more than the series do. Both laws have E e^(l X) <= e^(w l^2/2) (1 + 2.1 e^(-2 pi^2 s^2))^h, w = h (s^2 + 1/12), by
+Poisson's formula again, so that beyond N = (200 w)^{1/2} lies 2 e^-100 of either, times that last power. QED
+
+*5. One normal number of each client for all its copies.* Client i sends u_i = q_i + round(G_i 2^f), G_i ~ N(0, sigma^2
+I_d); servers form Z = s^{1/2} S u, of m rows, and each adds E_k, of m x d independent round(N(0, tau^2) 2^f), to what
+it publishes.
+
+*Claim.* Replacing q_i by q_i' at distance at most D, in units of the grid as sigma and tau here, is no easier to see
+for all servers but one, the reader and the other clients than N(0, 1) from N(mu, 1), mu^2 = D^2 l/sigma^2, l >= S_i^T
+(S_h S_h^T)^-1 S_i, S_h the honest columns, but for (1 + e^epsilon) v of delta, v = ``lattice_variation``.
+
+*Proof.* Columns are independent: let d = 1. What is not known of Z and an honest server's E is Y = T X + E, T =
+sqrt(s) S_h of entries 0 and +-1, s in each column, X_p = round(sigma g_p), E_j = round(tau g_j). Let L be the law of
+round(T (sigma g + U) + tau g'), U uniform on [-1/2, 1/2]. Moved by an integer, L is a function of N(0, sigma^2 T T^T
++ tau^2 I) moved by it, at distance D T_i: at most mu. It remains that Y is within v of L in total variation. With
+q_a(t) = e^(-a^2 t^2/2) sin(t/2)/(t/2), X_p has the series sum_k q_sigma(t + 2 pi k) and so on (as in 4); L at
+the integers is the density whose transform is f(x) = prod_p q_sigma(<T_p, x>) prod_j q_tau(x_j), the last uniforms
+making these values the law of round(.). So no mass of Y and L differs by more than (2 pi)^-m times the integral of |f
+- series| over |x_j| <= pi and of |f| beyond. Where all |x_j| <= pi/(2 s), |<T_p, x>| <= pi/2, and the factors, none
+above 1, differ by 2.1 e^(-11 sigma^2) and 2.1 e^(-11 tau^2) at most. Where one is larger, it has both products below
+3.1 e^(-tau^2 pi^2/ (8 s^2)). Beyond pi, |f| integrates to m e^(-tau^2 pi^2/2). So no mass differs by more than r =
+(4.1 + 3.1 m) e^(-tau^2 pi^2/(8 s^2)) + 2.1 n e^(-11 sigma^2). Outside the box |Y_j| <= N, N^2 = 200 (c (sigma^2 + 1)
++ tau^2 + 1), c the most pairs of a row, lie 2.1 m e^-100 of either where sigma, tau >= 3 (as in 4): v = d ((2 N
++ 1)^m r/2 + 2.1 m e^-100). QED
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+NARROW = 3.0  # units: for less noise of one client for all its copies there is no bound
+
+
+def moved(distance: float, step: float, size: int) -> float:
+    """How far apart two vectors of so many numbers are at most once they are rounded: the first claim."""
+    return distance + step * math.sqrt(size)
+
+
+def grid_sensitivity(step: float, bound: float, columns: int, sensitivity: float | None = None) -> float:
+    """The largest distance of two rows of l_2 norm at most ``bound``, truncated to steps toward 0.
+
+    2 bound, and where the rows are known to differ by at most ``sensitivity`` also what ``moved`` says. Raises
+    ValueError.
+    """
+    step, bound = checks.positive("step", step), checks.squarable("bound", bound)
+    columns = checks.integer("columns", columns, 1)
+    if sensitivity is None:
+        return 2 * bound
+    return min(2 * bound, moved(checks.positive("sensitivity", sensitivity), step, columns))
+
+
+def row_cost(honest: Tensor, step: float, columns: int, distance: float) -> Tensor:
+    """min over integers 1 <= k <= h of distance^2/k + d k step^2/4: what one copy in a row of h honest pairs adds to
+    mu^2 sigma_j^2; (m,) -> (m,), float64, infinite where h = 0. Raises ValueError, TypeError.
+    """
+    step = checks.positive("step", step)
+    columns, distance = checks.integer("columns", columns, 1), checks.squarable("distance", distance)
+    honest = checks.floating("honest", honest)
+    if honest.ndim != 1 or bool((honest < 0).any()):
+        raise ValueError(f"honest must hold one number >= 0 for each row, not of shape {tuple(honest.shape)}")
+    best = max(1.0, float(math.floor(2 * distance / step / math.sqrt(columns))))
+    k = honest.double().clamp(max=best)
+    return torch.where(k > 0, distance**2 / k + columns * k * step**2 / 4, math.inf)
+
+
+def grid_variation(honest: Tensor, units: Tensor) -> Tensor:
+    """How far a sum of h rounded normals of deviation s is from a rounded normal and uniforms: (m,), (m,) -> (m,).
+
+    (N + 1/2) times what the series differ by, and 2 e^-100 (1 + 2.1 e^(-2 pi^2 s^2))^h; 0 for h = 1, where both are the
+    same, 1 where s < 1/2. honest: h >= 1; units: s, in grid units.
+
+    Guarantees: an upper bound on the total variation distance. Source: the proof above.
+    """
+    h, square = checks.floating("honest", honest).double(), checks.floating("units", units).double().square()
+    pi2 = math.pi**2
+    near = -2 * pi2 * square * (h - 1) / h + 2.1 * h * (-pi2 * square).exp()
+    far = -square * pi2 / 2 - (h - 1) * (square * pi2 / 8 - math.log(3.1))
+    series = 2.1 * (h * torch.maximum(near, far).exp() + (-h * square * pi2 / 2).exp())
+    reached = (200 * h * (square + 1 / 12)).sqrt() + 0.5
+    tails = 2 * (2.1 * h * (-2 * pi2 * square).exp() - 100).exp()
+    found = torch.where(h > 1, reached * series + tails, 0.0)
+    return torch.where(square < 0.25, 1.0, found.nan_to_num(1.0)).clamp(max=1.0)
+
+
+def grid_sigma(honest: Tensor, copies: int, columns: int, step: float, distance: float, mu: float) -> Tensor:
+    """Standard deviation of each client's noise before it is rounded, for each row: (m,) -> (m,), float64.
+
+    sigma_j^2 = s cost_j / mu^2, cost_j = min over k <= h_j of D^2/k + d k step^2/4 (``row_cost``): each of the s copies
+    takes 1/s of mu^2.
+    honest: (m,) honest pairs that row j holds at least; rows without one get infinity. copies: s. columns: d.
+    distance: D from ``grid_sensitivity``. mu: of Gaussian differential privacy; (epsilon, delta)-DP holds for
+    1/mu = gaussian_sigma(epsilon, delta).
+
+    Guarantees: mu-GDP of the integer sums against whoever knows all but the honest noise, where one client's integers
+        are replaced by others at distance at most D; an upper bound, attained as the grid becomes fine.
+    Source: the proof above; Dong, Roth, Su (2022), Theorem 2.7 and Proposition 2.8, for what is post-processed.
+    """
+    copies, mu = checks.integer("copies", copies, 1), checks.positive("mu", mu)
+    return (copies * row_cost(honest, step, columns, distance)).sqrt() / mu
+
+
+def lattice_variation(
+    sigma: float, tau: float, *, clients: int, height: int, copies: int, columns: int, most: int
+) -> float:
+    """How far sums of one-copy noise and a server's are from rounded normals, for ``columns`` columns: the fifth proof.
+
+    sigma, tau: in grid units; most: c, the most pairs of a row. 1 where either is below 3.
+
+    Guarantees: an upper bound on the total variation distance. Source: the proof above.
+    """
+    if min(sigma, tau) < NARROW:
+        return 1.0
+    box = height * math.log(2 * math.sqrt(200 * (most * (sigma**2 + 1) + tau**2 + 1)) + 1)
+    servers = box + math.log(4.1 + 3.1 * height) - (tau * math.pi / copies) ** 2 / 8
+    users = box + math.log(2.1 * clients) - 11 * sigma**2
+    return min(
+        1.0,
+        columns * ((math.exp(min(servers, 1.0)) + math.exp(min(users, 1.0))) / 2 + 2.1 * height * math.exp(-100)),
+    )
