@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import math
+import os
 import random
 import re
 
@@ -89,6 +90,15 @@ def test_groups_and_labels_lose_no_row_either(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="column 'a', row 6: none of the stated values x, z"):
         path.write_bytes(path.read_bytes().replace(b"\ny", b"\nx"))
         read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "z"]}, [])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pipe_is_a_table(packed):
+    ours, theirs = os.pipe()
+    with os.fdopen(theirs, "wb") as file:
+        file.write(gzip.compress(b"a,b\n1,\n2,\n") if packed else b"a,b\n1,\n2,\n")
+    assert read_users(asked(f"/dev/fd/{ours}", 1, "refuse"), {}, [])["a"].tolist() == [1, 2]
+    os.close(ours)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:20] + b"0000" + data[24:]])

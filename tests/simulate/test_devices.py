@@ -117,7 +117,7 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
         run(partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
 
 
-def script(folder: Path, store: Path, seconds: float, count: int) -> subprocess.Popen:
+def script(folder: Path, store: Path, seconds: float, count: int, most: int) -> subprocess.Popen:
     text = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])]!r}
@@ -126,7 +126,7 @@ from pathlib import Path
 import worker_trials
 from torchdp.simulate import sweep
 if __name__ == "__main__":
-    make_trial = partial(worker_trials.slow, Path({str(folder)!r}), {seconds}, 4)
+    make_trial = partial(worker_trials.slow, Path({str(folder)!r}), {seconds}, {most})
     make_trial.__wrapped__ = worker_trials.make_trial
     sweep(make_trial, worker_trials.GRID, store={str(store)!r}, devices=["cpu"] * {count}, **worker_trials.SETTINGS)
 """
@@ -148,7 +148,7 @@ def alive(process: int) -> bool:
 )
 def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expected, how, count):
     store = tmp_path / "store.jsonl"
-    parent = script(tmp_path, store, 0.2, count)
+    parent = script(tmp_path, store, 0.2, count, 4)
     wait_until(
         lambda: (len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == count) or parent.poll() is not None
     )
@@ -166,11 +166,11 @@ def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_kills_at_random_moments_change_nothing(tmp_path, expected, seed):
     draw, store = random.Random(seed), tmp_path / "store.jsonl"
     for _ in range(3):
-        parent = script(tmp_path, store, 0.05, 1 + seed % 3)
+        parent = script(tmp_path, store, 0.05, 1 + seed % 3, 12)  # ends, though a worker alone was killed
         wait_until(lambda there=parent: any(tmp_path.glob("*.pid")) or there.poll() is not None)
         time.sleep(draw.random() * 0.4)
         workers = [int(path.stem) for path in tmp_path.glob("*.pid")]

@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import io
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -66,23 +67,26 @@ def read_parts(path: str, names: Sequence[str], delimiter: str, encoding: str) -
         "".encode(encoding)
     except (LookupError, UnicodeError) as error:
         raise ValueError(f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16") from error
-    with open(path, "rb") as file:
-        packing = "gzip" if file.read(2) == b"\x1f\x8b" else None
-    how: dict[str, Any] = {"sep": delimiter, "encoding": encoding, "compression": packing, "chunksize": ROWS}
+    how: dict[str, Any] = {"sep": delimiter, "encoding": encoding, "chunksize": ROWS}
     how |= {"header": None, "dtype": object, "na_filter": False, "skip_blank_lines": False}
     try:
-        with pd.read_csv(path, **how) as parts:
-            header, short = parts.get_chunk(1), False
-            where, width = places(path, header.iloc[0], names, delimiter), header.shape[1]
-            for part in parts:
-                short = short or bool((part.iloc[:, -1] == "").any())
-                yield part.iloc[:, where].set_axis(names, axis=1)
-        with pd.read_csv(
-            path, engine="python", **how
-        ) as parts:  # slower; it tells an empty cell from one that lacks
-            for part in parts if short and width > 1 else ():
-                for row, cells in part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items():
-                    raise ValueError(f"{path}, row {row}: {cells} cells, the header has {width}")
+        with open(path, "rb") as raw:
+            file = raw if raw.seekable() else io.BytesIO(raw.read())  # a pipe
+            how["compression"] = "gzip" if file.read(2) == b"\x1f\x8b" else None
+            file.seek(0)
+            with pd.read_csv(file, **how) as parts:
+                header, short = parts.get_chunk(1), False
+                where, width = places(path, header.iloc[0], names, delimiter), header.shape[1]
+                for part in parts:
+                    short = short or bool((part.iloc[:, -1] == "").any())
+                    yield part.iloc[:, where].set_axis(names, axis=1)
+            file.seek(0)
+            with pd.read_csv(
+                file, engine="python", **how
+            ) as parts:  # slower; tells an empty cell from one that lacks
+                for part in parts if short and width > 1 else ():
+                    for row, cells in part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items():
+                        raise ValueError(f"{path}, row {row}: {cells} cells, the header has {width}")
     except pd.errors.EmptyDataError as error:
         raise ValueError(f"{path} is empty; it needs a header line and one row for each user") from error
     except UnicodeError as error:
