@@ -12,7 +12,6 @@ from torchdp.draws import Simulated
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, ProjUnit
 from torchdp.randomizers.ball.axial_sums import CLOSE, KEPT, AxialSums, _value
 from torchdp.randomizers.ball.sphere import coordinate_size
-from torchdp.randomizers.ball.sphere_sums import axial_sums
 
 LAWS = {
     "PrivUnit, circle": PrivUnit(1, 1.0)._sum,
@@ -80,8 +79,8 @@ def test_both_ways_to_add_have_one_law(name):
 
     fewer = AxialSums(law.t, law.weights, law.dim)
     fewer.__dict__["least"] = 2**62
-    ours = axial_sums(law, torch.full((repeats,), n), None, draws)
-    tree = axial_sums(fewer, torch.full((repeats,), n), draw, draws)
+    ours = law.sums(torch.full((repeats,), n), None, draws)
+    tree = fewer.sums(torch.full((repeats,), n), draw, draws)
     moments = []
     for along, rho in (ours, tree):
         a, q = (along - n * law.moments[0]) / law.moments[1] / n**0.5, rho.square() / (n * law.moments[2])

@@ -106,6 +106,7 @@ def test_the_worst_query_under_a_prior():
     assert found.epsilon <= start.epsilon and largest < 0.98 * before
 
 
+@torch.no_grad()
 def test_what_cannot_be_improved_is_returned():
     start = response(4, 1.0)
     assert start.sharpened(torch.eye(4).double(), None, 3) is start

@@ -157,6 +157,7 @@ class StrategyMatrix(StrategyOracle):
         each = variance.mean(0, keepdim=True) if objective is Objective.MEAN else variance
         return float((each.amax(1) if prior is None else each @ prior).max())
 
+    @torch.enable_grad()
     def sharpened(self, W: Tensor, prior: Tensor | None, steps: int = 500) -> "StrategyMatrix":
         """This one or one whose worst query has less variance, for the same epsilon at most. Unchecked.
 

@@ -1,6 +1,7 @@
-"""Sums of very many random points of a sphere that are symmetric about one axis, at the cost of one draw."""
+"""Sums of random points of a sphere that are symmetric about one axis: of few by a tree, of very many at once."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,12 +11,15 @@ from scipy.linalg import solve_triangular
 from torch import Tensor
 
 from torchdp.draws import Draws
+from torchdp.randomizers.ball.sphere import uniform_coordinate
 
 ORDERS, KEPT = 6, 4  # powers of n^{-1/2} that are computed, and used: the others say how far off these are
 SHAPE = 3 * ORDERS + 3, 2 * ORDERS + 2  # coefficients of what is multiplied out
 CLOSE = 1e-8  # standard deviations by which a sum may be off
 FARTHEST = 1e30  # no number of users makes up for so much skewness
+NUMBERS_AT_ONCE = 2**18
 Sums = tuple[Tensor, Tensor]
+Draw = Callable[[int], Sums]  # (T, sqrt(1 - T^2)) of so many independent users
 Polynomial = np.ndarray  # coefficients [i, j], of x^i u^j or, for transforms, of s^i p^j
 
 
@@ -67,6 +71,28 @@ class AxialSums:
         square = _convolved(f, f)
         normal, count = (each[:, 0] for each in self._duals)
         return math.sqrt(max(0.0, float(normal[: len(square)] @ square @ count[: square.shape[1]])))
+
+    def sums(self, counts: Tensor, draw: Draw, draws: Draws) -> Sums:
+        """(A, rho) of so many points, for each of ``counts``.
+
+        Two such sums add up to one with A + A' and (rho^2 + rho'^2 + 2 rho rho' t)^(1/2), t = <w, w'> a coordinate of
+        a uniform point of the sphere in R^{dim - 1}: points are added along a binary tree, at one normal besides the
+        draw of T for each, whatever the dimension. From ``least`` points on the law of the sum is drawn, to 1e-8
+        standard deviations: beyond, the cost does not grow with the counts.
+        """
+        shape, left = counts.shape, counts.flatten()
+        along = torch.zeros(left.shape, dtype=torch.float64, device=left.device)
+        across, many = torch.zeros_like(along), left >= self.least
+        if many.any():
+            along[many], across[many] = self.draw(left[many], draws)
+        left = torch.where(many, 0, left)
+        while len(held := left.nonzero()[:, 0]):
+            some = left[held].clamp_max(max(1, NUMBERS_AT_ONCE // len(held)))
+            known = some.cpu()  # of sizes known here nothing is asked again
+            part = _tree(self.dim, some, known, draw(int(known.sum())), draws)
+            along[held], across[held] = add(self.dim, (along[held], across[held]), part, draws)
+            left[held] -= some
+        return along.view(shape), across.view(shape)
 
     def draw(self, counts: Tensor, draws: Draws) -> Sums:
         """(A, rho) of so many points, float64 of the shape of ``counts``; ``counts`` >= ``least``."""
@@ -152,6 +178,49 @@ class AxialSums:
             up = np.pad(g, ((0, 0), (1, 0)))[:, :-1]
             g = math.sqrt(2 * self.across) * up + (2 * np.arange(SHAPE[1]) - h) * g
         return g
+
+
+def directed(axes: Tensor, sums: Sums, draws: Draws) -> Tensor:
+    """sum_x A_x u_x + rho_x w_x, w_x uniform on the sphere orthogonal to u_x: D normals for each.
+
+    axes u: (m, D), unit vectors; sums: (*shape, m) each. Returns (*shape, D), float64.
+    """
+    shape, dim = sums[0].shape[:-1], axes.shape[-1]
+    along, across = (each.reshape(math.prod(shape), len(axes)) for each in sums)
+    total = along @ axes
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, len(along) * dim))
+    for u, rho in zip(axes.split(at_once), across.split(at_once, -1), strict=True):
+        normals = draws.normal((len(along), *u.shape))
+        normals -= (normals * u).sum(-1, keepdim=True) * u
+        lengths = torch.linalg.vector_norm(normals, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        total += torch.einsum("rm,rmd->rd", rho / lengths, normals)
+    return total.reshape(*shape, dim)
+
+
+def add(dim: int, first: Sums, second: Sums, draws: Draws) -> Sums:
+    """A u + rho w plus A' u + rho' w', w and w' independent and uniform."""
+    rho, other = first[1], second[1]
+    t = uniform_coordinate(max(dim - 1, 1), draws.normal(tuple(rho.shape)))[0]
+    return first[0] + second[0], (rho * rho + other * other + 2 * rho * other * t).clamp_min(0).sqrt()
+
+
+def _tree(dim: int, sizes: Tensor, known: Tensor, users: Sums, draws: Draws) -> Sums:
+    """Sums over consecutive users, sizes[x] >= 1 of them for each x. known: the sizes on the CPU."""
+    along, across = users
+    while bool((known > 1).any()):
+        pairs, known = (sizes + 1) // 2, (known + 1) // 2
+        total = int(known.sum())
+        # for each pair: its x's first and last user, and the pairs before that x's
+        ends, before = sizes.cumsum(0), pairs.cumsum(0) - pairs
+        start, last, skipped = torch.stack([ends - sizes, ends - 1, before]).repeat_interleave(
+            pairs, dim=1, output_size=total
+        )
+        first = start + 2 * (torch.arange(total, device=sizes.device) - skipped)
+        second, paired = torch.minimum(first + 1, last), first < last
+        others = along[second] * paired, across[second] * paired
+        along, across = add(dim, (along[first], across[first]), others, draws)
+        sizes = pairs
+    return along, across
 
 
 def _expansion(along: list[Polynomial], length: list[Polynomial], order: int) -> dict[tuple[int, int], Polynomial]:

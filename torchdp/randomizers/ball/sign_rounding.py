@@ -13,11 +13,10 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.alphabet.chances import at_least, exponential
-from torchdp.randomizers.ball.axial_sums import AxialSums
+from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, gaussian_sums
 from torchdp.randomizers.ball.logit_beta import panel_rule
 from torchdp.randomizers.ball.sphere import coordinate_size, mean_coordinate, uniform_coordinate
-from torchdp.randomizers.ball.sphere_sums import add, axial_sums, directed
 from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, widest
 from torchdp.randomizers.ball.truncated_sums import truncated_sums
 from torchdp.randomizers.base import exact_local
@@ -150,7 +149,7 @@ class DuchiJordanWainwright(SignRounding):
         if self.dim == 1:
             along, across = both.double(), torch.zeros_like(both, dtype=torch.float64)
         else:
-            along, across = axial_sums(self._ahead_sum, both, lambda n: self._ahead(n, draws), draws)
+            along, across = self._ahead_sum.sums(both, lambda n: self._ahead(n, draws), draws)
         sums = add(self.dim, (along[0], across[0]), (-along[1], across[1]), draws)
         return self._scale * directed(_axes(points), sums, draws)
 

@@ -11,10 +11,9 @@ from torchdp.draws import Draws
 from torchdp.kernels import privunit
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.pieces import portions
-from torchdp.randomizers.ball.axial_sums import AxialSums
+from torchdp.randomizers.ball.axial_sums import AxialSums, directed
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.ball.sphere import CapLaw
-from torchdp.randomizers.ball.sphere_sums import axial_sums, directed
 from torchdp.randomizers.ball.subgaussian import Law
 
 USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
@@ -79,7 +78,7 @@ class SphereRandomizer(BallRandomizer):
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         held = counts > 0
         users = counts[held].expand(*shape, -1)
-        sums = axial_sums(self._sum, users, lambda n: self._draw((n,), draws), draws)
+        sums = self._sum.sums(users, lambda n: self._draw((n,), draws), draws)
         return directed(lifted(points[held]), sums, draws)[..., :-1] / self._mean
 
 
