@@ -65,56 +65,33 @@ def written_out(kind, k, epsilon):
     return packed(sets, k), np.array([[chance(x, s) for s in sets] for x in range(k)])
 
 
-def check_guarantee(kind, k, epsilon):
+def odds(p):
+    return p / (1 - p)
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
     _, law = written_out(kind, k, epsilon)
     np.testing.assert_allclose(law.sum(1), 1, rtol=1e-12)
     largest = math.log((law.max(0) / law.min(0)).max())
     assert largest == pytest.approx(epsilon, rel=1e-12, abs=1e-12)
     wrong = written_out(kind, k, 1.01 * epsilon)[1]
     assert math.log((wrong.max(0) / wrong.min(0)).max()) > epsilon * 1.009
-    guarantee = kind(k, epsilon).guarantee
+    oracle, near = kind(k, epsilon), {"rel": 1e-12, "abs": 1e-14}
+    guarantee = oracle.guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 0, True)
     assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
-
-
-def odds(p):
-    return p / (1 - p)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_optimized_unary_encoding_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(OptimizedUnaryEncoding, k, epsilon)
-    oracle = OptimizedUnaryEncoding(k, epsilon)
-    assert math.log(odds(oracle.on) / odds(oracle.off)) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_symmetric_unary_encoding_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(SymmetricUnaryEncoding, k, epsilon)
-    oracle = SymmetricUnaryEncoding(k, epsilon)
-    assert math.log(odds(oracle.on) / odds(oracle.off)) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_subset_selection_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(SubsetSelection, k, epsilon)
-    oracle = SubsetSelection(k, epsilon)
-    w, p = oracle.subset, oracle.on
-    ratio = p / math.comb(k - 1, w - 1) / ((1 - p) / math.comb(k - 1, w))
-    assert math.log(ratio) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-    # The sweep's two branches, uniform over all sets and over those that hold x, have the same ratio.
-    a = oracle._bound
-    ratio = 1 + a / math.comb(k - 1, w - 1) / ((1 - a) / math.comb(k, w))
-    assert math.log(ratio) == pytest.approx(epsilon, rel=1e-12, abs=1e-14)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_guarantee_hadamard_response_exactly_epsilon_ldp(k, epsilon):
-    check_guarantee(HadamardResponse, k, epsilon)
+    if kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
+        assert math.log(odds(oracle.on) / odds(oracle.off)) == pytest.approx(epsilon, **near)
+    if kind is SubsetSelection:
+        w, p, a = oracle.subset, oracle.on, oracle._bound
+        ratio = p / math.comb(k - 1, w - 1) / ((1 - p) / math.comb(k - 1, w))
+        assert math.log(ratio) == pytest.approx(epsilon, **near)
+        # The sweep's two branches, uniform over all sets and over those that hold x, have the same ratio.
+        ratio = 1 + a / math.comb(k - 1, w - 1) / ((1 - a) / math.comb(k, w))
+        assert math.log(ratio) == pytest.approx(epsilon, **near)
 
 
 @pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])
