@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -326,10 +325,6 @@ def test_an_adaptive_mean_of_few_users_or_one_value_ends():
         assert bool(found.value.isfinite().all()) and bool(found.domain.root.isfinite().all())
     flat = Box(torch.zeros(2), torch.tensor([0.0, 1.0]))
     assert AdaptiveMean(flat, 1.0, 1e-6).estimate(torch.zeros(9, 2), noise=SeededNoise(1)).value[0] == 0
-    with pytest.raises(ValueError, match="outside"):
-        AdaptiveMean(flat, 1.0, 1e-6).estimate(torch.ones(9, 2))
-    with pytest.raises(ValueError, match="rho"):
-        replace(AdaptiveMean(flat, 1.0, 1e-6), rho=0.0)
 
 
 @pytest.mark.parametrize("value", [1.0, 1 / 3, 0.0])

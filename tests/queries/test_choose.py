@@ -33,8 +33,6 @@ def test_a_strategy_of_low_rank_answers_what_it_can():
     assert z.abs().max() < 5
     assert ((drawn.value - truth).square().mean(0) / variance - 1).abs().max() < 0.15
     assert (drawn.standard_error[0] >= variance.sqrt() * (1 - 1e-9)).all()
-    with pytest.raises(ValueError, match="row space"):
-        LocalOracle(W, two_answers()).variance  # noqa: B018
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import torch
 from torchdp.factorization import factorize
 from torchdp.noise import SeededNoise
 from torchdp.queries import PrivateLearner, conjunctions, parities, stumps, thresholds
-from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
 CLASSES = [thresholds(9), parities(4, 2), conjunctions(4, 3), stumps([3, 5, 2])]
@@ -70,14 +69,6 @@ def test_what_is_learned_is_read_off_the_messages():
     )  # the same draws
     torch.testing.assert_close(found.losses.value, (1 - concepts.readers @ mean) / 2)
     assert found.loss == float(found.losses.value.min()) and found.name == concepts.names[found.concept]
-    with pytest.raises(ValueError, match="losses must hold one for each of the 10 concepts"):
-        learner.best(
-            learner.sample_estimate(
-                learner.summary(labelled(x, y)), generator=torch.Generator(), sample_shape=(2,)
-            )
-        )
-    with pytest.raises(ValueError, match="client must have dim"):
-        PrivateLearner(concepts, PrivUnit(concepts.dim, 1.0, 0.5))
 
 
 def test_guarantee_learner_spends_epsilon_once_on_record_and_label():

@@ -66,6 +66,10 @@ def written_out(kind, k, epsilon):
     return packed(sets, k), np.array([[chance(x, s) for s in sets] for x in range(k)])
 
 
+def odds(p):
+    return p / (1 - p)
+
+
 @pytest.mark.parametrize("kind", ORACLES)
 @pytest.mark.parametrize("k", [2, 3, 8])
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -76,9 +80,19 @@ def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
     assert largest == pytest.approx(epsilon, rel=1e-12, abs=1e-12)
     wrong = written_out(kind, k, 1.01 * epsilon)[1]
     assert math.log((wrong.max(0) / wrong.min(0)).max()) > epsilon * 1.009
-    guarantee = kind(k, epsilon).guarantee
+    oracle, near = kind(k, epsilon), {"rel": 1e-12, "abs": 1e-14}
+    guarantee = oracle.guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 0, True)
     assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
+    if kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
+        assert math.log(odds(oracle.on) / odds(oracle.off)) == pytest.approx(epsilon, **near)
+    if kind is SubsetSelection:
+        w, p, a = oracle.subset, oracle.on, oracle._bound
+        ratio = p / math.comb(k - 1, w - 1) / ((1 - p) / math.comb(k - 1, w))
+        assert math.log(ratio) == pytest.approx(epsilon, **near)
+        # The sweep's two branches, uniform over all sets and over those that hold x, have the same ratio.
+        ratio = 1 + a / math.comb(k - 1, w - 1) / ((1 - a) / math.comb(k, w))
+        assert math.log(ratio) == pytest.approx(epsilon, **near)
 
 
 @pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])

@@ -221,10 +221,6 @@ def test_absent_users_leave_no_bias_and_are_asked_for(law):
     error = found.value - bits.sum(0)
     assert found.n == 3 and abs(error.mean()) < 5 * error.std() / math.sqrt(20_000)
     assert abs(float(error.var() / found.standard_error.square().mean()) - 1) < 0.1
-    with pytest.raises(ValueError, match="of 3 to 5 users"):
-        sums.estimate(bits[:2])
-    with pytest.raises(ValueError, match="of 5 users"):
-        BitSums(law, 20_000, DELTA).estimate(bits)
 
 
 @BY_NAME
@@ -279,8 +275,6 @@ def test_no_messages_at_all_are_an_answer_too():
 def test_no_privacy_is_said_to_be_none():
     exact = CuratorSums(ExactSum(N), 2, DELTA)
     assert exact.guarantee.epsilon == math.inf and torch.equal(exact.estimate(X).value, X.sum(0).double())
-    with pytest.raises(ValueError, match=f"each of the {N} users"):
-        exact.estimate(X[:3])
 
 
 def test_calibrated_sums_state_their_target():
