@@ -277,7 +277,7 @@ NORMALS = Case(
 
 
 def _step(device: torch.device, n: int) -> Call:
-    from torchdp.kernels.correlated_noise.reference import Step  # here: that package is built on this one
+    from torchdp.kernels.correlated_noise.step import Step  # here: that package is built on this one
 
     state, total = wave(device, BUFFERS, n).float(), wave(device, n).float()
     gains = -torch.arange(1, BUFFERS + 1, device=device) / 8

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import kstest
 
 from torchdp.kernels import chacha
-from torchdp.kernels.correlated_noise import reference
+from torchdp.kernels.correlated_noise import Step, reference
 
 KEY = chacha.key_of(bytes(range(32)))
 
@@ -19,8 +19,19 @@ def word(index, step, stream):
     return int.from_bytes(octets[8 * (index % 8) :][:8], "little")
 
 
-def step(state, first=0, size=None, slots=(-1, -1), *, at=3, dtype=torch.float64, device="cpu", form=reference.add, draws=1):
-    """(private sums, state) of one step over a state that is copied; rows beyond the running ones are one ring's or two."""
+def step(
+    state,
+    first=0,
+    size=None,
+    slots=(-1, -1),
+    *,
+    at=3,
+    dtype=torch.float64,
+    device="cpu",
+    form=reference.add,
+    draws=1,
+):
+    """(private sums, state) of one step over a state that is copied; w and u have rings of two rows, where any."""
     size = state.shape[1] if size is None else size
     running = len(state) - sum(2 for slot in slots if slot >= 0)
     gains = torch.linspace(-0.5, 0.3, len(state), dtype=dtype, device=device)
@@ -28,7 +39,7 @@ def step(state, first=0, size=None, slots=(-1, -1), *, at=3, dtype=torch.float64
     numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=torch.float64, device=device)
     lags = torch.tensor([0, 2, 5][:draws], dtype=torch.int32, device=device)
     kept = state.to(device=device, dtype=dtype, copy=True)
-    out, now = torch.empty_like(total), reference.Step(gains, gains[:running] / 3, numbers, lags, slots)
+    out, now = torch.empty_like(total), Step(gains, gains[:running] / 3, numbers, lags, slots)
     form((out, kept), total, now, KEY.to(device), at, first)
     return out, kept
 
@@ -77,7 +88,9 @@ def test_what_is_written(slots, draws):
         if slot >= 0:
             expected[slot] = row
     assert torch.allclose(out, torch.arange(4) + w) and torch.allclose(kept, expected)
-    assert not torch.equal(step(state, at=4)[0], out) and torch.equal(step(state, slots=slots, draws=draws)[0], out)
+    assert not torch.equal(step(state, at=4)[0], out) and torch.equal(
+        step(state, slots=slots, draws=draws)[0], out
+    )
 
 
 def test_without_a_past_noise_is_scaled_too():

@@ -69,7 +69,9 @@ def noise(running, kept=0, dtype=SHORT, draws=1, size=40, step=9, alias=False, s
     numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=LONG)
     lags = torch.tensor([0, 2, 4][:draws], dtype=torch.int32)
     changed = total if alias else torch.zeros_like(total), state
-    now = correlated_noise.Step(rates, rates[:running] / 3, numbers, lags, slots or (memory - 1 if kept else -1, -1))
+    now = correlated_noise.Step(
+        rates, rates[:running] / 3, numbers, lags, slots or (memory - 1 if kept else -1, -1)
+    )
     return correlated_noise.ADD, (changed, total, now, KEY, step, 3)
 
 

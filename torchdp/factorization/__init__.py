@@ -60,10 +60,13 @@ from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
 from torchdp.factorization.separated import SeparatedFactorization, factorize_separated
-from torchdp.factorization.structure.banded import BandedStrategy
+from torchdp.factorization.streams.banded import BandedStrategy
+from torchdp.factorization.streams.buffered import BufferedStrategy
+from torchdp.factorization.streams.buffered_factorization import BufferedFactorization, factorize_buffered
+from torchdp.factorization.streams.recalled import RecalledStrategy
+from torchdp.factorization.streams.recurrence import Recurrence
+from torchdp.factorization.streams.strategy import StreamStrategy
 from torchdp.factorization.structure.blocks import factorize_blocks
-from torchdp.factorization.structure.buffered import BufferedStrategy
-from torchdp.factorization.structure.buffered_factorization import BufferedFactorization, factorize_buffered
 from torchdp.factorization.structure.closed_forms import (
     gamma_box,
     gamma_ellipsoid,
@@ -80,7 +83,6 @@ from torchdp.factorization.structure.constructive import (
     square_root,
 )
 from torchdp.factorization.structure.product import factorize_product
-from torchdp.factorization.structure.recalled import RecalledStrategy
 from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
@@ -92,10 +94,12 @@ __all__ = [
     "EpochFactorization",
     "Factorization",
     "RecalledStrategy",
+    "Recurrence",
     "Relaxation",
     "RunningFactorization",
     "SeparatedFactorization",
     "SignatureRelaxation",
+    "StreamStrategy",
     "additive_noise_bound",
     "approximate",
     "best_decoder",

@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, factorize_buffered, factorize_epochs
+from torchdp.factorization import BandedStrategy, StreamStrategy, factorize_buffered, factorize_epochs
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.long_banded_solver import long_banded
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
-from torchdp.factorization.structure.passes import LEAST_PERIOD, MOST_PASSES, buffered_passes
-from torchdp.factorization.structure.recalled_passes import MOST_RECALLED, recalled_passes
+from torchdp.factorization.streams.search import (
+    LEAST_PERIOD,
+    MOST_PASSES,
+    MOST_RECALLED,
+    buffered_passes,
+    recalled_passes,
+)
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Candidate, Choice
@@ -24,7 +29,6 @@ from torchdp.training.sampled import CyclicPoisson
 from torchdp.training.strategy import (
     MOST_DENSE,
     Iterates,
-    Made,
     causal_strategy,
     lower_triangular,
     standard_errors,
@@ -102,7 +106,7 @@ def choose(
         if generator is None or steps > MOST_DENSE:
             raise ValueError(f"samples must be 0 without a generator, and above {MOST_DENSE} steps")
         binned = _binned(W, users, batch, epsilon, delta, bound, p, samples, generator)
-        plans[f"balls in bins, {_bands(binned)} bands"] = binned
+        plans[f"balls in bins, {binned.strategy.bands} bands"] = binned
     return Choice(tuple(Candidate(name, plan, _error(plan, p), _note(plan)) for name, plan in plans.items()))
 
 
@@ -183,11 +187,7 @@ def _positive(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:
     return BandedStrategy(_banded(W, bands, p).coefficients.clamp_min(0), W.shape[0])
 
 
-def _bands(plan: Plan) -> int:
-    return plan.strategy.bands if isinstance(plan.strategy, BandedStrategy) else plan.strategy.steps
-
-
-def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[Made, Tensor]:
+def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[StreamStrategy, Tensor]:
     """A strategy for a fixed order, and the row norms of W C^{-1}."""
     steps = W.shape[0]
     if isinstance(W, Tensor) and steps <= DENSE:
@@ -208,7 +208,7 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[Made, Tens
     return C, errors
 
 
-def _buffered(W: Iterates, period: int, p: float) -> tuple[Made, Tensor] | None:
+def _buffered(W: Iterates, period: int, p: float) -> tuple[StreamStrategy, Tensor] | None:
     """Four buffers that a user moves by 1, and the row norms of W C^{-1}; None where they are not made for W."""
     if (sums := W.sums()) is None or period < LEAST_PERIOD or W.steps > MOST_PASSES * period:
         return None
@@ -227,12 +227,12 @@ def _banded(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:
     """Columns of norm 1, of shorter ones at the end, with so many bands."""
     steps = W.shape[0]
     if bands == 1:
-        return BandedStrategy(torch.ones(1, 1, dtype=torch.float64), steps).to(_device(W))
+        return BandedStrategy(torch.ones(1, 1, dtype=torch.float64, device=_device(W)), steps)
     if isinstance(W, Tensor) and steps <= DENSE:
         return BandedStrategy.of(banded_strategy(W / W.abs().max(), steps, 1, p, ITERATIONS, bands)[0].tril())
     first = W.first(min(steps, LONG)) if isinstance(W, Iterates) else W[:, 0]
     c = torch.from_numpy(banded_toeplitz(first.cpu().numpy(), min(bands, len(first)), p))
-    return BandedStrategy(c[None], steps).to(_device(W))
+    return BandedStrategy(c[None].to(_device(W)), steps)
 
 
 def _device(W: Tensor | Iterates) -> torch.device:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from torchdp import checks
+from torchdp.factorization import StreamStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee
 from torchdp.randomness import keyed_generator
@@ -26,7 +27,6 @@ from torchdp.training.noise import CorrelatedNoise, noise_guarantee
 from torchdp.training.participation import Participation
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.sharded import settle
-from torchdp.training.strategy import Made
 from torchdp.training.stream import VERSION
 
 KEY = 32  # bytes; sampling and noise are a function of them and of the step
@@ -37,14 +37,14 @@ NO_BATCH = "no batch waits: backward once for each batch that iteration hands ou
 class Plan:
     """Sampling, clipping, strategy and noise that belong together, and what they promise together.
 
-    strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
+    strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
     a step (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps
     together. standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by
     :func:`choose`.
     """
 
-    strategy: Made
+    strategy: StreamStrategy
     sampling: Participation | CyclicPoisson | BallsInBins
     bound: float
     sigma: float
@@ -113,10 +113,8 @@ class Plan:
 
     def digest(self) -> bytes:
         """32 bytes that name this plan."""
-        C = self.strategy
-        numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in C.tensors)
-        rest = (VERSION, str(C), C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
-        return hashlib.sha256(numbers + repr(rest).encode()).digest()
+        rest = (VERSION, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        return hashlib.sha256(self.strategy.recurrence.digest() + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
         C = self.strategy

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ class Recurrence:
         return self.feeds[:, 0] / self.scale
 
     @property
-    def tables(self) -> dict[str, Tensor]:
+    def tables(self) -> dict[str, Any]:
         """All of them, by name."""
         return {each.name: v for each in fields(self) if isinstance(v := getattr(self, each.name), Tensor)}
 
@@ -102,7 +103,8 @@ class Recurrence:
         """C, (steps, steps), and above how far each column may lie from the true one's, in l_2: (steps,).
 
         C = F^{-1} V^{-1} (D - L): F of feeds; V = I + U + S of of_u and the running numbers; D and L of scale and of_w.
-        Rounding by comparison matrices M(A) = 2 diag(A) - abs(A): abs(A^{-1}) <= M(A)^{-1} (Higham 2002, Theorem 8.12).
+        Rounding by comparison matrices M(A) = 2 diag(A) - abs(A): solving A x = b moves x by (n^2 + n + 1) eps / 2
+        M(A)^{-1} abs(b) at most (Higham 2002, Theorem 8.10), and abs(A^{-1}) <= M(A)^{-1} (Theorem 8.12).
         Raises ValueError where C is too large.
         """
         n, scale = self.steps, self.scale
@@ -116,9 +118,10 @@ class Recurrence:
             V = V + first[(place[:, None] - place).clamp_min(0)].tril()
         right = scale.expand(n).diag() - _diagonals(self.of_w, range(1, n), n)
         if not (F.tril(-1).any() or V.tril(-1).any()):
-            return right / F.diagonal()[:, None], EPS * right.norm(dim=0)
-        sizes = _solved(*(2 * A.diagonal().diag() - A.abs() for A in (F, V)), right.abs())
-        return _solved(F, V, right), (8 * n + 64) * EPS * sizes.norm(dim=0)
+            C = right / F.diagonal()[:, None]
+            return C, EPS * C.norm(dim=0)
+        sizes = _solved(_comparison(F), _comparison(V), right.abs())
+        return _solved(F, V, right), (n**2 + 8 * n + 64) * EPS * sizes.norm(dim=0)
 
     def first_column(self) -> tuple[Tensor, float] | None:
         """C's first column, (steps,), of an even recurrence in O(steps x order), and its relative rounding.
@@ -160,6 +163,10 @@ def _diagonals(table: Tensor, lags: range | tuple[int, ...], n: int) -> Tensor:
         if lag < n:
             matrix.diagonal(-lag).copy_(column[lag:] if len(column) > 1 else column)
     return matrix
+
+
+def _comparison(A: Tensor) -> Tensor:
+    return 2 * A.diagonal().diag() - A.abs()
 
 
 def _solved(F: Tensor, V: Tensor, right: Tensor) -> Tensor:
