@@ -101,7 +101,7 @@ STRATEGIES = {
     "rows": (lambda n: BandedStrategy(normal(n, 2, name=b"rows").abs() + 0.1, n), 1),
     "dense": (lambda n: BandedStrategy.of(normal(n, n, name=b"dense").tril() + 3 * torch.eye(n)), 5),
     "buffered": (buffered, 3),
-    "recalled": (lambda n: RecalledStrategy(buffered(n), 2, 0.4 * normal(2, n, name=b"recalled")), 3),
+    "recalled": (lambda n: RecalledStrategy(buffered(n), 2, normal(2, n, name=b"recalled").abs() + 0.5), 3),
     "inverse": (inverse, 2),
     "inverse root": (lambda n: InverseRoot(n, min(n, 4)), 0),
     "regenerated": (lambda n: Regenerated(n, 0.6), 0),
@@ -429,10 +429,12 @@ def test_tables_that_are_none_are_refused(changes, error, message):
         Recurrence(**{**given, **changes})
 
 
-def test_tables_are_copies():
+def test_tables_are_copies_and_their_digest_names_the_law():
     """Who changes a tensor that a strategy was made of changes no noise and no guarantee."""
-    feeds = torch.ones(1, 2, dtype=torch.float64)
-    C = Tabulated(Recurrence(3, torch.ones(1), feeds, (0, 1)))
+    feeds, one = torch.ones(1, 2, dtype=torch.float64), torch.ones(1)
+    C = Tabulated(Recurrence(3, one, feeds, (0, 1)))
     before = C.recurrence.digest()
     feeds[0, 1] = 9.0
     assert C.recurrence.digest() == before and C.dense()[1, 0] == -1
+    others = [Recurrence(3, one, one[None], **{name: one[None] / 2}).digest() for name in ("of_w", "of_u")]
+    assert len({before, *others}) == 3

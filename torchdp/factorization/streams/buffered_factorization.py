@@ -82,8 +82,5 @@ def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[
     """A bound for every strategy, and its rounding, where that counts."""
     if times == 1 or W.momentum or W.rates is not None:
         return factorize_running(W, p, tol, 10_000).certificate.lower.cpu(), torch.zeros((), dtype=torch.float64)
-    here, period = (
-        RunningSums(W.steps, W.decay),
-        max(gap, -(-W.steps // times)),
-    )  # passes that the users may keep to
-    return passes_lower(here, period, *passes_dual(here, period, p), p)
+    period = max(gap, -(-W.steps // times))  # of passes that the users may keep to
+    return passes_lower(W, period, *passes_dual(W, period, p), p)

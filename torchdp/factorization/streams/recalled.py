@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
-from torchdp.factorization.streams.series import Filter, each_with, late, pairs, residues
+from torchdp.factorization.streams.series import Filter, each_with, folded, late, pairs, residues
 from torchdp.factorization.streams.strategy import Sensitivity, StreamStrategy, signs
 
 
@@ -99,13 +99,6 @@ class RecalledStrategy(StreamStrategy):
         for m, row in enumerate(self.earlier[: passes - 1], 1):
             A.diagonal(-m, 1, 2).copy_(folded(row, period)[:, m:])
         return A
-
-
-def folded(y: Tensor, period: int) -> Tensor:
-    """(..., steps) -> (..., period, passes), 0 beyond the last step."""
-    n, period = y.shape[-1], min(period, y.shape[-1])
-    passes = -(-n // period)
-    return torch.nn.functional.pad(y, (0, passes * period - n)).unflatten(-1, (passes, period)).mT
 
 
 def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ in the like of each pass or window. A large problem begins with a smaller one, a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,21 +17,21 @@ from torch import Tensor
 
 from torchdp.descent import quasi_newton
 from torchdp.factorization.certificates.buffered_certificate import buffered_squares
+from torchdp.factorization.streams import series
 from torchdp.factorization.streams.buffered import BufferedStrategy
-from torchdp.factorization.streams.recalled import RecalledStrategy, folded, recalled_squares, shared
-from torchdp.factorization.streams.series import apart_squares, largest, links, overlaps, pass_squares, squares
+from torchdp.factorization.streams.recalled import RecalledStrategy, recalled_squares, shared
 from torchdp.workloads import RunningSums
 
-KNOTS = 12  # of D1's logarithm
-LEVELS, PLACES = 6, 3  # of D2's in each pass or window; of A's diagonals, for each pair of passes
+KNOTS, LEVELS, PLACES = (
+    12,
+    6,
+    3,
+)  # of D1's logarithm; of D2's in each pass or window; of A's for each pair of passes
 APART = (-7.0, 30.0)  # of what makes the logits' steps: no pole meets a zero
 SMOOTH = 3.0  # by sharpness, of absolute values, relative: their sum over a class is what a user moves
 LEAST_PERIOD, MOST_PASSES, MOST_RECALLED = 8, 64, 16
 MOST_TIMES, MOST_WINDOWS = 256, 64
-Made = tuple[Tensor, Tensor, Tensor, Tensor]  # poles, zeros, D1 and D2
-Problem = tuple[
-    int, Callable[[Tensor, float], Tensor]
-]  # steps of a pass; what is minimised over x, more or less sharp
+Parts = tuple[Tensor, Tensor, Tensor, Tensor]  # poles, zeros, D1 and D2
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,127 @@ ONCE, PASSES = Effort(2**14, 1000, 30, stop=1e-10), Effort(2**14, 150, 30)
 SEPARATED, RECALLED = Effort(2048, 250, 60, (100.0, 1000.0, 10000.0)), Effort(2048, 100, 40)
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What is minimised over x, of one size: here for users who take part in one step, all columns of norm 1.
+
+    each: steps of a pass, between a user's first two steps; D2 has its levels in ``windows`` windows of ``window``.
+    """
+
+    W: RunningSums
+    each: int
+    buffers: int
+    p: float
+    windows: int = 0
+    window: int = 1
+
+    @property
+    def smoothed(self) -> bool:
+        """Whether a largest value is."""
+        return self.p == math.inf
+
+    @cached_property
+    def shapes(self) -> tuple[Tensor, Tensor]:
+        """Of D1's and D2's logarithms."""
+        return hats(self.W.steps, KNOTS), hats(self.window, LEVELS)
+
+    @property
+    def start(self) -> np.ndarray:
+        """What x has beside poles and zeros, at first."""
+        return np.zeros(KNOTS + LEVELS * self.windows)
+
+    def parts(self, x: Tensor) -> Parts:
+        """Poles, zeros, D1 and D2's shape of x: a logit, positive decrements, heights at the knots and levels."""
+        head, knots = 2 * self.buffers, 2 * self.buffers + KNOTS
+        places = torch.cat([x[:1], -torch.nn.functional.softplus(x[1:head])]).cumsum(0).sigmoid()
+        heights = x[knots : knots + LEVELS * self.windows].view(self.windows, LEVELS)
+        after = (heights @ self.shapes[1].mT).exp().flatten()[: self.W.steps]
+        return places[0::2], places[1::2], (self.shapes[0] @ x[head:knots]).exp(), after
+
+    def made(self, x: Tensor, sharp: float) -> Parts:
+        """Poles, zeros, D1 and D2, scaled."""
+        poles, zeros, before, _ = self.parts(x)
+        return poles, zeros, before, series.overlaps(poles, zeros, before)[0].rsqrt()
+
+    def rows(self, made: Parts) -> Tensor:
+        """Squared row norms of W C^{-1}."""
+        return series.squares(*made, self.W)
+
+    def moved(self, made: Parts, sharp: float) -> Tensor | float:
+        """log of what a user moves, squared, where that is not 1."""
+        return 0.0
+
+    def value(self, x: Tensor, sharp: float) -> Tensor:
+        """log of the rows' squared l_p norm, of a large power in place of infinity, and of what a user moves."""
+        made, power = self.made(x, sharp), self.p / 2 if self.p < math.inf else sharp
+        return (power * self.rows(made).log()).logsumexp(0) / power + self.moved(made, sharp)
+
+
+class Passes(Problem):
+    """For users who come back in every pass: D2 is scaled so that each of them moves by 1."""
+
+    def made(self, x: Tensor, sharp: float) -> Parts:
+        poles, zeros, before, after = self.parts(x)
+        scale = series.pass_squares(poles, zeros, before, after, self.each).rsqrt()
+        return poles, zeros, before, after * scale.repeat(self.windows)[: len(after)]
+
+
+@dataclass(frozen=True)
+class Apart(Problem):
+    """For users of at most ``times`` steps, ``each`` apart: D2's levels stand beside the inverse column norms."""
+
+    times: int = 2
+    smoothed = True
+
+    def made(self, x: Tensor, sharp: float) -> Parts:
+        poles, zeros, before, after = self.parts(x)
+        return poles, zeros, before, after * series.overlaps(poles, zeros, before)[0].rsqrt()
+
+    def moved(self, made: Parts, sharp: float) -> Tensor:
+        return series.largest(series.links(*made, self.each, self.times), self.each, sharp).log()
+
+
+@dataclass(frozen=True)
+class Recalled(Problem):
+    """With noise drawn again: for each pair of passes at most ``reach`` apart, A's diagonal is free; W prefix sums."""
+
+    reach: int = MOST_RECALLED
+    smoothed = True
+
+    @cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """The later and the sooner pass of each pair."""
+        later, sooner = torch.tril_indices(self.windows, self.windows, -1)
+        near = later - sooner <= self.reach
+        return later[near], sooner[near]
+
+    @property
+    def start(self) -> np.ndarray:
+        later, sooner = self.pairs
+        return np.concatenate([super().start, np.repeat(np.where(later - sooner == 1, 0.3, 0.0), PLACES)])
+
+    def made(self, x: Tensor, sharp: float) -> Any:
+        """And A, a matrix for each class."""
+        (poles, zeros, before, after), (later, sooner), each = self.parts(x), self.pairs, self.each
+        there = series.folded(torch.ones_like(after), each)
+        values = there[:, later] * (hats(each, PLACES) @ x[len(x) - PLACES * len(later) :].view(-1, PLACES).mT)
+        A = torch.eye(self.windows, dtype=x.dtype).repeat(each, 1, 1)
+        A, D2 = A.index_put((torch.arange(each)[:, None], later, sooner), values), series.folded(after, each)
+        X = shared(poles, zeros, before, A) * D2[:, :, None] * D2[:, None, :]
+        own = X.diagonal(dim1=1, dim2=2)
+        smooth = (SMOOTH / sharp) ** 2 * own[:, :, None] * own[:, None]
+        sums = (X.square() + smooth).clamp_min(1e-300).sqrt().sum((1, 2))
+        return poles, zeros, before, after * sums.rsqrt().repeat(self.windows)[: len(after)], A
+
+    def rows(self, made: Any) -> Tensor:
+        return recalled_squares(*made)
+
+
 def buffered_once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     """For users who take part in one step: all columns are of norm 1."""
-    sizes = [(n, n, n) for n in sorted({min(W.steps, ONCE.whole), W.steps})]
-
-    def scaled(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, n: int) -> Tensor:
-        return overlaps(poles, zeros, before)[0].rsqrt()
-
-    return _buffered(W, buffers, p, ONCE, sizes, 0, scaled)
+    sizes = sorted({min(W.steps, ONCE.whole), W.steps})
+    problems = [Problem(_coarse(W, n), n, buffers, p) for n in sizes]
+    return BufferedStrategy(*_found(problems, ONCE))
 
 
 def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tuple[BufferedStrategy, Tensor]:
@@ -66,35 +181,25 @@ def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tupl
 
     And the row norms of W C^{-1}: (steps,). period: from LEAST_PERIOD, at most MOST_PASSES passes.
     """
-    sizes = [(n, each, each) for n, each in _sizes(W.steps, period, PASSES)]
-
-    def scaled(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, each: int) -> Tensor:
-        scale = pass_squares(poles, zeros, before, after, each).rsqrt()
-        return after * scale.repeat(-(-len(after) // each))[: len(after)]
-
-    C = _buffered(W, buffers, p, PASSES, sizes, -(-W.steps // period), scaled)
+    passes = -(-W.steps // period)
+    problems = [
+        Passes(_coarse(W, n), each, buffers, p, passes, each) for n, each in _sizes(W.steps, period, PASSES)
+    ]
+    C = BufferedStrategy(*_found(problems, PASSES))
     return C, torch.from_numpy(buffered_squares(*C.tensors, W)[0].astype(float)).sqrt()
 
 
 def buffered_apart(W: RunningSums, gap: int, times: int, buffers: int, p: float) -> BufferedStrategy:
     """For users of at most ``times`` steps, ``gap`` apart: none moves by more than 1, to rounding.
 
-    D2 has its places in each window of ``gap`` steps, beside the inverse column norms. times: at least 2, at most
-    MOST_TIMES.
+    times: at least 2, at most MOST_TIMES.
     """
     scale, windows = min(1.0, SEPARATED.whole / W.steps), min(-(-W.steps // gap), MOST_WINDOWS)
     sizes = [(max(2, round(W.steps * scale)), max(1, round(gap * scale)))] * (scale < 1) + [(W.steps, gap)]
-
-    def scaled(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, each: int) -> Tensor:
-        return after * overlaps(poles, zeros, before)[0].rsqrt()
-
-    def moved(made: Made, each: int, sharp: float) -> Tensor:
-        return largest(links(*made, each, times), each, sharp).log()
-
-    found = [(n, each, -(-n // windows)) for n, each in sizes]
-    C = _buffered(W, buffers, p, SEPARATED, found, windows, scaled, moved)
-    bound = apart_squares(*C.tensors, gap, times)[0]
-    return BufferedStrategy(C.poles, C.zeros, C.before, C.after / math.sqrt(bound))
+    problems = [Apart(_coarse(W, n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes]
+    poles, zeros, before, after = _found(problems, SEPARATED)
+    moved = series.apart_squares(poles, zeros, before, after, gap, times)[0]
+    return BufferedStrategy(poles, zeros, before, after / math.sqrt(moved))
 
 
 def recalled_passes(
@@ -102,92 +207,34 @@ def recalled_passes(
 ) -> tuple[RecalledStrategy, Tensor]:
     """For users who come back in every pass, noise drawn again; and the row norms of W C^{-1}, W prefix sums.
 
-    Beside D1 and D2, for each pair of passes at most ``reach`` apart, A's diagonal is free; D2 is scaled so that each
-    class moves C by 1 at most. n: steps; period: from LEAST_PERIOD, below n, at most MOST_RECALLED passes.
+    D2 is scaled so that each class moves C by 1 at most. n: steps; period: from LEAST_PERIOD, below n, at most
+    MOST_RECALLED passes.
     """
-    passes = -(-n // period)
-    pairs = [pair for pair in zip(*np.tril_indices(passes, -1), strict=True) if pair[0] - pair[1] <= reach]
-    later, sooner = torch.tensor(pairs, dtype=torch.int64).mT
-    near = np.repeat(np.where(later - sooner == 1, 0.3, 0.0), PLACES)
-
-    def problem(steps: int, each: int) -> tuple[Problem, Callable[[Tensor, float], tuple[Made, Tensor]]]:
-        raw, places = _parts(steps, each, passes, buffers), hats(each, PLACES)
-        there, eye = folded(torch.ones(steps, dtype=torch.float64), each), torch.eye(passes, dtype=torch.float64)
-        place = torch.arange(each)[:, None]
-
-        def made(x: Tensor, smooth: float) -> tuple[Made, Tensor]:
-            poles, zeros, before, after = raw(x)
-            diagonals = places @ x[len(x) - PLACES * len(pairs) :].view(-1, PLACES).mT
-            values = there[:, later] * diagonals
-            A, D2 = eye.repeat(each, 1, 1).index_put((place, later, sooner), values), folded(after, each)
-            X = shared(poles, zeros, before, A) * D2[:, :, None] * D2[:, None, :]
-            own = X.diagonal(dim1=1, dim2=2)
-            sums = (X.square() + smooth**2 * own[:, :, None] * own[:, None]).clamp_min(1e-300).sqrt().sum((1, 2))
-            return (poles, zeros, before, after * sums.rsqrt().repeat(passes)[:steps]), A
-
-        def value(x: Tensor, sharp: float) -> Tensor:
-            found, A = made(x, SMOOTH / sharp)
-            return _norm(recalled_squares(*found, A), p, sharp)
-
-        return (each, value), made
-
-    sizes = [problem(*each) for each in _sizes(n, period, RECALLED)]
-    start = np.concatenate([np.zeros(KNOTS + LEVELS * passes), near])
-    x = _search([each for each, _ in sizes], buffers, start, RECALLED.sharp, RECALLED)
-    with torch.no_grad():
-        found, A = sizes[-1][1](x, 0.0)
-        rows = recalled_squares(*found, A)
+    passes, sizes = -(-n // period), _sizes(n, period, RECALLED)
+    problems = [Recalled(RunningSums(m), each, buffers, p, passes, each, reach) for m, each in sizes]
+    poles, zeros, before, after, A = _found(problems, RECALLED)
     reach = min(reach, passes - 1)
     earlier = [torch.nn.functional.pad(A.diagonal(-m, 1, 2), (m, 0)).mT.flatten()[:n] for m in range(1, reach + 1)]
-    return RecalledStrategy(BufferedStrategy(*found), period, torch.stack(earlier)), rows.sqrt()
+    C = RecalledStrategy(BufferedStrategy(poles, zeros, before, after), period, torch.stack(earlier))
+    return C, recalled_squares(poles, zeros, before, after, A).sqrt()
 
 
-def _buffered(
-    W: RunningSums,
-    buffers: int,
-    p: float,
-    effort: Effort,
-    sizes: Sequence[tuple[int, int, int]],
-    windows: int,
-    scaled: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor],
-    moved: Callable[[Made, int, float], Tensor] | None = None,
-) -> BufferedStrategy:
-    """sizes: steps, those of a pass and of a window, of each problem; scaled: D2; moved: what is added to log rows."""
-
-    def problem(n: int, each: int, window: int) -> tuple[Problem, Callable[[Tensor], Made]]:
-        raw, coarse = _parts(n, window, windows, buffers), W if n == W.steps else W.coarse(n)
-
-        def made(x: Tensor) -> Made:
-            poles, zeros, before, after = raw(x)
-            return poles, zeros, before, scaled(poles, zeros, before, after, each)
-
-        def value(x: Tensor, sharp: float) -> Tensor:
-            found = made(x)
-            rows = _norm(squares(*found, coarse), p, sharp)
-            return rows if moved is None else rows + moved(found, each, sharp)
-
-        return (each, value), made
-
-    found = [problem(*each) for each in sizes]
-    sharp = effort.sharp if moved or p == math.inf else effort.sharp[-1:]
-    x = _search([each for each, _ in found], buffers, np.zeros(KNOTS + LEVELS * windows), sharp, effort)
+def _found(problems: Sequence[Problem], effort: Effort) -> Any:
+    """What the last problem makes of the best x: a logit and the steps to the next ones grow with the pass."""
+    spans, head = [math.log(4 * each.each) for each in problems], 2 * problems[0].buffers
+    x = np.concatenate([[spans[0]], np.full(head - 1, (spans[0] + 2) / head), problems[0].start])
+    bounds = [(None, 25.0)] + [APART] * (head - 1) + [(None, None)] * (len(x) - head)
+    for stage, problem in enumerate(problems):
+        x[:head] *= spans[stage] / spans[max(0, stage - 1)]
+        most = effort.finish if stage else effort.most
+        for each in effort.sharp[-1:] if stage or not problem.smoothed else effort.sharp:
+            x = quasi_newton(lambda point: problem.value(point, each), x, most, bounds, effort.stop)  # noqa: B023
     with torch.no_grad():
-        return BufferedStrategy(*found[-1][1](x))
+        return problems[-1].made(torch.from_numpy(x), math.inf)
 
 
-def _search(
-    problems: Sequence[Problem], buffers: int, start: np.ndarray, sharp: tuple[float, ...], effort: Effort
-) -> Tensor:
-    """x: a logit and the steps to the next ones, which grow with the pass, then what ``start`` has."""
-    spans = [math.log(4 * each) for each, _ in problems]
-    x = np.concatenate([[spans[0]], np.full(2 * buffers - 1, (spans[0] + 2) / (2 * buffers)), start])
-    bounds = [(None, 25.0)] + [APART] * (2 * buffers - 1) + [(None, None)] * len(start)
-    for stage, (span, (_, value)) in enumerate(zip(spans, problems, strict=True)):
-        x[: 2 * buffers] *= span / spans[max(0, stage - 1)]
-        for each in sharp[-1:] if stage else sharp:
-            most = effort.finish if stage else effort.most
-            x = quasi_newton(lambda point: value(point, each), x, most, bounds, effort.stop)  # noqa: B023
-    return torch.from_numpy(x)
+def _coarse(W: RunningSums, n: int) -> RunningSums:
+    return W if n == W.steps else W.coarse(n)
 
 
 def _sizes(n: int, period: int, effort: Effort) -> list[tuple[int, int]]:
@@ -195,26 +242,6 @@ def _sizes(n: int, period: int, effort: Effort) -> list[tuple[int, int]]:
     passes, coarse = n / period, max(int(effort.whole / (n / period)), LEAST_PERIOD)
     small = (min(round(passes * coarse), math.ceil(passes) * coarse), coarse)
     return [small, (n, period)] if n > effort.whole and coarse < period else [(n, period)]
-
-
-def _norm(rows: Tensor, p: float, sharp: float) -> Tensor:
-    """log of the squared l_p norm of rows given as squares, of a large power in place of infinity."""
-    power = p / 2 if p < math.inf else sharp
-    return (power * rows.log()).logsumexp(0) / power
-
-
-def _parts(n: int, window: int, windows: int, buffers: int) -> Callable[[Tensor], Made]:
-    """Poles, zeros, D1 and D2 of x: a logit, positive decrements, heights at the knots and in each window."""
-    knots, levels, head = hats(n, KNOTS), hats(window, LEVELS), 2 * buffers + KNOTS
-
-    def parts(x: Tensor) -> Made:
-        falls = torch.nn.functional.softplus(x[1 : 2 * buffers])
-        places = torch.cat([x[:1], -falls]).cumsum(0).sigmoid()
-        heights = x[head : head + LEVELS * windows].view(windows, LEVELS)
-        after = (heights @ levels.mT).exp().flatten()[:n]
-        return places[0::2], places[1::2], (knots @ x[2 * buffers : head]).exp(), after
-
-    return parts
 
 
 def hats(n: int, knots: int) -> Tensor:

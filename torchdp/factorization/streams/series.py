@@ -55,17 +55,10 @@ def pass_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, pe
     From :func:`overlaps`, sums over i < j of one class pass by pass. No term is negative, so the relative rounding is
     at most some 8 eps steps.
     """
-    n, period, buffers = len(before), min(period, len(before)), len(poles)
-    passes = -(-n // period)
-    own, Q, w = overlaps(poles, zeros, before)
-
-    def folded(y: Tensor) -> Tensor:
-        """(..., n) -> (..., passes, period)."""
-        return torch.nn.functional.pad(y, (0, passes * period - n)).unflatten(-1, (passes, period))
-
-    D2, Q, total = folded(after), folded(Q), folded(own * after.square()).sum(0)
-    past = torch.zeros(buffers, period, dtype=own.dtype)  # sum_{i < j} D2_i poles_a^{j-i-1}
-    for e in range(1, passes):
+    (own, Q, w), period = overlaps(poles, zeros, before), min(period, len(before))
+    D2, Q, total = folded(after, period).mT, folded(Q, period).mT, folded(own * after.square(), period).sum(1)
+    past = torch.zeros(len(poles), period, dtype=own.dtype)  # sum_{i < j} D2_i poles_a^{j-i-1}
+    for e in range(1, len(D2)):
         past = (poles**period)[:, None] * past + (poles ** (period - 1))[:, None] * D2[e - 1]
         total = total + 2 * D2[e] * (w @ (Q[:, e] * past))
     return total
@@ -130,6 +123,13 @@ def _tables(links: Tensor, gap: int) -> list[Tensor]:
         table = torch.nn.functional.pad(taken, (0, gap))
         found.append(table)
     return found
+
+
+def folded(y: Tensor, period: int) -> Tensor:
+    """(..., steps) -> (..., period, passes), 0 beyond the last step."""
+    n, period = y.shape[-1], min(period, y.shape[-1])
+    passes = -(-n // period)
+    return torch.nn.functional.pad(y, (0, passes * period - n)).unflatten(-1, (passes, period)).mT
 
 
 def pairs(y: Tensor) -> tuple[Tensor, Tensor]:
