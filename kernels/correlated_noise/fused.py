@@ -55,6 +55,7 @@ def add_kernel(
     row: tl.int64,
     NUMBERS: tl.constexpr,
     RUNNING: tl.constexpr,
+    RINGS: tl.constexpr,
     RECALLED: tl.constexpr,
 ):
     start = first.to(tl.int64) // 16 * 16 + tl.program_id(0).to(tl.int64) * NUMBERS
@@ -73,14 +74,16 @@ def add_kernel(
         found += tl.load(gains + a) * held
         tl.store(line, held + (tl.load(decays + a) * held + u), mask=inside)
         line += row
-    for a in range(RUNNING, memory):
-        found += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
-        line += row
+    if RINGS:
+        for a in range(RUNNING, memory):
+            found += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
+            line += row
     w = ((found + u).to(tl.float64) / tl.load(numbers)).to(kind)
-    if of_w >= 0:
-        tl.store(state + of_w.to(tl.int64) * row + place, w, mask=inside)
-    if of_u >= 0:
-        tl.store(state + of_u.to(tl.int64) * row + place, u, mask=inside)
+    if RINGS:
+        if of_w >= 0:
+            tl.store(state + of_w.to(tl.int64) * row + place, w, mask=inside)
+        if of_u >= 0:
+            tl.store(state + of_u.to(tl.int64) * row + place, u, mask=inside)
     tl.store(out + place, tl.load(total + place, mask=inside, other=0) + w, mask=inside)
 
 
@@ -94,5 +97,5 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
         add_kernel[(programs,)](
             out, state, total, now.gains, now.decays, now.numbers, now.lags, key, *now.slots, step, first,
             len(now.lags), len(total), len(state), state.stride(0), NUMBERS=NUMBERS, RUNNING=len(now.decays),
-            RECALLED=len(now.lags) > 1, num_warps=4,
+            RINGS=len(state) > len(now.decays), RECALLED=len(now.lags) > 1, num_warps=4,
         )  # fmt: skip

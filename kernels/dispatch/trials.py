@@ -212,15 +212,13 @@ def normals(
 def correlated_noise(
     changed: tuple[Tensor, Tensor], total: Tensor, now: Any, key: Tensor, step: int, first: int
 ) -> list[Call]:
-    """Two programs; with two rows beyond the running ones, which w and u take, and without; further bits are taken."""
+    """Two programs, two rows beyond the running ones, where any, which w and u take; further bits are taken."""
     (out, state), size, running, device = changed, 1040, len(now.decays), total.device
-    sum_, draws = alike(wave(device, size), total), 3 if len(now.lags) > 1 else 1
-    calls: list[Call] = []
-    for memory, slots in ((running + 2, (running + 1, running)), (running, (-1, -1))):
-        made = sum_ if out.data_ptr() == total.data_ptr() else alike(torch.zeros(size), out)
-        kept = alike(2 * wave(device, memory, size) - 1, state)
-        public = {"gains": wave(device, memory) - 0.4, "decays": wave(device, running) - 0.7}
-        public |= {"numbers": 1.5 - wave(device, 1 + draws), "lags": 5 * torch.arange(draws, device=device)}
-        given = replace(now, **{name: alike(x, getattr(now, name)) for name, x in public.items()}, slots=slots)
-        calls.append((((made, kept), sum_, given, words_key(key), STEP, RARE - 501), {}))
-    return calls
+    rings, draws = 2 * (len(state) > running), 3 if len(now.lags) > 1 else 1
+    sum_, kept = alike(wave(device, size), total), alike(2 * wave(device, running + rings, size) - 1, state)
+    made = sum_ if out.data_ptr() == total.data_ptr() else alike(torch.zeros(size), out)
+    public = {"gains": wave(device, running + rings) - 0.4, "decays": wave(device, running) - 0.7}
+    public |= {"numbers": 1.5 - wave(device, 1 + draws), "lags": 5 * torch.arange(draws, device=device)}
+    tables = {name: alike(x, getattr(now, name)) for name, x in public.items()}
+    given = replace(now, **tables, slots=(running + 1, running) if rings else (-1, -1))
+    return [(((made, kept), sum_, given, words_key(key), STEP, RARE - 501), {})]
