@@ -78,7 +78,7 @@ def test_iterates_are_running_sums_unless_they_swing():
 @pytest.mark.parametrize(("steps", "bands"), [(1, 1), (7, 3), (5, 9), (40, 1), (60, 9)])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1)])
 def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, momentum, decay):
-    monkeypatch.setattr("torchdp.training.strategy.AT_ONCE", 16)
+    monkeypatch.setattr("torchdp.factorization.solvers.long_banded_solver.AT_ONCE", 16)
     drawn = torch.rand(steps, generator=keyed_generator(b"rates"), dtype=torch.float64)
     C = BandedStrategy(torch.linspace(1, 0.1, bands, dtype=torch.float64)[None], steps)
     for rates in (None, 0.2 + drawn):
@@ -116,7 +116,7 @@ def test_variances_block_by_block_are_those_of_the_matrices(steps, bands):
     E = torch.stack(
         [torch.nn.functional.pad(C.dense().diagonal(-age), (0, age)) for age in range(min(bands, steps))]
     )
-    found = block_variances(_product(E, W.inverse()), _layout(steps, len(E) + 2)).sqrt()
+    found = block_variances(_product(E, W.inverse()), _layout(steps, len(E) + 2))[0].sqrt()
     torch.testing.assert_close(found, standard_errors(W, C), rtol=1e-9, atol=0)
 
 
