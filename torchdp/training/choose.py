@@ -102,13 +102,15 @@ def choose(
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
     task = _Task(W, users, batch, epsilon, delta, bound, p)
-    plans = {_named(groups): task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
+    named = {1: "Poisson, independent noise"} | {n: f"cyclic Poisson, {n} bands" for n in counts[1:]}
+    plans = {named[groups]: task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
     if checks.integer("samples", samples, 0):
         if generator is None or steps > MOST_DENSE:
             raise ValueError(f"samples must be 0 without a generator, and above {MOST_DENSE} steps")
         binned = task.binned(samples, generator)
         plans[f"balls in bins, {binned.strategy.bands} bands"] = binned
-    return Choice(tuple(Candidate(name, plan, _error(plan, p), _note(plan)) for name, plan in plans.items()))
+    notes = {name: f"noise {plan.sigma / plan.bound:.4g} x bound" for name, plan in plans.items()}
+    return Choice(tuple(Candidate(name, plan, _error(plan, p), notes[name]) for name, plan in plans.items()))
 
 
 def _error(plan: Plan, p: float) -> float:
@@ -117,18 +119,10 @@ def _error(plan: Plan, p: float) -> float:
     return fewer * _mean(plan.standard_errors, p)
 
 
-def _named(groups: int) -> str:
-    return "Poisson, independent noise" if groups == 1 else f"cyclic Poisson, {groups} bands"
-
-
 def _mean(errors: Tensor, p: float) -> float:
     """The l_p mean of the standard errors."""
     count = 1.0 if p == math.inf else len(errors) ** (1 / p)
     return float(torch.linalg.vector_norm(errors, ord=p)) / count
-
-
-def _note(plan: Plan) -> str:
-    return f"noise {plan.sigma / plan.bound:.4g} x bound"
 
 
 @dataclass(frozen=True)

@@ -177,15 +177,11 @@ class Stream:
                 f"state is of version {state['version']}, whose keys gave other numbers, not {VERSION}"
             )
         step, past = checks.integer("step", state["step"], 0, self.steps), state["past"]
-        for name in ("key", "law"):
-            value = state[name]
-            if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (KEY,):
-                raise ValueError(f"{name} must be a uint8 tensor of shape ({KEY},), as in secret_state()")
         if (state["first"], state["whole"]) != (self.first, self.whole):
             raise ValueError(
                 f"the secret state is of another part of a gradient, first, whole = {state['first'], state['whole']}"
             )
-        key, law = (bytes(state[name].tolist()) for name in ("key", "law"))
+        key, law = (octets(name, state[name]) for name in ("key", "law"))
         if law != self._law:
             raise ValueError(
                 "state is of noise of another strategy, sigma or dtype: load it into the like of that"
@@ -273,6 +269,13 @@ class Stream:
             "noise can not be copied or pickled: the copy would draw the same numbers, and their difference would "
             "publish data; move it by secret_state() and load_secret_state(), and use one of the two only"
         )
+
+
+def octets(name: str, value: object) -> bytes:
+    """Of a secret state. Raises ValueError."""
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (KEY,):
+        raise ValueError(f"{name} must be a uint8 tensor of shape ({KEY},), as in secret_state()")
+    return bytes(value.tolist())
 
 
 def _has_digits(dtype: torch.dtype, sigma: float, C: Recurrence) -> None:
