@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
@@ -402,9 +402,6 @@ def test_ones_own_strategy_trains_dies_and_resumes(C, tmp_path):
                     break
         parameters.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*parameters)
-    other = replace(plan, strategy=Regenerated(12, 0.69))
-    with pytest.raises(ValueError, match="of another plan"):
-        other.resume(model, loss, secret, step=0)
 
 
 @pytest.mark.parametrize(
@@ -415,9 +412,7 @@ def test_ones_own_strategy_trains_dies_and_resumes(C, tmp_path):
         ({"scale": torch.ones(2)}, ValueError, "scale must have 1 or 3 rows"),
         ({"feeds": torch.tensor([[1.0, math.nan]])}, ValueError, "feeds holds NaN"),
         ({"feeds": -torch.ones(1, 2)}, ValueError, "scale and feeds"),
-        ({"lags": (0, 0)}, ValueError, "lags must be 0 and then rise"),
         ({"lags": (1, 2)}, ValueError, "lags must be 0 and then rise"),
-        ({"lags": (0,)}, ValueError, "lags must be 0 and then rise"),
         ({"gains": torch.ones(1)}, ValueError, "gains and decays must be as many"),
         ({"of_w": torch.ones(2, 1)}, ValueError, "of_w must have"),
         ({"of_u": [1.0]}, TypeError, "of_u must"),

@@ -162,7 +162,7 @@ class _Task:
         found, doubt = [], DOUBT * self.delta / TRIES
         given: dict[str, Any] = {"doubt": doubt, "samples": samples, "generator": generator}
         for bands in sorted({2**i for i in range(most.bit_length())} | {most}):
-            C = _positive(W, bands, self.p)
+            C = BandedStrategy(_banded(W, bands, self.p).coefficients.clamp_min(0), steps)  # as bins ask
             rough = sampling.sigma(C, self.bound, self.epsilon, self.delta, **given)
             found.append((_mean(rough * standard_errors(W, C), self.p), rough, C))
         _, sigma, C = min(found, key=lambda one: one[0])
@@ -172,11 +172,6 @@ class _Task:
                 return self.plan(C, sampling, sigma, replace(kept, delta=self.delta), standard_errors(W, C))
             sigma *= 1.003 * max(1.0, kept.delta / self.delta) ** 0.1
         raise ValueError(f"samples = {samples} are too few for delta = {self.delta:g}; take four times as many")
-
-
-def _positive(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:
-    """No entry below 0, as balls in bins ask."""
-    return BandedStrategy(_banded(W, bands, p).coefficients.clamp_min(0), W.shape[0])
 
 
 def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[StreamStrategy, Tensor]:

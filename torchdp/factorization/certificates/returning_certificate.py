@@ -61,7 +61,8 @@ def certify_epochs(
     Guarantees: lower <= least value <= upper for any factors, weights and directions, good or bad.
     Source: the two lines above; Hoelder's inequality for trace and Frobenius norms.
     """
-    period, (W, left, right, c) = checks.integer("period", period, 1), _given(W, left, right, row_weights, p)
+    period = checks.integer("period", period, 1)
+    given = W, _, right, _ = _given(W, left, right, row_weights, p)
     n, k = W.shape[1], checks.matrix("directions", directions).shape[-1]
     D = fitting("directions", directions, W, (n, k))
     D = D / (float(D.abs().max()) or 1.0)
@@ -69,7 +70,7 @@ def certify_epochs(
     moved = D.square().sum(1).new_zeros(min(period, n)).scatter_reduce_(0, place, D.square().sum(1), "amax").sum()
     root = torch.cat([D * (place == i)[:, None] for i in range(min(period, n))], 1)
     root = torch.where(moved > 0, root / moved.sqrt(), 0.0)
-    return _certified(W, left, right, c, p, sensitivity(right, period), -(-n // period), root, k)
+    return _certified(given, p, sensitivity(right, period), -(-n // period), root, k)
 
 
 def certify_separated(
@@ -91,7 +92,7 @@ def certify_separated(
     Guarantees: lower <= least value <= upper for any factors, weights, sets and directions, good or bad.
     Source: the lines above; Hoelder's inequality for trace and Frobenius norms.
     """
-    W, left, right, c = _given(W, left, right, dual.row_weights, p)
+    given = W, _, right, _ = _given(W, left, right, dual.row_weights, p)
     gap, times = checks.integer("gap", gap, 1), checks.integer("times", times, 1)
     n, size = W.shape[1], float(right.abs().max()) or 1.0
     gram = (right / size).mT @ (right / size)
@@ -100,7 +101,7 @@ def certify_separated(
     # rounding E of M adds <X, E> <= ||E|| tr X <= ||E|| n S^2 at most, X = R^T R, and ||E|| <= 4 n eps ||M||
     defect = 2 * n * n * torch.finfo(W.dtype).eps * float(values[-1])
     root, moved, most = Q * values.clamp_min(0).sqrt(), W.new_tensor(math.sqrt(bound) * size), min(times, n)
-    return _certified(W, left, right, c, p, moved, most, root, n + most, defect)
+    return _certified(given, p, moved, most, root, n + most, defect)
 
 
 def _given(W: Tensor, left: Tensor, right: Tensor, row_weights: Tensor, p: float) -> tuple[Tensor, ...]:
@@ -115,18 +116,10 @@ def _given(W: Tensor, left: Tensor, right: Tensor, row_weights: Tensor, p: float
 
 
 def _certified(
-    W: Tensor,
-    left: Tensor,
-    right: Tensor,
-    c: Tensor,
-    p: float,
-    moved: Tensor,
-    most: int,
-    root: Tensor,
-    terms: int,
-    defect: float = 0.0,
+    given: tuple[Tensor, ...], p: float, moved: Tensor, most: int, root: Tensor, terms: int, defect: float = 0.0
 ) -> Certificate:
     """upper from what right moves and how many steps a user has at most; lower from root = M^{1/2}, or its like."""
+    W, left, right, c = given
     missing, size = W - left @ right, float(W.abs().max()) or 1.0
     upper = or_infinite(row_norm(left, p) * moved + row_norm(missing, p) * math.sqrt(most))
     lower = torch.linalg.svdvals(c.sqrt()[:, None] * (W / size) @ root).sum() * size

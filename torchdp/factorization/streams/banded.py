@@ -66,12 +66,8 @@ class BandedStrategy(StreamStrategy):
 
     def column_norms(self) -> tuple[Tensor, float]:
         """Of C, (steps,), and their relative rounding."""
-        squares = self.coefficients.square()
-        if len(squares) == 1:
-            found = squares.sum().repeat(self.steps)
-            found[self.steps - self.bands :] = squares[0].cumsum(0).flip(0)  # of the last steps, which end early
-        else:
-            found = squares.new_zeros(self.steps)
-            for age in range(self.bands):
-                found[: self.steps - age] += squares[age:, age]
+        squares = self.coefficients.square().expand(self.steps, -1)
+        found = squares.new_zeros(self.steps)
+        for age in range(self.bands):
+            found[: self.steps - age] += squares[age:, age]
         return found.sqrt(), (2 * self.steps + 8) * EPS

@@ -172,7 +172,7 @@ class Recalled(Problem):
 def buffered_once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     """For users who take part in one step: all columns are of norm 1."""
     sizes = sorted({min(W.steps, ONCE.whole), W.steps})
-    problems = [Problem(_coarse(W, n), n, buffers, p) for n in sizes]
+    problems = [Problem(W.coarse(n), n, buffers, p) for n in sizes]
     return BufferedStrategy(*_found(problems, ONCE))
 
 
@@ -182,9 +182,7 @@ def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tupl
     And the row norms of W C^{-1}: (steps,). period: from LEAST_PERIOD, at most MOST_PASSES passes.
     """
     passes = -(-W.steps // period)
-    problems = [
-        Passes(_coarse(W, n), each, buffers, p, passes, each) for n, each in _sizes(W.steps, period, PASSES)
-    ]
+    problems = [Passes(W.coarse(n), each, buffers, p, passes, each) for n, each in _sizes(W.steps, period, PASSES)]
     C = BufferedStrategy(*_found(problems, PASSES))
     return C, torch.from_numpy(buffered_squares(*C.tensors, W)[0].astype(float)).sqrt()
 
@@ -196,7 +194,7 @@ def buffered_apart(W: RunningSums, gap: int, times: int, buffers: int, p: float)
     """
     scale, windows = min(1.0, SEPARATED.whole / W.steps), min(-(-W.steps // gap), MOST_WINDOWS)
     sizes = [(max(2, round(W.steps * scale)), max(1, round(gap * scale)))] * (scale < 1) + [(W.steps, gap)]
-    problems = [Apart(_coarse(W, n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes]
+    problems = [Apart(W.coarse(n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes]
     poles, zeros, before, after = _found(problems, SEPARATED)
     moved = series.apart_squares(poles, zeros, before, after, gap, times)[0]
     return BufferedStrategy(poles, zeros, before, after / math.sqrt(moved))
@@ -231,10 +229,6 @@ def _found(problems: Sequence[Problem], effort: Effort) -> Any:
             x = quasi_newton(lambda point: problem.value(point, each), x, most, bounds, effort.stop)  # noqa: B023
     with torch.no_grad():
         return problems[-1].made(torch.from_numpy(x), math.inf)
-
-
-def _coarse(W: RunningSums, n: int) -> RunningSums:
-    return W if n == W.steps else W.coarse(n)
 
 
 def _sizes(n: int, period: int, effort: Effort) -> list[tuple[int, int]]:
