@@ -53,7 +53,7 @@ class Stream:
         self.sigma, device = sigma, recurrence.scale.device
         self._past = torch.zeros(recurrence.memory, size, dtype=dtype, device=device)
         self._place(recurrence, device)
-        self._deviations = (sigma * recurrence.deviations).tolist()
+        self._deviations = (sigma * recurrence.deviations).cpu().tolist()
         self._law = hashlib.sha256(recurrence.digest() + repr((sigma, self.whole, str(dtype))).encode()).digest()
         self._lock, self._process = threading.RLock(), process()
         self._at = (0, 0, True)  # step; numbers of _past that are past it; whether the next ones are before it

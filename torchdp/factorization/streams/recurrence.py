@@ -144,7 +144,7 @@ class Recurrence:
     def polynomials(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """V, F and D of an even recurrence without running numbers, up to ``steps``: C = D / (V F) as power series."""
         feeds = np.zeros(min(self.steps, self.lags[-1] + 1))
-        for lag, feed in zip(self.lags, self.feeds[0].tolist(), strict=True):
+        for lag, feed in zip(self.lags, self.feeds[0].cpu().tolist(), strict=True):
             if lag < self.steps:
                 feeds[lag] = feed
         of_w, of_u = (x[0].cpu().numpy()[: self.steps - 1] for x in (self.of_w, self.of_u))
