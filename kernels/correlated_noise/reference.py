@@ -42,7 +42,9 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
     out, state = changed
     with torch.autocast(state.device.type, enabled=False):
         drawn = normals(key, step, first, len(total)).mul_(now.numbers[1])
-        for lag, feed in zip(now.lags[1:].cpu().tolist() if len(now.lags) > 1 else (), now.numbers[2:], strict=True):
+        for lag, feed in zip(
+            now.lags[1:].cpu().tolist() if len(now.lags) > 1 else (), now.numbers[2:], strict=True
+        ):
             drawn.add_(normals(key, step - lag, first, len(total)).mul_(feed))
         u = drawn.to(state.dtype)
         w = (now.gains @ state).add_(u).div_(now.numbers[0]) if len(state) else u.div_(now.numbers[0])

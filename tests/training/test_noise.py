@@ -252,13 +252,6 @@ def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
     assert operations == {"<built-in function mul>"}
 
 
-def test_after_the_last_step():
-    noise = make()
-    run(noise)
-    with pytest.raises(RuntimeError, match="all 8 steps of the strategy are spent"):
-        noise(torch.zeros(SIZE))
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

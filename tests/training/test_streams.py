@@ -216,6 +216,8 @@ def test_the_secret_state_resumes_the_stream_and_skipped_steps_are_spent(make, m
     assert late.step == 3 and torch.equal(run(late, 1), whole[3:4])
     late.skip(5)
     assert torch.equal(run(late), whole[5:])
+    with pytest.raises(RuntimeError, match="all 6 steps of the strategy are spent"):
+        late(ZERO)
     other = BandedStrategy(torch.tensor([[1.0, 0.1]]), 6)
     others = [
         noise_of(make(5)),
@@ -422,6 +424,13 @@ def test_tables_that_are_none_are_refused(changes, error, message):
     given = {"steps": 3, "scale": torch.ones(1), "feeds": torch.ones(1, 2), "lags": (0, 1)}
     with pytest.raises(error, match=message):
         Recurrence(**{**given, **changes})
+
+
+def test_a_strategy_whose_tables_are_of_other_steps_is_refused(monkeypatch):
+    monkeypatch.setattr(Regenerated, "tabulated", lambda self: InverseRoot(5, 2).tabulated())
+    for use in (noise_of, lambda C: sensitivity(C, Once()), lambda C: standard_errors(Iterates(4), C)):
+        with pytest.raises(ValueError, match=r"tabulated\(\) must be of 4 steps"):
+            use(Regenerated(4, 0.5))
 
 
 def test_tables_are_copies_and_their_digest_names_the_law():

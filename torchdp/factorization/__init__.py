@@ -15,6 +15,7 @@
 | running sums of millions of steps, with momentum too, never formed | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few numbers of memory | :func:`factorize_buffered` |
 | users who come back in every epoch; in steps that keep apart | :func:`factorize_epochs`; :func:`factorize_separated` |
+| noise step by step: strategies over steps, one's own too | :class:`StreamStrategy`, :class:`Recurrence` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |

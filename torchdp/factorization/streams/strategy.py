@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
 
 ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
@@ -58,8 +59,11 @@ class StreamStrategy(ABC):
 
     @cached_property
     def recurrence(self) -> Recurrence:
-        """The tables, made once."""
-        return self.tabulated()
+        """The tables, made once. Raises TypeError, ValueError where they are none, or of other steps."""
+        made = checks.instance("tabulated()", self.tabulated(), Recurrence)
+        if made.steps != self.steps:
+            raise ValueError(f"tabulated() must be of {self.steps} steps, as the strategy, not of {made.steps}")
+        return made
 
     @property
     def bands(self) -> int:
@@ -70,9 +74,8 @@ class StreamStrategy(ABC):
         """What makes the noise on another device, and its own tensors with it."""
         moved = copy.copy(self)
         for name, value in {**vars(self), "recurrence": self.recurrence}.items():
-            vars(moved)[name] = (
-                value.to(device) if isinstance(value, Tensor | Recurrence | StreamStrategy) else value
-            )
+            if isinstance(value, Tensor | Recurrence | StreamStrategy):
+                vars(moved)[name] = value.to(device)
         return moved
 
     def leading(self, steps: int) -> "StreamStrategy":
