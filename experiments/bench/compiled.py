@@ -174,32 +174,28 @@ def features() -> Iterator[Launch]:
 
 
 def steps() -> Iterator[Launch]:
+    from torchdp.kernels.correlated_noise import Step
     from torchdp.kernels.correlated_noise import fused as correlated
 
     key, numbers = torch.zeros(8, dtype=torch.int32), torch.ones(5, dtype=torch.float64)
-    for memory, slot, dtype, earlier in (
-        (0, None, torch.float32, 0),
-        (4, None, torch.float32, 0),
-        (4, None, torch.float64, 0),
-        (31, 5, torch.float32, 0),
-        (4, None, torch.float32, 3),
+    for running, kept, dtype, earlier in (
+        (0, 0, torch.float32, 0),
+        (4, 0, torch.float32, 0),
+        (4, 0, torch.float64, 0),
+        (0, 31, torch.float32, 0),
+        (4, 0, torch.float32, 3),
     ):
-        total, past, gains = (
-            torch.zeros(10**6, dtype=dtype),
-            torch.zeros(memory, 10**6, dtype=dtype),
-            torch.zeros(memory, dtype=dtype),
-        )
-        moved = dtype.itemsize * (2 + (2 * memory if slot is None else memory + 1))
-        loop = () if slot is None else (memory // 4, memory % 4)
-        loop = (earlier, 10, 0, 10) if earlier else loop
+        total, state = torch.zeros(10**6, dtype=dtype), torch.zeros(running + kept, 10**6, dtype=dtype)
+        gains, lags = torch.zeros(running + kept, dtype=dtype), torch.zeros(1 + earlier, dtype=torch.int32)
+        now = Step(gains, gains[:running], numbers[: earlier + 2], lags, (5 if kept else -1, -1))
+        moved = dtype.itemsize * (2 + 2 * running + (kept + 1 if kept else 0))
+        loop = (earlier, 10, 0, 10) if earlier else (kept // 4, kept % 4) if kept else ()
         work = Work("number", correlated.NUMBERS, (10, 0, 10, *loop), moved, rare=not earlier)
-        name = "independent" if not memory else f"{memory} buffers" if slot is None else f"{memory + 1} bands"
+        name = f"{kept + 1} bands" if kept else f"{running} buffers" if running else "independent"
         name += f", {earlier} passes" if earlier else ""
         yield Launch(
             f"{name}, {bits_of(dtype)}",
-            lambda a=((total, past), total, gains, gains, numbers[: earlier + 2], key, slot): correlated.add(
-                *a, 3, 0
-            ),
+            lambda a=((total, state), total, now, key): correlated.add(*a, 3, 0),
             (work,),
         )
 

@@ -69,7 +69,7 @@ def measure_one(config: Config, report: Report, cell: dict[str, object], W: Iter
     def banded() -> tuple[float, float]:
         first = W.first(min(W.steps, 2**14)).numpy()
         C = BandedStrategy(torch.from_numpy(banded_toeplitz(first, min(config.bands, W.steps), p))[None], W.steps)
-        norm = float(torch.linalg.vector_norm(standard_errors(W, C), ord=p) * C.column_norms().max())
+        norm = float(torch.linalg.vector_norm(standard_errors(W, C), ord=p) * C.column_norms()[0].max())
         return norm, norm
 
     row("any", lambda: bounds(factorize(sums, p, tol=config.tol)))

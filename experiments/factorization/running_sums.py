@@ -24,7 +24,7 @@ import torch
 from torchdp.factorization import BandedStrategy, factorize, factorize_buffered
 from torchdp.factorization.certificates.passes_certificate import passes_lower
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz
-from torchdp.factorization.structure.passes import buffered_passes
+from torchdp.factorization.streams.search import buffered_passes
 from torchdp.factorization.structure.returning import passes_dual
 from torchdp.simulate import Experiment, Report
 from torchdp.training import Epochs, Iterates, Separated, sensitivity, standard_errors

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from torchdp.factorization import BandedStrategy
 from torchdp.factorization.certificates.passes_certificate import passes_lower
-from torchdp.factorization.structure.passes import buffered_passes
-from torchdp.factorization.structure.recalled_passes import recalled_passes
+from torchdp.factorization.streams.search import buffered_passes, recalled_passes
 from torchdp.factorization.structure.returning import passes_dual
 from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import normals

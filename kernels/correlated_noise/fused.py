@@ -1,4 +1,4 @@
-"""One step of correlated noise in Triton: normals live in registers, the past is read and written once."""
+"""One step of correlated noise in Triton: normals live in registers, the state is read and written once."""
 
 import triton
 import triton.language as tl
@@ -6,6 +6,7 @@ from torch import Tensor
 
 from torchdp.kernels.chacha.fused import words64
 from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS
+from torchdp.kernels.correlated_noise.step import Step
 from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.fused import circle
 from torchdp.kernels.normals.pieces import on
@@ -34,74 +35,67 @@ def normals(key, block, step, COUNT: tl.constexpr):
     return tl.reshape(tl.join(radius * cosine, radius * sine), [16 * COUNT])
 
 
-@launched("slot", "step", "first", "back", "draws", "size", "memory")
+@launched("of_w", "of_u", "step", "first", "draws", "size", "memory")
 def add_kernel(
     out,
-    past,
+    state,
     total,
     gains,
     decays,
     numbers,
+    lags,
     key,
-    slot,
+    of_w,
+    of_u,
     step,
     first,
-    back,
     draws,
     size,
     memory,
     row: tl.int64,
     NUMBERS: tl.constexpr,
-    BUFFERS: tl.constexpr,
+    RUNNING: tl.constexpr,
+    RINGS: tl.constexpr,
     RECALLED: tl.constexpr,
 ):
     start = first.to(tl.int64) // 16 * 16 + tl.program_id(0).to(tl.int64) * NUMBERS
     place = start - first + tl.arange(0, NUMBERS)
     inside = (place >= 0) & (place < size)
-    kind = past.dtype.element_ty
+    kind = state.dtype.element_ty
     drawn = normals(key, start // 16, step, NUMBERS // 16) * tl.load(numbers + 1)
     if RECALLED:
         for m in range(1, draws):
-            drawn += normals(key, start // 16, step - m * back, NUMBERS // 16) * tl.load(numbers + 1 + m)
+            drawn += normals(key, start // 16, step - tl.load(lags + m), NUMBERS // 16) * tl.load(numbers + 1 + m)
     u = drawn.to(kind)
     found = tl.zeros([NUMBERS], kind)
-    line = past + place
-    if BUFFERS >= 0:
-        for a in tl.static_range(BUFFERS):
-            held = tl.load(line, mask=inside, other=0)
-            found += tl.load(gains + a) * held
-            tl.store(line, held + (tl.load(decays + a) * held + u), mask=inside)
-            line += row
-    else:
-        for a in range(memory):
+    line = state + place
+    for a in tl.static_range(RUNNING):
+        held = tl.load(line, mask=inside, other=0)
+        found += tl.load(gains + a) * held
+        tl.store(line, held + (tl.load(decays + a) * held + u), mask=inside)
+        line += row
+    if RINGS:
+        for a in range(RUNNING, memory):
             found += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
             line += row
     w = ((found + u).to(tl.float64) / tl.load(numbers)).to(kind)
-    if BUFFERS < 0:
-        tl.store(past + slot.to(tl.int64) * row + place, w, mask=inside)
+    if RINGS:
+        if of_w >= 0:
+            tl.store(state + of_w.to(tl.int64) * row + place, w, mask=inside)
+        if of_u >= 0:
+            tl.store(state + of_u.to(tl.int64) * row + place, u, mask=inside)
     tl.store(out + place, tl.load(total + place, mask=inside, other=0) + w, mask=inside)
 
 
-def add(
-    changed: tuple[Tensor, Tensor],
-    total: Tensor,
-    gains: Tensor,
-    decays: Tensor,
-    numbers: Tensor,
-    key: Tensor,
-    slot: int | None,
-    step: int,
-    first: int,
-    back: int = 0,
-) -> None:
+def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int) -> None:
     """As in reference.py, in one launch."""
-    out, past = changed
+    out, state = changed
     if not len(total):
         return
     programs = triton.cdiv(first % 16 + len(total), NUMBERS)
     with on(total.device):
         add_kernel[(programs,)](
-            out, past, total, gains, decays, numbers, key, slot or 0, step, first, back, len(numbers) - 1, len(total),
-            len(past), past.stride(0), NUMBERS=NUMBERS, BUFFERS=len(past) if slot is None else -1,
-            RECALLED=len(numbers) > 2, num_warps=4,
+            out, state, total, now.gains, now.decays, now.numbers, now.lags, key, *now.slots, step, first,
+            len(now.lags), len(total), len(state), state.stride(0), NUMBERS=NUMBERS, RUNNING=len(now.decays),
+            RINGS=len(state) > len(now.decays), RECALLED=len(now.lags) > 1, num_warps=4,
         )  # fmt: skip

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchdp.kernels.correlated_noise.step import Step
 from torchdp.kernels.secure_sketch.reference import integers
 
 RADIUS, ANGLE, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce; the word before it is the step
@@ -36,28 +37,21 @@ def normals(key: Tensor, step: int, first: int, count: int) -> Tensor:
     return both.view(-1)[first - 2 * pair :][:count]
 
 
-def add(
-    changed: tuple[Tensor, Tensor],
-    total: Tensor,
-    gains: Tensor,
-    decays: Tensor,
-    numbers: Tensor,
-    key: Tensor,
-    slot: int | None,
-    step: int,
-    first: int,
-    back: int = 0,
-) -> None:
+def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int) -> None:
     """As ``correlated_noise.add``."""
-    out, past = changed
-    with torch.autocast(past.device.type, enabled=False):
-        drawn = normals(key, step, first, len(total)).mul_(numbers[1])
-        for m in range(1, len(numbers) - 1):
-            drawn.add_(normals(key, step - m * back, first, len(total)).mul_(numbers[m + 1]))
-        u = drawn.to(past.dtype)
-        w = (gains @ past).add_(u).div_(numbers[0]) if len(past) else u.div_(numbers[0])
-        if slot is not None:
-            past[slot] = w
-        elif len(past):
-            past.add_(torch.addcmul(u, past, decays[:, None]))
+    out, state = changed
+    with torch.autocast(state.device.type, enabled=False):
+        drawn = normals(key, step, first, len(total)).mul_(now.numbers[1])
+        for lag, feed in zip(
+            now.lags[1:].cpu().tolist() if len(now.lags) > 1 else (), now.numbers[2:], strict=True
+        ):
+            drawn.add_(normals(key, step - lag, first, len(total)).mul_(feed))
+        u = drawn.to(state.dtype)
+        w = (now.gains @ state).add_(u).div_(now.numbers[0]) if len(state) else u.div_(now.numbers[0])
+        running = state[: len(now.decays)]
+        if len(running):
+            running.add_(torch.addcmul(u, running, now.decays[:, None]))
+        for slot, kept in zip(now.slots, (w, u), strict=True):
+            if slot >= 0:
+                state[slot] = kept
         torch.add(total, w, out=out)

@@ -277,14 +277,17 @@ NORMALS = Case(
 
 
 def _step(device: torch.device, n: int) -> Call:
-    past, total = wave(device, BUFFERS, n).float(), wave(device, n).float()
+    from torchdp.kernels.correlated_noise.step import Step  # here: that package is built on this one
+
+    state, total = wave(device, BUFFERS, n).float(), wave(device, n).float()
     gains = -torch.arange(1, BUFFERS + 1, device=device) / 8
     numbers = torch.tensor([0.75, 1.5], dtype=torch.float64, device=device)
-    return ((torch.empty_like(total), past), total, gains, gains / 2, numbers, _words_key(device), None, 3, 5), {}
+    now = Step(gains, gains / 2, numbers, torch.zeros(1, dtype=torch.int32, device=device))
+    return ((torch.empty_like(total), state), total, now, _words_key(device), 3, 5), {}
 
 
 CORRELATED_NOISE = Case(
-    # the past is read and written, the sum is read, the private sum written; 64 bits for a number
+    # the state is read and written, the sum is read, the private sum written; 64 bits for a number
     _step,
     lambda n: Work(bytes=(8 * BUFFERS + 8) * n, words=2 * n),
     2**26,

@@ -6,6 +6,7 @@ met. No value of a tensor of the caller's is read, but for how many users hold e
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -209,23 +210,15 @@ def normals(
 
 
 def correlated_noise(
-    changed: tuple[Tensor, Tensor],
-    total: Tensor,
-    gains: Tensor,
-    decays: Tensor,
-    numbers: Tensor,
-    key: Tensor,
-    slot: int | None,
-    step: int,
-    first: int,
-    back: int = 0,
+    changed: tuple[Tensor, Tensor], total: Tensor, now: Any, key: Tensor, step: int, first: int
 ) -> list[Call]:
-    """Two programs, the last row, and, of several passes, one before the first; further bits are taken."""
-    (out, past), size, memory, device = changed, 1040, len(changed[1]), total.device
-    sum_ = alike(wave(device, size), total)
+    """Two programs, two rows beyond the running ones, where any, which w and u take; further bits are taken."""
+    (out, state), size, running, device = changed, 1040, len(now.decays), total.device
+    rings, draws = 2 * (len(state) > running), 3 if len(now.lags) > 1 else 1
+    sum_, kept = alike(wave(device, size), total), alike(2 * wave(device, running + rings, size) - 1, state)
     made = sum_ if out.data_ptr() == total.data_ptr() else alike(torch.zeros(size), out)
-    kept = alike(2 * wave(device, memory, size) - 1, past)
-    rates = [alike(wave(device, memory) - shift, each) for shift, each in ((0.4, gains), (0.7, decays))]
-    scales = alike(1.5 - wave(device, 4 if len(numbers) > 2 else 2), numbers)
-    row = None if slot is None else memory - 1
-    return [(((made, kept), sum_, *rates, scales, words_key(key), row, STEP, RARE - 501, 5), {})]
+    public = {"gains": wave(device, running + rings) - 0.4, "decays": wave(device, running) - 0.7}
+    public |= {"numbers": 1.5 - wave(device, 1 + draws), "lags": 5 * torch.arange(draws, device=device)}
+    tables = {name: alike(x, getattr(now, name)) for name, x in public.items()}
+    given = replace(now, **tables, slots=(running + 1, running) if rings else (-1, -1))
+    return [(((made, kept), sum_, given, words_key(key), STEP, RARE - 501), {})]

@@ -1,17 +1,20 @@
 """Buffers for users whose steps keep apart: what they move against every set, and strategies made for them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from rules import permitted
 
 from torchdp.factorization import BufferedStrategy, factorize_buffered, factorize_separated
-from torchdp.factorization.structure import apart
-from torchdp.factorization.structure.apart import apart_squares
+from torchdp.factorization.streams import search
+from torchdp.factorization.streams.series import apart_squares
 from torchdp.randomness import keyed_generator
 from torchdp.training import Separated, sensitivity
 from torchdp.workloads import RunningSums
+
+FEW = replace(search.SEPARATED, most=25)
 
 
 def strategies(falling):
@@ -34,7 +37,7 @@ def moved(C, gap, times):
 def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
     open_ones, close = 0, []
     for C, gap, times in strategies(False):
-        bound, attained = apart_squares(C, gap, times)
+        bound, attained = apart_squares(*C.tensors, gap, times)[:2]
         worst = moved(C.dense(), gap, times)
         assert attained <= worst * (1 + 1e-12) and worst <= bound * (1 + 1e-12)
         open_ones += attained < worst * (1 - 1e-9)
@@ -48,14 +51,14 @@ def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
 
 def test_where_diagonals_fall_the_packed_set_is_the_worst():
     for C, gap, times in strategies(True):
-        bound, attained = apart_squares(C, gap, times)
+        bound, attained = apart_squares(*C.tensors, gap, times)[:2]
         packed = C.dense()[:, ::gap][:, :times].sum(1).square().sum()
         assert math.isclose(bound, float(packed), rel_tol=1e-9) and math.isclose(attained, bound, rel_tol=1e-9)
 
 
 def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
     searched = [sensitivity(C, Separated(gap, times)) for C, gap, times in strategies(False)]
-    monkeypatch.setattr("torchdp.training.participation.SEARCHED", 0)
+    monkeypatch.setattr("torchdp.factorization.streams.buffered.SEARCHED", 0)
     for (C, gap, times), exact in zip(strategies(False), searched, strict=True):
         found = sensitivity(C, Separated(gap, times))
         assert found.attained <= exact.value * (1 + 1e-12) and exact.value <= found.value * (1 + 1e-12)
@@ -70,7 +73,7 @@ def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
     ],
 )
 def test_guarantee_a_strategy_for_users_who_keep_apart(monkeypatch, n, gap, times, p, decay, momentum):
-    monkeypatch.setattr(apart, "MOST", 25)
+    monkeypatch.setattr(search, "SEPARATED", FEW)
     W = RunningSums(n, decay, momentum)
     found = factorize_buffered(W, 2, p, gap=gap, times=times)
     C, c = found.strategy.dense(), found.certificate
@@ -86,9 +89,9 @@ def test_guarantee_a_strategy_for_users_who_keep_apart(monkeypatch, n, gap, time
 
 
 def test_larger_problems_begin_with_smaller_ones(monkeypatch):
-    monkeypatch.setattr(apart, "MOST", 25)
+    monkeypatch.setattr(search, "SEPARATED", FEW)
     whole = factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper
-    monkeypatch.setattr(apart, "WHOLE", 30)
+    monkeypatch.setattr(search, "SEPARATED", replace(FEW, whole=30))
     assert factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper < 1.03 * whole
 
 

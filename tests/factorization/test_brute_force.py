@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from torchdp.factorization import approximate, certify, epochs, factorize, factorize_epochs, gamma2_dual
-from torchdp.factorization.certificates import certificate, epochs_certificate
+from torchdp.factorization.certificates import certificate, returning_certificate
 
 cp = pytest.importorskip("cvxpy")
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -244,7 +244,7 @@ def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
     W, truths = INSTANCES[3], truth(3, 2, True)
     assert lower(W, np.ones(3), np.ones(3), 2, False) > truths[1] * 1.5
     epochs_judge(1, 1, 2)
-    for module in (epochs, epochs_certificate):
+    for module in (epochs, returning_certificate):
         monkeypatch.setattr(module, "sensitivity", lambda right, period: right.norm(dim=0).max())
     with pytest.raises((AssertionError, ArithmeticError, RuntimeWarning)):
         epochs_judge(1, 1, 2)

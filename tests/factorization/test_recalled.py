@@ -1,6 +1,7 @@
 """Buffers and noise that is drawn again: what classes move and rows add up against matrices and wider floats."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ import torch
 
 from torchdp.factorization import BufferedStrategy, RecalledStrategy, factorize_epochs
 from torchdp.factorization.certificates.passes_certificate import passes_lower
-from torchdp.factorization.structure import recalled_passes as search
-from torchdp.factorization.structure.passes import buffered_passes
-from torchdp.factorization.structure.recalled import folded, recalled_squares
-from torchdp.factorization.structure.recalled_passes import recalled_passes
+from torchdp.factorization.streams import search
+from torchdp.factorization.streams.recalled import recalled_squares
+from torchdp.factorization.streams.search import buffered_passes, recalled_passes
+from torchdp.factorization.streams.series import folded
 from torchdp.factorization.structure.returning import passes_dual
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import RunningSums
@@ -84,7 +85,7 @@ def test_row_norms_are_those_of_the_matrix():
     ],
 )
 def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, period, p, most):
-    monkeypatch.setattr(search, "MOST", search.MOST if n > 100 else 30)
+    monkeypatch.setattr(search, "RECALLED", search.RECALLED if n > 100 else replace(search.RECALLED, most=30))
     C, rows = recalled_passes(n, period, 4, p)
     products, rounding = C.class_products()
     assert float((products.abs().sum((1, 2)) + rounding).max()) <= 1 + 1e-8
@@ -101,7 +102,7 @@ def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, per
 
 
 def test_fewer_passes_drawn_again_err_more(monkeypatch):
-    monkeypatch.setattr(search, "MOST", 20)
+    monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
     errors = [float(recalled_passes(32, 8, 2, 2.0, reach)[1].norm()) for reach in (1, 2, 3)]
     assert errors[0] > errors[1] > errors[2]
 

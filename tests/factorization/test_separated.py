@@ -13,7 +13,7 @@ from rules import permitted
 
 from torchdp import workloads
 from torchdp.factorization import factorize, factorize_epochs, factorize_separated
-from torchdp.factorization.certificates.separated_certificate import SeparatedDual, certify_separated
+from torchdp.factorization.certificates.returning_certificate import SeparatedDual, certify_separated
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.sets_solver import chains, exchanged, separated_bound, systematic
 from torchdp.training import Iterates, Separated, sensitivity, standard_errors

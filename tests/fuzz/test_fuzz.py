@@ -97,6 +97,7 @@ MORE = (  # constructors that no other recipe calls with tensors
     "factorization.BandedStrategy(prior[None], 5)", "factorization.BandedStrategy(W.abs() + 1.0, 3)",
     "factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior)",
     "factorization.RecalledStrategy(factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior), 1, W[:1])",
+    "factorization.Recurrence(len(prior), prior, prior[:, None], gains=prior, decays=-prior, of_w=W[:1], of_u=W[:1])",
     "workloads.Workload('W', (W, eye))", "queries.ConceptClass(tuple('abc'), (torch.ones(3, 2),))",
     "domains.NoiseShape(*(getattr(shape, f) for f in 'root centre support weights row_weights p certificate'.split()))",
     "pairwise.StrategyReports(reports.statistic, 9.0, reports.client, reports.output_vectors)",

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import kstest
 
 from torchdp.kernels import chacha
-from torchdp.kernels.correlated_noise import reference
+from torchdp.kernels.correlated_noise import Step, reference
 
 KEY = chacha.key_of(bytes(range(32)))
 
@@ -20,16 +20,27 @@ def word(index, step, stream):
 
 
 def step(
-    past, first=0, size=None, slot=None, at=3, dtype=torch.float64, device="cpu", form=reference.add, draws=1
+    state,
+    first=0,
+    size=None,
+    slots=(-1, -1),
+    *,
+    at=3,
+    dtype=torch.float64,
+    device="cpu",
+    form=reference.add,
+    draws=1,
 ):
-    """(private sums, past) of one step over a past that is copied; of more draws each is two steps before the last."""
-    size = past.shape[1] if size is None else size
-    gains = torch.linspace(-0.5, 0.3, len(past), dtype=dtype, device=device)
+    """(private sums, state) of one step over a state that is copied; w and u have rings of two rows, where any."""
+    size = state.shape[1] if size is None else size
+    running = len(state) - sum(2 for slot in slots if slot >= 0)
+    gains = torch.linspace(-0.5, 0.3, len(state), dtype=dtype, device=device)
     total = torch.arange(size, dtype=dtype, device=device)
     numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=torch.float64, device=device)
-    kept = past.to(device=device, dtype=dtype, copy=True)
-    out = torch.empty_like(total)
-    form((out, kept), total, gains, gains / 3, numbers, KEY.to(device), slot, at, first, 2)
+    lags = torch.tensor([0, 2, 5][:draws], dtype=torch.int32, device=device)
+    kept = state.to(device=device, dtype=dtype, copy=True)
+    out, now = torch.empty_like(total), Step(gains, gains[:running] / 3, numbers, lags, slots)
+    form((out, kept), total, now, KEY.to(device), at, first)
     return out, kept
 
 
@@ -63,20 +74,23 @@ def test_guarantee_the_tail_has_126_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("draws", [1, 2])
-@pytest.mark.parametrize("slot", [None, 1])
-def test_what_is_written(slot, draws):
-    past = torch.arange(12).view(3, 4).double()
-    (out, kept), gains = step(past, slot=slot, draws=draws), torch.linspace(-0.5, 0.3, 3, dtype=torch.float64)
+@pytest.mark.parametrize("slots", [(-1, -1), (3, -1), (-1, 2), (3, 4)])
+def test_what_is_written(slots, draws):
+    state = torch.arange(24).view(6, 4).double()
+    (out, kept), gains = step(state, slots=slots, draws=draws), torch.linspace(-0.5, 0.3, 6, dtype=torch.float64)
     u = 1.7 * reference.normals(KEY, 3, 0, 4)
     if draws > 1:
         u -= 0.6 * reference.normals(KEY, 1, 0, 4)
-    w = (u + (gains[:, None] * past).sum(0)) / 0.8
-    expected = past + (gains / 3)[:, None] * past + u
-    if slot is not None:
-        expected = past.clone()
-        expected[slot] = w
+    w = (u + (gains[:, None] * state).sum(0)) / 0.8
+    expected, running = state.clone(), 6 - sum(2 for slot in slots if slot >= 0)
+    expected[:running] += (gains[:running, None] / 3) * state[:running] + u
+    for slot, row in zip(slots, (w, u), strict=True):
+        if slot >= 0:
+            expected[slot] = row
     assert torch.allclose(out, torch.arange(4) + w) and torch.allclose(kept, expected)
-    assert not torch.equal(step(past, at=4)[0], out) and torch.equal(step(past, slot=slot, draws=draws)[0], out)
+    assert not torch.equal(step(state, at=4)[0], out) and torch.equal(
+        step(state, slots=slots, draws=draws)[0], out
+    )
 
 
 def test_without_a_past_noise_is_scaled_too():
@@ -92,26 +106,26 @@ def test_parts_hold_the_numbers_of_the_whole(cut):
     assert torch.allclose(torch.cat(parts, 1), whole, rtol=1e-13)
 
 
-# memory, size, first, slot, dtype
+# memory, size, first, slots, dtype
 CASES = [
-    (0, 1, 0, None, torch.float32),
-    (0, 700, 2**33 + 3, None, torch.float64),
-    (4, 2100, 5, None, torch.float32),
-    (3, 1024, 16, None, torch.float64),
-    (3, 37, 1, 2, torch.float32),
-    (7, 1500, 9, 0, torch.float64),
-    (2, 0, 0, None, torch.float32),
+    (0, 1, 0, (-1, -1), torch.float32),
+    (0, 700, 2**33 + 3, (-1, -1), torch.float64),
+    (4, 2100, 5, (-1, -1), torch.float32),
+    (3, 37, 1, (2, -1), torch.float32),
+    (3, 1024, 16, (-1, 1), torch.float64),
+    (7, 1500, 9, (4, 6), torch.float64),
+    (2, 0, 0, (-1, -1), torch.float32),
 ]
 
 
-@pytest.mark.parametrize(("memory", "size", "first", "slot", "dtype"), CASES)
+@pytest.mark.parametrize(("memory", "size", "first", "slots", "dtype"), CASES)
 @pytest.mark.parametrize("draws", [1, 3])
-def test_both_forms_agree(device, memory, size, first, slot, dtype, draws):
+def test_both_forms_agree(device, memory, size, first, slots, dtype, draws):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
-    past = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[:, size:].double()
+    state = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[:, size:].double()
     given = {"at": 9, "dtype": dtype, "draws": draws}
-    wanted = step(past, first, size, slot, **given)
-    found = step(past, first, size, slot, device=device, form=fused.add, **given)
+    wanted = step(state, first, size, slots, **given)
+    found = step(state, first, size, slots, device=device, form=fused.add, **given)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, **close)

@@ -63,11 +63,16 @@ def sketch(servers, columns, copies=2, ring=BITS, real=SHORT, clients=5, first=0
     return secure_sketch.ADD, call
 
 
-def noise(memory, slot=None, dtype=SHORT, draws=1, size=40, step=9, alias=False):
-    total, past, rates = (wave(CPU, *shape).to(dtype) for shape in ((size,), (memory, size), (memory,)))
+def noise(running, kept=0, dtype=SHORT, draws=1, size=40, step=9, alias=False, slots=None):
+    memory = running + kept
+    total, state, rates = (wave(CPU, *shape).to(dtype) for shape in ((size,), (memory, size), (memory,)))
     numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=LONG)
-    changed = total if alias else torch.zeros_like(total), past
-    return correlated_noise.ADD, (changed, total, rates, rates / 3, numbers, KEY, slot, step, 3, 2)
+    lags = torch.tensor([0, 2, 4][:draws], dtype=torch.int32)
+    changed = total if alias else torch.zeros_like(total), state
+    now = correlated_noise.Step(
+        rates, rates[:running] / 3, numbers, lags, slots or (memory - 1 if kept else -1, -1)
+    )
+    return correlated_noise.ADD, (changed, total, now, KEY, step, 3)
 
 
 def tabled(kernel, law, users, columns, first=0):
@@ -108,7 +113,7 @@ CALLS = {
     ],
     "correlated_noise": [
         *(noise(0), noise(3, size=48), noise(2, alias=True, dtype=LONG)),
-        *(noise(4, 1), noise(1, 0, step=2**31 + 5), noise(2, draws=3)),
+        *(noise(0, 4), noise(0, 1, step=2**31 + 5), noise(2, draws=3), noise(1, 4, slots=(2, 4))),
     ],
     "inversion": [
         *(tabled(inversion.DRAWS, binomial(3, 0.5), 9, 1), tabled(inversion.DRAWS, poisson(9.0), 9, 16, 2**33)),

@@ -9,89 +9,12 @@ import torch
 
 from torchdp import workloads
 from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy, factorize_buffered
-from torchdp.factorization.solvers.long_banded_solver import _layout, _product, long_banded
-from torchdp.factorization.solvers.long_banded_solver import _variances as block_variances
+from torchdp.factorization.solvers.long_banded_solver import long_banded
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
-from torchdp.factorization.structure import recalled_passes
-from torchdp.factorization.structure.passes import buffered_passes
-from torchdp.noise import SeededNoise
+from torchdp.factorization.streams import search
 from torchdp.randomness import keyed_generator
-from torchdp.training import (
-    CorrelatedNoise,
-    CyclicPoisson,
-    Epochs,
-    Iterates,
-    Once,
-    Separated,
-    choose,
-    sensitivity,
-    standard_errors,
-)
-from torchdp.training.choose import _ordered
-
-
-def test_guarantee_buffers_of_several_passes_move_as_far_as_the_matrix():
-    """Without forming it: 40 random strategies; and the 12,000 steps of a matrix that would take a gigabyte."""
-    generator = keyed_generator(b"moved")
-    for case in range(40):
-        n, buffers = 5 + case, 1 + case % 4
-        places, before, after = (torch.rand(k, generator=generator).double() for k in (2 * buffers, n, n))
-        places = places.sort(descending=True).values
-        C = BufferedStrategy(places[0::2], places[1::2], before + 0.1, after + 0.1)
-        found, dense = (sensitivity(each, Epochs(1 + case % 9)) for each in (C, C.dense()))
-        assert found.exact and math.isclose(found.value, dense.value, rel_tol=1e-9)
-    C, norms = buffered_passes(workloads.RunningSums(12_000), 4_000, 1, 2.0)
-    assert abs(sensitivity(C, Epochs(4_000)).value - 1) < 1e-9 < float(norms.min())
-
-
-def recalled(n, period, reach):
-    """A random one of two buffers."""
-    generator = keyed_generator(b"recalled")
-    places, before, after = (torch.rand(k, generator=generator).double() for k in (4, n, n))
-    places = places.sort(descending=True).values
-    few = BufferedStrategy(places[0::2], places[1::2], before + 0.1, after + 0.1)
-    return RecalledStrategy(few, period, torch.rand(reach, n, generator=generator).double() - 0.5)
-
-
-@pytest.mark.parametrize("user", [Epochs(4), Epochs(5), Once(), Separated(4, 9)])
-def test_guarantee_noise_that_is_drawn_again_moves_as_far_as_the_matrix(user):
-    for n, reach in ((1, 1), (4, 2), (9, 1), (14, 3), (30, 9)):
-        C = recalled(n, 4, reach)
-        found, dense = (sensitivity(each, user) for each in (C, C.dense()))
-        assert math.isclose(found.value, dense.value, rel_tol=1e-9)
-        assert math.isclose(found.attained, dense.attained, rel_tol=1e-9)
-
-
-def test_noise_that_is_drawn_again_is_that_of_the_matrix_and_of_its_parts():
-    C, zero = recalled(14, 4, 3), torch.zeros(6, dtype=torch.float64)
-    noise, dense, late, part = (
-        CorrelatedNoise(each, len(zero[place]), 2.0, noise=SeededNoise(1), dtype=torch.float64, shard=(first, 6))
-        for each, place, first in (
-            (C, slice(6), 0),
-            (C.dense(), slice(6), 0),
-            (C, slice(6), 0),
-            (C, slice(2, 6), 2),
-        )
-    )
-    late.skip(9)
-    for t in range(14):
-        private = noise(zero)
-        torch.testing.assert_close(private, dense(zero), rtol=1e-9, atol=1e-9)
-        assert torch.equal(private[2:], part(zero[2:]))
-        if t >= 9:
-            assert torch.equal(private, late(zero))
-        if t == 6:
-            fresh = CorrelatedNoise(C.leading(14), 6, 1.0, dtype=torch.float64)
-            fresh.load_secret_state(noise.secret_state())
-            noise = fresh
-    held = noise.secret_state()
-    assert held["past"].shape == (2, 6) and noise.strategy.period == 4
-    torch.testing.assert_close(noise.strategy.dense(), C.dense())
-    damaged = [{"period": 0}, {"coefficients": held["coefficients"][:, :2]}, {"period": -1}]
-    damaged += [{"buffers": held["buffers"].flip(0)}, {"coefficients": -held["coefficients"].abs()}]
-    for changed in damaged:
-        with pytest.raises(ValueError, match=r"(buffers|period|before|after|poles and zeros) must"):
-            CorrelatedNoise(C, 6, 1.0, dtype=torch.float64).load_secret_state({**held, **changed})
+from torchdp.training import Epochs, Iterates, Once, choose, sensitivity, standard_errors
+from torchdp.training.choose import _Task
 
 
 def row(*c):
@@ -147,28 +70,18 @@ def test_iterates_are_running_sums_unless_they_swing():
 @pytest.mark.parametrize(("steps", "bands"), [(1, 1), (7, 3), (5, 9), (40, 1), (60, 9)])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1)])
 def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, momentum, decay):
-    monkeypatch.setattr("torchdp.training.strategy.AT_ONCE", 16)
+    monkeypatch.setattr("torchdp.factorization.solvers.long_banded_solver.AT_ONCE", 16)
     drawn = torch.rand(steps, generator=keyed_generator(b"rates"), dtype=torch.float64)
-    C = BandedStrategy(torch.linspace(1, 0.1, bands, dtype=torch.float64)[None], steps)
-    for rates in (None, 0.2 + drawn):
-        W = Iterates(steps, momentum, decay, rates)
-        expected = standard_errors(W.dense(), C.dense())
-        torch.testing.assert_close(standard_errors(W, C), expected, rtol=1e-10, atol=0)
-        torch.testing.assert_close(standard_errors(W, C.dense()), expected, rtol=1e-12, atol=0)
-    for one in (C, BandedStrategy.of(C.dense() * (1 + drawn))):
-        torch.testing.assert_close(one.column_norms(), one.dense().norm(dim=0))
-        torch.testing.assert_close(BandedStrategy.of(one.dense()).dense(), one.dense(), rtol=0, atol=0)
-        assert BandedStrategy.of(one.dense()).bands == min(bands, steps)
-
-
-@pytest.mark.parametrize("user", [Once(), Epochs(3), Epochs(5), Epochs(90), Separated(3, 4), Separated(4, 99)])
-def test_guarantee_a_user_moves_as_far_as_in_the_matrix(user):
-    drawn = torch.randn(20, 3, generator=keyed_generator(b"bands"), dtype=torch.float64)
-    for C in (BandedStrategy(row(2.0, -0.7, 0.4), 20), BandedStrategy(drawn.abs() + 0.1, 20)):
-        found, dense = sensitivity(C, user), sensitivity(C.dense(), user)
-        assert found.exact and math.isclose(found.value, dense.value, rel_tol=1e-12)
-    few = sensitivity(BandedStrategy(row(2.0, 1.0, 0.5, 0.4), 20), Separated(3, 4))  # columns meet
-    assert few.value > 1.01 * sensitivity(BandedStrategy(row(2.0, 1.0, 0.5, 0.4), 20), Separated(4, 4)).value
+    row = BandedStrategy(torch.linspace(1, 0.1, bands, dtype=torch.float64)[None], steps)
+    for C in (row, BandedStrategy.of(row.dense() * (1 + drawn))):
+        for rates in (None, 0.2 + drawn):
+            W = Iterates(steps, momentum, decay, rates)
+            expected = standard_errors(W.dense(), C.dense())
+            torch.testing.assert_close(standard_errors(W, C), expected, rtol=1e-9, atol=0)
+            torch.testing.assert_close(standard_errors(W, C.dense()), expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(C.column_norms()[0], C.dense().norm(dim=0))
+        torch.testing.assert_close(BandedStrategy.of(C.dense()).dense(), C.dense(), rtol=0, atol=0)
+        assert BandedStrategy.of(C.dense()).bands == min(bands, steps)
 
 
 def test_scaled_columns_err_less_where_users_come_back():
@@ -185,36 +98,6 @@ def test_scaled_columns_err_less_where_users_come_back():
         free = [standard_errors(W, each) for each in (C, scaled)]
         assert sensitivity(C, Epochs(period)).value == pytest.approx(1, rel=1e-6)
         assert torch.linalg.vector_norm(free[0], ord=p) < gain * torch.linalg.vector_norm(free[1], ord=p)
-
-
-def test_noise_from_one_row_is_that_of_the_matrix_and_a_million_steps_hold_no_more():
-    C, zero = BandedStrategy(row(1.0, 0.5, 0.3), 9), torch.zeros(4, dtype=torch.float64)
-    short, dense = (
-        CorrelatedNoise(each, 4, 1.0, noise=SeededNoise(1), dtype=torch.float64) for each in (C, C.dense())
-    )
-    for _ in range(9):
-        torch.testing.assert_close(short(zero), dense(zero))
-    with pytest.raises(RuntimeError, match="all 9 steps"):
-        short(zero)
-    long = BandedStrategy(row(1.0, 0.5, 0.3), 10**6)
-    assert sensitivity(long, Epochs(1000)).value == pytest.approx(math.sqrt(1000 * 1.34))
-    noise = CorrelatedNoise(long, 4, 1.0)
-    assert noise.steps == 10**6 and noise.secret_state()["coefficients"].shape == (1, 3)
-    assert CyclicPoisson(3, 0.01).guarantee(long, 20.0, 1.0, 1e-6).epsilon > 0
-    with pytest.raises(ValueError, match="above 4096"):
-        standard_errors(Iterates(10**6), factorize_buffered(workloads.RunningSums(5000), 1, 2.0).strategy)
-
-
-@pytest.mark.parametrize(("steps", "bands"), [(30, 4), (7, 9), (23, 3)])
-def test_variances_block_by_block_are_those_of_the_matrices(steps, bands):
-    W = Iterates(steps, 0.5, 0.1, torch.linspace(1, 0.3, steps))
-    drawn = 0.1 + torch.rand(steps, bands, generator=keyed_generator(b"blocks"), dtype=torch.float64)
-    C = BandedStrategy(drawn, steps)
-    E = torch.stack(
-        [torch.nn.functional.pad(C.dense().diagonal(-age), (0, age)) for age in range(min(bands, steps))]
-    )
-    found = block_variances(_product(E, W.inverse()), _layout(steps, len(E) + 2)).sqrt()
-    torch.testing.assert_close(found, standard_errors(W, C), rtol=1e-9, atol=0)
 
 
 @pytest.mark.slow
@@ -252,8 +135,8 @@ def test_bad_input_is_named(call, message):
 @pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))])
 def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
     """5 passes of 120 steps; under prefix sums noise is drawn again."""
-    monkeypatch.setattr(recalled_passes, "MOST", 20)
-    plan = _ordered(W, 120, 1, 8.0, 1e-5, 1.0, 2.0)
+    monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
+    plan = _Task(W, 120, 1, 8.0, 1e-5, 1.0, 2.0).ordered()
     few = plan.strategy if W.momentum else plan.strategy.buffered
     assert isinstance(few, BufferedStrategy) and len(few.poles) == 4 and str(plan.strategy) in str(plan)
     assert plan.digest() != replace(plan, strategy=few.leading(599)).digest()

@@ -15,6 +15,7 @@
 | running sums of millions of steps, with momentum too, never formed | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few numbers of memory | :func:`factorize_buffered` |
 | users who come back in every epoch; in steps that keep apart | :func:`factorize_epochs`; :func:`factorize_separated` |
+| noise step by step: strategies over steps, one's own too | :class:`StreamStrategy`, :class:`Recurrence` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |
@@ -60,10 +61,13 @@ from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
 from torchdp.factorization.separated import SeparatedFactorization, factorize_separated
-from torchdp.factorization.structure.banded import BandedStrategy
+from torchdp.factorization.streams.banded import BandedStrategy
+from torchdp.factorization.streams.buffered import BufferedStrategy
+from torchdp.factorization.streams.buffered_factorization import BufferedFactorization, factorize_buffered
+from torchdp.factorization.streams.recalled import RecalledStrategy
+from torchdp.factorization.streams.recurrence import Recurrence
+from torchdp.factorization.streams.strategy import StreamStrategy
 from torchdp.factorization.structure.blocks import factorize_blocks
-from torchdp.factorization.structure.buffered import BufferedStrategy
-from torchdp.factorization.structure.buffered_factorization import BufferedFactorization, factorize_buffered
 from torchdp.factorization.structure.closed_forms import (
     gamma_box,
     gamma_ellipsoid,
@@ -80,7 +84,6 @@ from torchdp.factorization.structure.constructive import (
     square_root,
 )
 from torchdp.factorization.structure.product import factorize_product
-from torchdp.factorization.structure.recalled import RecalledStrategy
 from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
@@ -92,10 +95,12 @@ __all__ = [
     "EpochFactorization",
     "Factorization",
     "RecalledStrategy",
+    "Recurrence",
     "Relaxation",
     "RunningFactorization",
     "SeparatedFactorization",
     "SignatureRelaxation",
+    "StreamStrategy",
     "additive_noise_bound",
     "approximate",
     "best_decoder",

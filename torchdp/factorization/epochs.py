@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import Certificate, check_exponent
-from torchdp.factorization.certificates.epochs_certificate import certify_epochs, sensitivity
+from torchdp.factorization.certificates.returning_certificate import certify_epochs, sensitivity
 from torchdp.factorization.solvers.epochs_solver import Attempt, attempts, classes_of
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.stopping import closed, warn_where_open, working

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import Certificate, check_exponent
-from torchdp.factorization.certificates.separated_certificate import SeparatedDual, certify_separated
+from torchdp.factorization.certificates.returning_certificate import SeparatedDual, certify_separated
 from torchdp.factorization.certificates.worst_sets import worst_separated
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.sets_solver import separated_bound

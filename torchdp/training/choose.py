@@ -1,19 +1,25 @@
 """The plan of least error: sampled with independent or banded noise, or a fixed order with correlated noise."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, factorize_buffered, factorize_epochs
+from torchdp.factorization import BandedStrategy, StreamStrategy, factorize_buffered, factorize_epochs
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.long_banded_solver import long_banded
 from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
-from torchdp.factorization.structure.passes import LEAST_PERIOD, MOST_PASSES, buffered_passes
-from torchdp.factorization.structure.recalled_passes import MOST_RECALLED, recalled_passes
-from torchdp.privacy import gaussian_sigma
+from torchdp.factorization.streams.search import (
+    LEAST_PERIOD,
+    MOST_PASSES,
+    MOST_RECALLED,
+    buffered_passes,
+    recalled_passes,
+)
+from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Candidate, Choice
 from torchdp.training.binned import BallsInBins
@@ -24,7 +30,6 @@ from torchdp.training.sampled import CyclicPoisson
 from torchdp.training.strategy import (
     MOST_DENSE,
     Iterates,
-    Made,
     causal_strategy,
     lower_triangular,
     standard_errors,
@@ -96,14 +101,16 @@ def choose(
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
-    plans = {_named(groups): _sampled(W, groups, users, batch, epsilon, delta, bound, p) for groups in counts}
-    plans["fixed order"] = _ordered(W, users, batch, epsilon, delta, bound, p)
+    task = _Task(W, users, batch, epsilon, delta, bound, p)
+    named = {1: "Poisson, independent noise"} | {n: f"cyclic Poisson, {n} bands" for n in counts[1:]}
+    plans = {named[groups]: task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
     if checks.integer("samples", samples, 0):
         if generator is None or steps > MOST_DENSE:
             raise ValueError(f"samples must be 0 without a generator, and above {MOST_DENSE} steps")
-        binned = _binned(W, users, batch, epsilon, delta, bound, p, samples, generator)
-        plans[f"balls in bins, {_bands(binned)} bands"] = binned
-    return Choice(tuple(Candidate(name, plan, _error(plan, p), _note(plan)) for name, plan in plans.items()))
+        binned = task.binned(samples, generator)
+        plans[f"balls in bins, {binned.strategy.bands} bands"] = binned
+    notes = {name: f"noise {plan.sigma / plan.bound:.4g} x bound" for name, plan in plans.items()}
+    return Choice(tuple(Candidate(name, plan, _error(plan, p), notes[name]) for name, plan in plans.items()))
 
 
 def _error(plan: Plan, p: float) -> float:
@@ -112,82 +119,62 @@ def _error(plan: Plan, p: float) -> float:
     return fewer * _mean(plan.standard_errors, p)
 
 
-def _named(groups: int) -> str:
-    return "Poisson, independent noise" if groups == 1 else f"cyclic Poisson, {groups} bands"
-
-
 def _mean(errors: Tensor, p: float) -> float:
     """The l_p mean of the standard errors."""
     count = 1.0 if p == math.inf else len(errors) ** (1 / p)
     return float(torch.linalg.vector_norm(errors, ord=p)) / count
 
 
-def _note(plan: Plan) -> str:
-    return f"noise {plan.sigma / plan.bound:.4g} x bound"
+@dataclass(frozen=True)
+class _Task:
+    """What is asked for, and its plan for each way to sample."""
+
+    W: Tensor | Iterates
+    users: int
+    batch: int
+    epsilon: float
+    delta: float
+    bound: float
+    p: float
+
+    def plan(self, C: StreamStrategy, sampling: Any, sigma: float, guarantee: Guarantee, errors: Tensor) -> Plan:
+        """errors: of noise of standard deviation 1."""
+        return Plan(C, sampling, self.bound, sigma, self.users, self.batch, guarantee, sigma * errors)
+
+    def sampled(self, groups: int) -> Plan:
+        """Cyclic Poisson sampling with columns of one norm."""
+        sampling, C = CyclicPoisson(groups, self.batch * groups / self.users), _banded(self.W, groups, self.p)
+        sigma = sampling.sigma(C, self.bound, self.epsilon, self.delta)
+        guarantee = sampling.guarantee(C, sigma, self.bound, self.delta)
+        return self.plan(C, sampling, sigma, guarantee, standard_errors(self.W, C))
+
+    def ordered(self) -> Plan:
+        """One fixed order, gone through again and again."""
+        order = Epochs(self.users // self.batch)
+        C, errors = _correlated(self.W, order.period, self.p)
+        sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, order).value)
+        return self.plan(C, order, sigma, noise_guarantee(C, sigma, self.bound, self.delta, order), errors)
+
+    def binned(self, samples: int, generator: torch.Generator) -> Plan:
+        """Balls in bins; bands and noise by few samples, the guarantee by many others, TRIES times at most."""
+        W, steps, sampling = self.W, self.W.shape[0], BallsInBins(-(-self.users // self.batch))
+        most = min(sampling.bins, steps, steps if steps <= DENSE else MOST_BANDS)
+        found, doubt = [], DOUBT * self.delta / TRIES
+        given: dict[str, Any] = {"doubt": doubt, "samples": samples, "generator": generator}
+        for bands in sorted({2**i for i in range(most.bit_length())} | {most}):
+            C = BandedStrategy(_banded(W, bands, self.p).coefficients.clamp_min(0), steps)  # as bins ask
+            rough = sampling.sigma(C, self.bound, self.epsilon, self.delta, **given)
+            found.append((_mean(rough * standard_errors(W, C), self.p), rough, C))
+        _, sigma, C = min(found, key=lambda one: one[0])
+        for _ in range(TRIES):
+            kept = sampling.guarantee(C, sigma, self.bound, self.epsilon, **given)
+            if kept.delta + (TRIES - 1) * doubt <= self.delta:  # the doubts of all tries
+                return self.plan(C, sampling, sigma, replace(kept, delta=self.delta), standard_errors(W, C))
+            sigma *= 1.003 * max(1.0, kept.delta / self.delta) ** 0.1
+        raise ValueError(f"samples = {samples} are too few for delta = {self.delta:g}; take four times as many")
 
 
-def _sampled(
-    W: Tensor | Iterates, groups: int, users: int, batch: int, epsilon: float, delta: float, bound: float, p: float
-) -> Plan:
-    """Cyclic Poisson sampling with columns of one norm."""
-    sampling = CyclicPoisson(groups, batch * groups / users)
-    C = _banded(W, groups, p)
-    sigma = sampling.sigma(C, bound, epsilon, delta)
-    guarantee = sampling.guarantee(C, sigma, bound, delta)
-    return Plan(C, sampling, bound, sigma, users, batch, guarantee, sigma * standard_errors(W, C))
-
-
-def _ordered(
-    W: Tensor | Iterates, users: int, batch: int, epsilon: float, delta: float, bound: float, p: float
-) -> Plan:
-    """One fixed order, gone through again and again."""
-    period = users // batch
-    order, C, errors = Epochs(period), *_correlated(W, period, p)
-    longest = bound * sensitivity(C, order).value
-    sigma = gaussian_sigma(epsilon, delta, longest)
-    guarantee = noise_guarantee(C, sigma, bound, delta, order)
-    return Plan(C, order, bound, sigma, users, batch, guarantee, sigma * errors)
-
-
-def _binned(
-    W: Tensor | Iterates,
-    users: int,
-    batch: int,
-    epsilon: float,
-    delta: float,
-    bound: float,
-    p: float,
-    samples: int,
-    generator: torch.Generator,
-) -> Plan:
-    """Balls in bins; bands and noise by few samples, the guarantee by many others, TRIES times at most."""
-    bins, steps = -(-users // batch), W.shape[0]
-    sampling, most = BallsInBins(bins), min(bins, steps, steps if steps <= DENSE else MOST_BANDS)
-    found, doubt = [], DOUBT * delta / TRIES
-    for bands in sorted({2**i for i in range(most.bit_length())} | {most}):
-        C = _positive(W, bands, p)
-        rough = sampling.sigma(C, bound, epsilon, delta, doubt=doubt, samples=samples, generator=generator)
-        found.append((_mean(rough * standard_errors(W, C), p), rough, C))
-    _, sigma, C = min(found, key=lambda one: one[0])
-    for _ in range(TRIES):
-        kept = sampling.guarantee(C, sigma, bound, epsilon, doubt=doubt, samples=samples, generator=generator)
-        if kept.delta + (TRIES - 1) * doubt <= delta:  # the doubts of all tries
-            errors = sigma * standard_errors(W, C)
-            return Plan(C, sampling, bound, sigma, users, batch, replace(kept, delta=delta), errors)
-        sigma *= 1.003 * max(1.0, kept.delta / delta) ** 0.1
-    raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
-
-
-def _positive(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:
-    """No entry below 0, as balls in bins ask."""
-    return BandedStrategy(_banded(W, bands, p).coefficients.clamp_min(0), W.shape[0])
-
-
-def _bands(plan: Plan) -> int:
-    return plan.strategy.bands if isinstance(plan.strategy, BandedStrategy) else plan.strategy.steps
-
-
-def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[Made, Tensor]:
+def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[StreamStrategy, Tensor]:
     """A strategy for a fixed order, and the row norms of W C^{-1}."""
     steps = W.shape[0]
     if isinstance(W, Tensor) and steps <= DENSE:
@@ -208,18 +195,19 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[Made, Tens
     return C, errors
 
 
-def _buffered(W: Iterates, period: int, p: float) -> tuple[Made, Tensor] | None:
+def _buffered(W: Iterates, period: int, p: float) -> tuple[StreamStrategy, Tensor] | None:
     """Four buffers that a user moves by 1, and the row norms of W C^{-1}; None where they are not made for W."""
     if (sums := W.sums()) is None or period < LEAST_PERIOD or W.steps > MOST_PASSES * period:
         return None
+    C: StreamStrategy
     rate, S = sums
     if period >= W.steps:
         once = factorize_buffered(S, BUFFERS, p)
-        return once.strategy, rate * once.row_norms
-    if W.steps <= MOST_RECALLED * period and S.decay == 1 and not S.momentum and S.rates is None:
-        recalled, norms = recalled_passes(W.steps, period, BUFFERS, p)
-        return recalled, rate * norms
-    C, norms = buffered_passes(S, period, BUFFERS, p)
+        C, norms = once.strategy, once.row_norms
+    elif W.steps <= MOST_RECALLED * period and S.decay == 1 and not S.momentum and S.rates is None:
+        C, norms = recalled_passes(W.steps, period, BUFFERS, p)
+    else:
+        C, norms = buffered_passes(S, period, BUFFERS, p)
     return C, rate * norms
 
 
@@ -227,12 +215,12 @@ def _banded(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:
     """Columns of norm 1, of shorter ones at the end, with so many bands."""
     steps = W.shape[0]
     if bands == 1:
-        return BandedStrategy(torch.ones(1, 1, dtype=torch.float64), steps).to(_device(W))
+        return BandedStrategy(torch.ones(1, 1, dtype=torch.float64, device=_device(W)), steps)
     if isinstance(W, Tensor) and steps <= DENSE:
         return BandedStrategy.of(banded_strategy(W / W.abs().max(), steps, 1, p, ITERATIONS, bands)[0].tril())
     first = W.first(min(steps, LONG)) if isinstance(W, Iterates) else W[:, 0]
     c = torch.from_numpy(banded_toeplitz(first.cpu().numpy(), min(bands, len(first)), p))
-    return BandedStrategy(c[None], steps).to(_device(W))
+    return BandedStrategy(c[None].to(_device(W)), steps)
 
 
 def _device(W: Tensor | Iterates) -> torch.device:

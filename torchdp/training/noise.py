@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy
+from torchdp.factorization import StreamStrategy
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.training.participation import Participation, Sensitivity, sensitivity
-from torchdp.training.strategy import Made, Strategy, as_strategy
+from torchdp.training.strategy import Strategy, as_strategy
 from torchdp.training.stream import Stream
 
 
@@ -22,14 +22,19 @@ class CorrelatedNoise(nn.Module):
     w_t = (z_t - sum_{s<t} C_ts w_s) / C_tt, by forward substitution. A strategy with b bands keeps the last b - 1 noise
     vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I (independent noise) keeps none.
 
-    strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of steps a
-    :class:`BandedStrategy`, a :class:`BufferedStrategy`, which keeps buffers x size numbers, or a
-    :class:`RecalledStrategy`, which keeps as many and draws rows of Z of earlier passes again. size: numbers in a
-    gradient. sigma: standard deviation of Z's entries. noise: the 256 bits from which all of it is made come from here,
-    for None from the system. dtype: of the noise, float32 or float64; ``.half()`` and others move the module to a
-    device and change no number. alone: in a process group, this process alone draws noise. shard: (first, whole): of a
-    gradient of ``whole`` numbers this is for those from ``first`` on; each number has the noise that it has without
-    shards. Raises TypeError, ValueError.
+    Args:
+        strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of steps a
+            :class:`StreamStrategy`: bands, buffers, which keep buffers x size numbers, buffers that draw rows of Z of
+            earlier passes again, or one's own.
+        size: numbers in a gradient.
+        sigma: standard deviation of Z's entries.
+        noise: the 256 bits from which all of it is made come from here, for None from the system.
+        dtype: of the noise, float32 or float64; ``.half()`` and others move the module and change no number.
+        alone: in a process group, this process alone draws noise.
+        shard: (first, whole): of a gradient of ``whole`` numbers this is for those from ``first`` on; each number has
+            the noise that it has without shards.
+
+    Raises TypeError, ValueError.
 
     The state dict holds the step, and nothing secret. ``secret_state`` holds the key and the past noise as well and
     resumes the stream on the same kind of device; it is as secret as the data, since with it the noise can be
@@ -63,14 +68,10 @@ class CorrelatedNoise(nn.Module):
         alone, (first, whole) = checks.instance("alone", alone, bool), shard or (0, size)
         first = checks.integer("shard", first, 0)
         whole = checks.integer("shard", whole, first + size)
-        strategy = as_strategy(strategy)
-        coefficients, buffers, period = _numbers(strategy)
-        key = source(noise, coefficients.device).words((4,)).cpu().numpy().tobytes()
-        steps = strategy.steps
-        place = (size, first, whole)
-        self._stream = Stream(
-            coefficients, buffers, steps, period, *place, sigma, key, dtype, alone, shard is not None
-        )
+        self._strategy = as_strategy(strategy)
+        recurrence = self._strategy.recurrence
+        key = source(noise, recurrence.scale.device).words((4,)).cpu().numpy().tobytes()
+        self._stream = Stream(recurrence, (first, size, whole), sigma, key, dtype, alone, shard is not None)
 
     @property
     def sigma(self) -> float:
@@ -98,14 +99,9 @@ class CorrelatedNoise(nn.Module):
         return self._stream.steps
 
     @property
-    def strategy(self) -> Made:
+    def strategy(self) -> StreamStrategy:
         """C."""
-        coefficients, buffers, period = self._stream.coefficients, self._stream.buffers, self._stream.period
-        if not buffers.numel():
-            return BandedStrategy(coefficients, self.steps)
-        before = coefficients[:, 0] / coefficients[:, 1]
-        few = BufferedStrategy(buffers[0], buffers[1], before, coefficients[:, 1])
-        return RecalledStrategy(few, period, coefficients[:, 2:].mT) if period else few
+        return self._strategy
 
     def guarantee(
         self,
@@ -125,13 +121,13 @@ class CorrelatedNoise(nn.Module):
         return noise_guarantee(self.strategy, self.sigma, bound, delta, participation, neighbours)
 
     def secret_state(self) -> dict[str, Any]:
-        """The whole state, for ``torch.save``: strategy, sigma, step, past noise and key. As secret as the data."""
+        """The whole state, for ``torch.save``: key, step, past noise and its law's name. As secret as the data."""
         return self._stream.secret_state()
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
-        """Goes on where ``secret_state`` was taken, with its strategy, sigma and dtype. Raises TypeError, ValueError.
+        """Goes on where ``secret_state`` was taken, by noise of this strategy, sigma and dtype; of another: ValueError.
 
-        A state of this stream from an earlier step is refused: its noise would be drawn twice.
+        A state of this stream from an earlier step is refused: its noise would be drawn twice. Raises TypeError too.
         """
         self._stream.load_secret_state(state)
 
@@ -188,17 +184,6 @@ class CorrelatedNoise(nn.Module):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         self._stream.__reduce_ex__(protocol)
-
-
-def _numbers(strategy: Made) -> tuple[Tensor, Tensor, int]:
-    """What a :class:`Stream` needs of C: coefficients, buffers and period."""
-    if isinstance(strategy, RecalledStrategy):
-        both, buffers, _ = _numbers(strategy.buffered)
-        return torch.cat([both, strategy.earlier.mT], 1), buffers, strategy.period
-    if isinstance(strategy, BufferedStrategy):
-        both = torch.stack([strategy.before * strategy.after, strategy.after], 1)
-        return both, torch.stack([strategy.poles, strategy.zeros]), 0
-    return strategy.coefficients, strategy.coefficients.new_empty(2, 0), 0
 
 
 def _recorded(total: Tensor) -> bool:

@@ -8,30 +8,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy
+from torchdp.factorization import StreamStrategy
 from torchdp.factorization.certificates.worst_sets import most_apart, worst_separated
-from torchdp.factorization.structure.apart import apart_rounding, apart_squares
-from torchdp.factorization.structure.passes import pass_squares
+from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, signs
 
-ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
-SEARCHED = 1024  # steps up to which branch and bound looks for better where buffers' own bound is not attained
-MOST_LINKS = 2**26  # steps x times of that bound
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """The largest Frobenius norm of C U over what one user changes, not squared: a bound, and what some user moves.
-
-    value: no user moves further. attained: a user who is named by a set of steps and signs moves this far.
-    """
-
-    value: float
-    attained: float
-
-    @property
-    def exact(self) -> bool:
-        """Whether some user moves as far as the bound, to a relative 1e-9."""
-        return self.attained >= (1 - ATTAINED) * self.value
+EPS = torch.finfo(torch.float64).eps
 
 
 class Participation(ABC):
@@ -53,8 +34,8 @@ class Participation(ABC):
     def largest(self, squares: Tensor) -> float:
         """The largest sum of ``squares`` >= 0, one for each step, over a permitted set."""
 
-    def moved(self, strategy: BufferedStrategy | RecalledStrategy) -> tuple[float, float] | None:
-        """A bound on what a user moves, and what some user does, without the matrix; None: form C."""
+    def asks(self, C: StreamStrategy) -> Sensitivity | None:
+        """What C says that such a user moves; None: C must be formed."""
         return None
 
     @abstractmethod
@@ -111,13 +92,8 @@ class Epochs(Participation):
         place = torch.arange(len(squares), device=squares.device) % period
         return float(squares.new_zeros(period).index_add_(0, place, squares).max())
 
-    def moved(self, strategy: BufferedStrategy | RecalledStrategy) -> tuple[float, float] | None:
-        if isinstance(strategy, RecalledStrategy):
-            return _in_classes(strategy) if strategy.period == self.period else None
-        C = strategy.to(torch.device("cpu"))
-        longest = math.sqrt(float(pass_squares(C.poles, C.zeros, C.before, C.after, self.period).max()))
-        rounding = (8 * strategy.steps + 64) * torch.finfo(torch.float64).eps
-        return longest * (1 + rounding), longest * (1 - rounding)
+    def asks(self, C: StreamStrategy) -> Sensitivity | None:
+        return C.in_passes(self.period)
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         n, period = len(sizes), min(self.period, len(sizes))
@@ -155,53 +131,39 @@ class Separated(Participation):
     def largest(self, squares: Tensor) -> float:
         return most_apart(squares.cpu().numpy(), self.gap, self.most(len(squares)))
 
-    def moved(self, strategy: BufferedStrategy | RecalledStrategy) -> tuple[float, float] | None:
-        if isinstance(strategy, RecalledStrategy) or strategy.steps * self.most(strategy.steps) > MOST_LINKS:
-            return None
-        squares, rounding = apart_squares(strategy, self.gap, self.times), apart_rounding(strategy)
-        value, attained = math.sqrt(squares[0]) * (1 + rounding), math.sqrt(squares[1]) * (1 - rounding)
-        open_here = attained < (1 - ATTAINED) * value and strategy.steps <= SEARCHED
-        return None if open_here else (value, attained)
+    def asks(self, C: StreamStrategy) -> Sensitivity | None:
+        return C.apart(self.gap, self.most(C.steps))
 
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         bound, chosen = worst_separated(sizes.cpu().numpy(), self.gap, self.times)
         return bound, [chosen]
 
 
-def sensitivity(
-    strategy: Tensor | BandedStrategy | BufferedStrategy | RecalledStrategy, participation: Participation
-) -> Sensitivity:
+def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation) -> Sensitivity:
     """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps, others 0.
 
     ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with equality for rows of
     one direction where signs for the steps make every (C^T C)_st >= 0. Where no signs do, the sum is an upper bound.
 
     strategy: C, (r, steps), whose gram is computed in float64 and the result rounded up. Of a
-    :class:`BandedStrategy` whose columns do not meet in a user's steps, and of a :class:`BufferedStrategy` for
-    ``Once``, column norms are enough, of any number of steps; for ``Epochs`` buffers have recurrences, too, and for
-    ``Separated`` a bound in O(steps times), attained where D1 and D2 do not rise; a :class:`RecalledStrategy` has them
-    for ``Epochs`` of its period. Of others C is formed. Raises TypeError, ValueError.
+    :class:`StreamStrategy` whose columns do not meet in a user's steps, column norms are enough, of any number of
+    steps; else what it knows of itself: of buffers, and of a Toeplitz C >= 0, for ``Epochs`` and, as a bound that many
+    attain, for ``Separated``; of a :class:`RecalledStrategy` for ``Epochs`` of its period. Of others C is formed.
+    Raises TypeError, ValueError.
 
     Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
     """
     if not isinstance(participation, Participation):
         raise TypeError("participation must be Once(), Epochs(period) or Separated(gap, times)")
-    slack = 0.0
-    if not isinstance(strategy, Tensor):
-        checks.instance("strategy", strategy, (BandedStrategy, BufferedStrategy, RecalledStrategy))
-        reach = strategy.bands if isinstance(strategy, BandedStrategy) else strategy.steps
-        if participation.apart(strategy.steps) >= reach and not isinstance(strategy, RecalledStrategy):
-            found = math.sqrt(participation.largest(strategy.column_norms().square()))
-            rounding = (3 * strategy.steps + 16) * torch.finfo(torch.float64).eps
-            return Sensitivity(found * (1 + rounding), found * (1 - rounding))
-        moved = None if isinstance(strategy, BandedStrategy) else participation.moved(strategy)
-        if moved is not None:
-            return Sensitivity(*moved)
-        if isinstance(strategy, RecalledStrategy):
-            slack = participation.most(strategy.steps) * float(strategy.dense_rounding().max())
-        strategy = strategy.dense()
-    C = checks.matrix("strategy", strategy).detach().double()
+    if isinstance(strategy, Tensor):
+        C, slack = checks.matrix("strategy", strategy).detach().double(), 0.0
+    else:
+        checks.instance("strategy", strategy, (Tensor, StreamStrategy))
+        if (found := _known(strategy, participation)) is not None:
+            return found
+        C, moved = strategy.recurrence.dense()
+        slack = participation.most(len(C)) * float(moved.max())
     if C.ndim != 2:
         raise ValueError(f"strategy must be one (r, steps) matrix, not of shape {tuple(C.shape)}")
     size = float(C.abs().max()) or 1.0
@@ -209,38 +171,20 @@ def sensitivity(
     bound, sets = participation.worst(gram.abs())
     rows, steps = C.shape
     # a gram's entry errs by rows x eps x the columns' norms, so a set's sum by at most (rows x its steps) eps of itself
-    rounding = (rows * participation.most(steps) + steps + 16) * torch.finfo(torch.float64).eps
+    rounding = (rows * participation.most(steps) + steps + 16) * EPS
     value = size * math.sqrt(bound) * (1 + rounding) + slack
     attained = size * max(_moved(C[:, chosen] / size, gram[chosen][:, chosen]) for chosen in sets)
     return Sensitivity(value, min(max(attained - slack, 0.0), value))
 
 
-def _in_classes(strategy: RecalledStrategy) -> tuple[float, float]:
-    """Of users who are in all steps of one class, or in some of them."""
-    products, rounding = strategy.class_products()
-    sums = products.abs().sum((1, 2)) + rounding
-    worst = int(sums.argmax())
-    gram, off = products[worst], float(rounding[worst])
-    signs = _signs(gram)
-    return math.sqrt(float(sums[worst])), math.sqrt(max(float(signs @ gram @ signs) - off, 0.0))
+def _known(C: StreamStrategy, participation: Participation) -> Sensitivity | None:
+    """Without forming C: by its columns where a user's share no row, else as the participation asks."""
+    if participation.apart(C.steps) >= C.bands and (columns := C.column_norms()) is not None:
+        found = math.sqrt(participation.largest(columns[0].square()))
+        return Sensitivity.rounded(found, found, columns[1] + (C.steps + 8) * EPS)
+    return participation.asks(C)
 
 
 def _moved(columns: Tensor, gram: Tensor) -> float:
     """||columns s|| for signs s that turn the largest entries of ``gram`` positive."""
-    return float((columns @ _signs(gram)).norm())
-
-
-def _signs(gram: Tensor) -> Tensor:
-    """Signs s with s_i s_j gram_ij >= 0 for the largest entries, for all where any signs do.
-
-    They spread from the first step along the largest entries, a greatest spanning tree (Prim).
-    """
-    signs = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
-    link, reach, step = torch.ones_like(signs), torch.zeros_like(signs), 0
-    for _ in range(len(gram)) if (gram < 0).any() else ():
-        signs[step] = link[step]
-        closer = gram[step].abs() > reach
-        reach = torch.where(closer, gram[step].abs(), reach)
-        link = torch.where(closer, gram[step].sign() * signs[step], link)
-        step = int(torch.where(signs == 0, reach, -1.0).argmax())
-    return torch.where(signs == 0, 1.0, signs)
+    return float((columns @ signs(gram)).norm())

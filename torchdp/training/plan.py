@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from torchdp import checks
+from torchdp.factorization import StreamStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee
 from torchdp.randomness import keyed_generator
@@ -26,10 +27,8 @@ from torchdp.training.noise import CorrelatedNoise, noise_guarantee
 from torchdp.training.participation import Participation
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.sharded import reshard
-from torchdp.training.strategy import Made
-from torchdp.training.stream import VERSION
+from torchdp.training.stream import KEY, VERSION, octets
 
-KEY = 32  # bytes; sampling and noise are a function of them and of the step
 NO_BATCH = "no batch waits: backward once for each batch that iteration hands out"
 
 
@@ -37,14 +36,14 @@ NO_BATCH = "no batch waits: backward once for each batch that iteration hands ou
 class Plan:
     """Sampling, clipping, strategy and noise that belong together, and what they promise together.
 
-    strategy: C, as coefficients; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
+    strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma:
     standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in
     a step (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps
     together. standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by
     :func:`choose`.
     """
 
-    strategy: Made
+    strategy: StreamStrategy
     sampling: Participation | CyclicPoisson | BallsInBins
     bound: float
     sigma: float
@@ -113,10 +112,8 @@ class Plan:
 
     def digest(self) -> bytes:
         """32 bytes that name this plan."""
-        C = self.strategy
-        numbers = b"".join(each.cpu().contiguous().numpy().tobytes() for each in C.tensors)
-        rest = (VERSION, str(C), C.steps, self.sampling, self.bound, self.sigma, self.users, self.batch)
-        return hashlib.sha256(numbers + repr(rest).encode()).digest()
+        rest = (VERSION, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        return hashlib.sha256(self.strategy.recurrence.digest() + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
         C = self.strategy
@@ -177,9 +174,11 @@ class Run:
         self._chunk = -(-self._whole // ranks)
         first = min(rank * self._chunk, self._whole - 1)
         size = max(1, min(self._chunk, self._whole - first))
-        secret = None if isinstance(draws, Noise) else _checked(draws, plan)
-        self._key = _fresh(draws) if isinstance(draws, Noise) else bytes(draws["key"].tolist())
-        self._key = replicas.from_first(self._key) if self._group else self._key
+        if isinstance(draws, Noise):
+            key, secret = draws.words((KEY // 8,)).cpu().numpy().tobytes(), None
+        else:
+            key, secret = _checked(draws, plan)
+        self._key = replicas.from_first(key) if self._group else key
         noise = self._derived(b"noise", self._device)
         self.noise = CorrelatedNoise(
             plan.strategy.to(self._device), size, plan.sigma, noise=noise, dtype=dtype, shard=(first, self._whole)
@@ -357,20 +356,13 @@ class Run:
         return SeededNoise(int.from_bytes(self._digest(purpose), "little"), device)
 
 
-def _fresh(draws: Noise) -> bytes:
-    return draws.words((KEY // 8,)).cpu().numpy().tobytes()
-
-
-def _checked(secret: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Step and past of a secret state of this plan. Raises TypeError, ValueError."""
+def _checked(secret: dict[str, Any], plan: Plan) -> tuple[bytes, dict[str, Any]]:
+    """Key, and step and past, of a secret state of this plan. Raises TypeError, ValueError."""
     names = {"step", "key", "past", "plan"}
     if not isinstance(secret, dict) or set(secret) != names:
         raise ValueError(f"secret must be what Run.secret_state returns, a dict of {', '.join(sorted(names))}")
-    for name in ("key", "plan"):
-        value = secret[name]
-        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (KEY,):
-            raise ValueError(f"{name} must be a uint8 tensor of shape ({KEY},), as in secret_state()")
-    if bytes(secret["plan"].tolist()) != plan.digest():
+    key, digest = (octets(name, secret[name]) for name in ("key", "plan"))
+    if digest != plan.digest():
         raise ValueError("secret is of another plan: its noise is not what this plan's guarantee speaks of")
     checks.integer("step", secret["step"], 0, plan.strategy.steps)
-    return {name: secret[name] for name in ("step", "past")}
+    return key, {name: secret[name] for name in ("step", "past")}

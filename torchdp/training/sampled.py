@@ -4,16 +4,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy
+from torchdp.factorization import StreamStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
 from torchdp.training.binned import BallsInBins
-from torchdp.training.strategy import Made, Strategy, as_strategy
+from torchdp.training.participation import Once, sensitivity
+from torchdp.training.strategy import Strategy, as_strategy
 
 SOURCE = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4"
 
@@ -71,14 +71,14 @@ class CyclicPoisson:
         """Each user's group, all of them alike in size: (users,)."""
         return draws.permutation(users) % self.groups
 
-    def _longest(self, C: Made) -> float:
+    def _longest(self, C: StreamStrategy) -> float:
         """The largest column norm, rounded up, of a strategy of few enough bands."""
-        if not isinstance(C, BandedStrategy) or C.bands > self.groups:
+        if C.bands > self.groups:
             raise ValueError(
                 f"strategy must be one square lower triangular matrix of at most {self.groups} bands, as many as there "
                 "are groups; more would let two steps of a user share an output"
             )
-        return float(C.column_norms().max()) * (1 + C.steps * torch.finfo(torch.float64).eps)
+        return sensitivity(C, Once()).value
 
 
 class SampledBatches(Sampler[list[int]]):

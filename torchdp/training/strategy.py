@@ -3,25 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import (
-    BandedStrategy,
-    BufferedStrategy,
-    EpochFactorization,
-    Factorization,
-    RecalledStrategy,
-)
+from torchdp.factorization import BandedStrategy, EpochFactorization, Factorization, StreamStrategy
+from torchdp.factorization.solvers.long_banded_solver import long_row_norms
+from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.workloads import RunningSums
 
-Made = BandedStrategy | BufferedStrategy | RecalledStrategy  # what C is made of
-Strategy = Tensor | Made
+Strategy = Tensor | StreamStrategy
 MOST_DENSE = 4096  # steps of a matrix that is formed
-AT_ONCE = 2**12  # steps whose covariances are made together
 
 
 @dataclass(frozen=True)
@@ -121,9 +114,9 @@ class Iterates:
         return W
 
 
-def as_strategy(strategy: Strategy) -> Made:
-    """C as its coefficients. Raises TypeError, ValueError."""
-    if isinstance(strategy, Made):
+def as_strategy(strategy: Strategy) -> StreamStrategy:
+    """C, a matrix as its coefficients. Raises TypeError, ValueError."""
+    if isinstance(strategy, StreamStrategy):
         return strategy
     return BandedStrategy.of(lower_triangular("strategy", strategy))
 
@@ -161,15 +154,20 @@ def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
     """Standard deviation of each number of row t of W (G + C^{-1} Z): the row norms of W C^{-1}, float64.
 
     For noise of one standard deviation in Z; multiply by ``CorrelatedNoise.sigma``. W: (queries, steps), or
-    :class:`Iterates`, which for a strategy of one row of coefficients (Toeplitz) are never formed: O(steps bands), with
-    learning rates that change in a loop over the steps. Other strategies of more than 4,096 steps are refused.
+    :class:`Iterates`, which are never formed for bands, O(steps bands^2), and any Toeplitz strategy without buffers
+    where learning rates are constant, O(steps bands). Other strategies of more than 4,096 steps are refused.
     Raises TypeError, ValueError.
     Guarantees: exact, up to rounding.
     """
-    if isinstance(W, Iterates) and isinstance(strategy, BandedStrategy) and strategy.toeplitz:
-        if W.steps != strategy.steps:
-            raise ValueError(f"strategy must be of {W.steps} steps, as W, not of {strategy.steps}")
-        return _filtered(W, strategy) if W.constant else _driven(W, strategy)
+    if isinstance(W, Iterates) and not isinstance(strategy, Tensor):
+        made = as_strategy(strategy).recurrence
+        if W.steps != made.steps:
+            raise ValueError(f"strategy must be of {W.steps} steps, as W, not of {made.steps}")
+        if W.constant and made.even and not len(made.gains):
+            return _filtered(W, made)
+        if made.memory == made.of_w.shape[1] and made.feeds.shape[1] == 1:  # bands, 1 or as many rows
+            C = torch.cat([x.expand(-1, made.steps) for x in (made.scale[None], -made.of_w.mT)]) / made.feeds.mT
+            return long_row_norms(C.mT.cpu(), W.inverse()).to(made.scale.device)
     C = strategy if isinstance(strategy, Tensor) else _formed("strategy", strategy)
     C = lower_triangular("strategy", C)
     W = _formed("W", W).to(C.device) if isinstance(W, Iterates) else checks.matrix("W", W).detach().double()
@@ -178,9 +176,8 @@ def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
     return torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
 
 
-def _formed(name: str, value: Iterates | Made) -> Tensor:
+def _formed(name: str, value: Iterates | StreamStrategy) -> Tensor:
     """The matrix of not too many steps."""
-    checks.instance(name, value, (Tensor, Iterates, *get_args(Made)))
     if value.steps > MOST_DENSE:
         raise ValueError(
             f"{name} has {value.steps} steps: above {MOST_DENSE} the errors are those of Iterates under a "
@@ -189,54 +186,13 @@ def _formed(name: str, value: Iterates | Made) -> Tensor:
     return value.dense()
 
 
-def _filtered(W: Iterates, strategy: BandedStrategy) -> Tensor:
-    """W C^{-1} depends on t - s alone, by one row: running sums of its squares."""
+def _filtered(W: Iterates, made: Recurrence) -> Tensor:
+    """W C^{-1} depends on t - s alone, by one row: running sums of its squares. C^{-1} = V F / D as power series."""
     from scipy.signal import lfilter
 
-    c = strategy.coefficients[0]
-    row = torch.from_numpy(lfilter([1.0], c.cpu().numpy(), W.first(W.steps).numpy()))
-    return row.square().cumsum(0).sqrt().to(c.device)
-
-
-def _driven(W: Iterates, strategy: BandedStrategy) -> Tensor:
-    """By the covariance of (x, m)_t, and its covariances with the last noises n_s, C n = z, in a loop over the steps.
-
-    (x, m)_t = A (x, m)_{t-1} + (eta, 1) n_t, A = [[1 - eta decay, eta momentum], [-decay, momentum]].
-    """
-    import numpy as np
-    from scipy.signal import lfilter
-
-    steps, c = W.steps, strategy.coefficients[0].cpu().numpy()
-    bands, past = len(c), -c[:0:-1] / c[0]  # past: of n_{t - bands + 1}, ..., n_{t - 1} in n_t
-    one = lfilter([1.0], c, np.eye(1, steps)[0])  # n_t = sum_i one_i z_{t-i}
-    cross = np.zeros((2, steps + bands))  # [:, s + bands]: covariances of (x, m)_t with n_s
-    xx, xm, mm, squares, before = 0.0, 0.0, 0.0, np.empty(steps), np.zeros(bands)
-    A, b, decay, momentum = np.empty((2, 2)), np.ones((2, 1)), W.weight_decay, W.momentum
-    for start in range(0, steps, AT_ONCE):
-        stop = min(start + AT_ONCE, steps)
-        late = np.stack(
-            [np.pad(one[: max(stop - age, 0)], (min(age, stop), 0))[start:stop] for age in range(bands)], 1
-        )
-        own = before + np.cumsum(one[start:stop, None] * late, 0)  # [t, age]: sum_i one_i one_{i - age}
-        before = own[-1]
-        for t, (rate, kin, power) in enumerate(
-            zip(W.rates[start:stop].tolist(), own[:, :0:-1], own[:, 0].tolist(), strict=True), start
-        ):
-            left, kept = 1 - rate * decay, rate * momentum
-            A[:], b[0] = ((left, kept), (-decay, momentum)), rate
-            near = cross[:, t + 1 : t + bands]
-            px, pm = (near @ past).tolist()
-            near[:] = A @ near + b * kin
-            qx, qm = left * px + kept * pm, momentum * pm - decay * px
-            cross[:, t + bands] = qx + rate * power, qm + power
-            xx, xm, mm = (
-                left**2 * xx + 2 * left * kept * xm + kept**2 * mm + 2 * qx * rate + rate**2 * power,
-                left * momentum * xm - left * decay * xx - kept * decay * xm + kept * momentum * mm
-                + qx + qm * rate + rate * power,
-                decay**2 * xx - 2 * decay * momentum * xm + momentum**2 * mm + 2 * qm + power,
-            )  # fmt: skip
-            squares[t] = xx
-    return torch.from_numpy(squares).sqrt().to(strategy.coefficients.device)
+    V, F, D = made.polynomials()
+    row = lfilter(F, [1.0], lfilter(V, D, W.first(W.steps).numpy()))
+    return torch.from_numpy(row).square().cumsum(0).sqrt().to(made.scale.device)
 
 
 def lower_triangular(name: str, value: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.structure.buffered import BufferedStrategy, residues
+from torchdp.factorization import Recurrence
+from torchdp.factorization.streams.recurrence import row
 from torchdp.kernels import chacha, correlated_noise
 from torchdp.noise import process
 from torchdp.training import replicas
@@ -20,22 +21,16 @@ AT_ONCE = 2**16  # numbers of a step made together: they stay in the cache
 AT_ONCE_THERE = 2**26  # on a GPU
 COARSE = 2.0**-6  # of the noise: what rounding a sum may move it by
 REPEATED = "this thread drew noise while it was drawing noise: in a signal handler or a hook"
-PLACE = ("steps", "period", "first", "whole")  # of the strategy; of this part of a gradient
-VERSION = 2  # of the numbers that a key gives: a secret state of another one is refused
-SECRET = ("version", "coefficients", "buffers", *PLACE, "sigma", "past", "step", "key")
-Numbers = tuple[Tensor, Tensor, Tensor, Tensor, int | None]
+VERSION = 3  # of the numbers that a key gives: a secret state of another one is refused
+SECRET = ("version", "law", "first", "whole", "past", "step", "key")
 
 
 class Stream:
-    """w_t = (sigma z_t - sum_{s<t} C_ts w_s) / C_tt for t = 0, 1, ...; z_t from ChaCha20 under the key and t.
+    """The noise of a :class:`Recurrence`, z_t sigma times the normals that ChaCha20 gives under the key and t.
 
-    coefficients: [t, j] = C[t, t - j], (steps or 1, bands), float64; with ``buffers``, the poles and zeros of a
-    :class:`BufferedStrategy`, (2, count): [t] = (C_tt, D2_t), and the past is the running numbers. For none: (2, 0).
-    With ``period``, of a :class:`RecalledStrategy`, [t] = (C_tt, D2_t, A[t, t - period], A[t, t - 2 period], ...); else
-    it is 0.
-    size, first, whole: numbers ``first`` to ``first + size`` of a gradient of ``whole`` ones; a number's noise does not
-    depend on who draws it. key: 32 bytes. One thread at a time draws, the others wait. Copies and pickles raise
-    TypeError: they would repeat the noise.
+    part: (first, size, whole), the numbers ``first`` to ``first + size`` of a gradient of ``whole`` ones; a number's
+    noise does not depend on who draws it. key: 32 bytes. One thread at a time draws, the others wait. Copies and
+    pickles raise TypeError: they would repeat the noise.
 
     The past is changed in place, some numbers at a time. A step that was interrupted is finished at the next call,
     unseen; the numbers among which it was interrupted are made again from the key, in the time of all their steps.
@@ -43,31 +38,27 @@ class Stream:
 
     def __init__(
         self,
-        coefficients: Tensor,
-        buffers: Tensor,
-        steps: int,
-        period: int,
-        size: int,
-        first: int,
-        whole: int,
+        recurrence: Recurrence,
+        part: tuple[int, int, int],
         sigma: float,
         key: bytes,
         dtype: torch.dtype,
         alone: bool,
         sharded: bool,
     ) -> None:
-        _has_digits(dtype, sigma, coefficients)
-        memory = buffers.shape[1] or coefficients.shape[1] - 1
-        checks.fits("size", memory + 1, size)
-        checks.integer("steps", steps, 1, correlated_noise.STEPS)
-        self.coefficients, self.buffers, self.sigma = coefficients, buffers, sigma
-        self.steps, self.period, self.first, self.whole = steps, period, first, whole
-        self._past = torch.zeros(memory, size, dtype=dtype, device=coefficients.device)
+        _has_digits(dtype, sigma, recurrence)
+        self.first, size, self.whole = part
+        checks.fits("size", recurrence.memory + 1, size)
+        self.steps = checks.integer("steps", recurrence.steps, 1, correlated_noise.STEPS)
+        self.sigma, device = sigma, recurrence.scale.device
+        self._past = torch.zeros(recurrence.memory, size, dtype=dtype, device=device)
+        self._place(recurrence, device)
+        self._deviations = (sigma * recurrence.deviations).cpu().tolist()
+        self._law = hashlib.sha256(recurrence.digest() + repr((sigma, self.whole, str(dtype))).encode()).digest()
         self._lock, self._process = threading.RLock(), process()
         self._at = (0, 0, True)  # step; numbers of _past that are past it; whether the next ones are before it
         self._alone, self._sharded = alone or not replicas.several(), sharded
         self._key = key if self._alone else replicas.from_first(key)
-        self._digest = self._identify()
         self._awaited: int | None = None
         self._refused: Tensor | None = None  # on another device than the CPU: whether a sum was refused
 
@@ -109,10 +100,10 @@ class Stream:
                 )
             if t >= self.steps:
                 raise RuntimeError(f"all {t} steps of the strategy are spent; make one for more steps")
-            least = self.sigma / self._diagonal[min(t, len(self._diagonal) - 1)]  # deviation, given all before
-            self._judge(total, least)
+            self._judge(total, self._deviations[min(t, len(self._deviations) - 1)])
             if not self._alone:
-                replicas.check_agree(t, self._digest, total[:0] if self._sharded else total)
+                digest = hashlib.sha256(self._key + self._law).digest()
+                replicas.check_agree(t, digest, total[:0] if self._sharded else total)
             private = self._advance(t, total)
         return private if self._refused is None else torch.where(self._refused, torch.nan, private)
 
@@ -165,7 +156,7 @@ class Stream:
             raise RuntimeError("noise can not go to the meta device: its state would be lost")
         with self._lock:
             self._finish()
-            self.coefficients, self.buffers = self.coefficients.to(device), self.buffers.to(device)
+            self._place(self._recurrence, device)
             self._past = self._past.to(device)
             self._refused = None if self._refused is None else self._refused.to(device)
 
@@ -173,83 +164,62 @@ class Stream:
         """Tensors and numbers that say everything."""
         with self._lock:
             self._finish()
-            key = torch.frombuffer(bytearray(self._key), dtype=torch.uint8)
-            held = (self.coefficients.clone(), self.buffers.clone())
-            place = (self.steps, self.period, self.first, self.whole)
-            values = (VERSION, *held, *place, self.sigma, self._past.clone(), self.step, key)
+            law, key = (torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in (self._law, self._key))
+            values = (VERSION, law, self.first, self.whole, self._past.clone(), self.step, key)
         return dict(zip(SECRET, values, strict=True))
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state`` was taken. Raises TypeError, ValueError."""
+        """Goes on where ``state`` was taken, by a stream of this law. Raises TypeError, ValueError."""
         if not isinstance(state, dict) or set(state) != set(SECRET):
             raise ValueError(f"state must be what secret_state returns, a dict of {', '.join(SECRET)}")
         if state["version"] != VERSION:
             raise ValueError(
                 f"state is of version {state['version']}, whose keys gave other numbers, not {VERSION}"
             )
-        coefficients = checks.matrix("coefficients", state["coefficients"]).double()
-        rows, bands = coefficients.shape
-        steps, place = checks.integer("steps", state["steps"], 1), (state["first"], state["whole"])
-        buffers = checks.floating("buffers", state["buffers"]).double()
-        memory = (buffers.shape[1] if buffers.ndim == 2 else 0) or bands - 1
-        period = checks.integer("period", state["period"], 0)
-        if (
-            buffers.ndim != 2
-            or len(buffers) != 2
-            or (buffers.numel() and (bands < 2 or (bands > 2) != (period > 0)))
-        ):
-            raise ValueError("buffers must be of shape (2, count), as in secret_state()")
-        if buffers.numel():  # in order, and D1 and D2 positive
-            BufferedStrategy(buffers[0], buffers[1], coefficients[:, 0] / coefficients[:, 1], coefficients[:, 1])
-        sigma, step = checks.positive("sigma", state["sigma"]), checks.integer("step", state["step"], 0)
-        past, key = state["past"], state["key"]
-        if not isinstance(past, Tensor) or past.shape != (memory, self.size) or not past.isfinite().all():
-            raise ValueError(f"past must be a finite ({memory}, {self.size}) tensor, as in secret_state()")
-        if not isinstance(key, Tensor) or key.dtype != torch.uint8 or key.shape != (KEY,):
-            raise ValueError(f"key must be a uint8 tensor of shape ({KEY},), as in secret_state()")
-        if step > steps or rows not in (1, steps) or not (coefficients[:, 0] > 0).all():
-            raise ValueError(f"step must be at most {steps} and coefficients[:, 0] positive, as in secret_state()")
-        if place != (self.first, self.whole):
-            raise ValueError(f"the secret state is of another part of a gradient, first, whole = {place}")
-        _has_digits(past.dtype, sigma, coefficients)
+        step, past = checks.integer("step", state["step"], 0, self.steps), state["past"]
+        if (state["first"], state["whole"]) != (self.first, self.whole):
+            raise ValueError(
+                f"the secret state is of another part of a gradient, first, whole = {state['first'], state['whole']}"
+            )
+        key, law = (octets(name, state[name]) for name in ("key", "law"))
+        if law != self._law:
+            raise ValueError(
+                "state is of noise of another strategy, sigma or dtype: load it into the like of that"
+            )
+        if not isinstance(past, Tensor) or past.shape != self._past.shape or not past.isfinite().all():
+            raise ValueError(f"past must be a finite {tuple(self._past.shape)} tensor, as in secret_state()")
         with self._lock:
             self._refuse_midst(sys._getframe().f_back)
             if self._awaited not in (None, step):
                 raise ValueError(f"the secret state is at step {step}, the state dict at {self._awaited}")
-            if bytes(key.tolist()) == self._key and step < self.step:
+            if key == self._key and step < self.step:
                 raise ValueError(f"state is at step {step}, this stream at {self.step}: its noise would repeat")
-            new = {"coefficients": coefficients.to(self.device, copy=True), "sigma": sigma, "steps": steps}
-            new |= {"period": period}
-            new |= {"buffers": buffers.to(self.device, copy=True), "_past": past.to(self.device, copy=True)}
-            new |= {"_key": bytes(key.tolist()), "_at": (step, 0, True), "_awaited": step, "_process": process()}
-            vars(self).update(new)  # all at once: an interrupt leaves one state or the other
-            self._digest = self._identify()
-            self._awaited = None
+            new = {"_past": past.to(self._past, copy=True), "_key": key, "_at": (step, 0, True), "_awaited": None}
+            vars(self).update(
+                new | {"_process": process()}
+            )  # all at once: an interrupt leaves one state or the other
 
     def _advance(self, t: int, total: Tensor | None = None) -> Tensor:
         """Step t from where it is begun on: ``total`` with its noise, (size,); for None nobody sees the noise."""
         step, place, _ = self._at
         if step != t:
             raise RuntimeError(REPEATED)
-        numbers = self._numbers(t)
+        now = self._now(t)
         out = torch.empty(self.size if total is not None else 0, dtype=self.dtype, device=self.device)
         while place < self.size:
             self._at = (t, place, False)
             part = slice(place, min(place + self._at_once, self.size))
-            self._change(t, numbers, part, None if total is None else (total[part], out[part]))
+            self._change(t, now, part, None if total is None else (total[part], out[part]))
             place = part.stop
             self._at = (t, place, True) if place < self.size else (t + 1, 0, True)
         return out
 
-    def _change(self, t: int, numbers: Numbers, part: slice, sums: tuple[Tensor, Tensor] | None) -> None:
+    def _change(self, t: int, now: correlated_noise.Step, part: slice, sums: tuple[Tensor, Tensor] | None) -> None:
         """Step t of some numbers of the past; sums: the total and what leaves, which changes."""
         past = self._past[:, part]
         total, out = sums or (past.new_empty(past.shape[1]),) * 2
-        gains, decays, scales, key, slot = numbers
         first = self.first + part.start
-        correlated_noise.add(
-            (out, past), total, gains, decays, scales, key, slot=slot, step=t, first=first, back=self.period
-        )
+        correlated_noise.add((out, past), total, now, chacha.key_of(self._key, self.device), t, first)
 
     def _finish(self) -> None:
         """Ends a step that was interrupted. Raises RuntimeError where this thread is still in the midst of one."""
@@ -261,7 +231,7 @@ class Stream:
             part = slice(place, min(place + self._at_once, self.size))
             self._past[:, part] = 0
             for step in range(t + 1):
-                self._change(step, self._numbers(step), part, None)
+                self._change(step, self._now(step), part, None)
             self._at = (t, part.stop, True) if part.stop < self.size else (t + 1, 0, True)
         if self._at[1]:
             self._advance(t)
@@ -278,30 +248,21 @@ class Stream:
         """Numbers made together."""
         return AT_ONCE if self.device.type == "cpu" else AT_ONCE_THERE
 
-    def _numbers(self, t: int) -> Numbers:
-        """gains, decays, (scale, feeds), key and slot of step t, as ``correlated_noise.add`` takes them."""
-        memory, row = len(self._past), self.coefficients[min(t, len(self.coefficients) - 1)]
-        key = chacha.key_of(self._key, self.device)
-        if self.buffers.numel():  # D2^{-1} T^{-1} D1^{-1} A z, and s <- s - (1 - zero) s + D1^{-1} A z
-            poles, zeros = self.buffers
-            feed, drawn = self.sigma * row[1:2] / row[:1], 2 + (t // self.period if self.period else 0)
-            scales = torch.cat([row[1:2], feed, feed * row[2:drawn]])
-            return residues(zeros, poles).to(self.dtype), (zeros - 1).to(self.dtype), scales, key, None
-        scales = torch.stack([row[0], torch.full_like(row[0], self.sigma)])
-        slots = (t - 1 - torch.arange(memory, device=row.device)) % max(1, memory)  # of steps t - 1, t - 2, ...
-        gains = row.new_zeros(memory).scatter_(0, slots, -row[1:]).to(self.dtype)
-        return gains, gains, scales, key, t % memory if memory else None
+    def _place(self, recurrence: Recurrence, device: torch.device) -> None:
+        """What steps are made of, on the noise's device."""
+        self._recurrence = recurrence.to(device)
+        self._lags = torch.tensor(recurrence.lags, dtype=torch.int32, device=device)
 
-    def _identify(self) -> bytes:
-        numbers = (self.sigma, self.steps, self.period, self.whole, str(self.dtype))
-        known = self.coefficients.cpu()
-        self._diagonal = known[:, 0].tolist()
-        return hashlib.sha256(
-            self._key
-            + known.numpy().tobytes()
-            + self.buffers.cpu().contiguous().numpy().tobytes()
-            + repr(numbers).encode()
-        ).digest()
+    def _now(self, t: int) -> correlated_noise.Step:
+        """Step t's numbers; w_s and u_s lie in rings, at s modulo their lengths."""
+        C, dtype = self._recurrence, self.dtype
+        running, p, q = len(C.gains), C.of_w.shape[1], C.of_u.shape[1]
+        rings = [row(x, t).flip(0).roll(t % max(1, x.shape[1])) for x in (C.of_w, C.of_u)]
+        slots = running + t % p if p else -1, running + p + t % q if q else -1
+        draws = sum(lag <= t for lag in C.lags)
+        numbers = torch.cat([row(C.scale, t)[None], self.sigma * row(C.feeds, t)[:draws]])
+        gains = torch.cat([C.gains, *rings]).to(dtype)
+        return correlated_noise.Step(gains, C.decays.to(dtype), numbers, self._lags[:draws], slots)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
@@ -310,12 +271,21 @@ class Stream:
         )
 
 
-def _has_digits(dtype: torch.dtype, sigma: float, coefficients: Tensor) -> None:
+def octets(name: str, value: object) -> bytes:
+    """Of a secret state. Raises ValueError."""
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (KEY,):
+        raise ValueError(f"{name} must be a uint8 tensor of shape ({KEY},), as in secret_state()")
+    return bytes(value.tolist())
+
+
+def _has_digits(dtype: torch.dtype, sigma: float, C: Recurrence) -> None:
     """Raises TypeError, ValueError unless the noise of each step is made of numbers with all their digits."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"noise must be float32 or float64, not {dtype}: fewer digits show through")
     low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max
-    least, most = float(coefficients[:, 0].min()), float(coefficients.abs().max())
+    diagonal = 1 / C.deviations
+    least = float(diagonal.min())
+    most = max(float(x.abs().max()) for x in (diagonal, C.scale, C.feeds, C.of_w, C.of_u) if x.numel())
     if not (low < min(sigma, least, sigma / most) and max(sigma, most, sigma / least) < high):
         raise ValueError(
             f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "

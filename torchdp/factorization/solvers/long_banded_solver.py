@@ -10,6 +10,7 @@ from torchdp.descent import quasi_newton
 
 SHARP = (30.0, 300.0, 3000.0)  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets
+AT_ONCE = 2**14  # steps whose blocks are held together
 
 
 def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: int) -> Tensor:
@@ -35,7 +36,7 @@ def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: 
     for power in [p / 2] if p < math.inf else SHARP:
 
         def value(point: Tensor) -> Tensor:
-            rows = _variances(_product(columns(point), inverse), layout)
+            rows, _ = _variances(_product(columns(point), inverse), layout)
             return (power * rows.log()).logsumexp(0) / power  # noqa: B023
 
         x = quasi_newton(value, x, evaluations, stop=1e-8)
@@ -62,8 +63,10 @@ def _layout(n: int, reach: int) -> tuple[Tensor, Tensor, int, int]:
     return within, flat[within], blocks, reach
 
 
-def _variances(F: Tensor, layout: tuple[Tensor, Tensor, int, int]) -> Tensor:
-    """Of x in F x = z, z of variance 1: (n,)."""
+def _variances(
+    F: Tensor, layout: tuple[Tensor, Tensor, int, int], before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of x in F x = z, z of variance 1: (n,); and the last block's covariance. before: that of the first block."""
     within, flat, blocks, reach = layout
     n = F.shape[1]
     whole = torch.zeros(blocks * reach * 2 * reach, dtype=F.dtype).index_put((flat,), F[within])
@@ -75,8 +78,24 @@ def _variances(F: Tensor, layout: tuple[Tensor, Tensor, int, int]) -> Tensor:
         own = torch.cat([own[:-1], (own[-1] + torch.diag(rest))[None]])
     B = torch.linalg.solve_triangular(own, torch.eye(reach, dtype=F.dtype).expand_as(own), upper=False)
     A, S = B @ past, B @ B.mT
-    P, found = S[0], [S[0].diagonal()]
+    P = S[0] if before is None else before
+    found = [P.diagonal()]
     for k in range(1, blocks):
         P = S[k] + A[k] @ P @ A[k].mT
         found.append(P.diagonal())
-    return torch.cat(found)[:n]
+    return torch.cat(found)[:n], P
+
+
+def long_row_norms(C: Tensor, inverse: Tensor) -> Tensor:
+    """Norms of the rows of W C^{-1}, (steps,), C as (steps or 1, bands), W^{-1} as there; some blocks at a time."""
+    (n, _), bands = inverse.shape, C.shape[1]
+    reach, found, P = bands + 2, [], None
+    size = max(2, AT_ONCE // reach) * reach
+    for start in range(0, n, size):
+        first, stop = max(0, start - reach), min(start + size, n)
+        place = torch.arange(first, min(stop + 2, n)) + torch.arange(bands)[:, None]  # [j, s]: row s + j
+        E = C.mT.expand(-1, n).gather(1, place.clamp_max(n - 1)) * (place < n)
+        F = _product(E, inverse[first : stop + 2])[:, : stop - first]
+        variances, P = _variances(F, _layout(stop - first, reach), P)
+        found.append(variances[start - first :])
+    return torch.cat(found).sqrt()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.separated_certificate import SeparatedDual
+from torchdp.factorization.certificates.returning_certificate import SeparatedDual
 from torchdp.threads import one_thread
 
 STEP = 0.6  # exponent of the updates

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.epochs import factorize_epochs
+from torchdp.factorization.structure.running import stretched
 from torchdp.workloads import RunningSums
 
 SHORT = 768  # steps of the run whose dual is solved
@@ -35,30 +36,8 @@ def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
     sizes = M.diagonal(dim1=1, dim2=2)
     R = M / (sizes[:, :, None] * sizes[:, None, :]).sqrt()
     R = (1 - STEADY) * R + STEADY * torch.eye(passes, dtype=R.dtype)
-    mu = _stretched(sizes.amax(1).log(), period).exp()
-    B = torch.linalg.cholesky(_between(R.flatten(1).mT, period).mT.view(period, passes, passes))
+    mu = stretched(sizes.amax(1).log(), period).exp()
+    B = torch.linalg.cholesky(stretched(R.flatten(1).mT, period, within=True).mT.view(period, passes, passes))
     D = (mu.sqrt()[:, None, None] * B).movedim(0, 1).flatten(0, 1)[:n]
-    c = _stretched(c.clamp_min(MIXED * float(c.mean())).log(), period).exp().flatten()[:n]
+    c = stretched(c.clamp_min(MIXED * float(c.mean())).log(), period).exp().flatten()[:n]
     return c, D
-
-
-def _stretched(values: Tensor, length: int) -> Tensor:
-    """(..., m) -> (..., length), linear in logit((i + 1/2) / m), carried on beyond both ends."""
-    m = values.shape[-1]
-    if m == length:
-        return values
-    x, y = (((torch.arange(k, dtype=values.dtype) + 0.5) / k).logit() for k in (m, length))
-    right = torch.searchsorted(x, y).clamp(1, m - 1)
-    slope = (values[..., right] - values[..., right - 1]) / (x[right] - x[right - 1])
-    return values[..., right] + slope * (y - x[right])
-
-
-def _between(values: Tensor, length: int) -> Tensor:
-    """The same within the ends, beyond which the last values stay: averages of what is given."""
-    m = values.shape[-1]
-    if m == length:
-        return values
-    x, y = (((torch.arange(k, dtype=values.dtype) + 0.5) / k).logit() for k in (m, length))
-    right = torch.searchsorted(x, y).clamp(1, m - 1)
-    share = ((y - x[right - 1]) / (x[right] - x[right - 1])).clamp(0, 1)
-    return values[..., right - 1] * (1 - share) + values[..., right] * share

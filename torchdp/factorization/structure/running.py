@@ -90,7 +90,7 @@ def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int)
     for steps in reversed(sizes[1:]):
         c, P, used, _ = _iterate(W.coarse(steps), c, P, p, min(COARSE_GAP, tol / 4), 40)
         above = sizes[sizes.index(steps) - 1]
-        c, P = (_stretched(x, above, round(END / (1 - W.momentum))) for x in (c, P))
+        c, P = (_longer(x, above, round(END / (1 - W.momentum))) for x in (c, P))
     within, loss = 0.7 * tol, min(tol / 16, 1e-3)
     for _ in range(LAST):
         c, P, used, gap = _iterate(W, c, P, p, within, max_iterations - iterations)
@@ -149,15 +149,23 @@ def _start(steps: int, device: torch.device | str) -> Tensor:
     return _simplex((x * (1 - x)).rsqrt())
 
 
-def _stretched(weights: Tensor, steps: int, end: int) -> Tensor:
-    """The weights' density on more steps: its logarithm linear in logit((j + 1/2) / steps), at both ends as it is."""
-    n, device = len(weights), weights.device
-    x, y = (((torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k).logit() for k in (n, steps))
-    density = weights.log()
-    right = torch.searchsorted(x, y).clamp(1, n - 1)
-    slope = (density[right] - density[right - 1]) / (x[right] - x[right - 1])
-    values = density[right] + slope * (y - x[right])
+def _longer(weights: Tensor, steps: int, end: int) -> Tensor:
+    """The weights' density on more steps, its logarithm as of :func:`stretched`, at both ends as it is."""
+    n, density = len(weights), weights.log()
+    values = stretched(density, steps)
     end = min(end, n // 4)  # where single steps show, at the same distance from the end
     values[:end] = density[:end] + (values[end] - density[end])
     values[-end:] = density[-end:] + (values[-end - 1] - density[-end - 1])
     return _simplex_of(values)
+
+
+def stretched(values: Tensor, length: int, within: bool = False) -> Tensor:
+    """(..., m) -> (..., length), linear in logit((i + 1/2) / m), carried on beyond both ends; or, within, constant."""
+    m = values.shape[-1]
+    if m == length:
+        return values
+    x, y = (((torch.arange(k, dtype=values.dtype, device=values.device) + 0.5) / k).logit() for k in (m, length))
+    right = torch.searchsorted(x, y).clamp(1, m - 1)
+    share = (y - x[right - 1]) / (x[right] - x[right - 1])
+    share = share.clamp(0, 1) if within else share
+    return values[..., right - 1] * (1 - share) + values[..., right] * share

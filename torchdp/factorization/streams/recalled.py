@@ -7,19 +7,21 @@ it does under the best strategies. Within a class i, i + period, ... columns are
 over the rows in between are recurrences, as T's are.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.structure.buffered import BufferedStrategy, Filter, late, residues
-
-EPS = torch.finfo(torch.float64).eps
+from torchdp.factorization.streams.buffered import BufferedStrategy
+from torchdp.factorization.streams.recurrence import EPS, Recurrence
+from torchdp.factorization.streams.series import Filter, each_with, folded, late, pairs, residues
+from torchdp.factorization.streams.strategy import Sensitivity, StreamStrategy, signs
 
 
 @dataclass(frozen=True)
-class RecalledStrategy:
+class RecalledStrategy(StreamStrategy):
     """C = A^{-1} D1 T D2, as 2 buffers + (2 + reach) steps numbers.
 
     buffered: D1 T D2; period: steps of a pass; earlier: (reach, steps), entry [m - 1, t] is A[t, t - m period], and
@@ -50,35 +52,29 @@ class RecalledStrategy:
         """Rows of C."""
         return self.buffered.steps
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that C is made of, but for the period."""
-        return (*self.buffered.tensors, self.earlier)
-
     def __str__(self) -> str:
         return f"{self.buffered}, noise of {len(self.earlier)} earlier passes of {self.period} steps drawn again"
 
-    def to(self, device: torch.device) -> "RecalledStrategy":
-        """On another device."""
-        return RecalledStrategy(self.buffered.to(device), self.period, self.earlier.to(device))
+    def tabulated(self) -> Recurrence:
+        """As of the buffers, of A z."""
+        few = self.buffered.recurrence
+        feeds = few.feeds * torch.cat([torch.ones_like(few.feeds), self.earlier.mT], 1)
+        return replace(few, feeds=feeds, lags=tuple(m * self.period for m in range(feeds.shape[1])))
 
     def leading(self, steps: int) -> "RecalledStrategy":
         """Its first steps alone."""
         return RecalledStrategy(self.buffered.leading(steps), self.period, self.earlier[:, :steps])
 
-    def dense(self) -> Tensor:
-        """C itself, (steps, steps), lower triangular. Raises ValueError where it is too large."""
-        inner = self.buffered.dense()
-        A = torch.eye(self.steps, dtype=inner.dtype, device=inner.device)
-        for m, row in enumerate(self.earlier, 1):
-            if m * self.period < self.steps:
-                A.diagonal(-m * self.period).copy_(row[m * self.period :])
-        return torch.linalg.solve_triangular(A, inner, upper=False)
-
-    def dense_rounding(self) -> Tensor:
-        """Above how far each column of ``dense`` may lie from C's, in l_2: (steps,); by (2 - abs(A))^{-1}, as below."""
-        sizes = RecalledStrategy(self.buffered, self.period, -self.earlier.abs()).dense()
-        return (4 * self.steps + 64) * EPS * sizes.norm(dim=0)
+    def in_passes(self, period: int) -> Sensitivity | None:
+        """Of a user who is in all steps of one class, or in some of them: known for its own period."""
+        if period != self.period:
+            return None
+        products, rounding = self.class_products()
+        sums = products.abs().sum((1, 2)) + rounding
+        worst = int(sums.argmax())
+        s = signs(products[worst])
+        attained = float(s @ products[worst] @ s - rounding[worst])
+        return Sensitivity(math.sqrt(float(sums[worst])), math.sqrt(max(attained, 0.0)))
 
     def class_products(self) -> tuple[Tensor, Tensor]:
         """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a bound on rounding.
@@ -87,9 +83,8 @@ class RecalledStrategy:
         values, rounds by no more than its share of it; of A^{-1} they are at most those of (2 - abs(A))^{-1} (Higham
         2002, Theorem 8.12 and what follows). Steps beyond the last one have columns of 0.
         """
-        C = self.to(torch.device("cpu"))
-        poles, zeros, before, after = C.buffered.tensors
-        A, D2 = C.classes(), folded(after, self.period)
+        poles, zeros, before, after = self.buffered.tensors
+        A, D2 = self.classes().cpu(), folded(after, self.period)
         passes, scale = A.shape[1], D2[:, :, None] * D2[:, None, :]
         eye = torch.eye(passes, dtype=A.dtype)
         sizes = shared(poles, zeros, before, 2 * eye - A.abs()) * scale
@@ -104,13 +99,6 @@ class RecalledStrategy:
         for m, row in enumerate(self.earlier[: passes - 1], 1):
             A.diagonal(-m, 1, 2).copy_(folded(row, period)[:, m:])
         return A
-
-
-def folded(y: Tensor, period: int) -> Tensor:
-    """(..., steps) -> (..., period, passes), 0 beyond the last step."""
-    n, period = y.shape[-1], min(period, y.shape[-1])
-    passes = -(-n // period)
-    return torch.nn.functional.pad(y, (0, passes * period - n)).unflatten(-1, (passes, period)).mT
 
 
 def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
@@ -166,12 +154,9 @@ def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor
     ahead = Filter.apply((1 / after).flip(0).expand(len(nu), -1), zeros).flip(1)  # sum_{r >= t} zeros^{r-t} / D2_r
     moved = 1 / after + nu @ torch.nn.functional.pad(ahead[:, 1:], (0, 1))  # of the last o by u_t
     with_o = in_time((K.tril(-1) * folded(moved, period)[:, None]).sum(-1)) - (nu[:, None] * with_s * ahead).sum(0)
-    first, second = torch.triu_indices(len(nu), len(nu))
+    first, second = pairs(nu)
     both = own + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
-    pairs = late(Filter.apply(both, zeros[first] * zeros[second]))  # cov(s_a, s_b)
-    place = torch.zeros(len(nu), len(nu), dtype=torch.long)
-    place[first, second] = place[second, first] = torch.arange(len(first))
-    sums = torch.stack([nu @ pairs[row] for row in place])
+    sums = each_with(nu, late(Filter.apply(both, zeros[first] * zeros[second])))  # of cov(s_a, s_b)
     new = (own + 2 * (nu @ with_s) + nu @ sums) / after.square()
     held = Filter.apply(
         with_o + (zeros[:, None] * (with_s + sums) + own + nu @ with_s) / after, zeros

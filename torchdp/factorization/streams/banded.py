@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.streams.recurrence import EPS, Recurrence
+from torchdp.factorization.streams.strategy import StreamStrategy
 
 
 @dataclass(frozen=True)
-class BandedStrategy:
+class BandedStrategy(StreamStrategy):
     """A lower triangular C, (steps, steps), never formed: entry [t, j] of ``coefficients`` is C[t, t - j].
 
     coefficients: (steps, bands), or (1, bands) where C[t, s] depends on t - s alone (Toeplitz); the first column
@@ -50,44 +52,22 @@ class BandedStrategy:
         """How many of the diagonals may differ from 0."""
         return self.coefficients.shape[1]
 
-    @property
-    def toeplitz(self) -> bool:
-        """Whether one row of coefficients serves all steps."""
-        return len(self.coefficients) == 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that C is made of."""
-        return (self.coefficients,)
-
     def __str__(self) -> str:
         return f"{self.bands} bands"
 
-    def to(self, device: torch.device) -> "BandedStrategy":
-        """On another device."""
-        return BandedStrategy(self.coefficients.to(device), self.steps)
+    def tabulated(self) -> Recurrence:
+        """The last w are kept: scale_t w_t = z_t - sum_{s<t} C_ts w_s."""
+        c = self.coefficients
+        return Recurrence(self.steps, c[:, 0], c.new_ones(1, 1), of_w=-c[:, 1:])
 
     def leading(self, steps: int) -> "BandedStrategy":
         """Its first steps alone."""
         return BandedStrategy(self.coefficients[:steps], steps)
 
-    def column_norms(self) -> Tensor:
-        """Of C, (steps,), to a relative rounding of bands eps."""
-        squares = self.coefficients.square()
-        if self.toeplitz:
-            found = squares.sum().repeat(self.steps)
-            found[self.steps - self.bands :] = squares[0].cumsum(0).flip(0)  # of the last steps, which end early
-        else:
-            found = squares.new_zeros(self.steps)
-            for age in range(self.bands):
-                found[: self.steps - age] += squares[age:, age]
-        return found.sqrt()
-
-    def dense(self) -> Tensor:
-        """C itself, (steps, steps). Raises ValueError where it is too large."""
-        checks.fits("C", self.steps, self.steps)
-        place = torch.arange(self.steps, device=self.coefficients.device)[:, None]
-        place = place - torch.arange(self.bands, device=place.device)
-        C = self.coefficients.new_zeros(self.steps, self.steps)
-        values = torch.where(place >= 0, self.coefficients, 0.0)
-        return C.scatter_add_(1, place.clamp_min(0), values)
+    def column_norms(self) -> tuple[Tensor, float]:
+        """Of C, (steps,), and their relative rounding."""
+        squares = self.coefficients.square().expand(self.steps, -1)
+        found = squares.new_zeros(self.steps)
+        for age in range(self.bands):
+            found[: self.steps - age] += squares[age:, age]
+        return found.sqrt(), (2 * self.steps + 8) * EPS

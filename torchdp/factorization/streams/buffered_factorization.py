@@ -3,28 +3,16 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.descent import quasi_newton
 from torchdp.factorization.certificates.buffered_certificate import buffered_squares
 from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent
 from torchdp.factorization.certificates.passes_certificate import passes_lower
-from torchdp.factorization.structure.apart import MOST_TIMES, apart_rounding, apart_squares, buffered_apart
-from torchdp.factorization.structure.buffered import (
-    FINISH,
-    KNOTS,
-    SHARP,
-    WHOLE,
-    BufferedStrategy,
-    hats,
-    parts,
-    reciprocals,
-    squares,
-)
-from torchdp.factorization.structure.passes import APART
+from torchdp.factorization.streams.buffered import BufferedStrategy
+from torchdp.factorization.streams.search import MOST_TIMES, buffered_apart, buffered_once
+from torchdp.factorization.streams.series import apart_squares
 from torchdp.factorization.structure.returning import passes_dual
 from torchdp.factorization.structure.running import factorize_running
 from torchdp.threads import one_thread
@@ -78,10 +66,11 @@ def factorize_buffered(
     lower, slack = _lower(W, gap, times, p, tol)
     if times > 1:
         strategy = buffered_apart(W, gap, times, buffers, p)
-        moved = apart_squares(strategy, gap, times)[0] * (1 + apart_rounding(strategy))
+        moved, _, rounded = apart_squares(*strategy.tensors, gap, times)
+        moved *= 1 + rounded
     else:
-        strategy, moved = _once(W, buffers, p), 0.0
-    rows, columns, rounding = buffered_squares(strategy.poles, strategy.zeros, strategy.before, strategy.after, W)
+        strategy, moved = buffered_once(W, buffers, p), 0.0
+    rows, columns, rounding = buffered_squares(*strategy.tensors, W)
     norms = torch.from_numpy((rows * (moved or columns.max())).astype(float)).sqrt()
     upper = torch.linalg.vector_norm(norms, ord=p)
     slack = slack + torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
@@ -93,32 +82,5 @@ def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[
     """A bound for every strategy, and its rounding, where that counts."""
     if times == 1 or W.momentum or W.rates is not None:
         return factorize_running(W, p, tol, 10_000).certificate.lower.cpu(), torch.zeros((), dtype=torch.float64)
-    here, period = (
-        RunningSums(W.steps, W.decay),
-        max(gap, -(-W.steps // times)),
-    )  # passes that the users may keep to
-    return passes_lower(here, period, *passes_dual(here, period, p), p)
-
-
-def _once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
-    """For users who take part in one step: columns of norm 1."""
-    sizes = [W.steps] if W.steps <= WHOLE else [WHOLE, W.steps]
-    span = [math.log(4 * n) for n in sizes]
-    x = np.concatenate([[span[0]], np.full(2 * buffers - 1, (span[0] + 2) / (2 * buffers)), np.zeros(KNOTS)])
-    bounds = [(None, 25.0)] + [APART] * (2 * buffers - 1) + [(None, None)] * KNOTS
-    for stage, n in enumerate(sizes):
-        if stage:
-            x[: 2 * buffers] *= span[1] / span[0]
-        coarse, shapes = W if n == W.steps else W.coarse(n), hats(n, KNOTS)
-        for power in [p / 2] if p < math.inf else SHARP[2 * stage :]:
-
-            def value(point: Tensor) -> Tensor:
-                poles, zeros, before = parts(point, shapes, buffers)  # noqa: B023
-                rows = squares(poles, zeros, before, reciprocals(poles, zeros, before), coarse)  # noqa: B023
-                return (power * rows.log()).logsumexp(0) / power  # noqa: B023
-
-            x = quasi_newton(value, x, FINISH if stage else 1000, bounds, 1e-10)
-    with torch.no_grad():
-        poles, zeros, before = parts(torch.from_numpy(x), hats(W.steps, KNOTS), buffers)
-        after = reciprocals(poles, zeros, before)
-    return BufferedStrategy(poles, zeros, before, after)
+    period = max(gap, -(-W.steps // times))  # of passes that the users may keep to
+    return passes_lower(W, period, *passes_dual(W, period, p), p)

@@ -1,0 +1,159 @@
+"""A strategy of a matrix mechanism over steps: tables that make its noise, and what one user moves under it."""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.streams.recurrence import EPS, Recurrence
+
+ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
+SEARCHED = 4096  # steps up to which C is formed where a bound without it is not attained
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The largest Frobenius norm of C U over what one user changes, not squared: a bound, and what some user moves.
+
+    value: no user moves further. attained: a user who is named by a set of steps and signs moves this far.
+    """
+
+    value: float
+    attained: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether some user moves as far as the bound, to a relative 1e-9."""
+        return self.attained >= (1 - ATTAINED) * self.value
+
+    @classmethod
+    def rounded(cls, value: float, attained: float, rounding: float) -> "Sensitivity":
+        """Of computed numbers that a relative ``rounding`` may have moved."""
+        return cls(value * (1 + rounding), max(attained * (1 - rounding), 0.0))
+
+
+class StreamStrategy(ABC):
+    """A lower triangular C, (steps, steps), which need not be formed. A subclass says ``steps`` and ``tabulated``.
+
+    All else follows from the tables: the noise, its state and its name, C itself and, through C, what a user moves. A
+    subclass that knows more overrides ``column_norms``, ``in_passes``, ``apart`` and ``bands``, each a claim about
+    privacy that has to be proved; ``tabulated`` is none. The tables are made once, when they are first used: no code of
+    a strategy runs in the midst of a step.
+    """
+
+    if TYPE_CHECKING:  # at runtime it would be the default of a dataclass's field
+
+        @property
+        def steps(self) -> int:
+            """Rows of C."""
+
+    @abstractmethod
+    def tabulated(self) -> Recurrence:
+        """How noise is made of it: the same numbers whenever it is called."""
+
+    @cached_property
+    def recurrence(self) -> Recurrence:
+        """The tables, made once. Raises TypeError, ValueError where they are none, or of other steps."""
+        made = checks.instance("tabulated()", self.tabulated(), Recurrence)
+        if made.steps != self.steps:
+            raise ValueError(f"tabulated() must be of {self.steps} steps, as the strategy, not of {made.steps}")
+        return made
+
+    @property
+    def bands(self) -> int:
+        """Columns at least so far apart share no row."""
+        return self.steps
+
+    def to(self, device: torch.device) -> Self:
+        """What makes the noise on another device, and its own tensors with it."""
+        moved = copy.copy(self)
+        for name, value in {**vars(self), "recurrence": self.recurrence}.items():
+            if isinstance(value, Tensor | Recurrence | StreamStrategy):
+                vars(moved)[name] = value.to(device)
+        return moved
+
+    def leading(self, steps: int) -> "StreamStrategy":
+        """Its first steps alone."""
+        return Tabulated(self.recurrence.leading(steps))
+
+    def dense(self) -> Tensor:
+        """C itself, (steps, steps), lower triangular, float64. Raises ValueError where it is too large."""
+        return self.recurrence.dense()[0]
+
+    def column_norms(self) -> tuple[Tensor, float] | None:
+        """Of C, (steps,), without forming it, and their relative rounding; None where that is not known."""
+        if (found := self.recurrence.first_column()) is None:
+            return None
+        return found[0].square().cumsum(0).sqrt().flip(0), found[1] + self.steps * EPS
+
+    def in_passes(self, period: int) -> Sensitivity | None:
+        """What a user moves who is in steps i, i + period, ... for one i, or in some of them; None: C must be formed.
+
+        Here of a Toeplitz C >= 0: the sum of the columns of i is that of i = 0, some rows later and cut off.
+        """
+        if (found := self.recurrence.first_column()) is None:
+            return None
+        moved = _sum_of_columns(found[0], period, self.steps)
+        return Sensitivity.rounded(moved, moved, found[1] + (2 * self.steps + 16) * EPS)
+
+    def apart(self, gap: int, times: int) -> Sensitivity | None:
+        """What a user moves who is in at most ``times`` steps, any two at least ``gap`` apart; None: C must be formed.
+
+        Here of a Toeplitz C >= 0: e_t = max_{s >= t} c_s does not rise, and <column i, column j> of e's matrix is at
+        least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are its worst steps, and under C nobody
+        moves further. Attained where c = e.
+        Source: Kalinin, Lampert (2024), Theorem 2, where c does not rise; the envelope: here.
+        """
+        if (found := self.recurrence.first_column()) is None:
+            return None
+        c, rounding = found
+        bound, moved = (_sum_of_columns(x, gap, times) for x in (c.flip(0).cummax(0).values.flip(0), c))
+        if moved < (1 - ATTAINED) * bound and self.steps <= SEARCHED:
+            return None
+        return Sensitivity.rounded(bound, moved, rounding + (self.steps + times + 16) * EPS)
+
+
+@dataclass(frozen=True)
+class Tabulated(StreamStrategy):
+    """Any tables."""
+
+    tables: Recurrence
+
+    @property
+    def steps(self) -> int:
+        """Rows of C."""
+        return self.tables.steps
+
+    def tabulated(self) -> Recurrence:
+        """The tables."""
+        return self.tables
+
+
+def signs(gram: Tensor) -> Tensor:
+    """Signs s with s_i s_j gram_ij >= 0 for the largest entries, for all where any signs do.
+
+    They spread from the first step along the largest entries, a greatest spanning tree (Prim).
+    """
+    found = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
+    link, reach, step = torch.ones_like(found), torch.zeros_like(found), 0
+    for _ in range(len(gram)) if (gram < 0).any() else ():
+        found[step] = link[step]
+        closer = gram[step].abs() > reach
+        reach = torch.where(closer, gram[step].abs(), reach)
+        link = torch.where(closer, gram[step].sign() * found[step], link)
+        step = int(torch.where(found == 0, reach, -1.0).argmax())
+    return torch.where(found == 0, 1.0, found)
+
+
+def _sum_of_columns(c: Tensor, gap: int, times: int) -> float:
+    """The norm of the sum of columns 0, gap, 2 gap, ..., at most ``times`` of them."""
+    total = torch.zeros_like(c)
+    for start in range(0, min(times * gap, len(c)), gap):
+        total[start:] += c[: len(c) - start]
+    return math.sqrt(float(total.square().sum()))
