@@ -1,4 +1,4 @@
-"""The protocol of docs/extending.md, as its user would write it outside the package, and its battery."""
+"""What docs/extending.md adds, as its user would outside the package, and the battery of its protocol."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from torchdp.noise import SeededNoise
 from torchdp.protocol import Tally
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
-DEFINED, USED, MEASURED, KEPT, BATTERY = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+DEFINED, USED, MEASURED, KEPT, BATTERY, *OTHERS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 NAMES = {"__name__": __name__}
 exec(compile(DEFINED + BATTERY, str(PAGE), "exec"), NAMES)
 PrivateCDF, TYPES, TestPrivateCDF = (NAMES[name] for name in ("PrivateCDF", "TYPES", "TestPrivateCDF"))
@@ -39,6 +39,13 @@ def test_what_the_page_does_with_it(capsys, tmp_path, monkeypatch):
     assert again.tally["asked"].sum() == 8000
     with pytest.raises(ValueError, match=r"another protocol: protocol\.epsilon differs"):
         Journal("ages.db", dataclasses.replace(protocol, epsilon=2.0))
+
+
+@pytest.mark.parametrize("block", OTHERS, ids=["family", "workload", "domain"])
+def test_what_else_is_added_works(block, capsys):
+    exec(compile(DEFINED + "from torch import Tensor\n" + block, str(PAGE), "exec"), {"__name__": __name__})
+    printed = capsys.readouterr().out
+    assert printed and "False" not in printed
 
 
 class TooSure(PrivateCDF):
