@@ -31,7 +31,8 @@ class Recurrence:
         scale: (rows,), positive.
         feeds: (rows, draws), its first column positive.
         lags: one for each column of feeds: 0, then rising.
-        gains, decays: (running,) each.
+        gains: (running,).
+        decays: (running,), as many.
         of_w: (rows, p).
         of_u: (rows, q).
 
